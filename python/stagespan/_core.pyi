@@ -1,0 +1,187 @@
+"""The extension: hot objects written by hand against the C API, cold calls through pybind11.
+
+Times are in nanoseconds; absolute ones are Unix time. Every function may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+# Bits of a record's `flags`.
+FLAG_ERROR: int
+FLAG_ASYNC: int
+FLAG_GENERATOR: int
+FLAG_CAPTURED: int
+FLAG_FIRST_OF_SHAPE: int
+FLAG_DEBUG: int
+
+class Span:
+    """A timed context: `with`, `async with`, or a decorator. Made by `span` and its siblings."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> Literal["span", "profiling", "debug"]: ...
+    @property
+    def reset_peak_memory(self) -> bool: ...
+    @property
+    def capture_memory(self) -> bool: ...
+    @property
+    def compile_safe(self) -> bool: ...
+    def add(self, **work: float) -> None:
+        """Add to the stage's work counters, for example ``add(tokens=230)``."""
+    def inputs(self, **arguments: Any) -> None:
+        """In debug mode, give the inputs of a `with` block to the signature; else nothing."""
+    def output(self, value: Any) -> None:
+        """In debug mode, give the output of a `with` block to the signature; else nothing."""
+    def __enter__(self) -> Span: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = ...,
+        error: BaseException | None = ...,
+        traceback: TracebackType | None = ...,
+    ) -> None: ...
+    async def __aenter__(self) -> Span: ...
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = ...,
+        error: BaseException | None = ...,
+        traceback: TracebackType | None = ...,
+    ) -> None: ...
+    def __call__(self, function: _F) -> _F: ...
+
+class Token:
+    """An open span that may be ended in another scope or thread."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def id(self) -> int: ...
+
+def span(name: str, *, compile_safe: bool = ...) -> Span: ...
+def ProfilingContext(
+    name: str,
+    reset_peak_memory: bool = ...,
+    *,
+    capture_memory: bool = ...,
+    compile_safe: bool = ...,
+) -> Span: ...
+def ProfilingContext4Debug(
+    name: str, reset_peak_memory: bool = ..., *, capture_memory: bool = ...
+) -> Span: ...
+def begin(name: str) -> Token:
+    """Open a span that `end` closes, in any scope or thread."""
+
+def end(token: Token, *, error: bool = ...) -> None:
+    """Close a span that `begin` opened; a second `end` of the same token is counted and ignored."""
+
+def record(name: str, begin_ns: int, end_ns: int, *, error: bool = ...) -> None:
+    """Record a span that was timed elsewhere, in Unix nanoseconds. Raises ValueError if it ends before it begins."""
+
+# Switches
+def enable() -> None: ...
+def disable() -> None: ...
+def is_enabled() -> bool: ...
+def set_debug(on: bool) -> None: ...
+def is_debug() -> bool: ...
+def set_profiled_names(names: Sequence[str]) -> None:
+    """Stages whose always-on contexts go through the hooks because a profiler wants them; `*` is all."""
+
+def set_memory_hook(on: bool) -> None:
+    """Send every always-on context through the hooks, because an accelerator's memory must be read."""
+
+def set_context_hooks(
+    enter: Callable[[Span, Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]], Any] | None,
+    leave: Callable[[Any], None] | None,
+    exit: Callable[[Any, Any, BaseException | None, int, int, int], int] | None,
+) -> None:
+    """The three calls of `context` around a run: enter(span, function, args, kwargs) -> call, leave(call),
+    exit(call, result, error, span_id, begin_ns, end_ns) -> flags to set on the record."""
+
+# Requests
+def request_enter(request: int) -> int:
+    """Make `request` (a number above 0) current in this execution context; returns the one before."""
+
+def request_exit(before: int) -> None: ...
+def request_figures(request: int, since_ns: int) -> list[tuple[str, int, int, int, bool]]:
+    """(stage, count, total_ns, errors, top_level) of what the rings hold of a request."""
+
+# Reading
+class Summary:
+    """Distribution of a duration. None of its figures exists while `count` is 0."""
+
+    count: int
+    total_ns: int
+    mean_ns: float | None
+    min_ns: int | None
+    max_ns: int | None
+    p50_ns: float | None
+    p95_ns: float | None
+    p99_ns: float | None
+    def quantile_ns(self, q: float) -> float | None: ...
+
+class StageSummary(Summary):
+    """One stage's figures, host time."""
+
+    name: str
+    errors: int
+    suspended_ns: int
+    children_ns: int
+    """Part of `total_ns` that is covered by child spans which ran in the span's own execution context."""
+    parents: dict[str | None, tuple[int, int]]
+    """(count, total_ns) by the parent stage's name; None is top level. "(several)" collects beyond the fourth."""
+    work: dict[str, float]
+    device_elapsed_ns: Summary | None
+    device_queue_ns: Summary | None
+    device_tail_ns: Summary | None
+
+class Snapshot:
+    """Cumulative statistics of all stages at one time; two can be subtracted."""
+
+    time_ns: int
+    def stages(self) -> dict[str, StageSummary]: ...
+    def since(self, earlier: Snapshot) -> Snapshot:
+        """What happened between `earlier` and this; min and max are then bounds of histogram buckets."""
+
+def snapshot() -> Snapshot: ...
+def spans() -> NDArray[np.void]:
+    """The rings' spans by begin: stage, thread, begin_ns, end_ns, id, parent, request, suspended_ns, depth, flags."""
+
+def open_spans() -> list[dict[str, Any]]:
+    """What every thread is in right now, outermost first: thread, stage, id, parent, depth, begin_ns, elapsed_ns, detached."""
+
+def stage_names() -> list[str]: ...
+def lost() -> dict[str, int]:
+    """What was not kept, by cause."""
+
+def reset() -> None:
+    """Start afresh: statistics, rings and losses back to nothing. For tests; not for a running service."""
+
+def count_lost(cause: str, n: int = ...) -> None: ...
+
+# Service
+def drain_completions() -> list[tuple[str, int, int, int, int, int, int]]:
+    """Finished contexts in order: (stage, begin_ns, end_ns, thread_ident, native thread id, peak_rss_bytes or -1, flags)."""
+
+def wait_for_work(timeout_s: float) -> bool:
+    """Sleep, without the GIL, until a context has finished or the time is over; True if there is work."""
+
+def wake_service() -> None: ...
+
+# Facts
+def clock_info() -> dict[str, Any]:
+    """source ("tsc", "cntvct", "monotonic"), ns_per_tick, bracket_ns (the clock's own uncertainty)."""
+
+def now_ns() -> int:
+    """Unix time on the recorder's clock."""
+
+def arena_info() -> dict[str, int]: ...
+def c_api() -> object:
+    """Capsule that other extensions attach to (`stagespan/python.h`)."""
