@@ -1,0 +1,344 @@
+"""The table of variables, the rank, and the output folder that a run shares with its workers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagespan import settings
+from stagespan.errors import SettingsError
+from stagespan.settings import Run
+
+PAIRS = [(v.name, a) for v in settings.VARIABLES for a in v.aliases]
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No variable of ours is set, nothing has been set by a call, nobody has been warned."""
+    for variable in settings.VARIABLES:
+        for spelling in (variable.name, *variable.aliases):
+            monkeypatch.delenv(spelling, raising=False)
+    for spelling in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(spelling, raising=False)
+    monkeypatch.setattr(settings, "_output_dir", None)
+    monkeypatch.setattr(settings, "_pipeline_name", None)
+    monkeypatch.setattr(settings, "_warned", set())
+
+
+def python(code: str, *, cwd: Path, **variables: str) -> dict[str, object]:
+    """Run ``code`` in a fresh interpreter and read the JSON that it prints last."""
+    environment = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**environment, **variables},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(answer, dict)
+    return answer
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", settings.VARIABLES, ids=lambda v: v.name)
+def test_unset_and_empty_give_the_default(
+    variable: settings.Variable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert settings.get(variable.name) == variable.default
+    monkeypatch.setenv(variable.name, "  ")
+    assert settings.get(variable.name) == variable.default
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("true", True), ("1", True), ("YES", True), (" on ", True)),
+        *(("false", False), ("0", False), ("No", False), ("off", False)),
+    ],
+)
+def test_switches(text: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TELEFUSER_PROFILE_DEBUG", text)
+    assert settings.get("STAGESPAN_DEBUG") is value
+
+
+@pytest.mark.parametrize(("name", "alias"), PAIRS)
+def test_own_spelling_wins_over_the_alias(
+    name: str, alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN both spellings with different values
+    first, second = ("true", "false") if name == "STAGESPAN_DEBUG" else ("a", "b")
+    monkeypatch.setenv(alias, second)
+    from_alias = settings.get(name)
+    # WHEN the own spelling is set as well
+    monkeypatch.setenv(name, first)
+    # THEN it is the one that holds
+    assert settings.get(name) != from_alias
+    assert settings.get(name) in (True, "a", ("a",))
+
+
+def test_names_are_split_stripped_and_kept_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ENABLE_PROFILER_NAMES", " denoise, ,vae decode ,denoise,*")
+    assert settings.profiler_names() == ("denoise", "vae decode", "*")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("STAGESPAN_DEBUG", "maybe"),
+        ("STAGESPAN_ENABLED", "2"),
+        ("STAGESPAN_PROFILER_RUNS", "0"),
+        ("STAGESPAN_PROFILER_RUNS", "-1"),
+        ("STAGESPAN_RING_SPANS", "1e4"),
+        ("STAGESPAN_RING_SPANS", "9" * 40),
+        ("STAGESPAN_CLOCK", "sundial"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_warned_about_once(
+    name: str, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN
+    monkeypatch.setenv(name, text)
+    # WHEN
+    values = [settings.get(name) for _ in range(3)]
+    settings.check()
+    # THEN
+    default = next(v.default for v in settings.VARIABLES if v.name == name)
+    assert values == [default] * 3
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert name in record.getMessage()
+    assert text in record.getMessage()
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
+def test_any_text_gives_a_value_of_the_right_kind(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in settings.VARIABLES:
+            patch.setenv(variable.name, text)
+        assert settings.get("STAGESPAN_DEBUG") in (True, False)
+        assert settings.get("STAGESPAN_CLOCK") in ("auto", "tsc", "monotonic")
+        assert settings.get("STAGESPAN_RING_SPANS") > 0
+        assert all(n and n == n.strip() for n in settings.profiler_names())
+        name = settings.output_dir().parts if not text.strip() else settings.pipeline_name()
+        assert name
+
+
+@given(st.integers(1, 10**17))
+def test_counts_are_read_back(number: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STAGESPAN_RING_SPANS", str(number))
+        assert settings.get("STAGESPAN_RING_SPANS") == number
+
+
+def test_an_unknown_name_is_an_error_of_the_caller() -> None:
+    with pytest.raises(KeyError):
+        settings.get("STAGESPAN_NO_SUCH")
+
+
+# --- ranks --------------------------------------------------------------------------------------
+
+
+def test_rank_of_a_lone_process() -> None:
+    assert (settings.rank(), settings.world_size()) == (0, 1)
+    assert settings.explicit_rank() is None
+    assert settings.rank_in_names() is None
+
+
+def test_rank_under_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    assert settings.rank() == 1
+    monkeypatch.setenv("RANK", "9")
+    assert (settings.rank(), settings.world_size(), settings.rank_in_names()) == (9, 16, 9)
+
+
+def test_a_rank_that_is_no_number_is_warned_about_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("RANK", "first")
+    monkeypatch.setenv("WORLD_SIZE", "0")
+    assert (settings.rank(), settings.rank()) == (0, 0)
+    assert settings.world_size() == 1
+    assert [r.levelno for r in caplog.records] == [logging.WARNING]
+
+
+def test_rank_of_torch_distributed_when_no_launcher_tells(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="asks a real torch.distributed")
+    answer = python(
+        """
+        import json, os, torch.distributed as dist
+        from stagespan import settings
+        before = settings.rank()
+        dist.init_process_group("gloo", init_method=
+                                "file://" + os.path.abspath("store"),
+                                rank=0, world_size=1)
+        print(json.dumps({"before": before, "explicit": settings.explicit_rank(),
+                          "world": settings.world_size()}))
+        """,
+        cwd=tmp_path,
+    )
+    assert answer == {"before": 0, "explicit": 0, "world": 1}
+
+
+# --- the run and its folder ---------------------------------------------------------------------
+
+
+@given(
+    st.builds(
+        Run,
+        stamp=st.from_regex(r"[0-9]{8}_[0-9]{4}", fullmatch=True),
+        began_s=st.integers(0, 2**40),
+        owner=st.integers(0, 2**22),
+        owner_rank=st.none() | st.integers(0, 10_000),
+        root=st.text(),
+    )
+)
+def test_a_run_survives_the_environment(run: Run) -> None:
+    assert Run.decode(run.encode()) == run
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "x", "../../etc 1 2 - /", "20260101_0000 a 2 - /", "20260101_0000 1 2 r /", "a/b 1 2 3 /"],
+)
+def test_a_foreign_value_is_no_run(text: str) -> None:
+    assert Run.decode(text) is None
+
+
+def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # GIVEN a pipeline's name that would lead out of the folder
+    monkeypatch.setenv("TELEFUSER_PIPELINE_NAME", "../../wan 2.1")
+    # WHEN
+    folder = settings.output_dir()
+    # THEN it is one safe part below the fixed parents, and stays the same
+    assert folder.parts[-4:-2] == ("work_dirs", "profiler_output")
+    assert ".." not in folder.parts
+    assert folder.name == settings.run().stamp
+    assert settings.output_dir() == folder
+
+
+def test_a_name_that_is_safe_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAGESPAN_PIPELINE_NAME", "wan21_t2v")
+    assert settings.output_dir().parts[-2] == "wan21_t2v"
+
+
+def test_a_relative_folder_does_not_move_with_the_working_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # GIVEN a relative folder, read where the run began
+    monkeypatch.chdir(settings.run().root)
+    before = settings.output_dir()
+    assert not before.is_absolute()
+    # WHEN the process changes its working folder
+    monkeypatch.chdir(tmp_path)
+    # THEN the folder is still the same one
+    assert settings.output_dir() == Path(settings.run().root) / before
+
+
+def test_set_output_dir_and_pipeline_name_reach_later_processes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # GIVEN
+    monkeypatch.setenv("STAGESPAN_OUTPUT_DIR", "elsewhere")
+    monkeypatch.setenv("STAGESPAN_PIPELINE_NAME", "other")
+    # WHEN
+    settings.set_output_dir(tmp_path / "traces")
+    settings.set_pipeline_name("wan")
+    # THEN
+    assert settings.output_dir() == tmp_path / "traces"
+    assert settings.pipeline_name() == "wan"
+    assert os.environ["STAGESPAN_OUTPUT_DIR"] == str(tmp_path / "traces")
+    assert os.environ["STAGESPAN_PIPELINE_NAME"] == "wan"
+    # WHEN taken back
+    settings.set_output_dir(None)
+    # THEN
+    assert settings.output_dir().parts[-2] == "wan"
+
+
+@pytest.mark.parametrize("wrong", ["", "  ", 3, b"bytes", "a\0b"])
+def test_wrong_folders_and_names(wrong: object) -> None:
+    with pytest.raises(SettingsError, match="output folder"):
+        settings.set_output_dir(wrong)  # type: ignore[arg-type]
+    with pytest.raises(SettingsError, match="pipeline name"):
+        settings.set_pipeline_name(wrong)  # type: ignore[arg-type]
+
+
+SHOW = """
+    def show(pipe=None):
+        from stagespan import settings
+        facts = [settings.run().stamp, str(settings.output_dir().absolute()), settings.is_worker()]
+        if pipe is None:
+            return facts
+        pipe.send(facts)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_share_the_folder_of_the_process_that_started_them(
+    method: str, tmp_path: Path
+) -> None:
+    # GIVEN a worker that is started before the parent first asks for its folder, elsewhere
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "worker.py").write_text(textwrap.dedent(SHOW))
+    answer = python(
+        f"""
+        import json, multiprocessing, os, sys, time
+        sys.path.insert(0, os.getcwd())
+        from unittest import mock
+        import worker
+        with mock.patch("time.time", return_value=0.0):   # the run begins in 1970
+            from stagespan import settings
+        home = os.getcwd()
+        ctx = multiprocessing.get_context({method!r})
+        here, there = ctx.Pipe()
+        os.chdir("elsewhere")
+        process = ctx.Process(target=worker.show, args=(there,))
+        process.start()
+        child = here.recv()
+        process.join()
+        os.chdir(home)
+        print(json.dumps({{"parent": worker.show(), "child": child}}))
+        """,
+        cwd=tmp_path,
+    )
+    # THEN
+    parent, child = answer["parent"], answer["child"]
+    assert isinstance(parent, list)
+    assert isinstance(child, list)
+    assert parent[0].startswith(("19700101", "19691231"))
+    assert parent[:2] == child[:2]
+    assert (parent[2], child[2]) == (False, True)
+
+
+def test_ranks_of_one_launcher_agree_although_they_start_apart(tmp_path: Path) -> None:
+    # GIVEN two ranks whose own clocks say different hours, and the process that starts both
+    code = """
+        import json
+        from unittest import mock
+        with mock.patch("time.time", return_value={now}):
+            from stagespan import settings
+        print(json.dumps(dict(stamp=settings.run().stamp, rank=settings.run().owner_rank)))
+    """
+    # WHEN
+    answers = [
+        python(code.format(now=now), cwd=tmp_path, TORCHELASTIC_RUN_ID="none", RANK=str(rank))
+        for rank, now in enumerate((7200.0, 72000.0))
+    ]
+    alone = python(code.format(now=7200.0), cwd=tmp_path)
+    # THEN the launcher's own start names the run
+    assert answers[0]["stamp"] == answers[1]["stamp"] != alone["stamp"]
+    assert [a["rank"] for a in answers] == [0, 1]
