@@ -1,0 +1,48 @@
+# Everything sets up what it needs: Python packages in .venv, system packages by apt where it may.
+#
+#   make demo        the main job, on a small real pipeline
+#   make test        every check of the project
+#
+# `make PYTHON=/path/to/python ...` chooses the interpreter of .venv.
+# The same by hand:
+#   python3 -m venv .venv && .venv/bin/pip install -r requirements-dev.txt
+#   .venv/bin/pip install --no-build-isolation -e .
+
+BASE_PYTHON = $(shell PYTHON='$(PYTHON)' tools/find_python.sh)
+VENV_PYTHON := .venv/bin/python
+RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" $(VENV_PYTHON)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test bench lint format cpp-test clean distclean
+
+help:  ## show this list
+	@sed -n 's|^\([a-z-]*\):.*## |\1@|p' Makefile | awk -F@ '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+setup:  ## make .venv complete and build stagespan; takes no time when nothing has changed
+	@base="$(BASE_PYTHON)"; test -n "$$base" && "$$base" tools/bootstrap.py
+
+demo: setup  ## run the demo: report, signatures, harness, trace, breakdown, script
+	@$(RUN) examples/wan_pipeline/demo.py
+
+test: setup  ## run every check: C++ and Python tests, sanitizers, linters, demo, README
+	@$(RUN) tools/checks.py
+
+bench: setup  ## measure what a span costs, beside other tools
+	@$(VENV_PYTHON) -m pip install -q -r requirements-bench.txt || echo "some peers are missing"
+	@$(RUN) benchmarks/run.py
+
+lint: setup  ## check format, style and types
+	@$(RUN) tools/checks.py ruff format clang-format mypy
+
+format: setup  ## bring Python and C++ sources to the project's format
+	@$(RUN) -m ruff check --fix . && $(RUN) -m ruff format .
+	@$(RUN) -c "import sys; sys.path.insert(0, 'tools'); import checks; checks.clang_format('-i')"
+
+cpp-test: setup  ## run the C++ tests: plain, ASan with UBSan, TSan
+	@$(RUN) tools/cpp_tests.py
+
+clean:  ## remove what was built, keep .venv
+	rm -rf build dist .make/logs .make/demo .make/py3.* work_dirs .pytest_cache .mypy_cache .ruff_cache
+
+distclean: clean  ## remove .venv too
+	rm -rf .venv .make
