@@ -42,18 +42,13 @@ def prepare(version: str, interpreter: Path) -> Path:
     python = folder / "venv" / "bin" / "python"
     stamp = folder / "stamp"
     wanted = fingerprint((*PACKAGE_SOURCES, "requirements-test.txt"), str(interpreter))
-    if (
-        stamp.is_file()
-        and stamp.read_text() == wanted
-        and output([python, "-c", "import stagespan"]) is not None
-    ):
+    imports = output([python, "-c", "import stagespan._core"]) is not None
+    if imports and stamp.is_file() and stamp.read_text() == wanted:
         return python
     log = f"py{version}-setup"
     stamp.unlink(missing_ok=True)
-    if (
-        output([python, "-m", "pip", "--version"]) is None
-        or output([python, "-c", _VERSION]) != version
-    ):
+    has_pip = output([python, "-m", "pip", "--version"]) is not None
+    if not has_pip or output([python, "-c", _VERSION]) != version:
         shutil.rmtree(folder, ignore_errors=True)
         run([interpreter, "-m", "venv", folder / "venv"], log)
     wheels = folder / "wheels"
