@@ -1,0 +1,320 @@
+"""Peaks of contexts that nest and overlap on one counter, and snapshots.
+
+An accelerator's allocator is stood in for by a small one of plain numbers (`Allocator`), so that
+every peak is known exactly; the CPU's figures are the real ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagespan import memory, platforms
+from stagespan.memory import MemoryHook, PeakWatch
+from stagespan.platforms import DeviceMemory, Platform
+
+GB = 1 << 30
+
+
+class Allocator(Platform):
+    """A device whose memory is two numbers, with the one peak counter that allocators have."""
+
+    name = device_type = "cuda"
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.peak = 0
+        self.resets = 0
+
+    def in_use(self) -> bool:
+        return True
+
+    def allocate(self, size: int) -> None:
+        self.now = max(self.now + size, 0)
+        self.peak = max(self.peak, self.now)
+
+    def device_memory(self, device: int | None = None) -> DeviceMemory:
+        return DeviceMemory(self.now, 2 * self.now, self.peak, 2 * self.peak)
+
+    def reset_peak_memory(self, device: int | None = None) -> bool:
+        self.peak = self.now
+        self.resets += 1
+        return True
+
+
+def a_call(stage: str = "stage", *, reset: bool = True, capture: bool = False) -> Any:
+    return SimpleNamespace(
+        stage=stage,
+        reset_peak_memory=reset,
+        capture_memory=capture,
+        begin_ns=7,
+        state={},
+    )
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    memory.reset()
+    memory._unread.clear()
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    """An accelerator in use."""
+    allocator = Allocator()
+    monkeypatch.setattr(platforms, "loaded_platform", lambda: allocator)
+    monkeypatch.setattr(memory, "_watch", PeakWatch())
+    return allocator
+
+
+# --- peaks --------------------------------------------------------------------------------------
+
+
+def test_an_inner_reset_does_not_take_the_outer_peak() -> None:
+    # GIVEN an outer context that has seen 10
+    device, watch = Allocator(), PeakWatch()
+    outer = watch.enter(device, reset=True)
+    device.allocate(10)
+    device.allocate(-8)
+    # WHEN an inner one resets the counter and sees 5
+    inner = watch.enter(device, reset=True)
+    device.allocate(3)
+    assert outer is not None
+    assert inner is not None
+    seen_inside = watch.exit(inner)
+    seen_outside = watch.exit(outer)
+    # THEN each has its own
+    assert seen_inside == DeviceMemory(5, 10, 5, 10)
+    assert seen_outside == DeviceMemory(5, 10, 10, 20)
+
+
+def test_without_reset_the_peak_is_the_process_s() -> None:
+    # GIVEN a peak of 10 before a context that resets
+    device, watch = Allocator(), PeakWatch()
+    device.allocate(10)
+    device.allocate(-10)
+    first = watch.enter(device, reset=True)
+    assert first is not None
+    watch.exit(first)
+    # WHEN a context without reset sees only 1
+    resets = device.resets
+    second = watch.enter(device, reset=False)
+    device.allocate(1)
+    assert second is not None
+    seen = watch.exit(second)
+    # THEN its figure is cumulative, and nothing was reset
+    assert seen is not None
+    assert seen.peak_allocated == 10
+    assert device.resets == resets
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("allocate"), st.integers(-50, 50)),
+        st.tuples(st.just("enter"), st.booleans()),
+        st.tuples(st.just("exit"), st.integers(0, 5)),
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+@settings(max_examples=300, deadline=None)
+def test_every_context_reports_its_true_peak_however_they_overlap(
+    steps: list[tuple[str, Any]],
+) -> None:
+    # GIVEN the same steps on the shared counter and on a list of all sizes that ever were
+    device, watch = Allocator(), PeakWatch()
+    history = [0]
+    entered: list[tuple[Any, int]] = []
+    for step, value in steps:
+        if step == "allocate":
+            device.allocate(value)
+            history.append(device.now)
+        elif step == "enter":
+            entered.append((watch.enter(device, reset=value), len(history) - 1 if value else 0))
+        elif entered:
+            # WHEN a context ends, in any order
+            context, begin = entered.pop(value % len(entered))
+            seen = watch.exit(context)
+            # THEN its peak is the highest size between its own two ends
+            assert seen is not None
+            assert seen.peak_allocated == max(history[begin:])
+            assert seen.allocated == device.now
+
+
+def test_devices_do_not_mix() -> None:
+    # GIVEN two devices with counters of their own
+    class Two(Allocator):
+        def __init__(self) -> None:
+            super().__init__()
+            self.index = 0
+            self.parts = [Allocator(), Allocator()]
+
+        def current_device(self) -> int:
+            return self.index
+
+        def device_memory(self, device: int | None = None) -> DeviceMemory:
+            return self.parts[self.index if device is None else device].device_memory()
+
+        def reset_peak_memory(self, device: int | None = None) -> bool:
+            return self.parts[self.index if device is None else device].reset_peak_memory()
+
+    both, watch = Two(), PeakWatch()
+    first = watch.enter(both, reset=True)
+    both.parts[0].allocate(10)
+    # WHEN a context starts on the other device, and the first ends while that is current
+    both.index = 1
+    second = watch.enter(both, reset=True)
+    both.parts[1].allocate(3)
+    assert first is not None
+    assert second is not None
+    seen = [watch.exit(first), watch.exit(second)]
+    # THEN
+    assert [m.peak_allocated for m in seen if m is not None] == [10, 3]
+
+
+def test_a_device_that_nobody_uses_is_not_watched() -> None:
+    assert PeakWatch().enter(Platform(), reset=True) is None
+
+
+# --- the hook -----------------------------------------------------------------------------------
+
+
+def test_the_hook_reports_the_highest_peak_of_all_runs(device: Allocator) -> None:
+    # GIVEN two runs, the first of them the higher
+    hook = MemoryHook()
+    for size in (3 * GB, GB):
+        call = a_call()
+        assert hook.wants(call)
+        hook.enter(call)
+        device.allocate(size)
+        hook.leave(call)
+        hook.exit(call)
+        taken = memory.take_peak("stage", 7)
+        # THEN each run's own peak is there once
+        assert taken == size
+        assert memory.take_peak("stage", 7) is None
+        device.allocate(-size)
+    assert memory.stage_memory("stage") == {
+        "peak_allocated_mb": 3 * 1024.0,
+        "peak_reserved_mb": 6 * 1024.0,
+        "allocated_mb": 1024.0,
+        "reserved_mb": 2048.0,
+        "peak_rss_mb": None,
+    }
+
+
+def test_capture_memory_takes_a_snapshot_before_and_after(device: Allocator) -> None:
+    # GIVEN
+    hook, call = MemoryHook(), a_call(capture=True)
+    device.allocate(GB)
+    # WHEN
+    hook.enter(call)
+    device.allocate(GB)
+    hook.exit(call)
+    # THEN
+    found = memory.stage_memory("stage")
+    assert found is not None
+    (run,) = found["runs"]
+    assert (run["before"]["allocated_mb"], run["after"]["allocated_mb"]) == (1024.0, 2048.0)
+    assert run["begin_ns"] == 7
+    assert run["before"]["rss_mb"] > 0
+
+
+def test_on_a_cpu_only_capture_memory_needs_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platforms, "loaded_platform", Platform)
+    hook = MemoryHook()
+    assert not hook.wants(a_call())
+    call = a_call(capture=True)
+    assert hook.wants(call)
+    # WHEN
+    hook.enter(call)
+    hook.exit(call)
+    # THEN what a CPU cannot tell is null, what it can tell is there
+    found = memory.stage_memory("stage")
+    assert found is not None
+    assert found["peak_allocated_mb"] is None
+    assert found["runs"][0]["after"]["allocated_mb"] is None
+    assert found["runs"][0]["after"]["rss_mb"] > 0
+    assert memory.take_peak("stage", 7) is None
+
+
+def test_runs_and_stages_are_bounded(device: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN room for two stages and two peaks that nobody reads
+    monkeypatch.setattr(memory, "_MOST_STAGES", 2)
+    monkeypatch.setattr(memory, "_MOST_UNREAD_PEAKS", 2)
+    hook = MemoryHook()
+    # WHEN
+    for stage in ("a", "b", "c"):
+        for _ in range(20):
+            call = a_call(stage, capture=True)
+            hook.enter(call)
+            hook.exit(call)
+    # THEN
+    assert memory.stage_memory("c") is None
+    found = memory.stage_memory("a")
+    assert found is not None
+    assert len(found["runs"]) == 16
+    assert memory.take_peak("a", 7) is None
+    assert memory.take_peak("c", 7) == 0
+
+
+# --- what was noted -----------------------------------------------------------------------------
+
+
+def test_named_snapshots_are_kept_in_order() -> None:
+    # WHEN
+    taken = memory.memory_snapshot("loaded")
+    memory.memory_snapshot("warm")
+    # THEN
+    assert taken["rss_bytes"] > 0
+    first, second = memory.snapshots()
+    assert (first["name"], second["name"]) == ("loaded", "warm")
+    assert first["time_ns"] <= second["time_ns"]
+    assert first["rss_mb"] == pytest.approx(taken["rss_bytes"] / 2**20, abs=0.001)
+    # WHEN
+    memory.reset()
+    # THEN
+    assert memory.snapshots() == []
+
+
+def test_rss_of_a_stage_is_the_highest() -> None:
+    for size in (5, 9, 7):
+        memory.note_rss("stage", size << 20)
+    found = memory.stage_memory("stage")
+    assert found is not None
+    assert found["peak_rss_mb"] == 9.0
+    assert found["allocated_mb"] is None
+
+
+def test_a_stage_without_measurement_has_no_memory() -> None:
+    assert memory.stage_memory("never") is None
+
+
+def test_threads_may_note_at_once(device: Allocator) -> None:
+    hook = MemoryHook()
+    failures: list[BaseException] = []
+
+    def work(stage: str) -> None:
+        try:
+            for _ in range(300):
+                call = a_call(stage)
+                hook.enter(call)
+                memory.memory_snapshot(stage)
+                hook.exit(call)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"t{i}",)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(memory.snapshots()) == 1000

@@ -1,0 +1,280 @@
+"""Platforms: what is found, what is asked of it, and that no device context is ever created.
+
+The machine that runs these tests need not have an accelerator: torch's modules for cuda, rocm, xpu
+and npu are stood in for by small objects that count what is called, the CPU is the real one.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stagespan import platforms
+from stagespan.platforms import Accelerator, Platform
+
+
+class Device:
+    """What ``torch.cuda`` and its siblings offer; it must never be set up by a question."""
+
+    def __init__(self, devices: int = 1, *, initialized: bool = True) -> None:
+        self.devices = devices
+        self.initialized = initialized
+        self.calls: list[str] = []
+        self.queued: list[Any] = []
+        self.current = {"allocated": 300, "reserved": 500}
+        self.peak = {"allocated": 400, "reserved": 600}
+
+    def device_count(self) -> int:
+        return self.devices
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def _needs_context(self, call: str) -> None:
+        assert self.initialized, f"{call}() would have created a device context"
+        self.calls.append(call)
+
+    def synchronize(self) -> None:
+        self._needs_context("synchronize")
+
+    def empty_cache(self) -> None:
+        self._needs_context("empty_cache")
+
+    def max_memory_allocated(self, device: int | None = None) -> int:
+        self._needs_context("max_memory_allocated")
+        return self.peak["allocated"]
+
+    def max_memory_reserved(self, device: int | None = None) -> int:
+        return self.peak["reserved"]
+
+    def memory_allocated(self, device: int | None = None) -> int:
+        return self.current["allocated"]
+
+    def memory_reserved(self, device: int | None = None) -> int:
+        return self.current["reserved"]
+
+    def reset_peak_memory_stats(self, device: int | None = None) -> None:
+        self._needs_context("reset_peak_memory_stats")
+        self.peak = dict(self.current)
+
+    def is_current_stream_capturing(self) -> bool:
+        self._needs_context("is_current_stream_capturing")
+        return True
+
+    def _lazy_call(self, callback: Any) -> None:
+        self.queued.append(callback)
+
+
+class NestedDevice(Device):
+    """A torch whose module also hands out the allocator's own nested dictionary."""
+
+    def memory_stats_as_nested_dict(self, device: int | None = None) -> dict[str, Any]:
+        self._needs_context("memory_stats_as_nested_dict")
+        return {
+            f"{kind}_bytes": {"all": {"current": self.current[kind], "peak": self.peak[kind]}}
+            for kind in ("allocated", "reserved")
+        }
+
+
+def torch_with(**modules: Any) -> Any:
+    """A torch that was built for ``cuda`` and has the given device modules."""
+    hip = modules.pop("hip", None)
+    return SimpleNamespace(
+        backends=SimpleNamespace(cuda=SimpleNamespace(is_built=lambda: "cuda" in modules)),
+        version=SimpleNamespace(hip=hip),
+        profiler=SimpleNamespace(
+            ProfilerActivity=SimpleNamespace(__members__={"CPU": 0, "CUDA": 1, "HPU": 2})
+        ),
+        **modules,
+    )
+
+
+def use(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(platforms, "_found", None)
+
+
+@pytest.mark.parametrize(
+    ("torch", "name", "device_type", "activities"),
+    [
+        (torch_with(cuda=Device()), "cuda", "cuda", ("CPU", "CUDA")),
+        (torch_with(cuda=Device(), hip="6.2"), "rocm", "cuda", ("CPU", "CUDA")),
+        (torch_with(cuda=Device(0), xpu=Device()), "xpu", "xpu", ("CPU", "XPU")),
+        (torch_with(npu=Device()), "npu", "npu", ("CPU", "PrivateUse1")),
+        (torch_with(cuda=Device(0), xpu=Device(0), npu=Device(0)), "cpu", "cpu", ("CPU",)),
+        (SimpleNamespace(), "cpu", "cpu", ("CPU",)),
+    ],
+    ids=["cuda", "rocm", "xpu", "npu", "no device", "a torch that offers nothing"],
+)
+def test_the_platform_is_what_torch_can_work_on(
+    torch: Any,
+    name: str,
+    device_type: str,
+    activities: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use(monkeypatch, torch)
+    found = platforms.current_platform
+    assert (found.name, found.device_type) == (name, device_type)
+    assert found.profiler_activities() == activities
+    assert repr(found) == f"<platform {name}>"
+
+
+def test_another_accelerator_is_named_as_torch_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a torch whose accelerator is none of the three
+    torch = torch_with()
+    torch.accelerator = SimpleNamespace(current_accelerator=lambda: SimpleNamespace(type="hpu"))
+    module = Device()
+    module.is_available = lambda: True  # type: ignore[attr-defined]
+    torch.get_device_module = lambda device: module
+    use(monkeypatch, torch)
+    # THEN
+    assert platforms.current_platform.device_type == "hpu"
+    assert platforms.current_platform.profiler_activities() == ("CPU", "HPU")
+
+
+def test_a_driver_that_raises_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN
+    broken = Device()
+    broken.device_count = lambda: 1 // 0  # type: ignore[method-assign]
+    use(monkeypatch, torch_with(cuda=broken, npu=Device()))
+    # THEN the next one is looked at
+    assert platforms.current_platform.name == "npu"
+
+
+def test_an_accelerator_that_is_loaded_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a torch that has been asked before its NPU module was there
+    torch = torch_with()
+    use(monkeypatch, torch)
+    assert platforms.loaded_platform().name == "cpu"
+    # WHEN
+    torch.npu = Device()
+    # THEN
+    assert platforms.loaded_platform().name == "npu"
+
+
+@pytest.mark.parametrize("kind", [Device, NestedDevice])
+def test_memory_of_a_device_in_use(kind: type[Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN
+    device = kind()
+    use(monkeypatch, torch_with(cuda=device))
+    platform = platforms.current_platform
+    # THEN
+    assert platform.device_memory() == platforms.DeviceMemory(300, 500, 400, 600)
+    assert (platform.memory_bytes(), platform.peak_memory_bytes()) == (300, 400)
+    # WHEN
+    assert platform.reset_peak_memory()
+    # THEN
+    assert platform.peak_memory_bytes() == 300
+    if kind is NestedDevice:
+        assert "max_memory_allocated" not in device.calls
+
+
+def test_a_device_in_use_is_synchronised(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    use(monkeypatch, torch_with(cuda=device))
+    platform = platforms.accelerator_in_use()
+    assert isinstance(platform, Accelerator)
+    platform.synchronize()
+    platform.empty_cache()
+    assert platform.is_capturing()
+    assert device.calls == ["synchronize", "empty_cache", "is_current_stream_capturing"]
+
+
+def test_no_question_creates_a_device_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a device that nobody has used: any call that would set it up fails the test
+    use(monkeypatch, torch_with(cuda=NestedDevice(initialized=False)))
+    platform = platforms.current_platform
+    # WHEN
+    platform.synchronize()
+    platform.empty_cache()
+    # THEN what is not known is None
+    assert platform.device_type == "cuda"
+    assert not platform.is_capturing()
+    assert platform.device_memory() is None
+    assert platform.memory_bytes() is None
+    assert platform.peak_memory_bytes() is None
+    assert not platform.reset_peak_memory()
+    assert platforms.accelerator_in_use() is None
+
+
+def test_first_use_is_told_once_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a device that nobody has used
+    device = Device(initialized=False)
+    use(monkeypatch, torch_with(cuda=device))
+    told: list[str] = []
+
+    def tell() -> None:
+        told.append("used")
+        raise RuntimeError("must not reach the application")
+
+    # WHEN
+    assert platforms.on_first_use(tell)
+    assert told == []
+    # THEN torch's own set-up calls it, and its exception goes nowhere
+    for callback in device.queued:
+        callback()
+    assert told == ["used"]
+
+
+def test_first_use_has_happened_or_cannot_happen(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    use(monkeypatch, torch_with(cuda=Device()))
+    assert platforms.on_first_use(lambda: told.append("now"))
+    use(monkeypatch, torch_with())
+    assert not platforms.on_first_use(lambda: told.append("never"))
+    assert told == ["now"]
+
+
+def test_the_cpu_tells_its_resident_memory() -> None:
+    cpu = Platform()
+    now, peak = cpu.memory_bytes(), cpu.peak_memory_bytes()
+    assert now is not None
+    assert peak is not None
+    assert 0 < now <= peak
+    assert peak == resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert cpu.device_memory() is None
+    assert not cpu.reset_peak_memory()
+    assert not cpu.in_use()
+
+
+def test_the_peak_follows_what_the_process_takes() -> None:
+    # GIVEN
+    before = platforms.peak_resident_bytes()
+    # WHEN more memory is touched than was ever resident
+    block = bytearray(before)
+    for i in range(0, len(block), 4096):
+        block[i] = 1
+    # THEN
+    assert platforms.peak_resident_bytes() - before > len(block) // 2
+
+
+def test_questions_of_the_service_never_import_torch() -> None:
+    code = (
+        "import sys; from stagespan import platforms\n"
+        "assert platforms.loaded_platform().name == 'cpu'\n"
+        "assert platforms.accelerator_in_use() is None\n"
+        "assert not platforms.on_first_use(print)\n"
+        "repr(platforms.current_platform)\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_real_torch_is_asked_when_a_user_asks() -> None:
+    pytest.importorskip("torch", reason="asks the torch that is installed")
+    code = (
+        "import sys; from stagespan.platforms import current_platform\n"
+        "kind = current_platform.device_type\n"
+        "import torch\n"
+        "assert (kind == 'cuda') == (torch.cuda.device_count() > 0), kind\n"
+        "current_platform.synchronize(); current_platform.empty_cache()\n"
+        "current_platform.peak_memory_bytes()\n"
+        "assert not torch.cuda.is_initialized()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
