@@ -1,0 +1,192 @@
+"""Contexts in code that torch.compile captures: no-ops there, and never a graph break.
+
+`torch._dynamo` is told which Python functions stand in for the built-in ones of `_core` in a graph.
+That can only be said once it is imported, which this module waits for and never causes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType, TracebackType
+from typing import Any, TypeVar
+
+from stagespan import _core
+
+_F = TypeVar("_F")
+_DYNAMO = "torch._dynamo"
+_log = logging.getLogger("stagespan")
+
+
+class NoSpan:
+    """What a context is inside a compiled graph: everything can be called, nothing is measured."""
+
+    def __enter__(self) -> NoSpan:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        return None
+
+    def __call__(self, function: _F) -> _F:
+        return function
+
+    def add(self, **work: float) -> None:
+        return None
+
+    def inputs(self, **arguments: Any) -> None:
+        return None
+
+    def output(self, value: Any) -> None:
+        return None
+
+
+class NoToken:
+    """What `begin` returns inside a compiled graph."""
+
+
+def _span(name: str, *, compile_safe: bool = False) -> NoSpan:
+    return NoSpan()
+
+
+def _profiling_context(
+    name: str,
+    reset_peak_memory: bool = True,
+    *,
+    capture_memory: bool = False,
+    compile_safe: bool = False,
+) -> NoSpan:
+    return NoSpan()
+
+
+def _profiling_context_4_debug(
+    name: str, reset_peak_memory: bool = True, *, capture_memory: bool = False
+) -> NoSpan:
+    return NoSpan()
+
+
+def _begin(name: str) -> NoToken:
+    return NoToken()
+
+
+def _end(token: NoToken, *, error: bool = False) -> None:
+    return None
+
+
+def _record(name: str, begin_ns: int, end_ns: int, *, error: bool = False) -> None:
+    return None
+
+
+_STAND_INS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
+    (_core.span, _span),
+    (_core.ProfilingContext, _profiling_context),
+    (_core.ProfilingContext4Debug, _profiling_context_4_debug),
+    (_core.begin, _begin),
+    (_core.end, _end),
+    (_core.record, _record),
+)
+
+
+def install() -> None:
+    """Make contexts no-ops in compiled code: now if torch._dynamo is loaded, else once it is."""
+    if _DYNAMO in sys.modules:
+        register()
+    elif not any(isinstance(finder, _DynamoFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _DynamoFinder())
+
+
+def register() -> None:
+    """Tell torch._dynamo about the stand-ins; call it only where torch._dynamo is in sys.modules.
+
+    Never raises: what goes wrong is logged once, and compiled code that uses contexts then breaks
+    its graph there.
+    """
+    try:
+        # Loaded already; where another thread is still at it, this waits for that thread.
+        dynamo = importlib.import_module(_DYNAMO)
+        substitute = getattr(dynamo, "substitute_in_graph", None)
+        if substitute is None:  # before torch 2.5
+            _log.debug("This torch has no substitute_in_graph: contexts break compiled graphs.")
+            return
+        for original, stand_in in _STAND_INS:
+            # The signatures are the same; a text signature of C would not compare equal.
+            substitute(original, skip_signature_check=True)(stand_in)
+    except Exception as error:
+        _warn(error)
+
+
+def _warn(error: Exception) -> None:
+    _log.warning(
+        "stagespan could not register its contexts with torch.compile (%s: %s): "
+        "compiled code that uses them will break its graph there.",
+        type(error).__name__,
+        error,
+    )
+
+
+class _DynamoFinder(MetaPathFinder):
+    """Sees the import of torch._dynamo coming, has the real finders do it, and registers after it."""
+
+    def __init__(self) -> None:
+        self._asking: set[int] = set()  # threads in which the real finders are being asked
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        thread = threading.get_ident()
+        if fullname != _DYNAMO or thread in self._asking:
+            return None
+        self._asking.add(thread)
+        try:
+            spec = self._real_spec(fullname, path, target)
+        finally:
+            self._asking.discard(thread)
+        if spec is not None:
+            try:
+                self._watch(spec.loader)
+            except Exception as error:
+                self._remove()
+                _warn(error)
+        return spec
+
+    def _real_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in list(sys.meta_path):
+            find_spec = getattr(finder, "find_spec", None)
+            if finder is self or find_spec is None:
+                continue
+            spec: ModuleSpec | None = find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+    def _watch(self, loader: Any) -> None:
+        """Shadow the loader's `exec_module` on the instance, for one call; all else stays its own."""
+        real = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            with contextlib.suppress(AttributeError):
+                del loader.exec_module
+            real(module)
+            self._remove()
+            register()
+
+        loader.exec_module = exec_module
+
+    def _remove(self) -> None:
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self)

@@ -1,0 +1,283 @@
+"""Code objects that time a Python function on interpreters that cannot intercept its calls (3.10, 3.11).
+
+A trampoline takes the place of a function's `__code__`. It has the same parameters, the same free
+variables and the same kind (function, coroutine, generator, async generator), and it carries the
+original code as a constant, from which each call makes the function that is timed:
+
+    def denoise(self, latents, /, *, steps, **options):
+        from stagespan.trampoline import compiling, spans, call_timed as run
+        def target(): ...                       # the original code, with the same closure
+        return (
+            target(self, latents, steps=steps, **options)
+            if compiling()
+            else run(spans[KEY], target, (self, latents), {"steps": steps, **options})
+        )
+
+So nothing outside the function refers to it (it is freed like any other), defaults stay those of
+the function itself, torch.compile finds only plain Python to inline, and a copy that cloudpickle
+made works in another process. KEY names the context by its parameters, never by identity.
+"""
+
+from __future__ import annotations
+
+import __future__
+
+import ast
+import inspect
+import keyword
+import sys
+from collections.abc import Iterator
+from types import CodeType
+from typing import TYPE_CHECKING, cast
+
+from stagespan import _core
+
+if TYPE_CHECKING:
+    from stagespan._core import Span
+
+# What trampolines import when they run.
+call_timed = _core.call_timed
+timed_coroutine = _core.timed_coroutine
+timed_generator = _core.timed_generator
+timed_async_generator = _core.timed_async_generator
+anything = BaseException
+exhausted = StopAsyncIteration
+
+# (mark, kind, name, reset_peak_memory, capture_memory, compile_safe)
+Key = tuple[str, str, str, bool, bool, bool]
+
+_MARK = "stagespan.trampoline"
+_KINDS = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
+_INHERITED = inspect.CO_ITERABLE_COROUTINE
+for _feature in __future__.all_feature_names:
+    _INHERITED |= getattr(__future__, _feature).compiler_flag
+_MOST_KEPT = 1024
+
+
+class _Spans(dict[Key, "Span"]):
+    """The contexts of this process by their parameters; a key from elsewhere makes its own."""
+
+    def __missing__(self, key: Key) -> Span:
+        _, kind, name, reset_peak_memory, capture_memory, compile_safe = key
+        made: Span
+        if kind == "debug":
+            made = _core.ProfilingContext4Debug(
+                name, reset_peak_memory, capture_memory=capture_memory
+            )
+        elif kind == "profiling":
+            made = _core.ProfilingContext(
+                name, reset_peak_memory, capture_memory=capture_memory, compile_safe=compile_safe
+            )
+        else:
+            made = _core.span(name, compile_safe=compile_safe)
+        return self.setdefault(key, made)
+
+
+spans = _Spans()
+
+
+def compiling() -> bool:
+    """Tell whether torch.compile or torch.export is tracing the caller, without importing torch."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    from torch.compiler import is_compiling
+
+    return is_compiling()
+
+
+def key_of(span: Span) -> Key:
+    """Return the constant that stands for `span` in a trampoline, and remember `span` under it."""
+    key = (
+        _MARK,
+        span.kind,
+        span.name,
+        span.reset_peak_memory,
+        span.capture_memory,
+        span.compile_safe,
+    )
+    spans.setdefault(key, span)
+    return key
+
+
+def can_time(code: CodeType) -> bool:
+    """Tell whether a trampoline can be written for `code`: all its names can stand in a source."""
+    names = (*_parameters(code), *code.co_freevars)
+    return code.co_freevars == tuple(sorted(code.co_freevars)) and all(
+        name.isidentifier() and not keyword.iskeyword(name) for name in names
+    )
+
+
+def timed_code(code: CodeType, qualname: str, key: Key) -> CodeType:
+    """Return the trampoline that runs `code` under the context of `key`.
+
+    The same arguments give the same object as long as it is among the latest 1,024, so that
+    torch.compile, which tells code objects apart by identity, need not compile again.
+    """
+    # The kept trampoline holds `code`, so its id cannot pass to another object meanwhile.
+    recent = (id(code), qualname, key)
+    kept = _kept.pop(recent, None)
+    if kept is None:
+        kept = _compile(code, qualname, key)
+        while len(_kept) >= _MOST_KEPT:
+            del _kept[next(iter(_kept))]
+    _kept[recent] = kept
+    return kept
+
+
+def layers(code: CodeType) -> tuple[CodeType, tuple[Key, ...]]:
+    """Take trampolines off: the code below them, and their keys from the innermost outwards."""
+    keys: list[Key] = []
+    while True:
+        key = next((const for const in code.co_consts if _is_key(const)), None)
+        if key is None:
+            return code, tuple(reversed(keys))
+        keys.append(cast(Key, key))
+        code = next(const for const in code.co_consts if isinstance(const, CodeType))
+
+
+_kept: dict[tuple[int, str, Key], CodeType] = {}
+
+
+def _is_key(const: object) -> bool:
+    return isinstance(const, tuple) and len(const) == 6 and const[0] == _MARK
+
+
+def _parameters(code: CodeType) -> tuple[str, ...]:
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return code.co_varnames[:count]
+
+
+class _Layout:
+    """The parameters of a code object as source text, for a definition and for passing them on."""
+
+    def __init__(self, code: CodeType) -> None:
+        rest = iter(_parameters(code))
+
+        def take(count: int) -> list[str]:
+            return [next(rest) for _ in range(count)]
+
+        before_slash = take(code.co_posonlyargcount)
+        positional = take(code.co_argcount - code.co_posonlyargcount)
+        keyword_only = take(code.co_kwonlyargcount)
+        star = [f"*{name}" for name in take(bool(code.co_flags & inspect.CO_VARARGS))]
+        stars = [f"**{name}" for name in take(bool(code.co_flags & inspect.CO_VARKEYWORDS))]
+
+        slash = ["/"] if before_slash else []
+        bare_star = ["*"] if keyword_only and not star else []
+        definition = [*before_slash, *slash, *positional, *star, *bare_star, *keyword_only, *stars]
+        ordered = [*before_slash, *positional, *star]
+        self.definition = ", ".join(definition)
+        self.call = ", ".join([*ordered, *(f"{name}={name}" for name in keyword_only), *stars])
+        self.args = f"({''.join(f'{name}, ' for name in ordered)})"
+        self.kwargs = "{%s}" % ", ".join([*(f"{name!r}: {name}" for name in keyword_only), *stars])
+
+
+class _Names:
+    """Local names for the trampoline's own use, none of which the function itself uses."""
+
+    def __init__(self, code: CodeType) -> None:
+        self._taken = {*_parameters(code), *code.co_freevars}
+
+    def __getitem__(self, name: str) -> str:
+        while name in self._taken:
+            name = f"_{name}"
+        return name
+
+
+def _source(code: CodeType, key: Key) -> str:
+    layout, own = _Layout(code), _Names(code)
+    target, run = own["target"], own["run"]
+    kind = code.co_flags & _KINDS
+    runner = {
+        inspect.CO_COROUTINE: "timed_coroutine",
+        inspect.CO_GENERATOR: "timed_generator",
+        inspect.CO_ASYNC_GENERATOR: "timed_async_generator",
+    }.get(kind, "call_timed")
+    call = (
+        f"{target}({layout.call}) if {own['compiling']}() else "
+        f"{run}({own['spans']}[{key!r}], {target}, {layout.args}, {layout.kwargs})"
+    )
+    imports = {"compiling": own["compiling"], "spans": own["spans"], runner: run}
+    if kind == inspect.CO_ASYNC_GENERATOR:
+        imports.update(anything=own["anything"], exhausted=own["exhausted"])
+        body = _async_delegation(call, own)
+    else:
+        before = {inspect.CO_COROUTINE: "await ", inspect.CO_GENERATOR: "yield from "}
+        body = [f"return ({before.get(kind, '')}({call}))"]
+    is_async = kind in (inspect.CO_COROUTINE, inspect.CO_ASYNC_GENERATOR)
+    lines = [
+        f"def outer({', '.join(code.co_freevars)}):",
+        f"  {'async ' if is_async else ''}def function({layout.definition}):",
+        f"    from {__name__} import {', '.join(f'{k} as {v}' for k, v in imports.items())}",
+        # Only names the free variables; the original code takes the place of this function's.
+        f"    def {target}(): {'; '.join(code.co_freevars) or 'pass'}",
+        *(f"    {line}" for line in body),
+    ]
+    return "\n".join(lines)
+
+
+def _async_delegation(call: str, own: _Names) -> list[str]:
+    """What `yield from` would do if async generators had it.
+
+    The error is handed on outside of `except`, so that it does not become the context of what the
+    function raises later, and dropped at once, because its traceback refers to this frame.
+    """
+    source, value, error = own["source"], own["value"], own["error"]
+    return [
+        f"{source} = {call}",
+        "try:",
+        f"  {value} = await {source}.__anext__()",
+        "  while True:",
+        f"    {error} = None",
+        "    try:",
+        f"      {value} = yield {value}",
+        f"    except {own['anything']} as {own['caught']}:",
+        f"      {error} = {own['caught']}",
+        f"    if {error} is None:",
+        f"      {value} = await {source}.asend({value})",
+        "    else:",
+        "      try:",
+        f"        {value} = await {source}.athrow({error})",
+        "      finally:",
+        f"        {error} = None",
+        f"except {own['exhausted']}:",
+        "  return",
+    ]
+
+
+def _compile(code: CodeType, qualname: str, key: Key) -> CodeType:
+    tree = ast.parse(_source(code, key))
+    line = code.co_firstlineno
+    for node in ast.walk(tree):
+        if hasattr(node, "lineno"):
+            # All on the line of the definition and without columns: a traceback shows that line.
+            vars(node).update(lineno=line, end_lineno=line, col_offset=-1, end_col_offset=-1)
+    module = compile(tree, code.co_filename, "exec", dont_inherit=True)
+    outer = next(_codes(module))
+    trampoline = next(_codes(outer))
+    placeholder = next(_codes(trampoline))
+    if trampoline.co_freevars != code.co_freevars or placeholder.co_freevars != code.co_freevars:
+        raise ValueError(f"the free variables of {qualname} are in an order that cannot be kept")
+    consts: list[object] = []
+    for const in trampoline.co_consts:
+        if const is placeholder:
+            consts.append(code)
+        elif isinstance(const, str) and const.startswith("outer.<locals>."):
+            consts.append(qualname)  # 3.10 gives a nested function its qualified name so
+        else:
+            consts.append(const)
+    flags = trampoline.co_flags & ~_INHERITED | code.co_flags & _INHERITED
+    made = trampoline.replace(
+        co_consts=tuple(consts),
+        co_name=code.co_name,
+        co_firstlineno=code.co_firstlineno,
+        co_flags=flags,
+    )
+    if sys.version_info >= (3, 11):
+        made = made.replace(co_qualname=code.co_qualname)
+    return made
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    return (const for const in code.co_consts if isinstance(const, CodeType))
