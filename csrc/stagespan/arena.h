@@ -1,0 +1,63 @@
+// arena.h: the block of memory that holds a recording, and typed access to its regions.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "layout.h"
+
+namespace stagespan {
+
+/// Sizes that a process may choose; all others are fixed by the layout.
+struct ArenaOptions {
+  std::uint32_t ring_spans = kDefaultRingSpans;  // a power of two
+};
+
+/// Typed access to an arena at any address. Owns nothing.
+class ArenaView {
+ public:
+  ArenaView() = default;
+  explicit ArenaView(std::byte* base) noexcept : base_(base) {}
+
+  std::byte* base() const noexcept { return base_; }
+  explicit operator bool() const noexcept { return base_ != nullptr; }
+  ArenaHeader& header() const noexcept { return *reinterpret_cast<ArenaHeader*>(base_); }
+
+  NameEntry& name(std::uint32_t i) const noexcept { return region<NameEntry>(kRegionNames)[i]; }
+  char* name_pool() const noexcept { return region<char>(kRegionNamePool); }
+  WorkKey* work_keys() const noexcept { return region<WorkKey>(kRegionWorkKeys); }
+  WorkEntry* work() const noexcept { return region<WorkEntry>(kRegionWork); }
+  ThreadSlot& slot(std::uint32_t i) const noexcept { return region<ThreadSlot>(kRegionSlots)[i]; }
+  OpenFrame* frames(std::uint32_t slot) const noexcept {
+    return region<OpenFrame>(kRegionFrames) + std::size_t{slot} * kMaxFrames;
+  }
+  OpenFrame* detached() const noexcept { return region<OpenFrame>(kRegionDetached); }
+  SpanRecord* ring(std::uint32_t slot) const noexcept {
+    return region<SpanRecord>(kRegionRings) + std::size_t{slot} * header().ring_spans;
+  }
+  StatsBlock* blocks() const noexcept { return region<StatsBlock>(kRegionBlocks); }
+
+ private:
+  template <class T>
+  T* region(Region which) const noexcept {
+    return reinterpret_cast<T*>(base_ + header().regions[which].offset);
+  }
+
+  std::byte* base_ = nullptr;
+};
+
+/// Reserves an arena in anonymous memory and lays it out. Pages that are never touched cost nothing. When the
+/// system refuses the size, smaller rings are tried; the view is empty when none could be had.
+ArenaView create_arena(ArenaOptions options) noexcept;
+
+void destroy_arena(ArenaView arena) noexcept;
+
+/// Gives an arena's pages back and lays it out afresh, names kept: for the child of a fork, and for `reset`.
+void clear_arena(ArenaView arena) noexcept;
+
+/// Counts a loss.
+inline void count_lost(ArenaHeader& header, Cause cause, std::uint64_t n = 1) noexcept {
+  header.lost[cause].fetch_add(n, std::memory_order_relaxed);
+}
+
+}  // namespace stagespan

@@ -1,0 +1,278 @@
+// layout.h: what lies where in an arena; every structure here is shared with readers in other processes.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+/// On functions that every span runs through: left to itself the compiler passes whole structures by memory.
+#define STAGESPAN_HOT [[gnu::always_inline]] inline
+
+namespace stagespan {
+
+// An arena is one block of fixed size that holds all that the core records. It is position-independent:
+// regions are found by offsets from its first byte, so that a file of it can be mapped anywhere.
+//
+//   +-------------+ 0
+//   | ArenaHeader |  magic, version, offset / stride / count of each region, losses, clock stamps
+//   +-------------+ regions[kRegionNames]
+//   | NameEntry   |  x max_stages, then the name pool; never wraps, so that no record loses its name
+//   +-------------+ regions[kRegionWorkKeys], regions[kRegionWork]
+//   | work        |  work counters by (stage, key)
+//   +-------------+ regions[kRegionSlots]
+//   | ThreadSlot  |  x (max_threads + 1); the last one is the shared slot
+//   +-------------+ regions[kRegionFrames]
+//   | OpenFrame   |  x frames_per_thread x max_threads: open spans of each thread
+//   +-------------+ regions[kRegionDetached]
+//   | OpenFrame   |  x max_detached: open spans that no thread's stack holds (tokens, suspended coroutines)
+//   +-------------+ regions[kRegionRings]
+//   | SpanRecord  |  x ring_spans x max_threads: the latest finished spans of each thread
+//   +-------------+ regions[kRegionBlocks]
+//   | StatsBlock  |  x max_blocks: figures of one (thread, stage), claimed when first needed
+//   +-------------+ size_bytes
+
+inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
+inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
+
+inline constexpr std::uint32_t kMaxStages = 4096;
+inline constexpr std::uint32_t kMaxThreads = 256;
+inline constexpr std::uint32_t kSharedSlot = kMaxThreads;
+inline constexpr std::uint32_t kMaxFrames = 4096;
+inline constexpr std::uint32_t kMaxDetached = 4096;
+inline constexpr std::uint32_t kMaxBlocks = 8192;
+inline constexpr std::uint32_t kMaxNameBytes = 255;
+inline constexpr std::uint32_t kNamePoolBytes = kMaxStages * 128;
+inline constexpr std::uint32_t kMaxWorkKeys = 256;
+inline constexpr std::uint32_t kMaxWork = 4096;
+inline constexpr std::uint32_t kWorkKeyBytes = 63;
+inline constexpr std::uint32_t kDefaultRingSpans = 8192;
+inline constexpr std::uint32_t kMaxStamps = 64;
+
+// Stages that exist from the start.
+inline constexpr std::uint32_t kStageOverflow = 0;  // takes what finds no stage or statistics of its own
+inline constexpr std::uint32_t kStageInvalid = 1;   // takes spans whose name was no usable string
+inline constexpr std::uint32_t kNoStage = 0xffffffff;
+inline constexpr std::uint32_t kSeveralStages = 0xfffffffe;
+
+/// Why something was not kept; each cause has a counter in the header.
+enum Cause : std::uint32_t {
+  kLostNames,          // spans under a name beyond the table
+  kLostInvalidNames,   // spans whose name was no usable string
+  kLostThreads,        // records of threads beyond the slots: statistics only
+  kLostBlocks,         // statistics that went to a shared block because no own one was left
+  kLostOpen,           // open spans that found no frame: not timed
+  kLostDetached,       // tokens and suspended coroutines that are timed but not shown as open
+  kLostUnmatched,      // ends without a begin
+  kLostAbandoned,      // begins whose end never came
+  kLostWork,           // work counters beyond the table
+  kLostCompletions,    // log lines that found the queue full
+  kLostHookErrors,     // exceptions inside hooks
+  kLostRecords,        // `record` with times that cannot be placed
+  kCauseCount,
+};
+
+inline constexpr const char* kCauseNames[kCauseCount] = {
+    "names",     "invalid_names", "threads", "statistics_blocks", "open_spans",  "detached_open_spans",
+    "unmatched", "abandoned",     "work",    "log_lines",         "hook_errors", "records",
+};
+
+enum Region : std::uint32_t {
+  kRegionNames,
+  kRegionNamePool,
+  kRegionWorkKeys,
+  kRegionWork,
+  kRegionSlots,
+  kRegionFrames,
+  kRegionDetached,
+  kRegionRings,
+  kRegionBlocks,
+  kRegionCount,
+};
+
+struct RegionInfo {
+  std::uint64_t offset;
+  std::uint32_t stride;
+  std::uint32_t count;
+};
+
+/// One reading of the recorder's clock beside the system's, used to turn ticks into time.
+struct ClockStamp {
+  std::uint64_t ticks;
+  std::int64_t monotonic_ns;
+  std::int64_t unix_ns;
+  std::uint32_t bracket_ns;  // the two clocks were read within this time of each other
+  std::uint32_t reserved;
+};
+
+struct ArenaHeader {
+  std::uint64_t magic;
+  std::uint32_t layout_version;
+  std::uint32_t byte_order;
+  std::uint64_t size_bytes;
+  std::uint32_t header_bytes;
+  std::uint32_t pid;
+  std::uint32_t clock_source;
+  std::uint32_t ring_spans;
+  RegionInfo regions[kRegionCount];
+  std::atomic<std::uint32_t> name_count;
+  std::atomic<std::uint32_t> name_pool_used;
+  std::atomic<std::uint32_t> work_key_count;
+  std::atomic<std::uint32_t> block_count;
+  std::atomic<std::uint32_t> slot_high_water;  // slots ever used
+  std::atomic<std::uint32_t> fold_version;     // odd while a leaving thread's statistics move
+  std::atomic<std::uint64_t> lost[kCauseCount];
+  std::atomic<std::uint32_t> stamp_count;
+  std::uint32_t reserved;
+  ClockStamp stamps[kMaxStamps];
+};
+
+struct NameEntry {
+  std::uint32_t offset;  // into the name pool
+  std::uint32_t length_bytes;
+};
+
+struct WorkKey {
+  char text[kWorkKeyBytes + 1];
+};
+
+/// Sum of one work counter. Whole numbers and fractions are kept apart so that whole ones stay exact.
+struct WorkEntry {
+  std::atomic<std::uint64_t> key;  // 0 free, else (stage + 1) << 32 | work key
+  std::atomic<std::int64_t> whole;
+  std::atomic<double> fraction;
+};
+
+enum SlotState : std::uint32_t { kSlotFree, kSlotLive, kSlotExited };
+
+/// High bit of an entry of ThreadSlot::stats: the block is shared and written with atomic additions.
+inline constexpr std::uint32_t kSharedBlock = 0x80000000;
+
+struct alignas(64) ThreadSlot {
+  std::atomic<std::uint32_t> state;
+  std::atomic<std::uint32_t> thread;        // the system's thread id
+  std::atomic<std::uint64_t> ident;         // pthread_self(), which Python calls the thread's ident
+  std::atomic<std::uint64_t> exited_ticks;  // when a thread left this slot; the oldest is reused first
+  std::atomic<std::uint32_t> frames_high_water;
+  char name[16];
+  // The ring's writer owns this line.
+  alignas(64) std::atomic<std::uint64_t> head;  // records ever written
+  std::atomic<std::uint64_t> next_id;           // kept over a change of threads, so that ids stay unique
+  alignas(64) std::atomic<std::uint32_t> stats[kMaxStages];  // 0, or 1 + index of a StatsBlock
+};
+
+/// Flags of a record; also bits of an open frame.
+enum SpanFlag : std::uint16_t {
+  kFlagError = 1,
+  kFlagAsync = 2,
+  kFlagGenerator = 4,
+  kFlagCaptured = 8,
+  kFlagFirstOfShape = 16,
+  kFlagDebug = 32,
+  kFlagPublished = 63,      // the bits above are what a record shows
+  kFrameInactive = 256,     // latched while off: keeps begin and end paired, records nothing
+  kFrameRoot = 512,         // bottom of a scope
+  kFrameClosedAway = 1024,  // ended by another thread; its owner drops it
+};
+
+// A finished span, 64 bytes: one cache line.
+//
+//   0        8        16       24       32       40         48     52      56     58     60      64
+//   | begin  | end    | id     | parent | request| suspended| stage| thread| depth| flags| commit|
+//
+// `commit` is the low half of 1 + the record's number in its ring once the record is whole, 0 while it is
+// being written: a reader that finds the same number before and after copying has a whole record.
+struct alignas(64) SpanRecord {
+  std::atomic<std::uint64_t> begin_ticks;
+  std::atomic<std::uint64_t> end_ticks;
+  std::atomic<std::uint64_t> id;
+  std::atomic<std::uint64_t> parent;
+  std::atomic<std::uint64_t> request;
+  std::atomic<std::uint64_t> suspended_ticks;
+  std::atomic<std::uint32_t> stage;
+  std::atomic<std::uint32_t> thread;
+  std::atomic<std::uint16_t> depth;
+  std::atomic<std::uint16_t> flags;
+  std::atomic<std::uint32_t> commit;
+};
+static_assert(sizeof(SpanRecord) == 64);
+
+// An open span, 64 bytes. `id` is 0 while the frame is free or being filled and is stored last, so a reader
+// that finds the same id before and after copying has a whole frame.
+//
+// The `as_parent_*` fields are what a span opened above this frame takes as its parent. They are the frame's
+// own for an active span, those of the frame below for an inactive one, and those of the creating task for
+// the root of a task's scope; so `begin` needs no case for any of these.
+struct alignas(64) OpenFrame {
+  std::atomic<std::uint64_t> id;
+  std::atomic<std::uint64_t> begin_ticks;
+  std::atomic<std::uint64_t> parent;
+  std::atomic<std::uint64_t> as_parent_id;
+  std::atomic<std::uint64_t> child_ticks;  // time of children that ran in this span's own scope
+  std::atomic<std::uint32_t> stage;
+  std::atomic<std::uint32_t> as_parent_stage;
+  std::atomic<std::uint32_t> below;      // frame beneath in the scope; next free frame while free
+  std::atomic<std::uint32_t> effective;  // nearest frame at or below that is active: it is charged for children
+  std::atomic<std::uint16_t> depth;
+  std::atomic<std::uint16_t> as_parent_depth;
+  std::atomic<std::uint16_t> flags;
+  std::uint16_t reserved;
+};
+static_assert(sizeof(OpenFrame) == 64);
+
+inline constexpr std::uint32_t kBuckets = 1016;
+inline constexpr std::uint32_t kEdges = 5;
+inline constexpr std::uint32_t kWraps = 4;
+
+/// Count and sum of a stage's spans under one parent stage; the stage's own are the sums over its edges.
+struct Edge {
+  std::atomic<std::uint32_t> used;  // 0, or the parent as edge_mark() writes it, top level included
+  std::uint32_t reserved;
+  std::atomic<std::uint64_t> count;
+  std::atomic<std::uint64_t> sum_ticks;
+};
+
+/// A bucket of 32 bits that ran over, and how often.
+struct Wrap {
+  std::atomic<std::uint32_t> bucket_plus_one;
+  std::atomic<std::uint32_t> times;
+};
+
+// Figures of one stage in one thread: 256 bytes, then the histogram of 4 KB.
+struct alignas(64) StatsBlock {
+  std::atomic<std::uint64_t> min_ticks;
+  std::atomic<std::uint64_t> max_ticks;
+  std::atomic<std::uint64_t> errors;
+  std::atomic<std::uint64_t> suspended_ticks;
+  std::atomic<std::uint64_t> children_ticks;
+  Edge edges[kEdges];
+  Wrap wraps[kWraps];
+  std::uint64_t reserved[8];
+  std::atomic<std::uint32_t> buckets[kBuckets];
+  std::uint32_t padding[8];
+};
+static_assert(sizeof(StatsBlock) == 256 + 4096);
+
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(std::atomic<double>::is_always_lock_free);
+
+/// Orders earlier stores before later ones. ThreadSanitizer does not model fences; as all shared fields are
+/// atomic, leaving it out there hides no race.
+inline void store_fence() noexcept {
+#if defined(__SANITIZE_THREAD__)
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+#else
+  std::atomic_thread_fence(std::memory_order_release);
+#endif
+}
+
+/// Orders earlier loads before later ones.
+inline void load_fence() noexcept {
+#if defined(__SANITIZE_THREAD__)
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+#else
+  std::atomic_thread_fence(std::memory_order_acquire);
+#endif
+}
+
+}  // namespace stagespan

@@ -1,0 +1,126 @@
+// reader.cpp: copying records and frames, keeping only those that were whole before and after.
+#include "reader.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <unordered_set>
+
+namespace stagespan {
+
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+
+std::optional<SpanCopy> copy_record(const SpanRecord& record, std::uint64_t number) {
+  const auto wanted = static_cast<std::uint32_t>(number + 1);
+  // Acquire: the fields read next are at least as new as this number.
+  if (record.commit.load(std::memory_order_acquire) != wanted) return std::nullopt;
+  SpanCopy copy{record.begin_ticks.load(relaxed), record.end_ticks.load(relaxed), record.id.load(relaxed),
+                record.parent.load(relaxed),      record.request.load(relaxed),   record.suspended_ticks.load(relaxed),
+                record.stage.load(relaxed),       record.thread.load(relaxed),    record.depth.load(relaxed),
+                record.flags.load(relaxed)};
+  // A writer clears the number before it touches a field: the same number again means none was touched.
+  load_fence();
+  if (record.commit.load(relaxed) != wanted) return std::nullopt;
+  return copy;
+}
+
+std::uint32_t slots_in_use(ArenaView arena) {
+  return std::min(arena.header().slot_high_water.load(std::memory_order_acquire), kMaxThreads);
+}
+
+bool copy_frame(const OpenFrame& frame, OpenCopy& copy) {
+  copy.id = frame.id.load(std::memory_order_acquire);
+  if (copy.id == 0) return false;
+  copy.parent = frame.parent.load(relaxed);
+  copy.begin_ticks = frame.begin_ticks.load(relaxed);
+  copy.stage = frame.stage.load(relaxed);
+  copy.thread = frame.effective.load(relaxed);
+  copy.depth = frame.depth.load(relaxed);
+  copy.flags = frame.flags.load(relaxed);
+  load_fence();
+  return frame.id.load(relaxed) == copy.id && (copy.flags & kFrameClosedAway) == 0;
+}
+
+}  // namespace
+
+std::uint64_t overwritten(ArenaView arena) {
+  const std::uint64_t capacity = arena.header().ring_spans;
+  std::uint64_t result = 0;
+  for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
+    const std::uint64_t head = arena.slot(i).head.load(std::memory_order_acquire);
+    if (head > capacity) result += head - capacity;
+  }
+  return result;
+}
+
+std::vector<SpanCopy> read_spans(ArenaView arena) {
+  const std::uint64_t capacity = arena.header().ring_spans;
+  std::vector<SpanCopy> result;
+  for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
+    const std::uint64_t head = arena.slot(i).head.load(std::memory_order_acquire);
+    const SpanRecord* const ring = arena.ring(i);
+    for (std::uint64_t number = head > capacity ? head - capacity : 0; number < head; ++number)
+      if (const auto copy = copy_record(ring[number & (capacity - 1)], number)) result.push_back(*copy);
+  }
+  std::sort(result.begin(), result.end(), [](const SpanCopy& a, const SpanCopy& b) {
+    return a.begin_ticks != b.begin_ticks ? a.begin_ticks < b.begin_ticks : a.id < b.id;
+  });
+  return result;
+}
+
+std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks, bool* complete) {
+  const std::uint64_t capacity = arena.header().ring_spans;
+  std::vector<SpanCopy> result;
+  *complete = true;
+  for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
+    const std::uint64_t head = arena.slot(i).head.load(std::memory_order_acquire);
+    const std::uint64_t oldest = head > capacity ? head - capacity : 0;
+    bool reached = head <= capacity;
+    for (std::uint64_t number = head; number-- > oldest;) {
+      const auto copy = copy_record(arena.ring(i)[number & (capacity - 1)], number);
+      if (!copy) break;
+      if (copy->end_ticks < since_ticks) {
+        reached = true;
+        break;
+      }
+      if (copy->request == request) result.push_back(*copy);
+    }
+    if (!reached) *complete = false;
+  }
+  return result;
+}
+
+std::vector<OpenCopy> read_open(ArenaView arena) {
+  std::vector<OpenCopy> result;
+  std::unordered_set<std::uint64_t> seen;
+  for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
+    const ThreadSlot& slot = arena.slot(i);
+    if (slot.state.load(std::memory_order_acquire) != kSlotLive) continue;
+    const std::uint32_t end = std::min(slot.frames_high_water.load(relaxed), kMaxFrames);
+    for (std::uint32_t index = 1; index < end; ++index) {
+      OpenCopy copy{};
+      if (!copy_frame(arena.frames(i)[index], copy)) continue;
+      copy.thread = slot.thread.load(relaxed);
+      copy.ident = slot.ident.load(relaxed);
+      std::memcpy(copy.thread_name, slot.name, sizeof(copy.thread_name));
+      copy.thread_name[sizeof(copy.thread_name) - 1] = '\0';
+      // A coroutine that has its turn stands in its thread's stack and among the detached ones.
+      if (seen.insert(copy.id).second) result.push_back(copy);
+    }
+  }
+  for (std::uint32_t index = 0; index < kMaxDetached; ++index) {
+    OpenCopy copy{};
+    if (!copy_frame(arena.detached()[index], copy) || !seen.insert(copy.id).second) continue;
+    copy.detached = true;
+    result.push_back(copy);
+  }
+  std::sort(result.begin(), result.end(), [](const OpenCopy& a, const OpenCopy& b) {
+    if (a.thread != b.thread) return a.thread < b.thread;
+    return a.begin_ticks != b.begin_ticks ? a.begin_ticks < b.begin_ticks : a.id < b.id;
+  });
+  return result;
+}
+
+}  // namespace stagespan

@@ -1,0 +1,53 @@
+// reader.h: finished and open spans of an arena, copied while its threads write.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "layout.h"
+
+namespace stagespan {
+
+/// A finished span as it lay in a ring, in ticks.
+struct SpanCopy {
+  std::uint64_t begin_ticks;
+  std::uint64_t end_ticks;
+  std::uint64_t id;
+  std::uint64_t parent;
+  std::uint64_t request;
+  std::uint64_t suspended_ticks;
+  std::uint32_t stage;
+  std::uint32_t thread;
+  std::uint16_t depth;
+  std::uint16_t flags;
+};
+
+/// What the rings have lost by wrapping round.
+std::uint64_t overwritten(ArenaView arena);
+
+/// Every whole record of every ring, ordered by begin.
+std::vector<SpanCopy> read_spans(ArenaView arena);
+
+/// The records of one request, from each ring's newest back to the first that ended before `since_ticks`.
+/// `complete` turns false when a ring has wrapped within that time.
+std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks, bool* complete);
+
+struct OpenCopy {
+  std::uint64_t id;
+  std::uint64_t parent;
+  std::uint64_t begin_ticks;
+  std::uint64_t ident;  // 0 when it is not known
+  std::uint32_t stage;
+  std::uint32_t thread;
+  std::uint16_t depth;
+  std::uint16_t flags;
+  bool detached;
+  char thread_name[16];
+};
+
+/// What every thread is in at this moment, by thread, outermost first.
+std::vector<OpenCopy> read_open(ArenaView arena);
+
+}  // namespace stagespan

@@ -1,0 +1,116 @@
+// recorder.h: the process's one recorder: switches, names, threads, spans kept outside the stack.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "arena.h"
+#include "clock.h"
+#include "layout.h"
+#include "thread_state.h"
+
+namespace stagespan {
+
+enum Mode : std::uint32_t { kModeEnabled = 1, kModeDebug = 2 };
+
+/// What is switched on. Relaxed loads: a switch takes effect soon, and each span latches what it saw.
+extern std::atomic<std::uint32_t> g_mode;
+
+inline bool mode_has(std::uint32_t bits) noexcept {
+  return (g_mode.load(std::memory_order_relaxed) & bits) == bits;
+}
+
+/// An open span that no thread's stack holds: a token, or a coroutine between two of its turns.
+struct DetachedSpan {
+  FinishedSpan span;
+  std::uint32_t shown_at;  // 1 + index among the arena's detached frames; 0 if it is not shown
+};
+
+class Recorder {
+ public:
+  /// Starts the recorder on first use. It is never destroyed: threads may outlive static destructors.
+  static Recorder& get();
+
+  ArenaView arena() const noexcept { return arena_; }
+
+  /// Index of a stage; the same for the same name until the process ends. Beyond the table all names share
+  /// `kStageOverflow`, counted. Names longer than 255 bytes are cut and told apart by a hash of the whole.
+  std::uint32_t intern(std::string_view name);
+  std::string name_of(std::uint32_t stage) const;
+  std::vector<std::string> names() const;
+
+  /// Adds to a work counter of a stage.
+  void add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction);
+
+  /// The calling thread's state, made on its first span.
+  ThreadState& this_thread() {
+    ThreadState* thread = t_state;
+    return thread != nullptr ? *thread : attach();
+  }
+  ThreadState& attach();
+  void detach(ThreadState* thread) noexcept;
+
+  /// A shared or own statistics block of a stage; see ThreadSlot::stats for the result.
+  std::uint32_t claim_block(ThreadState& thread, std::uint32_t stage) noexcept;
+
+  /// Opens a span outside the stack, as a child of what is innermost in the calling thread.
+  DetachedSpan open_detached(std::uint32_t stage, std::uint16_t flags);
+  /// Shows an open span among those that no stack holds.
+  std::uint32_t show_detached(const FinishedSpan& span, std::uint32_t thread) noexcept;
+  void hide_detached(std::uint32_t shown_at) noexcept;
+  /// Ends and records it, in the calling thread's ring.
+  void close_detached(DetachedSpan& detached, std::uint16_t flags);
+
+  /// Ends a span that `owner`, another thread, has open.
+  void close_away(ThreadState& owner, OpenFrame& frame, std::uint16_t flags);
+  /// The innermost frame that `owner_key` opened in a thread other than the calling one.
+  OpenFrame* find_elsewhere(const void* owner_key, ThreadState** thread);
+
+  /// Records a span that was timed elsewhere. False, and counted, if its times cannot be placed.
+  bool record(std::uint32_t stage, std::int64_t begin_ns, std::int64_t end_ns, std::uint16_t flags);
+
+  /// A fresh fit of the clock.
+  ClockFit clock_fit();
+  ClockSource clock_source() const noexcept { return clock_source_; }
+
+  /// Everything recorded goes; names stay.
+  void reset();
+
+  void lose(Cause cause, std::uint64_t n = 1) noexcept { count_lost(arena_.header(), cause, n); }
+
+  /// Number of forks between the first process and this one.
+  std::uint32_t generation() const noexcept { return generation_.load(std::memory_order_relaxed); }
+
+  /// Held while names, slots or blocks change hands; readers of statistics take it too.
+  std::mutex& cold_mutex() noexcept { return cold_; }
+
+ private:
+  Recorder();
+  void prepare_arena();
+  std::uint32_t intern_locked(std::string_view name);
+  std::uint64_t first_id(std::uint32_t slot_index) const noexcept;
+  void settle(ThreadState& thread, std::uint32_t slot_index) noexcept;
+  void fold_thread(ThreadSlot& slot) noexcept;
+  std::uint32_t shared_block_locked(std::uint32_t stage) noexcept;
+  std::uint32_t take_block_locked() noexcept;
+  void after_fork() noexcept;
+
+  ArenaView arena_;
+  ClockSource clock_source_;
+  std::mutex cold_;
+  std::unordered_map<std::string, std::uint32_t> stages_;
+  std::unordered_map<std::string, std::uint32_t> work_keys_;
+  std::vector<std::uint32_t> free_blocks_;
+  std::vector<ThreadState*> threads_;
+  std::uint32_t slotless_threads_ = 0;
+  std::atomic<std::uint32_t> detached_hint_{0};
+  std::atomic<std::uint32_t> generation_{0};
+};
+
+}  // namespace stagespan

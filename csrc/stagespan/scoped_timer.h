@@ -1,0 +1,53 @@
+// scoped_timer.h: timing a C++ scope inside the process that holds the recorder.
+#pragma once
+
+#include "recorder.h"
+
+namespace stagespan {
+
+/// An open span of the calling thread, small enough to be passed in registers.
+struct OpenSpan {
+  OpenFrame* frame;  // null when nothing is recorded
+  std::uint64_t id;
+};
+
+/// Opens a span in the calling thread; called when the recorder is on.
+OpenSpan open_span(std::uint32_t stage) noexcept;
+
+/// Ends a span that this thread opened. Nothing happens if the arena was cleared meanwhile, by a fork or a
+/// reset: the frame's id has changed then.
+void close_span(OpenSpan span, std::uint16_t flags) noexcept;
+
+/// Times the scope it lives in. Latches whether the recorder was on when it opened. The work is out of line
+/// and passed by value, so that a timer that is off needs no memory at all.
+class ScopedTimer {
+ public:
+  [[gnu::always_inline]] explicit ScopedTimer(std::uint32_t stage) noexcept
+      : span_(mode_has(kModeEnabled) ? open_span(stage) : OpenSpan{nullptr, 0}) {}
+
+  [[gnu::always_inline]] ~ScopedTimer() {
+    if (span_.frame != nullptr) close_span(span_, flags_);
+  }
+
+  ScopedTimer(const ScopedTimer&) = delete;
+  ScopedTimer& operator=(const ScopedTimer&) = delete;
+
+  void mark_error() noexcept { flags_ |= kFlagError; }
+
+ private:
+  OpenSpan span_;
+  std::uint16_t flags_ = 0;
+};
+
+}  // namespace stagespan
+
+#define STAGESPAN_DETAIL_JOIN2(a, b) a##b
+#define STAGESPAN_DETAIL_JOIN(a, b) STAGESPAN_DETAIL_JOIN2(a, b)
+
+/// Times the rest of the enclosing scope as a stage. The name is interned once.
+#define STAGESPAN_SCOPE(name)                                                                             \
+  static const std::uint32_t STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__) =                          \
+      ::stagespan::Recorder::get().intern(name);                                                          \
+  ::stagespan::ScopedTimer STAGESPAN_DETAIL_JOIN(stagespan_timer_, __LINE__) {                            \
+    STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__)                                                     \
+  }

@@ -1,0 +1,162 @@
+// snapshot.cpp: summing the blocks of all threads, subtracting, quantiles.
+#include "snapshot.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "histogram.h"
+#include "stage_stats.h"
+
+namespace stagespan {
+
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr int kFoldTries = 100;
+
+struct Sums {
+  StageFigures figures;
+  std::array<std::uint64_t, kBuckets> buckets{};
+};
+
+void add_block(Sums& sums, const StatsBlock& block) {
+  StageFigures& to = sums.figures;
+  std::uint64_t added = 0;
+  for (const Edge& edge : block.edges) {
+    const std::uint32_t mark = edge.used.load(relaxed);
+    const std::uint64_t count = edge.count.load(relaxed);
+    if (mark == 0 || count == 0) continue;
+    EdgeFigures& into = to.parents[edge_parent(mark)];
+    into.count += count;
+    into.sum_ticks += edge.sum_ticks.load(relaxed);
+    to.host.sum_ticks += edge.sum_ticks.load(relaxed);
+    added += count;
+  }
+  if (added == 0) return;
+  const std::uint64_t least = block.min_ticks.load(relaxed);
+  to.host.min_ticks = to.host.count == 0 ? least : std::min(to.host.min_ticks, least);
+  to.host.max_ticks = std::max(to.host.max_ticks, block.max_ticks.load(relaxed));
+  to.host.count += added;
+  to.errors += block.errors.load(relaxed);
+  to.suspended_ticks += block.suspended_ticks.load(relaxed);
+  to.children_ticks += block.children_ticks.load(relaxed);
+  for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket) sums.buckets[bucket] += block.buckets[bucket].load(relaxed);
+  for (const Wrap& wrap : block.wraps) {
+    const std::uint32_t bucket = wrap.bucket_plus_one.load(relaxed);
+    if (bucket != 0) sums.buckets[bucket - 1] += std::uint64_t{wrap.times.load(relaxed)} << 32;
+  }
+}
+
+void read_work(ArenaView arena, std::map<std::uint32_t, Sums>& stages) {
+  for (std::uint32_t i = 0; i < kMaxWork; ++i) {
+    const WorkEntry& entry = arena.work()[i];
+    const std::uint64_t key = entry.key.load(std::memory_order_acquire);
+    if (key == 0) continue;
+    const auto stage = static_cast<std::uint32_t>(key >> 32) - 1;
+    const WorkKey& name = arena.work_keys()[key & 0xffffffff];
+    stages[stage].figures.work[name.text] +=
+        static_cast<double>(entry.whole.load(relaxed)) + entry.fraction.load(relaxed);
+  }
+}
+
+std::map<std::uint32_t, Sums> read_blocks(ArenaView arena) {
+  const ArenaHeader& header = arena.header();
+  std::map<std::uint32_t, Sums> result;
+  const std::uint32_t stages = header.name_count.load(std::memory_order_acquire);
+  const std::uint32_t slots = header.slot_high_water.load(std::memory_order_acquire);
+  const std::uint32_t overflow = arena.slot(kSharedSlot).stats[kStageOverflow].load(std::memory_order_acquire);
+  const auto read_slot = [&](std::uint32_t index) {
+    const ThreadSlot& slot = arena.slot(index);
+    for (std::uint32_t stage = 0; stage < stages; ++stage) {
+      const std::uint32_t block = slot.stats[stage].load(std::memory_order_acquire);
+      if (block == 0) continue;
+      // A shared block is read once, where the shared slot names it as the stage's own.
+      const bool shared = (block & kSharedBlock) != 0;
+      if (shared != (index == kSharedSlot) || (shared && block == overflow && stage != kStageOverflow)) continue;
+      add_block(result[stage], arena.blocks()[(block & ~kSharedBlock) - 1]);
+    }
+  };
+  for (std::uint32_t index = 0; index < slots; ++index) read_slot(index);
+  read_slot(kSharedSlot);
+  return result;
+}
+
+}  // namespace
+
+std::optional<double> Distribution::quantile_ticks(double q) const {
+  std::uint64_t total = 0;
+  for (const auto& [bucket, n] : buckets) total += n;
+  if (total == 0) return std::nullopt;
+  const auto rank = static_cast<std::uint64_t>(std::ceil(std::clamp(q, 0.0, 1.0) * static_cast<double>(total)));
+  const auto low = static_cast<double>(min_ticks);
+  const auto high = static_cast<double>(max_ticks);
+  std::uint64_t seen = 0;
+  for (const auto& [bucket, n] : buckets) {
+    seen += n;
+    if (seen < rank || n == 0) continue;
+    // The last bucket has no upper bound of its own; the largest span seen is the best that can be said.
+    if (bucket == kBuckets - 1) return high;
+    return std::clamp(bucket_value(bucket), low, std::max(low, high));
+  }
+  return high;
+}
+
+Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
+  const ArenaHeader& header = arena.header();
+  std::map<std::uint32_t, Sums> sums;
+  Snapshot snapshot;
+  for (int attempt = 0; attempt < kFoldTries; ++attempt) {
+    const std::uint32_t before = header.fold_version.load(std::memory_order_acquire);
+    if ((before & 1) != 0) continue;
+    snapshot.ticks = now_ticks();
+    sums = read_blocks(arena);
+    load_fence();
+    if (header.fold_version.load(relaxed) == before) break;
+  }
+  read_work(arena, sums);
+  snapshot.unix_ns = fit.unix_ns(snapshot.ticks);
+  snapshot.ns_per_tick = fit.ns_per_tick();
+  for (auto& [stage, sum] : sums) {
+    StageFigures& figures = sum.figures;
+    if (figures.host.count == 0 && figures.work.empty()) continue;
+    for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket)
+      if (sum.buckets[bucket] != 0) figures.host.buckets.emplace_back(bucket, sum.buckets[bucket]);
+    snapshot.stages.emplace(stage, std::move(figures));
+  }
+  return snapshot;
+}
+
+Snapshot difference(const Snapshot& later, const Snapshot& earlier) {
+  Snapshot result = later;
+  for (const auto& [stage, before] : earlier.stages) {
+    const auto found = result.stages.find(stage);
+    if (found == result.stages.end()) continue;
+    StageFigures& now = found->second;
+    now.host.count -= before.host.count;
+    now.host.sum_ticks -= before.host.sum_ticks;
+    now.errors -= before.errors;
+    now.suspended_ticks -= before.suspended_ticks;
+    now.children_ticks -= before.children_ticks;
+    for (const auto& [parent, edge] : before.parents) {
+      now.parents[parent].count -= edge.count;
+      now.parents[parent].sum_ticks -= edge.sum_ticks;
+    }
+    std::erase_if(now.parents, [](const auto& entry) { return entry.second.count == 0; });
+    for (const auto& [key, amount] : before.work) now.work[key] -= amount;
+    std::map<std::uint32_t, std::uint64_t> left(now.host.buckets.begin(), now.host.buckets.end());
+    for (const auto& [bucket, n] : before.host.buckets) left[bucket] -= n;
+    std::erase_if(left, [](const auto& entry) { return entry.second == 0; });
+    now.host.buckets.assign(left.begin(), left.end());
+    if (before.host.count != 0 && !left.empty()) {
+      now.host.min_ticks = std::max(now.host.min_ticks, bucket_low(left.begin()->first));
+      now.host.max_ticks = std::min(now.host.max_ticks, bucket_high(left.rbegin()->first) - 1);
+    }
+    const bool no_work =
+        std::all_of(now.work.begin(), now.work.end(), [](const auto& entry) { return entry.second == 0; });
+    if (now.host.count == 0 && no_work) result.stages.erase(found);
+  }
+  return result;
+}
+
+}  // namespace stagespan

@@ -1,0 +1,58 @@
+// snapshot.h: statistics of all stages at one time, read while writers run.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "arena.h"
+#include "clock.h"
+
+namespace stagespan {
+
+/// A duration's distribution in ticks.
+struct Distribution {
+  std::uint64_t count = 0;
+  std::uint64_t sum_ticks = 0;
+  std::uint64_t min_ticks = 0;
+  std::uint64_t max_ticks = 0;
+  std::vector<std::pair<std::uint32_t, std::uint64_t>> buckets;  // (bucket, count), ascending, no empty ones
+
+  /// The duration that a share `q` in [0, 1] of the spans does not exceed; within 2.1 % of the exact one.
+  /// Nothing while `count` is 0.
+  std::optional<double> quantile_ticks(double q) const;
+};
+
+struct EdgeFigures {
+  std::uint64_t count = 0;
+  std::uint64_t sum_ticks = 0;
+};
+
+struct StageFigures {
+  Distribution host;
+  std::uint64_t errors = 0;
+  std::uint64_t suspended_ticks = 0;
+  std::uint64_t children_ticks = 0;
+  std::map<std::uint32_t, EdgeFigures> parents;  // by parent stage; kNoStage is top level
+  std::map<std::string, double> work;
+};
+
+/// Cumulative figures. Each figure is read whole, but a span that ends while its stage is read may be in some
+/// of them and not yet in others: at most one span a thread.
+struct Snapshot {
+  std::uint64_t ticks = 0;
+  std::int64_t unix_ns = 0;
+  double ns_per_tick = 1;
+  std::map<std::uint32_t, StageFigures> stages;  // only those that have run
+};
+
+Snapshot take_snapshot(ArenaView arena, const ClockFit& fit);
+
+/// What happened between two snapshots of one arena. The minimum and maximum of an interval are not recorded:
+/// they are taken from the bounds of the lowest and highest bucket.
+Snapshot difference(const Snapshot& later, const Snapshot& earlier);
+
+}  // namespace stagespan

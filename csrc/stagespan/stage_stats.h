@@ -1,0 +1,123 @@
+// stage_stats.h: adding one span to the figures of its stage.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "histogram.h"
+#include "layout.h"
+
+namespace stagespan {
+
+/// What a finished span adds to its stage.
+struct SpanFigures {
+  std::uint64_t duration_ticks;
+  std::uint64_t suspended_ticks;
+  std::uint64_t children_ticks;
+  std::uint32_t parent_stage;
+  bool error;
+};
+
+/// Additions by the one thread that owns a block. A plain load and store: nobody else writes, and readers see
+/// each figure whole.
+struct SingleWriter {
+  template <class T>
+  static T add(std::atomic<T>& figure, T amount) noexcept {
+    const T before = figure.load(std::memory_order_relaxed);
+    figure.store(before + amount, std::memory_order_relaxed);
+    return before;
+  }
+  static void lower(std::atomic<std::uint64_t>& least, std::uint64_t value) noexcept {
+    if (value < least.load(std::memory_order_relaxed)) least.store(value, std::memory_order_relaxed);
+  }
+  static void raise(std::atomic<std::uint64_t>& most, std::uint64_t value) noexcept {
+    if (value > most.load(std::memory_order_relaxed)) most.store(value, std::memory_order_relaxed);
+  }
+  static bool claim(std::atomic<std::uint32_t>& cell, std::uint32_t value) noexcept {
+    if (cell.load(std::memory_order_relaxed) != 0) return false;
+    cell.store(value, std::memory_order_relaxed);
+    return true;
+  }
+};
+
+/// Additions to a block that several threads share. Relaxed: the figures are independent sums.
+struct ManyWriters {
+  template <class T>
+  static T add(std::atomic<T>& figure, T amount) noexcept {
+    return figure.fetch_add(amount, std::memory_order_relaxed);
+  }
+  static void lower(std::atomic<std::uint64_t>& least, std::uint64_t value) noexcept {
+    std::uint64_t seen = least.load(std::memory_order_relaxed);
+    while (value < seen && !least.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+    }
+  }
+  static void raise(std::atomic<std::uint64_t>& most, std::uint64_t value) noexcept {
+    std::uint64_t seen = most.load(std::memory_order_relaxed);
+    while (value > seen && !most.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
+    }
+  }
+  static bool claim(std::atomic<std::uint32_t>& cell, std::uint32_t value) noexcept {
+    std::uint32_t free = 0;
+    return cell.compare_exchange_strong(free, value, std::memory_order_relaxed);
+  }
+};
+
+/// Makes a zeroed block ready. Not for a block that anybody may be writing.
+inline void prepare(StatsBlock& block) noexcept {
+  block.min_ticks.store(~std::uint64_t{0}, std::memory_order_relaxed);
+}
+
+// An edge is claimed by writing 1 + parent_stage (kNoStage wraps to 0, so stages are stored shifted by two)
+// into `used`, which names the parent in one word: no reader or second writer sees half an edge.
+constexpr std::uint32_t edge_mark(std::uint32_t parent_stage) noexcept { return parent_stage + 3; }
+constexpr std::uint32_t edge_parent(std::uint32_t mark) noexcept { return mark - 3; }
+
+/// The edge of a parent stage, claimed if it is new; the last edge takes all parents beyond the fourth.
+template <class Writer>
+STAGESPAN_HOT Edge& edge_for(StatsBlock& block, std::uint32_t parent_stage) noexcept {
+  const std::uint32_t mark = edge_mark(parent_stage);
+  for (std::uint32_t i = 0; i + 1 < kEdges; ++i) {
+    std::atomic<std::uint32_t>& used = block.edges[i].used;
+    if (used.load(std::memory_order_relaxed) == mark) [[likely]]
+      return block.edges[i];
+    if (Writer::claim(used, mark) || used.load(std::memory_order_relaxed) == mark) return block.edges[i];
+  }
+  Edge& last = block.edges[kEdges - 1];
+  last.used.store(edge_mark(kSeveralStages), std::memory_order_relaxed);
+  return last;
+}
+
+/// Notes that a bucket's 32 bits ran over, so that its count stays exact.
+template <class Writer>
+void note_wrap(StatsBlock& block, std::uint32_t bucket, std::uint32_t times) noexcept {
+  for (Wrap& wrap : block.wraps) {
+    if (wrap.bucket_plus_one.load(std::memory_order_relaxed) == bucket + 1 ||
+        Writer::claim(wrap.bucket_plus_one, bucket + 1) ||
+        wrap.bucket_plus_one.load(std::memory_order_relaxed) == bucket + 1) {
+      Writer::add(wrap.times, times);
+      return;
+    }
+  }
+}
+
+template <class Writer>
+STAGESPAN_HOT void add_span(StatsBlock& block, const SpanFigures& span) noexcept {
+  Edge& edge = edge_for<Writer>(block, span.parent_stage);
+  Writer::add(edge.count, std::uint64_t{1});
+  Writer::add(edge.sum_ticks, span.duration_ticks);
+  Writer::lower(block.min_ticks, span.duration_ticks);
+  Writer::raise(block.max_ticks, span.duration_ticks);
+  const std::uint32_t bucket = bucket_of(span.duration_ticks);
+  if (Writer::add(block.buckets[bucket], 1U) == 0xffffffffU) [[unlikely]]
+    note_wrap<Writer>(block, bucket, 1);
+  if (span.children_ticks != 0) Writer::add(block.children_ticks, span.children_ticks);
+  if (span.suspended_ticks != 0) [[unlikely]]
+    Writer::add(block.suspended_ticks, span.suspended_ticks);
+  if (span.error) [[unlikely]]
+    Writer::add(block.errors, std::uint64_t{1});
+}
+
+/// Adds all of `from`, which nobody writes any more, to the shared block `to`.
+void fold(const StatsBlock& from, StatsBlock& to) noexcept;
+
+}  // namespace stagespan

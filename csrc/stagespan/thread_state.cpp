@@ -1,0 +1,112 @@
+// thread_state.cpp: what happens to a thread's open spans off the common path.
+#include "thread_state.h"
+
+#include "recorder.h"
+
+namespace stagespan {
+
+constinit thread_local ThreadState* t_state __attribute__((tls_model("initial-exec"))) = nullptr;
+
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+
+// Lets everything above see `frame` as what lies below it, for frames that are not spans of their own.
+void pass_through(OpenFrame& frame, const OpenFrame& below) noexcept {
+  frame.as_parent_id.store(below.as_parent_id.load(relaxed), relaxed);
+  frame.as_parent_stage.store(below.as_parent_stage.load(relaxed), relaxed);
+  frame.as_parent_depth.store(below.as_parent_depth.load(relaxed), relaxed);
+  frame.effective.store(below.effective.load(relaxed), relaxed);
+}
+
+void drop_closed_away(ThreadState& thread) noexcept {
+  const std::uint32_t end = thread.slot != nullptr ? thread.slot->frames_high_water.load(relaxed)
+                                                   : thread.frame_capacity;
+  for (std::uint32_t index = 1; index < end; ++index) {
+    OpenFrame& frame = thread.frames[index];
+    if (frame.id.load(relaxed) != 0 && (frame.flags.load(std::memory_order_acquire) & kFrameClosedAway) != 0)
+      drop_frame(thread, frame);
+  }
+}
+
+}  // namespace
+
+void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& figures) noexcept {
+  Recorder& recorder = Recorder::get();
+  const std::uint32_t block = recorder.claim_block(thread, stage);
+  StatsBlock& target = thread.blocks[(block & ~kSharedBlock) - 1];
+  if ((block & kSharedBlock) != 0)
+    add_span<ManyWriters>(target, figures);
+  else
+    add_span<SingleWriter>(target, figures);
+  if (thread.ring == nullptr) recorder.lose(kLostThreads);
+}
+
+OpenFrame* no_frame_left() noexcept {
+  Recorder::get().lose(kLostOpen);
+  return nullptr;
+}
+
+void make_root(ThreadState& thread, std::uint32_t index, const ParentLink& link) noexcept {
+  OpenFrame& root = thread.frames[index];
+  root.as_parent_id.store(link.id, relaxed);
+  root.as_parent_stage.store(link.stage, relaxed);
+  root.as_parent_depth.store(link.depth, relaxed);
+  root.effective.store(index, relaxed);
+  root.child_ticks.store(0, relaxed);
+  root.flags.store(kFrameRoot, relaxed);
+}
+
+void attend(ThreadState& thread) noexcept {
+  const std::uint32_t what = thread.attention.exchange(0, std::memory_order_acquire);
+  if ((what & kAttentionReset) != 0) {
+    thread.head = thread.slot != nullptr ? thread.slot->head.load(relaxed) : 0;
+    thread.free_head = 1;
+    thread.base.top = thread.base.root = 0;
+    make_root(thread, 0, {});
+    return;
+  }
+  if ((what & kAttentionClosedAway) != 0) drop_closed_away(thread);
+}
+
+void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index) noexcept {
+  const std::uint32_t below = thread.frames[index].below.load(relaxed);
+  std::uint32_t above = scope.top;
+  std::uint32_t lowest_above = 0;
+  while (above != index && above != scope.root) {
+    lowest_above = above;
+    above = thread.frames[above].below.load(relaxed);
+  }
+  if (above != index || lowest_above == 0) return;
+  thread.frames[lowest_above].below.store(below, relaxed);
+  // Inactive frames above stood in for the one that goes; from bottom to top they now stand in for what is
+  // below. There are as many of them as somebody switched off in mid-span, so the quadratic walk is short.
+  for (bool again = true; again;) {
+    again = false;
+    for (std::uint32_t i = scope.top; i != below && i != scope.root; i = thread.frames[i].below.load(relaxed)) {
+      OpenFrame& frame = thread.frames[i];
+      if ((frame.flags.load(relaxed) & kFrameInactive) == 0) continue;
+      const OpenFrame& under = thread.frames[frame.below.load(relaxed)];
+      if (frame.effective.load(relaxed) == under.effective.load(relaxed)) continue;
+      pass_through(frame, under);
+      again = true;
+    }
+  }
+}
+
+OpenFrame* open_inactive(ThreadState& thread, const void* owner) noexcept {
+  if (thread.attention.load(relaxed) != 0) attend(thread);
+  const std::uint32_t index = take_frame(thread);
+  if (index == 0) return no_frame_left();
+  Scope& scope = *thread.scope;
+  OpenFrame& frame = thread.frames[index];
+  pass_through(frame, thread.frames[scope.top]);
+  frame.flags.store(kFrameInactive, relaxed);
+  frame.below.store(scope.top, relaxed);
+  thread.locals[index].owner = owner;
+  thread.locals[index].scope = &scope;
+  scope.top = index;
+  return &frame;
+}
+
+}  // namespace stagespan

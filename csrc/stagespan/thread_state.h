@@ -1,0 +1,246 @@
+// thread_state.h: what one thread needs to open and close spans; no other thread writes it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "arena.h"
+#include "clock.h"
+#include "layout.h"
+#include "stage_stats.h"
+
+namespace stagespan {
+
+/// One execution context's stack of open spans: the thread's own (`context` as the bindings see it), or that
+/// of an asyncio task which takes turns with others on the same thread.
+struct Scope {
+  const void* context = nullptr;
+  std::uint32_t top = 0;   // innermost open frame, or `root`
+  std::uint32_t root = 0;  // a frame that is never shown; tells the outermost span its parent
+  std::uint64_t request = 0;
+  std::uint32_t holds = 0;  // reasons to keep a task's scope although it has no open span
+  bool is_task = false;
+};
+
+/// What belongs to an open frame in this process only.
+struct FrameLocal {
+  const void* owner = nullptr;
+  Scope* scope = nullptr;
+  std::uint64_t request = 0;
+  void* note = nullptr;  // the bindings' own
+};
+
+/// What a span opened now would take as its parent.
+struct ParentLink {
+  std::uint64_t id = 0;
+  std::uint64_t request = 0;
+  std::uint32_t stage = kNoStage;
+  std::uint16_t depth = 0;
+};
+
+/// A finished span, from wherever it was kept while it was open.
+struct FinishedSpan {
+  std::uint64_t begin_ticks;
+  std::uint64_t end_ticks;
+  std::uint64_t id;
+  std::uint64_t parent;
+  std::uint64_t request;
+  std::uint64_t suspended_ticks;
+  std::uint64_t children_ticks;
+  std::uint32_t stage;
+  std::uint32_t parent_stage;
+  std::uint16_t depth;
+  std::uint16_t flags;
+
+  /// Counters of two cores may differ by a few ticks; a span never lasts less than nothing.
+  std::uint64_t duration_ticks() const noexcept { return end_ticks > begin_ticks ? end_ticks - begin_ticks : 0; }
+};
+
+enum Attention : std::uint32_t { kAttentionClosedAway = 1, kAttentionReset = 2 };
+
+struct ThreadState {
+  // The first lines are what every span touches.
+  OpenFrame* frames = nullptr;
+  FrameLocal* locals = nullptr;
+  Scope* scope = nullptr;
+  std::uint64_t next_id = 0;  // last id given out; see Recorder::first_id
+  std::uint32_t free_head = 1;
+  std::uint32_t frame_capacity = 0;
+  std::atomic<std::uint32_t> attention{0};  // set by other threads, looked at when a span opens
+  std::uint32_t thread = 0;
+  SpanRecord* ring = nullptr;  // null for a thread that found no slot
+  std::uint64_t head = 0;
+  std::uint64_t ring_mask = 0;
+  std::atomic<std::uint32_t>* stats = nullptr;
+  StatsBlock* blocks = nullptr;
+  ThreadSlot* slot = nullptr;
+
+  Scope base;
+  std::uint32_t slot_index = kSharedSlot;
+  std::uint64_t ident = 0;
+  std::unique_ptr<FrameLocal[]> locals_storage;
+  std::unique_ptr<OpenFrame[]> frames_storage;  // only without a slot
+  void* scopes = nullptr;                       // the bindings' table of task scopes
+
+  std::uint32_t index_of(const OpenFrame& frame) const noexcept {
+    return static_cast<std::uint32_t>(&frame - frames);
+  }
+};
+
+/// The calling thread's state, null until it opens its first span. Initial-exec: a general access would cost
+/// a call for every span.
+extern constinit thread_local ThreadState* t_state __attribute__((tls_model("initial-exec")));
+
+/// Statistics of a stage where the thread has no block of its own yet, or shares one.
+void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& figures) noexcept;
+
+/// Drops frames that other threads have ended, or all of them after a reset.
+void attend(ThreadState& thread) noexcept;
+
+/// Takes a frame out of the middle of its scope.
+void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index) noexcept;
+
+/// Makes the frame with this index the bottom of a scope.
+void make_root(ThreadState& thread, std::uint32_t index, const ParentLink& link) noexcept;
+
+/// Takes a free frame, or 0 if there is none.
+STAGESPAN_HOT std::uint32_t take_frame(ThreadState& thread) noexcept {
+  const std::uint32_t index = thread.free_head;
+  if (index >= thread.frame_capacity) [[unlikely]]
+    return 0;
+  std::uint32_t next = thread.frames[index].below.load(std::memory_order_relaxed);
+  if (next == 0) [[unlikely]] {  // never used before: the free list continues with its neighbour
+    next = index + 1;
+    if (thread.slot != nullptr) thread.slot->frames_high_water.store(next, std::memory_order_relaxed);
+  }
+  thread.free_head = next;
+  return index;
+}
+
+STAGESPAN_HOT void give_frame(ThreadState& thread, std::uint32_t index) noexcept {
+  OpenFrame& frame = thread.frames[index];
+  // Readers must not take the next span's fields for this one's: the id goes first.
+  frame.id.store(0, std::memory_order_relaxed);
+  store_fence();
+  frame.below.store(thread.free_head, std::memory_order_relaxed);
+  thread.free_head = index;
+}
+
+/// Writes a finished span to the statistics and to the ring.
+STAGESPAN_HOT void commit_span(ThreadState& thread, const FinishedSpan& span) noexcept {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  const SpanFigures figures{span.duration_ticks(), span.suspended_ticks, span.children_ticks, span.parent_stage,
+                            (span.flags & kFlagError) != 0};
+  const std::uint32_t block = thread.stats[span.stage].load(relaxed);
+  if (block - 1U < kSharedBlock - 1U) [[likely]]
+    add_span<SingleWriter>(thread.blocks[block - 1], figures);
+  else
+    add_span_slow(thread, span.stage, figures);
+
+  if (thread.ring == nullptr) [[unlikely]]
+    return;
+  const std::uint64_t number = thread.head;
+  SpanRecord& record = thread.ring[number & thread.ring_mask];
+  record.commit.store(0, relaxed);
+  store_fence();
+  record.begin_ticks.store(span.begin_ticks, relaxed);
+  record.end_ticks.store(span.end_ticks, relaxed);
+  record.id.store(span.id, relaxed);
+  record.parent.store(span.parent, relaxed);
+  record.request.store(span.request, relaxed);
+  record.suspended_ticks.store(span.suspended_ticks, relaxed);
+  record.stage.store(span.stage, relaxed);
+  record.thread.store(thread.thread, relaxed);
+  record.depth.store(span.depth, relaxed);
+  record.flags.store(span.flags & kFlagPublished, relaxed);
+  // Release: who sees this number sees the fields above.
+  record.commit.store(static_cast<std::uint32_t>(number + 1), std::memory_order_release);
+  thread.head = number + 1;
+  thread.slot->head.store(number + 1, std::memory_order_release);
+}
+
+/// Opens a span in the thread's current scope. Null, and counted, when too many are open.
+OpenFrame* no_frame_left() noexcept;
+
+STAGESPAN_HOT OpenFrame* open_frame(ThreadState& thread, std::uint32_t stage, const void* owner) noexcept {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  if (thread.attention.load(relaxed) != 0) [[unlikely]]
+    attend(thread);
+  const std::uint32_t index = take_frame(thread);
+  if (index == 0) [[unlikely]]
+    return no_frame_left();
+  Scope& scope = *thread.scope;
+  OpenFrame& frame = thread.frames[index];
+  const OpenFrame& below = thread.frames[scope.top];
+  const std::uint64_t id = ++thread.next_id;
+  const std::uint16_t depth = below.as_parent_depth.load(relaxed);
+  frame.parent.store(below.as_parent_id.load(relaxed), relaxed);
+  frame.as_parent_id.store(id, relaxed);
+  frame.child_ticks.store(0, relaxed);
+  frame.stage.store(stage, relaxed);
+  frame.as_parent_stage.store(stage, relaxed);
+  frame.below.store(scope.top, relaxed);
+  frame.effective.store(index, relaxed);
+  frame.depth.store(depth, relaxed);
+  frame.as_parent_depth.store(static_cast<std::uint16_t>(depth + 1), relaxed);
+  frame.flags.store(0, relaxed);
+  thread.locals[index].owner = owner;
+  thread.locals[index].scope = &scope;
+  thread.locals[index].request = scope.request;
+  scope.top = index;
+  // The clock last, so that the span does not time its own opening.
+  frame.begin_ticks.store(now_ticks(), relaxed);
+  frame.id.store(id, std::memory_order_release);
+  return &frame;
+}
+
+/// A frame for a span that is off, so that every end finds its own begin. Costs no clock.
+OpenFrame* open_inactive(ThreadState& thread, const void* owner) noexcept;
+
+/// Takes a frame off its scope without recording anything.
+STAGESPAN_HOT void drop_frame(ThreadState& thread, OpenFrame& frame) noexcept {
+  const std::uint32_t index = thread.index_of(frame);
+  Scope& scope = *thread.locals[index].scope;
+  if (scope.top == index) [[likely]]
+    scope.top = frame.below.load(std::memory_order_relaxed);
+  else
+    unlink_frame(thread, scope, index);
+  give_frame(thread, index);
+}
+
+/// What `frame` says of its span, which ended at `end_ticks`.
+STAGESPAN_HOT FinishedSpan finished(const ThreadState& thread, const OpenFrame& frame, std::uint64_t end_ticks,
+                             std::uint16_t flags) noexcept {
+  constexpr auto relaxed = std::memory_order_relaxed;
+  const std::uint32_t index = thread.index_of(frame);
+  const OpenFrame& below = thread.frames[frame.below.load(relaxed)];
+  return {frame.begin_ticks.load(relaxed),
+          end_ticks,
+          frame.id.load(relaxed),
+          frame.parent.load(relaxed),
+          thread.locals[index].request,
+          0,
+          frame.child_ticks.load(relaxed),
+          frame.stage.load(relaxed),
+          below.as_parent_stage.load(relaxed),
+          frame.depth.load(relaxed),
+          static_cast<std::uint16_t>(flags | frame.flags.load(relaxed))};
+}
+
+/// Charges a child's time to the span that is innermost in `below`'s place.
+STAGESPAN_HOT void charge_parent(ThreadState& thread, std::uint32_t below, std::uint64_t ticks) noexcept {
+  OpenFrame& parent = thread.frames[thread.frames[below].effective.load(std::memory_order_relaxed)];
+  SingleWriter::add(parent.child_ticks, ticks);
+}
+
+/// Ends a span that this thread opened, and records it.
+STAGESPAN_HOT void close_frame(ThreadState& thread, OpenFrame& frame, std::uint16_t flags) noexcept {
+  const std::uint64_t end_ticks = now_ticks();
+  const FinishedSpan span = finished(thread, frame, end_ticks, flags);
+  commit_span(thread, span);
+  charge_parent(thread, frame.below.load(std::memory_order_relaxed), span.duration_ticks());
+  drop_frame(thread, frame);
+}
+
+}  // namespace stagespan
