@@ -1,0 +1,45 @@
+"""Signatures: what went into every stage and came out of it, and mock inputs made from that.
+
+Importing this package imports no torch; `make_inputs` does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stagespan.signature.capture import capture
+from stagespan.signature.describe import describe
+from stagespan.signature.model import SignatureFile, StageSignature, TensorSignature
+from stagespan.signature.recorder import capture_paused, signature_key
+from stagespan.signature.store import (
+    dump_io_signatures,
+    get_io_signatures,
+    reset_signatures,
+    signature_stats,
+)
+
+if TYPE_CHECKING:
+    from stagespan.signature.mock import make_inputs
+
+__all__ = [
+    "SignatureFile",
+    "StageSignature",
+    "TensorSignature",
+    "capture",
+    "capture_paused",
+    "describe",
+    "dump_io_signatures",
+    "get_io_signatures",
+    "make_inputs",
+    "reset_signatures",
+    "signature_key",
+    "signature_stats",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "make_inputs":
+        from stagespan.signature.mock import make_inputs
+
+        return make_inputs
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

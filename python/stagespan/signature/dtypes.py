@@ -1,0 +1,73 @@
+"""Element types: names, sizes, and which of them mock inputs can be made of. No torch here."""
+
+from __future__ import annotations
+
+import difflib
+
+# Size of one element in bytes. Also the list of types that mock inputs can be made of.
+ELEMENT_BYTES: dict[str, int] = {
+    "float64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float4_e2m1fn_x2": 1,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "bool": 1,
+}
+
+_ALIASES = {
+    "float": "float32",
+    "double": "float64",
+    "half": "float16",
+    "long": "int64",
+    "int": "int32",
+    "short": "int16",
+    "cfloat": "complex64",
+    "cdouble": "complex128",
+    "chalf": "complex32",
+}
+
+# What numpy can hold of the above.
+NUMPY_NAMES = frozenset(
+    name
+    for name in ELEMENT_BYTES
+    if not name.startswith(("bfloat", "float8", "float4")) and name != "complex32"
+)
+
+
+def canonical(name: str) -> str:
+    """The one spelling of an element type: ``torch.half`` and ``half`` are ``float16``."""
+    short = name.removeprefix("torch.")
+    return _ALIASES.get(short, short)
+
+
+def is_floating(name: str) -> bool:
+    """Whether the type holds real floating-point numbers."""
+    return name.startswith(("float", "bfloat"))
+
+
+def is_integer(name: str) -> bool:
+    """Whether the type holds whole numbers (``bool`` is none of them)."""
+    return name.startswith(("int", "uint"))
+
+
+def unknown_dtype(name: str) -> str:
+    """The end of a sentence about a type that no mock can be made of: what is known, and near."""
+    near = difflib.get_close_matches(name, ELEMENT_BYTES, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"known are {', '.join(ELEMENT_BYTES)}{hint}"

@@ -1,0 +1,62 @@
+"""A short hash of a signature's form: shapes, element types, kinds of device, structure.
+
+Values of numbers and strings are left out, so that a new prompt or seed is no new signature;
+indexes of devices are left out, so that the ranks of a run share their keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from stagespan.signature.model import TYPE, UNREPLAYABLE, is_tensor
+
+# Parts of an object with a `$type` that are words, not nodes.
+_VERBATIM = ("class", "name", "value", "length")
+
+
+def key_of(inputs: dict[str, Any]) -> str:
+    """Key of the nodes of a stage's inputs: 12 hexadecimal digits, the same in every process."""
+    parts: list[str] = []
+    for name in sorted(inputs):
+        parts.append(name)
+        _form(inputs[name], parts)
+    return hashlib.blake2b("\x1f".join(parts).encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+
+def _form(node: Any, parts: list[str]) -> None:
+    if is_tensor(node) or (isinstance(node, dict) and node.get(TYPE) == "ndarray"):
+        device = str(node.get("device", "host")).partition(":")[0]
+        parts.append(f"{node['dtype']}{node['shape']}{device}")
+    elif isinstance(node, list):
+        parts.append(f"[{len(node)}")
+        for item in node:
+            _form(item, parts)
+    elif isinstance(node, dict):
+        _form_of_object(node, parts)
+    elif node is None or isinstance(node, bool):
+        parts.append(repr(node))
+    else:
+        parts.append(type(node).__name__)
+
+
+def _form_of_object(node: dict[str, Any], parts: list[str]) -> None:
+    kind = node.get(TYPE)
+    if kind in (
+        "str",
+        "float",
+    ):  # long texts and infinite numbers are strings and floats all the same
+        parts.append(kind)
+        return
+    if UNREPLAYABLE in node:
+        parts.append(str(node[UNREPLAYABLE]))
+        return
+    parts.append(f"{{{kind or ''}")
+    for name, item in node.items():
+        if name == TYPE:
+            continue
+        parts.append(name)
+        if kind is not None and name in _VERBATIM:
+            parts.append(str(item))
+        else:
+            _form(item, parts)

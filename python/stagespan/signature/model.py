@@ -1,0 +1,360 @@
+"""What a signature file holds: tensors, stages, the file. Reads TeleFuser's too. No torch here.
+
+A value in a signature is a *node*: plain JSON. Numbers, strings, booleans, null and lists stand for
+themselves, an object with ``shape`` and ``dtype`` is a tensor, one with ``$type`` is what JSON has no word for (a tuple, a dataclass, an enum, ...), an object with ``unreplayable`` names the type
+of a value that cannot be made again, and any other object is a dictionary.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stagespan.errors import SignatureError
+from stagespan.files import write_whole
+from stagespan.signature import dtypes
+
+SCHEMA_VERSION = 1
+TYPE = "$type"
+UNREPLAYABLE = "unreplayable"
+
+# TeleFuser writes the bare name of a type where it could not describe a value.
+_BARE_TYPES = frozenset(
+    {"dict", "tuple", "set", "bytes", "ndarray", "Image", "Generator", "function", "partial"}
+)
+
+
+def is_tensor(node: object) -> bool:
+    """Whether a node describes a tensor."""
+    return isinstance(node, dict) and TYPE not in node and "shape" in node and "dtype" in node
+
+
+@dataclass(frozen=True)
+class TensorSignature:
+    """One tensor: its form, and as much about its values as a valid mock needs."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = "cpu"
+    requires_grad: bool = False
+    strides: tuple[int, ...] | None = None
+    """In elements; None is the default order of a contiguous tensor."""
+    value_range: tuple[int, int] | None = None
+    """Smallest and largest value of an integer tensor."""
+    values: tuple[Any, ...] | None = None
+    """All values in row order, of small tensors only."""
+    true_fraction: float | None = None
+    """Part of a bool tensor that is true, from 0 to 1."""
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes that the tensor's memory takes; 0 if it is empty."""
+        elements = self.numel
+        if self.strides is not None and elements:
+            elements = 1 + sum(
+                (size - 1) * step for size, step in zip(self.shape, self.strides, strict=True)
+            )
+        return elements * dtypes.ELEMENT_BYTES.get(self.dtype, 8)
+
+    def to_json(self) -> dict[str, Any]:
+        """The node: ``shape``, ``dtype``, ``device``, and what differs from the default."""
+        node: dict[str, Any] = {
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "device": self.device,
+        }
+        if self.requires_grad:
+            node["requires_grad"] = True
+        if self.strides is not None:
+            node["strides"] = list(self.strides)
+        if self.values is not None:
+            node["values"] = list(self.values)
+        elif self.value_range is not None:
+            node["value_range"] = list(self.value_range)
+        elif self.true_fraction is not None:
+            node["true_fraction"] = self.true_fraction
+        return node
+
+    @classmethod
+    def from_json(cls, node: dict[str, Any], where: str) -> TensorSignature:
+        """Read and check a node; ``where`` names it in the SignatureError for a wrong one."""
+        shape = _sizes(node["shape"], where, "shape")
+        dtype = node["dtype"]
+        if not isinstance(dtype, str) or dtypes.canonical(dtype) not in dtypes.ELEMENT_BYTES:
+            raise SignatureError(
+                f"{where}: mock inputs cannot be made of dtype {dtype!r}; "
+                f"{dtypes.unknown_dtype(str(dtype))} (or pass the tensor itself: "
+                f"HarnessConfig(inputs={{...}}))."
+            )
+        device = node.get("device", "cpu")
+        if not isinstance(device, str):
+            raise SignatureError(
+                f"{where}: device {device!r} is no string such as 'cuda:0' or 'cpu'."
+            )
+        strides = node.get("strides")
+        if strides is not None:
+            strides = _sizes(strides, where, "strides")
+            if len(strides) != len(shape):
+                raise SignatureError(
+                    f"{where}: {len(strides)} strides do not fit a shape of {len(shape)} sizes."
+                )
+        if node.get("layout", "strided") != "strided":
+            raise SignatureError(
+                f"{where}: a tensor of layout {node['layout']!r} cannot be made from its "
+                f"signature; pass it in with HarnessConfig(inputs={{...}})."
+            )
+        signature = cls(
+            shape=shape,
+            dtype=dtypes.canonical(dtype),
+            device=device,
+            requires_grad=bool(node.get("requires_grad", False)),
+            strides=strides,
+            value_range=_range(node.get("value_range"), where),
+            true_fraction=_fraction(node.get("true_fraction"), where),
+        )
+        values = node.get("values")
+        if values is None:
+            return signature
+        if not isinstance(values, list) or len(values) != signature.numel:
+            raise SignatureError(
+                f"{where}: 'values' must be a list of the {signature.numel} values that shape "
+                f"{list(shape)} holds."
+            )
+        return cls(**{**signature.__dict__, "values": tuple(values)})
+
+
+def _sizes(value: object, where: str, what: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(size) is int for size in value):
+        raise SignatureError(f"{where}: {what} {value!r} is no list of whole numbers.")
+    for size in value:
+        if size < 0:
+            raise SignatureError(
+                f"{where}: {what} {value!r} has the negative size {size}; sizes are 0 or more."
+            )
+        if size >= 1 << 62:
+            raise SignatureError(
+                f"{where}: {what} holds a size of {size:.0e}, more than any tensor can have."
+            )
+    return tuple(value)
+
+
+def _range(value: object, where: str) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if (
+        not isinstance(value, list)
+        or len(value) != 2
+        or not all(type(bound) is int for bound in value)
+        or value[0] > value[1]
+    ):
+        raise SignatureError(f"{where}: value_range {value!r} is no pair [smallest, largest].")
+    return value[0], value[1]
+
+
+def _fraction(value: object, where: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise SignatureError(f"{where}: true_fraction {value!r} is no number from 0 to 1.")
+    return float(value)
+
+
+@dataclass
+class StageSignature:
+    """Inputs and output of one stage, as nodes."""
+
+    stage_name: str
+    inputs: dict[str, Any] = field(default_factory=dict)
+    output: Any = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """The scalar arguments once more, by name."""
+    context: dict[str, Any] = field(default_factory=dict)
+    """How torch was set when the stage ran: ``grad``, ``inference``, ``autocast``."""
+    key: str | None = None
+    count: int | None = None
+    """Runs seen with this signature."""
+    variants: list[StageSignature] = field(default_factory=list)
+    """The stage's other signatures, those that ran most first."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Every argument of the call: the inputs, and what only ``metadata`` tells."""
+        return {**{k: v for k, v in self.metadata.items() if k not in self.inputs}, **self.inputs}
+
+    def to_json(self) -> dict[str, Any]:
+        """The stage's entry in the file."""
+        entry: dict[str, Any] = {
+            "stage_name": self.stage_name,
+            "input_signatures": self.inputs,
+            "output_signature": self.output,
+            "metadata": self.metadata,
+        }
+        if self.context:
+            entry["context"] = self.context
+        if self.key is not None:
+            entry["key"] = self.key
+        if self.count is not None:
+            entry["count"] = self.count
+        if self.variants:
+            entry["variants"] = [variant.to_json() for variant in self.variants]
+        return entry
+
+    @classmethod
+    def from_json(cls, name: str, entry: object, *, foreign: bool = False) -> StageSignature:
+        """Read an entry; ``foreign``: of a file without a schema version, such as TeleFuser's."""
+        where = f"stage {name!r}"
+        if not isinstance(entry, dict):
+            raise SignatureError(f"{where}: its entry is {_kind(entry)}, not an object.")
+        inputs = _object(entry, "input_signatures", where)
+        if foreign:
+            inputs = {k: _foreign(v) for k, v in inputs.items()}
+        key, count = entry.get("key"), entry.get("count")
+        variants = entry.get("variants") or []
+        if not isinstance(variants, list):
+            raise SignatureError(f"{where}: 'variants' is {_kind(variants)}, not a list.")
+        return cls(
+            stage_name=name,
+            inputs=inputs,
+            output=entry.get("output_signature"),
+            metadata=_object(entry, "metadata", where),
+            context=_object(entry, "context", where),
+            key=key if isinstance(key, str) else None,
+            count=count if type(count) is int else None,
+            variants=[cls.from_json(name, {**_as_object(v), "variants": []}) for v in variants],
+        )
+
+
+@dataclass
+class SignatureFile:
+    """The whole of a ``timing_io_signature.json``."""
+
+    stages: dict[str, StageSignature]
+    request_id: str = ""
+    timestamp: str = ""
+    schema_version: int | None = SCHEMA_VERSION
+    """None for a file that TeleFuser wrote."""
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> SignatureFile:
+        """Read a file. Raises SignatureError, in one sentence, for a wrong path or content."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise SignatureError(
+                f"There is no signature file {str(path)!r}; run the pipeline in debug mode "
+                f"(STAGESPAN_DEBUG=true) to write one."
+            ) from None
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            raise SignatureError(
+                f"The signature file {str(path)!r} cannot be read: {error}."
+            ) from None
+        try:
+            data = json.loads(text)
+        except RecursionError:
+            raise SignatureError(
+                f"The signature file {str(path)!r} is nested too deeply to be a signature file."
+            ) from None
+        except ValueError as error:
+            raise SignatureError(
+                f"The signature file {str(path)!r} holds no JSON: {error}."
+            ) from None
+        try:
+            return cls.from_json(data)
+        except SignatureError as error:
+            raise SignatureError(f"The signature file {str(path)!r}: {error}") from None
+
+    @classmethod
+    def from_json(cls, data: object) -> SignatureFile:
+        """Read the parsed content of a file."""
+        if not isinstance(data, dict):
+            raise SignatureError(f"it holds {_kind(data)}, not an object with 'stages'.")
+        if "stages" not in data:
+            raise SignatureError(
+                "it has no 'stages'; a signature file is the timing_io_signature.json of a run."
+            )
+        version = data.get("schema_version")
+        if version is not None and (type(version) is not int or version > SCHEMA_VERSION):
+            raise SignatureError(
+                f"its schema_version is {version!r}, this stagespan reads up to {SCHEMA_VERSION}; "
+                f"update stagespan."
+            )
+        stages = _object(data, "stages", "it")
+        return cls(
+            stages={
+                name: StageSignature.from_json(name, entry, foreign=version is None)
+                for name, entry in stages.items()
+            },
+            request_id=str(data.get("request_id", "")),
+            timestamp=str(data.get("timestamp", "")),
+            schema_version=version,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's content."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "request_id": self.request_id,
+            "timestamp": self.timestamp,
+            "stages": {name: stage.to_json() for name, stage in self.stages.items()},
+        }
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the file whole or not at all; raises OSError when it cannot be written."""
+        return write_whole(path, json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n")
+
+    def stage(self, name: str) -> StageSignature:
+        """One stage; raises SignatureError with the known ones and the closest name."""
+        found = self.stages.get(name)
+        if found is not None:
+            return found
+        raise SignatureError(
+            f"There is no stage {name!r} in the signature file; {_known(name, self.stages)}."
+        )
+
+
+def _known(name: str, names: Iterable[str]) -> str:
+    known = list(names)
+    if not known:
+        return "it holds no stage at all, so run the pipeline in debug mode first"
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    listed = ", ".join(repr(k) for k in known[:20]) + (", ..." if len(known) > 20 else "")
+    return f"{hint}it holds {listed}"
+
+
+def _object(entry: dict[str, Any], key: str, where: str) -> dict[str, Any]:
+    value = entry.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise SignatureError(f"{where}: {key!r} is {_kind(value)}, not an object.")
+    return value
+
+
+def _as_object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
+    return names.get(type(value), "null" if value is None else "a number")
+
+
+def _foreign(node: Any) -> Any:
+    """TeleFuser wrote the bare type of what it could not describe: that is unreplayable."""
+    if isinstance(node, str) and (node in _BARE_TYPES or node.startswith("list[")):
+        return {UNREPLAYABLE: node}
+    return node

@@ -1,0 +1,132 @@
+"""The hook that keeps the signatures of debug contexts: inputs before the run, output after it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from stagespan.signature.bind import bind_arguments
+from stagespan.signature.capture import capture
+from stagespan.signature.key import key_of
+from stagespan.signature.model import StageSignature
+from stagespan.signature.store import STORE
+
+_SCALARS = (bool, int, float, str)
+_paused = threading.local()
+
+
+class CallLike(Protocol):
+    """What the hook needs of `stagespan.context.Call`."""
+
+    stage: str
+    kind: str
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: dict[str, Any] | None
+    result: Any
+    error: BaseException | None
+    begin_ns: int
+    end_ns: int
+    flags: int
+    state: dict[str, Any]
+
+
+class SignatureHook:
+    """Hook ``signature`` of every debug context. Holds nodes of the call's values, never values."""
+
+    name = "signature"
+
+    def __init__(self, missing: object, first_of_shape: int) -> None:
+        """``missing`` is what ``result`` is without one, ``first_of_shape`` the flag's bit."""
+        self._missing = missing
+        self._first_of_shape = first_of_shape
+
+    def wants(self, call: CallLike) -> bool:
+        """Debug contexts only, and none while a replay runs on this thread."""
+        return call.kind == "debug" and not getattr(_paused, "on", False)
+
+    def enter(self, call: CallLike) -> None:
+        """Describe the arguments, before the clock starts; a `with` block tells its own later."""
+        if call.function is not None:
+            arguments = bind_arguments(call.function, call.args, call.kwargs)
+            call.state[self.name] = _begin(call.stage, arguments)
+
+    def leave(self, call: CallLike) -> None:
+        """Nothing: the clock is still running."""
+
+    def exit(self, call: CallLike) -> None:
+        """Describe the result if this signature has none yet, and count the run's time."""
+        begun = call.state.pop(self.name, None)
+        if begun is None:
+            begun = _begin(call.stage, call.inputs or {})
+        key, first = begun
+        if first:
+            call.flags |= self._first_of_shape
+        if call.error is not None:
+            return
+        described = call.result is not self._missing and STORE.needs_output(call.stage, key)
+        output = capture(call.result, read_values=False) if described else None
+        STORE.end(call.stage, key, call.end_ns - call.begin_ns, output, described)
+
+
+def _begin(stage: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+    """Keep the signature of these arguments; returns its key and whether its shape is new."""
+    nodes = {name: capture(value, read_values=False) for name, value in arguments.items()}
+    key = key_of(nodes)
+    if not STORE.knows(stage, key):  # only now read values, which may wait for a device
+        nodes = {name: capture(value) for name, value in arguments.items()}
+    signature = StageSignature(
+        stage_name=stage,
+        inputs=nodes,
+        metadata={name: node for name, node in nodes.items() if type(node) in _SCALARS},
+        context=run_context(),
+        key=key,
+    )
+    return key, STORE.begin(signature)
+
+
+def signature_key(call: CallLike) -> str:
+    """Short hash of a call's input signature: shapes, dtypes, kinds of device, structure."""
+    arguments = (
+        bind_arguments(call.function, call.args, call.kwargs)
+        if call.function is not None
+        else call.inputs or {}
+    )
+    return key_of({name: capture(value, read_values=False) for name, value in arguments.items()})
+
+
+def run_context() -> dict[str, Any]:
+    """How torch is set on this thread right now, for a replay to run alike; empty without torch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "is_grad_enabled"):
+        return {}
+    context: dict[str, Any] = {
+        "grad": bool(torch.is_grad_enabled()),
+        "inference": bool(torch.is_inference_mode_enabled()),
+    }
+    autocast: dict[str, str] = {}
+    for device in ("cuda", "cpu", "xpu", "npu"):
+        try:
+            if torch.is_autocast_enabled(device):
+                dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+                autocast[device] = dtype
+        except (RuntimeError, TypeError, AttributeError):  # no such device in this torch
+            continue
+    if autocast:
+        context["autocast"] = autocast
+    return context
+
+
+@contextlib.contextmanager
+def capture_paused() -> Iterator[None]:
+    """Keep no signatures on this thread meanwhile: mock inputs are not what a pipeline ran with."""
+    before = getattr(_paused, "on", False)
+    _paused.on = True
+    try:
+        yield
+    finally:
+        _paused.on = before

@@ -1,0 +1,96 @@
+"""Whether a device is there, and how much memory is free on it. Answers sentences, not crashes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from stagespan.errors import HarnessError
+
+
+def check_device(device: str, where: str) -> None:
+    """Raise HarnessError unless tensors can be made on ``device``; ``where`` names what asks."""
+    import torch
+
+    override = "make the inputs elsewhere with HarnessConfig(device='cpu') (or --device cpu)"
+    try:
+        parsed = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        raise HarnessError(
+            f"{where} is on {device!r}, which torch does not know as a device; {override}."
+        ) from None
+    if parsed.type == "cpu":
+        return
+    module: Any = getattr(torch, parsed.type, None)
+    if parsed.type == "meta" or not hasattr(module, "is_available"):
+        raise HarnessError(f"{where} is on {device!r}, where nothing can run; {override}.")
+    count = int(module.device_count()) if module.is_available() else 0
+    if count == 0:
+        raise HarnessError(
+            f"{where} is on {device!r}, but this machine has no {parsed.type} device; {override}."
+        )
+    if (parsed.index or 0) >= count:
+        raise HarnessError(
+            f"{where} is on {device!r}, but this machine has {count} {parsed.type} device(s), "
+            f"counted from 0; {override}."
+        )
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory free on a device, in bytes; None where that cannot be told."""
+    kind = device.partition(":")[0]
+    if kind == "cpu":
+        return free_host_bytes()
+    import torch
+
+    try:
+        module: Any = getattr(torch, kind)
+        return int(module.mem_get_info(torch.device(device))[0])
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+
+
+def free_host_bytes() -> int | None:
+    """Bytes of memory that this process can still get: the machine's, or its container's if less."""
+    found = [value for value in (_available(), _container()) if value is not None]
+    return min(found) if found else None
+
+
+def _available() -> int | None:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _container() -> int | None:
+    base = Path("/sys/fs/cgroup")
+    try:
+        limit = (base / "memory.max").read_text(encoding="ascii").strip()
+        used = (base / "memory.current").read_text(encoding="ascii").strip()
+        return None if limit == "max" else max(int(limit) - int(used), 0)
+    except (OSError, ValueError):
+        return None
+
+
+def check_room(needed: dict[str, int], largest: str) -> None:
+    """Raise HarnessError if the bytes needed by device do not fit; ``largest`` names an input."""
+    for device, wanted in needed.items():
+        free = free_bytes(device)
+        if free is not None and wanted > free:
+            raise HarnessError(
+                f"The inputs would take {_size(wanted)} on {device}, but {_size(free)} are free; "
+                f"the largest is {largest}: make its shape smaller in the signature file, or pass "
+                f"it in with HarnessConfig(inputs={{...}})."
+            )
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:,.2f} GiB" if count < 1 << 60 else f"{count / 2**60:.3g} EiB"

@@ -1,0 +1,93 @@
+"""Nodes of tensors and arrays: form always, values only as far as a valid mock needs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stagespan.signature import dtypes
+from stagespan.signature.model import TYPE, TensorSignature
+
+# Tensors up to this size keep all their values: lengths, offsets and time steps mean something.
+KEPT_INTEGERS = 64
+KEPT_FLOATS = 16
+# Finding the range of a larger one would take milliseconds on a CPU.
+_LARGEST_SCANNED = 1 << 24
+
+
+def tensor_node(tensor: Any, torch: Any, read_values: bool) -> dict[str, Any]:
+    """Node of a torch tensor of any subclass, layout and device."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    shape = tuple(int(size) for size in tensor.shape)
+    signature = TensorSignature(
+        shape=shape,
+        dtype=dtype,
+        device=str(tensor.device),
+        requires_grad=bool(tensor.requires_grad),
+    )
+    if tensor.layout is not torch.strided:
+        return {**signature.to_json(), "layout": str(tensor.layout).removeprefix("torch.")}
+    strides = tuple(int(step) for step in tensor.stride())
+    extra: dict[str, Any] = {}
+    if not tensor.is_contiguous() and signature.numel:
+        extra["strides"] = strides
+    if read_values and tensor.numel() and _may_read(tensor, torch):
+        try:
+            with torch.no_grad():
+                extra.update(_content(tensor, dtype, torch))
+        except Exception:  # no kernel for the type, a functorch wrapper, a capture under way, ...
+            pass
+    return TensorSignature(**{**signature.__dict__, **extra}).to_json()
+
+
+def _may_read(tensor: Any, torch: Any) -> bool:
+    """Whether reading a value disturbs nothing: no graph capture, no tracing, no fake tensor."""
+    if tensor.device.type == "meta" or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return False
+    if torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing():
+        return False
+    if tensor.device.type == "cpu":
+        return True
+    capturing = getattr(
+        getattr(torch, tensor.device.type, None), "is_current_stream_capturing", None
+    )
+    return capturing is None or not capturing()
+
+
+def _content(tensor: Any, dtype: str, torch: Any) -> dict[str, Any]:
+    count = tensor.numel()
+    if dtype == "bool":
+        if count <= KEPT_INTEGERS:
+            return {"values": tuple(tensor.flatten().tolist())}
+        return {"true_fraction": tensor.sum().item() / count}
+    if dtypes.is_integer(dtype):
+        if count <= KEPT_INTEGERS:
+            return {"values": tuple(tensor.flatten().tolist())}
+        if count > _LARGEST_SCANNED and tensor.device.type == "cpu":
+            return {}
+        if dtype in ("uint16", "uint32", "uint64"):  # aminmax has no kernel for them
+            tensor = tensor.to(torch.int64)
+        low, high = torch.aminmax(tensor)
+        return {"value_range": (int(low), int(high))}
+    if count <= KEPT_FLOATS and dtype in ("float16", "bfloat16", "float32", "float64"):
+        values = tuple(tensor.flatten().tolist())
+        if all(abs(value) <= 1e308 for value in values):  # neither infinite nor not a number
+            return {"values": values}
+    return {}
+
+
+def array_node(array: Any, read_values: bool) -> dict[str, Any] | None:
+    """Node of a numpy array; None for types that mock inputs cannot be made of."""
+    name = array.dtype.name
+    if name not in dtypes.NUMPY_NAMES:
+        return None
+    extra: dict[str, Any] = {}
+    if read_values and array.size and (name == "bool" or dtypes.is_integer(name)):
+        if array.size <= KEPT_INTEGERS:
+            extra["values"] = tuple(array.flatten().tolist())
+        elif name == "bool":
+            extra["true_fraction"] = float(array.mean())
+        elif array.size <= _LARGEST_SCANNED:
+            extra["value_range"] = (int(array.min()), int(array.max()))
+    node = TensorSignature(shape=tuple(array.shape), dtype=name, **extra).to_json()
+    del node["device"]
+    return {TYPE: "ndarray", **node}

@@ -1,0 +1,202 @@
+"""Mock values of a stage's inputs. Needs torch alone: the harness's scripts hold this text."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+# Content repeats itself beyond this many elements: making it must not take longer than running.
+RANDOM_BLOCK = 1 << 24
+
+
+class MockInputs:
+    """Makes values from their signature: the same seed and name give the same values on any device.
+
+    ``device`` moves what was on the stage's device, ``dtype`` changes floating-point tensors.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        device: str | None = None,
+        captured_device: str = "cpu",
+        dtype: str | None = None,
+    ) -> None:
+        self.seed = seed
+        self.device = device
+        self.captured_device = captured_device
+        self.dtype = dtype
+
+    def tensor(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str,
+        device: str = "cpu",
+        *,
+        values: Sequence[Any] | None = None,
+        value_range: Sequence[int] | None = None,
+        true_fraction: float = 0.5,
+        strides: Sequence[int] | None = None,
+        requires_grad: bool = False,
+    ) -> Any:
+        """A tensor with the given values, or normal, or integer within the range, or bool."""
+        if self.dtype is not None and dtype.startswith(("float", "bfloat")):
+            dtype = self.dtype
+        if values is not None:
+            kind = getattr(torch, dtype)
+            exact = torch.float64 if "float" in dtype else kind
+            made = torch.tensor(list(values), dtype=exact).to(kind).reshape(tuple(shape))
+            if strides is not None:
+                made = lay_out(made, strides)
+        else:
+            size = storage_size(shape, strides)
+            flat = self._random(name, size, dtype, value_range, true_fraction)
+            made = flat.as_strided(tuple(shape), tuple(strides or dense_strides(shape)))
+        made = made.to(self.place(device))
+        return made.requires_grad_() if requires_grad else made
+
+    def array(self, name: str, shape: Sequence[int], dtype: str, **content: Any) -> Any:
+        """A numpy array, its values as those of a tensor."""
+        return MockInputs(self.seed).tensor(name, shape, dtype, **content).numpy()
+
+    def generator(self, name: str, device: str = "cpu") -> Any:
+        """A seeded torch.Generator."""
+        return torch.Generator(self.place(device)).manual_seed(self._seed(name))
+
+    def image(self, name: str, size: Sequence[int], mode: str = "RGB") -> Any:
+        """A PIL image of noise."""
+        from PIL import Image
+
+        channels = len(Image.new(mode, (1, 1)).getbands())
+        noise = self._random(name, size[0] * size[1] * channels, "uint8", (0, 255), 0.5)
+        if mode not in ("L", "RGB", "RGBA", "CMYK"):
+            return Image.new(mode, (size[0], size[1]))
+        return Image.frombytes(mode, (size[0], size[1]), noise.numpy().tobytes())
+
+    def place(self, device: str) -> str:
+        """Where a value captured on ``device`` goes; host tensors beside device tensors stay."""
+        stays = device.startswith("cpu") and not self.captured_device.startswith("cpu")
+        return device if self.device is None or stays else self.device
+
+    def _seed(self, name: str) -> int:
+        return zlib.crc32(f"{self.seed}:{name}".encode("utf-8", "surrogatepass"))
+
+    def _random(
+        self,
+        name: str,
+        size: int,
+        dtype: str,
+        value_range: Sequence[int] | None,
+        true_fraction: float,
+    ) -> Any:
+        source = torch.Generator().manual_seed(self._seed(name))
+        block = min(size, RANDOM_BLOCK)
+        kind = getattr(torch, dtype)
+        if dtype == "bool":
+            made = torch.rand(block, generator=source) < true_fraction
+        elif dtype.startswith(("int", "uint")):
+            low, high = value_range or (0, 1)
+            low, high = max(low, -(1 << 63)), min(high, (1 << 63) - 2)
+            made = torch.randint(low, high + 1, (block,), generator=source).to(kind)
+        elif dtype.startswith("complex"):
+            made = torch.randn(block, generator=source, dtype=torch.complex64).to(kind)
+        elif dtype == "float4_e2m1fn_x2":
+            made = torch.randint(0, 256, (block,), generator=source).to(torch.uint8).view(kind)
+        elif dtype == "float8_e8m0fnu":
+            made = torch.randn(block, generator=source).abs().to(kind)
+        else:
+            made = torch.randn(block, generator=source).to(kind)
+        if size == block:
+            return made
+        whole = torch.empty(size, dtype=kind)
+        for start in range(0, size, block):
+            part = whole[start : start + block]
+            part.copy_(made[: part.numel()])
+        return whole
+
+
+def dense_strides(shape: Sequence[int]) -> list[int]:
+    """Strides of a contiguous tensor, in elements."""
+    strides = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
+    return strides
+
+
+def storage_size(shape: Sequence[int], strides: Sequence[int] | None) -> int:
+    """Elements that a tensor's memory holds: fewer than its own where a stride is 0."""
+    if 0 in shape:
+        return 0
+    steps = dense_strides(shape) if strides is None else strides
+    return 1 + sum((size - 1) * step for size, step in zip(shape, steps))  # noqa: B905
+
+
+def lay_out(tensor: Any, strides: Sequence[int]) -> Any:
+    """The same values in memory of other strides."""
+    if 0 in tensor.shape:
+        return tensor
+    storage = torch.empty(storage_size(tensor.shape, strides), dtype=tensor.dtype)
+    laid = storage.as_strided(tuple(tensor.shape), tuple(strides))
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)
+    laid[once].copy_(tensor[once])
+    return laid
+
+
+def find_class(path: str) -> Any:
+    """A class that the program has loaded, by ``package.module:Name``; nothing is imported."""
+    module, _, name = path.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise LookupError(f"the class {path!r} is not loaded; import {module!r} first")
+    return found
+
+
+def instance(path: str, fields: dict[str, Any]) -> Any:
+    """A dataclass or namedtuple of the loaded program, its fields as given; no code of it runs."""
+    kind: Any = find_class(path)
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return tuple.__new__(kind, [fields[name] for name in kind._fields])
+    if not hasattr(kind, "__dataclass_fields__"):
+        raise LookupError(f"the class {path!r} is no dataclass and no namedtuple")
+    if issubclass(kind, dict):  # as the output classes of diffusers and transformers are
+        return kind(**fields)
+    made = object.__new__(kind)
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made
+
+
+def member(path: str, name: str) -> Any:
+    """A member of an enum of the loaded program."""
+    kind = find_class(path)
+    if not issubclass(kind, enum.Enum):
+        raise LookupError(f"the class {path!r} is no enum")
+    return kind[name]
+
+
+def mapping(path: str, data: Any) -> Any:
+    """A dictionary of a class of the loaded program, such as the output of a tokenizer."""
+    from collections import UserDict
+
+    kind = find_class(path)
+    if not issubclass(kind, (dict, UserDict)):
+        raise LookupError(f"the class {path!r} is no dictionary")
+    return kind(data)
+
+
+def repeat(items: Sequence[Any], length: int) -> list[Any]:
+    """A long list from its first items, again and again."""
+    return [items[index % len(items)] for index in range(length)]
+
+
+def stretch(text: str, length: int) -> str:
+    """A long text from its beginning, again and again."""
+    return (text * (length // max(len(text), 1) + 1))[:length]
