@@ -248,8 +248,8 @@ class Run:
 
 
 def _claim_run() -> Run:
-    """Join the run of the process that started this one, or begin a run and let workers know."""
-    joined = Run.decode(os.environ.get(_RUN_VARIABLE, ""))
+    """Join the run that this process works for, or begin one and let later workers know."""
+    joined = Run.decode(os.environ.get(_RUN_VARIABLE, "")) if _started_as_worker() else None
     if joined is not None:
         return joined
     began = _launcher_start_s() or time.time()
@@ -257,6 +257,14 @@ def _claim_run() -> Run:
     begun = Run(stamp, int(began), os.getpid(), explicit_rank(), _working_folder())
     os.environ[_RUN_VARIABLE] = begun.encode()
     return begun
+
+
+def _started_as_worker() -> bool:
+    """Whether a pool or a launcher started this interpreter; a program of its own begins a run."""
+    # multiprocessing's spawn and forkserver, and loky, start interpreters by these commands.
+    marks = ("from multiprocessing.", "popen_loky")
+    started = any(mark in argument for argument in sys.orig_argv[1:] for mark in marks)
+    return started or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _working_folder() -> str:

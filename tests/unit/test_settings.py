@@ -324,6 +324,27 @@ def test_workers_share_the_folder_of_the_process_that_started_them(
     assert (parent[2], child[2]) == (False, True)
 
 
+def test_a_program_that_a_program_starts_begins_a_run_of_its_own(tmp_path: Path) -> None:
+    # GIVEN a process of an earlier run that starts another program
+    answer = python(
+        """
+        import json, subprocess, sys
+        from unittest import mock
+        with mock.patch("time.time", return_value=0.0):
+            from stagespan import settings
+        code = "from stagespan import settings; print(settings.is_worker(), settings.run().stamp)"
+        child = subprocess.run([sys.executable, "-c", code], stdout=-1, text=True, check=True)
+        print(json.dumps({"parent": settings.run().stamp, "child": child.stdout.split()}))
+        """,
+        cwd=tmp_path,
+    )
+    # THEN its files do not go to the starter's folder
+    child = answer["child"]
+    assert isinstance(child, list)
+    assert child[0] == "False"
+    assert child[1] != answer["parent"]
+
+
 def test_ranks_of_one_launcher_agree_although_they_start_apart(tmp_path: Path) -> None:
     # GIVEN two ranks whose own clocks say different hours, and the process that starts both
     code = """

@@ -1,0 +1,1 @@
+"""The timing report: made, written, shown, compared."""

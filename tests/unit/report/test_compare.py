@@ -1,0 +1,185 @@
+"""Reading timing reports, broken and foreign ones included, and comparing two."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagespan.errors import ReportError
+from stagespan.report.compare import compare_timing_reports
+from stagespan.report.reader import read_timing_report
+
+
+def write(path: Path, report: object) -> Path:
+    path.write_text(json.dumps(report))
+    return path
+
+
+def rows(markdown: str) -> dict[str, list[str]]:
+    """The cells of each table row by its first one."""
+    found = {}
+    for line in markdown.splitlines():
+        if line.startswith("| "):
+            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            found[cells[0]] = cells[1:]
+    return found
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A file with TeleFuser's keys alone."""
+    return write(
+        tmp_path / "old.json",
+        {
+            "request_id": "req_1",
+            "timestamp": "2026-04-02T10:00:00",
+            "wall_clock_ms": 1300.0,
+            "total_stages_ms": 1200.0,
+            "num_stages": 2,
+            "stages": {
+                "denoise": {"duration_ms": 1000.0, "percentage": 83.3, "parallel_info": None},
+                "vae_decode": {"duration_ms": 200.0, "percentage": 16.7, "parallel_info": None},
+            },
+            "metadata": {},
+        },
+    )
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    return write(
+        tmp_path / "new.json",
+        {
+            "schema_version": 1,
+            "wall_clock_ms": 900.0,
+            "total_stages_ms": 850.0,
+            "stages": {
+                "denoise": {"duration_ms": 800.0, "count": 2, "mean_ms": 400.0},
+                "text | encode\n": {"duration_ms": 50.0, "count": 1},
+            },
+            "environment": {"torch": "2.13.0"},
+        },
+    )
+
+
+def test_what_changed_is_told_in_ms_and_percent(old: Path, new: Path) -> None:
+    found = rows(compare_timing_reports(old, new))
+    assert found["wall clock"] == ["1,300.000", "900.000", "-400.000", "-30.8 %"]
+    assert found["all stages"] == ["1,200.000", "850.000", "-350.000", "-29.2 %"]
+    # the old file has no counts, so nothing can be said of a single run
+    assert found["denoise"] == [
+        *("1,000.000", "800.000", "-200.000", "-20.0 %"),
+        *("- → 2", "-", "400.000", "-"),
+    ]
+
+
+def test_stages_that_only_one_report_has_are_named(old: Path, new: Path) -> None:
+    markdown = compare_timing_reports(old, new)
+    added, removed = markdown.split("## Added stages")[1].split("## Removed stages")
+    assert rows(added)["text \\| encode"] == ["50.000", "1", "50.000"]
+    assert rows(removed)["vae_decode"] == ["200.000", "-", "-"]
+
+
+def test_the_largest_change_comes_first_and_counts_are_paired(tmp_path: Path) -> None:
+    # GIVEN
+    before = {"a": (10.0, 1), "b": (10.0, 1), "c": (10.0, 2)}
+    after = {"a": (11.0, 1), "b": (5.0, 2), "c": (10.0, 2)}
+    files = [
+        write(
+            tmp_path / f"{i}.json",
+            {"stages": {n: {"duration_ms": d, "count": c} for n, (d, c) in stages.items()}},
+        )
+        for i, stages in enumerate((before, after))
+    ]
+    # WHEN
+    found = rows(compare_timing_reports(*files))
+    # THEN
+    assert [name for name in found if len(name) == 1] == ["b", "a", "c"]
+    assert found["b"][4:] == ["1 → 2", "10.000", "2.500", "-75.0 %"]
+    assert found["c"][:5] == ["10.000", "10.000", "+0.000", "+0.0 %", "2"]
+
+
+def test_a_stage_that_took_no_time_before_has_no_percentage(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.json", {"stages": {"s": {"duration_ms": 0}}})
+    b = write(tmp_path / "b.json", {"stages": {"s": {"duration_ms": 2}}})
+    assert rows(compare_timing_reports(a, b))["s"][2:4] == ["+2.000", "-"]
+
+
+def test_a_different_environment_is_shown(tmp_path: Path) -> None:
+    a = write(tmp_path / "a.json", {"stages": {}, "environment": {"torch": "2.12", "cpu": "x"}})
+    b = write(tmp_path / "b.json", {"stages": {}, "environment": {"torch": "2.13", "cpu": "x"}})
+    markdown = compare_timing_reports(a, b)
+    assert rows(markdown)["torch"] == ["2.12", "2.13"]
+    assert "cpu" not in rows(markdown)
+    assert "No stage is in both reports" in markdown
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "does not exist"),
+        (b"", "not whole JSON"),
+        (b'{"stages": {"a": {"duration_ms": 1', "not whole JSON"),
+        (b"\xff\xfe", "not whole JSON"),
+        (b"[" * 100_000, "not whole JSON"),
+        (b"[]", 'no "stages"'),
+        (b'{"stages": []}', 'no "stages"'),
+        (b'{"stages": {"a": 1}}', "stage 'a'"),
+        (b'{"stages": {"a": {"duration_ms": "fast"}}}', "stage 'a'"),
+        (b'{"stages": {"a": {"duration_ms": true}}}', "stage 'a'"),
+    ],
+)
+def test_what_is_no_report_is_refused_in_one_sentence(
+    content: bytes | None, sentence: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "timing.json"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ReportError, match=sentence) as refused:
+        read_timing_report(file)
+    assert str(file) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_is_no_report(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match=r"name the timing\.json in it"):
+        read_timing_report(tmp_path)
+
+
+STAGES = st.dictionaries(
+    st.text(min_size=1, max_size=20),
+    st.fixed_dictionaries(
+        {"duration_ms": st.floats(0, 1e9)},
+        optional={
+            "count": st.integers(0, 10**9) | st.none(),
+            "mean_ms": st.floats(0, 1e9) | st.none(),
+            "percentage": st.text(),
+        },
+    ),
+    max_size=6,
+)
+
+
+@given(STAGES, STAGES)
+@settings(max_examples=100, deadline=None)
+def test_any_two_reports_give_tables_that_hold(
+    tmp_path_factory: pytest.TempPathFactory, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    # GIVEN
+    folder = tmp_path_factory.mktemp("any")
+    a = write(folder / "a.json", {"stages": before})
+    b = write(folder / "b.json", {"stages": after})
+    # WHEN
+    markdown = compare_timing_reports(a, b)
+    # THEN no name ends its row or its cell: each row has as many cells as its header
+    width = 0
+    for line in markdown.splitlines():
+        cells = line.replace("\\\\", "").replace("\\|", "").count("|")
+        width = cells if line.startswith("| ") and not width else width
+        assert not line.startswith("|") or cells == width, line
+        width = width if line.startswith("|") else 0
