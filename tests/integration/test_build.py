@@ -1,0 +1,146 @@
+"""What the build promises: an extension that needs libc alone, one entry, headers in the wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import stagespan
+from stagespan import _core
+
+ROOT = Path(__file__).parents[2]
+EXTENSION = Path(_core.__file__)
+
+# The C library by its parts (one library since glibc 2.34), and the loader.
+C_LIBRARY = re.compile(r"(libc|libm|libpthread|libdl|librt)\.so\.\d+|ld-linux[\w-]*\.so\.\d+")
+
+
+def tool(*command: str) -> str:
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} (binutils) is not installed")
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_extension_links_to_nothing_but_the_c_library() -> None:
+    # GIVEN the extension as it was built
+    # WHEN its dynamic section is read
+    needed = re.findall(
+        r"\(NEEDED\).*\[(.+?)\]", tool("readelf", "--dynamic", "--wide", str(EXTENSION))
+    )
+
+    # THEN only parts of the C library are in it
+    assert needed
+    assert [name for name in needed if not C_LIBRARY.fullmatch(name)] == []
+
+
+def test_extension_exports_its_entry_and_nothing_else() -> None:
+    # GIVEN the extension as it was built
+    # WHEN its defined dynamic symbols are listed
+    lines = tool("nm", "--dynamic", "--defined-only", str(EXTENSION)).splitlines()
+
+    # THEN the interpreter's entry is the only one
+    assert [line.split()[-1] for line in lines] == ["PyInit__core"]
+
+
+def test_extension_is_found_by_the_python_that_it_was_built_for() -> None:
+    # GIVEN the version of this interpreter
+    tag = f"cpython-{sys.version_info[0]}{sys.version_info[1]}"
+
+    # THEN the extension carries it in its name
+    assert tag in EXTENSION.name
+
+
+def test_headers_are_where_get_include_says() -> None:
+    # GIVEN what a C++ user asks for
+    folder = Path(stagespan.get_include())
+
+    # THEN the headers of the core lie there, and every project header that they include
+    headers = {str(path.relative_to(folder)) for path in folder.rglob("*.h")}
+    assert "stagespan/python.h" in headers
+    assert "stagespan/scoped_timer.h" in headers
+    for header in headers:
+        text = (folder / header).read_text()
+        for included in re.findall(r'#include "(stagespan/[^"]+)"', text):
+            assert included in headers, f"{header} includes {included}"
+
+
+def test_every_public_header_compiles_on_its_own(tmp_path: Path) -> None:
+    # GIVEN a C++20 compiler
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler (c++) on PATH")
+    folder = Path(stagespan.get_include())
+    python = sysconfig_include()
+
+    # WHEN each header is the first and only thing that a file includes
+    for header in sorted(folder.rglob("*.h")):
+        source = tmp_path / "one.cpp"
+        source.write_text(f'#include "{header.relative_to(folder)}"\n')
+        command = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-Werror"]
+        done = subprocess.run(
+            [*command, f"-I{folder}", f"-isystem{python}", str(source)],
+            capture_output=True,
+            text=True,
+        )
+
+        # THEN it compiles without a warning
+        assert done.returncode == 0, done.stderr
+
+
+def sysconfig_include() -> str:
+    import sysconfig
+
+    return sysconfig.get_paths()["include"]
+
+
+def test_import_is_light() -> None:
+    # GIVEN a fresh interpreter
+    program = "import sys, stagespan, stagespan._core; print(' '.join(sorted(sys.modules)))"
+
+    # WHEN stagespan is imported
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+
+    # THEN none of the heavy libraries came with it
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert loaded & {"torch", "numpy", "rich", "click", "msgspec", "diffusers"} == set()
+
+
+@pytest.mark.slow
+def test_isolated_wheel_holds_extension_headers_and_types(tmp_path: Path) -> None:
+    # GIVEN a copy of the sources without what earlier builds left behind
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md"):
+        if (ROOT / name).exists():
+            shutil.copy(ROOT / name, source)
+    for name in ("cmake", "csrc", "python"):
+        skip = shutil.ignore_patterns("*.so", "__pycache__")
+        shutil.copytree(ROOT / name, source / name, ignore=skip)
+
+    # WHEN a wheel is built as `pip install .` builds it
+    environment = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(source)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    # THEN it holds the extension, its types, the headers, and no source of C++ or test
+    (wheel,) = tmp_path.glob("stagespan-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert sum(name.startswith("stagespan/_core.") and name.endswith(".so") for name in names) == 1
+    expected = {"stagespan/_core.pyi", "stagespan/py.typed", "stagespan/include/stagespan/python.h"}
+    assert expected <= set(names)
+    assert [name for name in names if name.endswith((".cpp", ".pyc"))] == []
+    assert {name.partition("/")[0] for name in names} <= {"stagespan", "stagespan-0.1.0.dist-info"}

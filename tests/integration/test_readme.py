@@ -1,0 +1,287 @@
+"""Runs the code blocks of README.md and docs/*.md, so that what they show is what happens.
+
+Every fenced block marked ``python`` or ``console`` runs, in order, in a temporary folder that the
+blocks of one document share; blocks in other languages are only text. In a ``console`` block, lines
+that begin with ``$ `` are commands (a line ending in a backslash goes on in the next), and what
+stands below a command is its output (stdout and stderr together); without such lines only the exit
+status is looked at, which must be 0. In expected output ``...`` stands for any text, also over
+several lines, and blanks at the ends of lines do not count.
+
+An HTML comment directly above a block, which readers of the page never see, changes this:
+
+``<!-- run: skip, REASON -->``      the block does not run; the reason is listed with what was skipped
+``<!-- run: file NAME -->``         any block: its text is written to this file, not run
+``<!-- run: continue -->``          a ``python`` block: the ``python`` block before it runs first
+``<!-- run: output -->``            any block: what the ``python`` block before it printed on stdout
+``<!-- run: env NAME=VALUE ... -->`` runs with these variables
+``<!-- run: torch -->``             skipped where torch is not installed
+Several may stand above one block.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))) if path.exists()
+]
+_COMMENT = re.compile(r"\s*<!--\s*run:\s*(.*?)\s*-->\s*")
+_FENCE = re.compile(r"(\s*)(`{3,}|~{3,})\s*([\w+-]*)\s*")
+
+
+@dataclass
+class Block:
+    """A fenced block: its language, text, the line that it begins in, and what it was told."""
+
+    language: str
+    text: str
+    line: int
+    orders: list[tuple[str, str]] = field(default_factory=list)
+
+    def order(self, name: str) -> str | None:
+        """What follows an order's name; None when it was not given."""
+        return next((rest for given, rest in self.orders if given == name), None)
+
+
+def blocks_of(document: str) -> list[Block]:
+    """All fenced blocks of a Markdown text."""
+    blocks: list[Block] = []
+    orders: list[tuple[str, str]] = []
+    lines = iter(enumerate(document.splitlines(), 1))
+    for number, line in lines:
+        if comment := _COMMENT.fullmatch(line):
+            name, _, rest = comment.group(1).replace(",", " ", 1).partition(" ")
+            orders.append((name, rest.strip()))
+        elif fence := _FENCE.fullmatch(line):
+            indent, mark, language = fence.groups()
+            body = []
+            for _, inner in lines:
+                if inner.strip() == mark:
+                    break
+                body.append(inner.removeprefix(indent))
+            blocks.append(Block(language, "\n".join(body) + "\n", number, orders))
+            orders = []
+        elif line.strip():
+            orders = []
+    return blocks
+
+
+def commands_of(text: str) -> list[tuple[str, str]]:
+    """The commands of a console block, each with the output that is expected of it."""
+    found: list[tuple[str, list[str]]] = []
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.startswith("$ "):
+            command = line[2:]
+            while command.endswith("\\"):
+                command = command[:-1] + next(lines).removeprefix("> ")
+            found.append((command, []))
+        elif found:
+            found[-1][1].append(line)
+    return [(command, "\n".join(output)) for command, output in found]
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Whether the output is the expected one, ``...`` standing for any text."""
+    tidy = [
+        "\n".join(line.rstrip() for line in text.strip().splitlines())
+        for text in (expected, printed)
+    ]
+    pattern = ".*".join(re.escape(part) for part in tidy[0].split("..."))
+    return re.fullmatch(pattern, tidy[1], flags=re.DOTALL) is not None
+
+
+class Runner:
+    """Runs the blocks of one document."""
+
+    def __init__(self, name: str, folder: Path, note_skip: Callable[[str], None]) -> None:
+        self.name = name
+        self.folder = folder
+        self.note_skip = note_skip
+        self.program = ""
+        self.printed: str | None = None
+        self.ran = 0
+
+    def run(self, block: Block) -> None:
+        """Do what a block asks for; fails the test with the block's place when it goes wrong."""
+        place = f"{self.name}:{block.line}"
+        known = {"skip", "file", "continue", "output", "env", "torch"}
+        unknown = {name for name, _ in block.orders} - known
+        assert not unknown, f"{place}: unknown order {unknown}; the head of this test lists them"
+        if (reason := block.order("skip")) is not None:
+            assert reason, f"{place}: say why the block is skipped"
+            self.note_skip(f"{place}: {reason}")
+            return
+        if block.order("torch") is not None and importlib.util.find_spec("torch") is None:
+            self.note_skip(f"{place}: needs torch")
+            self.printed = None
+            return
+        variables = dict(word.split("=", 1) for word in (block.order("env") or "").split())
+        if (target := block.order("file")) is not None:
+            path = (self.folder / target).resolve()
+            assert path.is_relative_to(self.folder.resolve()), f"{place}: {target} is elsewhere"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        elif block.order("output") is not None:
+            if self.printed is not None:
+                self.compare(place, block.text, self.printed)
+        elif block.language == "python":
+            before = self.program if block.order("continue") is not None else ""
+            self.program = before + block.text
+            # A file, not `-c`: pickling, new processes and compilers look for the source.
+            script = self.folder / f"_block_{block.line}.py"
+            script.write_text(self.program)
+            done = self.execute([sys.executable, str(script)], variables, merged=False)
+            assert done.returncode == 0, f"{place}:\n{done.stdout}\n{done.stderr}"
+            self.printed = done.stdout
+            self.ran += 1
+        elif block.language == "console":
+            for command, expected in commands_of(block.text):
+                done = self.execute(["/bin/sh", "-c", command], variables, merged=True)
+                assert done.returncode == 0, f"{place}: $ {command}\n{done.stdout}"
+                if expected.strip():
+                    self.compare(place, expected, done.stdout)
+            self.ran += 1
+
+    def execute(
+        self, command: list[str], variables: dict[str, str], merged: bool
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the document's folder, with this Python's programs first on PATH."""
+        # A terminal as wide as the page; colours and screen control would not compare.
+        environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**environment, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if merged else subprocess.PIPE,
+            text=True,
+            timeout=300,
+        )
+
+    @staticmethod
+    def compare(place: str, expected: str, printed: str) -> None:
+        """Fail when the output is not the expected one."""
+        assert matches(expected, printed), f"{place}: expected\n{expected}\nbut got\n{printed}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_code_blocks_run_as_shown(
+    document: Path, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    # GIVEN a document and an empty folder that looks like a checkout where examples are concerned
+    blocks = blocks_of(document.read_text())
+    shutil.copytree(
+        ROOT / "examples",
+        tmp_path / "examples",
+        ignore=shutil.ignore_patterns("build", "__pycache__", "work_dirs", "*.so"),
+    )
+    runner = Runner(
+        str(document.relative_to(ROOT)),
+        tmp_path,
+        lambda reason: record_property("skipped_part", reason),
+    )
+
+    # WHEN its blocks run one after another
+    for block in blocks:
+        runner.run(block)
+
+    # THEN each did what the document shows: every difference has failed above
+
+
+SAMPLE = """
+Text.
+
+```python
+x = 20
+print("x is", x)
+```
+
+<!-- run: output -->
+```text
+x is ...
+```
+
+<!-- run: continue -->
+<!-- run: env NAME=world -->
+```python
+import os
+open("made.txt", "w").write(f"{x} {os.environ['NAME']}")
+```
+
+```console
+$ cat made.txt
+20 world
+$ printf 'one\\ntwo\\nthree\\n'
+one
+...
+three
+```
+
+<!-- run: file sub/module.py -->
+```python
+raise RuntimeError("not run")
+```
+
+<!-- run: skip, needs a network -->
+```console
+$ false
+```
+
+```cpp
+int never_run;
+```
+"""
+
+
+def run_sample(text: str, folder: Path) -> tuple[Runner, list[str]]:
+    skipped: list[str] = []
+    runner = Runner("sample.md", folder, skipped.append)
+    for block in blocks_of(text):
+        runner.run(block)
+    return runner, skipped
+
+
+def test_runner_runs_compares_writes_and_skips(tmp_path: Path) -> None:
+    # GIVEN a document that uses every order
+    # WHEN it runs
+    runner, skipped = run_sample(SAMPLE, tmp_path)
+
+    # THEN two programs and one console ran, a file was written, and one block was left out
+    assert runner.ran == 3
+    assert (tmp_path / "sub" / "module.py").read_text() == 'raise RuntimeError("not run")\n'
+    assert skipped == ["sample.md:36: needs a network"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("```python\nraise SystemExit(3)\n```\n", "sample.md:1"),
+        ("```console\n$ false\n```\n", "false"),
+        ("```console\n$ echo no\nyes\n```\n", "expected"),
+        ("```python\nprint(1)\n```\n<!-- run: output -->\n```\n2\n```\n", "expected"),
+        ("<!-- run: sometimes -->\n```python\n```\n", "unknown order"),
+        ("<!-- run: skip -->\n```python\n```\n", "say why"),
+        ("<!-- run: file ../out.py -->\n```python\n```\n", "elsewhere"),
+    ],
+)
+def test_runner_fails_where_the_page_is_wrong(text: str, message: str, tmp_path: Path) -> None:
+    # GIVEN a document that shows what does not happen
+    # WHEN it runs
+    # THEN the failure names the place or what is wrong
+    with pytest.raises(AssertionError, match=message):
+        run_sample(text, tmp_path)

@@ -1,0 +1,65 @@
+"""The demo's stages do what diffusers' own WanPipeline does."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("diffusers")
+pytest.importorskip("transformers")
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "wan_pipeline"
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(EXAMPLE))
+    import wan_stages
+
+    yield wan_stages.WanStages()
+    for name in ("wan_stages", "wan_models"):
+        sys.modules.pop(name, None)
+
+
+def test_staged_pipeline_makes_the_same_video_as_the_pipeline_itself(stages: Any) -> None:
+    # GIVEN a prompt and the noise of a seed
+    prompt, negative = "a cat walks on the grass", "blurry"
+
+    # WHEN the stages run one after another, and when the pipeline runs as a whole
+    staged = stages(prompt, negative, height=64, width=64, frames=5, num_inference_steps=2, seed=7)
+    whole = stages.pipeline(
+        prompt=prompt,
+        negative_prompt=negative,
+        height=64,
+        width=64,
+        num_frames=5,
+        num_inference_steps=2,
+        max_sequence_length=64,
+        generator=torch.Generator().manual_seed(7),
+        output_type="pt",
+    ).frames
+
+    # THEN both make the same video, up to rounding
+    assert staged.shape == (1, 5, 3, 64, 64)
+    torch.testing.assert_close(staged, whole, rtol=0, atol=1e-4)
+
+
+def test_text_encoding_equals_the_pipelines(stages: Any) -> None:
+    # GIVEN a prompt shorter than the longest
+    prompts = ["a dog runs in the rain"]
+
+    # WHEN it is encoded by the stage and by the pipeline
+    ours = stages.text_encoding_stage.process(prompts)
+    with torch.inference_mode():
+        theirs, _ = stages.pipeline.encode_prompt(
+            prompts, do_classifier_free_guidance=False, max_sequence_length=64
+        )
+
+    # THEN the embeddings are the same, padding included
+    assert torch.equal(ours, theirs)
+    assert ours[0, -1].abs().sum() == 0
