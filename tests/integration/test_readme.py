@@ -9,7 +9,7 @@ several lines, and blanks at the ends of lines do not count.
 
 An HTML comment directly above a block, which readers of the page never see, changes this:
 
-``<!-- run: skip, REASON -->``      the block does not run; the reason is listed with what was skipped
+``<!-- run: skip, REASON -->``      the block does not run; the reason is listed at the end
 ``<!-- run: file NAME -->``         any block: its text is written to this file, not run
 ``<!-- run: continue -->``          a ``python`` block: the ``python`` block before it runs first
 ``<!-- run: output -->``            any block: what the ``python`` block before it printed on stdout
