@@ -17,7 +17,6 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -112,7 +111,7 @@ def _decorate(span: Span, function: Any) -> Any:
         vars(made).update(vars(function))
         return made
     _refuse(span, function)
-    call = getattr(type(function), "__call__", None)
+    call = type(function).__call__
     if type(call) is FunctionType and call.__code__.co_flags & _NOT_SYNCHRONOUS:
         # A bound method is still taken for a coroutine or generator function, a C callable is not.
         return MethodType(_decorate_function(span, call), function)

@@ -135,7 +135,7 @@ def _warn(error: Exception) -> None:
 
 
 class _DynamoFinder(MetaPathFinder):
-    """Sees the import of torch._dynamo coming, has the real finders do it, and registers after it."""
+    """Sees torch._dynamo being imported, leaves that to the real finders, then registers."""
 
     def __init__(self) -> None:
         self._asking: set[int] = set()  # threads in which the real finders are being asked
@@ -175,7 +175,7 @@ class _DynamoFinder(MetaPathFinder):
         return None
 
     def _watch(self, loader: Any) -> None:
-        """Shadow the loader's `exec_module` on the instance, for one call; all else stays its own."""
+        """Shadow `exec_module` on the loader itself, for one call; all else stays its own."""
         real = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""Code objects that time a Python function on interpreters that cannot intercept its calls (3.10, 3.11).
+"""Code objects that time a function where its calls cannot be intercepted: Python 3.10 and 3.11.
 
 A trampoline takes the place of a function's `__code__`. It has the same parameters, the same free
 variables and the same kind (function, coroutine, generator, async generator), and it carries the
@@ -19,7 +19,6 @@ made works in another process. KEY names the context by its parameters, never by
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -82,7 +81,7 @@ def compiling() -> bool:
         return False
     from torch.compiler import is_compiling
 
-    return is_compiling()
+    return bool(is_compiling())
 
 
 def key_of(span: Span) -> Key:
@@ -170,7 +169,8 @@ class _Layout:
         self.definition = ", ".join(definition)
         self.call = ", ".join([*ordered, *(f"{name}={name}" for name in keyword_only), *stars])
         self.args = f"({''.join(f'{name}, ' for name in ordered)})"
-        self.kwargs = "{%s}" % ", ".join([*(f"{name!r}: {name}" for name in keyword_only), *stars])
+        by_name = ", ".join([*(f"{name!r}: {name}" for name in keyword_only), *stars])
+        self.kwargs = f"{{{by_name}}}"
 
 
 class _Names:

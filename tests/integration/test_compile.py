@@ -1,0 +1,407 @@
+"""torch.compile over decorated functions and over code with contexts inside: no graph breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+torch_dynamo = pytest.importorskip("torch._dynamo")
+
+from torch._dynamo.testing import CompileCounter  # noqa: E402
+
+from stagespan import _core, decorators, dynamo  # noqa: E402
+
+BEFORE_3_12 = sys.version_info < (3, 12)
+
+
+def switch(on: bool) -> None:
+    _core.set_debug(on)
+    decorators.switch_debug(on)
+
+
+def runs(stage: str) -> int:
+    stages = _core.snapshot().stages()
+    return stages[stage].count if stage in stages else 0
+
+
+class Compiled:
+    """A function compiled as one graph, and how often that was done; a graph break raises."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+        self._counter = CompileCounter()
+        self._call = torch.compile(function, backend=self._counter, fullgraph=True, **options)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._call(*args)
+
+    @property
+    def count(self) -> int:
+        return int(self._counter.frame_count)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> None:
+    """As at the import of stagespan; a second registration is a warning in the log."""
+    if not hasattr(torch_dynamo, "_stagespan_registered"):
+        torch_dynamo._stagespan_registered = True
+        dynamo.install()
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch_dynamo.reset()
+    yield
+    switch(False)
+    torch_dynamo.reset()
+
+
+@_core.ProfilingContext4Debug("compiled function")
+def scale(x: Any, factor: int = 2, *, shift: int = 0) -> Any:
+    return x * factor + shift
+
+
+class BaseStage(torch.nn.Module):  # type: ignore[misc,name-defined]
+    def helper(self, x: Any) -> Any:
+        return x + 1
+
+
+class Stage(BaseStage):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+
+    @_core.ProfilingContext4Debug("compiled forward")
+    def forward(self, x: Any) -> Any:
+        return self.helper(x) * self.weight
+
+    @_core.ProfilingContext4Debug("compiled method")
+    def helper(self, x: Any) -> Any:
+        return super().helper(x) * 2
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_a_decorated_function_is_one_graph(on: bool) -> None:
+    # GIVEN a function under a debug context, off or on
+    switch(on)
+    before = runs("compiled function")
+
+    # WHEN it is compiled itself
+    compiled = Compiled(scale)
+    result = [compiled(torch.ones(2)), compiled(torch.ones(2))]
+
+    # THEN it is one graph, compiled once, and untimed
+    assert [value.tolist() for value in result] == [[2.0, 2.0]] * 2
+    assert compiled.count == 1
+    assert runs("compiled function") == before
+
+
+def test_switching_costs_at_most_one_compilation() -> None:
+    # GIVEN a compiled caller of a function under a debug context
+    compiled = Compiled(lambda x: scale(x, 3, shift=1) + 1)
+    counts = []
+
+    # WHEN debug mode is switched back and forth
+    for on in (False, True, False, True, False, True):
+        switch(on)
+        assert compiled(torch.ones(2)).tolist() == [5.0, 5.0]
+        counts.append(compiled.count)
+
+    # THEN there is one more compilation in all where the code is replaced, and none where it is not
+    assert counts == ([1, 2, 2, 2, 2, 2] if BEFORE_3_12 else [1, 1, 1, 1, 1, 1])
+
+
+def test_switching_with_a_compiled_function_itself() -> None:
+    # GIVEN a compiled function under a debug context
+    compiled = Compiled(scale)
+    counts = []
+
+    # WHEN debug mode is switched back and forth
+    for on in (False, True, False, True):
+        switch(on)
+        assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+        counts.append(compiled.count)
+
+    # THEN the same bound holds
+    assert counts == ([1, 2, 2, 2] if BEFORE_3_12 else [1, 1, 1, 1])
+
+
+def test_other_functions_and_imports_cause_no_compilation() -> None:
+    # GIVEN a compiled caller while debug mode is on
+    switch(True)
+    compiled = Compiled(lambda x: scale(x) + 1)
+    compiled(torch.ones(2))
+
+    # WHEN other functions are decorated and timed, and modules are imported
+    for number in range(5):
+        _core.ProfilingContext4Debug(f"other {number}")(lambda: 1)()
+    sys.modules["stagespan_test_module"] = type(sys)("stagespan_test_module")
+    del sys.modules["stagespan_test_module"]
+    compiled(torch.ones(2))
+
+    # THEN nothing is compiled again
+    assert compiled.count == 1
+
+
+def test_eager_calls_are_timed_beside_compiled_ones() -> None:
+    # GIVEN a function that is called both ways while debug mode is on
+    switch(True)
+    before = runs("compiled function")
+    compiled = Compiled(scale)
+
+    # WHEN
+    compiled(torch.ones(2))
+    scale(torch.ones(2))
+    compiled(torch.ones(2))
+
+    # THEN the eager call is timed, the compiled ones are not
+    assert runs("compiled function") - before == 1
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_modules_with_decorated_methods(on: bool) -> None:
+    # GIVEN a module whose methods are decorated
+    switch(on)
+    stage = Stage()
+
+    # WHEN it is compiled
+    compiled = Compiled(stage)
+
+    # THEN it is one graph
+    assert compiled(torch.ones(3)).tolist() == [4.0, 4.0, 4.0]
+    assert compiled.count == 1
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_closures_and_generators(on: bool) -> None:
+    # GIVEN decorated inner functions: a closure, and a generator
+    switch(on)
+
+    def make(k: Any) -> Callable[[Any], Any]:
+        @_core.ProfilingContext4Debug("compiled closure")
+        def inner(x: Any) -> Any:
+            return x * k
+
+        @_core.ProfilingContext4Debug("compiled generator")
+        def steps(x: Any, count: int) -> Iterator[Any]:
+            for step in range(count):
+                yield inner(x) + step
+
+        return lambda x: sum(steps(x, 3))
+
+    # WHEN a function over them is compiled
+    compiled = Compiled(make(torch.full((2,), 3.0)))
+
+    # THEN it is one graph
+    assert compiled(torch.ones(2)).tolist() == [12.0, 12.0]
+    assert compiled.count == 1
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_dynamic_shapes_stay_dynamic(on: bool) -> None:
+    # GIVEN a function compiled for any length
+    switch(on)
+    compiled = Compiled(lambda x: scale(x) + x.shape[0], dynamic=True)
+
+    # WHEN it is called with several lengths
+    results = [compiled(torch.ones(length))[0].item() for length in (3, 5, 7, 11)]
+
+    # THEN it was compiled once
+    assert results == [5.0, 7.0, 9.0, 13.0]
+    assert compiled.count == 1
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_the_seeds_order_of_decorators(on: bool) -> None:
+    # GIVEN a context above torch.inference_mode
+    switch(on)
+
+    class Decoder:
+        @_core.ProfilingContext4Debug("vae_decode")
+        @torch.inference_mode()
+        def process(self, latents: Any) -> Any:
+            return latents * 2
+
+    decoder = Decoder()
+    before = runs("vae_decode")
+
+    # WHEN it runs
+    result = decoder.process(torch.ones(2, requires_grad=True))
+
+    # THEN it is timed while debug mode is on, and is in inference mode
+    assert result.is_inference()
+    assert runs("vae_decode") - before == (1 if on else 0)
+    compiled = Compiled(lambda x: decoder.process(x) * 1)
+    assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert compiled.count == 1
+
+
+def test_compile_safe_functions_are_one_graph() -> None:
+    # GIVEN an always-on context that is compile-safe
+    @_core.ProfilingContext("safe", compile_safe=True)
+    def double(x: Any) -> Any:
+        return x * 2
+
+    # WHEN it is called both ways
+    compiled = Compiled(lambda x: double(x) + 1)
+    assert compiled(torch.ones(2)).tolist() == [3.0, 3.0]
+    double(torch.ones(2))
+
+    # THEN the eager call is timed
+    assert compiled.count == 1
+    assert runs("safe") == 1
+
+
+def nested_contexts(x: Any) -> Any:
+    with _core.span("outer in graph") as outer:
+        outer.add(tokens=3)
+        with _core.ProfilingContext("inner in graph", reset_peak_memory=False) as inner:
+            inner.add(tokens=x.shape[0], total=2.5)
+            y = x + 1
+        with _core.ProfilingContext4Debug("debug in graph") as third:
+            third.inputs(x=x)
+            y = y * 2
+            third.output(y)
+    return y
+
+
+def contexts_in_a_loop(x: Any) -> Any:
+    for step in range(3):
+        with _core.span(f"step {step}"):
+            x = x + 1
+    return x * 1
+
+
+def context_around_an_error(x: Any) -> Any:
+    try:
+        with _core.span("error in graph"):
+            raise ValueError("expected")
+    except ValueError:
+        return x * 2 + 2
+
+
+def context_in_inference_mode(x: Any) -> Any:
+    with _core.span("inference in graph"), torch.inference_mode():
+        return (x + 1) * 2
+
+
+def context_that_is_kept(x: Any) -> Any:
+    kept = _core.span("kept in graph", compile_safe=True)
+    with kept:
+        x = x + 1
+    with kept:
+        return x * 2
+
+
+def tokens_and_records(x: Any) -> Any:
+    token = _core.begin("token in graph")
+    _core.record("record in graph", 1, 2, error=True)
+    y = (x + 1) * 2
+    _core.end(token, error=False)
+    return y
+
+
+def context_as_a_decorator(x: Any) -> Any:
+    @_core.span("decorator in graph")
+    def inner(y: Any) -> Any:
+        return y + 1
+
+    return inner(x) * 2
+
+
+def context_in_a_generator(x: Any) -> Any:
+    def inner() -> Iterator[Any]:
+        with _core.span("generator in graph"):
+            yield x + 1
+            yield x + 1
+
+    return sum(inner())
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (nested_contexts, 4.0),
+        (contexts_in_a_loop, 4.0),
+        (context_around_an_error, 4.0),
+        (context_in_inference_mode, 4.0),
+        (context_that_is_kept, 4.0),
+        (tokens_and_records, 4.0),
+        (context_as_a_decorator, 4.0),
+        (context_in_a_generator, 4.0),
+    ],
+)
+@pytest.mark.parametrize("on", [False, True])
+def test_contexts_inside_a_graph(function: Callable[[Any], Any], expected: float, on: bool) -> None:
+    # GIVEN code with contexts inside
+    switch(on)
+    names = set(_core.snapshot().stages())
+
+    # WHEN it is compiled as one graph, and debug mode is switched
+    compiled = Compiled(function)
+    results = [compiled(torch.ones(1)).item()]
+    switch(not on)
+    results.append(compiled(torch.ones(1)).item())
+
+    # THEN it is compiled once, and measures nothing
+    assert results == [expected, expected]
+    assert compiled.count == 1
+    assert set(_core.snapshot().stages()) == names
+
+
+def test_contexts_inside_a_graph_with_any_length() -> None:
+    # GIVEN contexts in code that is compiled for any length
+    compiled = Compiled(nested_contexts, dynamic=True)
+
+    # WHEN / THEN lengths cause no compilation
+    assert [compiled(torch.ones(length))[0].item() for length in (2, 5, 9)] == [4.0] * 3
+    assert compiled.count == 1
+
+
+def test_contexts_around_a_graph_are_timed() -> None:
+    # GIVEN a compiled function
+    compiled = Compiled(lambda x: x + 1)
+
+    # WHEN it runs under a context
+    with _core.span("around a graph"):
+        compiled(torch.ones(2))
+
+    # THEN that is timed
+    assert runs("around a graph") == 1
+
+
+def test_a_graph_that_breaks_inside_a_context_still_works() -> None:
+    # GIVEN code that torch.compile cannot capture whole
+    def broken(x: Any) -> Any:
+        with _core.span("broken graph") as s:
+            y = x + 1
+            s.add(tokens=1)
+            torch_dynamo.graph_break()
+            return y * 2
+
+    # WHEN it is compiled without fullgraph
+    result = torch.compile(broken, backend="eager")(torch.ones(1))
+
+    # THEN it gives the right result
+    assert result.item() == 4.0
+
+
+def test_export_sees_through_contexts_and_decorators() -> None:
+    # GIVEN a module with a decorated forward and a context inside, in debug mode
+    switch(True)
+
+    class Exported(torch.nn.Module):  # type: ignore[misc,name-defined]
+        @_core.ProfilingContext4Debug("exported forward")
+        def forward(self, x: Any) -> Any:
+            with contextlib.ExitStack(), _core.span("exported block"):
+                return scale(x)
+
+    # WHEN it is exported
+    program = torch.export.export(Exported(), (torch.ones(2),), strict=True)
+
+    # THEN the exported program computes the same
+    assert program.module()(torch.ones(2)).tolist() == [2.0, 2.0]

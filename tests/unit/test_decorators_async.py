@@ -1,0 +1,426 @@
+"""Decorated coroutine functions, generators and async generators are what they were."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import types
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from typing import Any
+
+import pytest
+
+from stagespan import _core, decorators
+from stagespan.decorators import decorate
+
+
+def always(name: str) -> _core.Span:
+    return _core.ProfilingContext(name)
+
+
+def debug(name: str) -> _core.Span:
+    return _core.ProfilingContext4Debug(name)
+
+
+def switch(on: bool) -> None:
+    _core.set_debug(on)
+    decorators.switch_debug(on)
+
+
+def runs(stage: str) -> int:
+    stages = _core.snapshot().stages()
+    return stages[stage].count if stage in stages else 0
+
+
+@pytest.fixture(autouse=True)
+def debug_mode() -> Iterator[None]:
+    """Each test starts in debug mode and leaves it off."""
+    switch(True)
+    yield
+    switch(False)
+
+
+@pytest.fixture(params=[always, debug])
+def context(request: pytest.FixtureRequest) -> Callable[[str], _core.Span]:
+    return request.param  # type: ignore[no-any-return]
+
+
+async def double(value: int) -> int:
+    """Double."""
+    await asyncio.sleep(0)
+    return 2 * value
+
+
+def generate(count: int) -> Generator[Any, Any, str]:
+    """Yield what is sent, and errors that are thrown."""
+    got: Any = count
+    while got != "stop":
+        try:
+            got = yield got
+        except KeyError as error:
+            got = error
+    return "returned"
+
+
+async def generate_async(count: int) -> AsyncGenerator[Any, Any]:
+    """Yield what is sent, and errors that are thrown."""
+    got: Any = count
+    while got != "stop":
+        try:
+            await asyncio.sleep(0)
+            got = yield got
+        except KeyError as error:
+            got = error
+
+
+def test_kinds_are_kept(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN decorated functions of the three kinds
+    for on in (True, False):
+        switch(on)
+        coroutine = decorate(context("kinds"), double)
+        generator = decorate(context("kinds"), generate)
+        async_generator = decorate(context("kinds"), generate_async)
+
+        # WHEN / THEN inspect and asyncio take them for what they are
+        assert inspect.iscoroutinefunction(coroutine)
+        assert asyncio.iscoroutinefunction(coroutine)
+        assert inspect.isgeneratorfunction(generator)
+        assert inspect.isasyncgenfunction(async_generator)
+        assert inspect.signature(coroutine) == inspect.signature(double)
+        assert inspect.getsource(coroutine) == inspect.getsource(double)
+        assert (coroutine.__name__, coroutine.__doc__) == ("double", "Double.")
+
+
+def test_kinds_of_methods_partials_and_objects_are_kept() -> None:
+    # GIVEN things that inspect takes for coroutine functions, though they are no functions
+    class Model:
+        async def method(self, value: int) -> int:
+            return value + 1
+
+        async def __call__(self, value: int) -> int:
+            return value + 2
+
+    timed: list[Any] = [
+        decorate(debug("no functions"), Model().method),
+        decorate(debug("no functions"), functools.partial(double, 3)),
+        decorate(debug("no functions"), Model()),
+    ]
+
+    async def main() -> list[int]:
+        return [await timed[0](1), await timed[1](), await timed[2](1)]
+
+    # WHEN / THEN they still are, and are timed
+    assert inspect.iscoroutinefunction(timed[0])
+    assert inspect.iscoroutinefunction(timed[1])
+    assert inspect.iscoroutinefunction(timed[2])
+    assert asyncio.run(main()) == [2, 6, 3]
+    assert runs("no functions") == 3
+
+
+def test_coroutines_run_in_every_way(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a decorated coroutine function
+    stage = f"coroutine {context.__name__}"
+    timed = decorate(context(stage), double)
+
+    async def main() -> list[Any]:
+        task = asyncio.create_task(timed(4))
+        return [
+            await timed(1),
+            *await asyncio.gather(timed(2), timed(3)),
+            await task,
+            await asyncio.wait_for(timed(5), 10),
+            await asyncio.shield(timed(6)),
+        ]
+
+    # WHEN / THEN
+    assert asyncio.run(main()) == [2, 4, 6, 8, 10, 12]
+    assert runs(stage) == 6
+
+
+def test_cancelled_coroutines_are_marked(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a coroutine that waits, and tidies up when it is cancelled
+    stage = f"cancelled {context.__name__}"
+    tidied: list[bool] = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            tidied.append(True)
+
+    timed = decorate(context(stage), wait)
+
+    async def main() -> None:
+        task = asyncio.create_task(timed())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    # WHEN it is cancelled
+    asyncio.run(main())
+
+    # THEN it tidied up, and its span is an error
+    assert tidied == [True]
+    assert (runs(stage), _core.snapshot().stages()[stage].errors) == (1, 1)
+
+
+def test_generators_are_delegated_to(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a generator that is sent values and errors
+    stage = f"generator {context.__name__}"
+    timed = decorate(context(stage), generate)
+    error = KeyError("thrown")
+
+    # WHEN it runs to its end
+    generator = timed(1)
+    seen = [next(generator), generator.send("a"), generator.throw(error), next(generator)]
+    with pytest.raises(StopIteration) as stopped:
+        generator.send("stop")
+
+    # THEN it saw each of them and returned its value
+    assert seen == [1, "a", error, None]
+    assert stopped.value.value == "returned"
+    assert runs(stage) == 1
+
+
+def test_generators_in_other_generators(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a generator that delegates to a decorated one
+    timed = decorate(context("delegate"), generate)
+
+    def outer() -> Generator[Any, Any, tuple[str, str]]:
+        result = yield from timed(0)
+        return "outer", result
+
+    # WHEN
+    generator = outer()
+    assert [next(generator), generator.send(1)] == [0, 1]
+
+    # THEN values, errors and results pass through both
+    with pytest.raises(ValueError, match="unknown"):
+        generator.throw(ValueError("unknown"))
+    generator = outer()
+    next(generator)
+    with pytest.raises(StopIteration) as stopped:
+        generator.send("stop")
+    assert stopped.value.value == ("outer", "returned")
+
+
+def test_closing_a_generator_closes_the_function(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN generators that are closed, or dropped
+    stage = f"closed {context.__name__}"
+    closed: list[str] = []
+
+    def wait(name: str) -> Generator[int, None, None]:
+        try:
+            yield 1
+        finally:
+            closed.append(name)
+
+    timed = decorate(context(stage), wait)
+    explicitly, dropped = timed("explicitly"), timed("dropped")
+    next(explicitly)
+    next(dropped)
+
+    # WHEN
+    explicitly.close()
+    del dropped
+
+    # THEN their `finally` ran, and they are timed
+    assert closed == ["explicitly", "dropped"]
+    assert runs(stage) == 2
+
+
+def test_a_generator_that_refuses_to_close(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a generator that yields when it should end
+    def stubborn() -> Generator[int, None, None]:
+        for _ in range(2):  # the second time it lets itself be closed
+            with contextlib.suppress(GeneratorExit):
+                yield 1
+
+    generator = decorate(context("stubborn"), stubborn)()
+    next(generator)
+
+    # WHEN / THEN Python's own error arrives
+    with pytest.raises(RuntimeError, match="generator ignored GeneratorExit"):
+        generator.close()
+
+
+def test_contextmanager_over_a_decorated_generator(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a context manager that swallows one kind of error
+    def manage() -> Generator[int, None, None]:
+        with contextlib.suppress(KeyError):
+            yield 5
+
+    managed = contextlib.contextmanager(decorate(context("managed"), manage))
+
+    # WHEN / THEN it does so
+    with managed() as value:
+        raise KeyError(value)
+    with pytest.raises(ValueError, match="other"), managed():
+        raise ValueError("other")
+
+
+def test_async_generators_are_delegated_to(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN an async generator that is sent values and errors
+    stage = f"async generator {context.__name__}"
+    timed = decorate(context(stage), generate_async)
+    error = KeyError("thrown")
+
+    async def main() -> list[Any]:
+        generator = timed(1)
+        seen = [
+            await generator.__anext__(),
+            await generator.asend("a"),
+            await generator.athrow(error),
+            await generator.__anext__(),
+        ]
+        with pytest.raises(StopAsyncIteration):
+            await generator.asend("stop")
+        with pytest.raises(StopAsyncIteration):
+            await generator.__anext__()
+        return seen
+
+    # WHEN / THEN it saw each of them
+    assert asyncio.run(main()) == [1, "a", error, None]
+    assert runs(stage) == 1
+
+
+def test_async_for_break_and_aclose(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN an async generator that tidies up with an await
+    stage = f"aclose {context.__name__}"
+    closed: list[str] = []
+
+    async def wait(name: str) -> AsyncGenerator[int, None]:
+        try:
+            for number in range(5):
+                yield number
+        finally:
+            await asyncio.sleep(0)
+            closed.append(name)
+
+    timed = decorate(context(stage), wait)
+
+    async def main() -> list[int]:
+        seen = [number async for number in timed("to its end")]
+        async with contextlib.aclosing(timed("early")) as early:
+            async for number in early:
+                if number == 2:
+                    break
+        unstarted = timed("never started")
+        await unstarted.aclose()
+        return seen
+
+    # WHEN / THEN each that was started tidied up once, in time
+    assert asyncio.run(main()) == [0, 1, 2, 3, 4]
+    assert closed == ["to its end", "early"]
+    assert runs(stage) == 2
+
+
+def test_errors_of_async_generators(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN an async generator that catches an error and raises another one later
+    async def recover() -> AsyncGenerator[str, None]:
+        with contextlib.suppress(KeyError):
+            yield "first"
+        yield "second"
+        raise ValueError("third")
+
+    timed = decorate(context("async errors"), recover)
+
+    async def main() -> ValueError:
+        generator = timed()
+        assert await generator.__anext__() == "first"
+        assert await generator.athrow(KeyError("caught")) == "second"
+        with pytest.raises(ValueError, match="third") as caught:
+            await generator.__anext__()
+        return caught.value
+
+    # WHEN / THEN the later error knows nothing of the earlier one
+    error = asyncio.run(main())
+    assert error.__context__ is None
+    assert error.__cause__ is None
+
+
+def test_an_error_raised_while_another_is_thrown_in(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN an async generator that is done with what it caught, and raises before it yields again
+    async def replace() -> AsyncGenerator[int, None]:
+        with contextlib.suppress(KeyError):
+            yield 1
+        raise ValueError("unrelated")
+
+    timed = decorate(context("unrelated"), replace)
+
+    async def main(function: Callable[[], AsyncGenerator[int, None]]) -> BaseException | None:
+        generator = function()
+        await generator.__anext__()
+        with pytest.raises(ValueError, match="unrelated") as caught:
+            await generator.athrow(KeyError("caught"))
+        return caught.value.__context__
+
+    # WHEN / THEN the context of the error is what it is without decoration
+    assert asyncio.run(main(timed)) is asyncio.run(main(replace)) is None
+
+
+def test_async_generators_left_open_are_closed_with_the_loop(
+    context: Callable[[str], _core.Span],
+) -> None:
+    # GIVEN an async generator that nobody closes
+    closed: list[bool] = []
+
+    async def wait() -> AsyncGenerator[int, None]:
+        try:
+            yield 1
+        finally:
+            closed.append(True)
+
+    timed = decorate(context("left open"), wait)
+    kept: list[AsyncGenerator[int, None]] = []
+
+    async def main() -> None:
+        kept.append(timed())
+        await kept[0].__anext__()
+
+    # WHEN the loop ends
+    asyncio.run(main())
+
+    # THEN it was closed
+    assert closed == [True]
+
+
+def test_switching_while_suspended() -> None:
+    # GIVEN a coroutine, a generator and an async generator that are suspended while debug is on
+    timed = decorate(debug("suspended"), double)
+    timed_generator = decorate(debug("suspended"), generate)
+    timed_async_generator = decorate(debug("suspended"), generate_async)
+
+    async def main() -> list[Any]:
+        task = asyncio.create_task(timed(3))
+        generator = timed_generator(1)
+        async_generator = timed_async_generator(1)
+        started = [next(generator), await async_generator.__anext__()]
+
+        # WHEN it is switched off
+        switch(False)
+
+        # THEN they go on undisturbed
+        return [*started, await task, generator.send(2), await async_generator.asend(3)]
+
+    assert asyncio.run(main()) == [1, 1, 6, 2, 3]
+
+
+def test_generator_based_coroutines_stay_awaitable() -> None:
+    # GIVEN a generator that types.coroutine made awaitable
+    @types.coroutine
+    def old_style() -> Generator[None, None, int]:
+        yield
+        return 8
+
+    timed = decorate(debug("old style"), old_style)
+
+    async def main() -> int:
+        return await timed()
+
+    # WHEN / THEN it is awaited as before
+    assert asyncio.run(main()) == 8
+    assert runs("old style") == 1
