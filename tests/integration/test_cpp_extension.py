@@ -1,0 +1,123 @@
+"""The example extension: C++ scopes of another library in the recorder of this process."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "cpp_extension"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example, built with pip as its pyproject.toml says, in a folder of its own."""
+    for module in ("scikit_build_core", "pybind11"):
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed")
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler (c++) on PATH")
+    folder = tmp_path_factory.mktemp("cpp_extension")
+    source = shutil.copytree(EXAMPLE, folder / "source")
+    command = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps"]
+    done = subprocess.run(
+        [*command, "--target", str(folder / "site"), str(source)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site"
+
+
+def run(program: str, site: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_scopes_nest_under_the_spans_of_python(installed: Path) -> None:
+    # GIVEN the extension, and a program that calls it inside a span
+    program = """
+import json, cpp_stages, stagespan
+with stagespan.span("outer"):
+    for _ in range(3):
+        cpp_stages.multiply(20)
+names = stagespan.stage_names()
+by_id = {int(s["id"]): s for s in stagespan.spans()}
+tree = sorted(
+    (names[s["stage"]], names[by_id[int(s["parent"])]["stage"]] if s["parent"] else None)
+    for s in by_id.values()
+)
+print(json.dumps([tree, {n: s.count for n, s in stagespan.stats().items()}]))
+"""
+    # WHEN it runs
+    tree, counts = json.loads(run(program, installed))
+
+    # THEN C++ scopes are counted, and are children of what was open around them
+    assert counts == {"outer": 1, "multiply": 3, "fill": 6}
+    expected = [["fill", "multiply"]] * 6 + [["multiply", "outer"]] * 3 + [["outer", None]]
+    assert tree == expected
+
+
+def test_scopes_of_a_thread_without_the_gil_are_recorded(installed: Path) -> None:
+    # GIVEN a function that works on a std::thread of its own, called four times
+    program = """
+import json, threading, cpp_stages, stagespan
+with stagespan.span("outer"):
+    for _ in range(4):
+        cpp_stages.multiply_on_thread(20)
+names = stagespan.stage_names()
+spans = [s for s in stagespan.spans() if names[s["stage"]] == "worker"]
+print(json.dumps([
+    {n: s.count for n, s in stagespan.stats().items()},
+    [int(s["parent"]) for s in spans],
+    sum(stagespan.lost().values()) if hasattr(stagespan, "lost") else 0,
+]))
+"""
+    # WHEN it runs
+    counts, parents, lost = json.loads(run(program, installed))
+
+    # THEN all of its scopes are there, though its threads have ended, and none has a parent
+    assert counts == {"outer": 1, "worker": 4, "multiply": 4, "fill": 8}
+    assert parents == [0, 0, 0, 0]
+    assert lost == 0
+
+
+def test_scopes_cost_nothing_that_shows_when_switched_off(installed: Path) -> None:
+    # GIVEN a recorder that is off for the second call
+    program = """
+import json, cpp_stages, stagespan
+cpp_stages.multiply(10)
+stagespan.disable()
+cpp_stages.multiply(10)
+stagespan.enable()
+cpp_stages.multiply(10)
+print(json.dumps({n: s.count for n, s in stagespan.stats().items()}))
+"""
+    # WHEN it runs
+    counts = json.loads(run(program, installed))
+
+    # THEN only the calls while it was on are counted
+    assert counts == {"multiply": 2, "fill": 4}
+
+
+def test_use_it_runs_as_printed(installed: Path) -> None:
+    # GIVEN the example's own program
+    program = (EXAMPLE / "use_it.py").read_text()
+
+    # WHEN it runs
+    printed = run(program, installed)
+
+    # THEN it shows the results and the figures of both sides
+    assert printed.count("trace: 10000.0") == 2
+    for stage in ("python side", "multiply", "fill", "worker"):
+        assert stage in printed
