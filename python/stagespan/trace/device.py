@@ -1,0 +1,133 @@
+"""Which events ran on a device, as what, and which call launched each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.model import MISSING, Codes, Mask, Numbers, Trace
+
+NOT_DEVICE, COMPUTE, COMMUNICATION, COPY = 0, 1, 2, 3
+
+_COMMUNICATION_WORDS = ("nccl", "rccl", "hccl")
+_LAUNCH_SUFFIXES = ("_runtime", "_driver")
+# Ascend: rows without a category, told by the names of their process and by `Task Type`.
+_ASCEND_DEVICE = "Ascend Hardware"
+_ASCEND_COMMUNICATION = frozenset({"HCCL", "Communication"})
+_ASCEND_HOST = "CANN"
+_ASCEND_COMPUTE_TYPES = ("AI_", "AIC", "AIV", "MIX_", "DSA_")
+_ASCEND_COPY = "MEMCPY"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """The device's part of a trace; all arrays have one element an event of `Trace.events`."""
+
+    kind: NDArray[np.int8]
+    """NOT_DEVICE, COMPUTE (memset too), COMMUNICATION or COPY."""
+    is_kernel: Mask
+    """Kernels: device work that is neither a copy nor a memset."""
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        """Rows of the device's events."""
+        return np.flatnonzero(self.kind)
+
+    @property
+    def kernels(self) -> NDArray[np.intp]:
+        """Rows of the kernels."""
+        return np.flatnonzero(self.is_kernel)
+
+
+def device_work(trace: Trace) -> DeviceWork:
+    """Tell device events by category (kernel, gpu_memcpy, gpu_memset), on Ascend by process.
+
+    Communication is a kernel whose name contains nccl, rccl or hccl; on Ascend the operators in the
+    groups' lanes of the communication process.
+    """
+    events = trace.events
+    kind = np.zeros(len(events), dtype=np.int8)
+    is_kernel = trace.rows_of(["kernel"])
+    kind[is_kernel] = COMPUTE
+    kind[trace.rows_of(["gpu_memset"])] = COMPUTE
+    kind[trace.rows_of(["gpu_memcpy"])] = COPY
+    communicates = _by_name(trace, events.name, _COMMUNICATION_WORDS)
+    kind[is_kernel & communicates] = COMMUNICATION
+    if _ASCEND_DEVICE in trace.process_names.values():
+        is_kernel = is_kernel | _add_ascend(trace, kind)
+    return DeviceWork(kind, is_kernel)
+
+
+def launches(trace: Trace) -> Mask:
+    """Rows that are calls of a runtime or driver, which may have launched device work."""
+    chosen = np.array([name.endswith(_LAUNCH_SUFFIXES) for name in [*trace.categories, ""]])
+    rows: Mask = chosen[trace.events.category]
+    if _ASCEND_DEVICE in trace.process_names.values():
+        rows = rows | _in_processes(trace, frozenset({_ASCEND_HOST}))
+    return rows
+
+
+def launch_of(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """For each of `rows` the row of the call that launched it; -1 when it is not in the trace.
+
+    They are joined by correlation. Where calls nest under one, the longest, which holds the
+    others, is taken.
+    """
+    events = trace.events
+    calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING))
+    found = np.full(len(rows), -1, dtype=np.intp)
+    if len(calls) == 0 or len(rows) == 0:
+        return found
+    calls = calls[np.lexsort((events.dur_ns[calls], events.correlation[calls]))]
+    known = events.correlation[calls]
+    wanted = events.correlation[rows]
+    at = np.searchsorted(known, wanted, side="right") - 1
+    hit = (at >= 0) & (known[np.maximum(at, 0)] == wanted) & (wanted != MISSING)
+    found[hit] = calls[at[hit]]
+    return found
+
+
+def streams(trace: Trace, rows: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
+    """Device and stream of each of `rows`; where the arguments do not say, process and thread."""
+    events = trace.events
+    device, stream = events.device[rows], events.stream[rows]
+    return (
+        np.where(device == MISSING, events.pid[rows], device),
+        np.where(stream == MISSING, events.tid[rows], stream),
+    )
+
+
+def _by_name(trace: Trace, names: Codes, words: tuple[str, ...]) -> Mask:
+    """Which names contain one of the words, whatever their case."""
+    lowered = map(str.lower, trace.names)
+    chosen = np.array([any(word in name for word in words) for name in lowered] + [False])
+    rows: Mask = chosen[names]
+    return rows
+
+
+def _in_processes(trace: Trace, names: frozenset[str]) -> Mask:
+    pids = [pid for pid, name in trace.process_names.items() if name in names]
+    return np.isin(trace.events.pid, np.array(pids, dtype=np.int64))
+
+
+def _add_ascend(trace: Trace, kind: NDArray[np.int8]) -> Mask:
+    """Fill in the kinds of Ascend's rows; returns which of them are kernels."""
+    events = trace.events
+    on_device = _in_processes(trace, frozenset({_ASCEND_DEVICE}))
+    computes = np.array(
+        [name.startswith(_ASCEND_COMPUTE_TYPES) for name in trace.names] + [False], dtype=np.bool_
+    )
+    copies = np.array([name.startswith(_ASCEND_COPY) for name in trace.names] + [False])
+    kernels: Mask = on_device & computes[events.task_type]
+    kind[kernels] = COMPUTE
+    kind[on_device & ~kernels & copies[events.name]] = COPY
+    groups = [
+        (pid, tid)
+        for (pid, tid), name in trace.thread_names.items()
+        if name.startswith("Group") and trace.process_names.get(pid) in _ASCEND_COMMUNICATION
+    ]
+    for pid, tid in groups:
+        kind[(events.pid == pid) & (events.tid == tid)] = COMMUNICATION
+    return kernels

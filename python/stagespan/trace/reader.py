@@ -1,0 +1,205 @@
+"""`read_trace`: a trace of torch.profiler or torch_npu.profiler, piece by piece into columns."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from stagespan.errors import TraceError
+from stagespan.trace import split
+from stagespan.trace.assemble import Assembly
+from stagespan.trace.model import Trace
+from stagespan.trace.stream import CHUNK_BYTES, ByteStream
+
+_BOM = b"\xef\xbb\xbf"
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def read_trace(path: str | os.PathLike[str], *, chunk_bytes: int = CHUNK_BYTES) -> Trace:
+    """Read a trace file, `.json` or gzip (told by its content), into columns; times in integer ns.
+
+    The list of events may stand at the top level or under `traceEvents`. Times may be numbers or
+    texts. What cannot become a row is counted in `Trace.left_out`, what becomes one with a change
+    in `Trace.adjusted`; of a file that is cut off, what is whole is read, and `Trace.incomplete`
+    says so.
+    Memory: the columns, and `chunk_bytes` of JSON at a time.
+
+    Raises TraceError, with a sentence that says what to do, when there is no such file, it is a
+    folder, empty, not JSON, not a trace, or cut off before its first whole event.
+    """
+    return _Reader(ByteStream(path, chunk_bytes)).read()
+
+
+class _Reader:
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._chunks = stream.chunks()
+        self._buffer = b""
+        self._ended = False
+        self._assembly = Assembly()
+        self._metadata: dict[str, Any] = {}
+
+    def read(self) -> Trace:
+        top = self._first_character()
+        if top == b"{":
+            self._read_head()
+        else:
+            self._buffer = self._buffer[1:]
+        closed = self._read_events()
+        broken = self._read_tail(top == b"{") if closed else None
+        return self._finish(closed, broken)
+
+    def _more(self) -> bool:
+        """One more chunk into the buffer; False at the end."""
+        if not self._ended:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                self._ended = True
+            else:
+                self._buffer += chunk
+        return not self._ended
+
+    def _first_character(self) -> bytes:
+        while True:
+            text = self._buffer.removeprefix(_BOM).lstrip()
+            if text and text != _BOM[: len(text)]:
+                self._buffer = text
+                break
+            if not self._more():
+                if self._stream.damage:
+                    raise TraceError(f"{self._where} cannot be read: {self._stream.damage}.")
+                raise TraceError(f"{self._where} is empty: export the trace again.")
+        if text[:1] not in b"{[":
+            raise TraceError(
+                f"{self._where} is not JSON (it begins with {text[:12]!r}): give the .json or"
+                " .json.gz that the profiler exported."
+            )
+        return text[:1]
+
+    def _read_head(self) -> None:
+        """Read what stands before the list of events, and leave the buffer within the list."""
+        start = 0
+        while True:
+            found = split.events_key(self._buffer, start)
+            if found is None:
+                # The key may be cut in two by the end of the chunk.
+                start = max(start, len(self._buffer) - 64)
+                if self._more():
+                    continue
+                raise TraceError(self._why_no_events())
+            key, value, is_list = found
+            head = _decode_object(self._buffer[:key] + b'"":null}')
+            if head is None:  # the key stands deeper, in some other value
+                start = key + 1
+                continue
+            if not is_list:
+                raise TraceError(f"{self._where} is not a trace: its `traceEvents` is not a list.")
+            del head[""]
+            self._metadata = head
+            self._buffer = self._buffer[value + 1 :]
+            return
+
+    def _why_no_events(self) -> str:
+        try:
+            msgspec.json.decode(self._buffer)
+        except _UNDECODABLE as error:
+            if self._stream.damage:
+                return f"{self._where} cannot be read: {self._stream.damage} before its events."
+            return (
+                f"{self._where} is cut off or not JSON, and no `traceEvents` was found in it"
+                f" ({error}): export the trace again."
+            )
+        return (
+            f"{self._where} is JSON but not a trace: it has no `traceEvents`."
+            " Give the file that the profiler exported."
+        )
+
+    def _read_events(self) -> bool:
+        """Read entries until the list closes; False when the file ends before."""
+        while True:
+            cut = split.likely_boundary(self._buffer)
+            if cut > 0:
+                piece = b"".join((b"[", memoryview(self._buffer)[:cut], b"]"))
+                if self._assembly.add_piece(piece):
+                    self._buffer = self._buffer[cut:].lstrip()[1:]  # and the comma
+                else:
+                    closed = self._read_carefully()
+                    if closed:
+                        return True
+            if not self._more():
+                return self._read_carefully()
+
+    def _read_carefully(self) -> bool:
+        """Read the buffer's whole entries by a scan; True when the list closes in it."""
+        found = split.scan(self._buffer)
+        view = memoryview(self._buffer)
+        if found.entries:
+            begin, end = found.entries[0][0], found.entries[-1][1]
+            whole = b"".join((b"[", view[begin:end], b"]"))
+            if found.strays or not self._assembly.add_piece(whole):
+                for begin, end in found.entries:
+                    self._assembly.add_entry(bytes(view[begin:end]))
+        self._assembly.count_strays(found.strays)
+        at = found.closed_at if found.closed_at >= 0 else found.rest
+        self._buffer = self._buffer[at:]
+        if found.closed_at < 0 and found.entries:
+            self._buffer = self._buffer.lstrip().removeprefix(b",")
+        return found.closed_at >= 0
+
+    def _read_tail(self, in_object: bool) -> str | None:
+        """Read what stands behind the list of events; a clause when it is not as it should be."""
+        while self._more():
+            pass
+        rest = self._buffer.strip()
+        if not in_object:
+            return "there is text behind its list of events" if rest else None
+        tail = _decode_object(b'{"":null' + rest)
+        if tail is None:
+            return "what stands behind its events is cut off or not JSON"
+        del tail[""]
+        again = tail.pop("traceEvents", None)
+        if again is not None:
+            self._assembly.left_out["entry of a second `traceEvents`"] += (
+                len(again) if isinstance(again, list) else 1
+            )
+        self._metadata.update(tail)
+        return None
+
+    def _finish(self, closed: bool, broken: str | None) -> Trace:
+        count = self._assembly.total
+        problem = broken
+        if not closed:
+            problem = self._stream.damage or "the file ends in the middle of its events"
+            if count == 0:
+                raise TraceError(
+                    f"{self._where} is cut off before its first whole event ({problem}):"
+                    " export it again."
+                )
+        elif self._stream.damage:
+            problem = self._stream.damage
+        if count and not self._assembly.looks_like_a_trace:
+            raise TraceError(
+                f"{self._where} is JSON but not a trace: none of its {count} entries is an event."
+            )
+        incomplete = None
+        if problem:
+            incomplete = (
+                f"{self._where} is incomplete: {problem}; the {count} whole entries were read."
+            )
+        return self._assembly.trace(str(self._stream.path), self._metadata, incomplete)
+
+    @property
+    def _where(self) -> str:
+        return str(self._stream.path)
+
+
+def _decode_object(text: bytes) -> dict[str, Any] | None:
+    for attempt in (text, None):
+        try:
+            value = msgspec.json.decode(split.repaired(text) if attempt is None else attempt)
+        except _UNDECODABLE:
+            continue
+        return value if isinstance(value, dict) else None
+    return None
