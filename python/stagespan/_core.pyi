@@ -5,8 +5,8 @@ Times are in nanoseconds; absolute ones are Unix time. Every function may be cal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from types import TracebackType
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from types import FunctionType, TracebackType
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -84,6 +84,52 @@ def end(token: Token, *, error: bool = ...) -> None:
 
 def record(name: str, begin_ns: int, end_ns: int, *, error: bool = ...) -> None:
     """Record a span that was timed elsewhere, in Unix nanoseconds. Raises ValueError if it ends before it begins."""
+
+# Decorated functions. `decorators` decides which of these a function gets.
+class TimedFunction:
+    """A C callable that times the calls of another callable; a method where it is found in a class."""
+
+    def __init__(self, span: Span, function: Callable[..., Any]) -> None: ...
+    @property
+    def __wrapped__(self) -> Callable[..., Any]: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __get__(self, instance: object, owner: type | None = ...) -> Any: ...
+
+def time_function(function: FunctionType, spans: tuple[Span, ...]) -> None:
+    """From Python 3.12: time the calls of `function` by `spans`, innermost first; () ends that.
+
+    The function's own code runs with its own defaults, and nothing that it has changes. Nothing is
+    kept that refers to the function: it is freed like any other.
+    """
+
+def call_timed(
+    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a function under a span."""
+
+def timed_coroutine(
+    span: Span,
+    function: Callable[..., Coroutine[Any, Any, Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Coroutine[Any, Any, Any]:
+    """Call a coroutine function; what it returns is timed from its first step to its last."""
+
+def timed_generator(
+    span: Span,
+    function: Callable[..., Generator[Any, Any, Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Generator[Any, Any, Any]:
+    """Call a generator function; what it returns is timed from its first step to its last."""
+
+def timed_async_generator(
+    span: Span,
+    function: Callable[..., AsyncGenerator[Any, Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> AsyncGenerator[Any, Any]:
+    """Call an async generator function; what it returns is timed from its first step to its last."""
 
 # Switches
 def enable() -> None: ...
