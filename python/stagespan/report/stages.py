@@ -1,0 +1,138 @@
+"""A report's stages from the recorder's summaries, in figures that close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+_MS = 1e6
+SEVERAL = "(several)"
+"""Parent under which the recorder collects those beyond the fourth."""
+
+
+class Distribution(Protocol):
+    """What is read of a distribution of durations."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def total_ns(self) -> int: ...
+    @property
+    def mean_ns(self) -> float | None: ...
+    @property
+    def min_ns(self) -> int | None: ...
+    @property
+    def max_ns(self) -> int | None: ...
+    @property
+    def p50_ns(self) -> float | None: ...
+    @property
+    def p95_ns(self) -> float | None: ...
+    @property
+    def p99_ns(self) -> float | None: ...
+
+
+class StageFigures(Distribution, Protocol):
+    """What is read of a stage: `_core.StageSummary` has it."""
+
+    @property
+    def errors(self) -> int: ...
+    @property
+    def suspended_ns(self) -> int: ...
+    @property
+    def children_ns(self) -> int: ...
+    @property
+    def parents(self) -> Mapping[str | None, tuple[int, int]]: ...
+    @property
+    def work(self) -> Mapping[str, float]: ...
+    @property
+    def device_elapsed_ns(self) -> Distribution | None: ...
+    @property
+    def device_queue_ns(self) -> Distribution | None: ...
+    @property
+    def device_tail_ns(self) -> Distribution | None: ...
+
+
+def top_level_ns(name: str, stages: Mapping[str, StageFigures]) -> int:
+    """Time of the stage's runs at the top, in ns: without a parent, or with one that still runs."""
+    return sum(ns for _, ns in _at_top(name, stages))
+
+
+def _at_top(name: str, stages: Mapping[str, StageFigures]) -> list[tuple[int, int]]:
+    return [
+        figures
+        for parent, figures in stages[name].parents.items()
+        if parent is None
+        or (parent != SEVERAL and (parent not in stages or not stages[parent].count))
+    ]
+
+
+def stage_entries(
+    stages: Mapping[str, StageFigures],
+    memory_of: Callable[[str], dict[str, Any] | None],
+    signatures: Mapping[str, list[dict[str, Any]]],
+) -> dict[str, dict[str, Any]]:
+    """The report's ``stages``, those that take the longest first.
+
+    ``percentage`` is the share of a stage's top-level runs in all top-level time; it is None for a
+    stage that only ran inside others, so that the shares add up to 100. For every stage
+    ``duration_ms`` is ``children_ms`` + ``unattributed_ms``.
+    """
+    ran = {name: stage for name, stage in stages.items() if stage.count}
+    total_ns = sum(top_level_ns(name, ran) for name in ran)
+    entries = {}
+    for name in sorted(ran, key=lambda name: (-ran[name].total_ns, name)):
+        top_ns = top_level_ns(name, ran) if _at_top(name, ran) else None
+        share = 100 * top_ns / total_ns if top_ns is not None and total_ns else None
+        entries[name] = _entry(ran[name], share, memory_of(name), signatures.get(name, []))
+    return entries
+
+
+def _entry(
+    stage: StageFigures,
+    percentage: float | None,
+    memory: dict[str, Any] | None,
+    signatures: list[dict[str, Any]],
+) -> dict[str, Any]:
+    # Clocks of parent and child are read one after the other, so a child may seem a hair longer.
+    children_ns = min(max(stage.children_ns, 0), stage.total_ns)
+    parents = sorted(stage.parents.items(), key=lambda item: (-item[1][1], item[0] or ""))
+    return {
+        "duration_ms": stage.total_ns / _MS,
+        "percentage": percentage,
+        "count": stage.count,
+        "mean_ms": _ms(stage.mean_ns),
+        "min_ms": _ms(stage.min_ns),
+        "max_ms": _ms(stage.max_ns),
+        "p50_ms": _ms(stage.p50_ns),
+        "p95_ms": _ms(stage.p95_ns),
+        "p99_ms": _ms(stage.p99_ns),
+        "errors": stage.errors,
+        "suspended_ms": stage.suspended_ns / _MS,
+        "children_ms": children_ns / _MS,
+        "unattributed_ms": (stage.total_ns - children_ns) / _MS,
+        "device_elapsed_ms": _device_ms(stage.device_elapsed_ns),
+        "device_queue_ms": _device_ms(stage.device_queue_ns),
+        "device_tail_ms": _device_ms(stage.device_tail_ns),
+        "work": dict(stage.work),
+        "work_per_s": {
+            what: amount / (stage.total_ns / 1e9) if stage.total_ns else None
+            for what, amount in stage.work.items()
+        },
+        "memory": memory,
+        "parent": parents[0][0] if parents else None,
+        "parents": [
+            {"parent": parent, "count": count, "duration_ms": ns / _MS}
+            for parent, (count, ns) in parents
+        ],
+        "signatures": signatures,
+        "parallel_info": None,
+    }
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / _MS
+
+
+def _device_ms(summary: Distribution | None) -> float | None:
+    """Sum over the runs whose device time is known; None when it is known of none."""
+    return None if summary is None or not summary.count else summary.total_ns / _MS

@@ -1,0 +1,141 @@
+"""The timing report as a table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stagespan.report import tree
+from stagespan.report.reader import number
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+    from rich.table import Table
+
+_Cell = Callable[[dict[str, Any]], str]
+
+
+def render(report: dict[str, Any]) -> Group:
+    """A report, made here or read from a file, as something that rich prints."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[Any] = [Text(_headline(report))]
+    if report["stages"]:
+        parts.append(_table(report))
+    lost = {cause: n for cause, n in (report.get("lost") or {}).items() if n}
+    if lost:
+        told = ", ".join(f"{cause} {n:,}" for cause, n in lost.items())
+        parts.append(Text(f"not kept: {told}"))
+    return Group(*parts)
+
+
+def print_report(report: dict[str, Any], console: Console | None = None) -> None:
+    """Print a report on ``console``, by default on standard output."""
+    from rich.console import Console
+
+    console = console or Console()
+    if not console.is_terminal:
+        # A file or a pipe has no width to keep to: rich would cut the table at 80 columns.
+        console.width = max(console.width, 200)
+    console.print(render(report), highlight=False)
+
+
+def _headline(report: dict[str, Any]) -> str:
+    stages = report["stages"]
+    request = report.get("request_id")
+    parts = [f"Timing report{f' of request {request}' if request else ''}"]
+    if number(report.get("world_size")) and report["world_size"] > 1:
+        parts.append(f"rank {report.get('rank')} of {report['world_size']}")
+    parts.append(f"{len(stages)} stage{'' if len(stages) == 1 else 's'}")
+    for label, key in (("wall clock", "wall_clock_ms"), ("in stages", "total_stages_ms")):
+        value = number(report.get(key))
+        if value is not None:
+            parts.append(f"{label} {value:,.1f} ms")
+    return ", ".join(parts)
+
+
+def _table(report: dict[str, Any]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = [(title, cell) for title, cell in _COLUMNS if _is_worth(report, cell)]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("stage", overflow="fold")
+    for title in ("total ms", "share", "runs", *(title for title, _ in columns)):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in tree.rows(report):
+        is_remainder = row.count is None and row.stage is None
+        name = _one_line(row.label) + (" (all its runs)" if row.is_sum else "")
+        label = Text(row.guide + name, style="dim" if is_remainder else "")
+        own = [cell(row.stage) if row.stage is not None else "" for _, cell in columns]
+        share = "" if row.share is None else f"{100 * row.share:.1f} %"
+        count = "" if row.count is None else f"{row.count:,}"
+        table.add_row(label, f"{row.duration_ms:,.3f}", share, count, *own)
+    return table
+
+
+def _one_line(name: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+
+
+# --- columns that only some reports need --------------------------------------------------------
+
+
+def _figure(key: str) -> _Cell:
+    def cell(stage: dict[str, Any]) -> str:
+        value = number(stage.get(key))
+        return "" if value is None else f"{value:,.3f}"
+
+    return cell
+
+
+def _errors(stage: dict[str, Any]) -> str:
+    errors = number(stage.get("errors"))
+    return f"{errors:,.0f}" if errors else ""
+
+
+def _suspended(stage: dict[str, Any]) -> str:
+    suspended = number(stage.get("suspended_ms"))
+    return f"{suspended:,.3f}" if suspended else ""
+
+
+def _peak(stage: dict[str, Any]) -> str:
+    memory = stage.get("memory")
+    if not isinstance(memory, dict):
+        return ""
+    for key in ("peak_allocated_mb", "peak_rss_mb"):
+        value = number(memory.get(key))
+        if value is not None:
+            return f"{value:,.1f}"
+    return ""
+
+
+def _rates(stage: dict[str, Any]) -> str:
+    rates = stage.get("work_per_s")
+    if not isinstance(rates, dict):
+        return ""
+    known = ((what, number(rate)) for what, rate in rates.items())
+    return ", ".join(f"{rate:,.4g} {_one_line(what)}/s" for what, rate in known if rate is not None)
+
+
+_COLUMNS: list[tuple[str, _Cell]] = [
+    ("mean ms", _figure("mean_ms")),
+    ("p50 ms", _figure("p50_ms")),
+    ("p95 ms", _figure("p95_ms")),
+    ("p99 ms", _figure("p99_ms")),
+    ("max ms", _figure("max_ms")),
+    ("suspended ms", _suspended),
+    ("device ms", _figure("device_elapsed_ms")),
+    ("queue ms", _figure("device_queue_ms")),
+    ("tail ms", _figure("device_tail_ms")),
+    ("peak MB", _peak),
+    ("work", _rates),
+    ("errors", _errors),
+]
+
+
+def _is_worth(report: dict[str, Any], cell: _Cell) -> bool:
+    """Whether any stage has something to say in the column."""
+    return any(cell(stage) for stage in report["stages"].values())

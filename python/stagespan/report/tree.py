@@ -1,0 +1,128 @@
+"""The stages of a report as a tree: which ran inside which, and what no child accounts for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from stagespan.report.reader import number
+from stagespan.report.stages import SEVERAL
+
+UNATTRIBUTED = "(unattributed)"
+OVERLAP = "(children at the same time)"
+ELSEWHERE = "(children listed elsewhere)"
+# Less than this part of a parent is rounding, and not worth a row.
+_WORTH_A_ROW = 1e-6
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the tree."""
+
+    label: str
+    guide: str
+    """Lines that lead to the label, for example ``"│  └─ "``."""
+    duration_ms: float
+    share: float | None = None
+    """Part of the time of the row that this one stands below; None where that is not known."""
+    count: int | None = None
+    stage: dict[str, Any] | None = None
+    """The stage's whole entry, where the row is all there is of the stage."""
+    is_sum: bool = False
+    """Whether the row sums up a stage whose places stand elsewhere in the tree."""
+
+
+def rows(report: dict[str, Any]) -> list[Row]:
+    """The tree of a report.
+
+    Below a stage with children stands what they leave over, so that the rows below a row always add
+    up to it. Children that ran at the same time can cover more than there is: then a row takes the
+    excess off. A stage that ran under several parents stands closed under each of them, with what
+    it took there, and open at the end, summed up.
+    """
+    stages: dict[str, dict[str, Any]] = report["stages"]
+    places, homes = _places(stages)
+    total = number(report.get("total_stages_ms")) or sum(place.ms for place in places[None])
+    opened: set[str] = set()
+
+    def below(parent: str | None, of_ms: float, guide: str) -> Iterator[Row]:
+        children = places.get(parent, [])
+        extra = _left_over(stages[parent], children) if parent is not None else []
+        last = len(children) + len(extra) - 1
+        for i, place in enumerate(children):
+            lead, follow = _guides(guide, i == last, parent is None)
+            share = place.ms / of_ms if of_ms > 0 else None
+            is_open = homes[place.stage] == 1 and place.stage not in opened
+            whole = stages[place.stage] if is_open else None
+            yield Row(place.stage, lead, place.ms, share, place.count, whole)
+            if whole is not None:
+                opened.add(place.stage)
+                yield from below(place.stage, place.ms, follow)
+        for i, (label, ms) in enumerate(extra, len(children)):
+            lead, _ = _guides(guide, i == last, False)
+            yield Row(label, lead, ms, ms / of_ms if of_ms > 0 else None)
+
+    found = list(below(None, total, ""))
+    for is_sum in (True, False):
+        for name, entry in stages.items():
+            # The others that are not open yet lie below these, or only inside each other.
+            if name not in opened and (homes[name] != 1) is is_sum:
+                opened.add(name)
+                ms = entry["duration_ms"]
+                found.append(Row(name, "", ms, None, _count(entry), entry, is_sum=True))
+                found.extend(below(name, ms, ""))
+    return found
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What a stage did under one parent."""
+
+    stage: str
+    ms: float
+    count: int | None
+
+
+def _places(
+    stages: dict[str, dict[str, Any]],
+) -> tuple[dict[str | None, list[_Place]], dict[str, int]]:
+    """The places below each parent, longest first, and how many places each stage has."""
+    places: dict[str | None, list[_Place]] = {None: []}
+    homes = dict.fromkeys(stages, 0)
+    for name, entry in stages.items():
+        # Files of other writers know no parents.
+        for place in entry.get("parents") or [{**entry, "parent": None}]:
+            if place["parent"] == SEVERAL:
+                homes[name] += 2  # at least two parents that are not named
+                continue
+            # A parent that is still running is not in the report yet.
+            parent = place["parent"] if place["parent"] in stages else None
+            places.setdefault(parent, []).append(_Place(name, place["duration_ms"], _count(place)))
+            homes[name] += 1
+    for found in places.values():
+        found.sort(key=lambda place: -place.ms)
+    return places, homes
+
+
+def _count(entry: dict[str, Any]) -> int | None:
+    count = number(entry.get("count"))
+    return None if count is None else int(count)
+
+
+def _left_over(entry: dict[str, Any], children: list[_Place]) -> list[tuple[str, float]]:
+    unattributed, duration = number(entry.get("unattributed_ms")), entry["duration_ms"]
+    if not children or unattributed is None:
+        return []
+    found = [(UNATTRIBUTED, unattributed)]
+    excess = sum(place.ms for place in children) + unattributed - duration
+    if abs(excess) > _WORTH_A_ROW * duration:
+        found.append((OVERLAP if excess > 0 else ELSEWHERE, -excess))
+    return found
+
+
+def _guides(guide: str, is_last: bool, is_top: bool) -> tuple[str, str]:
+    """What stands before a row, and before the rows below it."""
+    if is_top:
+        return "", ""
+    return guide + ("└─ " if is_last else "├─ "), guide + ("   " if is_last else "│  ")

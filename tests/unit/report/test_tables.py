@@ -1,0 +1,84 @@
+"""The timing report on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from rich.console import Console
+from runs import Run, a_stage, figures_of
+
+from stagespan.report import tables
+from stagespan.report.stages import stage_entries
+
+
+def shown(report: dict[str, Any]) -> str:
+    stream = io.StringIO()
+    tables.print_report(report, Console(file=stream, width=200))
+    return stream.getvalue()
+
+
+def report_of(figures: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"stages": stage_entries(figures, lambda name: None, {}), **more}
+
+
+def test_the_tree_stands_with_its_unattributed_rows() -> None:
+    runs = [Run("pipeline", 5_000_000, [Run("denoise", 15_000_000)])]
+    text = shown(report_of(figures_of(runs), wall_clock_ms=25.0, total_stages_ms=20.0))
+    lines = [line.split() for line in text.splitlines()]
+    assert lines[0][:3] == ["Timing", "report,", "2"]
+    assert ["pipeline", "20.000", "100.0", "%", "1"] in lines
+    assert ["├─", "denoise", "15.000", "75.0", "%", "1"] in lines
+    assert ["└─", "(unattributed)", "5.000", "25.0", "%"] in lines
+
+
+def test_only_columns_with_something_to_say_are_shown() -> None:
+    # GIVEN
+    plain = a_stage(count=1, total_ns=10**6, mean_ns=1e6, parents={None: (1, 10**6)})
+    rich = a_stage(
+        **vars(a_stage()) | {"count": 2, "total_ns": 10**9, "errors": 1, "mean_ns": 5e8},
+    )
+    rich.work = {"tokens": 230.0}
+    rich.device_elapsed_ns = a_stage(count=2, total_ns=7_000_000)
+    # THEN
+    text = shown(report_of({"plain": plain}))
+    assert "mean ms" in text
+    assert "device ms" not in text
+    assert "errors" not in text
+    text = shown(report_of({"rich": rich}))
+    assert "230 tokens/s" in text
+    assert "7.000" in text
+    assert "errors" in text
+
+
+def test_memory_of_an_accelerator_comes_before_the_process_s() -> None:
+    stage = {"duration_ms": 1.0, "memory": {"peak_allocated_mb": 4608.0, "peak_rss_mb": 1.0}}
+    assert "4,608.0" in shown({"stages": {"a": stage}})
+    stage = {"duration_ms": 1.0, "memory": {"peak_allocated_mb": None, "peak_rss_mb": 77.5}}
+    assert "77.5" in shown({"stages": {"a": stage}})
+
+
+def test_losses_and_ranks_are_told() -> None:
+    text = shown(
+        {"stages": {}, "rank": 3, "world_size": 8, "lost": {"overwritten": 1200, "orphans": 0}}
+    )
+    assert "rank 3 of 8" in text
+    assert "not kept: overwritten 1,200" in text
+    assert "orphans" not in text
+
+
+def test_a_name_cannot_break_the_table_nor_colour_it() -> None:
+    text = shown({"stages": {"[red]a\n\x1b[31mb[/red]": {"duration_ms": 1.0}}})
+    assert "[red]a\\n\\x1b[31mb[/red]" in text
+
+
+def test_a_pipe_gets_whole_rows(monkeypatch: Any) -> None:
+    # GIVEN a long name and a console that would wrap at 80 columns
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    name = "a_stage_with_quite_a_long_name_" * 3
+    report = report_of({name: a_stage(count=1, total_ns=10**6, mean_ns=1e6)})
+    # WHEN
+    tables.print_report(report, Console(file=stream))
+    # THEN
+    assert name in stream.getvalue()
