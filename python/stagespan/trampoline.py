@@ -239,6 +239,8 @@ def _async_delegation(call: str, own: _Names) -> list[str]:
         "    else:",
         "      try:",
         f"        {value} = await {source}.athrow({error})",
+        # A loop that shuts down may have closed it first: athrow returns None then on 3.10.
+        f"        if {source}.ag_frame is None: raise {error}",
         "      finally:",
         f"        {error} = None",
         f"except {own['exhausted']}:",

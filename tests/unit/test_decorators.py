@@ -6,8 +6,10 @@ import contextlib
 import functools
 import gc
 import inspect
+import marshal
 import os
 import pickle
+import subprocess
 import sys
 import threading
 import traceback
@@ -652,3 +654,28 @@ def test_a_forked_child_can_decorate_and_switch() -> None:
 
     # THEN it does not wait for a thread that it does not have
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.skipif(not BEFORE_3_12, reason="from 3.12 on the code is never replaced")
+def test_code_that_travels_to_another_process() -> None:
+    # GIVEN the code of a timed function, as those who pickle functions by value send it
+    def travelling(value: int, *, factor: int) -> int:
+        return value * factor
+
+    timed = decorate(debug("travelling"), travelling)
+    sent = marshal.dumps(timed.__code__)
+    assert timed.__code__ is not travelling.__code__
+
+    # WHEN another process makes a function of it, in debug mode and not
+    program = f"""
+import marshal, types
+from stagespan import _core
+function = types.FunctionType(marshal.loads({sent!r}), {{}})
+print(function(2, factor=3))
+_core.set_debug(True)
+print(function(2, factor=3), _core.snapshot().stages()["travelling"].count)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    # THEN it works there, under the same context
+    assert done.stdout.splitlines() == ["6", "6 1"], done.stderr
