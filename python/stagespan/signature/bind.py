@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+from stagespan.signature.fit import signature_of
+
 _OWN = ("self", "cls", "mcs")
+_SCALARS = (bool, int, float, str)
 
 
 class _Parameters:
-    """What binding needs to know of a function: no reference to it, and none to its defaults."""
+    """What binding needs to know of a function: no reference to it, nor to defaults but scalars."""
 
-    __slots__ = ("named", "positional", "rest")
+    __slots__ = ("defaults", "positional", "rest")
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.positional: list[str] = []
-        self.named: set[str] = set()
+        self.defaults: dict[str, Any] = {}
         self.rest = "*args"
         for parameter in signature_of(function).parameters.values():
             if parameter.kind is parameter.VAR_POSITIONAL:
@@ -26,23 +28,13 @@ class _Parameters:
             elif parameter.kind is parameter.VAR_KEYWORD:
                 continue
             else:
-                self.named.add(parameter.name)
+                if type(parameter.default) in _SCALARS:
+                    self.defaults[parameter.name] = parameter.default
                 if parameter.kind is not parameter.KEYWORD_ONLY:
                     self.positional.append(parameter.name)
 
 
 _cache: weakref.WeakKeyDictionary[Callable[..., Any], _Parameters] = weakref.WeakKeyDictionary()
-
-
-def signature_of(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature that calls must fit; for a torch module that of its ``forward``.
-
-    Raises ValueError or TypeError for callables that tell none.
-    """
-    forward = getattr(function, "forward", None)
-    if forward is not None and not inspect.isroutine(function) and hasattr(function, "_modules"):
-        return inspect.signature(forward)
-    return inspect.signature(function)
 
 
 def _parameters(function: Callable[..., Any]) -> _Parameters | None:
@@ -66,6 +58,7 @@ def bind_arguments(
 ) -> dict[str, Any]:
     """Arguments by name; what ``*args`` took is a list under ``"*args"`` (the star and its name).
 
+    Scalar defaults count as passed: a replay, and who reads the file, can tell the number of steps.
     Never raises: a call that does not fit its function fails by itself a moment later.
     """
     parameters = _parameters(function) if function is not None else None
@@ -80,4 +73,7 @@ def bind_arguments(
         if name in bound and parameters is not None and name in positional:
             continue  # positional-only and taken by **kwargs as well, or a call that will fail
         bound[name] = value
+    if parameters is not None:
+        for name, value in parameters.defaults.items():
+            bound.setdefault(name, value)
     return bound

@@ -1,7 +1,8 @@
 """What a signature file holds: tensors, stages, the file. Reads TeleFuser's too. No torch here.
 
 A value in a signature is a *node*: plain JSON. Numbers, strings, booleans, null and lists stand for
-themselves, an object with ``shape`` and ``dtype`` is a tensor, one with ``$type`` is what JSON has no word for (a tuple, a dataclass, an enum, ...), an object with ``unreplayable`` names the type
+themselves, an object with ``shape`` and ``dtype`` is a tensor, one with ``$type`` is what
+JSON has no word for (a tuple, a dataclass, an enum, ...), one with ``unreplayable`` names the type
 of a value that cannot be made again, and any other object is a dictionary.
 """
 

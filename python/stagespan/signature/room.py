@@ -52,7 +52,7 @@ def free_bytes(device: str) -> int | None:
 
 
 def free_host_bytes() -> int | None:
-    """Bytes of memory that this process can still get: the machine's, or its container's if less."""
+    """Bytes of memory that this process can get: the machine's, or its container's if less."""
     found = [value for value in (_available(), _container()) if value is not None]
     return min(found) if found else None
 

@@ -1,0 +1,274 @@
+"""StageBenchHarness: one stage alone, on inputs made from its signature, timed and profiled."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagespan import settings
+from stagespan.errors import HarnessError, StagespanError
+from stagespan.files import stage_path
+from stagespan.harness.adapters import Step, StepAdapter, adapter_for
+from stagespan.harness.config import LARGEST_TRACE, HarnessConfig, HarnessResult
+from stagespan.harness.output import write_breakdown, write_script
+from stagespan.signature.fit import ReplayError
+from stagespan.signature.model import SignatureFile, StageSignature
+from stagespan.signature.recorder import capture_paused
+
+if TYPE_CHECKING:
+    from stagespan.harness.replay import Replay
+
+_log = logging.getLogger("stagespan")
+
+
+class StageBenchHarness:
+    """Replays one iteration of a stage: `setup`, then `profile`.
+
+    The trace, the breakdown and a script that reproduces both without stagespan are written to the
+    output folder. The stage's scheduler and the program's random state are left as they were.
+    """
+
+    def __init__(
+        self,
+        signature: StageSignature,
+        stage_instance: Any = None,
+        config: HarnessConfig | None = None,
+    ) -> None:
+        """``stage_instance`` is the loaded stage, or its method; see `from_signature_file`."""
+        self.signature = signature
+        self.stage_name = signature.stage_name
+        self.stage_instance = stage_instance
+        self.config = dataclasses.replace(config or HarnessConfig())
+        self.config.optional = tuple(
+            name for name in signature.metadata if name not in signature.inputs
+        )
+        self._replay: Replay | None = None
+        self._adapter: StepAdapter | None = None
+        self._device = "cpu"
+        self._shown = printable(self.stage_name)
+
+    @classmethod
+    def from_signature_file(
+        cls,
+        signature_path: str | os.PathLike[str],
+        stage_name: str,
+        stage_instance: Any = None,
+        config: HarnessConfig | None = None,
+    ) -> StageBenchHarness:
+        """A harness for a stage of a ``timing_io_signature.json``, TeleFuser's included.
+
+        Raises SignatureError for a file that cannot be read and for a stage that is not in it.
+        """
+        signature = SignatureFile.read(signature_path).stage(stage_name)
+        return cls(signature, stage_instance, config)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The inputs by name, after `setup`; raises HarnessError before."""
+        if self._replay is None:
+            raise HarnessError("The harness has no inputs yet; call setup() first.")
+        return self._replay.inputs
+
+    @property
+    def output_dir(self) -> Path:
+        """Folder that the files go to."""
+        chosen = self.config.output_dir
+        return settings.output_dir() if chosen is None else Path(chosen).expanduser()
+
+    def setup(self) -> None:
+        """Make the inputs and the step.
+
+        Raises HarnessError, in one sentence, for what stands in the way: no stage, an argument that
+        cannot be replayed, a device that is not there, too little memory, a stage without a step to
+        run, an output folder that cannot be written.
+        """
+        if self.stage_instance is None and self.config.step_fn is None:
+            raise HarnessError(
+                f"Stage {self.stage_name!r} has no instance to run: pass the loaded stage as "
+                f"stage_instance=, or --factory module:callable on the command line."
+            )
+        check_writable(self.output_dir)
+        try:
+            from stagespan.harness.replay import Replay
+            from stagespan.signature.mock import captured_device, make_inputs
+        except ImportError as error:
+            raise HarnessError(
+                f"A replay needs torch, which cannot be imported ({error}): "
+                f"install stagespan[torch]."
+            ) from None
+        self._device = self.config.device or captured_device(self.signature)
+        make = partial(
+            make_inputs,
+            self.signature,
+            self.config.device,
+            self.config.seed,
+            dtype=self.config.dtype,
+        )
+        with self._failures("cannot be set up"):
+            self._replay = Replay(
+                lambda: make(inputs=_copied(self.config.inputs)),
+                self._make_step,
+                context=self.signature.context,
+                seed=self.config.seed,
+                device=self._device,
+            )
+        _log.info("[Harness] Setup complete for stage '%s'", self._shown)
+
+    def _make_step(self, inputs: dict[str, Any]) -> Step:
+        if self.config.step_fn is not None:
+            from stagespan.harness.steps import FunctionStep
+
+            return FunctionStep(self.config.step_fn, self.stage_instance, inputs)
+        if self._adapter is None:
+            self._adapter = adapter_for(self.stage_instance, inputs, self.stage_name)
+        return self._adapter.build(self.stage_instance, inputs, self.config)
+
+    def profile(self) -> HarnessResult:
+        """Warm up, time without the profiler, then run under it; write trace, breakdown and script.
+
+        Raises HarnessError when the stage raises (its own exception is the cause), and when a file
+        cannot be written.
+        """
+        if self._replay is None:
+            self.setup()
+        replay, config = self._replay, self.config
+        assert replay is not None
+        from stagespan.harness.replay import random_state_kept, summary
+
+        with capture_paused(), random_state_kept(), self._failures("raised in its single step"):
+            _log.info("[Harness] Running %d warmup iteration(s)...", config.warmup)
+            replay.measure(config.warmup, partial(self._tell, "warm-up", total=config.warmup))
+            times = replay.measure(
+                config.timing_steps, partial(self._tell, "timing", total=config.timing_steps)
+            )
+            _log.info("[Harness] Running %d profile iteration(s)...", config.profile_steps)
+            window = self._run_under_profiler(replay)
+        trace_path = self._path("_trace.json.gz")
+        with self._writing():
+            window.export(trace_path)
+        trace_bytes = trace_path.stat().st_size
+        _log.info("[Harness] Chrome trace saved to: %s", trace_path)
+        if trace_bytes > LARGEST_TRACE * config.profile_steps:
+            _log.warning(
+                "[Harness] The trace takes %.1f MB; HarnessConfig(record_shapes=False), or a "
+                "step_fn that runs less, makes it smaller.",
+                trace_bytes / 1e6,
+            )
+        with self._writing():
+            breakdown_path = self._path("_breakdown.json")
+            breakdown = write_breakdown(
+                trace_path, breakdown_path, self.stage_name, config.profile_steps, self._device
+            )
+        _log.info("[Harness] Kernel breakdown saved to: %s", breakdown_path)
+        with self._writing():
+            script_path = write_script(
+                self.signature, self.stage_instance, self._adapter, config, self.output_dir
+            )
+        _log.info("[Harness] Test script saved to: %s", script_path)
+        timing = summary(times)
+        _log.info("[Harness] Average iteration time: %.2f ms", timing["mean"])
+        return HarnessResult(
+            stage=self.stage_name,
+            device=self._device,
+            adapter="step_fn" if self._adapter is None else self._adapter.name,
+            timing_ms=timing,
+            times_ms=times,
+            breakdown=breakdown,
+            trace_path=trace_path,
+            trace_bytes=trace_bytes,
+            breakdown_path=breakdown_path,
+            script_path=script_path,
+        )
+
+    def _run_under_profiler(self, replay: Replay) -> Any:
+        from stagespan.profiling.controller import profile_window
+
+        from stagespan.harness.replay import run_context, seed_all, synchronize
+
+        count = self.config.profile_steps
+        steps = replay.prepare_several(count)
+        synchronize(self._device)
+        window = profile_window(
+            self.stage_name,
+            record_shapes=self.config.record_shapes,
+            with_stack=self.config.with_stack,
+        )
+        with window, run_context(replay.context):
+            for done, step in enumerate(steps, start=1):
+                seed_all(self.config.seed)
+                step()
+                self._tell("profile", done, total=count)
+            synchronize(self._device)
+        return window
+
+    def _path(self, suffix: str) -> Path:
+        return stage_path(self.output_dir, self.stage_name, suffix, settings.rank_in_names())
+
+    def _tell(self, part: str, done: int, total: int | None = None) -> None:
+        if self.config.progress is not None:
+            self.config.progress(part, done, total)
+
+    @contextlib.contextmanager
+    def _failures(self, what: str) -> Iterator[None]:
+        """Whatever goes wrong becomes one sentence, with the exception itself as its cause."""
+        try:
+            yield
+        except ReplayError as error:
+            raise HarnessError(
+                f"Stage {self.stage_name!r} {what}: {error}; pass what is missing with "
+                f"HarnessConfig(inputs={{...}}), or give the step with HarnessConfig(step_fn=...)."
+            ) from error
+        except StagespanError:
+            raise
+        except Exception as error:
+            message = str(error).strip().partition("\n")[0]
+            raise HarnessError(
+                f"Stage {self.stage_name!r} {what}: {type(error).__name__}: {message} (if mock "
+                f"inputs do not suit the stage, pass real ones with HarnessConfig(inputs={{...}}))."
+            ) from error
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise HarnessError(
+                f"A file of stage {self.stage_name!r} cannot be written ({error}); see that there "
+                f"is room in {str(self.output_dir)!r}, or choose another folder with "
+                f"HarnessConfig(output_dir=...)."
+            ) from error
+
+
+def _copied(inputs: Any) -> dict[str, Any]:
+    """The user's own inputs, tensors copied: a stage that writes to its inputs leaves his alone."""
+    import torch
+
+    return {
+        name: value.detach().clone() if isinstance(value, torch.Tensor) else value
+        for name, value in dict(inputs or {}).items()
+    }
+
+
+def check_writable(folder: Path) -> None:
+    """Raise HarnessError unless a file can be written into the folder, which is made if need be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0")
+    except OSError as error:
+        raise HarnessError(
+            f"The output folder {str(folder)!r} cannot be written ({error.strerror or error}); "
+            f"choose another with HarnessConfig(output_dir=...) (or --output)."
+        ) from None
+
+
+def printable(name: str) -> str:
+    """A stage's name as one line of text."""
+    return name if name.isprintable() else repr(name)[1:-1]

@@ -1,0 +1,78 @@
+"""Parts of modules as one text: what is needed of them, and the imports that it needs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterable
+from types import ModuleType
+
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def bundle(modules: Iterable[ModuleType], user: str) -> tuple[str, str]:
+    """The imports, and the text of all that ``user`` (Python source) needs of the modules.
+
+    A function, class or constant comes along if the user names it or another one that comes along
+    does. Imports of stagespan are left out: what they name must be in the modules.
+    """
+    imports: list[ast.Import | ast.ImportFrom] = []
+    parts: list[tuple[set[str], set[str], str]] = []  # names it defines, names it uses, text
+    for module in modules:
+        text = inspect.getsource(module)
+        lines = text.splitlines()
+        end = 0  # of the statement before: comments above a statement belong to it
+        for statement in ast.parse(text).body:
+            if isinstance(statement, (ast.Import, ast.ImportFrom)):
+                imports.append(statement)
+            elif defined := _defined(statement):
+                part = "\n".join(_without_marks(line) for line in lines[end : statement.end_lineno])
+                parts.append((defined, _used(statement), part.strip("\n")))
+            end = statement.end_lineno or end
+    needed = _used(ast.parse(user))
+    kept: set[int] = set()
+    while True:
+        more = {
+            at for at, (defined, _, _) in enumerate(parts) if at not in kept and defined & needed
+        }
+        if not more:
+            break
+        kept |= more
+        for at in more:
+            needed |= parts[at][1]
+    texts = [parts[at][2] for at in sorted(kept)]
+    return _import_block(imports, needed), "\n\n\n".join(texts)
+
+
+def _defined(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, _Definition):
+        return {statement.name}
+    if isinstance(statement, ast.Assign):
+        return {target.id for target in statement.targets if isinstance(target, ast.Name)}
+    return set()
+
+
+def _used(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
+def _without_marks(line: str) -> str:
+    return line.partition("  # noqa")[0]
+
+
+def _import_block(imports: list[ast.Import | ast.ImportFrom], needed: set[str]) -> str:
+    """Imports of the standard library, sorted, then torch."""
+    plain: set[str] = set()
+    named: dict[str, set[str]] = {}
+    for statement in imports:
+        for alias in statement.names:
+            if alias.name not in needed:
+                continue
+            if isinstance(statement, ast.Import):
+                plain.add(alias.name)
+            elif statement.module is not None and not statement.module.startswith("stagespan"):
+                named.setdefault(statement.module, set()).add(alias.name)
+    named.pop("__future__", None)
+    lines = [f"import {name}" for name in sorted(plain - {"torch"})]
+    lines += [f"from {name} import {', '.join(sorted(named[name]))}" for name in sorted(named)]
+    return "\n".join(lines) + "\n\nimport torch"

@@ -1,0 +1,99 @@
+"""Settings of a replay, and what comes out of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stagespan.errors import HarnessError
+
+LARGEST_TRACE = 10 * 1000 * 1000
+"""Bytes: a larger trace of one step is warned about."""
+
+
+@dataclass
+class HarnessConfig:
+    """Settings of a replay. Raises HarnessError for values that cannot be used."""
+
+    warmup: int = 1
+    """Iterations before anything is measured, at least 0."""
+    profile_steps: int = 1
+    """Iterations under the profiler, at least 1; they go into the trace and the breakdown alone."""
+    output_dir: str | os.PathLike[str] | None = None
+    """Folder of the files; by default the run's, see `stagespan.get_profiler_output_dir`."""
+    device: str | None = None
+    """Where the inputs are made, for example ``cpu``; by default where they were captured."""
+    dtype: str | None = None
+    """Element type of all floating-point inputs; by default the captured one."""
+    seed: int = 0
+    """The same seed gives the same inputs, here and in the script."""
+    inputs: Mapping[str, Any] | None = None
+    """Values by argument name, in place of mock ones: what no signature can describe goes here."""
+    step_fn: Callable[[Any, dict[str, Any]], Any] | None = None
+    """``step_fn(stage, inputs)`` runs one iteration, in place of what the harness would find."""
+    timing_steps: int | None = None
+    """Timed iterations, at least 1; by default as many as fit into 5 s, at least 3, at most 20."""
+    record_shapes: bool = True
+    """Whether the trace holds the shapes of each operator's inputs."""
+    with_stack: bool = False
+    """Whether the trace holds Python stacks; they make it many times larger."""
+    progress: Callable[[str, int, int | None], None] | None = None
+    """Told of each iteration: ``progress(part, done, total)``; total is None where it is open."""
+    optional: tuple[str, ...] = field(default=(), init=False, repr=False)
+    """Arguments that only the metadata tells: left out if the stage has no such parameter."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup", 0), ("profile_steps", 1), ("timing_steps", 1)):
+            value = getattr(self, name)
+            if value is None and name == "timing_steps":
+                continue
+            if type(value) is not int or value < least:
+                raise HarnessError(
+                    f"HarnessConfig({name}={value!r}) must be a whole number of at least {least}."
+                )
+        if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
+            raise HarnessError(
+                f"HarnessConfig(seed={self.seed!r}) must be a whole number from 0 to 2**63 - 1."
+            )
+        for name in ("device", "dtype"):
+            value = getattr(self, name)
+            if value is not None:  # torch.device("cpu") and torch.float16 are meant by their names
+                setattr(self, name, str(value).removeprefix("torch."))
+        if self.step_fn is not None and not callable(self.step_fn):
+            raise HarnessError(
+                f"HarnessConfig(step_fn={self.step_fn!r}) must be a function of stage and inputs."
+            )
+
+
+@dataclass(frozen=True)
+class HarnessResult(Mapping[str, Any]):
+    """What `StageBenchHarness.profile` found; also a mapping from these names to the values."""
+
+    stage: str
+    device: str
+    adapter: str
+    """How the step was made: ``denoise``, ``call``, ``step_fn``, or a registered adapter's name."""
+    timing_ms: dict[str, Any]
+    """``mean``, ``min``, ``max``, ``p50`` in ms and ``iterations``, without the profiler."""
+    times_ms: list[float]
+    """Each of these iterations, in order."""
+    breakdown: dict[str, Any]
+    """The content of the breakdown file."""
+    trace_path: Path
+    trace_bytes: int
+    breakdown_path: Path
+    script_path: Path
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.__dataclass_fields__:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.__dataclass_fields__)
+
+    def __len__(self) -> int:
+        return len(self.__dataclass_fields__)

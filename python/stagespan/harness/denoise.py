@@ -1,0 +1,255 @@
+"""One step of a denoising loop. Needs torch alone: the harness's scripts hold this text."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from stagespan.signature.fit import ReplayError, fit, signature_of
+
+MODELS = ("dit", "transformer", "unet", "transformer_2")
+SAMPLES = ("latents", "latent", "hidden_states", "sample", "x", "noisy_latents", "noise", "img")
+TIMES = ("timestep", "timesteps", "t", "time", "sigma")
+PROMPTS = (
+    "prompt_embeds",
+    "prompt_emb_posi",
+    "prompt_emb",
+    "encoder_hidden_states",
+    "context",
+    "prompt_embedding",
+    "text_embeds",
+    "text_embeddings",
+    "txt",
+)
+GUIDANCES = ("guidance_scale", "cfg_scale", "true_cfg_scale")
+SHIFTS = ("sigma_shift", "shift", "flow_shift")
+BESIDE_SAMPLE = ("ref_latent", "condition", "latent_condition")  # joined to it along the channels
+# Parameters of models: the names that pipelines give the same thing.
+OTHER_NAMES = {
+    "pooled_projections": ("pooled_prompt_embeds",),
+    "img_ids": ("latent_image_ids", "image_ids"),
+    "txt_ids": ("text_ids",),
+    "encoder_attention_mask": ("prompt_attention_mask", "prompt_embeds_mask"),
+    "encoder_hidden_states_mask": ("prompt_embeds_mask",),
+    "encoder_hidden_states_image": ("image_embeds",),
+    "clip_fea": ("clip_feature",),
+    "joint_attention_kwargs": ("attention_kwargs",),
+}
+
+
+def denoiser_of(stage: Any) -> tuple[Any, Any, Any] | None:
+    """(holder, model, scheduler) of a stage, or of its object if it is a method; None without."""
+    for holder in (stage, getattr(stage, "__self__", None)):
+        scheduler = getattr(holder, "scheduler", None)
+        models = (getattr(holder, name, None) for name in MODELS)
+        model = next((found for found in models if callable(found)), None)
+        if model is not None and callable(getattr(scheduler, "step", None)):
+            return holder, model, scheduler
+    return None
+
+
+def first_name(names: tuple[str, ...], inputs: Mapping[str, Any]) -> str | None:
+    """The first of the names that the inputs hold a value for."""
+    return next((name for name in names if inputs.get(name) is not None), None)
+
+
+class DenoiseStep:
+    """The scheduler at the first of two timesteps: one forward (two if guided), one scheduler step.
+
+    ``stage`` (or the object whose method it is) holds the model as ``dit``, ``transformer`` or
+    ``unet``, and the scheduler. The scheduler is copied: the stage's own stays as it is. Raises
+    ReplayError when the inputs do not fit the model's ``forward``.
+    """
+
+    def __init__(self, stage: Any, inputs: Mapping[str, Any]) -> None:
+        found = denoiser_of(stage)
+        if found is None:
+            raise ReplayError(
+                "the stage holds no model (dit, transformer or unet) with a scheduler"
+            )
+        self.holder, self.model, scheduler = found
+        self.inputs = dict(inputs)
+        try:
+            self.scheduler = copy.deepcopy(scheduler)
+        except Exception:  # a scheduler that holds what cannot be copied is used itself
+            self.scheduler = scheduler
+        name = first_name(SAMPLES, self.inputs)
+        if name is None or not isinstance(self.inputs[name], torch.Tensor):
+            raise ReplayError(f"the inputs hold no tensor named one of {', '.join(SAMPLES)}")
+        self.latents = self.inputs[name]
+        self.prompt = first_name(PROMPTS, self.inputs)
+        self.negative = self._negative_name()
+        self.guidance = self._guidance()
+        self.timestep: Any = None
+        self.predict = getattr(self.holder, "predict_noise_with_cfg", None)
+        if not callable(self.predict):
+            self.predict = None
+            self.sample_name, self.time_name = self._model_names()
+            self.conditions = [self._conditions(self.inputs)]
+            if self.negative is not None and self.guidance != 1.0:
+                self.conditions.append(self._conditions(self._negated()))
+        self.reset()
+
+    def reset(self) -> None:
+        """Set the scheduler to the beginning of a loop of two steps, outside the clock."""
+        parameters = signature_of(self.scheduler.set_timesteps).parameters
+        settings: dict[str, Any] = {}
+        shift = first_name(SHIFTS, self.inputs)
+        if "shift" in parameters and shift is not None:
+            settings["shift"] = self.inputs[shift]
+        if "device" in parameters:
+            settings["device"] = self.latents.device
+        config = getattr(self.scheduler, "config", None)
+        if "mu" in parameters and getattr(config, "use_dynamic_shifting", False):
+            settings["mu"] = self.inputs.get("mu") or 1.0
+        self.scheduler.set_timesteps(2, **settings)
+        if hasattr(self.scheduler, "set_begin_index"):
+            self.scheduler.set_begin_index(0)
+        self.timestep = self.scheduler.timesteps[0]
+
+    def __call__(self) -> Any:
+        """Run the step, without gradients as all such loops do; returns the latents after it."""
+        with torch.no_grad():
+            with self._autocast():
+                noise = self._predict_by_stage() if self.predict else self._predict()
+            return self._advance(noise)
+
+    def _model_names(self) -> tuple[str, str | None]:
+        """Names of the parameters of ``forward`` that take the noisy sample and the timestep."""
+        names = [
+            p.name for p in signature_of(self.model).parameters.values() if p.kind != p.VAR_KEYWORD
+        ]
+        sample = next((name for name in SAMPLES if name in names), names[0] if names else "")
+        return sample, next((name for name in TIMES if name in names), None)
+
+    def _conditions(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The other arguments of ``forward``, from inputs of its parameters' names or meanings."""
+        found: dict[str, Any] = {}
+        for parameter in signature_of(self.model).parameters.values():
+            name = parameter.name
+            if name in (self.sample_name, self.time_name) or parameter.kind in (
+                parameter.VAR_POSITIONAL,
+                parameter.VAR_KEYWORD,
+            ):
+                continue
+            if name == "return_dict":
+                found[name] = False
+            elif name in inputs:
+                found[name] = inputs[name]
+            elif name in PROMPTS and self.prompt is not None:
+                found[name] = inputs[self.prompt]
+            else:
+                other = first_name(OTHER_NAMES.get(name, ()), inputs)
+                if other is not None:
+                    found[name] = inputs[other]
+        needed = {self.sample_name: None, **({self.time_name: None} if self.time_name else {})}
+        fit(self.model, {**found, **needed})
+        return found
+
+    def _guidance(self) -> float:
+        """The inputs' scale, else the stage's own, else Wan's if there is a negative prompt."""
+        for source in (self.inputs, getattr(self.holder, "__dict__", {})):
+            name = first_name(GUIDANCES, source)
+            if name is not None and isinstance(source[name], (int, float)):
+                return float(source[name])
+        return 5.0 if self.negative is not None else 1.0
+
+    def _negative_name(self) -> str | None:
+        if self.prompt is None:
+            return None
+        name = self.prompt
+        guesses = (f"negative_{name}", name.replace("posi", "nega"), f"{name}_negative")
+        return first_name(tuple(guess for guess in guesses if guess != name), self.inputs)
+
+    def _negated(self) -> dict[str, Any]:
+        """The inputs with every ``negative_x`` (or the negative prompt) in the place of ``x``."""
+        negated = dict(self.inputs)
+        for name, value in self.inputs.items():
+            positive = name.removeprefix("negative_")
+            if positive != name and positive in negated and value is not None:
+                negated[positive] = value
+        if self.prompt is not None and self.negative is not None:
+            negated[self.prompt] = self.inputs[self.negative]
+        return negated
+
+    def _autocast(self) -> Any:
+        dtype = getattr(self.holder, "torch_dtype", None)
+        device = getattr(self.holder, "device_type", None)
+        if isinstance(device, str) and dtype in (torch.float16, torch.bfloat16):
+            return torch.autocast(device_type=device, dtype=dtype)
+        return contextlib.nullcontext()
+
+    def _sample(self) -> Any:
+        """The latents as the model takes them: its type, its channels."""
+        beside = first_name(BESIDE_SAMPLE, self.inputs)
+        sample = self.latents
+        if hasattr(self.scheduler, "scale_model_input"):
+            sample = self.scheduler.scale_model_input(sample, self.timestep)
+        if beside is not None:
+            sample = torch.cat([sample, self.inputs[beside].to(sample)], dim=1)
+        dtype = getattr(self.holder, "torch_dtype", None) or getattr(self.model, "dtype", None)
+        if not isinstance(dtype, torch.dtype):
+            parameters = getattr(self.model, "parameters", tuple)
+            dtype = next((p.dtype for p in parameters() if p.is_floating_point()), sample.dtype)
+        return sample.to(dtype) if dtype.itemsize > 1 else sample
+
+    def _predict_by_stage(self) -> Any:
+        """The noise by the stage's own ``predict_noise_with_cfg``."""
+        sample = self._sample()
+        named = {**self.inputs, "latents": sample, "timestep": self.timestep[None].to(sample)}
+        parameters = signature_of(self.predict).parameters
+        args, kwargs = fit(self.predict, {k: v for k, v in named.items() if k in parameters})
+        return self.predict(*args, **kwargs) if self.predict else None
+
+    def _predict(self) -> Any:
+        """The noise by the model: once, or with and without the prompt, joined by the guidance."""
+        sample = self._sample()
+        prompt = self.inputs[self.prompt] if self.prompt is not None else None
+        copies = 1
+        if isinstance(prompt, torch.Tensor) and len(prompt) == 2 * len(sample):
+            copies = 2  # the prompts with and without text are joined into one batch
+        sample = torch.cat([sample] * copies)
+        named = {self.sample_name: sample}
+        if self.time_name is not None:
+            named[self.time_name] = self._time(sample)
+        noises = []
+        for conditions in self.conditions:
+            args, kwargs = fit(self.model, {**conditions, **named})
+            noises.append(first_tensor(self.model(*args, **kwargs)))
+        if copies == 2:
+            negative, positive = noises[0].chunk(2)
+            return negative + self.guidance * (positive - negative)
+        if len(noises) == 2:
+            return noises[1] + self.guidance * (noises[0] - noises[1])
+        return noises[0]
+
+    def _time(self, sample: Any) -> Any:
+        """The timestep for each sample of the batch, or each token where the pipeline does so."""
+        time = self.timestep.to(sample.device)
+        if getattr(getattr(self.holder, "config", None), "expand_timesteps", False):
+            frames, height, width = sample.shape[-3:]
+            return time.expand(len(sample), frames * -(-height // 2) * -(-width // 2))
+        return time.expand(len(sample))
+
+    def _advance(self, noise: Any) -> Any:
+        """One step of the scheduler."""
+        if noise is None:  # a rank that holds no output of the model
+            return self.latents
+        settings = {}
+        if "return_dict" in signature_of(self.scheduler.step).parameters:
+            settings["return_dict"] = False
+        return first_tensor(self.scheduler.step(noise, self.timestep, self.latents, **settings))
+
+
+def first_tensor(result: Any) -> Any:
+    """A model's or scheduler's tensor out of its tuple or output object."""
+    if isinstance(result, (tuple, list)):
+        return result[0]
+    for name in ("sample", "prev_sample"):
+        if hasattr(result, name):
+            return getattr(result, name)
+    return result

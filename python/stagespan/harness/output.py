@@ -1,0 +1,53 @@
+"""The files that a replay leaves: breakdown and script."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from stagespan import settings
+from stagespan.files import safe_name, write_whole
+from stagespan.harness.adapters import StepAdapter
+from stagespan.harness.config import HarnessConfig
+from stagespan.harness.script import script_text
+from stagespan.signature.model import StageSignature
+
+_log = logging.getLogger("stagespan")
+
+
+def write_breakdown(
+    trace_path: Path, path: Path, stage: str, steps: int, device: str
+) -> dict[str, Any]:
+    """Break the exported trace down and write it; returns the file's content.
+
+    Raises TraceError for a trace that cannot be read, OSError when the file cannot be written.
+    """
+    from stagespan.trace import breakdown, read_trace
+
+    found = breakdown(read_trace(trace_path), stage)
+    content = {**found.to_dict(), "profile_steps": steps}
+    if not device.startswith("cpu") and not found.on_device:
+        _log.warning(
+            "[Harness] The trace holds no kernel of %s, so the breakdown tells operators of the "
+            "host; see that the profiler may observe the device.",
+            device,
+        )
+    write_whole(path, json.dumps(content, indent=2) + "\n")
+    return content
+
+
+def write_script(
+    signature: StageSignature,
+    stage: Any,
+    adapter: StepAdapter | None,
+    config: HarnessConfig,
+    folder: Path,
+) -> Path:
+    """Write ``profile_{stage}.py``; returns its path, raises OSError when it cannot be written."""
+    rank = settings.rank_in_names()
+    stem = safe_name(signature.stage_name) + ("" if rank is None else f"_rank{rank}")
+    step = adapter.script(stage, signature.arguments) if adapter is not None else None
+    text = script_text(signature, step, config, stem=stem)
+    return write_whole(folder / f"profile_{stem}.py", text)

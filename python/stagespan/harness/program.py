@@ -1,0 +1,179 @@
+"""What profiles and prints in a generated script. Needs torch alone: the script holds this text."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stagespan.harness.replay import (
+    Replay,
+    random_state_kept,
+    run_context,
+    seed_all,
+    summary,
+    synchronize,
+)
+from stagespan.signature.fit import ReplayError
+
+# Categories of device work in a trace.
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+
+
+def profile_replay(
+    replay: Replay, *, warmup: int, steps: int, timing_steps: int | None, trace_path: Path
+) -> dict[str, Any]:
+    """Warm up, time without the profiler, then run under it; prints figures, returns them."""
+    with random_state_kept():
+        say(f"Running {warmup} warmup iteration(s)...")
+        replay.measure(warmup)
+        times = replay.measure(timing_steps)
+        say(f"Running {steps} profile iteration(s)...")
+        write_trace(replay, steps, trace_path)
+    timing = summary(times)
+    say(f"Chrome trace saved to: {trace_path}")
+    print_table(trace_path)
+    say(
+        f"Average iteration time: {timing['mean']:.2f} ms (min {timing['min']:.2f}, "
+        f"p50 {timing['p50']:.2f}, max {timing['max']:.2f}, {timing['iterations']} iterations)"
+    )
+    return {"timing_ms": timing, "times_ms": times, "trace_path": str(trace_path)}
+
+
+def write_trace(replay: Replay, steps: int, path: Path) -> None:
+    """Run the steps under torch.profiler and export a Chrome trace, gzipped."""
+    ready = replay.prepare_several(steps)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    synchronize(replay.device)
+    activities = torch.profiler.supported_activities()
+    with (
+        torch.profiler.profile(activities=activities, record_shapes=True) as profiler,
+        run_context(replay.context),
+    ):
+        for step in ready:
+            seed_all(replay.seed)
+            step()
+        synchronize(replay.device)
+    profiler.export_chrome_trace(str(path))
+
+
+def print_table(path: Path, limit: int = 15) -> None:
+    """Print where the time of a trace went, the longest first."""
+    with gzip.open(path, "rt", encoding="utf-8", errors="replace") as file:
+        events = json.load(file)["traceEvents"]
+    kernels = [event for event in events if event.get("cat") in DEVICE_WORK]
+    operators = [event for event in events if event.get("cat") == "cpu_op"]
+    rows = totals(kernels) if kernels else totals(operators, own_times(operators))
+    total = sum(took for _, took, _ in rows)
+    what = "kernel" if kernels else "operator (own time on the CPU)"
+    say(f"{'ms':>10}  {'%':>5}  {'count':>6}  {what}")
+    for name, took, count in rows[:limit]:
+        share = 100 * took / total if total else 0.0
+        say(f"{took / 1000:>10.3f}  {share:>5.1f}  {count:>6}  {name[:100]}")
+    say(f"{total / 1000:>10.3f}  {100.0:>5.1f}  {sum(row[2] for row in rows):>6}  in all")
+
+
+def totals(events: list[Any], own: list[float] | None = None) -> list[tuple[str, float, int]]:
+    """(name, microseconds, count) by name, the longest first."""
+    times = [float(event.get("dur", 0)) for event in events] if own is None else own
+    found: dict[str, tuple[float, int]] = {}
+    for event, took in zip(events, times):  # noqa: B905
+        before, count = found.get(event["name"], (0.0, 0))
+        found[event["name"]] = (before + took, count + 1)
+    rows = [(name, took, count) for name, (took, count) in found.items()]
+    return sorted(rows, key=lambda row: -row[1])
+
+
+def own_times(events: list[Any]) -> list[float]:
+    """Each operator's time less that of the operators within it, in microseconds."""
+    own = [float(event.get("dur", 0)) for event in events]
+    order = sorted(range(len(events)), key=lambda i: (float(events[i]["ts"]), -own[i]))
+    whole = list(own)
+    around: dict[Any, list[int]] = {}
+    for i in order:
+        stack = around.setdefault(events[i].get("tid"), [])
+        begin = float(events[i]["ts"])
+        while stack and begin >= float(events[stack[-1]]["ts"]) + whole[stack[-1]]:
+            stack.pop()
+        if stack:
+            own[stack[-1]] -= whole[i]
+        stack.append(i)
+    return own
+
+
+def load(target: str) -> Any:
+    """What ``package.module:name`` names."""
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise ReplayError(f"{target!r} is not of the form module:name")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except Exception as error:
+        raise ReplayError(
+            f"{target!r} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    return found
+
+
+def load_stage(target: str) -> Any:
+    """The stage that a factory returns, or that a name holds."""
+    factory = load(target)
+    if not (inspect.isroutine(factory) or isinstance(factory, type)):
+        return factory
+    try:
+        return factory()
+    except Exception as error:
+        raise ReplayError(f"{target!r} raised {type(error).__name__}: {error}") from error
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main(profile_stage: Callable[..., Any], stage_name: str) -> int:
+    """The command line; returns the exit status, 2 for what the user can put right."""
+    parser = argparse.ArgumentParser(description=f"Profile one step of stage {stage_name!a}.")
+    parser.add_argument(
+        "--factory", metavar="MODULE:NAME", required=True, help="callable that returns the stage"
+    )
+    parser.add_argument("--warmup", type=int, default=1, help="iterations before measuring")
+    parser.add_argument("--steps", type=int, default=1, help="iterations under the profiler")
+    parser.add_argument("--timing-steps", type=int, default=None, help="timed iterations")
+    parser.add_argument("--device", default=None, help="where the inputs are made")
+    parser.add_argument("--output", default=None, help="folder of the trace")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the inputs")
+    parser.add_argument(
+        "--step", metavar="MODULE:NAME", default=None, help="function of stage and inputs to run"
+    )
+    options = parser.parse_args()
+    settings = {"seed": options.seed} if options.seed is not None else {}
+    try:
+        profile_stage(
+            load_stage(options.factory),
+            warmup=options.warmup,
+            steps=options.steps,
+            timing_steps=options.timing_steps,
+            device=options.device,
+            output_dir=options.output,
+            step_fn=load(options.step) if options.step is not None else None,
+            **settings,
+        )
+    except (ReplayError, LookupError, OSError) as error:
+        sys.stderr.write(f"{str(error).strip()}\n")
+        return 2
+    return 0

@@ -1,0 +1,159 @@
+"""Writes the script that reproduces a replay without stagespan.
+
+It holds, as text, the very modules that the harness itself runs, so both do the same; before them
+come the parts that belong to the stage: its inputs, its step, and the function that profiles it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stagespan.harness import source
+from stagespan.harness.adapters import ScriptStep
+from stagespan.harness.bundle import bundle
+from stagespan.harness.config import HarnessConfig
+from stagespan.signature.capture import capture
+from stagespan.signature.model import UNREPLAYABLE, StageSignature
+
+_HEAD = '''"""Profiles one step of a stage on mock inputs: warm-up, times, trace and table.
+
+Made by stagespan. Needs torch and the stage's own program, not stagespan. Either way:
+
+    python {file} --factory my_pipeline:get_stage
+    from {module} import profile_stage; profile_stage(stage)
+"""
+'''
+
+_CREATE = '''
+
+def create_inputs(seed: int = SEED, device: str | None = None) -> dict[str, Any]:
+    """The inputs by name, from the captured signature: same seed, same values."""
+    mock = MockInputs(seed, device, CAPTURED_DEVICE, DTYPE)
+    return {inputs}
+'''
+
+_STEP = '''
+
+def make_step(stage: Any, inputs: dict[str, Any]) -> Callable[[], Any]:
+    """What one iteration runs."""
+    {body}
+'''
+
+_PROFILE = '''
+
+def profile_stage(
+    stage: Any,
+    warmup: int = {warmup},
+    steps: int = {steps},
+    timing_steps: int | None = {timing_steps},
+    device: str | None = DEVICE,
+    output_dir: str | Path | None = None,
+    seed: int = SEED,
+    inputs: dict[str, Any] | None = None,
+    step_fn: Callable[[Any, dict[str, Any]], Any] | None = None,
+) -> dict[str, Any]:
+    """Profile one step of a loaded stage; returns its times in milliseconds and the trace's path.
+
+    `inputs` replaces mock inputs by name, `step_fn(stage, inputs)` the step.
+    """
+
+    def step_of(made: dict[str, Any]) -> Callable[[], Any]:
+        return FunctionStep(step_fn, stage, made) if step_fn else make_step(stage, made)
+
+    def inputs_of() -> dict[str, Any]:
+        return without_missing({{**create_inputs(seed, device), **(inputs or {{}})}})
+
+    replay = Replay(
+        inputs_of, step_of, context=CONTEXT, seed=seed, device=device or CAPTURED_DEVICE
+    )
+    folder = Path(__file__).parent if output_dir is None else Path(output_dir)
+    return profile_replay(
+        replay,
+        warmup=warmup,
+        steps=steps,
+        timing_steps=timing_steps,
+        trace_path=folder / f"{{FILE_STEM}}_script_trace.json.gz",
+    )
+'''
+
+_TAIL = """
+
+if __name__ == "__main__":
+    sys.exit(main(profile_stage, STAGE))
+"""
+
+_NO_STEP = """raise ReplayError(
+        "this stage's step is a function of the user's: pass step_fn= or --step module:function"
+    )"""
+
+
+def script_text(
+    signature: StageSignature, step: ScriptStep | None, config: HarnessConfig, *, stem: str
+) -> str:
+    """The script. ``stem`` is the stage's name as a part of a file name.
+
+    Nothing of the signature becomes code: names and strings are literals, values are calls of known
+    functions. Raises SignatureError for a signature that no inputs could be made from.
+    """
+    from stagespan.harness import missing, program, replay, steps
+    from stagespan.signature import fit, values
+    from stagespan.signature.mock import captured_device
+
+    nodes = dict(signature.arguments)
+    nodes.update((name, capture(value)) for name, value in (config.inputs or {}).items())
+    inputs = [(f"{source.quoted(name)}: ", _input(node, name)) for name, node in nodes.items()]
+    extra = step.modules if step is not None else ()
+    modules = dict.fromkeys((values, fit, *extra, steps, missing, replay, program))
+    constants = {
+        "STAGE": signature.stage_name,
+        "FILE_STEM": stem,
+        "SEED": config.seed,
+        "CAPTURED_DEVICE": captured_device(signature),
+        "DEVICE": config.device,
+        "DTYPE": config.dtype,
+        "CONTEXT": signature.context,
+        "OPTIONAL": list(config.optional),
+    }
+    if step is None or "OPTIONAL" not in step.expression:
+        del constants["OPTIONAL"]
+    body = _NO_STEP if step is None else f"return {step.expression}"
+    own = (
+        _CREATE.format(inputs=source.render(source.Group("{", inputs, "}"), 4, 11)),
+        _STEP.format(body=body),
+        _PROFILE.format(
+            warmup=config.warmup, steps=config.profile_steps, timing_steps=config.timing_steps
+        ),
+    )
+    imports, helpers = bundle(modules, "".join((*own, _TAIL)))
+    file = f"profile_{stem}"
+    return "".join(
+        (
+            _HEAD.format(file=f"{file}.py", module=file),
+            f"\nfrom __future__ import annotations\n\n{imports}\n",
+            *(f"\n{_constant(name, value)}" for name, value in constants.items()),
+            "\n",
+            *own,
+            f"\n\n{helpers}\n",
+            _TAIL,
+        )
+    )
+
+
+def _input(node: Any, name: str) -> source.Source:
+    if _has_unreplayable(node):  # the whole argument is the user's to give
+        kind = node.get(UNREPLAYABLE, "value") if isinstance(node, dict) else "value"
+        node = {UNREPLAYABLE: kind}
+    return source.input_source(node, name)
+
+
+def _has_unreplayable(node: Any) -> bool:
+    if isinstance(node, list):
+        return any(map(_has_unreplayable, node))
+    if isinstance(node, dict):
+        return UNREPLAYABLE in node or any(map(_has_unreplayable, node.values()))
+    return False
+
+
+def _constant(name: str, value: Any) -> str:
+    prefix = f"{name}: dict[str, Any] = " if isinstance(value, dict) else f"{name} = "
+    return prefix + source.render(source.literal(value), 0, len(prefix))
