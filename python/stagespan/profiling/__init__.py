@@ -1,0 +1,8 @@
+"""The one controller of torch.profiler and torch_npu.profiler windows: start, bound, export."""
+
+from __future__ import annotations
+
+from stagespan.profiling.controller import Window, profile_window
+from stagespan.profiling.names import enable_profiler_for_names
+
+__all__ = ["Window", "enable_profiler_for_names", "profile_window"]

@@ -1,0 +1,136 @@
+"""torch.profiler and torch_npu.profiler behind one small interface: start, stop, write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a window records. Stacks and memory make traces many times larger."""
+
+    activities: tuple[str, ...]
+    """Names of `ProfilerActivity` members."""
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+
+
+class Backend(Protocol):
+    """A profiler that has not been started yet."""
+
+    missing: tuple[str, ...]
+    """Activities that were asked for and that this profiler cannot record here."""
+
+    def start(self) -> None:
+        """Begin to record."""
+
+    def stop(self) -> None:
+        """End; waits for the device's work first."""
+
+    def write(self, path: Path) -> None:
+        """Write what was recorded as a Chrome trace, uncompressed."""
+
+
+def make_backend(platform: str, options: Options) -> Backend:
+    """The profiler of a platform: torch_npu.profiler on an NPU, else torch.profiler.
+
+    Raises ImportError where it is not installed.
+    """
+    if platform == "npu":
+        return NpuProfiler(options)
+    return TorchProfiler(options)
+
+
+class TorchProfiler:
+    """torch.profiler, on CUDA, ROCm, XPU, other accelerators and the CPU."""
+
+    def __init__(self, options: Options) -> None:
+        import torch.autograd.profiler
+        from torch import profiler
+
+        chosen, self.missing = _members(
+            profiler.ProfilerActivity, options.activities, profiler.supported_activities()
+        )
+        self._tracker = getattr(torch.autograd.profiler, "KinetoStepTracker", None)
+        self._counted = _counts_steps(self._tracker)
+        self._profile: Any = profiler.profile(
+            activities=chosen,
+            record_shapes=options.record_shapes,
+            with_stack=options.with_stack,
+            profile_memory=options.profile_memory,
+        )
+
+    def start(self) -> None:
+        """Begin to record."""
+        self._profile.start()
+
+    def stop(self) -> None:
+        """End; torch waits for the device's work first."""
+        self._profile.stop()
+        if self._tracker is not None and not self._counted:
+            # As leaving a `with` block does; an application's own profiler keeps its count.
+            self._tracker.erase_step_count("ProfilerStep")
+
+    def write(self, path: Path) -> None:
+        """Write what was recorded as a Chrome trace, uncompressed."""
+        self._profile.export_chrome_trace(str(path))
+
+
+class NpuProfiler:
+    """torch_npu.profiler: its own classes, with the same life of a window."""
+
+    def __init__(self, options: Options) -> None:
+        import torch_npu.profiler as profiler
+
+        names = tuple("NPU" if name == "PrivateUse1" else name for name in options.activities)
+        chosen, self.missing = _members(profiler.ProfilerActivity, names, None)
+        config = profiler._ExperimentalConfig(
+            profiler_level=profiler.ProfilerLevel.Level1,
+            # Intermediate files of a capture are many times the size of what is read afterwards.
+            data_simplification=True,
+        )
+        self._profile: Any = profiler.profile(
+            activities=chosen,
+            record_shapes=options.record_shapes,
+            with_stack=options.with_stack,
+            profile_memory=options.profile_memory,
+            experimental_config=config,
+        )
+
+    def start(self) -> None:
+        """Begin to record."""
+        self._profile.start()
+
+    def stop(self) -> None:
+        """End, after waiting for the device's work: torch_npu does not wait by itself."""
+        import torch
+
+        torch.npu.synchronize()
+        self._profile.stop()
+
+    def write(self, path: Path) -> None:
+        """Write what was recorded as a Chrome trace, uncompressed."""
+        self._profile.export_chrome_trace(str(path))
+
+
+def _counts_steps(tracker: Any) -> bool:
+    return "ProfilerStep" in getattr(tracker, "_step_dict", ())
+
+
+def _members(
+    kinds: Any, names: Iterable[str], supported: Iterable[Any] | None
+) -> tuple[list[Any], tuple[str, ...]]:
+    """Members of an enumeration by name, and the names that are not there or not supported."""
+    allowed = None if supported is None else set(supported)
+    chosen, missing = [], []
+    for name in dict.fromkeys(names):
+        member = getattr(kinds, name, None)
+        if member is None or (allowed is not None and member not in allowed):
+            missing.append(name)
+        else:
+            chosen.append(member)
+    return chosen, tuple(missing)

@@ -1,0 +1,236 @@
+"""Profiler windows: one at a time in a process, bounded, and never an error for the pipeline."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+
+from stagespan.errors import StagespanError
+from stagespan.files import write_whole
+from stagespan.platforms import current_platform
+from stagespan.profiling.backends import Backend, Options, make_backend
+from stagespan.profiling.deadline import Deadline
+from stagespan.profiling.lane import LaneSpan, compressed_with_lane, recorded_spans
+from stagespan.profiling.running import foreign_profiler
+
+LOGGER = logging.getLogger("stagespan")
+
+_turn = threading.Lock()  # held by the window that is open
+_holder = ""
+_warned: set[str] = set()
+
+
+class Window:
+    """A stretch of time under the platform's profiler; made by `profile_window`.
+
+    Use it as a context, or call `start` and `stop` on one thread. Nothing in it raises into the
+    pipeline: where the profiler cannot run, `skipped` says why, and one warning was logged.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        options: Options,
+        max_seconds: float | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
+        self.name = name
+        self.skipped: str | None = None
+        """Why nothing was recorded, as a sentence; None while all is well."""
+        self.recorded = False
+        """True once the window has been closed with something in it."""
+        self.begin_ns = 0
+        self.end_ns = 0
+        """The window in Unix ns."""
+        self._options = options
+        self._max_seconds = max_seconds
+        self._max_bytes = max_bytes
+        self._backend: Backend | None = None
+        self._deadline: Deadline | None = None
+        self._running = False
+
+    def start(self) -> bool:
+        """Open the window; False, with `skipped` set, when it cannot be opened."""
+        global _holder
+        if not _turn.acquire(blocking=False):
+            return self._skip(
+                "nested",
+                f"stage {self.name!r} is not profiled: a profiler is already running for stage"
+                f" {_holder!r}. Name one of the two only.",
+            )
+        _holder = self.name
+        try:
+            if foreign_profiler():
+                return self._give_up(
+                    "foreign",
+                    f"stage {self.name!r} is not profiled: a profiler of the application is"
+                    " running. Stop it, or take the stage out of the profiler's names.",
+                )
+            if current_platform.is_capturing():
+                return self._give_up(
+                    "capture",
+                    f"stage {self.name!r} is not profiled: it starts while a device graph is being"
+                    " captured. Profile a stage around the capture.",
+                )
+            self._backend = make_backend(current_platform.name, self._options)
+            if self._backend.missing:
+                _warn_once(
+                    "missing",
+                    f"the profiler cannot record {', '.join(self._backend.missing)} here: install"
+                    " the device's tracing library (CUPTI, roctracer). CPU events are recorded.",
+                )
+            self.begin_ns = time.time_ns()
+            self._backend.start()
+        except ImportError as error:
+            return self._give_up(
+                "torch", f"stage {self.name!r} is not profiled: {error}. Install torch."
+            )
+        except Exception as error:
+            return self._give_up(
+                "start",
+                f"stage {self.name!r} is not profiled: the profiler did not start ({error}).",
+            )
+        self._running = True
+        if self._max_seconds is not None:
+            self._deadline = Deadline(self._max_seconds, self._close_early)
+            self._deadline.start()
+        return True
+
+    def stop(self) -> None:
+        """Close the window; nothing when it is not open."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if not self._running or self._backend is None:
+            return
+        self._running = False
+        try:
+            self._backend.stop()
+            self.recorded = True
+        except Exception as error:
+            self._skip(
+                "stop",
+                f"the profile of stage {self.name!r} is lost: the profiler failed ({error}).",
+            )
+        finally:
+            self.end_ns = time.time_ns()
+            _release()
+
+    def export(self, path: str | os.PathLike[str], spans: Iterable[LaneSpan] = ()) -> Path:
+        """Write the trace to `path` as gzip, whole or not at all, with stagespan's spans as a lane.
+
+        The recorder's spans of the window are merged in by clock; `spans` are further ones. Raises
+        StagespanError when nothing was recorded, or the trace is larger than `max_bytes`; OSError
+        when the file cannot be written.
+        """
+        if not self.recorded or self._backend is None:
+            raise StagespanError(
+                self.skipped or f"the window of {self.name!r} is not closed: call stop() first."
+            )
+        lane = {span.id: span for span in recorded_spans(self.begin_ns, self.end_ns)}
+        lane.update((span.id, span) for span in spans)
+        with tempfile.TemporaryDirectory(prefix="stagespan-") as folder:
+            plain = Path(folder, "trace.json")
+            try:
+                self._backend.write(plain)
+                packed = compressed_with_lane(plain, lane.values())
+            except (OSError, ValueError, RuntimeError) as error:
+                raise OSError(
+                    f"the profiler's trace could not be written to {folder} ({error});"
+                    " set TMPDIR to a folder with room"
+                ) from error
+        if self._max_bytes is not None and len(packed) > self._max_bytes:
+            raise StagespanError(
+                f"the trace of stage {self.name!r} takes {len(packed) / 1e6:.1f} MB, more than"
+                f" {self._max_bytes / 1e6:.1f} MB: profile a shorter stage, or one step of it."
+            )
+        return write_whole(path, packed)
+
+    def __enter__(self) -> Window:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _close_early(self) -> None:
+        if self._running:
+            LOGGER.warning(
+                "[Profiler] The profile of stage '%s' ends after %g seconds, before the stage.",
+                self.name,
+                self._max_seconds,
+            )
+            self.stop()
+
+    def _give_up(self, reason: str, sentence: str) -> bool:
+        _release()
+        return self._skip(reason, sentence)
+
+    def _skip(self, reason: str, sentence: str) -> bool:
+        self.skipped = sentence
+        _warn_once(reason, sentence)
+        return False
+
+
+def profile_window(
+    name: str,
+    activities: Iterable[str] | None = None,
+    *,
+    record_shapes: bool = False,
+    with_stack: bool = False,
+    profile_memory: bool = False,
+    max_seconds: float | None = None,
+    max_bytes: int | None = None,
+) -> Window:
+    """A window under the profiler of the platform, not open yet.
+
+    `activities` are names of ProfilerActivity members, by default CPU and the platform's. The
+    window ends by itself after `max_seconds` where the stage runs on the main thread (a profiler
+    can only be stopped on the thread that it was started on); `export` refuses a file of more than
+    `max_bytes`. Stacks, memory and shapes are off: they make a trace several times larger.
+
+        with profile_window("denoise") as window:
+            step()
+        if window.recorded:
+            window.export("denoise_trace.json.gz")
+    """
+    chosen = current_platform.profiler_activities() if activities is None else activities
+    options = Options(("CPU", *chosen), record_shapes, with_stack, profile_memory)
+    return Window(name, options, max_seconds, max_bytes)
+
+
+def forget_warnings() -> None:
+    """Let each reason for a skipped window warn once more."""
+    _warned.clear()
+
+
+def _warn_once(reason: str, sentence: str) -> None:
+    if reason not in _warned:
+        _warned.add(reason)
+        LOGGER.warning("[Profiler] %s", sentence[:1].upper() + sentence[1:])
+
+
+def _release() -> None:
+    global _holder
+    _holder = ""
+    if _turn.locked():
+        _turn.release()
+
+
+def _after_fork() -> None:
+    # The child has no profiler, whatever its parent was doing.
+    global _turn
+    _turn = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,54 @@
+"""A call at a later time on the main thread, between two bytecodes, as signal handlers run."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+_CALLBACK = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+
+class Deadline:
+    """Calls `action` on the main thread once `seconds` have passed, unless cancelled before.
+
+    Only the main thread can be interrupted so; started elsewhere, a deadline does nothing.
+    """
+
+    def __init__(self, seconds: float, action: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._action = action
+        self._timer: threading.Timer | None = None
+        # The interpreter keeps a bare pointer: this object must live until the call was made.
+        self._callback = _CALLBACK(self._run)
+        self._pending = False
+
+    def start(self) -> None:
+        """Start the clock; nothing off the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        self._timer = threading.Timer(self._seconds, self._schedule)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        """Do not call; a call that is already on its way finds nothing to do."""
+        self._action = _nothing
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _schedule(self) -> None:
+        _kept.add(self)
+        ctypes.pythonapi.Py_AddPendingCall(self._callback, None)
+
+    def _run(self, _argument: object) -> int:
+        _kept.discard(self)
+        self._action()
+        return 0
+
+
+_kept: set[Deadline] = set()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,124 @@
+"""stagespan's own spans as a lane of an exported trace, placed by clock."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+PROCESS = "stagespan"
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
+_EDGE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSpan:
+    """One span to draw; times in Unix ns."""
+
+    stage: str
+    begin_ns: int
+    end_ns: int
+    thread: int
+    id: int
+    parent: int
+    request: int
+
+
+def recorded_spans(begin_ns: int, end_ns: int) -> list[LaneSpan]:
+    """The recorder's spans that overlap the window; none where the extension is missing."""
+    try:
+        from stagespan import _core
+
+        spans, names = _core.spans(), _core.stage_names()
+    except ImportError:
+        return []
+    within = spans[(spans["begin_ns"] < end_ns) & (spans["end_ns"] > begin_ns)]
+    return [
+        LaneSpan(
+            stage=names[int(row["stage"])],
+            begin_ns=int(row["begin_ns"]),
+            end_ns=int(row["end_ns"]),
+            thread=int(row["thread"]),
+            id=int(row["id"]),
+            parent=int(row["parent"]),
+            request=int(row["request"]),
+        )
+        for row in within
+    ]
+
+
+def compressed_with_lane(trace: Path, spans: Iterable[LaneSpan]) -> bytes:
+    """The JSON file `trace` as gzip, with `spans` as a lane of a process of its own.
+
+    Raises ValueError when the file does not end as a trace does, because it was not written whole.
+    """
+    with open(trace, "rb") as file:
+        head = file.read(_EDGE_BYTES)
+        size = file.seek(0, 2)
+        file.seek(max(0, size - _EDGE_BYTES))
+        tail = file.read()
+        opening = _EVENTS.search(head)
+        is_list = head.lstrip()[:1] == b"["
+        if tail.rstrip()[-1:] != (b"]" if is_list else b"}") or not (opening or is_list):
+            raise ValueError("the profiler did not write it whole")
+        base = _BASE.search(tail) or _BASE.search(head)
+        at = opening.end() if opening else head.index(b"[") + 1
+        file.seek(at)
+        empty = file.read(_EDGE_BYTES).lstrip()[:1] == b"]"
+        lane = b",\n".join(_events(spans, int(base[1]) if base else 0))
+        file.seek(0)
+        packer = zlib.compressobj(level=6, wbits=31)
+        packed = [packer.compress(piece) for piece in _pieces(file, at, lane, empty)]
+        packed.append(packer.flush())
+        return b"".join(packed)
+
+
+def _pieces(file: BinaryIO, at: int, lane: bytes, empty: bool) -> Iterator[bytes]:
+    yield file.read(at)
+    if lane:
+        yield b"\n" + lane + (b"" if empty else b",")
+    while piece := file.read(_CHUNK_BYTES):
+        yield piece
+
+
+def _events(spans: Iterable[LaneSpan], base_ns: int) -> Iterator[bytes]:
+    threads: set[int] = set()
+    for span in spans:
+        threads.add(span.thread)
+        args = {"id": span.id, "parent": span.parent, "request": span.request}
+        yield (
+            b'{"ph": "X", "cat": "user_annotation", "name": %s, "pid": "%s", "tid": %d, '
+            b'"ts": %s, "dur": %s, "args": %s}'
+            % (
+                msgspec.json.encode(span.stage.encode("utf-8", "replace").decode()),
+                PROCESS.encode(),
+                span.thread,
+                _microseconds(span.begin_ns - base_ns),
+                _microseconds(span.end_ns - span.begin_ns),
+                msgspec.json.encode(args),
+            )
+        )
+    if threads:
+        yield _metadata("process_name", 0, {"name": PROCESS})
+        yield _metadata("process_labels", 0, {"labels": "spans"})
+        yield _metadata("process_sort_index", 0, {"sort_index": -1})
+    for thread in sorted(threads):
+        yield _metadata("thread_name", thread, {"name": f"thread {thread}"})
+
+
+def _metadata(name: str, thread: int, args: dict[str, object]) -> bytes:
+    return msgspec.json.encode(
+        {"ph": "M", "name": name, "pid": PROCESS, "tid": thread, "ts": 0, "args": args}
+    )
+
+
+def _microseconds(nanoseconds: int) -> bytes:
+    sign, whole = ("-", -nanoseconds) if nanoseconds < 0 else ("", nanoseconds)
+    return f"{sign}{whole // 1000}.{whole % 1000:03d}".encode()

@@ -1,0 +1,122 @@
+"""Runs named stages under a profiler and writes a trace and a breakdown of each."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from stagespan import settings
+from stagespan.errors import StagespanError
+from stagespan.files import stage_path, write_whole
+from stagespan.profiling.controller import Window, profile_window
+from stagespan.profiling.lane import LaneSpan
+from stagespan.profiling.names import is_profiled
+from stagespan.trace import breakdown, read_trace
+
+LOGGER = logging.getLogger("stagespan")
+
+MAX_SECONDS = 120.0
+"""A window of a stage ends after this time, so that a stage that serves for hours fits a trace."""
+MAX_TRACE_BYTES = 512 << 20
+
+
+class Call(Protocol):
+    """What the hook uses of a `context.Call`; this module does not need `context` to be tested."""
+
+    stage: str
+    span_id: int
+    begin_ns: int
+    end_ns: int
+    state: dict[str, Any]
+
+
+class ProfiledHook:
+    """Profiles the first runs of each stage that ENABLE_PROFILER_NAMES lists.
+
+    The first STAGESPAN_PROFILER_RUNS runs (1 by default) of a stage are profiled, then it runs as
+    usual: a stage in a loop neither fills the disk nor stays slow. Each profiled run replaces the
+    files of the one before, so with 2 the files show a run after the warm-up. A run that was
+    skipped, because another profiler ran, does not count.
+    """
+
+    name = "profiled"
+
+    def __init__(self) -> None:
+        self._runs: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+
+    def wants(self, call: Call) -> bool:
+        """Whether the stage is named and has runs left."""
+        return is_profiled(call.stage) and self._runs[call.stage] < self._limit()
+
+    def enter(self, call: Call) -> None:
+        """Open the window, unless another profiler runs."""
+        with self._lock:
+            if self._runs[call.stage] >= self._limit():
+                return
+            self._runs[call.stage] += 1
+        window = profile_window(call.stage, max_seconds=MAX_SECONDS, max_bytes=MAX_TRACE_BYTES)
+        if window.start():
+            call.state[self.name] = window
+            return
+        with self._lock:
+            self._runs[call.stage] -= 1
+
+    def leave(self, call: Call) -> None:
+        """Close the window."""
+        window = call.state.get(self.name)
+        if isinstance(window, Window):
+            window.stop()
+
+    def exit(self, call: Call) -> None:
+        """Write `{stage}_trace.json.gz` and `{stage}_breakdown.json`."""
+        window = call.state.pop(self.name, None)
+        if not isinstance(window, Window) or not window.recorded:
+            return
+        # The stage's own record is only complete after this hook.
+        own = LaneSpan(call.stage, call.begin_ns, call.end_ns, 0, call.span_id, 0, 0)
+        self._write(window, call.stage, [own])
+
+    def forget_runs(self) -> None:
+        """Let every stage be profiled anew."""
+        self._runs.clear()
+
+    def _write(self, window: Window, stage: str, spans: Iterable[LaneSpan]) -> None:
+        rank = settings.rank() if settings.world_size() > 1 else None
+        folder = settings.output_dir()
+        try:
+            trace = window.export(stage_path(folder, stage, "_trace.json.gz", rank), spans)
+            LOGGER.info("[Profiler] Chrome trace saved to: %s", trace)
+            target = stage_path(folder, stage, "_breakdown.json", rank)
+            LOGGER.info(
+                "[Profiler] Kernel breakdown saved to: %s", write_breakdown(trace, stage, target)
+            )
+        except OSError as error:
+            self._warn_once(
+                f"The profile of stage {stage!r} could not be written to {folder}"
+                f" ({error.strerror or error}): free room, or choose another folder with"
+                " STAGESPAN_OUTPUT_DIR.",
+            )
+        except StagespanError as error:
+            self._warn_once(f"The profile of stage {stage!r} was not written: {error}")
+
+    def _limit(self) -> int:
+        return int(settings.get("STAGESPAN_PROFILER_RUNS"))
+
+    def _warn_once(self, sentence: str) -> None:
+        if sentence not in self._warned:
+            self._warned.add(sentence)
+            LOGGER.warning("[Profiler] %s", sentence)
+
+
+def write_breakdown(trace: Path, stage: str, target: Path) -> Path:
+    """Write the breakdown of the trace file `trace` to `target` as JSON."""
+    table = breakdown(read_trace(trace), stage).to_dict()
+    return write_whole(target, msgspec.json.format(msgspec.json.encode(table), indent=2))

@@ -1,0 +1,49 @@
+"""Whether somebody else's profiler is running, so that a window would break it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+
+def foreign_profiler() -> bool:
+    """Whether a profiler of the application is recording or warming up in this process.
+
+    A second torch.profiler does not fail: it silently ends the first, or makes it lose its trace.
+    """
+    autograd: Any = sys.modules.get("torch.autograd.profiler")
+    if autograd is None:
+        return False
+    if getattr(autograd, "_is_profiler_enabled", False):
+        return True
+    import torch
+
+    enabled = getattr(torch.autograd, "_profiler_enabled", None)  # of this thread
+    if enabled is not None and enabled():
+        return True
+    return _warming_up(autograd)
+
+
+def _warming_up(autograd: Any) -> bool:
+    """Whether a scheduled profiler is in its warm-up: prepared, but with no flag that says so."""
+    kinds: Any = sys.modules.get("torch.profiler.profiler") or sys.modules.get("torch.profiler")
+    profile = getattr(kinds, "profile", None)
+    action = getattr(kinds, "ProfilerAction", None)
+    tracker = getattr(autograd, "KinetoStepTracker", None)
+    if profile is None or action is None:
+        return False
+    # Profilers count their steps there from their making on: no count, no need to look for them.
+    if tracker is not None and "ProfilerStep" not in getattr(
+        tracker, "_step_dict", {"ProfilerStep"}
+    ):
+        return False
+    for candidate in gc.get_objects():
+        # Not isinstance(): that runs code of proxies, of which torch has some that warn.
+        if not issubclass(type(candidate), profile):
+            continue
+        inner = getattr(candidate, "profiler", None)
+        prepared = inner is not None and getattr(inner, "kineto_results", None) is None
+        if prepared and getattr(candidate, "current_action", None) is action.WARMUP:
+            return True
+    return False
