@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+_KINETO_LEVEL = "KINETO_LOG_LEVEL"
+_ABOVE_MARKS = "6"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,8 @@ class TorchProfiler:
 
     def start(self) -> None:
         """Begin to record."""
-        self._profile.start()
+        with _quiet_kineto():
+            self._profile.start()
 
     def stop(self) -> None:
         """End; torch waits for the device's work first."""
@@ -115,6 +121,22 @@ class NpuProfiler:
     def write(self, path: Path) -> None:
         """Write what was recorded as a Chrome trace, uncompressed."""
         self._profile.export_chrome_trace(str(path))
+
+
+@contextlib.contextmanager
+def _quiet_kineto() -> Iterator[None]:
+    """Keep Kineto's marks of its start and stop off the terminal, unless somebody set its level.
+
+    It reads the level at its first start in a process.
+    """
+    if _KINETO_LEVEL in os.environ:
+        yield
+        return
+    os.environ[_KINETO_LEVEL] = _ABOVE_MARKS
+    try:
+        yield
+    finally:
+        os.environ.pop(_KINETO_LEVEL, None)
 
 
 def _counts_steps(tracker: Any) -> bool:

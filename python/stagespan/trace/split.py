@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\]]', re.DOTALL)
 _NEXT_ENTRY = re.compile(rb"\}\s*,\s*\{")
-_BETWEEN_ENTRIES = re.compile(rb"[\s,]*")
+_STRAY = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^\s,]+', re.DOTALL)
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*(\[|[^\s\[])')
 
 _WORD_OR_STRING = re.compile(
@@ -46,7 +46,7 @@ class Scan:
     entries: list[tuple[int, int]]
     """Begin and end of each whole object in the list."""
     strays: int
-    """Stretches between the objects that are neither comma nor blank."""
+    """Values between the objects that are no objects."""
     closed_at: int
     """Just behind the `]` that ends the list, or -1."""
     rest: int
@@ -61,12 +61,12 @@ def scan(buffer: bytes | bytearray) -> Scan:
         text = token[0]
         if text in b"{[":
             if depth == 0:
-                strays += _is_stray(buffer, rest, token.start())
+                strays += _strays(buffer, rest, token.start())
                 begin = token.start()
             depth += 1
         elif text in b"}]":
             if depth == 0:
-                strays += _is_stray(buffer, rest, token.start())
+                strays += _strays(buffer, rest, token.start())
                 if text == b"]":
                     return Scan(entries, strays, token.end(), token.end())
                 strays += 1
@@ -81,9 +81,8 @@ def scan(buffer: bytes | bytearray) -> Scan:
     return Scan(entries, strays, -1, rest)
 
 
-def _is_stray(buffer: bytes | bytearray, begin: int, end: int) -> bool:
-    blank = _BETWEEN_ENTRIES.match(buffer, begin, end)
-    return blank is None or blank.end() < end
+def _strays(buffer: bytes | bytearray, begin: int, end: int) -> int:
+    return sum(1 for _ in _STRAY.finditer(buffer, begin, end))
 
 
 def repaired(entry: bytes) -> bytes:

@@ -28,7 +28,7 @@ class ByteStream:
         """The decompressed bytes in order. Raises TraceError if the file cannot be read."""
         try:
             with open(self.path, "rb", buffering=0) as file:
-                start = file.read(self._chunk_bytes)
+                start = file.read(max(self._chunk_bytes, len(_GZIP_MAGIC)))
                 if start[:2] == _GZIP_MAGIC:
                     yield from self._gunzip(start, file)
                     return

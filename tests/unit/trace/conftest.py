@@ -1,0 +1,40 @@
+"""Traces for the tests: written from events, or real ones where the folder with them is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="session")
+def traces() -> Path:
+    """The folder with real traces: STAGESPAN_TRACES, or `shared/traces` beside the checkout."""
+    named = os.environ.get("STAGESPAN_TRACES")
+    folder = Path(named) if named else _REPOSITORY.parent / "shared" / "traces"
+    if not (folder / "truth.json").is_file():
+        pytest.skip(f"no folder with real traces ({folder}): set STAGESPAN_TRACES to one")
+    return folder
+
+
+@pytest.fixture
+def write_trace(tmp_path: Path) -> Callable[..., Path]:
+    """Write a trace from bytes, or from a list of events with other top-level values."""
+
+    def write(events: bytes | list[Any], packed: bool = False, **others: Any) -> Path:
+        if isinstance(events, bytes):
+            data = events
+        else:
+            data = json.dumps({"schemaVersion": 1, "traceEvents": events, **others}).encode()
+        path = tmp_path / ("trace.json.gz" if packed else "trace.json")
+        path.write_bytes(gzip.compress(data) if packed else data)
+        return path
+
+    return write

@@ -1,0 +1,163 @@
+"""Input that is no trace gets one sentence; of a trace that is cut off what is whole is read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stagespan.errors import StagespanError, TraceError
+from stagespan.trace import Trace, read_trace
+
+Write = Callable[..., Path]
+
+EVENT = b'{"ph":"X","name":"op","ts":1,"dur":2}'
+
+
+def refusal(path: Path | str) -> str:
+    with pytest.raises(TraceError) as caught:
+        read_trace(path)
+    sentence = str(caught.value)
+    assert "\n" not in sentence
+    assert sentence.endswith(".")
+    return sentence
+
+
+def trace_or_refusal(path: Path, chunk_bytes: int) -> Trace | str:
+    try:
+        return read_trace(path, chunk_bytes=chunk_bytes)
+    except TraceError as error:
+        return str(error)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "no.json").startswith("There is no file")
+    assert "NUL" in refusal("a\0b").upper() or "null" in refusal("a\0b")
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    assert "is a folder" in refusal(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_may_not_be_read(write_trace: Write) -> None:
+    path = write_trace(b"[]")
+    path.chmod(0)
+    assert "cannot be read" in refusal(path)
+
+
+@pytest.mark.parametrize("data", [b"", b"  \n", b"\xef\xbb\xbf", gzip.compress(b"")])
+def test_an_empty_file(write_trace: Write, data: bytes) -> None:
+    assert "is empty" in refusal(write_trace(data))
+
+
+@pytest.mark.parametrize("data", [b"hello", b"PK\x03\x04zip", b"17", b"\x00\x00", b"<html>"])
+def test_not_json(write_trace: Write, data: bytes) -> None:
+    assert "is not JSON" in refusal(write_trace(data))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{}",
+        b'{"a":[1,2]}',
+        b'{"a":{"traceEvents":[]}}',
+        b'{"traceEvents":null}',
+        b'{"traceEvents":{"a":1}}',
+        b'[1,2,"x"]',
+        b'[{"a":1}]',
+        b'{"traceEvents":[{"stage":"denoise"}]}',
+    ],
+)
+def test_json_that_is_no_trace(write_trace: Write, data: bytes) -> None:
+    assert "not a trace" in refusal(write_trace(data))
+
+
+def test_cut_off_before_the_events(write_trace: Write) -> None:
+    assert "cut off or not JSON" in refusal(write_trace(b'{"schemaVersion": 1, "devi'))
+    assert "before its first whole event" in refusal(write_trace(b'{"traceEvents": [{"ph":'))
+
+
+def test_the_error_is_the_library_s_own() -> None:
+    assert issubclass(TraceError, StagespanError)
+    assert issubclass(TraceError, ValueError)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("chunk_bytes", [5, 1 << 20])
+def test_cut_off_at_every_byte(write_trace: Write, as_list: bool, chunk_bytes: int) -> None:
+    # GIVEN a small trace whose names hold what looks like structure
+    names = ["a", 'q"}, {"', "esc\\", "]}", "é"]
+    entries = [
+        {"ph": "X", "name": n, "ts": i, "dur": 1, "args": {"l": [{}]}} for i, n in enumerate(names)
+    ]
+    data = json.dumps(entries if as_list else {"v": 1, "traceEvents": entries, "t": "x"}).encode()
+    whole = read_trace(write_trace(data))
+    assert whole.incomplete is None
+    seen = 0
+    for length in range(len(data)):
+        # WHEN it ends after any byte
+        path = write_trace(data[:length])
+        trace = trace_or_refusal(path, chunk_bytes)
+        if isinstance(trace, str):
+            # THEN there is a sentence as long as no event is whole
+            assert seen == 0, length
+            assert trace.endswith(".")
+            continue
+        # THEN else every whole event is there, as written, and the trace says that it is cut off
+        assert trace.incomplete is not None
+        assert len(trace.events) >= seen
+        seen = len(trace.events)
+        assert f"{seen} whole entries" in trace.incomplete
+        assert [trace.names[code] for code in trace.events.name] == names[:seen]
+        assert trace.left_out == {}
+    assert seen == len(names)
+
+
+def test_gzip_cut_off_at_every_byte(write_trace: Write) -> None:
+    # GIVEN a packed trace
+    entries = [{"ph": "X", "name": f"name {i * 7919 % 1000}", "ts": i, "dur": i} for i in range(60)]
+    data = gzip.compress(json.dumps({"traceEvents": entries}).encode())
+    best = 0
+    for length in range(3, len(data)):
+        # WHEN it ends after any byte
+        path = write_trace(data[:length])
+        trace = trace_or_refusal(path, 200)
+        if isinstance(trace, str):
+            # THEN the sentence names the cause
+            assert "gzip" in trace or "cut off" in trace
+            continue
+        # THEN what could be unpacked is read, and the trace says what happened
+        assert trace.incomplete is not None
+        assert "gzip data is cut off" in trace.incomplete
+        assert trace.events.begin_ns.tolist() == [i * 1000 for i in range(len(trace.events))]
+        best = max(best, len(trace.events))
+    assert best == len(entries)
+
+
+def test_damaged_gzip(write_trace: Write) -> None:
+    # GIVEN packed events of which one bit in the middle, or the checksum, is wrong
+    entries = [
+        {"ph": "X", "name": f"name {i * 7919 % 1000}", "ts": i, "dur": i} for i in range(500)
+    ]
+    data = bytearray(gzip.compress(json.dumps(entries).encode()))
+    data[-6] ^= 1
+    # WHEN they are read
+    trace = read_trace(write_trace(bytes(data)), chunk_bytes=100)
+    # THEN the trace says so
+    assert trace.incomplete is not None
+    assert "gzip data is damaged" in trace.incomplete
+
+
+def test_text_behind_the_end(write_trace: Write) -> None:
+    # GIVEN a list with something behind it, and an object whose end is not JSON
+    for data in (b"[" + EVENT + b"] garbage", b'{"traceEvents":[' + EVENT + b"], oops}"):
+        # WHEN it is read
+        trace = read_trace(write_trace(data))
+        # THEN the events are there, and the trace says so
+        assert len(trace.events) == 1
+        assert trace.incomplete is not None

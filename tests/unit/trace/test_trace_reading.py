@@ -1,0 +1,387 @@
+"""What the reader makes of each form that events and files come in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stagespan.trace import MISSING, Trace, read_trace
+
+Write = Callable[..., Path]
+
+
+def complete(name: str = "op", ts: Any = 1, dur: Any = 2, **others: Any) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": "cpu_op",
+        "name": name,
+        "pid": 1,
+        "tid": 2,
+        "ts": ts,
+        "dur": dur,
+    } | others
+
+
+def accounted(trace: Trace) -> int:
+    """Entries of the file, by where they went."""
+    joined = trace.adjusted.get("begin and end, joined to one event", 0)
+    named = len(trace.process_names) + len(trace.process_labels) + len(trace.thread_names)
+    tables = len(trace.events) + len(trace.instants) + len(trace.flows)
+    return tables + joined + named + sum(trace.left_out.values())
+
+
+def test_an_event_becomes_a_row_with_every_column(write_trace: Write) -> None:
+    # GIVEN a kernel with all the arguments that become columns
+    arguments = {"correlation": 7, "External id": 8, "device": 0, "stream": 5, "grid": [1, 2, 3]}
+    path = write_trace([complete("gemm", 10.5, 2.001, cat="kernel", args=arguments)])
+    # WHEN it is read
+    trace = read_trace(path)
+    # THEN each is there, exactly, and what the event has not is missing
+    events = trace.events
+    assert len(events) == trace.total == 1
+    assert trace.names[events.name[0]] == "gemm"
+    assert trace.categories[events.category[0]] == "kernel"
+    assert (events.begin_ns[0], events.dur_ns[0], events.end_ns[0]) == (10500, 2001, 12501)
+    assert (events.pid[0], events.tid[0]) == (1, 2)
+    assert (events.correlation[0], events.external_id[0]) == (7, 8)
+    assert (events.device[0], events.stream[0]) == (0, 5)
+    assert events.python_id[0] == MISSING
+    assert events.task_type[0] == -1
+    assert (trace.left_out, trace.adjusted, trace.incomplete) == ({}, {}, None)
+
+
+@pytest.mark.parametrize(
+    ("written", "nanoseconds"),
+    [
+        ("1736408883688177.930", 1736408883688177930),
+        ("1712195495505582.988", 1712195495505582988),
+        ("6869181224115.277", 6869181224115277),
+        ("8796093022207.999", 8796093022207999),
+        ("8796093022208.001", 8796093022208001),
+        ("1683564901540885", 1683564901540885000),
+        ("0.001", 1),
+        ("-5.25", -5250),
+        ("1.2345678e3", 1234568),
+        ("0.0004", 0),
+        ("0.0006", 1),
+        ("1e15", 10**18),
+    ],
+)
+@pytest.mark.parametrize("quoted", [False, True])
+@pytest.mark.parametrize("neighbour", ["12.5", "3", '"4.125"', "1712195495505582.5"])
+def test_times_keep_their_nanoseconds(
+    write_trace: Write, written: str, nanoseconds: int, quoted: bool, neighbour: str
+) -> None:
+    # GIVEN a time as text or number, beside times of other forms
+    ts = f'"{written}"' if quoted else written
+    events = b",".join(
+        b'{"ph":"X","name":"n","ts":%s,"dur":1}' % value.encode() for value in (ts, neighbour, ts)
+    )
+    # WHEN it is read
+    trace = read_trace(write_trace(b'{"traceEvents":[' + events + b"]}"))
+    # THEN no digit is lost
+    assert trace.events.begin_ns[[0, 2]].tolist() == [nanoseconds] * 2
+
+
+def test_the_base_time_makes_unix_time(write_trace: Write) -> None:
+    # GIVEN times relative to a base that stands behind the events
+    path = write_trace(
+        [complete(ts=1.5), {"ph": "i", "ts": 2, "name": "mark"}, {"ph": "s", "id": 1, "ts": 3}],
+        baseTimeNanoseconds=1767189312000000000,
+    )
+    # WHEN they are read
+    trace = read_trace(path)
+    # THEN every table is in Unix nanoseconds
+    assert trace.base_ns == 1767189312000000000
+    assert trace.events.begin_ns[0] == 1767189312000001500
+    assert trace.instants.begin_ns[0] == 1767189312000002000
+    assert trace.flows.begin_ns[0] == 1767189312000003000
+
+
+@pytest.mark.parametrize("base", ["soon", -1, 1.5, True, 2**70])
+def test_a_base_time_that_is_none_is_counted(write_trace: Write, base: Any) -> None:
+    # GIVEN a base that cannot be one
+    # WHEN the trace is read
+    trace = read_trace(write_trace([complete(ts=1)], baseTimeNanoseconds=base))
+    # THEN times stay as they are, and it says so
+    assert trace.base_ns is None
+    assert trace.events.begin_ns[0] == 1000
+    assert trace.adjusted == {"baseTimeNanoseconds that is no time": 1}
+
+
+def test_old_categories_get_todays_names(write_trace: Write) -> None:
+    # GIVEN the spellings of 2021
+    old = ["Kernel", "Memcpy", "Memset", "Operator", "Runtime", "Trace"]
+    # WHEN they are read beside a new one
+    trace = read_trace(write_trace([complete(cat=cat) for cat in [*old, "kernel"]]))
+    # THEN both spellings are one category
+    today = [trace.categories[code] for code in trace.events.category]
+    assert today == [
+        "kernel", "gpu_memcpy", "gpu_memset", "cpu_op", "cuda_runtime", "trace", "kernel"
+    ]  # fmt: skip
+    assert trace.rows_of(["kernel"]).tolist() == [True, *[False] * 5, True]
+
+
+def test_ids_beyond_a_double_stay_apart(write_trace: Write) -> None:
+    # GIVEN ids that doubles would merge, up to 64 bits, and beyond
+    ids = [2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**40]
+    # WHEN they are read
+    trace = read_trace(write_trace([complete(args={"correlation": each}) for each in ids]))
+    # THEN they are all different, exact up to 63 bits, and those beyond 64 are named
+    found = trace.events.correlation.tolist()
+    assert found[:3] == ids[:3]
+    assert found[3:5] == [2**63 - 2**64, -1]
+    assert len(set(found)) == len(ids)
+    assert [trace.named_ids[each] for each in found[5:]] == [str(2**64), str(10**40)]
+
+
+def test_ids_that_are_words_or_numerals(write_trace: Write) -> None:
+    # GIVEN threads named by numeral, by number and by word, as old traces have them
+    tids = ["25738", 25738, "stream 7", "stream 7", "0x10", "007", None]
+    # WHEN they are read
+    trace = read_trace(write_trace([complete(tid=tid) for tid in tids]))
+    # THEN numerals are numbers, words get a number of their own
+    found = trace.events.tid.tolist()
+    assert found[:2] == [25738, 25738]
+    assert found[2] == found[3] < 0
+    assert trace.named_ids[found[2]] == "stream 7"
+    assert found[4:] == [16, 7, MISSING]
+
+
+def test_negative_zero_and_missing_durations(write_trace: Write) -> None:
+    # GIVEN durations that are none
+    events = [complete(dur=-3), complete(dur=0), complete(dur=5), complete(dur="soon")]
+    events.append({"ph": "X", "name": "op", "ts": 1})
+    # WHEN they are read
+    trace = read_trace(write_trace(events))
+    # THEN no event is lost, and each change is counted by cause
+    assert trace.events.dur_ns.tolist() == [0, 0, 5000, 0, 0]
+    assert trace.adjusted == {"negative duration, taken as 0": 1, "no duration, taken as 0": 2}
+    assert accounted(trace) == trace.total == 5
+
+
+def test_phases_go_to_their_tables(write_trace: Write) -> None:
+    # GIVEN one entry of each kind
+    entries: list[Any] = [
+        complete(),
+        {"ph": "i", "name": "[memory]", "ts": 1, "args": {"Bytes": 4}},
+        {"ph": "s", "id": 9, "cat": "ac2g", "ts": 1, "pid": 0, "tid": 7},
+        {"ph": "f", "id": 9, "cat": "ac2g", "ts": 2, "pid": 0, "tid": 7, "bp": "e"},
+        {"ph": "M", "name": "process_name", "pid": 5, "args": {"name": "python"}},
+        {"ph": "M", "name": "process_labels", "pid": 5, "args": {"labels": "GPU 0"}},
+        {"ph": "M", "name": "thread_name", "pid": 5, "tid": 6, "args": {"name": "main"}},
+        {"ph": "M", "name": "process_sort_index", "pid": 5, "args": {"sort_index": 1}},
+        {"ph": "C", "name": "memory", "ts": 1, "args": {"value": 3}},
+        {"ph": "b", "id": 1, "name": "async", "ts": 1},
+        {"ph": "?", "name": "strange"},
+        {"name": "no phase"},
+        {"ph": "X", "name": "no time"},
+        {"ph": "f", "id": 3},
+        17,
+        None,
+        [1],
+        "word",
+    ]
+    # WHEN they are read
+    trace = read_trace(write_trace(entries))
+    # THEN every entry is in a table or counted
+    assert (len(trace.events), len(trace.instants), len(trace.flows)) == (1, 1, 2)
+    assert trace.flows.id.tolist() == [9, 9]
+    assert trace.flows.starts.tolist() == [True, False]
+    assert trace.process_names == {5: "python"}
+    assert trace.process_labels == {5: "GPU 0"}
+    assert trace.thread_names == {(5, 6): "main"}
+    assert trace.left_out == {
+        "metadata entry that is no name": 1,
+        "counter": 1,
+        "async event": 1,
+        "entry of no known phase": 2,
+        "event without a time": 1,
+        "flow without a time": 1,
+        "entry that is no object": 4,
+    }
+    assert accounted(trace) == trace.total == len(entries)
+
+
+def test_begin_and_end_become_one_event(write_trace: Write) -> None:
+    # GIVEN nested begins and ends on two threads, one of each without its other
+    def half(ph: str, ts: float, tid: int, name: str = "") -> dict[str, Any]:
+        return {"ph": ph, "ts": ts, "tid": tid, "pid": 1, "name": name}
+
+    entries = [
+        half("B", 1, 1, "outer"), half("B", 2, 2, "other"), half("B", 3, 1, "inner"),
+        half("E", 4, 1), half("E", 6.5, 1), half("E", 7, 2), half("E", 8, 2), half("B", 9, 1),
+    ]  # fmt: skip
+    # WHEN they are read
+    trace = read_trace(write_trace(entries))
+    # THEN pairs are events and the rest is counted
+    rows = {
+        trace.names[name]: (begin, dur)
+        for name, begin, dur in zip(
+            trace.events.name, trace.events.begin_ns, trace.events.dur_ns, strict=True
+        )
+    }
+    assert rows == {"outer": (1000, 5500), "inner": (3000, 1000), "other": (2000, 5000)}
+    assert trace.left_out == {"end without a begin": 1, "begin without an end": 1}
+    assert accounted(trace) == trace.total == 8
+
+
+def test_fields_of_the_wrong_type_do_not_lose_the_event(write_trace: Write) -> None:
+    # GIVEN events of which some field is not what it should be, among usual ones
+    odd = [
+        complete(name=17), complete(name=None), complete(cat=["x"]), complete(pid=1.0),
+        complete(pid=1.5), complete(args=[1]), complete(args={"stream": {"a": 1}}),
+        complete(args={"stream": "7", "correlation": 3.0}), complete(tid=True),
+    ]  # fmt: skip
+    # WHEN they are read
+    trace = read_trace(write_trace([complete("a", ts=5), *odd, complete("b", ts="1.001")]))
+    # THEN all are rows, and what was changed is counted
+    assert len(trace.events) == len(odd) + 2
+    assert trace.names[trace.events.name[1]] == "17"
+    assert trace.events.pid[4] == 1
+    assert (trace.events.stream[8], trace.events.correlation[8]) == (7, 3)
+    assert trace.events.begin_ns[[0, -1]].tolist() == [5000, 1001]
+    assert sum(trace.adjusted.values()) == 6
+    assert trace.left_out == {}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b'{"ph":"X","name":"broken","ts":1,"dur":2,"args":{"bandwidth":inf,"b":-nan,"c":NaN}}',
+        b'{"ph":"X","name":"broken","ts":1,"dur":2,"args":{"text":"\xff\xfe"}}',
+        b'{"ph":"X","name":"broken","ts":1,"dur":2,"args":{"path":"C:\\Users\\x"}}',
+        b'{"ph":"X","name":"broken","ts":1,"dur":2,"args":{"text":"two\nlines\x00"}}',
+        b'{"ph":"X","name":"broken","ts":1,"dur":2,"args":{"text":"\\ud800 half"}}',
+    ],
+)
+def test_known_faults_of_writers_are_set_right(write_trace: Write, broken: bytes) -> None:
+    # GIVEN an event that JSON does not allow, between two others
+    usual = json.dumps(complete("usual")).encode()
+    path = write_trace(b'{"traceEvents":[' + usual + b",\n" + broken + b", " + usual + b"]}")
+    # WHEN it is read
+    trace = read_trace(path)
+    # THEN it is a row like the others
+    assert [trace.names[code] for code in trace.events.name] == ["usual", "broken", "usual"]
+    assert (trace.left_out, trace.incomplete) == ({}, None)
+
+
+def test_a_malformed_entry_costs_only_itself(write_trace: Write) -> None:
+    # GIVEN an entry that cannot be set right
+    usual = json.dumps(complete("usual")).encode()
+    path = write_trace(b"[" + usual + b', {"ph":"X" "name":1}, oops, ' + usual + b"]")
+    # WHEN the file is read
+    trace = read_trace(path)
+    # THEN its neighbours are there
+    assert len(trace.events) == 2
+    assert trace.left_out == {"malformed entry": 1, "entry that is no object": 1}
+
+
+def test_a_deeply_nested_argument_is_no_crash(write_trace: Write) -> None:
+    # GIVEN an argument nested deeper than any decoder goes
+    deep = b'{"ph":"X","name":"deep","ts":1,"args":{"a":' + b"[" * 50000 + b"]" * 50000 + b"}}"
+    # WHEN it is read
+    trace = read_trace(
+        write_trace(b"[" + json.dumps(complete("flat")).encode() + b"," + deep + b"]")
+    )
+    # THEN it is counted
+    assert len(trace.events) == 1
+    assert trace.left_out == {"malformed entry": 1}
+
+
+def test_top_level_forms(write_trace: Write) -> None:
+    # GIVEN the same events as a list, behind a byte order mark, and with the key written oddly
+    events = json.dumps([complete("a"), complete("b")]).encode()
+    forms = [
+        events,
+        b"\xef\xbb\xbf \n" + events,
+        b'{"traceEvents"\n:\t' + events + b"}\n\n",
+        b'{"z":{"traceEvents":[]},"s":"\\"traceEvents\\":[","traceEvents":' + events + b"}",
+        b'{"deviceProperties":[{"id":0},{"id":1}],"traceEvents":' + events + b',"INFO":["}, {"]}',
+        b'{"traceEvents":' + events + b',"deviceProperties":[{"id":0}, {"id":1}]}',
+        b'{"limit":NaN,"traceEvents":' + events + b',"top":Infinity}',
+    ]
+    for form in forms:
+        # WHEN each is read, in large and in small chunks
+        for chunk_bytes in (1 << 20, 7):
+            trace = read_trace(write_trace(form), chunk_bytes=chunk_bytes)
+            # THEN the events are there
+            assert [trace.names[code] for code in trace.events.name] == ["a", "b"], form
+            assert trace.incomplete is None
+            assert trace.total == 2
+
+
+def test_other_values_are_kept(write_trace: Write) -> None:
+    # GIVEN values before and behind the events
+    path = write_trace(
+        b'{"schemaVersion":1,"distributedInfo":{"rank":3},"traceEvents":[{"ph":"M"}],"traceName":"x"}'
+    )
+    # WHEN the trace is read
+    trace = read_trace(path)
+    # THEN they are its metadata
+    assert trace.metadata == {"schemaVersion": 1, "distributedInfo": {"rank": 3}, "traceName": "x"}
+
+
+def test_a_second_list_of_events_is_counted(write_trace: Write) -> None:
+    # GIVEN a file with the key twice
+    path = write_trace(b'{"traceEvents":[{"ph":"X","ts":1}],"traceEvents":[1,2,3]}')
+    # WHEN it is read
+    trace = read_trace(path)
+    # THEN the first is read and the second counted
+    assert len(trace.events) == 1
+    assert trace.left_out == {"entry of a second `traceEvents`": 3}
+    assert "traceEvents" not in trace.metadata
+
+
+def test_an_empty_list_of_events_is_a_trace(write_trace: Write) -> None:
+    # GIVEN a trace in which nothing happened
+    # WHEN it is read
+    trace = read_trace(write_trace([]))
+    # THEN it has no rows and is complete
+    assert (trace.total, len(trace.events), trace.incomplete) == (0, 0, None)
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 2, 13, 100, 1000, 1 << 20])
+@pytest.mark.parametrize("packed", [False, True])
+def test_chunks_do_not_matter(write_trace: Write, chunk_bytes: int, packed: bool) -> None:
+    # GIVEN events with every character that could be taken for a boundary in their names
+    names = ['a"}, {"b', "c]}", "d\\", '\\\\"', "e}\n,{", "", "[{", "é漢", "re", "Pi"]
+    entries = [
+        complete(name, ts=i, args={"deep": [{"x": [{}, {}]}, {}]}) for i, name in enumerate(names)
+    ]
+    path = write_trace(entries, packed=packed, baseTimeNanoseconds=5, tail=[{"a": "}, {"}, {}])
+    # WHEN the file is read in chunks of some size
+    trace = read_trace(path, chunk_bytes=chunk_bytes)
+    # THEN every name is as written
+    assert [trace.names[code] for code in trace.events.name] == names
+    assert trace.events.begin_ns.tolist() == [i * 1000 + 5 for i in range(len(names))]
+    assert (trace.left_out, trace.adjusted, trace.incomplete) == ({}, {}, None)
+    assert trace.metadata["tail"] == [{"a": "}, {"}, {}]
+
+
+def test_gzip_of_several_members_and_padding(write_trace: Write) -> None:
+    # GIVEN a file that was packed in parts, with zeros behind, under a name that does not tell
+    data = json.dumps([complete(str(i), ts=i) for i in range(1000)]).encode()
+    packed = gzip.compress(data[:500]) + gzip.compress(data[500:]) + b"\0" * 100
+    # WHEN it is read
+    trace = read_trace(write_trace(packed), chunk_bytes=64)
+    # THEN it is whole
+    assert trace.events.begin_ns.tolist() == [i * 1000 for i in range(1000)]
+    assert trace.incomplete is None
+
+
+def test_columns_of_absent_arguments(write_trace: Write) -> None:
+    # GIVEN chunks with and without an argument
+    entries = [complete(ts=i, args={"stream": i} if i % 40 < 20 else {}) for i in range(200)]
+    # WHEN they are read in several chunks
+    trace = read_trace(write_trace(entries), chunk_bytes=600)
+    # THEN the column lines up
+    expected = [i if i % 40 < 20 else MISSING for i in range(200)]
+    assert trace.events.stream.tolist() == expected
+    assert np.all(trace.events.device == MISSING)
