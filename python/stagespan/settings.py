@@ -279,10 +279,13 @@ def _launcher_start_s() -> float | None:
 
     Ranks do not start in the same second, but they share the agent that started them.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return None
+    return process_start_s(os.getppid()) if "TORCHELASTIC_RUN_ID" in os.environ else None
+
+
+def process_start_s(pid: int) -> float | None:
+    """When a process of this machine began, in Unix seconds; None if the system does not tell."""
     try:
-        with open(f"/proc/{os.getppid()}/stat", encoding="utf-8", errors="replace") as file:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             # The second field is the command in parentheses, which may itself hold blanks.
             ticks = int(file.read().rpartition(")")[2].split()[19])
         with open("/proc/stat", encoding="utf-8") as file:

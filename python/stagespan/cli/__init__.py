@@ -1,0 +1,57 @@
+"""The command ``stagespan``: one file a verb, imported when the verb is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from stagespan.errors import StagespanError
+
+_VERBS = {
+    "bench": "Replay one stage alone from its signature and profile it.",
+    "report": "Show a timing report as a table, or compare two.",
+    "run": "Run a script and time its stages without changing it.",
+    "stages": "List the stages of a signature file.",
+}
+
+
+class _Refused(click.ClickException):
+    """What was asked for cannot be done: one sentence, and the exit status of a wrong usage."""
+
+    exit_code = 2
+
+
+class _Verbs(click.Group):
+    """A group whose verbs are listed without being imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"stagespan.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(_VERBS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except StagespanError as error:
+            raise _Refused(str(error)) from error
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="stagespan", message="stagespan %(version)s")
+def command() -> None:
+    """Time the stages of PyTorch pipelines: run, report, replay."""
+
+
+def main() -> None:
+    """Entry point of the command; exits with its status."""
+    command(prog_name="stagespan")

@@ -1,0 +1,109 @@
+"""Running a script or a module as ``__main__``, as the interpreter itself would."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+from stagespan.errors import SettingsError
+
+Prepare = Callable[[ast.Module], ast.Module]
+
+_OWN_FOLDER = str(Path(__file__).parent)
+
+
+class Program:
+    """A script or a module, found and read but not run yet."""
+
+    def __init__(self, file: str, source: bytes | str, spec: Any, package: str | None) -> None:
+        self._file = file
+        self._source = source
+        self._spec = spec
+        self._package = package
+
+    @staticmethod
+    def script(path: str) -> Program:
+        """The file ``path``. Raises SettingsError when it cannot be read."""
+        if os.path.isdir(path):
+            raise SettingsError(f"{path} is a folder: name the script in it")
+        try:
+            source = Path(path).read_bytes()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise SettingsError(f"the script {path} cannot be read: {reason}") from None
+        return Program(path, source, None, None)
+
+    @staticmethod
+    def module(name: str) -> Program:
+        """The module ``name``, a package by its ``__main__``. Raises SettingsError without one."""
+        try:
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.submodule_search_locations is not None:
+                spec = importlib.util.find_spec(f"{name}.__main__")
+        except (ImportError, ValueError) as error:
+            raise SettingsError(f"the module {name} cannot be imported: {error}") from None
+        source = getattr(spec.loader, "get_source", lambda _: None)(spec.name) if spec else None
+        if spec is None or source is None or spec.origin is None:
+            raise SettingsError(f"there is no module {name} that can be run: check the name")
+        return Program(spec.origin, source, spec, spec.parent)
+
+    def run(self, arguments: Sequence[str], prepare: Prepare, more_globals: dict[str, Any]) -> None:
+        """Run as ``__main__``, with ``prepare`` applied to its syntax tree.
+
+        Exceptions are shown as the interpreter shows them, without the frames of this package, and
+        become the exit status.
+        """
+        module = ModuleType("__main__")
+        loader = importlib.machinery.SourceFileLoader("__main__", self._file)
+        module.__dict__.update(
+            __file__=self._file,
+            __builtins__=builtins,
+            __spec__=self._spec,
+            __package__=self._package,
+            __loader__=self._spec.loader if self._spec is not None else loader,
+            __cached__=None,
+            **more_globals,
+        )
+        sys.modules["__main__"] = module
+        sys.argv[:] = [self._file, *arguments]
+        try:
+            tree = prepare(ast.parse(self._source, self._file))
+            exec(compile(tree, self._file, "exec", dont_inherit=True), module.__dict__)
+        except SystemExit:
+            raise
+        except BaseException as error:
+            _show(error)
+            raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
+
+
+def set_search_path(first: str) -> None:
+    """Let imports start at ``first``, where the interpreter put the folder of its own script."""
+    if not getattr(sys.flags, "safe_path", False):  # with it, nothing is put there
+        sys.path[0] = first
+
+
+def _show(error: BaseException) -> None:
+    error.__traceback__ = _without_own_frames(error.__traceback__)
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception:  # a hook of the script that fails itself
+        traceback.print_exception(type(error), error, error.__traceback__)
+
+
+def _without_own_frames(found: TracebackType | None) -> TracebackType | None:
+    while found is not None and _is_own(found.tb_frame.f_code.co_filename):
+        found = found.tb_next
+    return found
+
+
+def _is_own(file: str) -> bool:
+    return file.startswith(_OWN_FOLDER) or file == ast.__file__

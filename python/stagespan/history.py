@@ -1,0 +1,65 @@
+"""Snapshots of the past minutes, dense for the last seconds and sparse further back."""
+
+from __future__ import annotations
+
+import bisect
+from typing import Generic, Protocol, TypeVar
+
+_SECOND = 10**9
+
+SPACING_S = 2.5
+"""How far apart the newest snapshots are."""
+
+# (age up to which it holds, distance between snapshots), both in seconds: each window that people
+# ask for, 10 s, 1, 5 and 15 minutes, has its beginning in a row that is fine enough for it.
+_LEVELS = ((15.0, SPACING_S), (80.0, 10.0), (400.0, 60.0), (1100.0, 180.0))
+
+
+class Timed(Protocol):
+    """Something that was taken at a time, such as a `_core.Snapshot`."""
+
+    @property
+    def time_ns(self) -> int: ...
+
+
+_Snapshot = TypeVar("_Snapshot", bound=Timed)
+
+
+class History(Generic[_Snapshot]):
+    """The snapshots themselves, oldest first; at most a few dozen, however long it runs."""
+
+    def __init__(self) -> None:
+        self._kept: list[_Snapshot] = []
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, snapshot: _Snapshot) -> None:
+        """Keep a snapshot that is newer than all others, and thin out those that got old."""
+        self._kept.append(snapshot)
+        kept: list[_Snapshot] = []
+        last_bucket: tuple[float, int] | None = None
+        for old in self._kept:
+            spacing_s = _spacing_s((snapshot.time_ns - old.time_ns) / _SECOND)
+            if spacing_s is None:
+                continue
+            # Buckets are fixed in time, so that what is kept now is also what is kept later.
+            bucket = (spacing_s, int(old.time_ns // (spacing_s * _SECOND)))
+            if bucket != last_bucket:
+                kept.append(old)
+                last_bucket = bucket
+        if kept[-1] is not snapshot:
+            kept.append(snapshot)
+        self._kept = kept
+
+    def nearest(self, time_ns: int) -> _Snapshot | None:
+        """The snapshot closest to a time; None when there is none at all."""
+        kept = self._kept  # add() replaces the list, so this one does not change
+        after = bisect.bisect_left(kept, time_ns, key=lambda snapshot: snapshot.time_ns)
+        around = kept[max(after - 1, 0) : after + 1]
+        return min(around, key=lambda snapshot: abs(snapshot.time_ns - time_ns), default=None)
+
+
+def _spacing_s(age_s: float) -> float | None:
+    """Distance between snapshots of that age; None when they are too old to keep."""
+    return next((spacing for up_to, spacing in _LEVELS if age_s <= up_to), None)

@@ -1,0 +1,84 @@
+"""The command line: its verbs, and what wrong arguments get."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stagespan.cli import command
+
+
+@pytest.fixture
+def timing(tmp_path: Path) -> Path:
+    path = tmp_path / "timing.json"
+    path.write_text(json.dumps({"stages": {"denoise": {"duration_ms": 1000.0, "count": 2}}}))
+    return path
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_help_names_every_verb_without_importing_any() -> None:
+    code = (
+        "import sys; sys.argv = ['stagespan', '--help']\n"
+        "from stagespan.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "loaded = [m for m in ('torch', 'rich', 'stagespan.cli.run') if m in sys.modules]\n"
+        "assert not loaded, loaded"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for verb in ("bench", "report", "run", "stages"):
+        assert f"  {verb} " in done.stdout
+
+
+def test_an_unknown_verb_and_a_close_one() -> None:
+    status, _, error = run("reprot")
+    assert status == 2
+    assert "reprot" in error
+
+
+def test_report_shows_a_table(timing: Path) -> None:
+    status, out, _ = run("report", timing)
+    assert status == 0
+    assert "denoise" in out
+    assert "1,000.000" in out
+
+
+def test_report_against_another_is_markdown(timing: Path, tmp_path: Path) -> None:
+    faster = tmp_path / "faster.json"
+    faster.write_text(json.dumps({"stages": {"denoise": {"duration_ms": 500.0, "count": 2}}}))
+    status, out, _ = run("report", faster, "--against", timing)
+    assert status == 0
+    assert out.startswith("# Timing comparison")
+    assert "| denoise | 1,000.000 | 500.000 | -500.000 | -50.0 % |" in out
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"stages": 3}'])
+def test_report_refuses_what_is_no_report_in_one_sentence(
+    content: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "timing.json"
+    if content is not None:
+        path.write_text(content)
+    status, out, error = run("report", path)
+    assert (status, out) == (2, "")
+    assert error.startswith("Error: ")
+    assert error.count("\n") == 1
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "stagespan", "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: stagespan ")

@@ -1,0 +1,292 @@
+"""Stages named on the command line: reading the names, finding and wrapping what they name."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stagespan.cli.named import NamedStage, Wrapper, named_stages
+from stagespan.errors import SettingsError
+
+MODULE = """
+    import functools
+
+    def plain(x):
+        return x + 1
+
+    class Base:
+        def inherited(self):
+            return "inherited"
+
+    class Model(Base):
+        scale = 3
+
+        def run(self, x):
+            return x * self.scale
+
+        @classmethod
+        def build(cls):
+            return cls()
+
+        @staticmethod
+        def double(x):
+            return 2 * x
+
+        @property
+        def size(self):
+            return 7
+
+        class Inner:
+            def deep(self):
+                return "deep"
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a fresh module that can be imported and has not been."""
+    name = f"wrapped_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(MODULE))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finders = list(sys.meta_path)
+    yield name
+    sys.meta_path[:] = finders
+    sys.modules.pop(name, None)
+
+
+class Counting:
+    """A timer that only counts the calls of each stage."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+
+    def __call__(self, name: str) -> Callable[[Any], Any]:
+        def decorator(function: Any) -> Any:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                self.calls[name] += 1
+                return function(*args, **kwargs)
+
+            return wrapper
+
+        return decorator
+
+
+def wrapper_of(*texts: str, main: str = "") -> tuple[Wrapper, Counting]:
+    counting = Counting()
+    return Wrapper(named_stages(texts), counting, main), counting
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def test_a_name_is_read() -> None:
+    stage = NamedStage("pkg.mod:Class.method")
+    assert (stage.module, stage.path, stage.name) == ("pkg.mod", "Class.method", "Class.method")
+    assert NamedStage("denoise step=pkg:f").name == "denoise step"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "f", "pkg.mod", ":f", "pkg:", "pkg:f()", "pkg..mod:f", "a b:f"]
+)
+def test_what_is_no_name_is_refused(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"pkg\.mod:Class\.method"):
+        NamedStage(text)
+
+
+def test_two_of_one_name_are_told_apart() -> None:
+    first, second, third = named_stages(["a:run", "b:run", "a:run", "x=c:run"])
+    assert (first.name, second.name, third.name) == ("run", "b:run", "x")
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused_in_one_sentence(text: str) -> None:
+    refused = pytest.raises(SettingsError, match="must be written as")
+    if _looks_right(text):
+        assert NamedStage(text).target == text.rpartition("=")[2]
+    else:
+        with refused:
+            NamedStage(text)
+
+
+def _looks_right(text: str) -> bool:
+    name, equals, target = text.partition("=")
+    module, colon, path = (target if equals else name).partition(":")
+    words = [*module.split("."), *path.split(".")]
+    return bool(colon and (name or not equals)) and all(
+        word and all(c.isalnum() or c == "_" for c in word) for word in words
+    )
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+def test_callables_are_wrapped_once_their_module_is_loaded(package: str) -> None:
+    # GIVEN
+    paths = ["plain", "Model.run", "Model.build", "Model.double", "Model.size", "Model.Inner.deep"]
+    wrapper, counting = wrapper_of(*(f"{package}:{path}" for path in paths))
+    wrapper.install()
+    # WHEN
+    module = importlib.import_module(package)
+    model = module.Model.build()
+    # THEN all of them give what they gave before
+    assert module.plain(1) == 2
+    assert model.run(2) == 6
+    assert (model.double(4), module.Model.double(5)) == (8, 10)
+    assert model.size == 7
+    assert module.Model.Inner().deep() == "deep"
+    # and each call was seen
+    assert counting.calls == {**dict.fromkeys(paths, 1), "Model.double": 2}
+    assert wrapper.missing() == []
+
+
+def test_the_kinds_of_attributes_stay(package: str) -> None:
+    wrapper, _ = wrapper_of(*(f"{package}:Model.{n}" for n in ("build", "double", "size")))
+    wrapper.install()
+    model = importlib.import_module(package).Model
+    assert isinstance(inspect.getattr_static(model, "build"), classmethod)
+    assert isinstance(inspect.getattr_static(model, "double"), staticmethod)
+    assert isinstance(inspect.getattr_static(model, "size"), property)
+
+
+def test_an_inherited_method_is_timed_in_the_named_class_alone(package: str) -> None:
+    wrapper, counting = wrapper_of(f"{package}:Model.inherited")
+    wrapper.install()
+    module = importlib.import_module(package)
+    module.Base().inherited()
+    assert counting.calls == {}
+    assert module.Model().inherited() == "inherited"
+    assert counting.calls == {"Model.inherited": 1}
+
+
+def test_a_module_that_is_loaded_already_is_wrapped_too(package: str) -> None:
+    module = importlib.import_module(package)
+    wrapper, counting = wrapper_of(f"{package}:plain")
+    wrapper.install()
+    module.plain(1)
+    assert counting.calls == {"plain": 1}
+
+
+def test_the_loader_and_the_source_stay_what_they_are(package: str) -> None:
+    wrapper, _ = wrapper_of(f"{package}:plain")
+    wrapper.install()
+    module = importlib.import_module(package)
+    assert type(module.__loader__).__name__ == "SourceFileLoader"
+    assert "class Model" in inspect.getsource(module)
+    assert importlib.reload(module).plain(1) == 2
+
+
+def test_a_module_that_raises_while_loading_still_raises(tmp_path: Path, package: str) -> None:
+    (tmp_path / f"{package}.py").write_text("1 / 0")
+    wrapper, _ = wrapper_of(f"{package}:plain")
+    wrapper.install()
+    with pytest.raises(ZeroDivisionError):
+        importlib.import_module(package)
+    assert "never imported" in wrapper.missing()[0]
+
+
+# --- the script's own -----------------------------------------------------------------------------
+
+SCRIPT = """
+    from __future__ import annotations
+    import functools
+
+    log = []
+
+    def outer(x):
+        def inner():
+            return x
+        return inner()
+
+    if True:
+        async def waits():
+            return 1
+
+    class Pipe:
+        @staticmethod
+        def denoise(x: Undefined) -> Nowhere:
+            return x
+
+        @functools.lru_cache
+        def cached(self):
+            return 3
+
+    result = [outer(1), Pipe.denoise(2), Pipe().cached()]
+"""
+
+
+@pytest.mark.parametrize("module", ["__main__", "my.script"])
+def test_functions_of_the_script_itself(module: str) -> None:
+    # GIVEN
+    paths = ["outer", "Pipe.denoise", "Pipe.cached", "waits"]
+    wrapper, counting = wrapper_of(*(f"{module}:{path}" for path in paths), main="my.script")
+    tree = wrapper.prepare_main(ast.parse(textwrap.dedent(SCRIPT)))
+    namespace: dict[str, Any] = {"__name__": "__main__", **wrapper.main_globals()}
+    # WHEN
+    exec(compile(tree, "script.py", "exec", dont_inherit=True), namespace)
+    # THEN
+    assert namespace["result"] == [1, 2, 3]
+    assert counting.calls == {"outer": 1, "Pipe.denoise": 1, "Pipe.cached": 1}
+    assert wrapper.missing() == []
+
+
+def test_line_numbers_of_the_script_stay() -> None:
+    # GIVEN the same definitions with and without decorators
+    source = textwrap.dedent(SCRIPT)
+    plain = compile(source, "s", "exec", dont_inherit=True)
+    wrapper, _ = wrapper_of("__main__:outer", "__main__:Pipe.denoise", "__main__:waits")
+    timed = compile(wrapper.prepare_main(ast.parse(source)), "s", "exec", dont_inherit=True)
+
+    def first_lines(code: Any) -> list[tuple[str, int]]:
+        found = [(code.co_name, code.co_firstlineno)]
+        for constant in code.co_consts:
+            if inspect.iscode(constant):
+                found += first_lines(constant)
+        return found
+
+    # THEN
+    assert first_lines(plain) == first_lines(timed)
+
+
+def test_a_function_within_a_function_is_not_a_stage() -> None:
+    wrapper, _ = wrapper_of("__main__:inner", "__main__:outer.inner")
+    wrapper.prepare_main(ast.parse(textwrap.dedent(SCRIPT)))
+    assert len(wrapper.missing()) == 2
+
+
+# --- what was not found ---------------------------------------------------------------------------
+
+
+def test_what_is_close_is_suggested(package: str) -> None:
+    # GIVEN
+    wrapper, _ = wrapper_of(f"{package}:plane", f"{package}:Model.runs", "jsom:loads")
+    wrapper.install()
+    importlib.import_module(package)
+    # WHEN
+    plane, runs, jsom = wrapper.missing()
+    # THEN
+    assert f"{package} has no 'plane'; close to it: plain" in plane
+    assert "has no 'runs'" in runs
+    assert "Model.run" in runs
+    assert "was never imported" in jsom
+    assert "json" in jsom
+
+
+def test_what_cannot_be_timed_is_told(package: str) -> None:
+    wrapper, _ = wrapper_of(f"{package}:Model", f"{package}:Model.scale", "builtins:len.__call__")
+    wrapper.install()
+    importlib.import_module(package)
+    model, scale, builtin = wrapper.missing()
+    assert "Model is a class: name one of its methods" in model
+    assert "it is no callable but int" in scale
+    assert "builtins:len.__call__" in builtin
