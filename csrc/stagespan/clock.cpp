@@ -37,6 +37,13 @@ bool kernel_trusts_tsc() {
 }
 #endif
 
+// Farther from a stamp than this, in ticks or nanoseconds, sums would leave 64 bits.
+constexpr double kFarthest = 3.2e18;
+
+std::int64_t rounded(double distance) noexcept {
+  return std::llround(std::clamp(distance, -kFarthest, kFarthest));
+}
+
 constexpr int kStampTries = 9;
 constexpr std::int64_t kShortestFit_ns = 50'000;
 constexpr std::int64_t kShortestPiece_ns = 200'000'000;
@@ -104,6 +111,8 @@ ClockStamp take_stamp() noexcept {
 }
 
 ClockFit::ClockFit(std::vector<ClockStamp> stamps) : stamps_(std::move(stamps)) {
+  if (stamps_.empty()) stamps_.emplace_back();
+  if (stamps_.size() == 1) stamps_.push_back(stamps_.front());
   const ClockStamp& first = stamps_.front();
   const ClockStamp& last = stamps_.back();
   const auto ticks = static_cast<double>(last.ticks - first.ticks);
@@ -121,11 +130,13 @@ std::int64_t ClockFit::unix_ns(std::uint64_t ticks) const noexcept {
                                         : ns_per_tick_;
   // Whole and fraction apart: a double holds the distance to the nearer stamp exactly enough, not the date.
   const auto distance = static_cast<double>(static_cast<std::int64_t>(ticks - a.ticks));
-  return a.monotonic_ns + unix_offset_ns_ + static_cast<std::int64_t>(std::llround(distance * rate));
+  return a.monotonic_ns + unix_offset_ns_ + rounded(distance * rate);
 }
 
 std::uint64_t ClockFit::ticks(std::int64_t unix_ns) const noexcept {
-  const std::int64_t monotonic = unix_ns - unix_offset_ns_;
+  const std::int64_t nearest = unix_offset_ns_ - static_cast<std::int64_t>(kFarthest);
+  const std::int64_t farthest = unix_offset_ns_ + static_cast<std::int64_t>(kFarthest);
+  const std::int64_t monotonic = std::clamp(unix_ns, nearest, farthest) - unix_offset_ns_;
   auto upper = std::upper_bound(stamps_.begin() + 1, stamps_.end() - 1, monotonic,
                                 [](std::int64_t t, const ClockStamp& stamp) { return t < stamp.monotonic_ns; });
   const ClockStamp& b = *upper;
@@ -134,7 +145,7 @@ std::uint64_t ClockFit::ticks(std::int64_t unix_ns) const noexcept {
                                                             static_cast<double>(b.monotonic_ns - a.monotonic_ns)
                                                       : 1.0 / ns_per_tick_;
   const double distance = static_cast<double>(monotonic - a.monotonic_ns) * rate;
-  return a.ticks + static_cast<std::uint64_t>(std::llround(distance));
+  return a.ticks + static_cast<std::uint64_t>(rounded(distance));
 }
 
 ClockFit refresh_clock(ArenaHeader& header) {
@@ -147,6 +158,8 @@ ClockFit refresh_clock(ArenaHeader& header) {
   // A short last piece would carry its bracket, as a wrong rate, to ticks beyond it.
   while (stamps.size() > 1 && fresh.monotonic_ns - stamps.back().monotonic_ns < kShortestPiece_ns) stamps.pop_back();
   stamps.push_back(fresh);
+  // Until the first piece is long enough to tell a rate, its end moves: times before the start are told by it.
+  if (count == 2 && header.stamps[1].monotonic_ns - header.stamps[0].monotonic_ns < kStampInterval_ns) count = 1;
   if (count < 2 || fresh.monotonic_ns - header.stamps[count - 1].monotonic_ns >= kStampInterval_ns) {
     if (count == kMaxStamps) {
       // Thin out: keep every other stamp, and the first one always.

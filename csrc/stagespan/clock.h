@@ -58,10 +58,13 @@ ClockStamp take_stamp() noexcept;
 /// process runs is followed, and no error accumulates.
 class ClockFit {
  public:
-  /// `stamps` in the order in which they were taken, at least two, the last one fresh.
+  /// `stamps` in the order in which they were taken, the last one fresh. Fewer than two tell no rate: it is
+  /// then one tick a nanosecond.
   explicit ClockFit(std::vector<ClockStamp> stamps);
 
   std::int64_t unix_ns(std::uint64_t ticks) const noexcept;
+  /// Ticks at a time, as a two's complement number where it lies before tick 0. Times decades away from the
+  /// stamps are moved nearer.
   std::uint64_t ticks(std::int64_t unix_ns) const noexcept;
   double ns_per_tick() const noexcept { return ns_per_tick_; }
   double duration_ns(double ticks) const noexcept { return ticks * ns_per_tick_; }
@@ -77,7 +80,7 @@ class ClockFit {
 /// The caller serialises calls for one arena.
 ClockFit refresh_clock(ArenaHeader& header);
 
-/// The fit of an arena that cannot be written, or whose process is gone; needs two stamps in it.
+/// The fit of an arena that cannot be written, or whose process is gone.
 ClockFit read_clock(const ArenaHeader& header);
 
 }  // namespace stagespan
