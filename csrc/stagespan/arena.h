@@ -52,7 +52,8 @@ ArenaView create_arena(ArenaOptions options) noexcept;
 
 void destroy_arena(ArenaView arena) noexcept;
 
-/// Gives an arena's pages back and lays it out afresh, names kept: for the child of a fork, and for `reset`.
+/// Gives an arena's pages back and lays it out afresh, names kept: for the child of a fork, which has no other
+/// thread yet.
 void clear_arena(ArenaView arena) noexcept;
 
 /// Counts a loss.

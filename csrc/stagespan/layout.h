@@ -69,12 +69,14 @@ enum Cause : std::uint32_t {
   kLostCompletions,    // log lines that found the queue full
   kLostHookErrors,     // exceptions inside hooks
   kLostRecords,        // `record` with times that cannot be placed
+  kLostDecorators,     // decorated functions that could not be switched on or off
   kCauseCount,
 };
 
 inline constexpr const char* kCauseNames[kCauseCount] = {
     "names",     "invalid_names", "threads", "statistics_blocks", "open_spans",  "detached_open_spans",
     "unmatched", "abandoned",     "work",    "log_lines",         "hook_errors", "records",
+    "decorator_errors",
 };
 
 enum Region : std::uint32_t {
@@ -123,7 +125,7 @@ struct ArenaHeader {
   std::atomic<std::uint32_t> fold_version;     // odd while a leaving thread's statistics move
   std::atomic<std::uint64_t> lost[kCauseCount];
   std::atomic<std::uint32_t> stamp_count;
-  std::uint32_t reserved;
+  std::atomic<std::uint32_t> resets;  // figures before and after one cannot be subtracted
   ClockStamp stamps[kMaxStamps];
 };
 
@@ -154,9 +156,10 @@ struct alignas(64) ThreadSlot {
   std::atomic<std::uint64_t> ident;         // pthread_self(), which Python calls the thread's ident
   std::atomic<std::uint64_t> exited_ticks;  // when a thread left this slot; the oldest is reused first
   std::atomic<std::uint32_t> frames_high_water;
-  char name[16];
+  std::atomic<std::uint64_t> name[2];  // 16 characters, zero at the end
   // The ring's writer owns this line.
   alignas(64) std::atomic<std::uint64_t> head;  // records ever written
+  std::atomic<std::uint64_t> floor;             // records before this number went with a reset
   std::atomic<std::uint64_t> next_id;           // kept over a change of threads, so that ids stay unique
   alignas(64) std::atomic<std::uint32_t> stats[kMaxStages];  // 0, or 1 + index of a StatsBlock
 };
@@ -169,7 +172,8 @@ enum SpanFlag : std::uint16_t {
   kFlagCaptured = 8,
   kFlagFirstOfShape = 16,
   kFlagDebug = 32,
-  kFlagPublished = 63,      // the bits above are what a record shows
+  kFlagRecorded = 64,       // timed elsewhere, so not in its ring's order of ends
+  kFlagPublished = 127,     // the bits above are what a record shows
   kFrameInactive = 256,     // latched while off: keeps begin and end paired, records nothing
   kFrameRoot = 512,         // bottom of a scope
   kFrameClosedAway = 1024,  // ended by another thread; its owner drops it
@@ -181,7 +185,8 @@ enum SpanFlag : std::uint16_t {
 //   | begin  | end    | id     | parent | request| suspended| stage| thread| depth| flags| commit|
 //
 // `commit` is the low half of 1 + the record's number in its ring once the record is whole, 0 while it is
-// being written: a reader that finds the same number before and after copying has a whole record.
+// being written: a reader that finds the same number before and after copying has a whole record. Every 2^32nd
+// record has 0 for its number as well; readers leave it out.
 struct alignas(64) SpanRecord {
   std::atomic<std::uint64_t> begin_ticks;
   std::atomic<std::uint64_t> end_ticks;
@@ -222,7 +227,7 @@ static_assert(sizeof(OpenFrame) == 64);
 
 inline constexpr std::uint32_t kBuckets = 1016;
 inline constexpr std::uint32_t kEdges = 5;
-inline constexpr std::uint32_t kWraps = 4;
+inline constexpr std::uint32_t kWraps = 12;
 
 /// Count and sum of a stage's spans under one parent stage; the stage's own are the sums over its edges.
 struct Edge {
@@ -247,7 +252,6 @@ struct alignas(64) StatsBlock {
   std::atomic<std::uint64_t> children_ticks;
   Edge edges[kEdges];
   Wrap wraps[kWraps];
-  std::uint64_t reserved[8];
   std::atomic<std::uint32_t> buckets[kBuckets];
   std::uint32_t padding[8];
 };

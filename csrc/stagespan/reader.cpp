@@ -14,6 +14,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 
 std::optional<SpanCopy> copy_record(const SpanRecord& record, std::uint64_t number) {
   const auto wanted = static_cast<std::uint32_t>(number + 1);
+  if (wanted == 0) return std::nullopt;  // cannot be told from a record that is being written
   // Acquire: the fields read next are at least as new as this number.
   if (record.commit.load(std::memory_order_acquire) != wanted) return std::nullopt;
   SpanCopy copy{record.begin_ticks.load(relaxed), record.end_ticks.load(relaxed), record.id.load(relaxed),
@@ -27,7 +28,21 @@ std::optional<SpanCopy> copy_record(const SpanRecord& record, std::uint64_t numb
 }
 
 std::uint32_t slots_in_use(ArenaView arena) {
-  return std::min(arena.header().slot_high_water.load(std::memory_order_acquire), kMaxThreads);
+  return arena ? std::min(arena.header().slot_high_water.load(std::memory_order_acquire), kMaxThreads) : 0;
+}
+
+/// Numbers of the records that a ring holds: from `oldest` on, before `head`.
+struct Held {
+  std::uint64_t oldest;
+  std::uint64_t head;
+  std::uint64_t overwritten;
+};
+
+Held held_by(const ThreadSlot& slot, std::uint64_t capacity) {
+  const std::uint64_t floor = slot.floor.load(std::memory_order_acquire);
+  const std::uint64_t head = slot.head.load(std::memory_order_acquire);
+  const std::uint64_t oldest = head > floor + capacity ? head - capacity : floor;
+  return {oldest, head, oldest - floor};
 }
 
 bool copy_frame(const OpenFrame& frame, OpenCopy& copy) {
@@ -46,22 +61,19 @@ bool copy_frame(const OpenFrame& frame, OpenCopy& copy) {
 }  // namespace
 
 std::uint64_t overwritten(ArenaView arena) {
-  const std::uint64_t capacity = arena.header().ring_spans;
   std::uint64_t result = 0;
-  for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
-    const std::uint64_t head = arena.slot(i).head.load(std::memory_order_acquire);
-    if (head > capacity) result += head - capacity;
-  }
+  for (std::uint32_t i = 0; i < slots_in_use(arena); ++i)
+    result += held_by(arena.slot(i), arena.header().ring_spans).overwritten;
   return result;
 }
 
 std::vector<SpanCopy> read_spans(ArenaView arena) {
-  const std::uint64_t capacity = arena.header().ring_spans;
   std::vector<SpanCopy> result;
   for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
-    const std::uint64_t head = arena.slot(i).head.load(std::memory_order_acquire);
+    const std::uint64_t capacity = arena.header().ring_spans;
+    const Held held = held_by(arena.slot(i), capacity);
     const SpanRecord* const ring = arena.ring(i);
-    for (std::uint64_t number = head > capacity ? head - capacity : 0; number < head; ++number)
+    for (std::uint64_t number = held.oldest; number < held.head; ++number)
       if (const auto copy = copy_record(ring[number & (capacity - 1)], number)) result.push_back(*copy);
   }
   std::sort(result.begin(), result.end(), [](const SpanCopy& a, const SpanCopy& b) {
@@ -71,17 +83,19 @@ std::vector<SpanCopy> read_spans(ArenaView arena) {
 }
 
 std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks, bool* complete) {
-  const std::uint64_t capacity = arena.header().ring_spans;
   std::vector<SpanCopy> result;
   *complete = true;
   for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
-    const std::uint64_t head = arena.slot(i).head.load(std::memory_order_acquire);
-    const std::uint64_t oldest = head > capacity ? head - capacity : 0;
-    bool reached = head <= capacity;
-    for (std::uint64_t number = head; number-- > oldest;) {
+    const std::uint64_t capacity = arena.header().ring_spans;
+    const Held held = held_by(arena.slot(i), capacity);
+    bool reached = held.overwritten == 0;
+    for (std::uint64_t number = held.head; number-- > held.oldest;) {
       const auto copy = copy_record(arena.ring(i)[number & (capacity - 1)], number);
-      if (!copy) break;
-      if (copy->end_ticks < since_ticks) {
+      if (!copy) {
+        reached = false;
+        break;
+      }
+      if (copy->end_ticks < since_ticks && (copy->flags & kFlagRecorded) == 0) {
         reached = true;
         break;
       }
@@ -104,13 +118,17 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
       if (!copy_frame(arena.frames(i)[index], copy)) continue;
       copy.thread = slot.thread.load(relaxed);
       copy.ident = slot.ident.load(relaxed);
-      std::memcpy(copy.thread_name, slot.name, sizeof(copy.thread_name));
+      const std::uint64_t name[2] = {slot.name[0].load(relaxed), slot.name[1].load(relaxed)};
+      std::memcpy(copy.thread_name, name, sizeof(copy.thread_name));
       copy.thread_name[sizeof(copy.thread_name) - 1] = '\0';
+      // A thread that leaves drops its frames before another gets its slot: still open means still its own.
+      load_fence();
+      if (arena.frames(i)[index].id.load(relaxed) != copy.id) continue;
       // A coroutine that has its turn stands in its thread's stack and among the detached ones.
       if (seen.insert(copy.id).second) result.push_back(copy);
     }
   }
-  for (std::uint32_t index = 0; index < kMaxDetached; ++index) {
+  for (std::uint32_t index = 0; arena && index < kMaxDetached; ++index) {
     OpenCopy copy{};
     if (!copy_frame(arena.detached()[index], copy) || !seen.insert(copy.id).second) continue;
     copy.detached = true;

@@ -5,10 +5,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 
 namespace stagespan {
 
@@ -37,31 +40,55 @@ std::uint64_t fnv1a(std::string_view text) {
   return hash;
 }
 
-// Cuts a long name without splitting a character, and ends it with a hash of the whole.
+// At most `most` bytes of a text, without splitting a UTF-8 character.
+std::string_view cut(std::string_view text, std::size_t most) {
+  if (text.size() <= most) return text;
+  while (most > 0 && (static_cast<unsigned char>(text[most]) & 0xC0) == 0x80) --most;
+  return text.substr(0, most);
+}
+
+// Cuts a long name, and ends it with a hash of the whole.
 std::string shortened(std::string_view name) {
   if (name.size() <= kMaxNameBytes) return std::string(name);
-  std::size_t length = kMaxNameBytes - 17;
-  while (length > 0 && (static_cast<unsigned char>(name[length]) & 0xC0) == 0x80) --length;
   static constexpr char digits[] = "0123456789abcdef";
-  std::string result(name.substr(0, length));
+  std::string result(cut(name, kMaxNameBytes - 17));
   result += '~';
   const std::uint64_t hash = fnv1a(name);
   for (int shift = 60; shift >= 0; shift -= 4) result += digits[(hash >> shift) & 15];
   return result;
 }
 
-/// Takes a thread's leave when it ends.
-struct ThreadGuard {
-  ThreadState* thread = nullptr;
-  ~ThreadGuard() {
-    if (thread != nullptr && t_state == thread) {
-      Recorder::get().detach(thread);
-      t_state = nullptr;
-    }
-  }
-};
+// Takes a thread's leave when it ends. A key's destructor runs after those of all thread_local objects, and
+// again when one of another key has opened a span since: so spans of late destructors are neither lost nor keep
+// their thread's slot.
+pthread_key_t g_leave_key;
+bool g_has_leave_key = false;
 
-thread_local ThreadGuard t_guard;
+void leave(void* thread) {
+  if (thread != t_state) return;
+  t_state = nullptr;
+  Recorder::get().detach(static_cast<ThreadState*>(thread));
+}
+
+void leave_at_exit(ThreadState* thread) noexcept {
+  if (g_has_leave_key) pthread_setspecific(g_leave_key, thread);
+}
+
+/// While one lives, figures move from block to block, and readers that saw some of them twice or not at all try
+/// again: the version is odd.
+class FiguresMove {
+ public:
+  explicit FiguresMove(ArenaHeader& header) noexcept : version_(header.fold_version) {
+    version_.fetch_add(1, relaxed);
+    store_fence();
+  }
+  ~FiguresMove() { version_.fetch_add(1, std::memory_order_release); }
+  FiguresMove(const FiguresMove&) = delete;
+  FiguresMove& operator=(const FiguresMove&) = delete;
+
+ private:
+  std::atomic<std::uint32_t>& version_;
+};
 
 }  // namespace
 
@@ -73,6 +100,8 @@ Recorder& Recorder::get() {
 Recorder::Recorder() : clock_source_(choose_clock(std::getenv("STAGESPAN_CLOCK"))) {
   arena_ = create_arena({ring_spans_wanted()});
   if (!arena_) return;  // the switch stays off: nothing is recorded, nothing else changes
+  free_blocks_.reserve(kMaxBlocks);
+  g_has_leave_key = pthread_key_create(&g_leave_key, leave) == 0;
   prepare_arena();
   intern("(overflow)");
   intern("(invalid name)");
@@ -136,37 +165,31 @@ std::vector<std::string> Recorder::names() const {
 
 void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction) {
   if (!arena_) return;
-  std::uint32_t index;
-  {
-    const std::lock_guard lock(cold_);
-    ArenaHeader& header = arena_.header();
-    std::string text(key.substr(0, kWorkKeyBytes));
-    auto found = work_keys_.find(text);
-    if (found == work_keys_.end()) {
-      index = header.work_key_count.load(relaxed);
-      if (index >= kMaxWorkKeys) {
-        lose(kLostWork);
-        return;
-      }
-      std::memcpy(arena_.work_keys()[index].text, text.data(), text.size());
-      header.work_key_count.store(index + 1, std::memory_order_release);
-      found = work_keys_.emplace(std::move(text), index).first;
+  const std::lock_guard lock(cold_);
+  ArenaHeader& header = arena_.header();
+  std::string text(cut(key, kWorkKeyBytes));
+  auto found = work_keys_.find(text);
+  if (found == work_keys_.end()) {
+    const std::uint32_t count = header.work_key_count.load(relaxed);
+    if (count >= kMaxWorkKeys) {
+      lose(kLostWork);
+      return;
     }
-    index = found->second;
+    std::memcpy(arena_.work_keys()[count].text, text.data(), text.size());
+    header.work_key_count.store(count + 1, std::memory_order_release);
+    found = work_keys_.emplace(std::move(text), count).first;
   }
+  const std::uint32_t index = found->second;
   const std::uint64_t wanted = (std::uint64_t{stage} + 1) << 32 | index;
   const std::uint32_t start = (stage * 31 + index * 7) % kMaxWork;
   for (std::uint32_t probe = 0; probe < kMaxWork; ++probe) {
     WorkEntry& entry = arena_.work()[(start + probe) % kMaxWork];
-    std::uint64_t seen = entry.key.load(relaxed);
-    if (seen == 0 && entry.key.compare_exchange_strong(seen, wanted, relaxed)) seen = wanted;
-    if (seen != wanted) continue;
-    if (whole != 0) entry.whole.fetch_add(whole, relaxed);
-    if (fraction != 0) {
-      double before = entry.fraction.load(relaxed);
-      while (!entry.fraction.compare_exchange_weak(before, before + fraction, relaxed)) {
-      }
-    }
+    const std::uint64_t seen = entry.key.load(relaxed);
+    if (seen != 0 && seen != wanted) continue;
+    entry.whole.fetch_add(whole, relaxed);
+    SingleWriter::add(entry.fraction, fraction);
+    // Release: who sees the key sees its text, and an amount.
+    if (seen == 0) entry.key.store(wanted, std::memory_order_release);
     return;
   }
   lose(kLostWork);
@@ -196,7 +219,11 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
     if (thread.next_id == 0) thread.next_id = first_id(slot_index);
     slot.thread.store(thread.thread, relaxed);
     slot.ident.store(thread.ident, relaxed);
-    pthread_getname_np(pthread_self(), slot.name, sizeof(slot.name));
+    char name[16] = {};
+    pthread_getname_np(pthread_self(), name, sizeof(name));
+    const auto words = std::bit_cast<std::array<std::uint64_t, 2>>(name);
+    slot.name[0].store(words[0], relaxed);
+    slot.name[1].store(words[1], relaxed);
     slot.state.store(kSlotLive, std::memory_order_release);
   } else {
     // No slot is left: open spans are kept in memory of the thread's own, and records are counted as lost.
@@ -214,7 +241,9 @@ ThreadState& Recorder::attach() {
   auto* thread = new ThreadState;
   thread->thread = static_cast<std::uint32_t>(syscall(SYS_gettid));
   thread->ident = static_cast<std::uint64_t>(pthread_self());
-  thread->locals_storage.reset(new FrameLocal[kMaxFrames]);
+  // Zeroed pages that nobody has touched yet cost nothing; most threads never nest deep.
+  thread->locals_storage.reset(static_cast<FrameLocal*>(std::calloc(kMaxFrames, sizeof(FrameLocal))));
+  if (!thread->locals_storage) throw std::bad_alloc();
   thread->locals = thread->locals_storage.get();
   thread->scope = &thread->base;
 
@@ -238,7 +267,7 @@ ThreadState& Recorder::attach() {
   settle(*thread, chosen);
   threads_.push_back(thread);
   t_state = thread;
-  t_guard.thread = thread;
+  leave_at_exit(thread);
   return *thread;
 }
 
@@ -256,6 +285,7 @@ void Recorder::detach(ThreadState* thread) noexcept {
   if (open != 0) lose(kLostAbandoned, open);
   if (thread->slot != nullptr) {
     ThreadSlot& slot = *thread->slot;
+    free_retired_locked(*thread);
     fold_thread(slot);
     slot.next_id.store(thread->next_id, relaxed);
     slot.frames_high_water.store(0, relaxed);
@@ -268,8 +298,7 @@ void Recorder::detach(ThreadState* thread) noexcept {
 
 void Recorder::fold_thread(ThreadSlot& slot) noexcept {
   ArenaHeader& header = arena_.header();
-  // Odd while figures move, so that a reader which saw some of them twice or not at all tries again.
-  header.fold_version.fetch_add(1, std::memory_order_acq_rel);
+  const FiguresMove move(header);
   const std::uint32_t stages = header.name_count.load(relaxed);
   for (std::uint32_t stage = 0; stage < stages; ++stage) {
     const std::uint32_t block = slot.stats[stage].load(relaxed);
@@ -283,10 +312,8 @@ void Recorder::fold_thread(ThreadSlot& slot) noexcept {
       continue;
     }
     fold(own, arena_.blocks()[(shared.load(relaxed) & ~kSharedBlock) - 1]);
-    std::memset(static_cast<void*>(&own), 0, sizeof(own));
-    free_blocks_.push_back(block);
+    free_block_locked(block);
   }
-  header.fold_version.fetch_add(1, std::memory_order_acq_rel);
 }
 
 // --- statistics blocks -----------------------------------------------------------------------------------
@@ -307,6 +334,18 @@ std::uint32_t Recorder::take_block_locked() noexcept {
   return block;
 }
 
+void Recorder::free_block_locked(std::uint32_t block) noexcept {
+  clear(arena_.blocks()[block - 1]);
+  free_blocks_.push_back(block);
+}
+
+// Blocks that a reset took from a thread, which may have been writing to one of them. Called where the thread is
+// known not to be.
+void Recorder::free_retired_locked(ThreadState& thread) noexcept {
+  for (const std::uint32_t block : thread.retired_blocks) free_block_locked(block);
+  thread.retired_blocks.clear();
+}
+
 std::uint32_t Recorder::shared_block_locked(std::uint32_t stage) noexcept {
   std::atomic<std::uint32_t>& entry = arena_.slot(kSharedSlot).stats[stage];
   std::uint32_t block = entry.load(relaxed);
@@ -321,6 +360,7 @@ std::uint32_t Recorder::claim_block(ThreadState& thread, std::uint32_t stage) no
   const std::uint32_t seen = thread.stats[stage].load(std::memory_order_acquire);
   if (seen != 0) return seen;
   const std::lock_guard lock(cold_);
+  free_retired_locked(thread);
   // A quarter of the blocks is kept for shared ones, so that every stage has figures of its own for longer.
   if (thread.slot != nullptr &&
       (!free_blocks_.empty() || arena_.header().block_count.load(relaxed) < kMaxBlocks - kMaxBlocks / 4)) {
@@ -332,7 +372,7 @@ std::uint32_t Recorder::claim_block(ThreadState& thread, std::uint32_t stage) no
     }
   }
   const std::uint32_t block = shared_block_locked(stage);
-  lose(kLostBlocks);
+  if (thread.slot != nullptr) lose(kLostBlocks);  // without a slot it is the thread that found no room
   thread.stats[stage].store(block, std::memory_order_release);
   return block;
 }
@@ -348,6 +388,7 @@ std::uint32_t Recorder::show_detached(const FinishedSpan& span, std::uint32_t th
     std::uint32_t free = 0;
     // Acquire: the fields of the span that was here before are done with.
     if (!frame.below.compare_exchange_strong(free, 1, std::memory_order_acquire)) continue;
+    store_fence();  // a reader that sees a field of this span sees that the one before has left
     frame.begin_ticks.store(span.begin_ticks, relaxed);
     frame.parent.store(span.parent, relaxed);
     frame.stage.store(span.stage, relaxed);
@@ -370,6 +411,7 @@ void Recorder::hide_detached(std::uint32_t shown_at) noexcept {
 
 DetachedSpan Recorder::open_detached(std::uint32_t stage, std::uint16_t flags) {
   ThreadState& thread = this_thread();
+  if (thread.attention.load(relaxed) != 0) attend(thread);
   const OpenFrame& below = thread.frames[thread.scope->top];
   DetachedSpan detached{{0, 0, ++thread.next_id, below.as_parent_id.load(relaxed), thread.scope->request, 0, 0, stage,
                          below.as_parent_stage.load(relaxed), below.as_parent_depth.load(relaxed), flags},
@@ -382,7 +424,9 @@ DetachedSpan Recorder::open_detached(std::uint32_t stage, std::uint16_t flags) {
 void Recorder::close_detached(DetachedSpan& detached, std::uint16_t flags) {
   detached.span.end_ticks = now_ticks();
   detached.span.flags |= flags;
-  hide_detached(detached.shown_at);
+  // After a fork the frame may be another span's.
+  if (detached.shown_at != 0 && arena_.detached()[detached.shown_at - 1].id.load(relaxed) == detached.span.id)
+    hide_detached(detached.shown_at);
   detached.shown_at = 0;
   commit_span(this_thread(), detached.span);
 }
@@ -395,7 +439,7 @@ OpenFrame* Recorder::find_elsewhere(const void* owner_key, ThreadState** thread)
         state->slot != nullptr ? state->slot->frames_high_water.load(relaxed) : state->frame_capacity;
     for (std::uint32_t index = 1; index < end; ++index) {
       OpenFrame& frame = state->frames[index];
-      if (frame.id.load(std::memory_order_acquire) == 0 || state->locals[index].owner != owner_key) continue;
+      if (frame.id.load(std::memory_order_acquire) == 0 || state->locals[index].opened_by() != owner_key) continue;
       if ((frame.flags.load(relaxed) & kFrameClosedAway) != 0) continue;
       if (latest != nullptr && frame.begin_ticks.load(relaxed) < latest->begin_ticks.load(relaxed)) continue;
       latest = &frame;
@@ -406,30 +450,44 @@ OpenFrame* Recorder::find_elsewhere(const void* owner_key, ThreadState** thread)
 }
 
 void Recorder::close_away(ThreadState& owner, OpenFrame& frame, std::uint16_t flags) {
-  const FinishedSpan span = finished(owner, frame, now_ticks(), flags);
+  const std::uint64_t end_ticks = now_ticks();
+  FinishedSpan span;
+  {
+    // The owner may have left, or another thread may have ended the span, since the caller found it.
+    const std::lock_guard lock(cold_);
+    if (std::find(threads_.begin(), threads_.end(), &owner) == threads_.end() || frame.id.load(relaxed) == 0 ||
+        (frame.flags.fetch_or(kFrameClosedAway, relaxed) & kFrameClosedAway) != 0) {
+      lose(kLostUnmatched);
+      return;
+    }
+    span = finished(owner, frame, end_ticks, flags);
+    owner.attention.fetch_or(kAttentionClosedAway, std::memory_order_release);
+  }
   commit_span(this_thread(), span);
-  frame.flags.fetch_or(kFrameClosedAway, std::memory_order_release);
-  owner.attention.fetch_or(kAttentionClosedAway, std::memory_order_release);
 }
 
 bool Recorder::record(std::uint32_t stage, std::int64_t begin_ns, std::int64_t end_ns, std::uint16_t flags) {
+  if (!arena_) return false;
   const ClockFit fit = clock_fit();
   const std::uint64_t begin = fit.ticks(begin_ns);
   const std::uint64_t end = fit.ticks(end_ns);
-  if (end < begin || static_cast<std::int64_t>(begin) < 0) {
+  if (end_ns < begin_ns || end < begin || static_cast<std::int64_t>(begin) < 0 || static_cast<std::int64_t>(end) < 0) {
     lose(kLostRecords);
     return false;
   }
   ThreadState& thread = this_thread();
+  if (thread.attention.load(relaxed) != 0) attend(thread);
   const OpenFrame& below = thread.frames[thread.scope->top];
   commit_span(thread, {begin, end, ++thread.next_id, below.as_parent_id.load(relaxed), thread.scope->request, 0, 0,
-                       stage, below.as_parent_stage.load(relaxed), below.as_parent_depth.load(relaxed), flags});
+                       stage, below.as_parent_stage.load(relaxed), below.as_parent_depth.load(relaxed),
+                       static_cast<std::uint16_t>(flags | kFlagRecorded)});
   return true;
 }
 
 // --- the whole -------------------------------------------------------------------------------------------
 
 ClockFit Recorder::clock_fit() {
+  if (!arena_) return ClockFit({take_stamp(), take_stamp()});
   const std::lock_guard lock(cold_);
   return refresh_clock(arena_.header());
 }
@@ -437,20 +495,35 @@ ClockFit Recorder::clock_fit() {
 void Recorder::reset() {
   if (!arena_) return;
   const std::lock_guard lock(cold_);
-  const std::uint32_t high_water = arena_.header().slot_high_water.load(relaxed);
-  clear_arena(arena_);
-  prepare_arena();
-  arena_.header().slot_high_water.store(high_water, relaxed);
-  for (std::uint32_t i = 0; i < high_water; ++i) arena_.slot(i).state.store(kSlotExited, relaxed);
+  ArenaHeader& header = arena_.header();
+  // Threads go on writing meanwhile, so nothing that one of them owns is touched: rings get a new floor, and
+  // blocks are set aside until their thread comes to ask for others.
+  const FiguresMove move(header);
+  header.resets.fetch_add(1, relaxed);
+  for (std::atomic<std::uint64_t>& lost : header.lost) lost.store(0, relaxed);
+  for (std::uint32_t i = 0; i < header.slot_high_water.load(relaxed); ++i)
+    arena_.slot(i).floor.store(arena_.slot(i).head.load(std::memory_order_acquire), std::memory_order_release);
+  const std::uint32_t stages = header.name_count.load(relaxed);
   for (ThreadState* thread : threads_) {
-    if (thread->slot != nullptr) {
-      thread->slot->thread.store(thread->thread, relaxed);
-      thread->slot->ident.store(thread->ident, relaxed);
-      thread->slot->state.store(kSlotLive, relaxed);
+    if (thread->slot == nullptr) continue;
+    for (std::uint32_t stage = 0; stage < stages; ++stage) {
+      const std::uint32_t block = thread->stats[stage].exchange(0, relaxed);
+      if (block != 0 && (block & kSharedBlock) == 0) thread->retired_blocks.push_back(block);
     }
-    thread->attention.fetch_or(kAttentionReset, std::memory_order_release);
   }
-  if (t_state != nullptr) attend(*t_state);
+  for (std::uint32_t stage = 0; stage < stages; ++stage) {
+    const std::uint32_t block = arena_.slot(kSharedSlot).stats[stage].load(relaxed);
+    if (block == 0) continue;
+    StatsBlock& shared = arena_.blocks()[(block & ~kSharedBlock) - 1];
+    clear(shared);
+    prepare(shared);
+  }
+  for (std::uint32_t i = 0; i < kMaxWork; ++i) {
+    WorkEntry& entry = arena_.work()[i];
+    entry.key.store(0, relaxed);
+    entry.whole.store(0, relaxed);
+    entry.fraction.store(0, relaxed);
+  }
 }
 
 void Recorder::after_fork() noexcept {
@@ -462,7 +535,7 @@ void Recorder::after_fork() noexcept {
   prepare_arena();
   threads_.clear();
   t_state = nullptr;
-  t_guard.thread = nullptr;
+  leave_at_exit(nullptr);
 }
 
 }  // namespace stagespan

@@ -79,10 +79,13 @@ class Recorder {
   ClockFit clock_fit();
   ClockSource clock_source() const noexcept { return clock_source_; }
 
-  /// Everything recorded goes; names stay.
+  /// Everything recorded goes; names stay. Spans that are open stay open, and are counted when they end. A span
+  /// that ends at this moment may be left out, or be in some figures of a shared block and not in others.
   void reset();
 
-  void lose(Cause cause, std::uint64_t n = 1) noexcept { count_lost(arena_.header(), cause, n); }
+  void lose(Cause cause, std::uint64_t n = 1) noexcept {
+    if (arena_) count_lost(arena_.header(), cause, n);
+  }
 
   /// Number of forks between the first process and this one.
   std::uint32_t generation() const noexcept { return generation_.load(std::memory_order_relaxed); }
@@ -97,6 +100,8 @@ class Recorder {
   std::uint64_t first_id(std::uint32_t slot_index) const noexcept;
   void settle(ThreadState& thread, std::uint32_t slot_index) noexcept;
   void fold_thread(ThreadSlot& slot) noexcept;
+  void free_block_locked(std::uint32_t block) noexcept;
+  void free_retired_locked(ThreadState& thread) noexcept;
   std::uint32_t shared_block_locked(std::uint32_t stage) noexcept;
   std::uint32_t take_block_locked() noexcept;
   void after_fork() noexcept;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <thread>
 
 #include "histogram.h"
 #include "stage_stats.h"
@@ -13,7 +14,7 @@ namespace stagespan {
 namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
-constexpr int kFoldTries = 100;
+constexpr int kFoldTries = 1000;
 
 struct Sums {
   StageFigures figures;
@@ -23,20 +24,25 @@ struct Sums {
 void add_block(Sums& sums, const StatsBlock& block) {
   StageFigures& to = sums.figures;
   std::uint64_t added = 0;
+  std::uint64_t sum = 0;
   for (const Edge& edge : block.edges) {
     const std::uint32_t mark = edge.used.load(relaxed);
     const std::uint64_t count = edge.count.load(relaxed);
     if (mark == 0 || count == 0) continue;
     EdgeFigures& into = to.parents[edge_parent(mark)];
+    const std::uint64_t ticks = edge.sum_ticks.load(relaxed);
     into.count += count;
-    into.sum_ticks += edge.sum_ticks.load(relaxed);
-    to.host.sum_ticks += edge.sum_ticks.load(relaxed);
+    into.sum_ticks += ticks;
+    sum += ticks;
     added += count;
   }
+  to.host.sum_ticks += sum;
   if (added == 0) return;
-  const std::uint64_t least = block.min_ticks.load(relaxed);
+  std::uint64_t least = block.min_ticks.load(relaxed);
+  std::uint64_t most = block.max_ticks.load(relaxed);
+  if (least > most) least = most = sum / added;  // of the block's first span only the count is there yet
   to.host.min_ticks = to.host.count == 0 ? least : std::min(to.host.min_ticks, least);
-  to.host.max_ticks = std::max(to.host.max_ticks, block.max_ticks.load(relaxed));
+  to.host.max_ticks = std::max(to.host.max_ticks, most);
   to.host.count += added;
   to.errors += block.errors.load(relaxed);
   to.suspended_ticks += block.suspended_ticks.load(relaxed);
@@ -64,7 +70,7 @@ std::map<std::uint32_t, Sums> read_blocks(ArenaView arena) {
   const ArenaHeader& header = arena.header();
   std::map<std::uint32_t, Sums> result;
   const std::uint32_t stages = header.name_count.load(std::memory_order_acquire);
-  const std::uint32_t slots = header.slot_high_water.load(std::memory_order_acquire);
+  const std::uint32_t slots = std::min(header.slot_high_water.load(std::memory_order_acquire), kMaxThreads);
   const std::uint32_t overflow = arena.slot(kSharedSlot).stats[kStageOverflow].load(std::memory_order_acquire);
   const auto read_slot = [&](std::uint32_t index) {
     const ThreadSlot& slot = arena.slot(index);
@@ -103,16 +109,21 @@ std::optional<double> Distribution::quantile_ticks(double q) const {
 }
 
 Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
+  if (!arena) return {};
   const ArenaHeader& header = arena.header();
   std::map<std::uint32_t, Sums> sums;
   Snapshot snapshot;
   for (int attempt = 0; attempt < kFoldTries; ++attempt) {
     const std::uint32_t before = header.fold_version.load(std::memory_order_acquire);
-    if ((before & 1) != 0) continue;
+    if ((before & 1) != 0 && attempt + 1 < kFoldTries) {
+      std::this_thread::yield();
+      continue;
+    }
     snapshot.ticks = now_ticks();
+    snapshot.resets = header.resets.load(relaxed);
     sums = read_blocks(arena);
     load_fence();
-    if (header.fold_version.load(relaxed) == before) break;
+    if ((before & 1) == 0 && header.fold_version.load(relaxed) == before) break;
   }
   read_work(arena, sums);
   snapshot.unix_ns = fit.unix_ns(snapshot.ticks);
@@ -129,6 +140,7 @@ Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
 
 Snapshot difference(const Snapshot& later, const Snapshot& earlier) {
   Snapshot result = later;
+  if (later.resets != earlier.resets) return result;
   for (const auto& [stage, before] : earlier.stages) {
     const auto found = result.stages.find(stage);
     if (found == result.stages.end()) continue;
@@ -150,7 +162,9 @@ Snapshot difference(const Snapshot& later, const Snapshot& earlier) {
     now.host.buckets.assign(left.begin(), left.end());
     if (before.host.count != 0 && !left.empty()) {
       now.host.min_ticks = std::max(now.host.min_ticks, bucket_low(left.begin()->first));
-      now.host.max_ticks = std::min(now.host.max_ticks, bucket_high(left.rbegin()->first) - 1);
+      // The last bucket has no upper bound.
+      if (left.rbegin()->first != kBuckets - 1)
+        now.host.max_ticks = std::min(now.host.max_ticks, bucket_high(left.rbegin()->first) - 1);
     }
     const bool no_work =
         std::all_of(now.work.begin(), now.work.end(), [](const auto& entry) { return entry.second == 0; });

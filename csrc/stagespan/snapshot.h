@@ -47,12 +47,16 @@ struct Snapshot {
   std::int64_t unix_ns = 0;
   double ns_per_tick = 1;
   std::map<std::uint32_t, StageFigures> stages;  // only those that have run
+  std::uint32_t resets = 0;                      // how often the arena had been reset
 };
 
+/// Waits for a thread that is leaving to hand its figures over. When threads leave faster than all figures can be
+/// read, those of one may be missing or double; holding Recorder::cold_mutex() rules that out.
 Snapshot take_snapshot(ArenaView arena, const ClockFit& fit);
 
-/// What happened between two snapshots of one arena. The minimum and maximum of an interval are not recorded:
-/// they are taken from the bounds of the lowest and highest bucket.
+/// What happened between two snapshots of one arena; all of `later` if there was a reset between them. The
+/// minimum and maximum of an interval are not recorded: they are taken from the bounds of the lowest and highest
+/// bucket.
 Snapshot difference(const Snapshot& later, const Snapshot& earlier);
 
 }  // namespace stagespan

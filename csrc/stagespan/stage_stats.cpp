@@ -1,14 +1,37 @@
-// stage_stats.cpp: folding a leaving thread's figures into the shared ones.
+// stage_stats.cpp: clearing blocks, folding a leaving thread's figures into the shared ones.
 #include "stage_stats.h"
 
 namespace stagespan {
 
+namespace {
+constexpr auto relaxed = std::memory_order_relaxed;
+}
+
+void clear(StatsBlock& block) noexcept {
+  block.min_ticks.store(0, relaxed);
+  block.max_ticks.store(0, relaxed);
+  block.errors.store(0, relaxed);
+  block.suspended_ticks.store(0, relaxed);
+  block.children_ticks.store(0, relaxed);
+  for (Edge& edge : block.edges) {
+    edge.used.store(0, relaxed);
+    edge.count.store(0, relaxed);
+    edge.sum_ticks.store(0, relaxed);
+  }
+  for (Wrap& wrap : block.wraps) {
+    wrap.bucket_plus_one.store(0, relaxed);
+    wrap.times.store(0, relaxed);
+  }
+  for (std::atomic<std::uint32_t>& bucket : block.buckets) bucket.store(0, relaxed);
+}
+
 void fold(const StatsBlock& from, StatsBlock& to) noexcept {
-  constexpr auto relaxed = std::memory_order_relaxed;
   for (const Edge& edge : from.edges) {
     const std::uint32_t mark = edge.used.load(relaxed);
     if (mark == 0) continue;
-    Edge& into = edge_for<ManyWriters>(to, edge_parent(mark));
+    // What was several parents there is several here: it must not take the place of one of them.
+    const std::uint32_t parent = edge_parent(mark);
+    Edge& into = parent == kSeveralStages ? last_edge(to) : edge_for<ManyWriters>(to, parent);
     ManyWriters::add(into.count, edge.count.load(relaxed));
     ManyWriters::add(into.sum_ticks, edge.sum_ticks.load(relaxed));
   }

@@ -67,12 +67,19 @@ inline void prepare(StatsBlock& block) noexcept {
   block.min_ticks.store(~std::uint64_t{0}, std::memory_order_relaxed);
 }
 
-// An edge is claimed by writing 1 + parent_stage (kNoStage wraps to 0, so stages are stored shifted by two)
-// into `used`, which names the parent in one word: no reader or second writer sees half an edge.
+// An edge is claimed by writing its parent into `used`, in one word: no reader or second writer sees half an
+// edge. Shifted by three, so that kSeveralStages and kNoStage wrap to 1 and 2, and 0 is left for a free one.
 constexpr std::uint32_t edge_mark(std::uint32_t parent_stage) noexcept { return parent_stage + 3; }
 constexpr std::uint32_t edge_parent(std::uint32_t mark) noexcept { return mark - 3; }
 
-/// The edge of a parent stage, claimed if it is new; the last edge takes all parents beyond the fourth.
+/// The edge that takes all parents beyond the fourth.
+STAGESPAN_HOT Edge& last_edge(StatsBlock& block) noexcept {
+  Edge& last = block.edges[kEdges - 1];
+  last.used.store(edge_mark(kSeveralStages), std::memory_order_relaxed);
+  return last;
+}
+
+/// The edge of a parent stage, claimed if it is new.
 template <class Writer>
 STAGESPAN_HOT Edge& edge_for(StatsBlock& block, std::uint32_t parent_stage) noexcept {
   const std::uint32_t mark = edge_mark(parent_stage);
@@ -82,9 +89,7 @@ STAGESPAN_HOT Edge& edge_for(StatsBlock& block, std::uint32_t parent_stage) noex
       return block.edges[i];
     if (Writer::claim(used, mark) || used.load(std::memory_order_relaxed) == mark) return block.edges[i];
   }
-  Edge& last = block.edges[kEdges - 1];
-  last.used.store(edge_mark(kSeveralStages), std::memory_order_relaxed);
-  return last;
+  return last_edge(block);
 }
 
 /// Notes that a bucket's 32 bits ran over, so that its count stays exact.
@@ -116,6 +121,9 @@ STAGESPAN_HOT void add_span(StatsBlock& block, const SpanFigures& span) noexcept
   if (span.error) [[unlikely]]
     Writer::add(block.errors, std::uint64_t{1});
 }
+
+/// Zeroes a block that readers may be looking at.
+void clear(StatsBlock& block) noexcept;
 
 /// Adds all of `from`, which nobody writes any more, to the shared block `to`.
 void fold(const StatsBlock& from, StatsBlock& to) noexcept;

@@ -59,13 +59,6 @@ void make_root(ThreadState& thread, std::uint32_t index, const ParentLink& link)
 
 void attend(ThreadState& thread) noexcept {
   const std::uint32_t what = thread.attention.exchange(0, std::memory_order_acquire);
-  if ((what & kAttentionReset) != 0) {
-    thread.head = thread.slot != nullptr ? thread.slot->head.load(relaxed) : 0;
-    thread.free_head = 1;
-    thread.base.top = thread.base.root = 0;
-    make_root(thread, 0, {});
-    return;
-  }
   if ((what & kAttentionClosedAway) != 0) drop_closed_away(thread);
 }
 
@@ -103,7 +96,7 @@ OpenFrame* open_inactive(ThreadState& thread, const void* owner) noexcept {
   pass_through(frame, thread.frames[scope.top]);
   frame.flags.store(kFrameInactive, relaxed);
   frame.below.store(scope.top, relaxed);
-  thread.locals[index].owner = owner;
+  thread.locals[index].open_by(owner);
   thread.locals[index].scope = &scope;
   scope.top = index;
   return &frame;

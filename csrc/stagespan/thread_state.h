@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
+#include <vector>
 
 #include "arena.h"
 #include "clock.h"
@@ -25,10 +27,20 @@ struct Scope {
 
 /// What belongs to an open frame in this process only.
 struct FrameLocal {
-  const void* owner = nullptr;
+  alignas(std::atomic_ref<const void*>::required_alignment) const void* owner = nullptr;
   Scope* scope = nullptr;
   std::uint64_t request = 0;
   void* note = nullptr;  // the bindings' own
+
+  /// The owner is the one field that other threads look at.
+  void open_by(const void* who) noexcept {
+    std::atomic_ref<const void*>(owner).store(who, std::memory_order_relaxed);
+  }
+  const void* opened_by() noexcept { return std::atomic_ref<const void*>(owner).load(std::memory_order_relaxed); }
+};
+
+struct FreeMemory {
+  void operator()(void* memory) const noexcept { std::free(memory); }
 };
 
 /// What a span opened now would take as its parent.
@@ -57,7 +69,12 @@ struct FinishedSpan {
   std::uint64_t duration_ticks() const noexcept { return end_ticks > begin_ticks ? end_ticks - begin_ticks : 0; }
 };
 
-enum Attention : std::uint32_t { kAttentionClosedAway = 1, kAttentionReset = 2 };
+/// The scopes of a thread's tasks. Owned by the thread, filled by the bindings, which know what a task is.
+struct ScopeTable {
+  virtual ~ScopeTable() = default;
+};
+
+enum Attention : std::uint32_t { kAttentionClosedAway = 1 };
 
 struct ThreadState {
   // The first lines are what every span touches.
@@ -79,9 +96,10 @@ struct ThreadState {
   Scope base;
   std::uint32_t slot_index = kSharedSlot;
   std::uint64_t ident = 0;
-  std::unique_ptr<FrameLocal[]> locals_storage;
+  std::unique_ptr<FrameLocal[], FreeMemory> locals_storage;
+  std::vector<std::uint32_t> retired_blocks;    // taken by a reset; guarded by Recorder::cold_mutex()
   std::unique_ptr<OpenFrame[]> frames_storage;  // only without a slot
-  void* scopes = nullptr;                       // the bindings' table of task scopes
+  std::unique_ptr<ScopeTable> scopes;           // made by the bindings when a task first opens a span
 
   std::uint32_t index_of(const OpenFrame& frame) const noexcept {
     return static_cast<std::uint32_t>(&frame - frames);
@@ -95,7 +113,7 @@ extern constinit thread_local ThreadState* t_state __attribute__((tls_model("ini
 /// Statistics of a stage where the thread has no block of its own yet, or shares one.
 void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& figures) noexcept;
 
-/// Drops frames that other threads have ended, or all of them after a reset.
+/// Drops frames that other threads have ended.
 void attend(ThreadState& thread) noexcept;
 
 /// Takes a frame out of the middle of its scope.
@@ -185,7 +203,7 @@ STAGESPAN_HOT OpenFrame* open_frame(ThreadState& thread, std::uint32_t stage, co
   frame.depth.store(depth, relaxed);
   frame.as_parent_depth.store(static_cast<std::uint16_t>(depth + 1), relaxed);
   frame.flags.store(0, relaxed);
-  thread.locals[index].owner = owner;
+  thread.locals[index].open_by(owner);
   thread.locals[index].scope = &scope;
   thread.locals[index].request = scope.request;
   scope.top = index;
