@@ -3,10 +3,17 @@
 
 namespace stagespan {
 
+std::atomic<bool (*)(const ThreadState&)> g_scope_is_current{nullptr};
+
 OpenSpan open_span(std::uint32_t stage) noexcept {
   ThreadState* thread = t_state;
   if (thread == nullptr) [[unlikely]]
     thread = &Recorder::get().attach();
+  if (thread->scope->is_task) [[unlikely]] {
+    // Another task may have taken its turn since: its spans are no children of that scope's.
+    const auto is_current = g_scope_is_current.load(std::memory_order_relaxed);
+    if (is_current == nullptr || !is_current(*thread)) thread->scope = &thread->base;
+  }
   OpenFrame* const frame = open_frame(*thread, stage, nullptr);
   return {frame, thread->next_id};
 }

@@ -11,6 +11,10 @@ struct OpenSpan {
   std::uint64_t id;
 };
 
+/// Set by the bindings: tells whether the thread's current scope is still that of the task which has its turn.
+/// Asked only where tasks have opened spans, and without the interpreter's lock.
+extern std::atomic<bool (*)(const ThreadState&)> g_scope_is_current;
+
 /// Opens a span in the calling thread; called when the recorder is on.
 OpenSpan open_span(std::uint32_t stage) noexcept;
 

@@ -1,0 +1,38 @@
+// completions.h: finished contexts on their way to the service thread, which writes their log lines.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace stagespan::python {
+
+struct Completion {
+  std::uint64_t begin_ticks;
+  std::uint64_t end_ticks;
+  std::uint64_t ident;       // of the thread, as Python has it
+  std::int64_t peak_bytes;   // -1 when unknown
+  std::uint32_t stage;
+  std::uint32_t thread;      // the system's number of the thread
+  std::uint32_t flags;
+};
+
+/// In Completion::flags, beside those of a record: the peak is an accelerator's, not the process's.
+inline constexpr std::uint32_t kCompletionDeviceMemory = 1U << 16;
+
+/// Queues a finished context; counted as lost when the queue is full. The interpreter's lock is held: it is
+/// what orders producers and the consumer.
+void push_completion(const Completion& completion);
+
+/// Takes all that are queued.
+std::vector<Completion> take_completions();
+
+/// Sleeps until something is queued, somebody calls wake_waiter(), or the time is over. Call it without the
+/// interpreter's lock. Between two returns because of queued work lies a shortest interval, so that a busy
+/// program wakes the waiter rarely.
+bool wait_for_completions(double timeout_s);
+void wake_waiter();
+
+/// Empties the queue in the child of a fork.
+void completions_after_fork();
+
+}  // namespace stagespan::python

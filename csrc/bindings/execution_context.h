@@ -1,0 +1,49 @@
+// execution_context.h: which scope of open spans belongs to the code that runs now.
+#pragma once
+
+#include <Python.h>
+
+#include "object.h"
+#include "stagespan/recorder.h"
+
+namespace stagespan::python {
+
+// Spans that are open in one thread are told apart by the thread state's current contextvars.Context. Each
+// asyncio task runs in a context of its own, so tasks that take turns never become each other's parents.
+//
+// Code outside tasks runs in the thread's own context, where opening a span costs one comparison. Inside a
+// context that somebody has entered (a task's step, Context.run, asyncio.to_thread) each begin and end also
+// stores the innermost span in a context variable: whoever copies the context, as create_task does, takes
+// along the span that was open where it was copied.
+
+/// Makes the scope of the code that runs now the thread's current one.
+void switch_scope(ThreadState& thread, PyObject* context) noexcept;
+
+/// The calling thread with its current scope. The interpreter's lock is held.
+STAGESPAN_HOT ThreadState& current_thread() noexcept {
+  ThreadState* thread = t_state;
+  if (thread == nullptr) [[unlikely]]
+    thread = &Recorder::get().attach();
+  PyObject* const context = thread_state()->context;
+  if (context != thread->scope->context) [[unlikely]]
+    switch_scope(*thread, context);
+  return *thread;
+}
+
+/// Stores what is innermost now for those who copy the context; drops a task's scope that has nothing left.
+void publish_slow(ThreadState& thread) noexcept;
+
+/// To be called whenever the current scope's innermost span has changed.
+STAGESPAN_HOT void publish(ThreadState& thread) noexcept {
+  if (thread.scope->is_task) [[unlikely]]
+    publish_slow(thread);
+}
+
+/// Makes a request current in this execution context and in those copied from it; gives the one before.
+std::uint64_t enter_request(std::uint64_t request);
+void exit_request(std::uint64_t before);
+
+/// Creates the context variable. False with an exception set when that fails.
+bool init_execution_context();
+
+}  // namespace stagespan::python

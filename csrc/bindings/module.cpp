@@ -1,0 +1,138 @@
+// module.cpp: the extension module: switches, hooks, and what the other files define.
+#include <pthread.h>
+#include <pybind11/pybind11.h>
+
+#include "completions.h"
+#include "execution_context.h"
+#include "reading.h"
+#include "span_object.h"
+#include "stage_names.h"
+#include "stagespan/api.h"
+#include "stagespan/recorder.h"
+#include "stagespan/scoped_timer.h"
+#include "timed_function.h"
+#include "timed_iterator.h"
+#include "timed_run.h"
+#include "token_object.h"
+
+namespace py = pybind11;
+
+namespace stagespan::python {
+
+namespace {
+
+void keep(PyObject*& place, const py::object& value) {
+  PyObject* const before = place;
+  place = value.is_none() ? nullptr : Py_NewRef(value.ptr());
+  Py_XDECREF(before);
+}
+
+void switch_mode(std::uint32_t bit, bool on) {
+  // Without an arena there is nothing to record into.
+  if (on && Recorder::get().arena())
+    g_mode.fetch_or(bit, std::memory_order_relaxed);
+  else if (!on)
+    g_mode.fetch_and(~bit, std::memory_order_relaxed);
+}
+
+const Api& api() {
+  static const Api table{
+      kApiVersion,
+      sizeof(Api),
+      reinterpret_cast<const volatile std::uint32_t*>(&g_mode),
+      [](const char* name, std::size_t length) { return Recorder::get().intern({name, length}); },
+      [](std::uint32_t stage) {
+        const OpenSpan span = open_span(stage);
+        return ApiSpan{span.frame, span.id};
+      },
+      [](ApiSpan span, std::uint32_t flags) {
+        close_span({static_cast<OpenFrame*>(span.frame), span.id}, static_cast<std::uint16_t>(flags));
+      },
+      [](std::uint32_t stage, const char* key, std::size_t length, double amount) {
+        Recorder::get().add_work(stage, {key, length}, 0, amount);
+      },
+  };
+  return table;
+}
+
+void define_switches(py::module_& module) {
+  module.def("enable", [] { switch_mode(kModeEnabled, true); }, "Record from now on.");
+  module.def("disable", [] { switch_mode(kModeEnabled, false); }, "Record nothing from now on.");
+  module.def("is_enabled", [] { return mode_has(kModeEnabled); });
+  module.def("set_debug", [](bool on) { switch_mode(kModeDebug, on); }, py::arg("on"));
+  module.def("is_debug", [] { return mode_has(kModeDebug); });
+}
+
+void define_hooks(py::module_& module) {
+  module.def(
+      "set_context_hooks",
+      [](const py::object& enter, const py::object& leave, const py::object& exit) {
+        keep(g_hooks.enter, enter);
+        keep(g_hooks.leave, leave);
+        keep(g_hooks.exit, exit);
+      },
+      py::arg("enter"), py::arg("leave"), py::arg("exit"));
+  module.def("set_profiled_names", [](const py::iterable& names) { set_profiled(names.ptr()); }, py::arg("names"));
+  module.def("set_memory_hook", [](bool on) { g_memory_hook = on; }, py::arg("on"));
+  module.def(
+      "set_torch_callback",
+      [](const py::object& callback) { set_torch_callback(callback.is_none() ? nullptr : callback.ptr()); },
+      py::arg("callback"), "Call back once, when a context first runs after torch has been imported.");
+  module.def(
+      "set_service_start", [](const py::object& start) { keep(g_service_start, start); }, py::arg("start"),
+      "Call this once a process, when the first context has finished.");
+  module.def(
+      "set_decorator",
+      [](const py::object& decorate) { set_decorator(decorate.is_none() ? nullptr : decorate.ptr()); },
+      py::arg("decorate"), "decorate(span, function) is what a span called with a function does.");
+}
+
+void define_flags(py::module_& module) {
+  module.attr("FLAG_ERROR") = static_cast<int>(kFlagError);
+  module.attr("FLAG_ASYNC") = static_cast<int>(kFlagAsync);
+  module.attr("FLAG_GENERATOR") = static_cast<int>(kFlagGenerator);
+  module.attr("FLAG_CAPTURED") = static_cast<int>(kFlagCaptured);
+  module.attr("FLAG_FIRST_OF_SHAPE") = static_cast<int>(kFlagFirstOfShape);
+  module.attr("FLAG_DEBUG") = static_cast<int>(kFlagDebug);
+  module.attr("COMPLETION_DEVICE_MEMORY") = static_cast<int>(kCompletionDeviceMemory);
+}
+
+void define_hot_objects(py::module_& module) {
+  PyObject* const m = module.ptr();
+  for (PyMethodDef* functions :
+       {g_span_functions, g_token_functions, g_timed_function_functions, g_timed_iterator_functions})
+    if (PyModule_AddFunctions(m, functions) != 0) throw py::error_already_set();
+  if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_token_type(m) ||
+      !init_timed_functions(m) || !init_timed_iterators())
+    throw py::error_already_set();
+}
+
+}  // namespace
+
+}  // namespace stagespan::python
+
+PYBIND11_MODULE(_core, module) {
+#ifdef Py_GIL_DISABLED
+  throw py::import_error("stagespan does not support free-threaded Python yet: use a build with the global lock");
+#else
+  namespace sp = stagespan::python;
+  module.doc() = "Hot objects written by hand against the C API, cold calls through pybind11.";
+  stagespan::Recorder::get();
+  pthread_atfork(nullptr, nullptr, sp::completions_after_fork);
+  sp::g_missing = PyObject_CallObject(reinterpret_cast<PyObject*>(&PyBaseObject_Type), nullptr);
+  module.attr("MISSING") = py::handle(sp::g_missing);
+  sp::define_hot_objects(module);
+  sp::define_switches(module);
+  sp::define_hooks(module);
+  sp::define_flags(module);
+  sp::define_statistics(module);
+  sp::define_reading(module);
+  module.def(
+      "c_api",
+      [] {
+        return py::reinterpret_steal<py::object>(
+            PyCapsule_New(const_cast<stagespan::Api*>(&sp::api()), stagespan::kApiCapsule, nullptr));
+      },
+      "Capsule that other extensions attach to.");
+#endif
+}

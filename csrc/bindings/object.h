@@ -1,0 +1,77 @@
+// object.h: small helpers for code written against the CPython API.
+#pragma once
+
+#include <Python.h>
+
+#include <utility>
+
+namespace stagespan::python {
+
+/// Owns a reference.
+class Ref {
+ public:
+  Ref() = default;
+  explicit Ref(PyObject* owned) noexcept : object_(owned) {}
+  Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+  Ref& operator=(Ref&& other) noexcept {
+    std::swap(object_, other.object_);
+    return *this;
+  }
+  ~Ref() { Py_XDECREF(object_); }
+
+  PyObject* get() const noexcept { return object_; }
+  PyObject* release() noexcept { return std::exchange(object_, nullptr); }
+  explicit operator bool() const noexcept { return object_ != nullptr; }
+
+ private:
+  PyObject* object_ = nullptr;
+};
+
+/// Sets a pending exception aside while other Python code runs.
+class ErrorAside {
+ public:
+  ErrorAside() noexcept { PyErr_Fetch(&type_, &value_, &traceback_); }
+  ~ErrorAside() { PyErr_Restore(type_, value_, traceback_); }
+  ErrorAside(const ErrorAside&) = delete;
+  ErrorAside& operator=(const ErrorAside&) = delete;
+
+  bool any() const noexcept { return type_ != nullptr; }
+  /// The exception as an object with its traceback; borrowed.
+  PyObject* value() noexcept {
+    if (type_ == nullptr) return nullptr;
+    PyErr_NormalizeException(&type_, &value_, &traceback_);
+    if (value_ != nullptr && traceback_ != nullptr) PyException_SetTraceback(value_, traceback_);
+    return value_;
+  }
+
+ private:
+  PyObject* type_ = nullptr;
+  PyObject* value_ = nullptr;
+  PyObject* traceback_ = nullptr;
+};
+
+/// An empty static type, to be filled before PyType_Ready.
+inline PyTypeObject static_type(const char* name, Py_ssize_t basic_size_bytes, unsigned long flags) noexcept {
+  PyTypeObject type{};
+  type.ob_base = PyVarObject{PyObject_HEAD_INIT(nullptr) 0};
+  type.tp_name = name;
+  type.tp_basicsize = basic_size_bytes;
+  type.tp_flags = Py_TPFLAGS_DEFAULT | flags;
+  return type;
+}
+
+/// A method with one of the newer signatures, as method tables want it.
+template <class Function>
+PyCFunction as_method(Function* function) noexcept {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+inline PyThreadState* thread_state() noexcept {
+#if PY_VERSION_HEX >= 0x030d0000
+  return PyThreadState_GetUnchecked();
+#else
+  return _PyThreadState_UncheckedGet();
+#endif
+}
+
+}  // namespace stagespan::python

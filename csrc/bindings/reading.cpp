@@ -1,0 +1,193 @@
+// reading.cpp: spans, open spans, losses, and facts about the clock and the arena.
+#include "reading.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "completions.h"
+#include "execution_context.h"
+#include "stage_names.h"
+#include "stagespan/reader.h"
+#include "stagespan/recorder.h"
+
+namespace py = pybind11;
+
+namespace stagespan::python {
+
+namespace {
+
+/// A row of `spans()`.
+struct SpanRow {
+  std::uint32_t stage;
+  std::uint32_t thread;
+  std::int64_t begin_ns;
+  std::int64_t end_ns;
+  std::uint64_t id;
+  std::uint64_t parent;
+  std::uint64_t request;
+  std::int64_t suspended_ns;
+  std::uint16_t depth;
+  std::uint16_t flags;
+};
+
+py::array_t<SpanRow> spans() {
+  std::vector<SpanCopy> copies;
+  Recorder& recorder = Recorder::get();
+  if (!recorder.arena()) return py::array_t<SpanRow>(0);
+  const ClockFit fit = recorder.clock_fit();
+  {
+    const py::gil_scoped_release unlocked;
+    copies = read_spans(recorder.arena());
+  }
+  py::array_t<SpanRow> result(static_cast<py::ssize_t>(copies.size()));
+  SpanRow* row = result.mutable_data();
+  for (const SpanCopy& copy : copies) {
+    const std::int64_t begin = fit.unix_ns(copy.begin_ticks);
+    const std::int64_t end = std::max(begin, fit.unix_ns(copy.end_ticks));
+    *row++ = {copy.stage,
+              copy.thread,
+              begin,
+              end,
+              copy.id,
+              copy.parent,
+              copy.request,
+              static_cast<std::int64_t>(fit.duration_ns(static_cast<double>(copy.suspended_ticks))),
+              copy.depth,
+              copy.flags};
+  }
+  return result;
+}
+
+py::list open_spans() {
+  py::list result;
+  Recorder& recorder = Recorder::get();
+  if (!recorder.arena()) return result;
+  const std::vector<OpenCopy> copies = read_open(recorder.arena());
+  const ClockFit fit = recorder.clock_fit();
+  const std::int64_t now = fit.unix_ns(now_ticks());
+  for (const OpenCopy& copy : copies) {
+    const std::int64_t begin = fit.unix_ns(copy.begin_ticks);
+    py::dict open;
+    open["stage"] = recorder.name_of(copy.stage);
+    open["thread"] = copy.thread;
+    open["thread_name"] = copy.detached ? py::object(py::none()) : py::object(py::str(copy.thread_name));
+    open["id"] = copy.id;
+    open["parent"] = copy.parent;
+    open["depth"] = copy.depth;
+    open["begin_ns"] = begin;
+    open["elapsed_ns"] = std::max<std::int64_t>(now - begin, 0);
+    open["detached"] = copy.detached;
+    result.append(std::move(open));
+  }
+  return result;
+}
+
+std::map<std::string, std::uint64_t> lost() {
+  std::map<std::string, std::uint64_t> result;
+  const Recorder& recorder = Recorder::get();
+  if (!recorder.arena()) return result;
+  result["overwritten"] = overwritten(recorder.arena());
+  for (std::uint32_t cause = 0; cause < kCauseCount; ++cause)
+    result[kCauseNames[cause]] = recorder.arena().header().lost[cause].load(std::memory_order_relaxed);
+  return result;
+}
+
+void lose_by_name(const std::string& cause, std::uint64_t n) {
+  for (std::uint32_t i = 0; i < kCauseCount; ++i) {
+    if (cause != kCauseNames[i]) continue;
+    Recorder::get().lose(static_cast<Cause>(i), n);
+    return;
+  }
+  throw py::value_error("there is no counter of losses named '" + cause + "'");
+}
+
+using RequestRow = std::tuple<std::string, std::uint64_t, std::int64_t, std::uint64_t, bool>;
+
+py::tuple request_figures(std::uint64_t request, std::int64_t since_ns) {
+  Recorder& recorder = Recorder::get();
+  struct Sum {
+    std::uint64_t count = 0, ticks = 0, errors = 0;
+  };
+  std::map<std::pair<std::uint32_t, bool>, Sum> sums;
+  bool complete = true;
+  const ClockFit fit = recorder.clock_fit();
+  for (const SpanCopy& span : read_request(recorder.arena(), request, fit.ticks(since_ns), &complete)) {
+    Sum& sum = sums[{span.stage, span.depth == 0}];
+    ++sum.count;
+    sum.ticks += span.end_ticks > span.begin_ticks ? span.end_ticks - span.begin_ticks : 0;
+    sum.errors += (span.flags & kFlagError) != 0 ? 1 : 0;
+  }
+  std::vector<RequestRow> rows;
+  for (const auto& [key, sum] : sums)
+    rows.emplace_back(recorder.name_of(key.first), sum.count,
+                      static_cast<std::int64_t>(fit.duration_ns(static_cast<double>(sum.ticks))), sum.errors,
+                      key.second);
+  return py::make_tuple(rows, complete);
+}
+
+py::list drain_completions() {
+  py::list result;
+  const std::vector<Completion> taken = take_completions();
+  if (taken.empty()) return result;
+  const ClockFit fit = Recorder::get().clock_fit();
+  for (const Completion& c : taken)
+    result.append(py::make_tuple(py::reinterpret_steal<py::object>(stage_name(c.stage)), fit.unix_ns(c.begin_ticks),
+                                 fit.unix_ns(c.end_ticks), c.ident, c.thread, c.peak_bytes, c.flags));
+  return result;
+}
+
+py::dict clock_info() {
+  py::dict result;
+  Recorder& recorder = Recorder::get();
+  result["source"] = clock_name(recorder.clock_source());
+  if (!recorder.arena()) return result;
+  const ClockFit fit = recorder.clock_fit();
+  result["ns_per_tick"] = fit.ns_per_tick();
+  result["bracket_ns"] = fit.bracket_ns();
+  return result;
+}
+
+std::map<std::string, std::uint64_t> arena_info() {
+  std::map<std::string, std::uint64_t> result;
+  const ArenaView arena = Recorder::get().arena();
+  if (!arena) return result;
+  const ArenaHeader& header = arena.header();
+  result["size_bytes"] = header.size_bytes;
+  result["ring_spans"] = header.ring_spans;
+  result["stages"] = header.name_count.load();
+  result["thread_slots"] = header.slot_high_water.load();
+  result["statistics_blocks"] = header.block_count.load();
+  return result;
+}
+
+}  // namespace
+
+void define_reading(py::module_& module) {
+  PYBIND11_NUMPY_DTYPE(SpanRow, stage, thread, begin_ns, end_ns, id, parent, request, suspended_ns, depth, flags);
+  module.def("spans", spans, "The rings' spans by begin, as a structured array; times in Unix ns.");
+  module.def("open_spans", open_spans, "What every thread is in right now, outermost first.");
+  module.def("stage_names", [] { return Recorder::get().names(); }, "Names by stage number.");
+  module.def("lost", lost, "What was not kept, by cause.");
+  module.def("count_lost", lose_by_name, py::arg("cause"), py::arg("n") = 1, "Count a loss under a known cause.");
+  module.def("reset", [] { Recorder::get().reset(); }, "Start afresh: statistics, rings and losses.");
+  module.def("request_enter", enter_request, py::arg("request"), "Make a request current; gives the one before.");
+  module.def("request_exit", exit_request, py::arg("before"));
+  module.def("request_figures", request_figures, py::arg("request"), py::arg("since_ns"),
+             "([(stage, count, total_ns, errors, top_level)], complete) of what the rings hold of a request.");
+  module.def("drain_completions", drain_completions, "Finished contexts in order.");
+  module.def("wait_for_work", wait_for_completions, py::arg("timeout_s"), py::call_guard<py::gil_scoped_release>(),
+             "Sleep until a context has finished or the time is over; True if there is work.");
+  module.def("wake_service", wake_waiter);
+  module.def("clock_info", clock_info, "source, ns_per_tick and bracket_ns of the recorder's clock.");
+  module.def(
+      "now_ns", [] { return Recorder::get().arena() ? Recorder::get().clock_fit().unix_ns(now_ticks()) : 0; },
+      "Unix time on the recorder's clock, in ns.");
+  module.def("arena_info", arena_info);
+}
+
+}  // namespace stagespan::python

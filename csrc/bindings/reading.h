@@ -1,0 +1,11 @@
+// reading.h: statistics, spans and facts as Python objects.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace stagespan::python {
+
+void define_statistics(pybind11::module_& module);
+void define_reading(pybind11::module_& module);
+
+}  // namespace stagespan::python

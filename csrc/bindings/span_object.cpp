@@ -1,0 +1,451 @@
+// span_object.cpp: the span type and the built-in functions that make it.
+#include "span_object.h"
+
+#include <structmember.h>
+
+#include <cstddef>
+
+#include "object.h"
+#include "stage_names.h"
+#include "timed_run.h"
+
+namespace stagespan::python {
+
+namespace {
+
+constexpr int kMostSpare = 64;
+SpanObject* g_spare[kMostSpare];  // guarded by the interpreter's lock, like all Python objects
+int g_spare_count = 0;
+PyObject* g_decorate = nullptr;
+
+SpanObject* self_of(PyObject* object) { return reinterpret_cast<SpanObject*>(object); }
+
+// --- entering and leaving --------------------------------------------------------------------------------
+
+PyObject* enter(SpanObject* self) noexcept {
+  Ref call;
+  if (self->kind != Kind::kSpan && mode_has(self->mask) && wants_hooks(*self)) [[unlikely]]
+    call = Ref(hooks_enter(*self, Py_None, nullptr, nullptr));
+  ThreadState& thread = current_thread();
+  OpenFrame* const frame = begin_run(thread, *self, self);
+  if (frame != nullptr) [[likely]] {
+    ++self->open;
+    if (self->kind != Kind::kSpan) thread.locals[thread.index_of(*frame)].note = call.release();
+  }
+  return Py_NewRef(reinterpret_cast<PyObject*>(self));
+}
+
+// The frame that this object opened last in the current scope; else in another scope of the thread.
+OpenFrame* find_frame(ThreadState& thread, const SpanObject* self) noexcept {
+  const Scope& scope = *thread.scope;
+  for (std::uint32_t i = scope.top; i != scope.root; i = thread.frames[i].below.load(std::memory_order_relaxed))
+    if (thread.locals[i].owner == self) return &thread.frames[i];
+  OpenFrame* latest = nullptr;
+  const std::uint32_t end = thread.slot != nullptr
+                                ? thread.slot->frames_high_water.load(std::memory_order_relaxed)
+                                : thread.frame_capacity;
+  for (std::uint32_t i = 1; i < end; ++i) {
+    OpenFrame& frame = thread.frames[i];
+    if (thread.locals[i].owner != self || frame.id.load(std::memory_order_relaxed) == 0) continue;
+    if (latest == nullptr || frame.begin_ticks.load(std::memory_order_relaxed) >
+                                 latest->begin_ticks.load(std::memory_order_relaxed))
+      latest = &frame;
+  }
+  return latest;
+}
+
+void leave_elsewhere(SpanObject* self, std::uint16_t flags) noexcept {
+  ThreadState* owner = nullptr;
+  OpenFrame* const frame = Recorder::get().find_elsewhere(self, &owner);
+  if (frame == nullptr) {
+    Recorder::get().lose(kLostUnmatched);
+    return;
+  }
+  Recorder::get().close_away(*owner, *frame, flags);
+}
+
+void leave(SpanObject* self, PyObject* error) noexcept {
+  const std::uint16_t flags = error == nullptr ? 0 : kFlagError;
+  ThreadState& thread = current_thread();
+  const std::uint32_t top = thread.scope->top;
+  OpenFrame* frame = nullptr;
+  if (top != thread.scope->root && thread.locals[top].owner == self) [[likely]]
+    frame = &thread.frames[top];
+  else
+    frame = find_frame(thread, self);
+  if (frame == nullptr) [[unlikely]] {
+    // No frame was left when it opened, the process was forked meanwhile, or another thread opened it.
+    if (self->open != 0) {
+      --self->open;
+      leave_elsewhere(self, flags);
+    }
+    return;
+  }
+  if (self->open != 0) --self->open;
+  const bool whole = frame->id.load(std::memory_order_relaxed) != 0 ||
+                     (frame->flags.load(std::memory_order_relaxed) & kFrameInactive) != 0;
+  if (!whole) [[unlikely]]
+    return;
+  end_run(thread, *self, *frame, flags, nullptr, error);
+}
+
+// `with` looks `__enter__` and `__exit__` up on the type and binds them: two objects made and thrown away for
+// every block. Here binding gives the span itself, which tells by the number of arguments what is meant:
+// none to enter, three to leave, one to decorate. That saves a third of the block's cost.
+PyObject* span_vectorcall(PyObject* callable, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+  SpanObject* const self = self_of(callable);
+  const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+  if (kwnames == nullptr || PyTuple_GET_SIZE(kwnames) == 0) {
+    if (count == 0) return enter(self);
+    if (count == 3) {
+      PyObject* error = nullptr;
+      if (args[0] != Py_None) error = args[1] != Py_None ? args[1] : args[0];
+      leave(self, error);
+      Py_RETURN_NONE;
+    }
+    if (count == 1) {
+      if (g_decorate == nullptr) {
+        PyErr_SetString(PyExc_RuntimeError, "import stagespan before using a span as a decorator");
+        return nullptr;
+      }
+      PyObject* const arguments[] = {callable, args[0]};
+      return PyObject_Vectorcall(g_decorate, arguments, 2, nullptr);
+    }
+  }
+  PyErr_Format(PyExc_TypeError, "the context %R takes one function to decorate, or stands after `with`", self->name);
+  return nullptr;
+}
+
+// What the type has under `__enter__` and `__exit__`.
+struct BindsToItself {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+};
+
+PyObject* bind(PyObject* descriptor, PyObject* object, PyObject*) {
+  return Py_NewRef(object != nullptr ? object : descriptor);
+}
+
+// `type(cm).__exit__(cm, ...)`, as contextlib.ExitStack calls it.
+PyObject* call_unbound(PyObject*, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+  const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+  if (count < 1 || !is_span(args[0])) {
+    PyErr_SetString(PyExc_TypeError, "a context of stagespan must be the first argument");
+    return nullptr;
+  }
+  return span_vectorcall(args[0], args + 1, static_cast<std::size_t>(count - 1), kwnames);
+}
+
+PyTypeObject g_binds_to_itself_type =
+    static_type("stagespan._core.BindsToItself", sizeof(BindsToItself), Py_TPFLAGS_HAVE_VECTORCALL);
+
+// --- async with ------------------------------------------------------------------------------------------
+
+// Awaits nothing: an iterator that is at its end at once, with a value.
+struct ReadyObject {
+  PyObject_HEAD
+  PyObject* value;
+};
+
+PyTypeObject g_ready_type = static_type("stagespan._core.Ready", sizeof(ReadyObject), 0);
+
+PyObject* ready(PyObject* owned_value) {
+  if (owned_value == nullptr) return nullptr;
+  auto* const object = PyObject_New(ReadyObject, &g_ready_type);
+  if (object == nullptr) {
+    Py_DECREF(owned_value);
+    return nullptr;
+  }
+  object->value = owned_value;
+  return reinterpret_cast<PyObject*>(object);
+}
+
+void ready_dealloc(PyObject* object) {
+  Py_XDECREF(reinterpret_cast<ReadyObject*>(object)->value);
+  PyObject_Free(object);
+}
+
+PyObject* ready_next(PyObject* object) {
+  PyObject* const value = reinterpret_cast<ReadyObject*>(object)->value;
+  if (value != Py_None) {
+    const Ref stop(PyObject_CallOneArg(PyExc_StopIteration, value));
+    if (stop) PyErr_SetObject(PyExc_StopIteration, stop.get());
+  }
+  return nullptr;
+}
+
+PyAsyncMethods g_ready_async = {PyObject_SelfIter, nullptr, nullptr, nullptr};
+
+PyObject* span_aenter(PyObject* object, PyObject*) { return ready(enter(self_of(object))); }
+
+PyObject* span_aexit(PyObject* object, PyObject* const* args, Py_ssize_t count) {
+  if (count != 3) {
+    PyErr_Format(PyExc_TypeError, "__aexit__ takes 3 arguments, not %zd", count);
+    return nullptr;
+  }
+  PyObject* error = nullptr;
+  if (args[0] != Py_None) error = args[1] != Py_None ? args[1] : args[0];
+  leave(self_of(object), error);
+  return ready(Py_NewRef(Py_None));
+}
+
+// --- what a block says of itself -------------------------------------------------------------------------
+
+PyObject* call_of(SpanObject* self) noexcept {
+  ThreadState& thread = current_thread();
+  OpenFrame* const frame = find_frame(thread, self);
+  return frame == nullptr ? nullptr : static_cast<PyObject*>(thread.locals[thread.index_of(*frame)].note);
+}
+
+PyObject* span_add(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  SpanObject* const self = self_of(object);
+  if (count != 0) {
+    PyErr_SetString(PyExc_TypeError, "add() takes counters by name, for example add(tokens=230)");
+    return nullptr;
+  }
+  if (!mode_has(self->mask)) Py_RETURN_NONE;
+  for (Py_ssize_t i = 0; kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); ++i) {
+    Py_ssize_t length = 0;
+    const char* const key = PyUnicode_AsUTF8AndSize(PyTuple_GET_ITEM(kwnames, i), &length);
+    if (key == nullptr) return nullptr;
+    std::int64_t whole = 0;
+    double fraction = 0;
+    int overflow = 0;
+    if (PyLong_Check(args[i])) whole = PyLong_AsLongLongAndOverflow(args[i], &overflow);
+    if (!PyLong_Check(args[i]) || overflow != 0) fraction = PyFloat_AsDouble(args[i]);
+    if (PyErr_Occurred() != nullptr) {
+      PyErr_Clear();
+      PyErr_Format(PyExc_TypeError, "the work counter %R of stage %R must be a number, not %R",
+                   PyTuple_GET_ITEM(kwnames, i), self->name, args[i]);
+      return nullptr;
+    }
+    Recorder::get().add_work(self->stage, {key, static_cast<std::size_t>(length)}, whole, fraction);
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* span_inputs(PyObject* object, PyObject* args, PyObject* kwargs) {
+  if (PyTuple_GET_SIZE(args) != 0) {
+    PyErr_SetString(PyExc_TypeError, "inputs() takes values by name, for example inputs(latents=latents)");
+    return nullptr;
+  }
+  if (!mode_has(self_of(object)->mask | kModeDebug)) Py_RETURN_NONE;
+  PyObject* const call = call_of(self_of(object));
+  if (call != nullptr && kwargs != nullptr && PyObject_SetAttrString(call, "inputs", kwargs) != 0) return nullptr;
+  Py_RETURN_NONE;
+}
+
+PyObject* span_output(PyObject* object, PyObject* value) {
+  if (!mode_has(self_of(object)->mask | kModeDebug)) Py_RETURN_NONE;
+  PyObject* const call = call_of(self_of(object));
+  if (call != nullptr && PyObject_SetAttrString(call, "result", value) != 0) return nullptr;
+  Py_RETURN_NONE;
+}
+
+// --- the type --------------------------------------------------------------------------------------------
+
+void span_dealloc(PyObject* object) {
+  SpanObject* const self = self_of(object);
+  while (self->open != 0 && t_state != nullptr) {
+    // Entered and thrown away: nobody can leave it any more.
+    OpenFrame* const frame = find_frame(*t_state, self);
+    if (frame == nullptr) break;
+    --self->open;
+    Recorder::get().lose(kLostAbandoned);
+    t_state->locals[t_state->index_of(*frame)].owner = nullptr;
+    drop_frame(*t_state, *frame);
+  }
+  Py_XDECREF(self->name);
+  if (g_spare_count < kMostSpare)
+    g_spare[g_spare_count++] = self;
+  else
+    PyObject_Free(self);
+}
+
+PyObject* kind_text(PyObject* object, void*) {
+  switch (self_of(object)->kind) {
+    case Kind::kProfiling:
+      return PyUnicode_FromString("profiling");
+    case Kind::kDebug:
+      return PyUnicode_FromString("debug");
+    case Kind::kSpan:
+      break;
+  }
+  return PyUnicode_FromString("span");
+}
+
+PyObject* span_repr(PyObject* object) {
+  const SpanObject* const self = self_of(object);
+  const char* const made_by = self->kind == Kind::kSpan        ? "span"
+                              : self->kind == Kind::kProfiling ? "ProfilingContext"
+                                                               : "ProfilingContext4Debug";
+  return PyUnicode_FromFormat("%s(%R)", made_by, self->name);
+}
+
+PyObject* make(PyObject* name, Kind kind, bool reset_peak_memory, bool capture_memory, bool compile_safe) {
+  SpanObject* self = nullptr;
+  if (g_spare_count != 0) [[likely]] {
+    self = g_spare[--g_spare_count];
+    PyObject_Init(reinterpret_cast<PyObject*>(self), &g_span_type);
+  } else {
+    self = PyObject_New(SpanObject, &g_span_type);
+    if (self == nullptr) return nullptr;
+    self->vectorcall = span_vectorcall;
+  }
+  self->name = Py_NewRef(name);
+  self->stage = stage_of(name);
+  self->mask = kind == Kind::kDebug ? kModeEnabled | kModeDebug : kModeEnabled;
+  self->open = 0;
+  self->kind = kind;
+  self->reset_peak_memory = reset_peak_memory;
+  self->capture_memory = capture_memory;
+  self->compile_safe = compile_safe;
+  return reinterpret_cast<PyObject*>(self);
+}
+
+// Pickles and copies as the call that makes it: an open run belongs to its process.
+PyObject* span_reduce(PyObject* object, PyObject*) {
+  const SpanObject* const self = self_of(object);
+  const Ref module(PyImport_ImportModule("stagespan._core"));
+  if (!module) return nullptr;
+  const Ref make_again(PyObject_GetAttrString(module.get(), "_span_from"));
+  if (!make_again) return nullptr;
+  return Py_BuildValue("O(Oiiii)", make_again.get(), self->name, static_cast<int>(self->kind),
+                       static_cast<int>(self->reset_peak_memory), static_cast<int>(self->capture_memory),
+                       static_cast<int>(self->compile_safe));
+}
+
+PyObject* span_from(PyObject*, PyObject* args) {
+  PyObject* name = nullptr;
+  int kind = 0, reset_peak_memory = 0, capture_memory = 0, compile_safe = 0;
+  if (PyArg_ParseTuple(args, "Oiiii", &name, &kind, &reset_peak_memory, &capture_memory, &compile_safe) == 0)
+    return nullptr;
+  if (kind < 0 || kind > 2) {
+    PyErr_Format(PyExc_ValueError, "no kind of context has the number %d", kind);
+    return nullptr;
+  }
+  return make(name, static_cast<Kind>(kind), reset_peak_memory != 0, capture_memory != 0, compile_safe != 0);
+}
+
+PyObject* span_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  if (count == 1 && kwnames == nullptr) [[likely]]
+    return make(args[0], Kind::kSpan, false, false, false);
+  static const char* const names[] = {"name", "compile_safe", nullptr};
+  const Ref positional(PyTuple_New(count));
+  const Ref named(PyDict_New());
+  if (!positional || !named) return nullptr;
+  for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SET_ITEM(positional.get(), i, Py_NewRef(args[i]));
+  for (Py_ssize_t i = 0; kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); ++i)
+    if (PyDict_SetItem(named.get(), PyTuple_GET_ITEM(kwnames, i), args[count + i]) != 0) return nullptr;
+  PyObject* name = nullptr;
+  int compile_safe = 0;
+  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(), "O|$p:span", const_cast<char**>(names), &name,
+                                  &compile_safe) == 0)
+    return nullptr;
+  return make(name, Kind::kSpan, false, false, compile_safe != 0);
+}
+
+PyObject* profiling_new(PyObject*, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"name", "reset_peak_memory", "capture_memory", "compile_safe", nullptr};
+  PyObject* name = nullptr;
+  int reset_peak_memory = 1, capture_memory = 0, compile_safe = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O|p$pp:ProfilingContext", const_cast<char**>(names), &name,
+                                  &reset_peak_memory, &capture_memory, &compile_safe) == 0)
+    return nullptr;
+  return make(name, Kind::kProfiling, reset_peak_memory != 0, capture_memory != 0, compile_safe != 0);
+}
+
+PyObject* debug_new(PyObject*, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"name", "reset_peak_memory", "capture_memory", nullptr};
+  PyObject* name = nullptr;
+  int reset_peak_memory = 1, capture_memory = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O|p$p:ProfilingContext4Debug", const_cast<char**>(names), &name,
+                                  &reset_peak_memory, &capture_memory) == 0)
+    return nullptr;
+  return make(name, Kind::kDebug, reset_peak_memory != 0, capture_memory != 0, true);
+}
+
+PyMethodDef g_span_methods[] = {
+    {"__aenter__", span_aenter, METH_NOARGS, nullptr},
+    {"__aexit__", as_method(span_aexit), METH_FASTCALL, nullptr},
+    {"add", as_method(span_add), METH_FASTCALL | METH_KEYWORDS,
+     "add(**work)\n--\n\nAdd to the stage's work counters, for example add(tokens=230)."},
+    {"inputs", as_method(span_inputs), METH_VARARGS | METH_KEYWORDS,
+     "inputs(**arguments)\n--\n\nIn debug mode, give the inputs of a `with` block to the signature."},
+    {"output", span_output, METH_O,
+     "output(value)\n--\n\nIn debug mode, give the output of a `with` block to the signature."},
+    {"__reduce__", span_reduce, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMemberDef g_span_members[] = {
+    {"name", T_OBJECT, offsetof(SpanObject, name), READONLY, "The stage's name."},
+    {"reset_peak_memory", T_BOOL, offsetof(SpanObject, reset_peak_memory), READONLY, nullptr},
+    {"capture_memory", T_BOOL, offsetof(SpanObject, capture_memory), READONLY, nullptr},
+    {"compile_safe", T_BOOL, offsetof(SpanObject, compile_safe), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+PyGetSetDef g_span_getset[] = {
+    {"kind", kind_text, nullptr, "\"span\", \"profiling\" or \"debug\".", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+}  // namespace
+
+PyTypeObject g_span_type = static_type("stagespan.Span", sizeof(SpanObject), Py_TPFLAGS_HAVE_VECTORCALL);
+
+PyMethodDef g_span_functions[] = {
+    {"span", as_method(span_new), METH_FASTCALL | METH_KEYWORDS,
+     "span(name, *, compile_safe=False)\n--\n\n"
+     "A timed context: `with span(\"decode\"):`, `async with`, or a decorator."},
+    {"ProfilingContext", as_method(profiling_new), METH_VARARGS | METH_KEYWORDS,
+     "ProfilingContext(name, reset_peak_memory=True, *, capture_memory=False, compile_safe=False)\n--\n\n"
+     "Like span, and logs the time and the peak memory of each run; under torch.profiler when it is named."},
+    {"ProfilingContext4Debug", as_method(debug_new), METH_VARARGS | METH_KEYWORDS,
+     "ProfilingContext4Debug(name, reset_peak_memory=True, *, capture_memory=False)\n--\n\n"
+     "Like ProfilingContext, in debug mode only, synchronised at both ends, with input and output signatures."},
+    {"_span_from", span_from, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+void set_decorator(PyObject* decorate) {
+  PyObject* const before = g_decorate;
+  g_decorate = Py_XNewRef(decorate);
+  Py_XDECREF(before);
+}
+
+bool init_span_type(PyObject* module) {
+  g_ready_type.tp_dealloc = ready_dealloc;
+  g_ready_type.tp_iter = PyObject_SelfIter;
+  g_ready_type.tp_iternext = ready_next;
+  g_ready_type.tp_as_async = &g_ready_async;
+
+  g_binds_to_itself_type.tp_vectorcall_offset = offsetof(BindsToItself, vectorcall);
+  g_binds_to_itself_type.tp_call = PyVectorcall_Call;
+  g_binds_to_itself_type.tp_descr_get = bind;
+
+  g_span_type.tp_doc = "A timed context: `with`, `async with`, or a decorator.";
+  g_span_type.tp_vectorcall_offset = offsetof(SpanObject, vectorcall);
+  g_span_type.tp_call = PyVectorcall_Call;
+  g_span_type.tp_dealloc = span_dealloc;
+  g_span_type.tp_repr = span_repr;
+  g_span_type.tp_methods = g_span_methods;
+  g_span_type.tp_members = g_span_members;
+  g_span_type.tp_getset = g_span_getset;
+
+  if (PyType_Ready(&g_ready_type) != 0 || PyType_Ready(&g_binds_to_itself_type) != 0 ||
+      PyType_Ready(&g_span_type) != 0)
+    return false;
+  for (const char* const name : {"__enter__", "__exit__"}) {
+    auto* const binds = PyObject_New(BindsToItself, &g_binds_to_itself_type);
+    if (binds == nullptr) return false;
+    binds->vectorcall = call_unbound;
+    const Ref owned(reinterpret_cast<PyObject*>(binds));
+    if (PyDict_SetItemString(g_span_type.tp_dict, name, owned.get()) != 0) return false;
+  }
+  PyType_Modified(&g_span_type);
+  return PyModule_AddObjectRef(module, "Span", reinterpret_cast<PyObject*>(&g_span_type)) == 0;
+}
+
+}  // namespace stagespan::python

@@ -1,0 +1,41 @@
+// span_object.h: the object that `span` and its siblings return: a context manager and a decorator.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+
+#include "stagespan/recorder.h"
+
+namespace stagespan::python {
+
+enum class Kind : std::uint8_t { kSpan, kProfiling, kDebug };
+
+/// Immutable but for `open`: what a run needs while it is open lies in its thread's frame, so one object may
+/// serve many call sites, threads and levels of recursion.
+struct SpanObject {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  PyObject* name;
+  std::uint32_t stage;
+  std::uint32_t mask;  // Mode bits that must be on for this kind to record
+  std::uint32_t open;  // entered and not yet left, in all threads
+  Kind kind;
+  bool reset_peak_memory;
+  bool capture_memory;
+  bool compile_safe;
+};
+
+extern PyTypeObject g_span_type;
+
+inline bool is_span(PyObject* object) noexcept { return Py_TYPE(object) == &g_span_type; }
+
+/// The three built-in functions, for the module's method table.
+extern PyMethodDef g_span_functions[];
+
+/// `decorate(span, function)` is called when a span is called with one argument.
+void set_decorator(PyObject* decorate);
+
+bool init_span_type(PyObject* module);
+
+}  // namespace stagespan::python

@@ -1,0 +1,39 @@
+// stage_names.h: from a Python string to the number of its stage.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+
+#include "stagespan/layout.h"
+
+namespace stagespan::python {
+
+inline constexpr std::size_t kNameCacheSize = 1024;
+
+struct CachedName {
+  PyObject* name;  // kept alive, so that its address stands for it
+  std::uint32_t stage;
+};
+
+extern CachedName g_name_cache[kNameCacheSize];
+
+/// Finds or makes the stage of any object that is offered as a name. A name that is no string, or empty, is
+/// counted and goes to a stage of its own; the caller's code goes on.
+std::uint32_t stage_of_slow(PyObject* name) noexcept;
+
+/// The stage of a name. Names in source code are one object each, so their address is looked up first.
+STAGESPAN_HOT std::uint32_t stage_of(PyObject* name) noexcept {
+  const CachedName& cached = g_name_cache[(reinterpret_cast<std::uintptr_t>(name) >> 4) % kNameCacheSize];
+  if (cached.name == name) [[likely]]
+    return cached.stage;
+  return stage_of_slow(name);
+}
+
+/// Name of a stage as a new reference.
+PyObject* stage_name(std::uint32_t stage);
+
+/// Makes the table of names. False with an exception set when that fails.
+bool init_stage_names();
+
+}  // namespace stagespan::python

@@ -1,0 +1,114 @@
+// statistics.cpp: snapshots and their figures, in nanoseconds.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <memory>
+#include <optional>
+
+#include "reading.h"
+#include "stagespan/recorder.h"
+#include "stagespan/snapshot.h"
+
+namespace py = pybind11;
+
+namespace stagespan::python {
+
+namespace {
+
+/// One stage of a snapshot; shares the snapshot, so that nothing is copied.
+struct StageView {
+  std::shared_ptr<const Snapshot> snapshot;
+  std::uint32_t stage;
+
+  const StageFigures& figures() const { return snapshot->stages.at(stage); }
+  const Distribution& host() const { return figures().host; }
+  std::int64_t ns(std::uint64_t ticks) const {
+    return static_cast<std::int64_t>(std::llround(static_cast<double>(ticks) * snapshot->ns_per_tick));
+  }
+  std::optional<std::int64_t> if_any(std::uint64_t ticks) const {
+    return host().count == 0 ? std::nullopt : std::optional(ns(ticks));
+  }
+  std::optional<double> quantile_ns(double q) const {
+    if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile lies between 0 and 1, not at " + std::to_string(q));
+    const auto ticks = host().quantile_ticks(q);
+    return ticks ? std::optional(*ticks * snapshot->ns_per_tick) : std::nullopt;
+  }
+};
+
+py::object parent_name(std::uint32_t stage) {
+  if (stage == kNoStage) return py::none();
+  if (stage == kSeveralStages) return py::str("(several)");
+  return py::str(Recorder::get().name_of(stage));
+}
+
+py::dict parents(const StageView& view) {
+  py::dict result;
+  for (const auto& [stage, edge] : view.figures().parents)
+    result[parent_name(stage)] = py::make_tuple(edge.count, view.ns(edge.sum_ticks));
+  return result;
+}
+
+std::shared_ptr<Snapshot> fresh_snapshot() {
+  Recorder& recorder = Recorder::get();
+  if (!recorder.arena()) return std::make_shared<Snapshot>();
+  const ClockFit fit = recorder.clock_fit();
+  return std::make_shared<Snapshot>(take_snapshot(recorder.arena(), fit));
+}
+
+py::dict stages(const std::shared_ptr<Snapshot>& snapshot) {
+  py::dict result;
+  for (const auto& [stage, figures] : snapshot->stages)
+    result[py::str(Recorder::get().name_of(stage))] = StageView{snapshot, stage};
+  return result;
+}
+
+}  // namespace
+
+void define_statistics(py::module_& module) {
+  // Both names of the types are one class: host time is the distribution that a stage has of its own.
+  py::class_<StageView>(module, "StageSummary", "One stage's figures, host time.")
+      .def_property_readonly("name", [](const StageView& view) { return Recorder::get().name_of(view.stage); })
+      .def_property_readonly("count", [](const StageView& view) { return view.host().count; })
+      .def_property_readonly("total_ns", [](const StageView& view) { return view.ns(view.host().sum_ticks); })
+      .def_property_readonly("mean_ns",
+                             [](const StageView& view) -> std::optional<double> {
+                               if (view.host().count == 0) return std::nullopt;
+                               return static_cast<double>(view.host().sum_ticks) * view.snapshot->ns_per_tick /
+                                      static_cast<double>(view.host().count);
+                             })
+      .def_property_readonly("min_ns", [](const StageView& view) { return view.if_any(view.host().min_ticks); })
+      .def_property_readonly("max_ns", [](const StageView& view) { return view.if_any(view.host().max_ticks); })
+      .def_property_readonly("p50_ns", [](const StageView& view) { return view.quantile_ns(0.50); })
+      .def_property_readonly("p95_ns", [](const StageView& view) { return view.quantile_ns(0.95); })
+      .def_property_readonly("p99_ns", [](const StageView& view) { return view.quantile_ns(0.99); })
+      .def("quantile_ns", &StageView::quantile_ns, py::arg("q"),
+           "The duration that a share q of the spans does not exceed, within 3 %; None without spans.")
+      .def_property_readonly("errors", [](const StageView& view) { return view.figures().errors; })
+      .def_property_readonly("suspended_ns",
+                             [](const StageView& view) { return view.ns(view.figures().suspended_ticks); })
+      .def_property_readonly("children_ns",
+                             [](const StageView& view) { return view.ns(view.figures().children_ticks); })
+      .def_property_readonly("parents", parents)
+      .def_property_readonly("work", [](const StageView& view) { return view.figures().work; })
+      .def_property_readonly("device_elapsed_ns", [](const StageView&) { return py::none(); })
+      .def_property_readonly("device_queue_ns", [](const StageView&) { return py::none(); })
+      .def_property_readonly("device_tail_ns", [](const StageView&) { return py::none(); });
+
+  py::class_<Snapshot, std::shared_ptr<Snapshot>>(module, "Snapshot",
+                                                  "Cumulative statistics of all stages at one time.")
+      .def_property_readonly("time_ns", [](const Snapshot& snapshot) { return snapshot.unix_ns; })
+      .def("stages", stages, "The stages that have run, by name.")
+      .def(
+          "since",
+          [](const Snapshot& later, const Snapshot& earlier) {
+            if (earlier.ticks > later.ticks)
+              throw py::value_error("the snapshot to subtract is the later one: call since() on the later snapshot");
+            return std::make_shared<Snapshot>(difference(later, earlier));
+          },
+          py::arg("earlier"), "What happened between an earlier snapshot and this one.");
+
+  module.def("snapshot", fresh_snapshot, "Statistics of all stages, read while they go on.");
+}
+
+}  // namespace stagespan::python

@@ -1,0 +1,62 @@
+// suspendable_run.h: one run of a coroutine or generator, which is on a thread's stack only in its turns.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+
+#include "object.h"
+#include "span_object.h"
+#include "stagespan/recorder.h"
+
+namespace stagespan::python {
+
+/// A run that begins with its first turn and lasts until it is finished. In each turn it is the innermost span
+/// of the context that drives it; between turns it is shown as open but is nobody's parent, and the time is
+/// counted as suspended. Turns may happen on different threads.
+class SuspendableRun {
+ public:
+  /// `call` is made by the `enter` hooks when the first turn begins; the arguments are kept until then.
+  SuspendableRun(SpanObject* span, PyObject* function, PyObject* args, PyObject* kwargs, std::uint16_t flags) noexcept;
+  ~SuspendableRun();
+  SuspendableRun(const SuspendableRun&) = delete;
+  SuspendableRun& operator=(const SuspendableRun&) = delete;
+
+  /// A turn that is under way; kept by the caller on its stack.
+  struct Turn {
+    ThreadState* thread = nullptr;  // null when nothing is recorded
+    OpenFrame* frame = nullptr;
+    std::uint64_t id = 0;
+  };
+
+  Turn begin_turn() noexcept;
+  /// The code has given its turn back and will have another.
+  void suspend(const Turn& turn) noexcept;
+  /// The code has ended: with `result`, with the pending exception if `failed`, or by being closed.
+  void finish(const Turn& turn, bool failed, PyObject* result) noexcept;
+
+  bool started() const noexcept { return state_ != State::kNew; }
+  bool finished() const noexcept { return state_ == State::kFinished; }
+  int traverse(visitproc visit, void* arg);
+  void clear() noexcept;
+
+ private:
+  enum class State : std::uint8_t { kNew, kRecording, kPassing, kFinished };
+
+  void start(ThreadState& thread) noexcept;
+  void end_turn(const Turn& turn) noexcept;
+
+  State state_ = State::kNew;
+  std::uint16_t flags_;
+  std::uint32_t shown_at_ = 0;
+  std::uint32_t generation_ = 0;
+  std::uint64_t suspended_at_ticks_ = 0;
+  FinishedSpan span_{};
+  SpanObject* context_;
+  PyObject* function_;
+  PyObject* args_;
+  PyObject* kwargs_;
+  PyObject* call_ = nullptr;
+};
+
+}  // namespace stagespan::python

@@ -1,0 +1,184 @@
+// timed_function.cpp: the C callable that always-on decorators return where calls cannot be intercepted.
+#include "timed_function.h"
+
+#include <cstddef>
+
+#include "object.h"
+#include "span_object.h"
+#include "timed_run.h"
+
+namespace stagespan::python {
+
+// time_function.cpp, where the interpreter allows it.
+PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count);
+
+namespace {
+
+struct TimedFunctionObject {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  PyObject* function;
+  SpanObject* span;
+  PyObject* dict;
+  PyObject* weak_references;
+};
+
+// One that wraps a plain function becomes a method on access through an instance, as the function would; one
+// that wraps anything else does not. The interpreter's shortcut for methods is a property of the type.
+constexpr unsigned long kTypeFlags = Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
+PyTypeObject g_function_type = static_type("stagespan._core.TimedFunction", sizeof(TimedFunctionObject),
+                                           kTypeFlags | Py_TPFLAGS_METHOD_DESCRIPTOR);
+PyTypeObject g_callable_type = static_type("stagespan._core.TimedCallable", sizeof(TimedFunctionObject), kTypeFlags);
+
+TimedFunctionObject* self_of(PyObject* object) { return reinterpret_cast<TimedFunctionObject*>(object); }
+
+PyObject* timed_vectorcall(PyObject* object, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+  const TimedFunctionObject* const self = self_of(object);
+  PyObject* const function = self->function;
+  return call_timed(*self->span, function, args, nargsf, kwnames,
+                    [&] { return PyObject_Vectorcall(function, args, nargsf, kwnames); });
+}
+
+PyObject* bind(PyObject* object, PyObject* instance, PyObject*) {
+  return instance == nullptr ? Py_NewRef(object) : PyMethod_New(object, instance);
+}
+
+PyObject* timed_new(PyTypeObject*, PyObject* args, PyObject* kwargs) {
+  PyObject* span = nullptr;
+  PyObject* function = nullptr;
+  if (PyTuple_GET_SIZE(args) != 2 || (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) ||
+      !is_span(span = PyTuple_GET_ITEM(args, 0)) || PyCallable_Check(function = PyTuple_GET_ITEM(args, 1)) == 0) {
+    PyErr_SetString(PyExc_TypeError, "TimedFunction(span, function) takes a context and something to call");
+    return nullptr;
+  }
+  PyTypeObject& type = PyFunction_Check(function) ? g_function_type : g_callable_type;
+  auto* const self = PyObject_GC_New(TimedFunctionObject, &type);
+  if (self == nullptr) return nullptr;
+  self->vectorcall = timed_vectorcall;
+  self->function = Py_NewRef(function);
+  self->span = reinterpret_cast<SpanObject*>(Py_NewRef(span));
+  self->weak_references = nullptr;
+  self->dict = PyDict_New();
+  PyObject_GC_Track(reinterpret_cast<PyObject*>(self));
+  Ref owned(reinterpret_cast<PyObject*>(self));
+  if (self->dict == nullptr) return nullptr;
+  const Ref attributes(PyObject_GetAttrString(function, "__dict__"));
+  if (!attributes)
+    PyErr_Clear();
+  else if (PyDict_Update(self->dict, attributes.get()) != 0)
+    return nullptr;
+  if (PyDict_SetItemString(self->dict, "__wrapped__", function) != 0) return nullptr;
+  return owned.release();
+}
+
+PyObject* get_attribute(PyObject* object, PyObject* name) {
+  PyObject* const own = PyObject_GenericGetAttr(object, name);
+  if (own != nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return own;
+  PyErr_Clear();
+  return PyObject_GetAttr(self_of(object)->function, name);
+}
+
+// Types have these four themselves, which would hide those of the function.
+PyObject* of_function(PyObject* object, void* name) {
+  return PyObject_GetAttrString(self_of(object)->function, static_cast<const char*>(name));
+}
+
+PyObject* timed_repr(PyObject* object) { return PyUnicode_FromFormat("<timed %R>", self_of(object)->function); }
+
+// By name, as functions are pickled.
+PyObject* timed_reduce(PyObject* object, PyObject*) {
+  return PyObject_GetAttrString(self_of(object)->function, "__qualname__");
+}
+
+int timed_traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(self_of(object)->function);
+  Py_VISIT(self_of(object)->dict);
+  return 0;
+}
+
+int timed_clear(PyObject* object) {
+  Py_CLEAR(self_of(object)->dict);
+  return 0;
+}
+
+void timed_dealloc(PyObject* object) {
+  PyObject_GC_UnTrack(object);
+  TimedFunctionObject* const self = self_of(object);
+  if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
+  Py_CLEAR(self->dict);
+  Py_CLEAR(self->function);
+  Py_DECREF(reinterpret_cast<PyObject*>(self->span));
+  Py_TYPE(object)->tp_free(object);
+}
+
+void* text(const char* name) { return const_cast<char*>(name); }
+
+PyGetSetDef g_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    {"__name__", of_function, nullptr, nullptr, text("__name__")},
+    {"__qualname__", of_function, nullptr, nullptr, text("__qualname__")},
+    {"__module__", of_function, nullptr, nullptr, text("__module__")},
+    {"__doc__", of_function, nullptr, nullptr, text("__doc__")},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyMethodDef g_methods[] = {{"__reduce__", timed_reduce, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+
+bool ready_type(PyTypeObject& type, descrgetfunc descr_get) {
+  type.tp_vectorcall_offset = offsetof(TimedFunctionObject, vectorcall);
+  type.tp_call = PyVectorcall_Call;
+  type.tp_new = timed_new;
+  type.tp_dealloc = timed_dealloc;
+  type.tp_free = PyObject_GC_Del;
+  type.tp_traverse = timed_traverse;
+  type.tp_clear = timed_clear;
+  type.tp_repr = timed_repr;
+  type.tp_getattro = get_attribute;
+  type.tp_descr_get = descr_get;
+  type.tp_dictoffset = offsetof(TimedFunctionObject, dict);
+  type.tp_weaklistoffset = offsetof(TimedFunctionObject, weak_references);
+  type.tp_methods = g_methods;
+  type.tp_getset = g_getset;
+  return PyType_Ready(&type) == 0;
+}
+
+PyObject* call_timed_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4 || !is_span(args[0]) || !PyTuple_Check(args[2]) || !PyDict_Check(args[3])) {
+    PyErr_SetString(PyExc_TypeError, "expected (span, function, args, kwargs)");
+    return nullptr;
+  }
+  auto& span = *reinterpret_cast<SpanObject*>(args[0]);
+  if (span.kind == Kind::kSpan || !mode_has(span.mask) || !wants_hooks(span)) {
+    return call_timed(span, args[1], nullptr, 0, nullptr, [&] { return PyObject_Call(args[1], args[2], args[3]); });
+  }
+  // The hooks get the arguments as they are: as positional values and a tuple of names behind them.
+  const Ref names(PySequence_Tuple(args[3]));
+  if (!names) return nullptr;
+  const Ref values(PyDict_Values(args[3]));
+  const Ref named(values ? PySequence_Tuple(values.get()) : nullptr);
+  const Ref all(named ? PySequence_Concat(args[2], named.get()) : nullptr);
+  if (!all) return nullptr;
+  return call_timed(span, args[1], &PyTuple_GET_ITEM(all.get(), 0),
+                    static_cast<std::size_t>(PyTuple_GET_SIZE(args[2])), names.get(),
+                    [&] { return PyObject_Call(args[1], args[2], args[3]); });
+}
+
+}  // namespace
+
+PyMethodDef g_timed_function_functions[] = {
+    {"call_timed", as_method(call_timed_function), METH_FASTCALL,
+     "call_timed(span, function, args, kwargs)\n--\n\nCall a function as one run of a stage."},
+#if PY_VERSION_HEX >= 0x030c0000
+    {"time_function", as_method(time_function), METH_FASTCALL,
+     "time_function(function, spans)\n--\n\nTime all calls of a plain function, innermost span first; () to stop."},
+#endif
+    {nullptr, nullptr, 0, nullptr},
+};
+
+bool init_timed_functions(PyObject* module) {
+  return ready_type(g_function_type, bind) &&
+         ready_type(g_callable_type, nullptr) &&
+         PyModule_AddObjectRef(module, "TimedFunction", reinterpret_cast<PyObject*>(&g_function_type)) == 0;
+}
+
+}  // namespace stagespan::python

@@ -1,0 +1,14 @@
+// timed_function.h: calling any callable as a run, and callables that do so each time.
+#pragma once
+
+#include <Python.h>
+
+namespace stagespan::python {
+
+/// `call_timed(span, function, args, kwargs)`, and on 3.12 and later `time_function(function, spans)`, for the
+/// module's method table.
+extern PyMethodDef g_timed_function_functions[];
+
+bool init_timed_functions(PyObject* module);
+
+}  // namespace stagespan::python

@@ -1,0 +1,393 @@
+// timed_iterator.cpp: coroutines, generators and async generators that are timed turn by turn.
+#include "timed_iterator.h"
+
+#include <cstddef>
+#include <new>
+
+#include "object.h"
+#include "suspendable_run.h"
+
+namespace stagespan::python {
+
+namespace {
+
+// Two types. A TimedIterator drives an inner coroutine or generator, or one awaitable of an async generator; a
+// TimedAsyncGenerator makes such awaitables, whose turns all belong to the one run that it owns.
+
+struct AsyncGeneratorObject {
+  PyObject_HEAD
+  PyObject* inner;
+  PyObject* weak_references;
+  SuspendableRun run;
+};
+
+struct IteratorObject {
+  PyObject_HEAD
+  PyObject* inner;
+  AsyncGeneratorObject* generator;  // owns the run of a step of an async generator
+  PyObject* weak_references;
+  bool has_run;
+  alignas(SuspendableRun) std::byte storage[sizeof(SuspendableRun)];
+
+  SuspendableRun& run() noexcept {
+    return generator != nullptr ? generator->run : *reinterpret_cast<SuspendableRun*>(storage);
+  }
+};
+
+PyTypeObject iterator_type(const char* name) {
+  return static_type(name, sizeof(IteratorObject), Py_TPFLAGS_HAVE_GC);
+}
+
+PyTypeObject g_coroutine_type = iterator_type("stagespan._core.TimedCoroutine");
+PyTypeObject g_generator_type = iterator_type("stagespan._core.TimedGenerator");
+PyTypeObject g_step_type = iterator_type("stagespan._core.TimedStep");
+PyTypeObject g_async_generator_type =
+    static_type("stagespan._core.TimedAsyncGenerator", sizeof(AsyncGeneratorObject), Py_TPFLAGS_HAVE_GC);
+
+IteratorObject* iterator_of(PyObject* object) { return reinterpret_cast<IteratorObject*>(object); }
+AsyncGeneratorObject* generator_of(PyObject* object) { return reinterpret_cast<AsyncGeneratorObject*>(object); }
+
+// Ends a turn of an async generator's step: a value ends the step but only suspends the run.
+void end_step(SuspendableRun& run, const SuspendableRun::Turn& turn, PySendResult status) {
+  if (status != PYGEN_ERROR) {
+    run.suspend(turn);
+    return;
+  }
+  if (PyErr_ExceptionMatches(PyExc_StopAsyncIteration))
+    run.finish(turn, false, nullptr);
+  else if (PyErr_ExceptionMatches(PyExc_StopIteration))
+    run.suspend(turn);
+  else
+    run.finish(turn, PyErr_ExceptionMatches(PyExc_GeneratorExit) == 0, nullptr);
+}
+
+void end_iterator_turn(IteratorObject* self, const SuspendableRun::Turn& turn, PySendResult status, PyObject* result) {
+  SuspendableRun& run = self->run();
+  if (self->generator != nullptr) {
+    end_step(run, turn, status);
+  } else if (status == PYGEN_NEXT) {
+    run.suspend(turn);
+  } else if (status == PYGEN_RETURN) {
+    run.finish(turn, false, Py_TYPE(self) == &g_coroutine_type ? result : nullptr);
+  } else {
+    run.finish(turn, PyErr_ExceptionMatches(PyExc_GeneratorExit) == 0, nullptr);
+  }
+}
+
+PySendResult iterator_send(PyObject* object, PyObject* value, PyObject** result) {
+  IteratorObject* const self = iterator_of(object);
+  const SuspendableRun::Turn turn = self->run().begin_turn();
+  const PySendResult status = PyIter_Send(self->inner, value, result);
+  end_iterator_turn(self, turn, status, *result);
+  return status;
+}
+
+// The protocol of `send` methods: a return value travels in a StopIteration.
+PyObject* as_method_result(PySendResult status, PyObject* result) {
+  if (status != PYGEN_RETURN) return result;
+  if (result == Py_None) {
+    PyErr_SetNone(PyExc_StopIteration);
+  } else {
+    const Ref stop(PyObject_CallOneArg(PyExc_StopIteration, result));
+    if (stop) PyErr_SetObject(PyExc_StopIteration, stop.get());
+  }
+  Py_DECREF(result);
+  return nullptr;
+}
+
+PyObject* iterator_next(PyObject* object) {
+  PyObject* result = nullptr;
+  const PySendResult status = iterator_send(object, Py_None, &result);
+  return as_method_result(status, result);
+}
+
+PyObject* iterator_send_method(PyObject* object, PyObject* value) {
+  PyObject* result = nullptr;
+  const PySendResult status = iterator_send(object, value, &result);
+  return as_method_result(status, result);
+}
+
+// `throw` and `close` have no slot: the inner object's own methods are called, and a StopIteration tells the end.
+PyObject* forward(IteratorObject* self, const char* method, PyObject* args, bool closes) {
+  const SuspendableRun::Turn turn =
+      self->run().started() ? self->run().begin_turn() : SuspendableRun::Turn{};
+  const Ref bound(PyObject_GetAttrString(self->inner, method));
+  PyObject* const result = bound ? PyObject_CallObject(bound.get(), args) : nullptr;
+  if (result != nullptr && !closes) {
+    end_iterator_turn(self, turn, PYGEN_NEXT, result);
+  } else if (result != nullptr) {
+    if (self->generator == nullptr)
+      self->run().finish(turn, false, nullptr);
+    else
+      self->run().suspend(turn);
+  } else if (self->generator == nullptr && PyErr_ExceptionMatches(PyExc_StopIteration)) {
+    self->run().finish(turn, false, nullptr);
+  } else {
+    end_iterator_turn(self, turn, PYGEN_ERROR, nullptr);
+  }
+  return result;
+}
+
+PyObject* iterator_throw(PyObject* object, PyObject* args) { return forward(iterator_of(object), "throw", args, false); }
+
+PyObject* iterator_close(PyObject* object, PyObject*) { return forward(iterator_of(object), "close", nullptr, true); }
+
+// Attributes such as cr_frame, gi_code, __name__ are those of what is wrapped.
+PyObject* get_attribute(PyObject* object, PyObject* inner, PyObject* name) {
+  PyObject* const own = PyObject_GenericGetAttr(object, name);
+  if (own != nullptr || inner == nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return own;
+  PyErr_Clear();
+  return PyObject_GetAttr(inner, name);
+}
+
+PyObject* iterator_attribute(PyObject* object, PyObject* name) {
+  return get_attribute(object, iterator_of(object)->inner, name);
+}
+
+PyObject* async_generator_attribute(PyObject* object, PyObject* name) {
+  return get_attribute(object, generator_of(object)->inner, name);
+}
+
+// isinstance() asks for this too, so that what looks for a coroutine finds one.
+PyObject* class_of_inner(PyObject* inner) {
+  return Py_NewRef(inner != nullptr ? reinterpret_cast<PyObject*>(Py_TYPE(inner)) : Py_None);
+}
+PyObject* iterator_class(PyObject* object, void*) { return class_of_inner(iterator_of(object)->inner); }
+PyObject* async_generator_class(PyObject* object, void*) { return class_of_inner(generator_of(object)->inner); }
+
+PyObject* iterator_repr(PyObject* object) { return PyUnicode_FromFormat("<timed %R>", iterator_of(object)->inner); }
+
+int iterator_traverse(PyObject* object, visitproc visit, void* arg) {
+  IteratorObject* const self = iterator_of(object);
+  Py_VISIT(self->inner);
+  Py_VISIT(reinterpret_cast<PyObject*>(self->generator));
+  return self->has_run ? self->run().traverse(visit, arg) : 0;
+}
+
+int iterator_clear(PyObject* object) {
+  IteratorObject* const self = iterator_of(object);
+  Py_CLEAR(self->inner);
+  if (self->has_run) self->run().clear();
+  return 0;
+}
+
+// Given up in mid-way: what is wrapped closes itself when its last reference goes, as part of the run.
+void abandon(SuspendableRun& run, PyObject*& inner) {
+  if (!run.started() || run.finished()) return;
+  const ErrorAside pending;
+  const SuspendableRun::Turn turn = run.begin_turn();
+  Py_CLEAR(inner);
+  run.finish(turn, false, nullptr);
+}
+
+void iterator_finalize(PyObject* object) {
+  IteratorObject* const self = iterator_of(object);
+  if (self->has_run) abandon(self->run(), self->inner);
+}
+
+void iterator_dealloc(PyObject* object) {
+  if (PyObject_CallFinalizerFromDealloc(object) < 0) return;
+  PyObject_GC_UnTrack(object);
+  IteratorObject* const self = iterator_of(object);
+  if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
+  Py_CLEAR(self->inner);
+  if (self->has_run) self->run().~SuspendableRun();
+  Py_CLEAR(self->generator);
+  Py_TYPE(object)->tp_free(object);
+}
+
+PyObject* make_iterator(PyTypeObject& type, SpanObject* span, PyObject* inner, PyObject* function, PyObject* args,
+                        PyObject* kwargs, std::uint16_t flags) {
+  auto* const self = PyObject_GC_New(IteratorObject, &type);
+  if (self == nullptr) {
+    Py_DECREF(inner);
+    return nullptr;
+  }
+  self->inner = inner;
+  self->generator = nullptr;
+  self->weak_references = nullptr;
+  self->has_run = true;
+  new (self->storage) SuspendableRun(span, function, args, kwargs, flags);
+  PyObject_GC_Track(reinterpret_cast<PyObject*>(self));
+  return reinterpret_cast<PyObject*>(self);
+}
+
+PyObject* make_step(AsyncGeneratorObject* generator, PyObject* inner) {
+  if (inner == nullptr) return nullptr;
+  auto* const self = PyObject_GC_New(IteratorObject, &g_step_type);
+  if (self == nullptr) {
+    Py_DECREF(inner);
+    return nullptr;
+  }
+  self->inner = inner;
+  self->generator = generator;
+  Py_INCREF(reinterpret_cast<PyObject*>(generator));
+  self->weak_references = nullptr;
+  self->has_run = false;
+  PyObject_GC_Track(reinterpret_cast<PyObject*>(self));
+  return reinterpret_cast<PyObject*>(self);
+}
+
+// --- async generators ------------------------------------------------------------------------------------
+
+PyObject* async_generator_next(PyObject* object) {
+  AsyncGeneratorObject* const self = generator_of(object);
+  return make_step(self, Py_TYPE(self->inner)->tp_as_async->am_anext(self->inner));
+}
+
+PyObject* async_generator_send(PyObject* object, PyObject* value) {
+  AsyncGeneratorObject* const self = generator_of(object);
+  return make_step(self, PyObject_CallMethod(self->inner, "asend", "O", value));
+}
+
+PyObject* async_generator_throw(PyObject* object, PyObject* args) {
+  AsyncGeneratorObject* const self = generator_of(object);
+  const Ref method(PyObject_GetAttrString(self->inner, "athrow"));
+  return make_step(self, method ? PyObject_CallObject(method.get(), args) : nullptr);
+}
+
+// aclose() of one that has not started runs none of its code.
+PyObject* async_generator_close(PyObject* object, PyObject*) {
+  AsyncGeneratorObject* const self = generator_of(object);
+  PyObject* const inner = PyObject_CallMethod(self->inner, "aclose", nullptr);
+  return self->run.started() ? make_step(self, inner) : inner;
+}
+
+int async_generator_traverse(PyObject* object, visitproc visit, void* arg) {
+  Py_VISIT(generator_of(object)->inner);
+  return generator_of(object)->run.traverse(visit, arg);
+}
+
+int async_generator_clear(PyObject* object) {
+  Py_CLEAR(generator_of(object)->inner);
+  generator_of(object)->run.clear();
+  return 0;
+}
+
+// The event loop closes the inner generator later, when nobody can tell whose it was: the run ends here.
+void async_generator_finalize(PyObject* object) {
+  AsyncGeneratorObject* const self = generator_of(object);
+  abandon(self->run, self->inner);
+}
+
+void async_generator_dealloc(PyObject* object) {
+  if (PyObject_CallFinalizerFromDealloc(object) < 0) return;
+  PyObject_GC_UnTrack(object);
+  AsyncGeneratorObject* const self = generator_of(object);
+  if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
+  Py_CLEAR(self->inner);
+  self->run.~SuspendableRun();
+  Py_TYPE(object)->tp_free(object);
+}
+
+// --- types -----------------------------------------------------------------------------------------------
+
+PyMethodDef g_iterator_methods[] = {
+    {"send", iterator_send_method, METH_O, nullptr},
+    {"throw", iterator_throw, METH_VARARGS, nullptr},
+    {"close", iterator_close, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMethodDef g_async_generator_methods[] = {
+    {"asend", async_generator_send, METH_O, nullptr},
+    {"athrow", async_generator_throw, METH_VARARGS, nullptr},
+    {"aclose", async_generator_close, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyGetSetDef g_iterator_getset[] = {{"__class__", iterator_class, nullptr, nullptr, nullptr},
+                                   {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef g_async_generator_getset[] = {{"__class__", async_generator_class, nullptr, nullptr, nullptr},
+                                          {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyAsyncMethods g_awaitable_methods = {PyObject_SelfIter, nullptr, nullptr, iterator_send};
+PyAsyncMethods g_generator_async_methods = {nullptr, nullptr, nullptr, iterator_send};
+PyAsyncMethods g_async_generator_async_methods = {nullptr, PyObject_SelfIter, async_generator_next, nullptr};
+
+bool ready_iterator(PyTypeObject& type, PyAsyncMethods* async_methods) {
+  type.tp_dealloc = iterator_dealloc;
+  type.tp_finalize = iterator_finalize;
+  type.tp_free = PyObject_GC_Del;
+  type.tp_traverse = iterator_traverse;
+  type.tp_clear = iterator_clear;
+  type.tp_repr = iterator_repr;
+  type.tp_getattro = iterator_attribute;
+  type.tp_weaklistoffset = offsetof(IteratorObject, weak_references);
+  type.tp_iter = PyObject_SelfIter;
+  type.tp_iternext = iterator_next;
+  type.tp_as_async = async_methods;
+  type.tp_methods = g_iterator_methods;
+  type.tp_getset = g_iterator_getset;
+  return PyType_Ready(&type) == 0;
+}
+
+enum class Wrapped { kCoroutine, kGenerator, kAsyncGenerator };
+
+template <Wrapped kind>
+PyObject* call_and_wrap(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 4 || !is_span(args[0]) || !PyTuple_Check(args[2]) || !PyDict_Check(args[3])) {
+    PyErr_SetString(PyExc_TypeError, "expected (span, function, args, kwargs)");
+    return nullptr;
+  }
+  auto* const span = reinterpret_cast<SpanObject*>(args[0]);
+  PyObject* const inner = PyObject_Call(args[1], args[2], args[3]);
+  if (inner == nullptr) return nullptr;
+  if constexpr (kind == Wrapped::kCoroutine) return wrap_coroutine(span, inner, args[1], args[2], args[3]);
+  if constexpr (kind == Wrapped::kGenerator) return wrap_generator(span, inner, args[1], args[2], args[3]);
+  return wrap_async_generator(span, inner, args[1], args[2], args[3]);
+}
+
+}  // namespace
+
+PyObject* wrap_coroutine(SpanObject* span, PyObject* inner, PyObject* function, PyObject* args, PyObject* kwargs) {
+  return make_iterator(g_coroutine_type, span, inner, function, args, kwargs, kFlagAsync);
+}
+
+PyObject* wrap_generator(SpanObject* span, PyObject* inner, PyObject* function, PyObject* args, PyObject* kwargs) {
+  return make_iterator(g_generator_type, span, inner, function, args, kwargs, kFlagGenerator);
+}
+
+PyObject* wrap_async_generator(SpanObject* span, PyObject* inner, PyObject* function, PyObject* args,
+                               PyObject* kwargs) {
+  const PyAsyncMethods* const methods = Py_TYPE(inner)->tp_as_async;
+  if (methods == nullptr || methods->am_anext == nullptr) return inner;
+  auto* const self = PyObject_GC_New(AsyncGeneratorObject, &g_async_generator_type);
+  if (self == nullptr) {
+    Py_DECREF(inner);
+    return nullptr;
+  }
+  self->inner = inner;
+  self->weak_references = nullptr;
+  new (&self->run) SuspendableRun(span, function, args, kwargs, kFlagAsync | kFlagGenerator);
+  PyObject_GC_Track(reinterpret_cast<PyObject*>(self));
+  return reinterpret_cast<PyObject*>(self);
+}
+
+PyMethodDef g_timed_iterator_functions[] = {
+    {"timed_coroutine", as_method(call_and_wrap<Wrapped::kCoroutine>), METH_FASTCALL, nullptr},
+    {"timed_generator", as_method(call_and_wrap<Wrapped::kGenerator>), METH_FASTCALL, nullptr},
+    {"timed_async_generator", as_method(call_and_wrap<Wrapped::kAsyncGenerator>), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+bool init_timed_iterators() {
+  if (!ready_iterator(g_coroutine_type, &g_awaitable_methods) ||
+      !ready_iterator(g_step_type, &g_awaitable_methods) ||
+      !ready_iterator(g_generator_type, &g_generator_async_methods))
+    return false;
+  PyTypeObject& type = g_async_generator_type;
+  type.tp_dealloc = async_generator_dealloc;
+  type.tp_finalize = async_generator_finalize;
+  type.tp_free = PyObject_GC_Del;
+  type.tp_traverse = async_generator_traverse;
+  type.tp_clear = async_generator_clear;
+  type.tp_getattro = async_generator_attribute;
+  type.tp_weaklistoffset = offsetof(AsyncGeneratorObject, weak_references);
+  type.tp_as_async = &g_async_generator_async_methods;
+  type.tp_methods = g_async_generator_methods;
+  type.tp_getset = g_async_generator_getset;
+  return PyType_Ready(&type) == 0;
+}
+
+}  // namespace stagespan::python

@@ -1,0 +1,187 @@
+// timed_run.cpp: hooks, log lines, and calling a function as a run.
+#include "timed_run.h"
+
+#include <sys/resource.h>
+
+#include <atomic>
+
+#include "stage_names.h"
+#include "stagespan/clock.h"
+
+namespace stagespan::python {
+
+ContextHooks g_hooks;
+PyObject* g_missing = nullptr;
+PyObject* g_service_start = nullptr;
+bool g_memory_hook = false;
+
+namespace {
+
+PyObject* g_torch_callback = nullptr;
+bool g_profile_all = false;
+bool g_profiled[kMaxStages];
+std::uint32_t g_service_generation = ~0U;
+
+void lose_hook_error() noexcept {
+  Recorder::get().lose(kLostHookErrors);
+  PyErr_Clear();
+}
+
+// Torch is looked for only while it has not been seen, and never imported.
+void look_for_torch() noexcept {
+  PyObject* const modules = PyImport_GetModuleDict();
+  if (modules == nullptr || PyDict_GetItemString(modules, "torch") == nullptr) return;
+  const Ref callback(g_torch_callback);
+  g_torch_callback = nullptr;
+  const Ref done(PyObject_CallNoArgs(callback.get()));
+  if (!done) lose_hook_error();
+}
+
+void ensure_service() noexcept {
+  const std::uint32_t generation = Recorder::get().generation();
+  if (g_service_start == nullptr || g_service_generation == generation) return;
+  g_service_generation = generation;
+  const Ref done(PyObject_CallNoArgs(g_service_start));
+  if (!done) lose_hook_error();
+}
+
+std::int64_t peak_rss_bytes() noexcept {
+  rusage usage;
+  return getrusage(RUSAGE_SELF, &usage) == 0 ? std::int64_t{usage.ru_maxrss} * 1024 : -1;
+}
+
+}  // namespace
+
+void set_profiled(PyObject* names) {
+  g_profile_all = false;
+  std::fill(std::begin(g_profiled), std::end(g_profiled), false);
+  const Ref iterator(PyObject_GetIter(names));
+  if (!iterator) return;
+  while (const Ref name{PyIter_Next(iterator.get())}) {
+    if (PyUnicode_Check(name.get()) && PyUnicode_CompareWithASCIIString(name.get(), "*") == 0) g_profile_all = true;
+    g_profiled[stage_of(name.get())] = true;
+  }
+}
+
+bool is_profiled(std::uint32_t stage) noexcept { return g_profile_all || g_profiled[stage]; }
+
+void set_torch_callback(PyObject* callback) {
+  Py_XDECREF(g_torch_callback);
+  g_torch_callback = Py_XNewRef(callback);
+}
+
+bool wants_hooks(const SpanObject& span) noexcept {
+  if (g_torch_callback != nullptr) {
+    const ErrorAside pending;
+    look_for_torch();
+  }
+  if (g_hooks.enter == nullptr || span.kind == Kind::kSpan) return false;
+  return span.kind == Kind::kDebug || g_memory_hook || span.capture_memory || is_profiled(span.stage);
+}
+
+PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs) noexcept {
+  const ErrorAside pending;
+  // A block has no arguments.
+  const Ref no_args(args == nullptr ? PyTuple_New(0) : Py_NewRef(args));
+  const Ref no_kwargs(kwargs == nullptr ? PyDict_New() : Py_NewRef(kwargs));
+  if (!no_args || !no_kwargs) {
+    lose_hook_error();
+    return nullptr;
+  }
+  PyObject* const arguments[] = {reinterpret_cast<PyObject*>(&span), function, no_args.get(), no_kwargs.get()};
+  PyObject* const call = PyObject_Vectorcall(g_hooks.enter, arguments, 4, nullptr);
+  if (call == nullptr) lose_hook_error();
+  return call;
+}
+
+void hooks_leave(PyObject* call) noexcept {
+  const Ref done(PyObject_CallOneArg(g_hooks.leave, call));
+  if (!done) lose_hook_error();
+}
+
+std::uint16_t hooks_exit(PyObject* call, PyObject* result, PyObject* error, const FinishedSpan& span) noexcept {
+  const ClockFit fit = Recorder::get().clock_fit();
+  const Ref id(PyLong_FromUnsignedLongLong(span.id));
+  const Ref begin(PyLong_FromLongLong(fit.unix_ns(span.begin_ticks)));
+  const Ref end(PyLong_FromLongLong(fit.unix_ns(span.end_ticks)));
+  if (!id || !begin || !end) {
+    lose_hook_error();
+    return 0;
+  }
+  PyObject* const arguments[] = {
+      call,     result != nullptr ? result : g_missing, error != nullptr ? error : Py_None, id.get(), begin.get(),
+      end.get()};
+  const Ref flags(PyObject_Vectorcall(g_hooks.exit, arguments, 6, nullptr));
+  const long value = flags ? PyLong_AsLong(flags.get()) : 0;
+  if (PyErr_Occurred() != nullptr) {
+    lose_hook_error();
+    return 0;
+  }
+  return static_cast<std::uint16_t>(value) & kFlagPublished;
+}
+
+void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState& thread, PyObject* call) noexcept {
+  Completion completion{finished.begin_ticks, finished.end_ticks, thread.ident,  -1,
+                        span.stage,           thread.thread,      finished.flags};
+  if (call == nullptr) {
+    completion.peak_bytes = peak_rss_bytes();
+  } else {
+    // A memory hook that read an accelerator's peak has left it here.
+    const Ref peak(PyObject_GetAttrString(call, "peak_bytes"));
+    if (peak && PyLong_Check(peak.get())) {
+      completion.peak_bytes = PyLong_AsLongLong(peak.get());
+      completion.flags |= kCompletionDeviceMemory;
+    } else {
+      completion.peak_bytes = peak_rss_bytes();
+    }
+    PyErr_Clear();
+  }
+  push_completion(completion);
+  ensure_service();
+}
+
+void end_run_slow(ThreadState& thread, const SpanObject& span, OpenFrame& frame, std::uint16_t flags, PyObject* result,
+                  PyObject* error) noexcept {
+  ErrorAside pending;
+  FrameLocal& local = thread.locals[thread.index_of(frame)];
+  const Ref call(static_cast<PyObject*>(local.note));
+  local.note = nullptr;
+  if (call) hooks_leave(call.get());
+  FinishedSpan finished_span = finished(thread, frame, now_ticks(), flags);
+  if (span.kind == Kind::kDebug) finished_span.flags |= kFlagDebug;
+  if (call)
+    finished_span.flags |= hooks_exit(call.get(), result, error != nullptr ? error : pending.value(), finished_span);
+  commit_span(thread, finished_span);
+  charge_parent(thread, frame.below.load(std::memory_order_relaxed), finished_span.duration_ticks());
+  drop_frame(thread, frame);
+  complete(span, finished_span, thread, call.get());
+}
+
+Ref positional_tuple(PyObject* const* args, std::size_t nargsf) {
+  const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
+  Ref result(PyTuple_New(count));
+  for (Py_ssize_t i = 0; result && i < count; ++i) PyTuple_SET_ITEM(result.get(), i, Py_NewRef(args[i]));
+  return result;
+}
+
+Ref keyword_dict(PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+  PyObject* const* const values = args + PyVectorcall_NARGS(nargsf);
+  Ref result(PyDict_New());
+  for (Py_ssize_t i = 0; result && kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); ++i)
+    if (PyDict_SetItem(result.get(), PyTuple_GET_ITEM(kwnames, i), values[i]) != 0) return Ref();
+  return result;
+}
+
+Ref enter_call(SpanObject& span, PyObject* function, PyObject* const* args, std::size_t nargsf,
+               PyObject* kwnames) noexcept {
+  if (!wants_hooks(span)) return Ref();
+  const Ref positional = positional_tuple(args, nargsf);
+  const Ref named = keyword_dict(args, nargsf, kwnames);
+  if (!positional || !named) {
+    lose_hook_error();
+    return Ref();
+  }
+  return Ref(hooks_enter(span, function, positional.get(), named.get()));
+}
+
+}  // namespace stagespan::python

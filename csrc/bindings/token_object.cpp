@@ -1,0 +1,131 @@
+// token_object.cpp: a span that is open until somebody ends it, wherever that is.
+#include "token_object.h"
+
+#include <structmember.h>
+
+#include <cstddef>
+
+#include "execution_context.h"
+#include "object.h"
+#include "span_object.h"
+#include "stage_names.h"
+#include "stagespan/recorder.h"
+
+namespace stagespan::python {
+
+namespace {
+
+struct TokenObject {
+  PyObject_HEAD
+  PyObject* name;
+  DetachedSpan detached;
+  std::uint32_t generation;
+  bool is_open;
+};
+
+PyTypeObject g_token_type = static_type("stagespan.Token", sizeof(TokenObject), 0);
+
+TokenObject* token_of(PyObject* object) { return reinterpret_cast<TokenObject*>(object); }
+
+bool belongs_here(const TokenObject& token) { return token.generation == Recorder::get().generation(); }
+
+void token_dealloc(PyObject* object) {
+  TokenObject* const self = token_of(object);
+  if (self->is_open && belongs_here(*self)) {
+    Recorder::get().hide_detached(self->detached.shown_at);
+    Recorder::get().lose(kLostAbandoned);
+  }
+  Py_XDECREF(self->name);
+  PyObject_Free(object);
+}
+
+PyObject* token_id(PyObject* object, void*) { return PyLong_FromUnsignedLongLong(token_of(object)->detached.span.id); }
+
+PyMemberDef g_token_members[] = {
+    {"name", T_OBJECT, offsetof(TokenObject, name), READONLY, "The stage's name."},
+    {nullptr, 0, 0, 0, nullptr},
+};
+PyGetSetDef g_token_getset[] = {{"id", token_id, nullptr, "The span's id, 0 when it is not recorded.", nullptr},
+                                {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyObject* begin(PyObject*, PyObject* name) {
+  auto* const self = PyObject_New(TokenObject, &g_token_type);
+  if (self == nullptr) return nullptr;
+  self->name = Py_NewRef(name);
+  self->detached = {};
+  self->generation = Recorder::get().generation();
+  self->is_open = mode_has(kModeEnabled);
+  if (self->is_open) {
+    const std::uint32_t stage = stage_of(name);
+    current_thread();
+    self->detached = Recorder::get().open_detached(stage, 0);
+  }
+  return reinterpret_cast<PyObject*>(self);
+}
+
+PyObject* end(PyObject*, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"token", "error", nullptr};
+  PyObject* token = nullptr;
+  int error = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O|$p:end", const_cast<char**>(names), &token, &error) == 0)
+    return nullptr;
+  if (Py_TYPE(token) != &g_token_type) {
+    PyErr_Format(PyExc_TypeError, "end() takes a token that begin() returned, not %R", token);
+    return nullptr;
+  }
+  TokenObject* const self = token_of(token);
+  if (!self->is_open) {
+    // One that began while the recorder was off has nothing to end.
+    if (self->detached.span.id != 0) Recorder::get().lose(kLostUnmatched);
+    Py_RETURN_NONE;
+  }
+  self->is_open = false;
+  if (!belongs_here(*self)) Py_RETURN_NONE;
+  current_thread();
+  Recorder::get().close_detached(self->detached, error != 0 ? kFlagError : 0);
+  Py_RETURN_NONE;
+}
+
+PyObject* record(PyObject*, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"name", "begin_ns", "end_ns", "error", nullptr};
+  PyObject* name = nullptr;
+  long long begin_ns = 0, end_ns = 0;
+  int error = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "OLL|$p:record", const_cast<char**>(names), &name, &begin_ns, &end_ns,
+                                  &error) == 0)
+    return nullptr;
+  if (end_ns < begin_ns) {
+    PyErr_Format(PyExc_ValueError,
+                 "the span %R would end %lld ns before it begins: give begin_ns and end_ns as Unix time in ns", name,
+                 begin_ns - end_ns);
+    return nullptr;
+  }
+  if (!mode_has(kModeEnabled)) Py_RETURN_NONE;
+  const std::uint32_t stage = stage_of(name);
+  current_thread();
+  Recorder::get().record(stage, begin_ns, end_ns, error != 0 ? kFlagError : 0);
+  Py_RETURN_NONE;
+}
+
+}  // namespace
+
+PyMethodDef g_token_functions[] = {
+    {"begin", begin, METH_O, "begin(name)\n--\n\nOpen a span that `end` closes, in any scope or thread."},
+    {"end", as_method(end), METH_VARARGS | METH_KEYWORDS,
+     "end(token, *, error=False)\n--\n\nClose a span that `begin` opened."},
+    {"record", as_method(record), METH_VARARGS | METH_KEYWORDS,
+     "record(name, begin_ns, end_ns, *, error=False)\n--\n\n"
+     "Record a span that was timed elsewhere, in Unix nanoseconds."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+bool init_token_type(PyObject* module) {
+  g_token_type.tp_doc = "An open span that may be ended in another scope or thread.";
+  g_token_type.tp_dealloc = token_dealloc;
+  g_token_type.tp_members = g_token_members;
+  g_token_type.tp_getset = g_token_getset;
+  return PyType_Ready(&g_token_type) == 0 &&
+         PyModule_AddObjectRef(module, "Token", reinterpret_cast<PyObject*>(&g_token_type)) == 0;
+}
+
+}  // namespace stagespan::python

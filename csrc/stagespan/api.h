@@ -1,0 +1,29 @@
+// api.h: the table of functions by which code in other shared objects records into this process's recorder.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace stagespan {
+
+inline constexpr std::uint32_t kApiVersion = 1;
+inline constexpr const char* kApiCapsule = "stagespan._core.api";
+
+/// An open span as other shared objects hold it.
+struct ApiSpan {
+  void* frame;  // null when nothing is recorded
+  std::uint64_t id;
+};
+
+/// Grows at its end only; `size_bytes` tells how much of it there is.
+struct Api {
+  std::uint32_t version;
+  std::uint32_t size_bytes;
+  const volatile std::uint32_t* mode;  // bit 0: the recorder is on
+  std::uint32_t (*intern)(const char* name, std::size_t length_bytes);
+  ApiSpan (*open)(std::uint32_t stage);
+  void (*close)(ApiSpan span, std::uint32_t flags);
+  void (*add_work)(std::uint32_t stage, const char* key, std::size_t length_bytes, double amount);
+};
+
+}  // namespace stagespan

@@ -1,0 +1,85 @@
+// python.h: timing the C++ code of another extension module into the same recorder. Include it after
+// Python.h; call stagespan::attach() in the module's init function. Links to nothing.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <string_view>
+
+#include "api.h"
+
+namespace stagespan {
+
+namespace detail {
+inline const Api* g_api = nullptr;
+}
+
+/// Finds the recorder of the installed stagespan. Without it, or with one too old, timers do nothing: an
+/// extension need not depend on stagespan. Returns whether it was found; never leaves an exception set.
+inline bool attach() {
+  if (detail::g_api != nullptr) return true;
+  PyObject* module = PyImport_ImportModule("stagespan._core");
+  PyObject* capsule = module != nullptr ? PyObject_CallMethod(module, "c_api", nullptr) : nullptr;
+  const auto* api =
+      capsule != nullptr ? static_cast<const Api*>(PyCapsule_GetPointer(capsule, kApiCapsule)) : nullptr;
+  PyErr_Clear();
+  // The table lives as long as the process, so it outlives the capsule.
+  Py_XDECREF(capsule);
+  Py_XDECREF(module);
+  if (api == nullptr || api->version != kApiVersion || api->size_bytes < sizeof(Api)) return false;
+  detail::g_api = api;
+  return true;
+}
+
+/// A stage's name, interned when it is first timed after attach().
+class StageName {
+ public:
+  constexpr explicit StageName(std::string_view name) noexcept : name_(name) {}
+
+  std::uint32_t stage(const Api& api) noexcept {
+    // Two threads may both intern it: they get the same number.
+    std::uint32_t stage = __atomic_load_n(&stage_plus_one_, __ATOMIC_RELAXED);
+    if (stage == 0) {
+      stage = api.intern(name_.data(), name_.size()) + 1;
+      __atomic_store_n(&stage_plus_one_, stage, __ATOMIC_RELAXED);
+    }
+    return stage - 1;
+  }
+
+ private:
+  std::string_view name_;
+  std::uint32_t stage_plus_one_ = 0;
+};
+
+/// Times the scope it lives in, with or without the interpreter's lock, on any thread.
+class ScopedTimer {
+ public:
+  explicit ScopedTimer(StageName& name) noexcept : span_{nullptr, 0} {
+    const Api* const api = detail::g_api;
+    if (api != nullptr && (*api->mode & 1U) != 0) span_ = api->open(name.stage(*api));
+  }
+  ~ScopedTimer() {
+    if (span_.frame != nullptr) detail::g_api->close(span_, flags_);
+  }
+  ScopedTimer(const ScopedTimer&) = delete;
+  ScopedTimer& operator=(const ScopedTimer&) = delete;
+
+  void mark_error() noexcept { flags_ |= 1U; }
+
+ private:
+  ApiSpan span_;
+  std::uint32_t flags_ = 0;
+};
+
+}  // namespace stagespan
+
+#define STAGESPAN_DETAIL_JOIN2(a, b) a##b
+#define STAGESPAN_DETAIL_JOIN(a, b) STAGESPAN_DETAIL_JOIN2(a, b)
+
+/// Times the rest of the enclosing scope as a stage.
+#define STAGESPAN_SCOPE(name)                                                              \
+  static ::stagespan::StageName STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__){name};   \
+  const ::stagespan::ScopedTimer STAGESPAN_DETAIL_JOIN(stagespan_timer_, __LINE__) {       \
+    STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__)                                      \
+  }
