@@ -18,6 +18,7 @@ from stagespan.files import stage_path
 from stagespan.harness.adapters import Step, StepAdapter, adapter_for
 from stagespan.harness.config import LARGEST_TRACE, HarnessConfig, HarnessResult
 from stagespan.harness.output import write_breakdown, write_script
+from stagespan.signature.describe import printable
 from stagespan.signature.fit import ReplayError
 from stagespan.signature.model import SignatureFile, StageSignature
 from stagespan.signature.recorder import capture_paused
@@ -150,6 +151,8 @@ class StageBenchHarness:
             )
             _log.info("[Harness] Running %d profile iteration(s)...", config.profile_steps)
             window = self._run_under_profiler(replay)
+        if not window.recorded:
+            raise HarnessError(printable(str(window.skipped)))
         trace_path = self._path("_trace.json.gz")
         with self._writing():
             window.export(trace_path)
@@ -188,9 +191,8 @@ class StageBenchHarness:
         )
 
     def _run_under_profiler(self, replay: Replay) -> Any:
-        from stagespan.profiling.controller import profile_window
-
         from stagespan.harness.replay import run_context, seed_all, synchronize
+        from stagespan.profiling.controller import profile_window
 
         count = self.config.profile_steps
         steps = replay.prepare_several(count)
@@ -267,8 +269,3 @@ def check_writable(folder: Path) -> None:
             f"The output folder {str(folder)!r} cannot be written ({error.strerror or error}); "
             f"choose another with HarnessConfig(output_dir=...) (or --output)."
         ) from None
-
-
-def printable(name: str) -> str:
-    """A stage's name as one line of text."""
-    return name if name.isprintable() else repr(name)[1:-1]

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import importlib
-import inspect
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 
 import torch
 
+from stagespan.harness.loading import load, load_stage
 from stagespan.harness.replay import (
     Replay,
     random_state_kept,
@@ -108,35 +106,6 @@ def own_times(events: list[Any]) -> list[float]:
             own[stack[-1]] -= whole[i]
         stack.append(i)
     return own
-
-
-def load(target: str) -> Any:
-    """What ``package.module:name`` names."""
-    module, _, name = target.partition(":")
-    if not module or not name:
-        raise ReplayError(f"{target!r} is not of the form module:name")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except Exception as error:
-        raise ReplayError(
-            f"{target!r} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
-    return found
-
-
-def load_stage(target: str) -> Any:
-    """The stage that a factory returns, or that a name holds."""
-    factory = load(target)
-    if not (inspect.isroutine(factory) or isinstance(factory, type)):
-        return factory
-    try:
-        return factory()
-    except Exception as error:
-        raise ReplayError(f"{target!r} raised {type(error).__name__}: {error}") from error
 
 
 def say(text: str) -> None:

@@ -95,7 +95,7 @@ def script_text(
     Nothing of the signature becomes code: names and strings are literals, values are calls of known
     functions. Raises SignatureError for a signature that no inputs could be made from.
     """
-    from stagespan.harness import missing, program, replay, steps
+    from stagespan.harness import loading, missing, program, replay, steps
     from stagespan.signature import fit, values
     from stagespan.signature.mock import captured_device
 
@@ -103,7 +103,7 @@ def script_text(
     nodes.update((name, capture(value)) for name, value in (config.inputs or {}).items())
     inputs = [(f"{source.quoted(name)}: ", _input(node, name)) for name, node in nodes.items()]
     extra = step.modules if step is not None else ()
-    modules = dict.fromkeys((values, fit, *extra, steps, missing, replay, program))
+    modules = dict.fromkeys((values, fit, *extra, steps, missing, replay, loading, program))
     constants = {
         "STAGE": signature.stage_name,
         "FILE_STEM": stem,

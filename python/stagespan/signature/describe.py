@@ -11,6 +11,10 @@ _LONGEST = 60
 
 def describe(node: Any, depth: int = 0) -> str:
     """For example ``bfloat16[1, 16, 21, 60, 104] cuda:0``, ``5.0``, ``tuple(2)``."""
+    return printable(_describe(node, depth))
+
+
+def _describe(node: Any, depth: int) -> str:
     if is_tensor(node):
         return f"{node['dtype']}{_short(str(node['shape']))} {node.get('device', 'cpu')}"
     if isinstance(node, list):
@@ -37,6 +41,11 @@ def describe(node: Any, depth: int = 0) -> str:
         return f"string of {node.get('length')} characters"
     value = next((node[k] for k in ("value", "device", "size", "class") if k in node), "")
     return _short(f"{kind} {value}".strip())
+
+
+def printable(text: str) -> str:
+    """Any text as one line without control characters, for terminals and logs."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _items(opening: str, nodes: Any, closing: str, depth: int) -> str:

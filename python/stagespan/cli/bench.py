@@ -1,0 +1,186 @@
+"""``stagespan bench``: one stage alone, on inputs made from its signature."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stagespan.errors import HarnessError
+from stagespan.harness.config import HarnessConfig, HarnessResult
+from stagespan.harness.loading import load, load_stage
+from stagespan.signature.describe import printable
+from stagespan.signature.fit import ReplayError
+from stagespan.signature.model import SignatureFile
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_ROWS = 10
+
+
+@click.command("bench")
+@click.argument("signature_file", type=click.Path())
+@click.option("--stage", "stage_name", help="Name of the stage; may be left out if there is one.")
+@click.option(
+    "--factory", required=True, metavar="MODULE:CALLABLE", help="Returns the loaded stage."
+)
+@click.option("--warmup", default=1, show_default=True, help="Iterations before measuring.")
+@click.option("--steps", default=1, show_default=True, help="Iterations under the profiler.")
+@click.option("--timing-steps", type=int, help="Timed iterations. [default: what fits into 5 s]")
+@click.option("--output", type=click.Path(), help="Folder of the files. [default: the run's]")
+@click.option("--device", help="Where the inputs are made. [default: where they were captured]")
+@click.option("--dtype", help="Element type of floating-point inputs. [default: the captured]")
+@click.option("--seed", default=0, show_default=True, help="Seed of the inputs.")
+@click.option(
+    "--step",
+    metavar="MODULE:CALLABLE",
+    help="Function of stage and inputs that runs one iteration.",
+)
+def command(
+    signature_file: str,
+    stage_name: str | None,
+    factory: str,
+    warmup: int,
+    steps: int,
+    timing_steps: int | None,
+    output: str | None,
+    device: str | None,
+    dtype: str | None,
+    seed: int,
+    step: str | None,
+) -> None:
+    """Replay one iteration of a stage of SIGNATURE_FILE, time it and profile it.
+
+    Writes the kernel trace, the kernel breakdown, and a script that reproduces both.
+    """
+    from rich.console import Console
+
+    from stagespan.harness.bench import StageBenchHarness
+
+    signature = _signature(signature_file, stage_name)
+    console = Console(stderr=True)
+    with _log_lines(console), _progress(console) as progress:
+        try:
+            stage = load_stage(factory)
+            step_fn = load(step) if step is not None else None
+        except ReplayError as error:
+            raise HarnessError(_sentence(str(error))) from error
+        config = HarnessConfig(
+            warmup=warmup,
+            profile_steps=steps,
+            timing_steps=timing_steps,
+            output_dir=output,
+            device=device,
+            dtype=dtype,
+            seed=seed,
+            step_fn=step_fn,
+            progress=progress,
+        )
+        harness = StageBenchHarness(signature, stage, config)
+        harness.setup()
+        result = harness.profile()
+    _print(result)
+
+
+def _signature(path: str, stage_name: str | None) -> Any:
+    file = SignatureFile.read(path)
+    if stage_name is None:
+        if len(file.stages) == 1:
+            return next(iter(file.stages.values()))
+        listed = ", ".join(map(repr, file.stages)) or "none"
+        raise HarnessError(f"Which stage? Name it with --stage; the file holds {listed}.")
+    return file.stage(stage_name)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
+
+
+class _ToConsole(logging.Handler):
+    """Log lines above the progress bar, whole however long."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.INFO)
+        self.console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.console.print(
+            self.format(record), markup=False, highlight=False, soft_wrap=True, emoji=False
+        )
+
+
+@contextlib.contextmanager
+def _log_lines(console: Console) -> Iterator[None]:
+    logger = logging.getLogger("stagespan")
+    handler, level, passed_on = _ToConsole(console), logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(min(level or logging.INFO, logging.INFO))
+    logger.propagate = False  # else a root handler would show every line twice
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = passed_on
+
+
+@contextlib.contextmanager
+def _progress(console: Console) -> Iterator[Any]:
+    """What the harness tells its progress; shown on a terminal alone."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    with bar:
+        task = bar.add_task("loading the stage", total=None)
+
+        def tell(part: str, done: int, total: int | None) -> None:
+            bar.update(task, description=part, completed=done, total=total)
+
+        yield tell
+
+
+def _print(result: HarnessResult) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, 160)
+    timing = result.timing_ms
+    table = Table(
+        title=Text(f"{printable(result.stage)}: where the time of the profiled iterations went")
+    )
+    on_device = any(row["device_ms"] is not None for row in _rows(result))
+    table.add_column("kernel" if on_device else "operator", overflow="fold")
+    for name in ("ms", "%", "count"):
+        table.add_column(name, justify="right")
+    total = result.breakdown["total_kernel_time_ms"]
+    for row in _rows(result)[:_ROWS]:
+        share = f"{100 * row['ms'] / total:.1f}" if total else "-"
+        table.add_row(Text(row["name"]), f"{row['ms']:.3f}", share, f"{row['count']:,}")
+    console.print(table, highlight=False)
+    console.print(
+        f"One iteration takes {timing['mean']:.2f} ms (min {timing['min']:.2f}, p50 "
+        f"{timing['p50']:.2f}, max {timing['max']:.2f}; {timing['iterations']} iterations without "
+        f"the profiler, inputs on {result.device}).",
+        highlight=False,
+        markup=False,
+    )
+
+
+def _rows(result: HarnessResult) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = result.breakdown["top_kernels"]
+    return rows

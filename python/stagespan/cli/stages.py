@@ -1,0 +1,49 @@
+"""``stagespan stages``: what a signature file holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from stagespan.signature.describe import describe, printable
+from stagespan.signature.model import SignatureFile, StageSignature
+
+
+@click.command("stages")
+@click.argument("signature_file", type=click.Path())
+def command(signature_file: str) -> None:
+    """List the stages of SIGNATURE_FILE with their inputs and outputs."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    file = SignatureFile.read(signature_file)
+    console = Console()
+    if not console.is_terminal:
+        # A pipe has no width to keep to: rich would cut the table at 80 columns.
+        console.width = max(console.width, 160)
+    title = f"{len(file.stages)} stage{'' if len(file.stages) == 1 else 's'}"
+    table = Table(
+        title=Text(title + (f" of {printable(file.request_id)}" if file.request_id else ""))
+    )
+    table.add_column("stage", overflow="fold")
+    table.add_column("runs", justify="right")
+    table.add_column("inputs", overflow="fold")
+    table.add_column("output", overflow="fold")
+    for stage in file.stages.values():
+        for index, signature in enumerate((stage, *stage.variants)):
+            name = printable(stage.stage_name) if index == 0 else f"  variant {index}"
+            count = "-" if signature.count is None else f"{signature.count:,}"
+            table.add_row(Text(name), count, Text(_inputs(signature)), Text(_output(signature)))
+        table.add_section()
+    console.print(table, highlight=False)
+
+
+def _inputs(signature: StageSignature) -> str:
+    nodes: dict[str, Any] = signature.arguments
+    return "\n".join(f"{printable(name)}: {describe(node)}" for name, node in nodes.items()) or "-"
+
+
+def _output(signature: StageSignature) -> str:
+    return "-" if signature.output is None else describe(signature.output)

@@ -1,0 +1,52 @@
+"""What ``package.module:name`` names. Needs nothing else: the harness's scripts hold this text."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from typing import Any
+
+from stagespan.signature.fit import ReplayError
+
+
+def load(target: str) -> Any:
+    """The object; modules are also looked for in the working folder. Raises ReplayError."""
+    module, _, name = target.partition(":")
+    if not module or not name:
+        raise ReplayError(
+            f"{target!r} must be written as module:name, such as my_pipeline:get_stage"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:
+        raise ReplayError(f"{target!r} cannot be loaded: {told(error)}") from error
+    return found
+
+
+def load_stage(target: str) -> Any:
+    """The stage that a factory returns; what is no function and no class is the stage itself."""
+    factory = load(target)
+    if not (inspect.isroutine(factory) or isinstance(factory, type)):
+        return factory
+    try:
+        stage = factory()
+    except (Exception, SystemExit) as error:
+        raise ReplayError(f"the factory {target!r} raised {told(error)}") from error
+    if stage is None:
+        raise ReplayError(f"the factory {target!r} returned None; it must return the loaded stage")
+    return stage
+
+
+def told(error: BaseException) -> str:
+    """An exception on one line, with where it was raised."""
+    message = " ".join(str(error).split())
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {message[:300]}{where}"

@@ -1,0 +1,113 @@
+"""Signature files of any content: read and replayed, or refused in one sentence; never a crash."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stagespan.errors import StagespanError
+from stagespan.harness import HarnessConfig
+from stagespan.harness.adapters import CallAdapter, DenoiseAdapter
+from stagespan.signature import SignatureFile, StageSignature, describe
+
+torch = pytest.importorskip("torch")
+
+from stagespan.harness.script import script_text  # noqa: E402
+from stagespan.signature.mock import make_inputs  # noqa: E402
+
+words = st.sampled_from(
+    ["$type", "unreplayable", "shape", "dtype", "device", "items", "fields", "class", "name"]
+    + ["value", "values", "value_range", "strides", "length", "of", "data", "hex", "args", "size"]
+    + ["tuple", "list", "dict", "dataclass", "enum", "ndarray", "image", "float32", "int64", "cpu"]
+    + ["torch.dtype", "torch.Generator", "bytes", "range", "slice", "set", "userdict", "str", "x"]
+)
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-4, 9), st.floats(), words, st.text(max_size=6)
+)
+trees = st.recursive(
+    scalars,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.one_of(words, st.text(max_size=4)), inner, max_size=5),
+    ),
+    max_leaves=20,
+)
+typed = st.fixed_dictionaries({"$type": words}, optional={"items": trees, "fields": trees}).flatmap(
+    lambda node: st.dictionaries(words, trees, max_size=4).map(lambda more: {**more, **node})
+)
+tensors = st.fixed_dictionaries(
+    {"shape": st.lists(st.integers(-1, 5), max_size=4), "dtype": words},
+    optional={"device": words, "strides": trees, "values": trees, "value_range": trees},
+)
+nodes = st.one_of(trees, typed, tensors)
+QUIET = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@QUIET
+@given(inputs=st.dictionaries(st.text(max_size=8), nodes, max_size=3))
+def test_any_nodes_are_replayed_or_refused(inputs: dict[str, Any]) -> None:
+    # GIVEN a stage with inputs of any content
+    stage = StageSignature("s", inputs)
+
+    # WHEN they are described and made, THEN that works or raises what the user is told
+    for node in inputs.values():
+        assert describe(node).isprintable()
+    try:
+        make_inputs(stage)
+    except StagespanError as error:
+        assert "\n" not in str(error)
+
+
+@QUIET
+@given(inputs=st.dictionaries(st.text(max_size=8), nodes, max_size=3), name=st.text(max_size=20))
+def test_any_script_compiles(inputs: dict[str, Any], name: str) -> None:
+    # GIVEN a stage with any name and inputs of any content, as far as they can be replayed
+    stage = StageSignature(name, inputs, metadata={name: name}, context={name: [name]})
+    try:
+        make_inputs(StageSignature(name, inputs))
+    except StagespanError:
+        return
+
+    # WHEN its script is written, with each kind of step
+    for step in (DenoiseAdapter().script(None, inputs), CallAdapter().script(len, inputs), None):
+        text = script_text(stage, step, HarnessConfig(), stem="s")
+
+        # THEN it is Python
+        compile(text, "profile_s.py", "exec")
+
+
+@QUIET
+@given(content=st.one_of(st.binary(max_size=200), trees.map(lambda t: json.dumps(t).encode())))
+def test_any_file_is_read_or_refused(content: bytes, tmp_path: Path) -> None:
+    # GIVEN a file of any content
+    path = tmp_path / "f.json"
+    path.write_bytes(content)
+
+    # WHEN / THEN
+    try:
+        SignatureFile.read(path)
+    except StagespanError as error:
+        assert str(path) in str(error)
+
+
+@QUIET
+@given(stages=trees, version=st.sampled_from([None, 1, 2, "1"]))
+def test_any_stages_are_read_or_refused(stages: Any, version: Any, tmp_path: Path) -> None:
+    # GIVEN an object with stages of any content
+    path = tmp_path / "f.json"
+    path.write_text(json.dumps({"schema_version": version, "stages": stages}))
+
+    # WHEN / THEN it is read, each stage replayed or refused
+    try:
+        file = SignatureFile.read(path)
+        for stage in file.stages.values():
+            make_inputs(stage)
+    except StagespanError as error:
+        assert str(error)

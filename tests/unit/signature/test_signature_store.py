@@ -1,0 +1,265 @@
+"""The hook of debug contexts, the signatures of a process, their keys and times."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagespan.signature import (
+    SignatureFile,
+    capture,
+    capture_paused,
+    dump_io_signatures,
+    get_io_signatures,
+    reset_signatures,
+    signature_key,
+    signature_stats,
+)
+from stagespan.signature.recorder import SignatureHook
+from stagespan.signature.store import MAX_KEYS, OTHER
+
+torch = pytest.importorskip("torch")
+
+MISSING = object()
+FIRST = 8
+
+
+@dataclasses.dataclass
+class Call:
+    """What `stagespan.context` hands to a hook."""
+
+    stage: str = "denoise"
+    function: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    inputs: dict[str, Any] | None = None
+    result: Any = MISSING
+    error: BaseException | None = None
+    begin_ns: int = 0
+    end_ns: int = 2_000_000
+    flags: int = 0
+    kind: str = "debug"
+    state: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def denoise(latents: Any, steps: int = 8, scale: float = 1.0) -> Any:
+    return latents
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    reset_signatures(forget_shapes=True)
+    yield
+    reset_signatures(forget_shapes=True)
+
+
+def run(**fields: Any) -> Call:
+    """One run of a stage through the hook."""
+    call = Call(**fields)
+    hook = SignatureHook(MISSING, FIRST)
+    if hook.wants(call):
+        hook.enter(call)
+        hook.leave(call)
+        hook.exit(call)
+    return call
+
+
+def test_inputs_output_and_metadata_of_a_call_are_kept() -> None:
+    # GIVEN a stage called by position and keyword
+    latents = torch.zeros(5, 40)
+
+    # WHEN it runs
+    run(function=denoise, args=(latents,), kwargs={"scale": 5.0}, result=(latents, {"n": 1}))
+
+    # THEN all of it is there by name, scalars as metadata too
+    entry = get_io_signatures()["denoise"]
+    node = {"shape": [5, 40], "dtype": "float32", "device": "cpu"}
+    assert entry["input_signatures"] == {"latents": node, "steps": 8, "scale": 5.0}
+    assert entry["metadata"] == {"steps": 8, "scale": 5.0}
+    assert entry["output_signature"] == {"$type": "tuple", "items": [node, {"n": 1}]}
+    assert entry["count"] == 1
+
+
+def test_a_with_block_tells_its_inputs_later() -> None:
+    # GIVEN a block with inputs and an output, and one without either
+    # WHEN
+    run(stage="embedding", inputs={"ids": torch.zeros(3, 90)}, result=torch.zeros(2, 50))
+    run(stage="bare")
+
+    # THEN
+    entries = get_io_signatures()
+    assert entries["embedding"]["input_signatures"]["ids"]["shape"] == [3, 90]
+    assert entries["embedding"]["output_signature"]["shape"] == [2, 50]
+    assert entries["bare"]["input_signatures"] == {}
+
+
+def test_always_on_contexts_and_replays_are_not_captured() -> None:
+    # GIVEN / WHEN
+    run(kind="profiling", function=denoise, args=(1,))
+    with capture_paused():
+        run(function=denoise, args=(1,))
+
+    # THEN
+    assert get_io_signatures() == {}
+
+
+def test_the_first_run_of_a_shape_is_marked() -> None:
+    # GIVEN a stage that runs with two shapes, each twice
+    calls = [run(function=denoise, args=(torch.zeros(n, 30),)) for n in (3, 3, 4, 4)]
+
+    # WHEN a new report begins, and the first shape runs again
+    reset_signatures()
+    again = run(function=denoise, args=(torch.zeros(3, 30),))
+
+    # THEN the first of each was marked, and no other
+    assert [call.flags for call in calls] == [FIRST, 0, FIRST, 0]
+    assert again.flags == 0
+
+
+def test_a_failed_run_has_no_output_and_no_time() -> None:
+    # GIVEN / WHEN
+    run(function=denoise, args=(1,), error=ValueError("x"))
+
+    # THEN
+    assert get_io_signatures()["denoise"]["output_signature"] is None
+    assert signature_stats()["denoise"][0]["p50_ms"] is None
+
+
+def test_the_most_frequent_signature_is_the_main_one_and_others_are_variants() -> None:
+    # GIVEN a warm-up of one shape, two runs of another, a last chunk of a third
+    for size in (1, 8, 8, 3):
+        run(function=denoise, args=(torch.zeros(size, 30),))
+
+    # WHEN
+    entry = get_io_signatures()["denoise"]
+
+    # THEN
+    assert entry["input_signatures"]["latents"]["shape"] == [8, 30]
+    shapes = [v["input_signatures"]["latents"]["shape"] for v in entry["variants"]]
+    assert shapes == [[3, 30], [1, 30]]
+
+
+def test_scalars_of_the_latest_run_win() -> None:
+    # GIVEN a warm-up with two steps, then a run with forty
+    run(function=denoise, args=(torch.zeros(2, 30), 2))
+    run(function=denoise, args=(torch.zeros(2, 30), 40))
+
+    # WHEN / THEN
+    entry = get_io_signatures()["denoise"]
+    assert entry["input_signatures"]["steps"] == 40
+    assert entry["metadata"]["steps"] == 40
+    assert entry["count"] == 2
+
+
+def test_the_key_is_that_of_the_form() -> None:
+    # GIVEN calls with the same form and with others
+    def key(*args: Any, **kwargs: Any) -> str:
+        return signature_key(Call(function=denoise, args=args, kwargs=kwargs))
+
+    base = key(torch.zeros(2, 3), 5)
+
+    # WHEN / THEN values and the way of passing do not matter, form does
+    assert key(torch.ones(2, 3), 6) == base
+    assert key(latents=torch.ones(2, 3), steps=1) == base
+    assert key(torch.zeros(2, 4), 5) != base
+    assert key(torch.zeros(2, 3).half(), 5) != base
+    assert key([torch.zeros(2, 3)], 5) != base
+    assert key({"a": torch.zeros(2, 3)}, 5) != key({"b": torch.zeros(2, 3)}, 5)
+    assert key("a", 5) == key("b" * 9999, 5)
+    assert key(1.0, 5) == key(float("inf"), 5)
+    assert key(None, 5) != key(True, 5)
+    assert len(base) == 12
+
+
+def test_times_are_kept_by_signature() -> None:
+    # GIVEN runs of two shapes with known times
+    for size, end in ((2, 1_000_000), (2, 3_000_000), (2, 2_000_000), (5, 9_000_000)):
+        run(function=denoise, args=(torch.zeros(size, 30),), end_ns=end)
+
+    # WHEN / THEN
+    rows = signature_stats()["denoise"]
+    assert [(row["count"], row["p50_ms"]) for row in rows] == [(3, 2.0), (1, 9.0)]
+
+
+def test_signatures_of_a_stage_are_bounded() -> None:
+    # GIVEN a stage whose shape never repeats
+    runs = 3 * MAX_KEYS
+    for size in range(runs):
+        run(function=denoise, args=(torch.zeros(size, 30),))
+
+    # WHEN
+    rows = {row["key"]: row["count"] for row in signature_stats()["denoise"]}
+
+    # THEN the first are kept, the rest is counted together
+    assert len(rows) == MAX_KEYS + 1
+    assert rows[OTHER] == runs - MAX_KEYS
+    assert len(get_io_signatures()["denoise"]["variants"]) == MAX_KEYS - 1
+
+
+def test_how_torch_was_set_is_kept() -> None:
+    # GIVEN a run without gradients under autocast
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        run(function=denoise, args=(1,))
+
+    # WHEN / THEN
+    assert get_io_signatures()["denoise"]["context"] == {
+        "grad": False,
+        "inference": False,
+        "autocast": {"cpu": "bfloat16"},
+    }
+
+
+def test_the_file_is_written_whole_and_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN a stage that ran
+    run(function=denoise, args=(torch.zeros(2, 30),), result=1)
+    path = tmp_path / "new" / "timing_io_signature.json"
+
+    # WHEN its signature is dumped
+    with caplog.at_level(logging.INFO, logger="stagespan"):
+        written = dump_io_signatures(path, "req_1")
+
+    # THEN the file reads back and the line names it
+    assert written == path
+    assert SignatureFile.read(path).stage("denoise").output == 1
+    assert json.loads(path.read_text())["request_id"] == "req_1"
+    assert caplog.messages == [f"[Profiler] I/O signature saved to: {path}"]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_threads_lose_nothing() -> None:
+    # GIVEN eight threads that run two stages
+    def work(number: int) -> None:
+        for turn in range(50):
+            run(stage=f"s{turn % 2}", function=denoise, args=(torch.zeros(number, 30),))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+
+    # WHEN
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    # THEN
+    stats = signature_stats()
+    assert [sum(row["count"] for row in stats[name]) for name in ("s0", "s1")] == [200, 200]
+
+
+def test_what_the_store_gives_out_is_a_copy() -> None:
+    # GIVEN
+    run(function=denoise, args=({"a": 1},))
+
+    # WHEN somebody changes what he got
+    get_io_signatures()["denoise"]["input_signatures"]["latents"]["a"] = 2
+
+    # THEN the store has its own
+    assert get_io_signatures()["denoise"]["input_signatures"]["latents"] == capture({"a": 1})
