@@ -36,6 +36,12 @@ struct SpanRow {
 };
 
 py::array_t<SpanRow> spans() {
+  // Here and not when the module is imported: it imports numpy, which most processes never need.
+  static const bool registered = [] {
+    PYBIND11_NUMPY_DTYPE(SpanRow, stage, thread, begin_ns, end_ns, id, parent, request, suspended_ns, depth, flags);
+    return true;
+  }();
+  static_cast<void>(registered);
   std::vector<SpanCopy> copies;
   Recorder& recorder = Recorder::get();
   if (!recorder.arena()) return py::array_t<SpanRow>(0);
@@ -168,7 +174,6 @@ std::map<std::string, std::uint64_t> arena_info() {
 }  // namespace
 
 void define_reading(py::module_& module) {
-  PYBIND11_NUMPY_DTYPE(SpanRow, stage, thread, begin_ns, end_ns, id, parent, request, suspended_ns, depth, flags);
   module.def("spans", spans, "The rings' spans by begin, as a structured array; times in Unix ns.");
   module.def("open_spans", open_spans, "What every thread is in right now, outermost first.");
   module.def("stage_names", [] { return Recorder::get().names(); }, "Names by stage number.");

@@ -331,12 +331,9 @@ PyObject* span_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*
   if (count == 1 && kwnames == nullptr) [[likely]]
     return make(args[0], Kind::kSpan, false, false, false);
   static const char* const names[] = {"name", "compile_safe", nullptr};
-  const Ref positional(PyTuple_New(count));
-  const Ref named(PyDict_New());
+  const Ref positional = positional_tuple(args, static_cast<std::size_t>(count));
+  const Ref named = keyword_dict(args, static_cast<std::size_t>(count), kwnames);
   if (!positional || !named) return nullptr;
-  for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SET_ITEM(positional.get(), i, Py_NewRef(args[i]));
-  for (Py_ssize_t i = 0; kwnames != nullptr && i < PyTuple_GET_SIZE(kwnames); ++i)
-    if (PyDict_SetItem(named.get(), PyTuple_GET_ITEM(kwnames, i), args[count + i]) != 0) return nullptr;
   PyObject* name = nullptr;
   int compile_safe = 0;
   if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(), "O|$p:span", const_cast<char**>(names), &name,
@@ -345,24 +342,25 @@ PyObject* span_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*
   return make(name, Kind::kSpan, false, false, compile_safe != 0);
 }
 
-PyObject* profiling_new(PyObject*, PyObject* args, PyObject* kwargs) {
+// The contexts share one list of arguments; a debug context has no use for the last one.
+template <Kind kind>
+PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
+  constexpr bool is_debug = kind == Kind::kDebug;
+  if (count == 1 && kwnames == nullptr) [[likely]]
+    return make(args[0], kind, true, false, is_debug);
   static const char* const names[] = {"name", "reset_peak_memory", "capture_memory", "compile_safe", nullptr};
+  static const char* const debug_names[] = {"name", "reset_peak_memory", "capture_memory", nullptr};
+  const Ref positional = positional_tuple(args, static_cast<std::size_t>(count));
+  const Ref named = keyword_dict(args, static_cast<std::size_t>(count), kwnames);
+  if (!positional || !named) return nullptr;
   PyObject* name = nullptr;
-  int reset_peak_memory = 1, capture_memory = 0, compile_safe = 0;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O|p$pp:ProfilingContext", const_cast<char**>(names), &name,
-                                  &reset_peak_memory, &capture_memory, &compile_safe) == 0)
+  int reset_peak_memory = 1, capture_memory = 0, compile_safe = is_debug ? 1 : 0;
+  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(),
+                                  is_debug ? "O|p$p:ProfilingContext4Debug" : "O|p$pp:ProfilingContext",
+                                  const_cast<char**>(is_debug ? debug_names : names), &name, &reset_peak_memory,
+                                  &capture_memory, &compile_safe) == 0)
     return nullptr;
-  return make(name, Kind::kProfiling, reset_peak_memory != 0, capture_memory != 0, compile_safe != 0);
-}
-
-PyObject* debug_new(PyObject*, PyObject* args, PyObject* kwargs) {
-  static const char* const names[] = {"name", "reset_peak_memory", "capture_memory", nullptr};
-  PyObject* name = nullptr;
-  int reset_peak_memory = 1, capture_memory = 0;
-  if (PyArg_ParseTupleAndKeywords(args, kwargs, "O|p$p:ProfilingContext4Debug", const_cast<char**>(names), &name,
-                                  &reset_peak_memory, &capture_memory) == 0)
-    return nullptr;
-  return make(name, Kind::kDebug, reset_peak_memory != 0, capture_memory != 0, true);
+  return make(name, kind, reset_peak_memory != 0, capture_memory != 0, compile_safe != 0);
 }
 
 PyMethodDef g_span_methods[] = {
@@ -399,10 +397,10 @@ PyMethodDef g_span_functions[] = {
     {"span", as_method(span_new), METH_FASTCALL | METH_KEYWORDS,
      "span(name, *, compile_safe=False)\n--\n\n"
      "A timed context: `with span(\"decode\"):`, `async with`, or a decorator."},
-    {"ProfilingContext", as_method(profiling_new), METH_VARARGS | METH_KEYWORDS,
+    {"ProfilingContext", as_method(context_new<Kind::kProfiling>), METH_FASTCALL | METH_KEYWORDS,
      "ProfilingContext(name, reset_peak_memory=True, *, capture_memory=False, compile_safe=False)\n--\n\n"
      "Like span, and logs the time and the peak memory of each run; under torch.profiler when it is named."},
-    {"ProfilingContext4Debug", as_method(debug_new), METH_VARARGS | METH_KEYWORDS,
+    {"ProfilingContext4Debug", as_method(context_new<Kind::kDebug>), METH_FASTCALL | METH_KEYWORDS,
      "ProfilingContext4Debug(name, reset_peak_memory=True, *, capture_memory=False)\n--\n\n"
      "Like ProfilingContext, in debug mode only, synchronised at both ends, with input and output signatures."},
     {"_span_from", span_from, METH_VARARGS, nullptr},

@@ -21,6 +21,11 @@ FLAG_GENERATOR: int
 FLAG_CAPTURED: int
 FLAG_FIRST_OF_SHAPE: int
 FLAG_DEBUG: int
+COMPLETION_DEVICE_MEMORY: int
+"""In a completion's flags: the peak is an accelerator's, not the process's."""
+
+MISSING: object
+"""Stands for "no result" where a block gave none or an exception passed."""
 
 class Span:
     """A timed context: `with`, `async with`, or a decorator. Made by `span` and its siblings."""
@@ -44,16 +49,18 @@ class Span:
     def __enter__(self) -> Span: ...
     def __exit__(
         self,
-        kind: type[BaseException] | None = ...,
-        error: BaseException | None = ...,
-        traceback: TracebackType | None = ...,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
     ) -> None: ...
     async def __aenter__(self) -> Span: ...
     async def __aexit__(
         self,
-        kind: type[BaseException] | None = ...,
-        error: BaseException | None = ...,
-        traceback: TracebackType | None = ...,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
     ) -> None: ...
     def __call__(self, function: _F) -> _F: ...
 
@@ -131,6 +138,31 @@ def timed_async_generator(
 ) -> AsyncGenerator[Any, Any]:
     """Call an async generator function; what it returns is timed from its first step to its last."""
 
+# Timed callables; `decorators` and `trampoline` use them.
+class TimedFunction:
+    """Calls a function as one run of a stage; stands in for it where its calls cannot be intercepted."""
+
+    def __init__(self, span: Span, function: Callable[..., Any], /) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    __wrapped__: Callable[..., Any]
+
+def call_timed(
+    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
+) -> Any:
+    """Call a function as one run of a stage."""
+
+def timed_coroutine(
+    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
+) -> Coroutine[Any, Any, Any]: ...
+def timed_generator(
+    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
+) -> Generator[Any, Any, Any]: ...
+def timed_async_generator(
+    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
+) -> AsyncGenerator[Any, Any]: ...
+def time_function(function: FunctionType, spans: tuple[Span, ...], /) -> None:
+    """Time all calls of a plain function, innermost span first; () to stop. On 3.12 and later only."""
+
 # Switches
 def enable() -> None: ...
 def disable() -> None: ...
@@ -139,6 +171,15 @@ def set_debug(on: bool) -> None: ...
 def is_debug() -> bool: ...
 def set_profiled_names(names: Sequence[str]) -> None:
     """Stages whose always-on contexts go through the hooks because a profiler wants them; `*` is all."""
+
+def set_torch_callback(callback: Callable[[], None] | None) -> None:
+    """Call back once, when a context first runs after torch has been imported."""
+
+def set_service_start(start: Callable[[], None] | None) -> None:
+    """Call this once a process, when the first context has finished."""
+
+def set_decorator(decorate: Callable[[Span, Any], Any] | None) -> None:
+    """`decorate(span, function)` is what a span called with a function does."""
 
 def set_memory_hook(on: bool) -> None:
     """Send every always-on context through the hooks, because an accelerator's memory must be read."""
@@ -156,8 +197,11 @@ def request_enter(request: int) -> int:
     """Make `request` (a number above 0) current in this execution context; returns the one before."""
 
 def request_exit(before: int) -> None: ...
-def request_figures(request: int, since_ns: int) -> list[tuple[str, int, int, int, bool]]:
-    """(stage, count, total_ns, errors, top_level) of what the rings hold of a request."""
+def request_figures(
+    request: int, since_ns: int
+) -> tuple[list[tuple[str, int, int, int, bool]], bool]:
+    """(stage, count, total_ns, errors, top_level) of what the rings hold of a request, and whether
+    that is all of it: False when a ring has wrapped since `since_ns`."""
 
 # Reading
 class Summary:

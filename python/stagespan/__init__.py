@@ -1,0 +1,154 @@
+"""stagespan times the stages of PyTorch pipelines at next to no cost.
+
+Names that need more than the timing core are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+from stagespan import context as _context
+from stagespan import dynamo as _dynamo
+from stagespan._core import (
+    Span,
+    Token,
+    lost,
+    open_spans,
+    spans,
+    stage_names,
+)
+from stagespan.context import (
+    ProfilingContext,
+    ProfilingContext4Debug,
+    begin,
+    current_request,
+    disable,
+    enable,
+    end,
+    is_debug,
+    is_enabled,
+    record,
+    request,
+    set_debug,
+    span,
+)
+from stagespan.settings import (
+    output_dir as get_profiler_output_dir,
+)
+from stagespan.settings import (
+    set_output_dir as set_profiler_output_dir,
+)
+from stagespan.settings import (
+    set_pipeline_name,
+)
+
+if TYPE_CHECKING:
+    from stagespan.harness import HarnessConfig, StageBenchHarness
+    from stagespan.memory import memory_snapshot
+    from stagespan.platforms import current_platform
+    from stagespan.profiling import enable_profiler_for_names
+    from stagespan.report import (
+        compare_timing_reports,
+        dump_timing_report,
+        print_timing_summary,
+        reset_timing_registry,
+        set_timing_metadata,
+        timing_report,
+    )
+    from stagespan.service import flush
+    from stagespan.signature import dump_io_signatures, get_io_signatures
+    from stagespan.stats import stats
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "HarnessConfig": "stagespan.harness",
+    "StageBenchHarness": "stagespan.harness",
+    "compare_timing_reports": "stagespan.report",
+    "current_platform": "stagespan.platforms",
+    "dump_io_signatures": "stagespan.signature",
+    "dump_timing_report": "stagespan.report",
+    "enable_profiler_for_names": "stagespan.profiling",
+    "flush": "stagespan.service",
+    "get_io_signatures": "stagespan.signature",
+    "memory_snapshot": "stagespan.memory",
+    "print_timing_summary": "stagespan.report",
+    "reset_timing_registry": "stagespan.report",
+    "set_timing_metadata": "stagespan.report",
+    "stats": "stagespan.stats",
+    "timing_report": "stagespan.report",
+}
+
+__all__ = [
+    "HarnessConfig",
+    "ProfilingContext",
+    "ProfilingContext4Debug",
+    "Span",
+    "StageBenchHarness",
+    "Token",
+    "begin",
+    "compare_timing_reports",
+    "current_platform",
+    "current_request",
+    "disable",
+    "dump_io_signatures",
+    "dump_timing_report",
+    "enable",
+    "enable_profiler_for_names",
+    "end",
+    "flush",
+    "get_include",
+    "get_io_signatures",
+    "get_profiler_output_dir",
+    "is_debug",
+    "is_enabled",
+    "lost",
+    "memory_snapshot",
+    "open_spans",
+    "print_timing_summary",
+    "record",
+    "request",
+    "reset_timing_registry",
+    "set_debug",
+    "set_pipeline_name",
+    "set_profiler_output_dir",
+    "set_timing_metadata",
+    "span",
+    "spans",
+    "stage_names",
+    "stats",
+    "timing_report",
+]
+
+
+def get_include() -> str:
+    """Folder of the C++ headers: `#include <stagespan/python.h>` to time an extension's own code."""
+    from stagespan.files import include_folder
+
+    return str(include_folder())
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'stagespan' has no attribute {name!r}")
+    # `stats` is a function and the module that holds it: the function is what the name stands for.
+    value = getattr(importlib.import_module(module), name)
+    setattr(sys.modules[__name__], name, value)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+# Upper rooms that register their hooks when the first need arises.
+_context.lazy_hook("debug", "stagespan.profiling.hook")
+_context.lazy_hook("debug", "stagespan.signature.hook")
+_context.lazy_hook("debug", "stagespan.report.exit")
+_context.lazy_hook("profiled", "stagespan.profiling.hook")
+_context.lazy_hook("memory", "stagespan.memory")
+_context.lazy_hook("service", "stagespan.service")
+_dynamo.install()

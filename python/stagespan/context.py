@@ -1,0 +1,396 @@
+"""The contexts themselves, requests, switches, and the hooks through which upper rooms take part.
+
+The hot objects come from the extension as they are. Python code runs around a stage only where a
+hook is wanted: in debug mode, for stages that a profiler was asked for, for `capture_memory`, and
+on accelerators.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import importlib
+import itertools
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypedDict
+
+from stagespan import _core, settings
+
+span = _core.span
+ProfilingContext = _core.ProfilingContext
+ProfilingContext4Debug = _core.ProfilingContext4Debug
+begin = _core.begin
+end = _core.end
+record = _core.record
+is_enabled = _core.is_enabled
+is_debug = _core.is_debug
+MISSING = _core.MISSING
+
+_log = logging.getLogger("stagespan")
+
+
+class Call:
+    """One run of a stage as the hooks see it.
+
+    `function`, `args` and `kwargs` are None, () and {} for a `with` block. `result` is MISSING until
+    the call has returned, for a block that gave no output, and when it raised. `begin_ns` and
+    `end_ns` are Unix time, known in `exit` only.
+    """
+
+    __slots__ = (
+        "args",
+        "begin_ns",
+        "capture_memory",
+        "end_ns",
+        "error",
+        "flags",
+        "function",
+        "hooks",
+        "inputs",
+        "kind",
+        "kwargs",
+        "peak_bytes",
+        "reset_peak_memory",
+        "result",
+        "span_id",
+        "stage",
+        "state",
+    )
+
+    def __init__(
+        self,
+        span: _core.Span,
+        function: Callable[..., Any] | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.stage = span.name
+        self.kind: str = span.kind
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.reset_peak_memory = span.reset_peak_memory
+        self.capture_memory = span.capture_memory
+        self.inputs: dict[str, Any] | None = None
+        self.result: Any = MISSING
+        self.error: BaseException | None = None
+        self.span_id = 0
+        self.begin_ns = 0
+        self.end_ns = 0
+        self.flags = 0
+        self.peak_bytes: int | None = None
+        """Peak of an accelerator's memory during the call, for its log line."""
+        self.state: dict[str, Any] = {}
+        self.hooks: list[Hook] = []
+
+
+class Hook:
+    """What an upper room does around a stage. An exception in it is counted and warned of once."""
+
+    name = "hook"
+
+    def wants(self, call: Call) -> bool:
+        """Tell whether this hook takes part in the call."""
+        return True
+
+    def enter(self, call: Call) -> None:
+        """Act before the clock starts."""
+
+    def leave(self, call: Call) -> None:
+        """Act when the stage is done, before the clock stops."""
+
+    def exit(self, call: Call) -> None:
+        """Act after the clock has stopped, with the result or the error known."""
+
+
+_hooks: list[Hook] = []
+_lazy: dict[str, list[str]] = {"debug": [], "profiled": [], "memory": [], "service": []}
+_warned = False
+
+
+def register_hook(hook: Hook) -> None:
+    """Add a hook; `enter` runs in the order of registration, `leave` and `exit` in reverse.
+
+    A hook of the same name takes the place of the earlier one.
+    """
+    for index, known in enumerate(_hooks):
+        if known.name == hook.name:
+            _hooks[index] = hook
+            return
+    _hooks.append(hook)
+
+
+def lazy_hook(event: str, module: str) -> None:
+    """Have `module`, which registers its hooks when imported, imported at the first need for `event`.
+
+    Events: "debug" (a debug context runs), "profiled" (a profiler was asked for by name), "memory"
+    (an accelerator is there, or a context captures memory), "service" (a first context has finished
+    and its log line waits).
+    """
+    _lazy[event].append(module)
+
+
+def need(event: str) -> None:
+    """Import the modules that wait for `event`."""
+    modules, _lazy[event][:] = _lazy[event][:], []
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            hook_failed(module, error)
+
+
+def hook_failed(name: str, error: BaseException) -> None:
+    """Count an exception in a hook, and warn of the first one."""
+    global _warned
+    _core.count_lost("hook_errors")
+    if not _warned:
+        _warned = True
+        _log.warning(
+            "stagespan's %s failed with %s: %s; the pipeline goes on without it (told once).",
+            name,
+            type(error).__name__,
+            error,
+        )
+
+
+def _run(hook: Hook, step: Callable[[Call], Any], call: Call) -> None:
+    try:
+        step(call)
+    except Exception as error:
+        hook_failed(f"hook {hook.name!r}", error)
+
+
+def _enter(
+    span: _core.Span,
+    function: Callable[..., Any] | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Call:
+    need("profiled")
+    if span.kind == "debug":
+        need("debug")
+    if span.capture_memory or span.kind == "debug":
+        need("memory")
+    call = Call(span, function, args, kwargs)
+    for hook in _hooks:
+        try:
+            wanted = hook.wants(call)
+        except Exception as error:
+            hook_failed(f"hook {hook.name!r}", error)
+            continue
+        if wanted:
+            call.hooks.append(hook)
+            _run(hook, hook.enter, call)
+    return call
+
+
+def _leave(call: Call) -> None:
+    for hook in reversed(call.hooks):
+        _run(hook, hook.leave, call)
+
+
+def _exit(
+    call: Call,
+    result: Any,
+    error: BaseException | None,
+    span_id: int,
+    begin_ns: int,
+    end_ns: int,
+) -> int:
+    if result is not MISSING:
+        call.result = result
+    call.error = error
+    call.span_id, call.begin_ns, call.end_ns = span_id, begin_ns, end_ns
+    for hook in reversed(call.hooks):
+        _run(hook, hook.exit, call)
+    # The flags go on; what the stage worked on must not live longer because it was timed.
+    call.args, call.kwargs, call.inputs, call.result, call.error = (), {}, None, MISSING, None
+    return call.flags
+
+
+_start_service: Callable[[], None] | None = None
+
+
+def register_service(start: Callable[[], None]) -> None:
+    """Have `start` called once a process, when its first context has finished."""
+    global _start_service
+    _start_service = start
+
+
+def _service_is_needed() -> None:
+    need("service")
+    if _start_service is not None:
+        _start_service()
+
+
+# --- switches ---------------------------------------------------------------------------------
+
+debug_switched: list[Callable[[bool], None]] = []
+"""Called when debug mode is switched, after the core knows."""
+
+
+def enable() -> None:
+    """Record from now on. Spans that are open keep to what they were opened with."""
+    _core.enable()
+    _switch_functions()
+
+
+def disable() -> None:
+    """Turn everything off: spans, contexts and decorated functions record nothing from now on."""
+    _core.disable()
+    _switch_functions()
+
+
+def set_debug(on: bool = True) -> None:
+    """Switch debug mode, as TELEFUSER_PROFILE_DEBUG=true does from the start."""
+    _core.set_debug(bool(on))
+    _switch_functions()
+    if on:
+        need("debug")
+    for callback in debug_switched:
+        callback(bool(on))
+
+
+def _switch_functions() -> None:
+    # Only where something has been decorated is there anything to switch.
+    decorators = sys.modules.get("stagespan.decorators")
+    if decorators is not None:
+        decorators.switch_recorder(_core.is_enabled())
+        decorators.switch_debug(_core.is_debug())
+
+
+def _decorate(span: _core.Span, function: Any) -> Any:
+    from stagespan import decorators
+
+    return decorators.decorate(span, function)
+
+
+# --- requests ---------------------------------------------------------------------------------
+
+
+class FinishedRequest(TypedDict):
+    """What is kept of a request: figures from the rings, `complete` unless one has wrapped since."""
+
+    id: str
+    metadata: dict[str, Any]
+    begin_ns: int
+    end_ns: int
+    stages: list[tuple[str, int, int, int, bool]]
+    complete: bool
+    error: bool
+
+
+MOST_FINISHED_REQUESTS = 1024
+finished_requests: deque[FinishedRequest] = deque(maxlen=MOST_FINISHED_REQUESTS)
+"""The latest requests that have ended, oldest first."""
+
+_numbers = itertools.count(1)
+_current: contextvars.ContextVar[request | None] = contextvars.ContextVar(
+    "stagespan_request", default=None
+)
+
+
+class request:
+    """Group the spans of one unit of work: `with request("req-1", user="a"):`, also `async with`.
+
+    Spans that open inside carry its number, in this thread, in tasks that are created inside, and in
+    threads that run in a copied context (`asyncio.to_thread`). Its figures are taken from the rings
+    when it ends. Without an id it gets one made of its number.
+    """
+
+    def __init__(self, request_id: str = "", **metadata: Any) -> None:
+        self.number = next(_numbers)
+        self.id = str(request_id) if request_id else f"req_{self.number}"
+        self.metadata: dict[str, Any] = metadata
+        self._before: int | None = None
+        self._begin_ns = 0
+        self._token: contextvars.Token[request | None] | None = None
+
+    def __enter__(self) -> request:
+        if self._before is not None:
+            raise RuntimeError(
+                f"the request {self.id!r} is already open: make a new one for each unit of work."
+            )
+        self._begin_ns = _core.now_ns() if _core.is_enabled() else 0
+        self._before = _core.request_enter(self.number)
+        self._token = _current.set(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        if self._before is None:
+            return
+        _core.request_exit(self._before)
+        self._before = None
+        if self._token is not None:
+            # Ended in another context than it began in, as an async generator may: nothing to undo.
+            try:
+                _current.reset(self._token)
+            except ValueError:
+                pass
+            self._token = None
+        if self._begin_ns == 0:
+            return
+        stages, complete = _core.request_figures(self.number, self._begin_ns)
+        finished_requests.append(
+            {
+                "id": self.id,
+                "metadata": self.metadata,
+                "begin_ns": self._begin_ns,
+                "end_ns": _core.now_ns(),
+                "stages": stages,
+                "complete": complete,
+                "error": error is not None or kind is not None,
+            }
+        )
+
+    async def __aenter__(self) -> request:
+        return self.__enter__()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self.__exit__(kind, error, traceback)
+
+
+def current_request() -> request | None:
+    """Return the request that the calling code belongs to, or None."""
+    return _current.get()
+
+
+# --- start ------------------------------------------------------------------------------------
+
+
+def _torch_was_imported() -> None:
+    need("memory")
+
+
+def _start() -> None:
+    _core.set_context_hooks(_enter, _leave, _exit)
+    _core.set_decorator(_decorate)
+    _core.set_service_start(_service_is_needed)
+    _core.set_torch_callback(_torch_was_imported)
+    if not settings.get("STAGESPAN_ENABLED"):
+        _core.disable()
+    _core.set_profiled_names(settings.profiler_names())
+    if settings.get("STAGESPAN_DEBUG"):
+        _core.set_debug(True)
+
+
+_start()
+
+if hasattr(os, "register_at_fork"):
+    # What the parent's requests came to is the parent's to report.
+    os.register_at_fork(after_in_child=finished_requests.clear)
