@@ -6,9 +6,11 @@ Names that need more than the timing core are imported when they are first used.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stagespan import _core
 from stagespan import context as _context
 from stagespan import dynamo as _dynamo
 from stagespan._core import (
@@ -124,10 +126,8 @@ __all__ = [
 
 
 def get_include() -> str:
-    """Folder of the C++ headers: `#include <stagespan/python.h>` to time an extension's own code."""
-    from stagespan.files import include_folder
-
-    return str(include_folder())
+    """Return the folder of the C++ headers; `#include <stagespan/python.h>` to time C++ code."""
+    return os.path.join(os.path.dirname(_core.__file__), "include")
 
 
 def __getattr__(name: str) -> Any:

@@ -90,11 +90,15 @@ def end(token: Token, *, error: bool = ...) -> None:
     """Close a span that `begin` opened; a second `end` of the same token is counted and ignored."""
 
 def record(name: str, begin_ns: int, end_ns: int, *, error: bool = ...) -> None:
-    """Record a span that was timed elsewhere, in Unix nanoseconds. Raises ValueError if it ends before it begins."""
+    """Record a span that was timed elsewhere, in Unix nanoseconds. Raises ValueError if it ends
+    before it begins.
+    """
 
 # Decorated functions. `decorators` decides which of these a function gets.
 class TimedFunction:
-    """A C callable that times the calls of another callable; a method where it is found in a class."""
+    """A C callable that times the calls of another callable; a method where it is found in a
+    class.
+    """
 
     def __init__(self, span: Span, function: Callable[..., Any]) -> None: ...
     @property
@@ -136,32 +140,9 @@ def timed_async_generator(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> AsyncGenerator[Any, Any]:
-    """Call an async generator function; what it returns is timed from its first step to its last."""
-
-# Timed callables; `decorators` and `trampoline` use them.
-class TimedFunction:
-    """Calls a function as one run of a stage; stands in for it where its calls cannot be intercepted."""
-
-    def __init__(self, span: Span, function: Callable[..., Any], /) -> None: ...
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-    __wrapped__: Callable[..., Any]
-
-def call_timed(
-    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
-) -> Any:
-    """Call a function as one run of a stage."""
-
-def timed_coroutine(
-    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
-) -> Coroutine[Any, Any, Any]: ...
-def timed_generator(
-    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
-) -> Generator[Any, Any, Any]: ...
-def timed_async_generator(
-    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
-) -> AsyncGenerator[Any, Any]: ...
-def time_function(function: FunctionType, spans: tuple[Span, ...], /) -> None:
-    """Time all calls of a plain function, innermost span first; () to stop. On 3.12 and later only."""
+    """Call an async generator function; what it returns is timed from its first step to its
+    last.
+    """
 
 # Switches
 def enable() -> None: ...
@@ -170,7 +151,9 @@ def is_enabled() -> bool: ...
 def set_debug(on: bool) -> None: ...
 def is_debug() -> bool: ...
 def set_profiled_names(names: Sequence[str]) -> None:
-    """Stages whose always-on contexts go through the hooks because a profiler wants them; `*` is all."""
+    """Stages whose always-on contexts go through the hooks because a profiler wants them; `*` is
+    all.
+    """
 
 def set_torch_callback(callback: Callable[[], None] | None) -> None:
     """Call back once, when a context first runs after torch has been imported."""
@@ -182,26 +165,33 @@ def set_decorator(decorate: Callable[[Span, Any], Any] | None) -> None:
     """`decorate(span, function)` is what a span called with a function does."""
 
 def set_memory_hook(on: bool) -> None:
-    """Send every always-on context through the hooks, because an accelerator's memory must be read."""
+    """Send every always-on context through the hooks, because an accelerator's memory must be
+    read.
+    """
 
 def set_context_hooks(
     enter: Callable[[Span, Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]], Any] | None,
     leave: Callable[[Any], None] | None,
     exit: Callable[[Any, Any, BaseException | None, int, int, int], int] | None,
 ) -> None:
-    """The three calls of `context` around a run: enter(span, function, args, kwargs) -> call, leave(call),
-    exit(call, result, error, span_id, begin_ns, end_ns) -> flags to set on the record."""
+    """The three calls of `context` around a run: enter(span, function, args, kwargs) -> call,
+    leave(call),
+    exit(call, result, error, span_id, begin_ns, end_ns) -> flags to set on the record.
+    """
 
 # Requests
 def request_enter(request: int) -> int:
-    """Make `request` (a number above 0) current in this execution context; returns the one before."""
+    """Make `request` (a number above 0) current in this execution context; returns the one
+    before.
+    """
 
 def request_exit(before: int) -> None: ...
 def request_figures(
     request: int, since_ns: int
 ) -> tuple[list[tuple[str, int, int, int, bool]], bool]:
     """(stage, count, total_ns, errors, top_level) of what the rings hold of a request, and whether
-    that is all of it: False when a ring has wrapped since `since_ns`."""
+    that is all of it: False when a ring has wrapped since `since_ns`.
+    """
 
 # Reading
 class Summary:
@@ -224,9 +214,12 @@ class StageSummary(Summary):
     errors: int
     suspended_ns: int
     children_ns: int
-    """Part of `total_ns` that is covered by child spans which ran in the span's own execution context."""
+    """Part of `total_ns` that is covered by child spans which ran in the span's own execution
+    context.
+    """
     parents: dict[str | None, tuple[int, int]]
-    """(count, total_ns) by the parent stage's name; None is top level. "(several)" collects beyond the fourth."""
+    """(count, total_ns) by the parent stage's name; None is top level. "(several)" collects beyond
+    the fourth."""
     work: dict[str, float]
     device_elapsed_ns: Summary | None
     device_queue_ns: Summary | None
@@ -238,36 +231,49 @@ class Snapshot:
     time_ns: int
     def stages(self) -> dict[str, StageSummary]: ...
     def since(self, earlier: Snapshot) -> Snapshot:
-        """What happened between `earlier` and this; min and max are then bounds of histogram buckets."""
+        """What happened between `earlier` and this; min and max are then bounds of histogram
+        buckets.
+        """
 
 def snapshot() -> Snapshot: ...
 def spans() -> NDArray[np.void]:
-    """The rings' spans by begin: stage, thread, begin_ns, end_ns, id, parent, request, suspended_ns, depth, flags."""
+    """The rings' spans by begin: stage, thread, begin_ns, end_ns, id, parent, request,
+    suspended_ns, depth, flags.
+    """
 
 def open_spans() -> list[dict[str, Any]]:
-    """What every thread is in right now, outermost first: thread, stage, id, parent, depth, begin_ns, elapsed_ns, detached."""
+    """What every thread is in right now, outermost first: thread, stage, id, parent, depth,
+    begin_ns, elapsed_ns, detached.
+    """
 
 def stage_names() -> list[str]: ...
 def lost() -> dict[str, int]:
     """What was not kept, by cause."""
 
 def reset() -> None:
-    """Start afresh: statistics, rings and losses back to nothing. For tests; not for a running service."""
+    """Start afresh: statistics, rings and losses back to nothing. For tests; not for a running
+    service.
+    """
 
 def count_lost(cause: str, n: int = ...) -> None: ...
 
 # Service
 def drain_completions() -> list[tuple[str, int, int, int, int, int, int]]:
-    """Finished contexts in order: (stage, begin_ns, end_ns, thread_ident, native thread id, peak_rss_bytes or -1, flags)."""
+    """Finished contexts in order: (stage, begin_ns, end_ns, thread_ident, native thread id,
+    peak_rss_bytes or -1, flags).
+    """
 
 def wait_for_work(timeout_s: float) -> bool:
-    """Sleep, without the GIL, until a context has finished or the time is over; True if there is work."""
+    """Sleep, without the GIL, until a context has finished or the time is over; True if there is
+    work.
+    """
 
 def wake_service() -> None: ...
 
 # Facts
 def clock_info() -> dict[str, Any]:
-    """source ("tsc", "cntvct", "monotonic"), ns_per_tick, bracket_ns (the clock's own uncertainty)."""
+    """source ("tsc", "cntvct", "monotonic"), ns_per_tick, bracket_ns (the clock's own
+    uncertainty)."""
 
 def now_ns() -> int:
     """Unix time on the recorder's clock."""

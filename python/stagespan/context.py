@@ -7,6 +7,7 @@ on accelerators.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import importlib
 import itertools
@@ -16,7 +17,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from stagespan import _core, settings
 
@@ -36,9 +37,9 @@ _log = logging.getLogger("stagespan")
 class Call:
     """One run of a stage as the hooks see it.
 
-    `function`, `args` and `kwargs` are None, () and {} for a `with` block. `result` is MISSING until
-    the call has returned, for a block that gave no output, and when it raised. `begin_ns` and
-    `end_ns` are Unix time, known in `exit` only.
+    `function`, `args` and `kwargs` are None, () and {} for a `with` block. `result` is MISSING
+    until the call has returned, for a block that gave no output, and when it raised. `begin_ns`
+    and `end_ns` are Unix time, known in `exit` only.
     """
 
     __slots__ = (
@@ -88,14 +89,15 @@ class Call:
         self.hooks: list[Hook] = []
 
 
-class Hook:
+class Hook(Protocol):
     """What an upper room does around a stage. An exception in it is counted and warned of once."""
 
-    name = "hook"
+    @property
+    def name(self) -> str:
+        """Tells hooks apart."""
 
     def wants(self, call: Call) -> bool:
         """Tell whether this hook takes part in the call."""
-        return True
 
     def enter(self, call: Call) -> None:
         """Act before the clock starts."""
@@ -125,7 +127,7 @@ def register_hook(hook: Hook) -> None:
 
 
 def lazy_hook(event: str, module: str) -> None:
-    """Have `module`, which registers its hooks when imported, imported at the first need for `event`.
+    """Have `module`, which registers its hooks when imported, imported when `event` needs it.
 
     Events: "debug" (a debug context runs), "profiled" (a profiler was asked for by name), "memory"
     (an accelerator is there, or a context captures memory), "service" (a first context has finished
@@ -274,7 +276,7 @@ def _decorate(span: _core.Span, function: Any) -> Any:
 
 
 class FinishedRequest(TypedDict):
-    """What is kept of a request: figures from the rings, `complete` unless one has wrapped since."""
+    """What is kept of a request: figures from the rings, complete unless one has wrapped since."""
 
     id: str
     metadata: dict[str, Any]
@@ -298,9 +300,9 @@ _current: contextvars.ContextVar[request | None] = contextvars.ContextVar(
 class request:
     """Group the spans of one unit of work: `with request("req-1", user="a"):`, also `async with`.
 
-    Spans that open inside carry its number, in this thread, in tasks that are created inside, and in
-    threads that run in a copied context (`asyncio.to_thread`). Its figures are taken from the rings
-    when it ends. Without an id it gets one made of its number.
+    Spans that open inside carry its number: in this thread, in tasks that are created inside, and
+    in threads that run in a copied context (`asyncio.to_thread`). Its figures are taken from the
+    rings when it ends. Without an id it gets one made of its number.
     """
 
     def __init__(self, request_id: str = "", **metadata: Any) -> None:
@@ -333,10 +335,8 @@ class request:
         self._before = None
         if self._token is not None:
             # Ended in another context than it began in, as an async generator may: nothing to undo.
-            try:
+            with contextlib.suppress(ValueError):
                 _current.reset(self._token)
-            except ValueError:
-                pass
             self._token = None
         if self._begin_ns == 0:
             return
