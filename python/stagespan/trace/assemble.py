@@ -94,6 +94,10 @@ class Assembly:
             self.total += count
             self.left_out["entry that is no object"] += count
 
+    def count_quoted(self, count: int) -> None:
+        """Count names that held quotes which were not escaped."""
+        self._count(self.adjusted, "quotes in a name that were not escaped", count)
+
     def trace(self, path: str, metadata: dict[str, Any], incomplete: str | None) -> Trace:
         """The finished trace; the assembly is empty afterwards."""
         unclosed = sum(map(len, self._open.values()))

@@ -133,6 +133,8 @@ class _Reader:
 
     def _read_carefully(self) -> bool:
         """Read the buffer's whole entries by a scan; True when the list closes in it."""
+        self._buffer, names = split.with_quotes_in_names_escaped(self._buffer)
+        self._assembly.count_quoted(names)
         found = split.scan(self._buffer)
         view = memoryview(self._buffer)
         if found.entries:

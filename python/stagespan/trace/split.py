@@ -17,6 +17,13 @@ _ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\', re.DOTALL)
 _SURROGATE = re.compile(
     rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
+# Kineto writes names without escaping the quotes in them. Such a name ends at the quote behind
+# which the object ends, another key follows, or the line ends: names hold no line feeds.
+_NAME = re.compile(
+    rb"""("name":[ ]?")((?:[^"\\\n]|\\[^\n]|"(?!\s*(?:\}|,\s*"[^"\n]+"\s*:|,?[ \t]*$)))*)(?=")""",
+    re.MULTILINE,
+)
+_BARE_QUOTE = re.compile(rb'(\\.)|"')
 _CONTROLS = bytes(range(32))
 
 
@@ -83,6 +90,25 @@ def scan(buffer: bytes | bytearray) -> Scan:
 
 def _strays(buffer: bytes | bytearray, begin: int, end: int) -> int:
     return sum(1 for _ in _STRAY.finditer(buffer, begin, end))
+
+
+def with_quotes_in_names_escaped(buffer: bytes | bytearray) -> tuple[bytes, int]:
+    """The buffer with quotes within names escaped, and how many names that changed.
+
+    Only whole lines are looked at: of a part one cannot tell where a name in it ends.
+    """
+    changed = 0
+    lines = buffer.rfind(b"\n") + 1
+
+    def escape(found: re.Match[bytes]) -> bytes:
+        nonlocal changed
+        if b'"' not in found[2]:
+            return found[0]
+        name = _BARE_QUOTE.sub(lambda quote: quote[1] or rb"\"", found[2])
+        changed += name != found[2]
+        return found[1] + name
+
+    return _NAME.sub(escape, buffer[:lines]) + buffer[lines:], changed
 
 
 def repaired(entry: bytes) -> bytes:

@@ -1,0 +1,180 @@
+"""The breakdown: each kernel once, operators by own time, names as written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagespan.trace import breakdown, device_use, read_trace
+
+Write = Callable[..., Path]
+
+
+def event(cat: str, name: str, ts: float, dur: float, **others: Any) -> dict[str, Any]:
+    made = {"ph": "X", "cat": cat, "name": name, "ts": ts, "dur": dur, "pid": 1, "tid": 1}
+    correlation = others.pop("correlation", None)
+    arguments = {} if correlation is None else {"correlation": correlation}
+    return made | {"args": arguments | others.pop("args", {})} | others
+
+
+def table_row(
+    name: str, ms: float, *, cuda: float, device: float | None, cpu: float | None, count: int
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "ms": ms,
+        "cuda_ms": cuda,
+        "device_ms": device,
+        "cpu_ms": cpu,
+        "count": count,
+    }
+
+
+def test_kernels_by_time_with_their_launches(write_trace: Write) -> None:
+    # GIVEN kernels of two names, launched by calls of a runtime and a driver, one before the window
+    path = write_trace(
+        [
+            event("cuda_runtime", "cudaLaunchKernel", 0, 3, correlation=1),
+            event("cuda_driver", "cuLaunchKernel", 5, 4, correlation=2),
+            event("cpu_op", "aten::mm", 0, 50),
+            event("kernel", "gemm", 10, 20.5, correlation=1),
+            event("kernel", "gemm", 40, 30, correlation=2),
+            event("kernel", "lost", 80, 60, correlation=99),
+            event("gpu_memcpy", "Memcpy HtoD", 150, 500, correlation=3),
+            event("gpu_memset", "Memset", 700, 5),
+            event("gpu_user_annotation", "denoise", 10, 700),
+        ]
+    )
+    # WHEN the trace is broken down
+    table = breakdown(read_trace(path), "denoise").to_dict()
+    # THEN each kernel counts once, and an unknown launch is null
+    assert table == {
+        "name": "denoise",
+        "total_kernel_time_ms": 0.1105,
+        "num_kernels": 2,
+        "num_launches": 3,
+        "top_kernels": [
+            table_row("lost", 0.06, cuda=0.06, device=0.06, cpu=None, count=1),
+            table_row("gemm", 0.0505, cuda=0.0505, device=0.0505, cpu=0.007, count=2),
+        ],
+    }
+    assert json.loads(json.dumps(table)) == table
+
+
+def test_a_graph_launch_is_shared_by_its_kernels(write_trace: Write) -> None:
+    # GIVEN one launch that stands for four kernels, inside a longer call of the same correlation
+    kernels = [event("kernel", name, 10 + i, 1, correlation=5) for i, name in enumerate("aaab")]
+    launch = event("cuda_runtime", "cudaGraphLaunch", 0, 8, correlation=5)
+    inner = event("cuda_driver", "cuGraphLaunch", 1, 2, correlation=5)
+    # WHEN the trace is broken down
+    rows = breakdown(read_trace(write_trace([launch, inner, *kernels])), "s").rows
+    # THEN the launch's time is counted once in all
+    assert [(row.name, row.count, row.launch_ns) for row in rows] == [
+        ("a", 3, 6000),
+        ("b", 1, 2000),
+    ]
+
+
+def test_operators_by_own_time(write_trace: Write) -> None:
+    # GIVEN nested operators on two threads, an annotation between them, and the profiler's own
+    path = write_trace(
+        [
+            event("user_annotation", "ProfilerStep#3", 0, 200),
+            event("cpu_op", "ProfilerStep#4", 0, 100),
+            event("cpu_op", "aten::linear", 10, 50),
+            event("user_annotation", "my stage", 12, 40),
+            event("cpu_op", "aten::addmm", 20, 30),
+            event("cpu_op", "aten::linear", 10, 5, tid=2),
+            event("cpu_op", "aten::copy_", 65, 1),
+            event("user_annotation", "compile (dynamo_timed)", 0, 500),
+            event("cpu_op", "entire_frame (dynamo_timed)", 300, 9),
+            event("trace", "PyTorch Profiler (0)", 0, 1000),
+        ]
+    )
+    # WHEN the trace is broken down
+    result = breakdown(read_trace(path), "s")
+    # THEN time within other operators is theirs, and there is no device time
+    assert not result.on_device
+    assert result.to_dict() == {
+        "name": "s",
+        "total_kernel_time_ms": 0.056,
+        "num_kernels": 3,
+        "num_launches": 4,
+        "top_kernels": [
+            table_row("aten::addmm", 0.03, cuda=0.0, device=None, cpu=0.03, count=1),
+            table_row("aten::linear", 0.025, cuda=0.0, device=None, cpu=0.025, count=2),
+            table_row("aten::copy_", 0.001, cuda=0.0, device=None, cpu=0.001, count=1),
+        ],
+    }
+
+
+def test_only_the_top_is_listed_but_all_is_counted(write_trace: Write) -> None:
+    # GIVEN sixty kernels
+    path = write_trace([event("kernel", f"k{i}", i * 100, i + 1) for i in range(60)])
+    # WHEN they are broken down
+    table = breakdown(read_trace(path), "s").to_dict()
+    # THEN fifty are listed, the longest first, and the totals are over all
+    assert [row["name"] for row in table["top_kernels"]] == [f"k{i}" for i in range(59, 9, -1)]
+    assert table["num_kernels"] == table["num_launches"] == 60
+    assert table["total_kernel_time_ms"] == sum(range(1, 61)) / 1000
+
+
+def test_nothing_to_break_down(write_trace: Write) -> None:
+    # GIVEN a trace without kernels and operators
+    trace = read_trace(write_trace([event("user_annotation", "a", 0, 1)]))
+    # WHEN it is broken down
+    # THEN there are no rows, and the device's use is unknown
+    assert breakdown(trace, "s").to_dict()["top_kernels"] == []
+    assert device_use(trace).to_dict()["busy_us"] is None
+    assert device_use(trace).idle_ns is None
+
+
+@pytest.mark.parametrize("name", ["re", "Pi", "Sum", "λ", 'quote"', "a/b", "void f<int, 4>(T*)"])
+def test_names_stay_as_written(write_trace: Write, name: str) -> None:
+    # GIVEN a stage and a kernel with a name that other tools take for something else
+    trace = read_trace(write_trace([event("kernel", name, 0, 1)]))
+    # WHEN the trace is broken down
+    table = breakdown(trace, name).to_dict()
+    # THEN both are as written
+    assert (table["name"], table["top_kernels"][0]["name"]) == (name, name)
+
+
+def test_device_use_closes(write_trace: Write) -> None:
+    # GIVEN computation, communication and copies that overlap on three streams of one device
+    def on(cat: str, name: str, ts: float, dur: float, stream: int) -> dict[str, Any]:
+        return event(cat, name, ts, dur, args={"device": 0, "stream": stream})
+
+    path = write_trace(
+        [
+            on("kernel", "gemm", 0, 10, 7),
+            on("kernel", "ncclDevKernel_AllReduce", 5, 10, 8),
+            on("gpu_memcpy", "Memcpy", 12, 8, 9),
+            on("gpu_memset", "Memset", 30, 1, 7),
+            on("kernel", "triton_poi_fused_add_0", 40, 2, 7),
+        ]
+    )
+    # WHEN the device's use is computed
+    use = device_use(read_trace(path))
+    # THEN each figure is what one counts by hand, and they close
+    assert use.span_ns == 42_000
+    assert (use.busy_ns, use.idle_ns) == (23_000, 19_000)
+    assert (use.compute_ns, use.communication_ns, use.copy_ns) == (13_000, 10_000, 8_000)
+    assert (use.exposed_communication_ns, use.exposed_copy_ns) == (5_000, 5_000)
+    assert use.kernel_sum_ns == 22_000
+    assert use.stream_busy_ns == {(0, 7): 13_000, (0, 8): 10_000, (0, 9): 8_000}
+    assert (use.without_launch, use.triton_kernels) == (5, 1)
+    parts = [use.compute_ns, use.exposed_communication_ns, use.exposed_copy_ns, use.idle_ns]
+    assert sum(part or 0 for part in parts) == use.span_ns
+
+
+def test_streams_of_several_devices_stay_apart(write_trace: Write) -> None:
+    # GIVEN one stream number on two devices
+    kernels = [event("kernel", "k", 0, 5, args={"device": d, "stream": 7}) for d in (0, 1)]
+    # WHEN the devices' use is computed
+    use = device_use(read_trace(write_trace(kernels))).to_dict()
+    # THEN they are two streams
+    assert use["per_stream_busy_us"] == {"0/7": 5.0, "1/7": 5.0}

@@ -1,0 +1,210 @@
+"""Public traces of many backends, against figures that were computed without this reader."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagespan.trace import breakdown, device_use, read_trace
+from stagespan.trace.columns import category_today
+
+CHROME = [
+    "cpu_only", "cuda_a100_alexnet", "cuda_a100_cudagraph_triton_nccl", "cuda_a100_simple_add",
+    "cuda_a100_sync_multi_stream", "cuda_b200_vllm_eager", "cuda_h100_bert",
+    "cuda_h100_timesformer", "cuda_h100_vit", "cuda_v100_nccl_train", "cuda_v100_train_ns",
+    "mtia_inference", "old_v100_resnet_workers0", "old_v100_resnet_workers4",
+    "rocm_mi210_gpu_only", "rocm_mi250_toy", "rocm_mi300_ddp_resnet", "rocm_mi300_owlv2",
+    "rocm_mi300_sglang_decode", "rocm_mi300_triton_compile", "rocm_mi300_vllm_piecewise",
+    *(f"nccl_dlrm_8rank/rank{rank}" for rank in range(8)),
+]  # fmt: skip
+ASCEND = "ascend_level1/rank{}_ascend_pt/ASCEND_PROFILER_OUTPUT"
+DEVICE = {"kernel": "compute", "gpu_memset": "compute", "gpu_memcpy": "copy"}
+WITHOUT_KERNELS = {"cpu_only", "mtia_inference"}
+# Here doubles cannot hold the nanoseconds, and truth.json was computed with doubles: its figures
+# are off by up to their steps. The exact ones are checked by brute force on decimals.
+BEYOND_DOUBLES = {"cuda_v100_train_ns", "rocm_mi210_gpu_only", "rocm_mi300_vllm_piecewise"}
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """The file's entries by Python's own json, with exact numbers."""
+    text = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
+    entries = text if isinstance(text, list) else text["traceEvents"]
+    return [entry for entry in entries if isinstance(entry, dict)]
+
+
+def union(intervals: list[tuple[Any, Any]]) -> Any:
+    total, reach = Decimal(0), None
+    for begin, end in sorted(intervals):
+        if reach is None or begin > reach:
+            total += end - begin
+            reach = end
+        elif end > reach:
+            total += end - reach
+            reach = end
+    return total
+
+
+@pytest.mark.parametrize("name", CHROME)
+def test_every_entry_is_in_a_table_or_counted(traces: Path, name: str) -> None:
+    # GIVEN a trace, read by Python's json too
+    path = traces / f"{name}.json.gz"
+    entries = load(path)
+    # WHEN it is read
+    trace = read_trace(path)
+    # THEN every event is there, with its name, category and exact times
+    complete = [entry for entry in entries if entry["ph"] == "X"]
+    assert trace.total == len(entries)
+    assert trace.incomplete is None
+    assert trace.adjusted == {}
+    assert set(trace.left_out) <= {"metadata entry that is no name"}
+    events = trace.events
+    assert [trace.names[code] for code in events.name] == [entry["name"] for entry in complete]
+    assert [trace.categories[code] for code in events.category] == [
+        category_today(entry.get("cat", "")) for entry in complete
+    ]
+    base = trace.base_ns or 0
+    assert (events.begin_ns - base).tolist() == [int(e["ts"] * 1000) for e in complete]
+    assert events.dur_ns.tolist() == [int(entry["dur"] * 1000) for entry in complete]
+    phases = Counter(entry["ph"] for entry in entries)
+    assert len(trace.instants) == phases["i"]
+    assert len(trace.flows) == phases["s"] + phases["f"]
+    ids = [int(entry["id"]) for entry in entries if entry["ph"] in "sf"]
+    assert trace.flows.id.tolist() == ids
+
+
+@pytest.mark.parametrize("name", CHROME)
+def test_device_use_is_what_brute_force_says(traces: Path, name: str) -> None:
+    # GIVEN a trace, and its figures by brute force on exact decimals
+    path = traces / f"{name}.json.gz"
+    by_kind: dict[str, list[tuple[Any, Any]]] = {"compute": [], "comm": [], "copy": []}
+    for entry in load(path):
+        kind = DEVICE.get(category_today(entry.get("cat", "")))
+        if kind is not None and entry["ph"] == "X":
+            if category_today(entry["cat"]) == "kernel" and any(
+                word in entry["name"].lower() for word in ("nccl", "rccl")
+            ):
+                kind = "comm"
+            by_kind[kind].append((entry["ts"], entry["ts"] + entry["dur"]))
+    everything = [each for kind in by_kind.values() for each in kind]
+    # WHEN they are computed from the columns
+    use = device_use(read_trace(path))
+    # THEN they are the same to the last nanosecond
+    if not everything:
+        assert use.busy_ns is None
+        return
+    span = max(end for _, end in everything) - min(begin for begin, _ in everything)
+    busy, compute = union(everything), union(by_kind["compute"])
+    with_comm = union(by_kind["compute"] + by_kind["comm"])
+    assert use.span_ns == span * 1000
+    assert use.busy_ns == busy * 1000
+    assert use.idle_ns == (span - busy) * 1000
+    assert use.compute_ns == compute * 1000
+    assert use.communication_ns == union(by_kind["comm"]) * 1000
+    assert use.copy_ns == union(by_kind["copy"]) * 1000
+    assert use.exposed_communication_ns == (with_comm - compute) * 1000
+    assert use.exposed_copy_ns == (busy - with_comm) * 1000
+
+
+def test_device_use_is_that_of_the_truth_file(traces: Path) -> None:
+    # GIVEN figures that came with the traces
+    truth = json.loads((traces / "truth.json").read_text())
+    compared = set()
+    for file, expected in truth.items():
+        # WHEN they are computed
+        trace = read_trace(traces / file)
+        found = device_use(trace).to_dict()
+        # THEN they agree within 0.001 us, or 1e-6 of the figure
+        counts = expected.pop("gpu_events")
+        today = {category_today(category): count for category, count in counts.items()}
+        assert found["gpu_events"] == today, file
+        exact = file.removesuffix(".json.gz") not in BEYOND_DOUBLES
+        streams = expected.pop("per_stream_busy_us")
+        assert set(streams) == set(found["per_stream_busy_us"]), file
+        pairs = [(key, value, found[key]) for key, value in expected.items()]
+        pairs += [(key, streams[key], found["per_stream_busy_us"][key]) for key in streams]
+        for key, theirs, ours in pairs:
+            tolerance = max(0.0011, 1e-6 * abs(theirs))
+            if not exact and key not in {"events", "n_streams", "triton_kernels"}:
+                # One step of a double at this time, for each end of each event.
+                step = 2.0**-2 if file.startswith("cuda") else 2.0**-10
+                tolerance = max(tolerance, 2 * step * sum(today.values()))
+            assert abs(ours - theirs) <= tolerance, (file, key, theirs, ours)
+            compared.add((file, key))
+    assert {file for file, _ in compared} == set(truth)
+    assert len(compared) > 12 * len(truth)
+
+
+@pytest.mark.parametrize("name", [name for name in CHROME if name not in WITHOUT_KERNELS])
+def test_each_kernel_counts_once(traces: Path, name: str) -> None:
+    # GIVEN a trace's kernels by Python's json
+    path = traces / f"{name}.json.gz"
+    totals: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for entry in load(path):
+        if category_today(entry.get("cat", "")) == "kernel":
+            totals[entry["name"]] += int(entry["dur"] * 1000)
+            counts[entry["name"]] += 1
+    # WHEN it is broken down
+    result = breakdown(read_trace(path), "stage")
+    # THEN time and count of each name are theirs, the longest first
+    assert result.on_device
+    assert {row.name: row.time_ns for row in result.rows} == dict(totals)
+    assert {row.name: row.count for row in result.rows} == dict(counts)
+    times = [row.time_ns for row in result.rows]
+    assert times == sorted(times, reverse=True)
+    table = result.to_dict()
+    assert table["num_launches"] == sum(counts.values())
+    assert table["total_kernel_time_ms"] * 1e6 == pytest.approx(sum(totals.values()), rel=1e-12)
+
+
+def test_operators_of_a_trace_without_a_device(traces: Path) -> None:
+    # GIVEN a trace of a CPU
+    trace = read_trace(traces / "cpu_only.json.gz")
+    # WHEN it is broken down
+    result = breakdown(trace, "stage")
+    # THEN operators' own times sum to the time in which any operator ran, thread by thread
+    entries = [e for e in load(traces / "cpu_only.json.gz") if e.get("cat") == "cpu_op"]
+    lanes: dict[Any, list[tuple[Any, Any]]] = {}
+    for entry in entries:
+        lane = lanes.setdefault(entry["tid"], [])
+        lane.append((entry["ts"], entry["ts"] + entry["dur"]))
+    assert not result.on_device
+    assert result.total_ns == sum(union(lane) for lane in lanes.values()) * 1000
+    assert result.launches == len(entries)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ascend(traces: Path, rank: int) -> None:
+    # GIVEN a trace of an NPU: a list at the top, times as texts, kernels without a category
+    folder = traces / ASCEND.format(rank)
+    path = folder / "trace_view.json.gz"
+    entries = load(path)
+    # WHEN it is read
+    trace = read_trace(path)
+    # THEN every time is exact and every entry accounted for
+    complete = [entry for entry in entries if entry["ph"] == "X"]
+    assert trace.total == len(entries)
+    assert trace.events.begin_ns.tolist() == [int(Decimal(e["ts"]) * 1000) for e in complete]
+    assert set(trace.left_out) == {"counter", "metadata entry that is no name"}
+    assert "Ascend Hardware" in trace.process_names.values()
+    # AND computing and communication are those of the profiler's own tables
+    with open(folder / "step_trace_time.csv", newline="") as file:
+        steps = list(csv.DictReader(file))
+    use = device_use(trace)
+    kernels = len(breakdown(trace, "step").rows)
+    assert kernels > 0
+    assert use.compute_ns is not None
+    assert use.communication_ns is not None
+    computing = sum(Decimal(step["Computing"]) for step in steps) * 1000
+    communication = sum(Decimal(step["Communication"]) for step in steps) * 1000
+    # A nanosecond is rounded off each kernel, whose durations there have more digits.
+    count = breakdown(trace, "step").launches
+    assert abs(use.compute_ns - computing) <= count
+    assert abs(use.communication_ns - communication) <= count

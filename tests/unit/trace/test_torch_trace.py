@@ -1,0 +1,95 @@
+"""Traces that torch.profiler writes here, against what torch says of them itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagespan.trace import breakdown, read_trace
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+
+def profiled(work: Any, path: Path, **options: Any) -> Any:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], **options) as profiler:
+        work()
+    profiler.export_chrome_trace(str(path))
+    return profiler
+
+
+def load_names(path: Path) -> Counter[str]:
+    data = path.read_bytes()
+    entries = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)["traceEvents"]
+    return Counter(entry["name"] for entry in entries if entry.get("cat") == "cpu_op")
+
+
+@pytest.mark.parametrize("options", [{}, {"record_shapes": True, "with_stack": True}])
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_own_times_are_those_of_torch(tmp_path: Path, options: Any, suffix: str) -> None:
+    # GIVEN a trace of a small model, forward and backward
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten()
+    )
+    path = tmp_path / f"trace{suffix}"
+    profiler = profiled(lambda: model(torch.randn(2, 3, 16, 16)).sum().backward(), path, **options)
+    # WHEN it is broken down
+    trace = read_trace(path)
+    rows = {row.name: row for row in breakdown(trace, "model").rows}
+    # THEN own times are those of torch's own table
+    theirs = {row.key: row for row in profiler.key_averages()}
+    assert {"aten::conv2d", "aten::convolution", "aten::sum", "aten::relu"} <= set(rows)
+    written = load_names(path)
+    for name, row in rows.items():
+        # torch's table takes an operator that only calls its namesake for one call.
+        assert row.count == written[name] >= theirs[name].count
+        # A thousandth of a microsecond for each end of each event, twice rounded.
+        assert row.time_ns / 1000 == pytest.approx(
+            theirs[name].self_cpu_time_total, abs=0.004 * row.count
+        )
+    assert trace.incomplete is None
+    assert trace.base_ns is not None
+
+
+def test_times_are_unix_times(tmp_path: Path) -> None:
+    # GIVEN a trace that was made between two looks at the clock
+    before = time.time_ns()
+    path = tmp_path / "trace.json"
+    profiled(lambda: torch.ones(4) + 1, path)
+    after = time.time_ns()
+    # WHEN it is read
+    events = read_trace(path).events
+    operators = events.begin_ns[read_trace(path).rows_of(["cpu_op"])]
+    # THEN its events lie between them
+    assert before <= operators.min() <= operators.max() <= after
+
+
+def test_names_of_annotations_stay_as_written(tmp_path: Path) -> None:
+    # GIVEN annotations that other tools mangle, on two threads
+    # Kineto itself writes "unknown" for names that are not ASCII, and leaves quotes bare.
+    names = ["re", "Pi", "stage [1]", 'a "quoted" stage', "{", '["']
+    path = tmp_path / "trace.json"
+
+    def work() -> None:
+        for name in names:
+            with torch.profiler.record_function(name):
+                torch.ones(4) + 1
+        thread = threading.Thread(target=lambda: torch.ones(4) + 1)
+        thread.start()
+        thread.join()
+
+    profiled(work, path)
+    # WHEN the trace is read
+    trace = read_trace(path)
+    marks = trace.rows_of(["user_annotation"])
+    # THEN they are there, and none is taken for an operator
+    assert [trace.names[code] for code in trace.events.name[marks]] == names
+    assert {row.name for row in breakdown(trace, "s").rows}.isdisjoint(names)
