@@ -88,11 +88,10 @@ class Assembly:
         self.total += 1
         self.left_out["malformed entry"] += 1
 
-    def count_strays(self, count: int) -> None:
-        """Count what stands between entries and is none."""
-        if count:
-            self.total += count
-            self.left_out["entry that is no object"] += count
+    def count_left_out(self, cause: str, count: int) -> None:
+        """Count entries that were left out before they came here."""
+        self.total += count
+        self._count(self.left_out, cause, count)
 
     def count_quoted(self, count: int) -> None:
         """Count names that held quotes which were not escaped."""

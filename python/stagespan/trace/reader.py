@@ -52,14 +52,21 @@ class _Reader:
         return self._finish(closed, broken)
 
     def _more(self) -> bool:
-        """One more chunk into the buffer; False at the end."""
-        if not self._ended:
+        """More of the file into the buffer; False at the end.
+
+        One chunk, or as many as make a large rest half as large again: an entry that spans many
+        chunks is then not looked at anew for each.
+        """
+        pieces, grown = [self._buffer], 0
+        while not self._ended and grown <= len(self._buffer) // 2:
             chunk = next(self._chunks, None)
             if chunk is None:
                 self._ended = True
             else:
-                self._buffer += chunk
-        return not self._ended
+                pieces.append(chunk)
+                grown += len(chunk)
+        self._buffer = b"".join(pieces)
+        return grown > 0
 
     def _first_character(self) -> bytes:
         while True:
@@ -143,7 +150,7 @@ class _Reader:
             if found.strays or not self._assembly.add_piece(whole):
                 for begin, end in found.entries:
                     self._assembly.add_entry(bytes(view[begin:end]))
-        self._assembly.count_strays(found.strays)
+        self._assembly.count_left_out("entry that is no object", found.strays)
         at = found.closed_at if found.closed_at >= 0 else found.rest
         self._buffer = self._buffer[at:]
         if found.closed_at < 0 and found.entries:
@@ -163,8 +170,8 @@ class _Reader:
         del tail[""]
         again = tail.pop("traceEvents", None)
         if again is not None:
-            self._assembly.left_out["entry of a second `traceEvents`"] += (
-                len(again) if isinstance(again, list) else 1
+            self._assembly.count_left_out(
+                "entry of a second `traceEvents`", len(again) if isinstance(again, list) else 1
             )
         self._metadata.update(tail)
         return None
