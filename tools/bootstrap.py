@@ -166,6 +166,7 @@ def install_package(stamp: dict[str, Any]) -> None:
         ],
         "package",
     )  # fmt: skip
+    run(imports, "package", append=True)
     stamp["package"] = wanted
     write_stamp(stamp)
 

@@ -124,6 +124,7 @@ class WanStages:
         height: int = 128,
         width: int = 128,
         num_inference_steps: int = 8,
+        guidance_scale: float = 5.0,
         seed: int = 0,
     ) -> torch.Tensor:
         """Make a video: [1, frames, 3, height, width], values between 0 and 1."""
@@ -142,6 +143,7 @@ class WanStages:
             prompt_embeds=embeddings[:1],
             negative_prompt_embeds=embeddings[1:],
             num_inference_steps=num_inference_steps,
+            guidance_scale=guidance_scale,
         )
         return self.vae_decode_stage.process(latents)
 

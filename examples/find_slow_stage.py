@@ -1,0 +1,65 @@
+"""For whoever looks for a slow stage: debug mode, a timing report, the signatures of all stages.
+
+python examples/find_slow_stage.py        same as TELEFUSER_PROFILE_DEBUG=true around a program
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+
+import stagespan
+
+
+class Encoder:
+    """A stage with a stage inside."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Linear(64, 256)
+
+    @stagespan.ProfilingContext4Debug("encode")
+    @torch.inference_mode()
+    def process(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embed tokens: [batch, 64] to [batch, 256]."""
+        with stagespan.ProfilingContext4Debug("normalise"):
+            tokens = torch.nn.functional.normalize(tokens)
+        return self.model(tokens)
+
+
+class Decoder:
+    """The slow one."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(50)))
+
+    @stagespan.ProfilingContext4Debug("decode")
+    @torch.inference_mode()
+    def process(self, hidden: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        """Decode: [batch, 256] to [batch, 256]."""
+        return self.model(hidden) * scale
+
+
+def main() -> None:
+    """Run two requests in debug mode; print the report and say where the files are."""
+    stagespan.set_debug(True)
+    encoder, decoder = Encoder(), Decoder()
+    decoder.process(encoder.process(torch.rand(8, 64)))  # the first run is never the usual one
+    stagespan.reset_timing_registry("two requests")
+    for number in range(2):
+        with stagespan.request(f"request-{number}"):
+            decoder.process(encoder.process(torch.rand(8, 64)), scale=0.5)
+
+    stagespan.print_timing_summary()
+    signature = stagespan.get_io_signatures()["stages"]["decode"]
+    print("decode takes", signature["input_signatures"]["hidden"]["shape"])
+    # In debug mode both files are also written at exit, to stagespan.get_profiler_output_dir().
+    folder = Path(tempfile.mkdtemp())
+    stagespan.dump_timing_report(folder / "timing.json")
+    stagespan.dump_io_signatures(folder / "timing_io_signature.json")
+    print("written:", ", ".join(sorted(path.name for path in folder.iterdir())))
+
+
+if __name__ == "__main__":
+    main()
