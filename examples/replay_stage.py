@@ -44,7 +44,10 @@ def main() -> None:
         config=stagespan.HarnessConfig(warmup=1, profile_steps=3, output_dir=folder),
     )
     harness.setup()
-    harness.profile()
+    results = harness.profile()
+    print(f"one call: {results['timing_ms']['p50']:.2f} ms (median)")
+    for kernel in results["breakdown"]["top_kernels"][:3]:
+        print(f"  {kernel['ms']:.3f} ms in {kernel['count']} calls of {kernel['name']}")
     print("written:", ", ".join(sorted(path.name for path in folder.iterdir())))
 
 

@@ -12,6 +12,7 @@ Ends with status 1 when a figure is missing or the script's do not agree.
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 import subprocess
 import sys
@@ -35,6 +36,7 @@ def main() -> int:
 
     import stagespan
 
+    show_log_lines()
     stagespan.set_pipeline_name("wan_demo")
     if options.output is not None:
         stagespan.set_profiler_output_dir(options.output)
@@ -63,6 +65,16 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def show_log_lines() -> None:
+    """Send stagespan's log lines to the terminal, in order with what the demo prints."""
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("stagespan")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
 def run_request(folder: Path, steps: int) -> Any:
     """Make one video in debug mode; writes the report and the signatures, shows the table."""
     from wan_stages import get_pipeline
@@ -78,6 +90,7 @@ def run_request(folder: Path, steps: int) -> Any:
         stagespan.reset_timing_registry("demo", {"prompt": prompt})
         with stagespan.request("demo", steps=steps):
             video = pipeline(prompt, negative, num_inference_steps=steps)
+        stagespan.flush()
         stagespan.dump_timing_report(folder / "timing.json")
         stagespan.dump_io_signatures(folder / "timing_io_signature.json")
         stagespan.set_debug(False)

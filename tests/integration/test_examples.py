@@ -1,0 +1,63 @@
+"""The small examples run as they stand and show what they say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name)],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_service_shows_percentiles_and_what_is_open(tmp_path: Path) -> None:
+    # GIVEN the example for whoever runs a service
+    # WHEN it runs
+    printed = run("service.py", tmp_path)
+
+    # THEN it counted every call of both stages, and saw the open one
+    rows = [line.split() for line in printed.splitlines()]
+    assert {(row[0], row[1]) for row in rows if len(row) > 2} >= {
+        ("generate", "100"),
+        ("tokenize", "100"),
+    }
+    assert "right now: 'waiting for a lock'" in printed
+
+
+def test_find_slow_stage_shows_report_and_signature(tmp_path: Path) -> None:
+    # GIVEN the example for whoever looks for a slow stage
+    pytest.importorskip("torch")
+
+    # WHEN it runs
+    printed = run("find_slow_stage.py", tmp_path)
+
+    # THEN it shows all three stages, one stage's input, and names the files
+    for stage in ("encode", "normalise", "decode"):
+        assert stage in printed
+    assert "decode takes [8, 256]" in printed
+    assert "written: timing.json, timing_io_signature.json" in printed
+
+
+def test_replay_stage_writes_trace_breakdown_and_script(tmp_path: Path) -> None:
+    # GIVEN the example for whoever makes a stage faster
+    pytest.importorskip("torch")
+
+    # WHEN it runs
+    printed = run("replay_stage.py", tmp_path)
+
+    # THEN it shows a time and names the files
+    assert "ms (median)" in printed
+    assert "mix_breakdown.json, mix_trace.json.gz, profile_mix.py" in printed
