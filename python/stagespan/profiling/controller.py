@@ -166,7 +166,7 @@ class Window:
     def _close_early(self) -> None:
         if self._running:
             LOGGER.warning(
-                "[Profiler] The profile of stage '%s' ends after %g seconds, before the stage.",
+                "[Profiler] The profile of stage %r ends after %g seconds, before the stage.",
                 self.name,
                 self._max_seconds,
             )

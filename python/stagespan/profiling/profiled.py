@@ -89,7 +89,7 @@ class ProfiledHook:
         self._runs.clear()
 
     def _write(self, window: Window, stage: str, spans: Iterable[LaneSpan]) -> None:
-        rank = settings.rank() if settings.world_size() > 1 else None
+        rank = settings.rank_in_names()
         folder = settings.output_dir()
         try:
             trace = window.export(stage_path(folder, stage, "_trace.json.gz", rank), spans)

@@ -1,0 +1,46 @@
+"""Each test finds the controller as a new process does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from stagespan.profiling import controller, names
+
+    monkeypatch.delenv("ENABLE_PROFILER_NAMES", raising=False)
+    monkeypatch.delenv("STAGESPAN_PROFILER_RUNS", raising=False)
+    controller.forget_warnings()
+    names.forget_names()
+    yield
+    names.forget_names()
+
+
+@pytest.fixture
+def work() -> Callable[[], None]:
+    """Something for a profiler to see: ten matrix products."""
+    import torch
+
+    left, right = torch.randn(32, 32), torch.randn(32, 32)
+
+    def multiply() -> None:
+        for _ in range(10):
+            left @ right
+
+    return multiply
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """The run's output folder."""
+    from stagespan import settings
+
+    settings.set_output_dir(tmp_path / "out")
+    yield tmp_path / "out"
+    settings.set_output_dir(None)

@@ -1,0 +1,337 @@
+"""Windows of the real torch.profiler: one at a time, bounded, never in the pipeline's way."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagespan.errors import StagespanError
+from stagespan.profiling import profile_window
+from stagespan.profiling.lane import LaneSpan, compressed_with_lane
+from stagespan.trace import breakdown, read_trace
+
+Work = Callable[[], None]
+
+
+def products(path: Path) -> int:
+    """How many matrix products a trace holds."""
+    return next(
+        row.count for row in breakdown(read_trace(path), "s").rows if row.name == "aten::mm"
+    )
+
+
+def test_a_window_becomes_a_trace(work: Work, tmp_path: Path) -> None:
+    # GIVEN work under a window
+    with profile_window("denoise") as window:
+        work()
+    # WHEN it is exported
+    assert window.recorded
+    written = window.export(tmp_path / "deep" / "denoise_trace.json.gz")
+    # THEN the file is a gzip of JSON with that work in it, and nothing else is in the folder
+    assert json.loads(gzip.decompress(written.read_bytes()))["traceEvents"]
+    assert products(written) == 10
+    assert list(written.parent.iterdir()) == [written]
+
+
+def test_spans_are_a_lane_of_their_own(work: Work, tmp_path: Path) -> None:
+    # GIVEN spans with names of every kind that lie in the window
+    begin = time.time_ns()
+    with profile_window("s") as window:
+        work()
+    names = ["re", 'quote" \\ and\nline', "ünï", "Pi"]
+    spans = [
+        LaneSpan(name, begin + 7 * i, begin + 1001 * (i + 1), 3, i + 1, i, 2**40)
+        for i, name in enumerate(names)
+    ]
+    # WHEN the trace is exported with them
+    path = window.export(tmp_path / "t.json.gz", spans)
+    # THEN they are there by the trace's own clock, to the nanosecond, apart from torch's lanes
+    trace = read_trace(path)
+    lane = next(pid for pid, name in trace.process_names.items() if name == "stagespan")
+    rows = trace.events.pid == lane
+    assert [trace.names[code] for code in trace.events.name[rows]] == names
+    assert trace.events.begin_ns[rows].tolist() == [span.begin_ns for span in spans]
+    assert trace.events.end_ns[rows].tolist() == [span.end_ns for span in spans]
+    assert {trace.categories[code] for code in trace.events.category[rows]} == {"user_annotation"}
+    entries = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    arguments = [entry["args"] for entry in entries if entry.get("pid") == "stagespan"]
+    assert arguments[1] == {"id": 2, "parent": 1, "request": 2**40}
+    # AND the spans are no operators
+    assert {row.name for row in breakdown(trace, "s").rows}.isdisjoint(names)
+
+
+@pytest.mark.parametrize(
+    ("text", "base"),
+    [
+        ('{"traceEvents": [], "baseTimeNanoseconds": 1000}', 1000),
+        ('{"baseTimeNanoseconds": 1000, "traceEvents": [\n{"ph":"X","ts":1}]}', 1000),
+        ('[{"ph":"X","name":"n","ts":"1.500","dur":1}]', 0),
+        ("[]", 0),
+    ],
+)
+def test_the_lane_fits_every_layout(tmp_path: Path, text: str, base: int) -> None:
+    # GIVEN a trace as torch or torch_npu lays it out
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    # WHEN a span is merged in
+    packed = compressed_with_lane(path, [LaneSpan("s", 5_001, 6_002, 0, 1, 0, 0)])
+    # THEN it is valid JSON, and the span is where it was
+    (tmp_path / "m.json").write_bytes(packed)
+    json.loads(gzip.decompress(packed))
+    trace = read_trace(tmp_path / "m.json")
+    assert trace.incomplete is None
+    row = [trace.names[code] for code in trace.events.name].index("s")
+    assert trace.events.begin_ns[row] == 5_001
+    assert (trace.base_ns or 0) == base
+
+
+@pytest.mark.parametrize("text", ["", '{"traceEvents": [', '{"a": 1}', '[{"ph":"X"},'])
+def test_a_trace_that_was_not_written_whole_is_refused(tmp_path: Path, text: str) -> None:
+    # GIVEN what a full disk leaves of a trace
+    path = tmp_path / "t.json"
+    path.write_text(text)
+    # WHEN it is packed
+    # THEN that fails
+    with pytest.raises(ValueError, match="whole"):
+        compressed_with_lane(path, [])
+
+
+def test_a_nested_window_is_skipped_with_one_warning(
+    work: Work, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN an open window
+    with profile_window("outer") as outer:
+        # WHEN others are opened within, here and on another thread
+        for name in ("inner", "another"):
+            with profile_window(name) as inner:
+                work()
+            assert not inner.recorded
+            assert inner.skipped is not None
+            assert "'outer'" in inner.skipped
+        thread = threading.Thread(target=profile_window("third").start)
+        thread.start()
+        thread.join()
+    # THEN the outer one records all, the others nothing, and one warning was logged
+    assert products(outer.export(tmp_path / "o.json.gz")) == 20
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    with pytest.raises(StagespanError, match="already running"):
+        inner.export(tmp_path / "i.json.gz")
+    # AND the next window opens
+    with profile_window("next") as following:
+        work()
+    assert following.recorded
+
+
+def test_the_applications_profiler_is_left_alone(
+    work: Work, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    # GIVEN a scheduled profiler of the application
+    kept: list[Any] = []
+
+    def keep(profiler: Any) -> None:
+        profiler.export_chrome_trace(str(tmp_path / f"user{len(kept)}.json"))
+        kept.append(profiler)
+
+    recorded = []
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=1, warmup=1, active=1, repeat=2),
+        on_trace_ready=keep,
+    ) as profiler:
+        for _ in range(6):
+            # WHEN a window is opened in each of its phases
+            with profile_window("stage") as window:
+                work()
+            recorded.append(window.recorded)
+            profiler.step()
+    # THEN it opens only while that profiler waits, which gets all of its own traces
+    assert recorded == [True, False, False, True, False, False]
+    assert [products(tmp_path / f"user{i}.json") for i in range(2)] == [10, 10]
+    assert len([r for r in caplog.records if "application" in r.getMessage()]) == 1
+    # AND afterwards it opens again
+    with profile_window("stage") as window:
+        work()
+    assert window.recorded
+
+
+def test_the_older_profiler_of_torch_is_seen_too(work: Work) -> None:
+    import torch
+
+    with torch.autograd.profiler.profile() as profiler, profile_window("s") as window:
+        work()
+    assert not window.recorded
+    assert any(event.name == "aten::mm" for event in profiler.function_events)
+
+
+def test_a_window_leaves_no_trace_in_torch(work: Work) -> None:
+    from torch.autograd.profiler import KinetoStepTracker
+
+    # GIVEN torch's count of steps, and its level of logs in the environment
+    before = dict(KinetoStepTracker._step_dict)
+    level = os.environ.get("KINETO_LOG_LEVEL")
+    # WHEN a window was open
+    with profile_window("s"):
+        work()
+    # THEN both are as they were
+    assert KinetoStepTracker._step_dict == before
+    assert os.environ.get("KINETO_LOG_LEVEL") == level
+
+
+def test_the_pipelines_exception_passes(work: Work, tmp_path: Path) -> None:
+    # GIVEN a stage that raises under a window
+    window = profile_window("s")
+
+    def stage() -> None:
+        with window:
+            work()
+            raise KeyError("the stage's own")
+
+    with pytest.raises(KeyError, match="the stage's own"):
+        stage()
+    # WHEN the window is exported
+    # THEN what ran until then is there, and the next window opens
+    assert products(window.export(tmp_path / "t.json.gz")) == 10
+    with profile_window("s") as following:
+        work()
+    assert following.recorded
+
+
+def test_a_profiler_that_does_not_start_is_no_error(
+    work: Work, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN torch whose profiler fails at its start
+    from torch.profiler import profile
+
+    def fail(self: Any) -> None:
+        raise RuntimeError("no permission for counters")
+
+    monkeypatch.setattr(profile, "start", fail)
+    # WHEN a window is opened
+    with profile_window("s") as window:
+        work()
+    # THEN the work ran, and one sentence says why there is no trace
+    assert not window.recorded
+    assert "no permission for counters" in caplog.text
+    monkeypatch.undo()
+    with profile_window("s") as window:
+        work()
+    assert window.recorded
+
+
+def test_an_activity_that_is_not_there_is_named(
+    work: Work, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN a window that asks for a device's activity where torch supports none
+    with profile_window("s", ["CPU", "XPU", "MTIA"]) as window:
+        work()
+    # THEN the CPU is recorded and the missing are named
+    assert window.recorded
+    assert "XPU, MTIA" in caplog.text
+
+
+def test_a_window_ends_by_itself_on_the_main_thread(
+    work: Work, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN a window of a tenth of a second
+    with profile_window("long", max_seconds=0.1) as window:
+        # WHEN the stage runs until it sees the window closed
+        until = time.monotonic() + 60
+        while not window.recorded and time.monotonic() < until:
+            work()
+    # THEN the trace ends early, and a sentence says so
+    assert window.recorded
+    assert "ends after 0.1 seconds" in caplog.text
+    assert products(window.export(tmp_path / "t.json.gz")) >= 1
+
+
+def test_a_deadline_that_is_not_reached_does_nothing(
+    work: Work, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN windows that end before their time, here and on another thread
+    for _ in range(3):
+        with profile_window("short", max_seconds=60):
+            work()
+    # THEN nothing waits for them, and nothing was said
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(timeout=30)
+            assert not thread.is_alive()
+    assert not caplog.records
+
+
+def test_a_trace_that_is_too_large_is_refused(work: Work, tmp_path: Path) -> None:
+    # GIVEN a budget of a thousand bytes
+    with profile_window("s", max_bytes=1000) as window:
+        work()
+    # WHEN the window is exported
+    with pytest.raises(StagespanError, match=r"takes 0\.\d MB, more than 0\.0 MB"):
+        window.export(tmp_path / "t.json.gz")
+    # THEN nothing was written
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", ["target", "scratch"])
+def test_a_folder_that_cannot_be_written(
+    work: Work, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a target, or a scratch folder, that is a file
+    with profile_window("s") as window:
+        work()
+    (tmp_path / "file").write_text("")
+    target = tmp_path / "file" / "t.json.gz" if where == "target" else tmp_path / "t.json.gz"
+    if where == "scratch":
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    # WHEN the window is exported
+    # THEN it is an OSError, and nothing is left behind
+    with pytest.raises(OSError, match=r"\w"):
+        window.export(target)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_is_free_to_profile(work: Work) -> None:
+    # GIVEN a child that is forked while a window is open
+    from stagespan.profiling import controller
+
+    with profile_window("parent"):
+        child = os.fork()
+        if child == 0:
+            # It must not run torch after a fork: look at the controller alone.
+            os._exit(0 if controller._turn.acquire(blocking=False) else 1)
+        # WHEN the child looks for its turn
+        _, status = os.waitpid(child, 0)
+    # THEN it has it
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_the_package_does_not_import_torch() -> None:
+    # GIVEN a new interpreter
+    import subprocess
+
+    code = (
+        "import sys, stagespan.profiling, stagespan.profiling.profiled, stagespan.trace;"
+        "sys.exit('torch' in sys.modules)"
+    )
+    # WHEN it imports the two rooms
+    # THEN torch stays out
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_logging_goes_to_one_logger(work: Work, caplog: pytest.LogCaptureFixture) -> None:
+    with profile_window("a"), profile_window("b"):
+        work()
+    assert {record.name for record in caplog.records} == {"stagespan"}
+    assert caplog.records[0].levelno == logging.WARNING
+    assert caplog.records[0].getMessage().startswith("[Profiler] Stage 'b' is not profiled")

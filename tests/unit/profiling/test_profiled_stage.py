@@ -1,0 +1,291 @@
+"""Stages that are named for the profiler: their files, their log lines, their bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stagespan
+from stagespan import ProfilingContext, ProfilingContext4Debug, enable_profiler_for_names
+from stagespan.trace import breakdown, read_trace
+
+Work = Callable[[], None]
+
+
+@pytest.fixture(autouse=True)
+def _no_stage_has_run() -> Iterator[None]:
+    from stagespan import context
+    from stagespan.profiling.profiled import ProfiledHook
+
+    context.register_hook(ProfiledHook())
+    yield
+    stagespan.set_debug(False)
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def test_a_named_stage_writes_its_files(
+    work: Work, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "stagespan")
+    # GIVEN a stage that is named for the profiler, and one that is not
+    enable_profiler_for_names("denoise")
+    # WHEN both run
+    with ProfilingContext("denoise"):
+        work()
+    with ProfilingContext("other"):
+        work()
+    # THEN the first has a trace with its own span in it, and a breakdown, named in the log
+    assert files(folder) == ["denoise_breakdown.json", "denoise_trace.json.gz"]
+    table = json.loads((folder / "denoise_breakdown.json").read_text())
+    assert table["name"] == "denoise"
+    assert {row["name"]: row["count"] for row in table["top_kernels"]}["aten::mm"] == 10
+    trace = read_trace(folder / "denoise_trace.json.gz")
+    assert table == breakdown(trace, "denoise").to_dict()
+    assert "denoise" in [trace.names[code] for code in trace.events.name]
+    lines = [record.getMessage() for record in caplog.records]
+    assert f"[Profiler] Chrome trace saved to: {folder / 'denoise_trace.json.gz'}" in lines
+    assert f"[Profiler] Kernel breakdown saved to: {folder / 'denoise_breakdown.json'}" in lines
+
+
+def test_the_stages_span_covers_its_operators(work: Work, folder: Path) -> None:
+    # GIVEN a profiled stage with a stage inside
+    enable_profiler_for_names(["outer"])
+    with ProfilingContext("outer"), stagespan.span("inner"):
+        work()
+    # WHEN its trace is read
+    trace = read_trace(folder / "outer_trace.json.gz")
+    events = trace.events
+    row = {trace.names[code]: at for at, code in enumerate(events.name)}
+    products = [at for at, code in enumerate(events.name) if trace.names[code] == "aten::mm"]
+    # THEN the operators lie within the inner span, and that within the outer one
+    assert events.begin_ns[row["outer"]] <= events.begin_ns[row["inner"]]
+    assert events.begin_ns[row["inner"]] <= events.begin_ns[products].min()
+    assert events.end_ns[products].max() <= events.end_ns[row["inner"]]
+    assert events.end_ns[row["inner"]] <= events.end_ns[row["outer"]]
+    entries = json.loads(gzip.decompress((folder / "outer_trace.json.gz").read_bytes()))
+    ours = {e["name"]: e["args"] for e in entries["traceEvents"] if e.get("pid") == "stagespan"}
+    assert ours["inner"]["parent"] == ours["outer"]["id"] > 0
+
+
+def test_decorated_functions_and_coroutines(work: Work, folder: Path) -> None:
+    # GIVEN a decorated function and a coroutine function, both named
+    enable_profiler_for_names("*")
+
+    @ProfilingContext("plain")
+    def plain(x: int) -> int:
+        work()
+        return x + 1
+
+    @ProfilingContext("awaited")
+    async def awaited(x: int) -> int:
+        await asyncio.sleep(0)
+        work()
+        return x + 1
+
+    # WHEN they run
+    # THEN they return what they return, and have their files
+    assert plain(1) == 2
+    assert asyncio.run(awaited(2)) == 3
+    for stage in ("plain", "awaited"):
+        table = json.loads((folder / f"{stage}_breakdown.json").read_text())
+        assert {row["name"]: row["count"] for row in table["top_kernels"]}["aten::mm"] == 10
+
+
+def test_debug_contexts_are_profiled_too(work: Work, folder: Path) -> None:
+    # GIVEN debug mode and a named stage
+    stagespan.set_debug(True)
+    enable_profiler_for_names("stage")
+    # WHEN it runs under a debug context
+    with ProfilingContext4Debug("stage"):
+        work()
+    # THEN it has its files
+    assert {"stage_breakdown.json", "stage_trace.json.gz"} <= set(files(folder))
+
+
+def test_only_the_first_runs_are_profiled(
+    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a stage that runs three times, of which two are to be profiled
+    monkeypatch.setenv("STAGESPAN_PROFILER_RUNS", "2")
+    enable_profiler_for_names("loop")
+    written: list[bytes] = []
+    for _ in range(3):
+        with ProfilingContext("loop"):
+            work()
+        written.append((folder / "loop_trace.json.gz").read_bytes())
+    # THEN the files show the second run, and the third left them alone
+    assert written[0] != written[1]
+    assert written[1] == written[2]
+
+
+def test_a_nested_stage_is_skipped_and_keeps_its_run(
+    work: Work, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN two named stages, one in the other
+    enable_profiler_for_names(["outer", "inner"])
+    for _ in range(2):
+        with ProfilingContext("outer"):
+            for _ in range(2):
+                with ProfilingContext("inner"):
+                    work()
+    # THEN the outer is profiled in its first run, the inner once the outer no longer is
+    assert {"inner_trace.json.gz", "outer_trace.json.gz"} <= set(files(folder))
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len([line for line in warnings if "not profiled" in line]) == 1
+
+
+def test_several_threads_never_profile_at_once(work: Work, folder: Path) -> None:
+    # GIVEN stages on eight threads, all named
+    enable_profiler_for_names("*")
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            for _ in range(3):
+                with ProfilingContext(f"stage{number}"):
+                    work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+    # WHEN they run together
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # THEN nobody fails, and every trace that was written can be read
+    assert errors == []
+    for path in folder.glob("*_trace.json.gz"):
+        assert read_trace(path).incomplete is None
+
+
+def test_ranks_have_files_of_their_own(
+    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN rank 3 of 4
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    enable_profiler_for_names("denoise")
+    # WHEN a named stage runs
+    with ProfilingContext("denoise"):
+        work()
+    # THEN the rank is in its files' names
+    assert files(folder) == ["denoise_rank3_breakdown.json", "denoise_rank3_trace.json.gz"]
+
+
+@pytest.mark.parametrize("stage", ["re", "Pi", "a/../../b", 'q"uote\nline', "ü", "."])
+def test_any_name_of_a_stage(work: Work, folder: Path, stage: str) -> None:
+    # GIVEN a stage with an odd name
+    enable_profiler_for_names([stage])
+    # WHEN it runs
+    with ProfilingContext(stage):
+        work()
+    # THEN its files lie in the folder, and hold the name as it is
+    assert len(files(folder)) == 2
+    table = json.loads(next(folder.glob("*_breakdown.json")).read_text())
+    assert table["name"] == stage
+    trace = read_trace(next(folder.glob("*_trace.json.gz")))
+    assert stage in [trace.names[code] for code in trace.events.name]
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_a_stage_that_raises_is_profiled_and_raises(work: Work, folder: Path) -> None:
+    # GIVEN a named stage that fails
+    enable_profiler_for_names("broken")
+
+    @ProfilingContext("broken")
+    def broken() -> None:
+        work()
+        raise ZeroDivisionError("mine")
+
+    # WHEN it runs
+    # THEN the exception is its own, and the files are there
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        broken()
+    assert len(files(folder)) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_one_warning(
+    work: Work, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN an output folder below a file
+    (tmp_path / "file").write_text("")
+    stagespan.set_profiler_output_dir(tmp_path / "file" / "out")
+    enable_profiler_for_names("stage")
+    # WHEN a named stage runs
+    with ProfilingContext("stage"):
+        work()
+    stagespan.set_profiler_output_dir(None)
+    # THEN the pipeline went on, one sentence says so, nothing was written
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "could not be written" in warnings[0]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+_FULL_DISK = """
+import resource, sys, torch, stagespan
+stagespan.enable_profiler_for_names("stage")
+torch.ones(4) + 1
+# No file may grow beyond a few bytes: every write fails as on a full disk.
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+with stagespan.ProfilingContext("stage"):
+    result = torch.ones(4) + 1
+print(result.sum().item())
+"""
+
+
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+    # GIVEN a process in which no file can grow
+    environment: dict[str, Any] = {"STAGESPAN_OUTPUT_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
+    import os
+
+    # WHEN a named stage runs in it
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # THEN it gives its result, a warning is printed, and no file is there
+    assert done.stdout.split() == ["8.0"], done.stderr
+    assert "could not be written" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == []
+
+
+def test_names_from_the_environment(tmp_path: Path) -> None:
+    # GIVEN the seed's variable
+    import os
+
+    code = (
+        "import torch, stagespan\nwith stagespan.ProfilingContext('denoise'): torch.ones(4) + 1\n"
+    )
+    environment = {"ENABLE_PROFILER_NAMES": "denoise", "STAGESPAN_OUTPUT_DIR": str(tmp_path)}
+    # WHEN a program runs with it
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    # THEN its stage has files, and the terminal stays clean of the profiler's own marks
+    assert done.returncode == 0, done.stderr
+    assert files(tmp_path) == ["denoise_breakdown.json", "denoise_trace.json.gz"]
+    assert "profiler_start" not in done.stderr
