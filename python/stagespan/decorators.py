@@ -177,6 +177,40 @@ def fresh_function(function: FunctionType) -> FunctionType:
     return fresh
 
 
+def decorated_function(target: Any) -> Any:
+    """Return the decorated function that a trampoline's `target` stands for, else `target` itself.
+
+    The target has the code and the closure alone; the function also has defaults, attributes and
+    what `functools.wraps` noted, so that only it tells the signature that callers see.
+    """
+    if type(target) is not FunctionType:
+        return target
+    cells = target.__closure__ or ()
+    key = (id(target.__code__), *map(id, cells))
+    known = _origins.get(key)
+    found = known() if known is not None else None
+    if found is not None and _stands_for(target, found):
+        return found
+    origin = next((each for each in list(_functions) if _stands_for(target, each)), target)
+    if len(_origins) >= _MOST_ORIGINS:
+        _origins.clear()
+    _origins[key] = weakref.ref(origin)
+    return origin
+
+
+_MOST_ORIGINS = 4096
+_origins: dict[tuple[int, ...], weakref.ref[FunctionType]] = {}
+
+
+def _stands_for(target: FunctionType, function: FunctionType) -> bool:
+    cells, others = target.__closure__ or (), function.__closure__ or ()
+    return (
+        len(cells) == len(others)
+        and all(cell is other for cell, other in zip(cells, others, strict=True))
+        and trampoline.layers(target.__code__)[0] is trampoline.layers(function.__code__)[0]
+    )
+
+
 def _spans_of(function: FunctionType) -> tuple[Span, ...]:
     timed = _functions.get(function)
     if timed is not None:

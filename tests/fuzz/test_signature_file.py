@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,12 @@ torch = pytest.importorskip("torch")
 from stagespan.harness.script import script_text  # noqa: E402
 from stagespan.signature.mock import make_inputs  # noqa: E402
 
-words = st.sampled_from(
-    ["$type", "unreplayable", "shape", "dtype", "device", "items", "fields", "class", "name"]
-    + ["value", "values", "value_range", "strides", "length", "of", "data", "hex", "args", "size"]
-    + ["tuple", "list", "dict", "dataclass", "enum", "ndarray", "image", "float32", "int64", "cpu"]
-    + ["torch.dtype", "torch.Generator", "bytes", "range", "slice", "set", "userdict", "str", "x"]
-)
+WORDS = """
+    $type unreplayable shape dtype device items fields class name value values value_range strides
+    length of data hex args size tuple list dict dataclass enum ndarray image float32 int64 cpu
+    torch.dtype torch.Generator bytes range slice set userdict str x
+"""
+words = st.sampled_from(WORDS.split())
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(-4, 9), st.floats(), words, st.text(max_size=6)
 )
@@ -50,6 +51,15 @@ QUIET = settings(
 )
 
 
+def refusal(action: Callable[[], object]) -> str:
+    """What the user is told if the action is refused, else nothing; other exceptions pass."""
+    try:
+        action()
+    except StagespanError as error:
+        return str(error)
+    return ""
+
+
 @QUIET
 @given(inputs=st.dictionaries(st.text(max_size=8), nodes, max_size=3))
 def test_any_nodes_are_replayed_or_refused(inputs: dict[str, Any]) -> None:
@@ -59,10 +69,7 @@ def test_any_nodes_are_replayed_or_refused(inputs: dict[str, Any]) -> None:
     # WHEN they are described and made, THEN that works or raises what the user is told
     for node in inputs.values():
         assert describe(node).isprintable()
-    try:
-        make_inputs(stage)
-    except StagespanError as error:
-        assert "\n" not in str(error)
+    assert "\n" not in refusal(lambda: make_inputs(stage))
 
 
 @QUIET
@@ -70,9 +77,7 @@ def test_any_nodes_are_replayed_or_refused(inputs: dict[str, Any]) -> None:
 def test_any_script_compiles(inputs: dict[str, Any], name: str) -> None:
     # GIVEN a stage with any name and inputs of any content, as far as they can be replayed
     stage = StageSignature(name, inputs, metadata={name: name}, context={name: [name]})
-    try:
-        make_inputs(StageSignature(name, inputs))
-    except StagespanError:
+    if refusal(lambda: make_inputs(StageSignature(name, inputs))):
         return
 
     # WHEN its script is written, with each kind of step
@@ -90,11 +95,11 @@ def test_any_file_is_read_or_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "f.json"
     path.write_bytes(content)
 
-    # WHEN / THEN
-    try:
-        SignatureFile.read(path)
-    except StagespanError as error:
-        assert str(path) in str(error)
+    # WHEN it is read
+    refused = refusal(lambda: SignatureFile.read(path))
+
+    # THEN that works, or the sentence names the file
+    assert not refused or str(path) in refused
 
 
 @QUIET
@@ -104,10 +109,10 @@ def test_any_stages_are_read_or_refused(stages: Any, version: Any, tmp_path: Pat
     path = tmp_path / "f.json"
     path.write_text(json.dumps({"schema_version": version, "stages": stages}))
 
-    # WHEN / THEN it is read, each stage replayed or refused
-    try:
-        file = SignatureFile.read(path)
-        for stage in file.stages.values():
+    # WHEN it is read and its stages are replayed
+    def replay_all() -> None:
+        for stage in SignatureFile.read(path).stages.values():
             make_inputs(stage)
-    except StagespanError as error:
-        assert str(error)
+
+    # THEN that works or is refused
+    refusal(replay_all)

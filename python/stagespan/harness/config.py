@@ -62,6 +62,11 @@ class HarnessConfig:
             value = getattr(self, name)
             if value is not None:  # torch.device("cpu") and torch.float16 are meant by their names
                 setattr(self, name, str(value).removeprefix("torch."))
+        if self.inputs is not None and not isinstance(self.inputs, Mapping):
+            raise HarnessError(
+                f"HarnessConfig(inputs=...) must be a mapping from argument names to values, not a "
+                f"{type(self.inputs).__name__}."
+            )
         if self.step_fn is not None and not callable(self.step_fn):
             raise HarnessError(
                 f"HarnessConfig(step_fn={self.step_fn!r}) must be a function of stage and inputs."

@@ -11,6 +11,7 @@ import torch
 
 from stagespan.signature.fit import ReplayError, fit, signature_of
 
+STEPS = (2, 10)  # of the scheduler's loop, only the first of which is run
 MODELS = ("dit", "transformer", "unet", "transformer_2")
 SAMPLES = ("latents", "latent", "hidden_states", "sample", "x", "noisy_latents", "noise", "img")
 TIMES = ("timestep", "timesteps", "t", "time", "sigma")
@@ -106,7 +107,13 @@ class DenoiseStep:
         config = getattr(self.scheduler, "config", None)
         if "mu" in parameters and getattr(config, "use_dynamic_shifting", False):
             settings["mu"] = self.inputs.get("mu") or 1.0
-        self.scheduler.set_timesteps(2, **settings)
+        for steps in STEPS:
+            try:
+                self.scheduler.set_timesteps(steps, **settings)
+                break
+            except (ValueError, IndexError):  # a scheduler that needs more steps than so few
+                if steps == STEPS[-1]:
+                    raise
         if hasattr(self.scheduler, "set_begin_index"):
             self.scheduler.set_begin_index(0)
         self.timestep = self.scheduler.timesteps[0]

@@ -84,7 +84,7 @@ def totals(events: list[Any], own: list[float] | None = None) -> list[tuple[str,
     """(name, microseconds, count) by name, the longest first."""
     times = [float(event.get("dur", 0)) for event in events] if own is None else own
     found: dict[str, tuple[float, int]] = {}
-    for event, took in zip(events, times):  # noqa: B905
+    for event, took in zip(events, times, strict=True):
         before, count = found.get(event["name"], (0.0, 0))
         found[event["name"]] = (before + took, count + 1)
     rows = [(name, took, count) for name, (took, count) in found.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from stagespan.signature.model import TYPE, UNREPLAYABLE, TensorSignature, is_tensor
 
 LINE = 100
+_ESCAPE = re.compile(r"\\(.)")
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,12 @@ def render(source: Source, indent: int, before: int = 0, after: int = 0) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string literal, in double quotes where that needs no escape."""
-    literal = repr(text)
-    if literal.startswith("'") and '"' not in literal and "\\'" not in literal:
-        return f'"{literal[1:-1]}"'
-    return literal
+    """A string literal, in double quotes unless single ones need fewer escapes."""
+    # With a double quote in front, repr always takes single quotes around.
+    body = repr(f'"{text}')[2:-1]
+    body = _ESCAPE.sub(lambda found: "'" if found[1] == "'" else found[0], body)
+    quote = "'" if body.count('"') > body.count("'") else '"'
+    return quote + body.replace(quote, f"\\{quote}") + quote
 
 
 def literal(value: Any) -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -10,11 +11,11 @@ from typing import Any
 from stagespan.signature.fit import signature_of
 
 _OWN = ("self", "cls", "mcs")
-_SCALARS = (bool, int, float, str)
+_PLAIN = (type(None), bool, int, float, str)
 
 
 class _Parameters:
-    """What binding needs to know of a function: no reference to it, nor to defaults but scalars."""
+    """What binding needs to know of a function: no reference to it, nor to defaults but plain."""
 
     __slots__ = ("defaults", "positional", "rest")
 
@@ -28,7 +29,7 @@ class _Parameters:
             elif parameter.kind is parameter.VAR_KEYWORD:
                 continue
             else:
-                if type(parameter.default) in _SCALARS:
+                if type(parameter.default) in _PLAIN:
                     self.defaults[parameter.name] = parameter.default
                 if parameter.kind is not parameter.KEYWORD_ONLY:
                     self.positional.append(parameter.name)
@@ -58,9 +59,12 @@ def bind_arguments(
 ) -> dict[str, Any]:
     """Arguments by name; what ``*args`` took is a list under ``"*args"`` (the star and its name).
 
-    Scalar defaults count as passed: a replay, and who reads the file, can tell the number of steps.
+    Plain defaults count as passed: a replay, and who reads the file, can tell the number of steps.
     Never raises: a call that does not fit its function fails by itself a moment later.
     """
+    decorators = sys.modules.get("stagespan.decorators")
+    if decorators is not None:
+        function = decorators.decorated_function(function)
     parameters = _parameters(function) if function is not None else None
     positional = parameters.positional if parameters is not None else []
     bound: dict[str, Any] = dict(zip(positional, args))  # noqa: B905 - either may be longer

@@ -134,7 +134,7 @@ def storage_size(shape: Sequence[int], strides: Sequence[int] | None) -> int:
     if 0 in shape:
         return 0
     steps = dense_strides(shape) if strides is None else strides
-    return 1 + sum((size - 1) * step for size, step in zip(shape, steps))  # noqa: B905
+    return 1 + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
 
 
 def lay_out(tensor: Any, strides: Sequence[int]) -> Any:

@@ -51,12 +51,12 @@ def test_self_and_cls_are_left_out() -> None:
     assert bind_arguments(Stage.build.__func__, (Stage, "x"), {}) == {"name": "x"}
 
 
-def test_scalar_defaults_count_as_passed_and_others_do_not() -> None:
+def test_plain_defaults_count_as_passed_and_others_do_not() -> None:
     # GIVEN defaults of several kinds
     def stage(x: Any, steps: int = 8, cache: Any = None, table: Any = ()) -> None: ...
 
     # WHEN / THEN
-    assert bind_arguments(stage, (1,), {}) == {"x": 1, "steps": 8}
+    assert bind_arguments(stage, (1,), {}) == {"x": 1, "steps": 8, "cache": None}
     assert bind_arguments(stage, (1, 2, 3), {}) == {"x": 1, "steps": 2, "cache": 3}
 
 

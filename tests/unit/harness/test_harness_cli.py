@@ -1,0 +1,196 @@
+"""The verbs `bench` and `stages`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from stagespan.cli import command
+from stagespan.signature import SignatureFile, StageSignature, capture
+
+torch = pytest.importorskip("torch")
+
+PROGRAM = """
+import sys
+
+class Stage:
+    def process(self, x, scale=1.0):
+        return x @ x.T * scale
+
+def get_stage():
+    return Stage()
+
+def fails():
+    raise RuntimeError("no weights")
+
+def leaves():
+    sys.exit(3)
+
+def nothing():
+    return None
+
+def not_a_stage():
+    return 5
+
+def one_step(stage, inputs):
+    stage.process(inputs["x"])
+
+stage = Stage()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "my_pipeline.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    sys.modules.pop("my_pipeline", None)
+    stages = {
+        "denoise": StageSignature(
+            "denoise",
+            {"x": capture(torch.zeros(8, 32)), "scale": 0.5},
+            capture(torch.zeros(8, 8)),
+            count=3,
+        ),
+        "vae_decode": StageSignature("vae_decode", {"engine": {"unreplayable": "pkg.Engine"}}),
+    }
+    stages["denoise"].variants = [
+        StageSignature("denoise", {"x": capture(torch.zeros(2, 32))}, count=1)
+    ]
+    SignatureFile(stages, "req_7").write("signatures.json")
+    yield tmp_path
+    sys.modules.pop("my_pipeline", None)
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(command, list(arguments), prog_name="stagespan")
+
+
+def bench(*arguments: str, stage: str = "denoise", factory: str = "my_pipeline:get_stage") -> Any:
+    chosen = ["--stage", stage] if stage else []
+    return run(
+        "bench", "signatures.json", *chosen, "--factory", factory, "--output", "out", *arguments
+    )
+
+
+@pytest.mark.parametrize(
+    "factory", ["my_pipeline:get_stage", "my_pipeline:Stage", "my_pipeline:stage"]
+)
+def test_bench_writes_the_files_and_prints_where_the_time_went(folder: Path, factory: str) -> None:
+    # GIVEN a signature file and a factory, a class, or the stage itself
+    # WHEN
+    done = bench("--warmup", "2", "--steps", "2", "--timing-steps", "3", factory=factory)
+
+    # THEN
+    assert done.exit_code == 0, done.output
+    assert "aten::mm" in done.stdout
+    assert "3 iterations without the profiler" in done.stdout
+    assert "[Harness] Running 2 warmup iteration(s)...\n" in done.stderr
+    assert f"[Harness] Test script saved to: {Path('out', 'profile_denoise.py')}\n" in done.stderr
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        "denoise_breakdown.json",
+        "denoise_trace.json.gz",
+        "profile_denoise.py",
+    ]
+    assert "\x1b" not in done.output
+    assert json.loads(Path("out/denoise_breakdown.json").read_text())["profile_steps"] == 2
+
+
+def test_bench_takes_seed_device_dtype_and_step(folder: Path) -> None:
+    # GIVEN / WHEN
+    done = bench(
+        "--seed", "4", "--device", "cpu", "--dtype", "float64", "--step", "my_pipeline:one_step"
+    )
+
+    # THEN
+    assert done.exit_code == 0, done.output
+    assert "SEED = 4" in Path("out/profile_denoise.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "says"),
+    [
+        ([], {"factory": "my_pipeline:fails"}, "raised RuntimeError: no weights"),
+        ([], {"factory": "my_pipeline:leaves"}, "raised SystemExit: 3"),
+        ([], {"factory": "my_pipeline:nothing"}, "returned None"),
+        ([], {"factory": "my_pipeline:not_a_stage"}, "has no step to run"),
+        ([], {"factory": "my_pipeline:absent"}, "has no attribute 'absent'"),
+        ([], {"factory": "no_such_module:x"}, "No module named"),
+        ([], {"factory": "my_pipeline"}, "must be written as module:name"),
+        ([], {"stage": "denoize"}, "did you mean 'denoise'?"),
+        ([], {"stage": ""}, "the file holds 'denoise', 'vae_decode'"),
+        ([], {"stage": "vae_decode"}, "is a pkg.Engine, which cannot be made"),
+        (["--device", "cuda:77"], {}, "--device cpu"),
+        (["--device", "nonsense"], {}, "does not know"),
+        (["--dtype", "int8"], {}, "no floating-point type"),
+        (["--warmup", "-1"], {}, "warmup=-1"),
+        (["--steps", "0"], {}, "profile_steps=0"),
+        (["--seed", "-5"], {}, "seed=-5"),
+        (["--output", "my_pipeline.py"], {}, "cannot be written"),
+        (["--step", "my_pipeline:absent"], {}, "has no attribute"),
+    ],
+)
+def test_what_is_wrong_is_told_in_one_sentence(
+    folder: Path, arguments: list[str], given: dict[str, str], says: str
+) -> None:
+    # GIVEN one thing that is wrong
+    # WHEN
+    done = bench(*arguments, **given)
+
+    # THEN one sentence says what to do, and nothing was written
+    assert done.exit_code == 2
+    assert says in done.stderr
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("[Harness]")]
+    assert len(errors) == 1
+    assert errors[0].startswith("Error: ")
+    assert "Traceback" not in done.output
+    assert not Path("out").exists() or list(Path("out").iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", ["stages", "bench"])
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"stages": {"a": 3}}'])
+def test_a_file_that_is_none_is_told(folder: Path, verb: str, content: str | None) -> None:
+    # GIVEN no file, or one that holds something else
+    if content is not None:
+        Path("broken.json").write_text(content)
+    more = ["--stage", "a", "--factory", "my_pipeline:get_stage"] if verb == "bench" else []
+
+    # WHEN
+    done = run(verb, "broken.json", *more)
+
+    # THEN
+    assert done.exit_code == 2
+    assert "broken.json" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_stages_lists_inputs_and_outputs(folder: Path) -> None:
+    # GIVEN a file with two stages, one with a variant
+    # WHEN
+    done = run("stages", "signatures.json")
+
+    # THEN
+    assert done.exit_code == 0
+    for text in ("denoise", "variant 1", "x: float32[8, 32] cpu", "scale: 0.5", "float32[8, 8] cpu",
+                 "engine: pkg.Engine (cannot be replayed)", "2 stages of req_7"):  # fmt: skip
+        assert text in done.stdout
+
+
+def test_hostile_names_do_nothing_to_the_terminal(folder: Path) -> None:
+    # GIVEN names with control characters and markup
+    stage = StageSignature("\x1b[31mred", {"[bold]\x07": "\x1b[2J"})
+    SignatureFile({"\x1b[31mred": stage}, "\x1b]0;x\x07").write("hostile.json")
+
+    # WHEN
+    done = run("stages", "hostile.json")
+
+    # THEN they are shown as text
+    assert done.exit_code == 0
+    assert "\x1b" not in done.output
+    assert "\x07" not in done.output
+    assert "[bold]" in done.stdout

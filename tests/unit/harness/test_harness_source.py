@@ -1,0 +1,138 @@
+"""The source of mock inputs makes what the harness makes, and looks as a formatter leaves it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagespan.signature import StageSignature, capture
+
+torch = pytest.importorskip("torch")
+
+from stagespan.harness.source import Group, flat, input_source, literal, quoted, render  # noqa: E402
+from stagespan.signature import mock as mocks  # noqa: E402
+from stagespan.signature import values  # noqa: E402
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+class Mode(enum.Enum):
+    FAST = 1
+
+
+@dataclasses.dataclass
+class Options:
+    x: Any
+
+
+def evaluate(source: Any, seed: int = 0) -> Any:
+    names = {name: getattr(values, name) for name in dir(values)}
+    names.update(mock=values.MockInputs(seed), torch=torch, Path=Path)
+    return eval(render(source, 4, 8, 1), names)
+
+
+def checksum(value: Any) -> Any:
+    """What two values must share to be taken for equal, bit for bit."""
+    if isinstance(value, torch.Tensor):
+        raw = value.detach().resolve_conj().clone(memory_format=torch.contiguous_format)
+        content = raw.view(torch.uint8).tolist() if raw.numel() and raw.dim() else repr(raw)
+        return (str(value.dtype), tuple(value.shape), value.stride(), value.requires_grad, content)
+    if isinstance(value, dict):
+        return [(checksum(k), checksum(v)) for k, v in value.items()]
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, [checksum(item) for item in value])
+    if isinstance(value, Options):
+        return checksum(value.x)
+    return repr(value)
+
+
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=12),
+    st.binary(max_size=6),
+    st.complex_numbers(),
+    st.sampled_from([torch.float16, torch.device("cpu"), Path("a/b"), Mode.FAST, range(3)]),
+    st.sampled_from(
+        [
+            torch.zeros(3, 50),
+            torch.zeros(50, 3).t(),
+            torch.arange(100),
+            torch.arange(7),
+            torch.rand(90) > 0.3,
+            torch.zeros(2, 0),
+            torch.zeros(30, requires_grad=True),
+        ]
+    ),
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=6), inner, max_size=3),
+        st.dictionaries(st.integers(), inner, max_size=2),
+        inner.map(Options),
+        st.tuples(inner, inner).map(lambda pair: Pair(*pair)),
+    ),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(value=trees, name=st.text(min_size=1, max_size=6), seed=st.integers(0, 9))
+def test_the_source_makes_what_the_harness_makes(value: Any, name: str, seed: int) -> None:
+    # GIVEN any value, captured
+    node = capture(value)
+
+    # WHEN it is made by the harness, and by the source
+    made = mocks.make_inputs(StageSignature("s", {name: node}), seed=seed)[name]
+    written = evaluate(input_source(node, name), seed)
+
+    # THEN both are the same, bit for bit
+    assert checksum(written) == checksum(made)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.recursive(
+        st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text()),
+        lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+        max_leaves=8,
+    )
+)
+def test_literals_are_what_they_stand_for(value: Any) -> None:
+    # GIVEN any plain value
+    # WHEN / THEN
+    assert evaluate(literal(value)) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "it's", 'a "b"', "\n", '"""', "\\", "\ud800", "名", "a'\"b"]
+)
+def test_strings_are_quoted_so_that_they_stay_strings(text: str) -> None:
+    # GIVEN / WHEN / THEN
+    assert eval(quoted(text)) == text
+
+
+def test_lines_are_broken_as_a_formatter_would() -> None:
+    # GIVEN a call that fits on one line, one whose arguments fit on one, one that fits on none
+    def call(*arguments: str) -> Group:
+        return Group("f(", [("", argument) for argument in arguments], ")")
+
+    short, middle, long = call("a", "b"), call("a" * 40, "b" * 50), call("a" * 60, "b" * 60)
+
+    # WHEN / THEN
+    assert render(short, 0) == "f(a, b)"
+    assert render(middle, 0, 8) == f"f(\n    {'a' * 40}, {'b' * 50}\n)"
+    assert render(long, 4) == f"f(\n        {'a' * 60},\n        {'b' * 60},\n    )"
+    assert flat(Group("(", [("", "1")], ")", one_tuple=True)) == "(1,)"

@@ -1,0 +1,170 @@
+"""Signatures of real debug contexts around every kind of callable."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = """
+import asyncio, functools, json, sys, torch
+import stagespan
+from stagespan import ProfilingContext, ProfilingContext4Debug, get_io_signatures
+
+X = torch.zeros(5, 40)
+
+class Stage:
+    @ProfilingContext4Debug("method")
+    def method(self, x, steps=3, *, scale=1.0, cache=None):
+        return {"x": x}
+
+    @ProfilingContext4Debug("inference")
+    @torch.inference_mode()
+    def inference(self, x, steps=3):
+        return x
+
+    @classmethod
+    @ProfilingContext4Debug("class")
+    def build(cls, x):
+        return x
+
+    @staticmethod
+    @ProfilingContext4Debug("static")
+    def static(x):
+        return x
+
+    @ProfilingContext4Debug("coroutine")
+    async def coroutine(self, x):
+        await asyncio.sleep(0)
+        return (x, 1)
+
+    @ProfilingContext4Debug("generator")
+    def generator(self, x):
+        yield x
+
+    @ProfilingContext4Debug("failing")
+    def failing(self, x):
+        raise KeyError("x")
+
+def with_closure(factor):
+    @ProfilingContext4Debug(f"closure{factor}")
+    @functools.lru_cache(maxsize=None)
+    def inner(value, times=2):
+        return value * factor * times
+    return inner
+
+stage = Stage()
+result = stage.method(X, scale=5.0)
+assert result["x"] is X
+assert stage.method(x=X, scale=5.0)["x"] is X
+stage.inference(X)
+Stage.build(X)
+Stage.static(X)
+assert asyncio.run(stage.coroutine(X)) == (X, 1)
+assert list(stage.generator(X)) == [X]
+try:
+    stage.failing(X)
+except KeyError:
+    pass
+assert with_closure(2)(4) == 16 and with_closure(3)(4) == 24
+ProfilingContext4Debug("module")(torch.nn.Linear(40, 2))(X)
+with ProfilingContext4Debug("block") as block:
+    block.inputs(ids=torch.arange(100), mode="fast")
+    block.output([X])
+with ProfilingContext("always"):
+    pass
+names = stagespan.stage_names()
+spans = [(names[row["stage"]], int(row["flags"])) for row in stagespan.spans()]
+from stagespan import _core
+print(json.dumps({
+    "signatures": get_io_signatures(),
+    "first": [name for name, flags in spans if flags & _core.FLAG_FIRST_OF_SHAPE],
+    "errors": stagespan.lost()["hook_errors"] + stagespan.lost()["decorator_errors"],
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("debug")
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "STAGESPAN_DEBUG": "true", "STAGESPAN_OUTPUT_DIR": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return {**json.loads(done.stdout.splitlines()[-1]), "folder": folder}
+
+
+NODE = {"shape": [5, 40], "dtype": "float32", "device": "cpu"}
+
+
+def test_no_hook_failed(seen: Any) -> None:
+    # GIVEN / WHEN every kind of callable has run, THEN
+    assert seen["errors"] == 0
+
+
+@pytest.mark.parametrize(
+    ("stage", "inputs", "output"),
+    [
+        ("method", {"x": NODE, "steps": 3, "scale": 5.0, "cache": None}, {"x": NODE}),
+        ("inference", {"x": NODE, "steps": 3}, NODE),
+        ("class", {"x": NODE}, NODE),
+        ("static", {"x": NODE}, NODE),
+        ("coroutine", {"x": NODE}, {"$type": "tuple", "items": [NODE, 1]}),
+        ("failing", {"x": NODE}, None),
+        ("closure2", {"value": 4, "times": 2}, 16),
+        ("closure3", {"value": 4, "times": 2}, 24),
+        ("block", None, [NODE]),
+    ],
+)
+def test_every_kind_of_callable_is_captured_by_name(
+    seen: Any, stage: str, inputs: Any, output: Any
+) -> None:
+    # GIVEN a stage that ran in debug mode
+    # WHEN
+    entry = seen["signatures"][stage]
+
+    # THEN its arguments are there by name, its instance is not, and its result is
+    if inputs is not None:
+        assert entry["input_signatures"] == inputs
+    assert entry["output_signature"] == output
+
+
+def test_generators_modules_and_blocks_tell_their_inputs(seen: Any) -> None:
+    # GIVEN / WHEN
+    entries = {name: entry["input_signatures"] for name, entry in seen["signatures"].items()}
+
+    # THEN
+    assert entries["generator"] == {"x": NODE}
+    assert entries["module"] == {"input": NODE}
+    assert entries["block"]["ids"]["value_range"] == [0, 99]
+    assert entries["block"]["mode"] == "fast"
+    assert "always" not in entries
+
+
+def test_one_signature_however_the_arguments_were_passed(seen: Any) -> None:
+    # GIVEN a method called by position, then by keyword
+    # WHEN / THEN
+    assert seen["signatures"]["method"]["count"] == 2
+    assert seen["first"].count("method") == 1
+
+
+def test_the_file_is_written_at_exit(seen: Any) -> None:
+    # GIVEN a run in debug mode with an output folder
+    # WHEN it has ended
+    path = Path(seen["folder"]) / "timing_io_signature.json"
+    if not path.exists() and not (Path(seen["folder"]) / "timing.json").exists():
+        pytest.fail("no report was written at exit")
+
+    # THEN the file holds what the run had seen
+    assert json.loads(path.read_text())["stages"]["method"]["count"] == 2
