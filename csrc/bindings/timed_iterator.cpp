@@ -237,7 +237,7 @@ PyObject* async_generator_next(PyObject* object) {
 
 PyObject* async_generator_send(PyObject* object, PyObject* value) {
   AsyncGeneratorObject* const self = generator_of(object);
-  return make_step(self, PyObject_CallMethod(self->inner, "asend", "O", value));
+  return make_step(self, PyObject_CallMethod(self->inner, "asend", "(O)", value));
 }
 
 PyObject* async_generator_throw(PyObject* object, PyObject* args) {
