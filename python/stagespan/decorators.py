@@ -185,30 +185,31 @@ def decorated_function(target: Any) -> Any:
     """
     if type(target) is not FunctionType:
         return target
-    cells = target.__closure__ or ()
-    key = (id(target.__code__), *map(id, cells))
-    known = _origins.get(key)
-    found = known() if known is not None else None
-    if found is not None and _stands_for(target, found):
-        return found
-    origin = next((each for each in list(_functions) if _stands_for(target, each)), target)
-    if len(_origins) >= _MOST_ORIGINS:
-        _origins.clear()
-    _origins[key] = weakref.ref(origin)
-    return origin
+    known = _by_parts.get(_parts(target))
+    function = known() if known is not None else None
+    return target if function is None else function
 
 
-_MOST_ORIGINS = 4096
-_origins: dict[tuple[int, ...], weakref.ref[FunctionType]] = {}
+# A trampoline makes its target anew at each call, of parts that stay: the code and the cells.
+_by_parts: dict[tuple[int, ...], weakref.ref[FunctionType]] = {}
 
 
-def _stands_for(target: FunctionType, function: FunctionType) -> bool:
-    cells, others = target.__closure__ or (), function.__closure__ or ()
-    return (
-        len(cells) == len(others)
-        and all(cell is other for cell, other in zip(cells, others, strict=True))
-        and trampoline.layers(target.__code__)[0] is trampoline.layers(function.__code__)[0]
-    )
+def _parts(function: FunctionType) -> tuple[int, ...]:
+    code, _ = trampoline.layers(function.__code__)
+    return (id(code), *map(id, function.__closure__ or ()))
+
+
+def _remember_parts(function: FunctionType) -> None:
+    parts = _parts(function)
+
+    def forget(gone: weakref.ref[FunctionType]) -> None:
+        # Comes before the parts are freed, and so before others can have their ids.
+        if _by_parts.get(parts) is gone:
+            del _by_parts[parts]
+
+    known = _by_parts.get(parts)
+    if known is None or known() is not function:
+        _by_parts[parts] = weakref.ref(function, forget)
 
 
 def _spans_of(function: FunctionType) -> tuple[Span, ...]:
@@ -232,6 +233,7 @@ def _apply(function: FunctionType, timed: _Timed) -> None:
             return
         code, _ = trampoline.layers(function.__code__)
         if active:
+            _remember_parts(function)
             code = timed.code(code, function.__qualname__, active)
         if function.__code__ is not code:
             function.__code__ = code

@@ -22,6 +22,7 @@ from stagespan import _core
 _F = TypeVar("_F")
 _DYNAMO = "torch._dynamo"
 _log = logging.getLogger("stagespan")
+_registered = False
 
 
 class NoSpan:
@@ -108,9 +109,13 @@ def install() -> None:
 def register() -> None:
     """Tell torch._dynamo about the stand-ins; call it only where torch._dynamo is in sys.modules.
 
-    Never raises: what goes wrong is logged once, and compiled code that uses contexts then breaks
-    its graph there.
+    Once a process, and never raises: what goes wrong is logged, and compiled code that uses
+    contexts then breaks its graph there.
     """
+    global _registered
+    if _registered:
+        return
+    _registered = True
     try:
         # Loaded already; where another thread is still at it, this waits for that thread.
         dynamo = importlib.import_module(_DYNAMO)

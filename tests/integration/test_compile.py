@@ -14,14 +14,10 @@ torch_dynamo = pytest.importorskip("torch._dynamo")
 
 from torch._dynamo.testing import CompileCounter  # noqa: E402
 
-from stagespan import _core, decorators, dynamo  # noqa: E402
+import stagespan  # noqa: E402
+from stagespan import _core  # noqa: E402
 
 BEFORE_3_12 = sys.version_info < (3, 12)
-
-
-def switch(on: bool) -> None:
-    _core.set_debug(on)
-    decorators.switch_debug(on)
 
 
 def runs(stage: str) -> int:
@@ -44,19 +40,11 @@ class Compiled:
         return int(self._counter.frame_count)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def registered() -> None:
-    """As at the import of stagespan; a second registration is a warning in the log."""
-    if not hasattr(torch_dynamo, "_stagespan_registered"):
-        torch_dynamo._stagespan_registered = True
-        dynamo.install()
-
-
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> Iterator[None]:
     torch_dynamo.reset()
     yield
-    switch(False)
+    stagespan.set_debug(False)
     torch_dynamo.reset()
 
 
@@ -87,7 +75,7 @@ class Stage(BaseStage):
 @pytest.mark.parametrize("on", [False, True])
 def test_a_decorated_function_is_one_graph(on: bool) -> None:
     # GIVEN a function under a debug context, off or on
-    switch(on)
+    stagespan.set_debug(on)
     before = runs("compiled function")
 
     # WHEN it is compiled itself
@@ -107,7 +95,7 @@ def test_switching_costs_at_most_one_compilation() -> None:
 
     # WHEN debug mode is switched back and forth
     for on in (False, True, False, True, False, True):
-        switch(on)
+        stagespan.set_debug(on)
         assert compiled(torch.ones(2)).tolist() == [5.0, 5.0]
         counts.append(compiled.count)
 
@@ -122,7 +110,7 @@ def test_switching_with_a_compiled_function_itself() -> None:
 
     # WHEN debug mode is switched back and forth
     for on in (False, True, False, True):
-        switch(on)
+        stagespan.set_debug(on)
         assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
         counts.append(compiled.count)
 
@@ -132,7 +120,7 @@ def test_switching_with_a_compiled_function_itself() -> None:
 
 def test_other_functions_and_imports_cause_no_compilation() -> None:
     # GIVEN a compiled caller while debug mode is on
-    switch(True)
+    stagespan.set_debug(True)
     compiled = Compiled(lambda x: scale(x) + 1)
     compiled(torch.ones(2))
 
@@ -149,7 +137,7 @@ def test_other_functions_and_imports_cause_no_compilation() -> None:
 
 def test_eager_calls_are_timed_beside_compiled_ones() -> None:
     # GIVEN a function that is called both ways while debug mode is on
-    switch(True)
+    stagespan.set_debug(True)
     before = runs("compiled function")
     compiled = Compiled(scale)
 
@@ -165,7 +153,7 @@ def test_eager_calls_are_timed_beside_compiled_ones() -> None:
 @pytest.mark.parametrize("on", [False, True])
 def test_modules_with_decorated_methods(on: bool) -> None:
     # GIVEN a module whose methods are decorated
-    switch(on)
+    stagespan.set_debug(on)
     stage = Stage()
 
     # WHEN it is compiled
@@ -179,7 +167,7 @@ def test_modules_with_decorated_methods(on: bool) -> None:
 @pytest.mark.parametrize("on", [False, True])
 def test_closures_and_generators(on: bool) -> None:
     # GIVEN decorated inner functions: a closure, and a generator
-    switch(on)
+    stagespan.set_debug(on)
 
     def make(k: Any) -> Callable[[Any], Any]:
         @_core.ProfilingContext4Debug("compiled closure")
@@ -204,7 +192,7 @@ def test_closures_and_generators(on: bool) -> None:
 @pytest.mark.parametrize("on", [False, True])
 def test_dynamic_shapes_stay_dynamic(on: bool) -> None:
     # GIVEN a function compiled for any length
-    switch(on)
+    stagespan.set_debug(on)
     compiled = Compiled(lambda x: scale(x) + x.shape[0], dynamic=True)
 
     # WHEN it is called with several lengths
@@ -218,7 +206,7 @@ def test_dynamic_shapes_stay_dynamic(on: bool) -> None:
 @pytest.mark.parametrize("on", [False, True])
 def test_the_seeds_order_of_decorators(on: bool) -> None:
     # GIVEN a context above torch.inference_mode
-    switch(on)
+    stagespan.set_debug(on)
 
     class Decoder:
         @_core.ProfilingContext4Debug("vae_decode")
@@ -338,13 +326,13 @@ def context_in_a_generator(x: Any) -> Any:
 @pytest.mark.parametrize("on", [False, True])
 def test_contexts_inside_a_graph(function: Callable[[Any], Any], expected: float, on: bool) -> None:
     # GIVEN code with contexts inside
-    switch(on)
+    stagespan.set_debug(on)
     names = set(_core.snapshot().stages())
 
     # WHEN it is compiled as one graph, and debug mode is switched
     compiled = Compiled(function)
     results = [compiled(torch.ones(1)).item()]
-    switch(not on)
+    stagespan.set_debug(not on)
     results.append(compiled(torch.ones(1)).item())
 
     # THEN it is compiled once, and measures nothing
@@ -392,7 +380,7 @@ def test_a_graph_that_breaks_inside_a_context_still_works() -> None:
 
 def test_export_sees_through_contexts_and_decorators() -> None:
     # GIVEN a module with a decorated forward and a context inside, in debug mode
-    switch(True)
+    stagespan.set_debug(True)
 
     class Exported(torch.nn.Module):  # type: ignore[misc,name-defined]
         @_core.ProfilingContext4Debug("exported forward")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import inspect
@@ -20,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import stagespan
 from stagespan import _core, decorators
 from stagespan.decorators import decorate
 
@@ -38,11 +38,6 @@ def debug(name: str) -> _core.Span:
     return _core.ProfilingContext4Debug(name)
 
 
-def switch(on: bool) -> None:
-    _core.set_debug(on)
-    decorators.switch_debug(on)
-
-
 def runs(stage: str) -> int:
     stages = _core.snapshot().stages()
     return stages[stage].count if stage in stages else 0
@@ -55,9 +50,9 @@ def errors(stage: str) -> int:
 @pytest.fixture(autouse=True)
 def debug_mode() -> Iterator[None]:
     """Each test starts in debug mode and leaves it off."""
-    switch(True)
+    stagespan.set_debug(True)
     yield
-    switch(False)
+    stagespan.set_debug(False)
 
 
 @pytest.fixture(params=[always, compile_safe, debug])
@@ -155,7 +150,7 @@ def test_wrong_arguments_raise_what_the_function_raises(
 @pytest.mark.parametrize("on", [False, True])
 def test_debug_functions_stay_plain_functions(on: bool) -> None:
     # GIVEN a decorated function, off or on
-    switch(on)
+    stagespan.set_debug(on)
     function = at_module_level
 
     # WHEN / THEN it shows what the original would show
@@ -191,13 +186,13 @@ def test_attributes_are_shared_with_the_original() -> None:
 
 def test_switching_times_and_stops_timing() -> None:
     # GIVEN a function that was decorated while debug mode was off
-    switch(False)
+    stagespan.set_debug(False)
     function = decorate(debug("switched"), lambda: 7)
     counts = []
 
     # WHEN debug mode is switched on and off, twice
     for on in (False, True, False, True, False):
-        switch(on)
+        stagespan.set_debug(on)
         assert function() == 7
         counts.append(runs("switched"))
 
@@ -214,7 +209,7 @@ def test_off_means_the_very_code_of_the_original() -> None:
     function(1)
 
     # WHEN it is off
-    switch(False)
+    stagespan.set_debug(False)
 
     # THEN there is nothing in it that could cost anything
     assert function.__code__ is original.__code__
@@ -228,13 +223,11 @@ def test_turning_the_recorder_off_stops_all_timing() -> None:
     }
 
     # WHEN the recorder is off, then on again
-    _core.disable()
-    decorators.switch_recorder(False)
+    stagespan.disable()
     try:
         assert [function() for function in functions.values()] == [1, 1, 1]
     finally:
-        _core.enable()
-        decorators.switch_recorder(True)
+        stagespan.enable()
     before = [runs(stage) for stage in functions]
     for function in functions.values():
         function()
@@ -261,7 +254,7 @@ def test_defaults_changed_later_act(context: Callable[[str], _core.Span]) -> Non
 
     # THEN they act, whether it is on or off
     assert timed() == (10, 20)
-    switch(False)
+    stagespan.set_debug(False)
     assert timed() == (10, 20)
 
 
@@ -430,7 +423,7 @@ def test_stacked_contexts_are_all_timed() -> None:
 
     # WHEN it is called with debug mode on, off and on again
     for on in (True, False, True):
-        switch(on)
+        stagespan.set_debug(on)
         assert timed(1) == 2
 
     # THEN each is timed while it is active
@@ -454,7 +447,7 @@ def test_below_and_above_other_decorators() -> None:
 
     # WHEN it is called, on and off
     results = [timed(None, 2, steps=3)]
-    switch(False)
+    stagespan.set_debug(False)
     results.append(timed(None, latents=2))
 
     # THEN it works, and still shows the innermost function's signature and documentation
@@ -498,9 +491,9 @@ def test_code_replaced_by_others_is_kept() -> None:
     function.__code__ = replacement
 
     # WHEN debug mode goes off and on
-    switch(False)
+    stagespan.set_debug(False)
     while_off = function.__code__
-    switch(True)
+    stagespan.set_debug(True)
 
     # THEN the new code runs, timed
     assert while_off is replacement
@@ -583,18 +576,14 @@ def test_builtins_may_be_shadowed() -> None:
         iterator.__anext__().send(None)
 
 
-@pytest.mark.parametrize(
-    "stage", ["quo'te\"s", "new\nline", "back\\slash", "{brace}", "\udc80", "é"]
-)
+@pytest.mark.parametrize("stage", ["quo'te\"s", "new\nline", "back\\slash", "{brace}", "%s", "é"])
 def test_any_stage_name_can_decorate(stage: str) -> None:
     # GIVEN a name that would be hostile in a source text
-    span = contextlib.suppress(UnicodeEncodeError)
-    with span:
-        timed = decorate(debug(stage), lambda value: value)
+    timed = decorate(debug(stage), lambda value: value)
 
-        # WHEN / THEN
-        assert timed(5) == 5
-        assert runs(stage) == 1
+    # WHEN / THEN
+    assert timed(5) == 5
+    assert runs(stage) == 1
 
 
 def test_threads_decorate_and_switch_at_once() -> None:
@@ -616,7 +605,7 @@ def test_threads_decorate_and_switch_at_once() -> None:
 
     # WHEN debug mode goes on and off
     for on in (True, False) * 50:
-        switch(on)
+        stagespan.set_debug(on)
     stop.set()
     for thread in threads:
         thread.join()
@@ -643,9 +632,9 @@ def test_a_forked_child_can_decorate_and_switch() -> None:
     if child == 0:
         status = 1
         try:
-            switch(False)
+            stagespan.set_debug(False)
             function = decorate(debug("child"), lambda: 3)
-            switch(True)
+            stagespan.set_debug(True)
             status = 0 if function() == 3 else 2
         finally:
             os._exit(status)
@@ -669,10 +658,11 @@ def test_code_that_travels_to_another_process() -> None:
     # WHEN another process makes a function of it, in debug mode and not
     program = f"""
 import marshal, types
+import stagespan
 from stagespan import _core
 function = types.FunctionType(marshal.loads({sent!r}), {{}})
 print(function(2, factor=3))
-_core.set_debug(True)
+stagespan.set_debug(True)
 print(function(2, factor=3), _core.snapshot().stages()["travelling"].count)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

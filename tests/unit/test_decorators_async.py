@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from stagespan import _core, decorators
+import stagespan
+from stagespan import _core
 from stagespan.decorators import decorate
 
 
@@ -24,11 +25,6 @@ def debug(name: str) -> _core.Span:
     return _core.ProfilingContext4Debug(name)
 
 
-def switch(on: bool) -> None:
-    _core.set_debug(on)
-    decorators.switch_debug(on)
-
-
 def runs(stage: str) -> int:
     stages = _core.snapshot().stages()
     return stages[stage].count if stage in stages else 0
@@ -37,9 +33,9 @@ def runs(stage: str) -> int:
 @pytest.fixture(autouse=True)
 def debug_mode() -> Iterator[None]:
     """Each test starts in debug mode and leaves it off."""
-    switch(True)
+    stagespan.set_debug(True)
     yield
-    switch(False)
+    stagespan.set_debug(False)
 
 
 @pytest.fixture(params=[always, debug])
@@ -78,7 +74,7 @@ async def generate_async(count: int) -> AsyncGenerator[Any, Any]:
 def test_kinds_are_kept(context: Callable[[str], _core.Span]) -> None:
     # GIVEN decorated functions of the three kinds
     for on in (True, False):
-        switch(on)
+        stagespan.set_debug(on)
         coroutine = decorate(context("kinds"), double)
         generator = decorate(context("kinds"), generate)
         async_generator = decorate(context("kinds"), generate_async)
@@ -175,12 +171,12 @@ def test_generators_are_delegated_to(context: Callable[[str], _core.Span]) -> No
 
     # WHEN it runs to its end
     generator = timed(1)
-    seen = [next(generator), generator.send("a"), generator.throw(error), next(generator)]
+    seen = [next(generator), generator.send(("a", 1)), generator.throw(error), next(generator)]
     with pytest.raises(StopIteration) as stopped:
         generator.send("stop")
 
     # THEN it saw each of them and returned its value
-    assert seen == [1, "a", error, None]
+    assert seen == [1, ("a", 1), error, None]
     assert stopped.value.value == "returned"
     assert runs(stage) == 1
 
@@ -273,6 +269,7 @@ def test_async_generators_are_delegated_to(context: Callable[[str], _core.Span])
         seen = [
             await generator.__anext__(),
             await generator.asend("a"),
+            await generator.asend(("a", "tuple")),
             await generator.athrow(error),
             await generator.__anext__(),
         ]
@@ -283,7 +280,7 @@ def test_async_generators_are_delegated_to(context: Callable[[str], _core.Span])
         return seen
 
     # WHEN / THEN it saw each of them
-    assert asyncio.run(main()) == [1, "a", error, None]
+    assert asyncio.run(main()) == [1, "a", ("a", "tuple"), error, None]
     assert runs(stage) == 1
 
 
@@ -405,7 +402,7 @@ def test_switching_while_suspended() -> None:
         started = [next(generator), await async_generator.__anext__()]
 
         # WHEN it is switched off
-        switch(False)
+        stagespan.set_debug(False)
 
         # THEN they go on undisturbed
         return [*started, await task, generator.send(2), await async_generator.asend(3)]

@@ -10,18 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagespan import _core, decorators
+import stagespan
+from stagespan import _core
 from stagespan.decorators import decorate
 
 
 @pytest.fixture(autouse=True, scope="module")
 def debug_mode() -> Iterator[None]:
     """All tests here run in debug mode."""
-    _core.set_debug(True)
-    decorators.switch_debug(True)
+    stagespan.set_debug(True)
     yield
-    _core.set_debug(False)
-    decorators.switch_debug(False)
+    stagespan.set_debug(False)
 
 
 @st.composite

@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -27,9 +28,8 @@ def test_installing_imports_nothing() -> None:
     # GIVEN a fresh interpreter / WHEN stagespan waits for torch
     out = run("""
         import sys
-        from stagespan import dynamo
-        dynamo.install()
-        dynamo.install()
+        import stagespan
+        stagespan.dynamo.install()
         print([name for name in sys.modules if name.partition(".")[0] == "torch"])
         print(sum(type(finder).__name__ == "_DynamoFinder" for finder in sys.meta_path))
     """)
@@ -44,8 +44,7 @@ def test_registered_when_dynamo_is_imported() -> None:
     out = run("""
         import inspect, sys
         from importlib.machinery import SourceFileLoader
-        from stagespan import _core, dynamo
-        dynamo.install()
+        from stagespan import _core
         import torch
         print("torch._dynamo" in sys.modules)
         import torch._dynamo
@@ -74,8 +73,7 @@ def test_registered_when_dynamo_came_first() -> None:
     out = run("""
         import sys
         import torch._dynamo
-        from stagespan import _core, dynamo
-        dynamo.install()
+        from stagespan import _core
 
         def traced(x):
             with _core.ProfilingContext4Debug("x", False, capture_memory=True):
@@ -89,54 +87,82 @@ def test_registered_when_dynamo_came_first() -> None:
     assert out.splitlines() == ["2.0", "False"]
 
 
-@needs_torch
-def test_a_failing_registration_is_one_warning() -> None:
-    # GIVEN a torch whose hook does not work / WHEN it is imported
-    out = run("""
-        import logging, sys
-        logging.basicConfig(format="%(levelname)s %(message)s")
-        from stagespan import _core, dynamo
-        dynamo.install()
-        import torch._dynamo.decorators
+def fake_torch(folder: Path, text: str) -> str:
+    """Write a package torch whose _dynamo has this text; returns the line that makes it found."""
+    package = folder / "torch" / "_dynamo"
+    package.mkdir(parents=True)
+    (folder / "torch" / "__init__.py").touch()
+    (package / "__init__.py").write_text(textwrap.dedent(text))
+    return f"import sys; sys.path.insert(0, {str(folder)!r})"
 
-        # Too late for this import, so say it again with a function that is registered already.
-        dynamo.register()
+
+def test_a_failing_registration_is_one_warning(tmp_path: Path) -> None:
+    # GIVEN a torch whose hook does not work as it did
+    path = fake_torch(
+        tmp_path,
+        """
+        def substitute_in_graph(function, **_):
+            raise RuntimeError("changed")
+    """,
+    )
+
+    # WHEN it is imported
+    out = run(f"""
+        {path}
+        import logging
+        logging.basicConfig(format="%(levelname)s %(message)s")
+        import stagespan
+        import torch._dynamo
         print(torch._dynamo.__name__)
+        stagespan.dynamo.register()
     """)
 
     # THEN the import works, and one sentence says what follows from it
-    lines = out.splitlines()
-    assert lines[0] == "torch._dynamo"
-    assert len(lines) == 2
-    assert lines[1].startswith("WARNING stagespan could not register its contexts")
-    assert "break its graph there" in lines[1]
+    first, second = out.splitlines()
+    assert first == "torch._dynamo"
+    assert second.startswith("WARNING stagespan could not register its contexts")
+    assert "(RuntimeError: changed)" in second
+    assert "break its graph there" in second
 
 
-def test_a_package_that_fails_to_import_keeps_failing(tmp_path: object) -> None:
-    # GIVEN a torch that fails while its _dynamo is imported, once / WHEN it is tried twice
+def test_an_old_torch_is_no_reason_to_warn(tmp_path: Path) -> None:
+    # GIVEN a torch that has no such hook yet / WHEN it is imported
     out = run(f"""
-        import os, sys
-        root = {str(tmp_path)!r}
-        os.makedirs(root + "/torch/_dynamo")
-        open(root + "/torch/__init__.py", "w").close()
-        with open(root + "/torch/_dynamo/__init__.py", "w") as file:
-            file.write(
-                "import os\\n"
-                "if not os.path.exists({str(tmp_path)!r} + '/mended'):\\n"
-                "    raise ImportError('broken')\\n"
-                "registered = []\\n"
-                "def substitute_in_graph(function, **_):\\n"
-                "    registered.append(function.__name__)\\n"
-                "    return lambda stand_in: stand_in\\n"
-            )
-        sys.path.insert(0, root)
-        from stagespan import dynamo
-        dynamo.install()
+        {fake_torch(tmp_path, "")}
+        import stagespan
+        import torch._dynamo
+        print(torch._dynamo.__name__)
+    """)
+
+    # THEN nothing is said
+    assert out.splitlines() == ["torch._dynamo"]
+
+
+def test_a_package_that_fails_to_import_keeps_failing(tmp_path: Path) -> None:
+    # GIVEN a torch that fails while its _dynamo is imported, once
+    mended = tmp_path / "mended"
+    path = fake_torch(
+        tmp_path,
+        f"""
+        import os
+        if not os.path.exists({str(mended)!r}):
+            raise ImportError("broken")
+        registered = []
+        def substitute_in_graph(function, **_):
+            registered.append(function.__name__)
+            return lambda stand_in: stand_in
+    """,
+    )
+
+    # WHEN it is tried twice
+    out = run(f"""
+        {path}
+        import stagespan
         try:
             import torch._dynamo
         except ImportError as error:
             print(error)
-        open(root + "/mended", "w").close()
+        open({str(mended)!r}, "w").close()
         import torch._dynamo
         print(torch._dynamo.registered)
     """)
