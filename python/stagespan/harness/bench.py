@@ -21,7 +21,6 @@ from stagespan.harness.output import write_breakdown, write_script
 from stagespan.signature.describe import printable
 from stagespan.signature.fit import ReplayError
 from stagespan.signature.model import SignatureFile, StageSignature
-from stagespan.signature.recorder import capture_paused
 
 if TYPE_CHECKING:
     from stagespan.harness.replay import Replay
@@ -33,7 +32,8 @@ class StageBenchHarness:
     """Replays one iteration of a stage: `setup`, then `profile`.
 
     The trace, the breakdown and a script that reproduces both without stagespan are written to the
-    output folder. The stage's scheduler and the program's random state are left as they were.
+    output folder. The stage's scheduler and the program's random state are left as they were; while
+    the stage runs, stagespan records nothing in this process.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class StageBenchHarness:
         assert replay is not None
         from stagespan.harness.replay import random_state_kept, summary
 
-        with capture_paused(), random_state_kept(), self._failures("raised in its single step"):
+        with recorder_off(), random_state_kept(), self._failures("raised in its single step"):
             _log.info("[Harness] Running %d warmup iteration(s)...", config.warmup)
             replay.measure(config.warmup, partial(self._tell, "warm-up", total=config.warmup))
             times = replay.measure(
@@ -246,6 +246,24 @@ class StageBenchHarness:
                 f"is room in {str(self.output_dir)!r}, or choose another folder with "
                 f"HarnessConfig(output_dir=...)."
             ) from error
+
+
+@contextlib.contextmanager
+def recorder_off() -> Iterator[None]:
+    """Record nothing meanwhile, in the whole process.
+
+    Mock runs do not belong into the reports, and a debug context within the step would wait for the
+    device and so change what is measured.
+    """
+    from stagespan import context
+
+    was_on = context.is_enabled()
+    context.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            context.enable()
 
 
 def _copied(inputs: Any) -> dict[str, Any]:

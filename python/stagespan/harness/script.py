@@ -19,8 +19,8 @@ _HEAD = '''"""Profiles one step of a stage on mock inputs: warm-up, times, trace
 
 Made by stagespan. Needs torch and the stage's own program, not stagespan. Either way:
 
-    python {file} --factory my_pipeline:get_stage
-    from {module} import profile_stage; profile_stage(stage)
+    python {module}.py --factory my_pipeline:get_stage
+    {load}; profile_stage(stage)
 """
 '''
 
@@ -125,10 +125,13 @@ def script_text(
         ),
     )
     imports, helpers = bundle(modules, "".join((*own, _TAIL)))
-    file = f"profile_{stem}"
+    module = f"profile_{stem}"
+    load = f"from {module} import profile_stage"
+    if not module.isidentifier():  # a name that `import` cannot say
+        load = f'profile_stage = runpy.run_path("{module}.py")["profile_stage"]'
     return "".join(
         (
-            _HEAD.format(file=f"{file}.py", module=file),
+            _HEAD.format(module=module, load=load),
             f"\nfrom __future__ import annotations\n\n{imports}\n",
             *(f"\n{_constant(name, value)}" for name, value in constants.items()),
             "\n",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stagespan.signature.capture import capture
 from stagespan.signature.describe import describe
 from stagespan.signature.model import SignatureFile, StageSignature, TensorSignature
-from stagespan.signature.recorder import capture_paused, signature_key
+from stagespan.signature.recorder import signature_key
 from stagespan.signature.store import (
     dump_io_signatures,
     get_io_signatures,
@@ -26,7 +26,6 @@ __all__ = [
     "StageSignature",
     "TensorSignature",
     "capture",
-    "capture_paused",
     "describe",
     "dump_io_signatures",
     "get_io_signatures",

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import threading
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from stagespan.signature.bind import bind_arguments
@@ -15,7 +12,6 @@ from stagespan.signature.model import StageSignature
 from stagespan.signature.store import STORE
 
 _SCALARS = (bool, int, float, str)
-_paused = threading.local()
 
 
 class CallLike(Protocol):
@@ -46,8 +42,8 @@ class SignatureHook:
         self._first_of_shape = first_of_shape
 
     def wants(self, call: CallLike) -> bool:
-        """Debug contexts only, and none while a replay runs on this thread."""
-        return call.kind == "debug" and not getattr(_paused, "on", False)
+        """Debug contexts only."""
+        return call.kind == "debug"
 
     def enter(self, call: CallLike) -> None:
         """Describe the arguments, before the clock starts; a `with` block tells its own later."""
@@ -119,14 +115,3 @@ def run_context() -> dict[str, Any]:
     if autocast:
         context["autocast"] = autocast
     return context
-
-
-@contextlib.contextmanager
-def capture_paused() -> Iterator[None]:
-    """Keep no signatures on this thread meanwhile: mock inputs are not what a pipeline ran with."""
-    before = getattr(_paused, "on", False)
-    _paused.on = True
-    try:
-        yield
-    finally:
-        _paused.on = before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import logging
 import os
 import statistics
 import threading
@@ -21,8 +20,6 @@ MAX_KEYS = 32
 OTHER = "(other)"
 _KEPT_DURATIONS = 512
 _SCALARS = (bool, int, float, str)
-
-_log = logging.getLogger("stagespan")
 
 
 class _Entry:
@@ -42,6 +39,7 @@ class SignatureStore:
         self._stages: dict[str, dict[str, _Entry]] = {}
         self._seen: dict[str, set[str]] = {}
         self._runs = 0
+        self.request_id = ""
 
     def knows(self, stage: str, key: str) -> bool:
         """Whether this signature of the stage is kept already: its values need no reading then."""
@@ -165,19 +163,20 @@ def get_io_signatures() -> dict[str, dict[str, Any]]:
 
 
 def dump_io_signatures(path: str | os.PathLike[str], request_id: str | None = None) -> Path:
-    """Write all signatures to ``path`` (``timing_io_signature.json`` by habit) and log where.
+    """Write all signatures to ``path``, ``timing_io_signature.json`` by habit; returns the path.
 
-    Returns the path; raises OSError when it cannot be written, leaving nothing behind.
+    ``request_id`` is by default that of the report. Raises OSError when the file cannot be written,
+    leaving nothing behind.
     """
     now = datetime.now(timezone.utc)
     file = SignatureFile(
         stages=STORE.signatures(),
-        request_id=request_id or f"req_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}",
+        request_id=request_id
+        or STORE.request_id
+        or f"req_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}",
         timestamp=now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     )
-    written = file.write(path)
-    _log.info("[Profiler] I/O signature saved to: %s", written)
-    return written
+    return file.write(path)
 
 
 def signature_stats() -> dict[str, list[dict[str, Any]]]:
@@ -185,6 +184,7 @@ def signature_stats() -> dict[str, list[dict[str, Any]]]:
     return STORE.stats()
 
 
-def reset_signatures(*, forget_shapes: bool = False) -> None:
-    """Start afresh, for a new report; ``forget_shapes`` also forgets which shapes ran before."""
+def reset_signatures(request_id: str = "", *, forget_shapes: bool = False) -> None:
+    """Start afresh, for a new report; which shapes have run stays known unless asked."""
     STORE.clear(forget_shapes=forget_shapes)
+    STORE.request_id = request_id

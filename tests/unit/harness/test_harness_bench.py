@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import stagespan
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness import HarnessConfig, StageBenchHarness
 from stagespan.signature import SignatureFile, StageSignature, capture
@@ -172,6 +173,29 @@ def test_the_stage_runs_as_torch_was_set_when_it_was_captured(tmp_path: Path) ->
         == seen[1::2]
         == [(True, False, False), (False, True, True), (False, False, False)]
     )
+
+
+def test_replays_do_not_enter_the_figures_of_the_pipeline(tmp_path: Path) -> None:
+    # GIVEN a stage that is timed by itself, and that has run once
+    seen = []
+
+    class Stage:
+        @stagespan.ProfilingContext("harness_own_stage")
+        def process(self, x: Any) -> None:
+            with stagespan.span("harness_inner"):
+                seen.append(x)
+
+    stage = Stage()
+    stage.process(1)
+
+    # WHEN it is replayed
+    harness(stage, signature_of(x=1), tmp_path).profile()
+
+    # THEN its figures are those of the one run, and the recorder is on again
+    assert len(seen) == 1 + 5
+    assert stagespan.stats()["harness_own_stage"].count == 1
+    assert stagespan.stats()["harness_inner"].count == 1
+    assert stagespan.is_enabled()
 
 
 def test_wans_pipeline_is_replayed_one_step(tmp_path: Path) -> None:

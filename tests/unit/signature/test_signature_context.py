@@ -163,8 +163,6 @@ def test_the_file_is_written_at_exit(seen: Any) -> None:
     # GIVEN a run in debug mode with an output folder
     # WHEN it has ended
     path = Path(seen["folder"]) / "timing_io_signature.json"
-    if not path.exists() and not (Path(seen["folder"]) / "timing.json").exists():
-        pytest.fail("no report was written at exit")
 
     # THEN the file holds what the run had seen
     assert json.loads(path.read_text())["stages"]["method"]["count"] == 2
