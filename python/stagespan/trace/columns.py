@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.model import MISSING, Codes, Events, Flows, Numbers
-from stagespan.trace.schema import AnyEvent, Id, arguments_of
+from stagespan.trace.schema import AnyEvent, Arguments, Id, arguments_of
 from stagespan.trace.times import times_ns
 
 _OLD_CATEGORIES = {
@@ -36,12 +36,15 @@ class Codebook(dict[str, int]):
     def __init__(self, spelling: Callable[[str], str] | None = None) -> None:
         super().__init__()
         self.words: list[str] = []
+        self.respelled = False
+        """Whether some word came in another spelling than the one that it is known by."""
         self._spelling = spelling
 
     def __missing__(self, word: str) -> int:
         spelled = self._spelling(word) if self._spelling else word
         if spelled is not word and spelled != word:
             code = self[spelled]
+            self.respelled = True
         else:
             code = len(self.words)
             self.words.append(word)
@@ -83,6 +86,14 @@ class Numbering(dict[Id, int]):
         except (TypeError, ValueError, OverflowError):
             return np.fromiter(map(self.__getitem__, ids), dtype=np.int64, count=len(ids))
 
+    def encode_each(self, objects: Sequence[object], attribute: str) -> Numbers:
+        """The ids that many objects have as an attribute."""
+        get = attrgetter(attribute)
+        try:
+            return np.fromiter(map(get, objects), dtype=np.int64, count=len(objects))
+        except (TypeError, ValueError, OverflowError):
+            return self.encode(list(map(get, objects)))
+
 
 class Column:
     """Pieces of one column; a run of missing values takes no memory until the end."""
@@ -113,15 +124,17 @@ class Column:
         return whole
 
 
-# Columns that come from an argument, and one that fills what the argument leaves missing.
-_ARGUMENT_COLUMNS: dict[str, str | None] = {
-    "correlation": "connection_id",
-    "external_id": "old_external_id",
-    "device": None,
-    "stream": None,
-    "python_id": None,
-    "python_parent_id": None,
-}
+# Columns that come from an argument.
+_ARGUMENT_COLUMNS = (
+    "correlation",
+    "external_id",
+    "device",
+    "stream",
+    "python_id",
+    "python_parent_id",
+)
+# Arguments that only events of one category have: without such events they are not looked at.
+_ONLY_OF_CATEGORY = {"python_id": "python_function", "python_parent_id": "python_function"}
 
 
 class EventColumns:
@@ -142,27 +155,43 @@ class EventColumns:
 
     def add(self, events: Sequence[AnyEvent], begin_ns: Numbers, dur_ns: Numbers) -> None:
         """Append events with their times."""
-        column, encode = self._columns, self._ids.encode
+        column, encode = self._columns, self._ids.encode_each
         column["name"].add(self._names.encode([event.name for event in events]))
-        column["category"].add(self._categories.encode([event.cat for event in events]))
+        categories = self._categories.encode([event.cat for event in events])
+        column["category"].add(categories)
         column["begin_ns"].add(begin_ns)
         column["dur_ns"].add(dur_ns)
-        column["pid"].add(encode([event.pid for event in events]))
-        column["tid"].add(encode([event.tid for event in events]))
+        column["pid"].add(encode(events, "pid"))
+        column["tid"].add(encode(events, "tid"))
         arguments = list(map(arguments_of, events))
-        for name, substitute in _ARGUMENT_COLUMNS.items():
-            values = encode(list(map(attrgetter(name), arguments)))
-            if substitute is not None:
-                others = encode(list(map(attrgetter(substitute), arguments)))
-                values = np.where(values == MISSING, others, values)
-            column[name].add(values if (values != MISSING).any() else len(events))
-        types = [each.task_type for each in arguments]
+        # Ascend's rows have no category, and two arguments of their own.
+        ascend = self._has(categories, "")
+        for name in _ARGUMENT_COLUMNS:
+            only = _ONLY_OF_CATEGORY.get(name)
+            if only is not None and not self._has(categories, only):
+                column[name].add(len(events))
+                continue
+            values = encode(arguments, name)
+            if name == "correlation" and ascend:
+                values = self._filled(values, arguments, "connection_id")
+            elif name == "external_id" and self._categories.respelled:
+                values = self._filled(values, arguments, "old_external_id")
+            column[name].add(values)
+        types = [each.task_type for each in arguments] if ascend else []
         if any(types):
             codes = self._names.encode(types)
             codes[[not word for word in types]] = -1
             column["task_type"].add(codes)
         else:
             column["task_type"].add(len(events))
+
+    def _has(self, categories: Codes, word: str) -> bool:
+        code = self._categories.get(word)
+        return code is not None and bool((categories == code).any())
+
+    def _filled(self, values: Numbers, arguments: Sequence[Arguments], attribute: str) -> Numbers:
+        others = self._ids.encode_each(arguments, attribute)
+        return np.where(values == MISSING, others, values)
 
     def take(self, base_ns: int) -> Events:
         """The finished table; its times get `base_ns` added."""
@@ -194,12 +223,12 @@ class FlowColumns:
             events = [event for event, keep in zip(events, timed, strict=True) if keep]
             begin_ns = begin_ns[timed]
         column = self._columns
-        column["id"].add(self._ids.encode([event.id for event in events]))
+        column["id"].add(self._ids.encode_each(events, "id"))
         column["category"].add(self._categories.encode([event.cat for event in events]))
         column["starts"].add(np.array([event.ph == "s" for event in events], dtype=np.bool_))
         column["begin_ns"].add(begin_ns)
-        column["pid"].add(self._ids.encode([event.pid for event in events]))
-        column["tid"].add(self._ids.encode([event.tid for event in events]))
+        column["pid"].add(self._ids.encode_each(events, "pid"))
+        column["tid"].add(self._ids.encode_each(events, "tid"))
 
     def take(self, base_ns: int) -> Flows:
         """The finished table; its times get `base_ns` added."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 
@@ -30,7 +31,7 @@ class ByteStream:
             with open(self.path, "rb", buffering=0) as file:
                 start = file.read(max(self._chunk_bytes, len(_GZIP_MAGIC)))
                 if start[:2] == _GZIP_MAGIC:
-                    yield from self._gunzip(start, file)
+                    yield from _one_ahead(self._gunzip(start, file))
                     return
                 while start:
                     yield start
@@ -75,3 +76,12 @@ class ByteStream:
                 # More members may follow, and zeros that some writers pad with.
                 data = (member.unused_data or file.read(_COMPRESSED_BYTES)).lstrip(b"\0")
                 member, started = zlib.decompressobj(wbits=31), False
+
+
+def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces, each made on another thread while the one before is in use."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="stagespan-gunzip") as thread:
+        coming = thread.submit(next, pieces, None)
+        while (piece := coming.result()) is not None:
+            coming = thread.submit(next, pieces, None)
+            yield piece
