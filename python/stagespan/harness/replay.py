@@ -7,6 +7,7 @@ import random
 import statistics
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -43,21 +44,24 @@ class Replay:
         self.device = device
         self.inputs = make_inputs()
         self.step = make_step(self.inputs)
-        self._versions = versions_of(self.inputs)
+        self._state = state_of(self.inputs)
+        self._changes_inputs = False
 
     def prepare(self) -> Callable[[], Any]:
         """A step that is ready to run; inputs that the last run has written to are made anew."""
-        if versions_of(self.inputs) != self._versions:
+        if state_of(self.inputs) != self._state:
+            self._changes_inputs = True
             self.inputs = self.make_inputs()
             self.step = self.make_step(self.inputs)
-            self._versions = versions_of(self.inputs)
+            self._state = state_of(self.inputs)
         return self._ready(self.step)
 
     def prepare_several(self, count: int) -> list[Callable[[], Any]]:
         """Steps that are ready to run one after the other, nothing between them."""
         steps = [self.prepare()]
         while len(steps) < count:
-            steps.append(self._ready(self.make_step(self.make_inputs())))
+            inputs = self.make_inputs() if self._changes_inputs else self.inputs
+            steps.append(self._ready(self.make_step(inputs)))
         return steps
 
     def _ready(self, step: Callable[[], Any]) -> Callable[[], Any]:
@@ -158,12 +162,21 @@ def run_context(context: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def versions_of(value: Any) -> list[int]:
-    """How often each tensor within was written to: it tells whether a run changed its inputs."""
+def state_of(value: Any) -> list[Any]:
+    """What tells whether a run has changed its inputs: writes to tensors, lengths, plain values."""
     if isinstance(value, torch.Tensor):
         return [] if value.is_inference() else [value._version]
+    if isinstance(value, torch.Generator):
+        return [zlib.crc32(value.get_state().numpy().tobytes())]
+    if isinstance(value, (bool, int, float, str)):
+        return [repr(value)]
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, Mapping):
+        value = [getattr(value, name, None) for name in value.__dataclass_fields__]
     if isinstance(value, Mapping):
-        value = list(value.values())
+        value = [part for pair in value.items() for part in pair]
     if isinstance(value, (list, tuple)):
-        return [version for item in value for version in versions_of(item)]
-    return versions_of(vars(value)) if hasattr(value, "__dataclass_fields__") else []
+        return [len(value), *(state for item in value for state in state_of(item))]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray) and value.nbytes <= 1 << 20:
+        return [zlib.crc32(value.tobytes())]
+    return []

@@ -1,4 +1,4 @@
-"""The harness as a user has it: files, log lines, figures, and what it says when it cannot."""
+"""The harness as a user has it: files, log lines, figures that are alike."""
 
 from __future__ import annotations
 
@@ -6,39 +6,21 @@ import asyncio
 import json
 import logging
 import random
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import stagespan
-from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness import HarnessConfig, StageBenchHarness
-from stagespan.signature import SignatureFile, StageSignature, capture
+from stagespan.signature import SignatureFile, StageSignature
 
 torch = pytest.importorskip("torch")
 
-
-class Mlp(torch.nn.Module):  # type: ignore[misc]
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = torch.nn.Linear(32, 64)
-        self.second = torch.nn.Linear(64, 32)
-
-    def forward(self, x: Any, scale: float = 1.0) -> Any:
-        return self.second(torch.relu(self.first(x))) * scale
-
-
-def signature_of(name: str = "mlp", **inputs: Any) -> StageSignature:
-    return StageSignature(name, {key: capture(value) for key, value in inputs.items()})
-
-
-def harness(
-    stage: Any, signature: StageSignature, folder: Path, **config: Any
-) -> StageBenchHarness:
-    settings = {"timing_steps": 3, "output_dir": folder, **config}
-    return StageBenchHarness(signature, stage, HarnessConfig(**settings))
+from harness_stages import Mlp, harness, signature_of  # noqa: E402
 
 
 def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
@@ -104,18 +86,34 @@ def test_the_profiler_is_not_attached_while_times_are_taken(tmp_path: Path) -> N
     assert watched == [False] * (2 + 3) + [True] * 2
 
 
-def test_every_iteration_is_alike(tmp_path: Path) -> None:
-    # GIVEN a stage that draws random numbers and writes to its inputs
+@pytest.mark.parametrize("kind", range(7))
+def test_every_iteration_is_alike(tmp_path: Path, kind: int) -> None:
+    # GIVEN a stage that draws random numbers and writes to its inputs, one kind at a time
     seen = []
+    writes: list[Callable[..., Any]] = [
+        lambda latents, extra, own, array: latents.add_(1),
+        lambda latents, extra, own, array: extra["a"].zero_(),
+        lambda latents, extra, own, array: extra["list"].append(1),
+        lambda latents, extra, own, array: extra.update(n=5),
+        lambda latents, extra, own, array: torch.rand(1, generator=own),
+        lambda latents, extra, own, array: array.fill(7),
+        lambda latents, extra, own, array: None,
+    ]
+    write = writes[kind]
 
     class Stage:
-        def process(self, latents: Any, extra: Any) -> Any:
-            seen.append((latents.sum().item(), torch.rand(1).item(), random.random()))
-            latents.add_(1)
-            extra["a"].zero_()
-            return latents
+        def process(self, latents: Any, extra: Any, own: Any, array: Any) -> Any:
+            tensors = latents.sum().item(), extra["a"].sum().item(), array.sum()
+            seen.append((*tensors, str(extra), own.get_state().sum().item()))
+            seen[-1] += torch.rand(1).item(), random.random(), np.random.rand()
+            write(latents, extra, own, array)
 
-    signature = signature_of(latents=torch.zeros(40), extra={"a": torch.ones(30)})
+    signature = signature_of(
+        latents=torch.zeros(40),
+        extra={"a": torch.ones(30), "list": [0], "n": 1},
+        own=torch.Generator(),
+        array=np.arange(100),
+    )
 
     # WHEN
     harness(Stage(), signature, tmp_path, profile_steps=2).profile()
@@ -294,122 +292,6 @@ def test_ranks_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     # THEN
     assert results.trace_path.name == "s_rank1_trace.json.gz"
     assert results.script_path.name == "profile_s_rank1.py"
-
-
-@pytest.mark.parametrize(
-    "name", ["../../evil", "a/b", "a\\b", "..", "", "x\ny", 'q"""', "'; import os; '", "\0", "名"]
-)
-def test_no_stage_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
-    # GIVEN a stage of any name
-    folder = tmp_path / "out"
-
-    # WHEN
-    results = harness(lambda x: x, signature_of(name, x=1), folder).profile()
-
-    # THEN all files lie in the folder, and the script is Python that knows the name
-    assert all(p.parent == folder for p in (results.trace_path, results.script_path))
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    names: dict[str, Any] = {"__name__": "script"}
-    exec(compile(results.script_path.read_text(encoding="utf-8"), "script", "exec"), names)
-    assert names["STAGE"] == name
-
-
-def test_a_stage_that_raises_is_told_and_its_exception_kept(tmp_path: Path) -> None:
-    # GIVEN
-    def stage(x: Any) -> None:
-        raise KeyError("weights")
-
-    # WHEN
-    with pytest.raises(HarnessError) as caught:
-        harness(stage, signature_of("s", x=1), tmp_path).profile()
-
-    # THEN
-    assert "Stage 's' raised in its single step: KeyError: 'weights'" in str(caught.value)
-    assert isinstance(caught.value.__cause__, KeyError)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_arguments_that_do_not_fit_are_told(tmp_path: Path) -> None:
-    # GIVEN a stage with another parameter
-    with pytest.raises(HarnessError) as caught:
-        harness(lambda y: y, signature_of("s", x=1), tmp_path).setup()
-
-    # THEN
-    assert "it needs 'y'" in str(caught.value)
-    assert "HarnessConfig(inputs={...})" in str(caught.value)
-
-
-def test_an_output_folder_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
-    # GIVEN a file where the folder should be
-    (tmp_path / "file").write_text("")
-    runs = []
-
-    # WHEN
-    with pytest.raises(HarnessError, match=r"output folder .* cannot be written"):
-        harness(runs.append, signature_of(x=1), tmp_path / "file" / "out").profile()
-
-    # THEN nothing ran
-    assert runs == []
-
-
-@pytest.mark.parametrize("room", [0, 200, 3000])
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, room: int) -> None:
-    # GIVEN a stage that is set up, and a system that lets no file grow beyond some bytes
-    resource = pytest.importorskip("resource")
-    bench = harness(Mlp(), signature_of("s", x=torch.zeros(2, 32)), tmp_path)
-    bench.setup()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-
-    # WHEN
-    try:
-        with pytest.raises(HarnessError) as caught:
-            bench.profile()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    # THEN the sentence says so and no part of a file is there
-    assert "cannot be written" in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
-    # GIVEN no stage; a wrong path; an unknown stage
-    # WHEN / THEN
-    with pytest.raises(HarnessError, match="has no instance to run"):
-        harness(None, signature_of(x=1), tmp_path).setup()
-    with pytest.raises(SignatureError, match="no signature file"):
-        StageBenchHarness.from_signature_file(tmp_path / "no.json", "s")
-    with pytest.raises(HarnessError, match=r"call setup\(\) first"):
-        _ = harness(len, signature_of(x=1), tmp_path).inputs
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"warmup": -1},
-        {"warmup": 1.5},
-        {"profile_steps": 0},
-        {"timing_steps": 0},
-        {"seed": -1},
-        {"seed": "x"},
-        {"step_fn": 3},
-        {"inputs": [1]},
-    ],
-)
-def test_settings_that_cannot_be_used_are_told(wrong: dict[str, Any]) -> None:
-    # GIVEN / WHEN / THEN
-    with pytest.raises(HarnessError, match=next(iter(wrong))):
-        HarnessConfig(**wrong)
-
-
-def test_a_profiler_of_the_applications_own_is_told(tmp_path: Path) -> None:
-    # GIVEN a profiler that is running
-    bench = harness(lambda x: x, signature_of("s", x=1), tmp_path)
-
-    # WHEN / THEN
-    with torch.profiler.profile(), pytest.raises(HarnessError, match="not profiled"):
-        bench.profile()
 
 
 def test_a_coroutine_is_run_to_its_end(tmp_path: Path) -> None:

@@ -1,0 +1,172 @@
+"""What the harness says when it cannot, one sentence each, and what it then leaves: nothing."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagespan.errors import HarnessError, SignatureError
+from stagespan.harness import HarnessConfig, StageBenchHarness
+from stagespan.harness.output import write_breakdown
+
+torch = pytest.importorskip("torch")
+
+from harness_stages import Mlp, harness, signature_of  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    "name", ["../../evil", "a/b", "a\\b", "..", "", "x\ny", 'q"""', "'; import os; '", "\0", "名"]
+)
+def test_no_stage_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    # GIVEN a stage of any name
+    folder = tmp_path / "out"
+
+    # WHEN
+    results = harness(lambda x: x, signature_of(name, x=1), folder).profile()
+
+    # THEN all files lie in the folder, and the script is Python that knows the name
+    assert all(p.parent == folder for p in (results.trace_path, results.script_path))
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    names: dict[str, Any] = {"__name__": "script"}
+    exec(compile(results.script_path.read_text(encoding="utf-8"), "script", "exec"), names)
+    assert names["STAGE"] == name
+
+
+def test_a_stage_that_raises_is_told_and_its_exception_kept(tmp_path: Path) -> None:
+    # GIVEN
+    def stage(x: Any) -> None:
+        raise KeyError("weights")
+
+    # WHEN
+    with pytest.raises(HarnessError) as caught:
+        harness(stage, signature_of("s", x=1), tmp_path).profile()
+
+    # THEN
+    assert "Stage 's' raised in its single step: KeyError: 'weights'" in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arguments_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    # GIVEN a stage with another parameter
+    with pytest.raises(HarnessError) as caught:
+        harness(lambda y: y, signature_of("s", x=1), tmp_path).setup()
+
+    # THEN
+    assert "it needs 'y'" in str(caught.value)
+    assert "HarnessConfig(inputs={...})" in str(caught.value)
+
+
+def test_an_output_folder_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
+    # GIVEN a file where the folder should be
+    (tmp_path / "file").write_text("")
+    runs = []
+
+    # WHEN
+    with pytest.raises(HarnessError, match=r"output folder .* cannot be written"):
+        harness(runs.append, signature_of(x=1), tmp_path / "file" / "out").profile()
+
+    # THEN nothing ran
+    assert runs == []
+
+
+@pytest.mark.parametrize("room", [0, 200, 3000])
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, room: int) -> None:
+    # GIVEN a stage that is set up, and a system that lets no file grow beyond some bytes
+    resource = pytest.importorskip("resource")
+    bench = harness(Mlp(), signature_of("s", x=torch.zeros(2, 32)), tmp_path)
+    bench.setup()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+
+    # WHEN
+    try:
+        with pytest.raises(HarnessError) as caught:
+            bench.profile()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    # THEN the sentence says so and no part of a file is there
+    assert "cannot be written" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_missing_is_told(tmp_path: Path) -> None:
+    # GIVEN no stage; a wrong path; an unknown stage
+    # WHEN / THEN
+    with pytest.raises(HarnessError, match="has no instance to run"):
+        harness(None, signature_of(x=1), tmp_path).setup()
+    with pytest.raises(SignatureError, match="no signature file"):
+        StageBenchHarness.from_signature_file(tmp_path / "no.json", "s")
+    with pytest.raises(HarnessError, match=r"call setup\(\) first"):
+        _ = harness(len, signature_of(x=1), tmp_path).inputs
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"warmup": -1},
+        {"warmup": 1.5},
+        {"profile_steps": 0},
+        {"timing_steps": 0},
+        {"seed": -1},
+        {"seed": "x"},
+        {"step_fn": 3},
+        {"inputs": [1]},
+    ],
+)
+def test_settings_that_cannot_be_used_are_told(wrong: dict[str, Any]) -> None:
+    # GIVEN / WHEN / THEN
+    with pytest.raises(HarnessError, match=next(iter(wrong))):
+        HarnessConfig(**wrong)
+
+
+def test_a_profiler_of_the_applications_own_is_told(tmp_path: Path) -> None:
+    # GIVEN a profiler that is running
+    bench = harness(lambda x: x, signature_of("s", x=1), tmp_path)
+
+    # WHEN / THEN
+    with torch.profiler.profile(), pytest.raises(HarnessError, match="not profiled"):
+        bench.profile()
+
+
+def test_a_large_trace_and_missing_kernels_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a bound that every trace exceeds
+    monkeypatch.setattr("stagespan.harness.bench.LARGEST_TRACE", 10)
+
+    # WHEN a stage is profiled, and its trace broken down as one of a device
+    results = harness(Mlp(), signature_of(x=torch.zeros(2, 32)), tmp_path).profile()
+    write_breakdown(results.trace_path, tmp_path / "b.json", "mlp", 1, "cuda:0")
+
+    # THEN both are told, with what to do
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert "record_shapes=False" in warnings[0]
+    assert "no kernel of cuda:0" in warnings[1]
+
+
+def test_without_torch_one_sentence_says_so(tmp_path: Path) -> None:
+    # GIVEN a process in which torch cannot be imported
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from stagespan import HarnessConfig, StageBenchHarness\n"
+        "from stagespan.signature import StageSignature\n"
+        "try:\n"
+        "    StageBenchHarness(StageSignature('s'), len, HarnessConfig(output_dir='.')).setup()\n"
+        "except RuntimeError as error:\n"
+        "    print(error)"
+    )
+
+    # WHEN
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+
+    # THEN
+    assert "install stagespan[torch]" in done.stdout, done.stderr
