@@ -7,7 +7,8 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -16,7 +17,7 @@ from stagespan.files import write_whole
 from stagespan.platforms import current_platform
 from stagespan.profiling.backends import Backend, Options, make_backend
 from stagespan.profiling.deadline import Deadline
-from stagespan.profiling.lane import LaneSpan, compressed_with_lane, recorded_spans
+from stagespan.profiling.lane import compressed_with_lane, recorded_spans
 from stagespan.profiling.running import foreign_profiler
 
 LOGGER = logging.getLogger("stagespan")
@@ -121,10 +122,13 @@ class Window:
             self.end_ns = time.time_ns()
             _release()
 
-    def export(self, path: str | os.PathLike[str], spans: Iterable[LaneSpan] = ()) -> Path:
+    def export(
+        self, path: str | os.PathLike[str], finished: Mapping[int, int] | None = None
+    ) -> Path:
         """Write the trace to `path` as gzip, whole or not at all, with stagespan's spans as a lane.
 
-        The recorder's spans of the window are merged in by clock; `spans` are further ones. Raises
+        The recorder's spans of the window are merged in by clock; `finished` tells where spans
+        that the recorder still holds for open have ended, as (id, end in Unix ns). Raises
         StagespanError when nothing was recorded, or the trace is larger than `max_bytes`; OSError
         when the file cannot be written.
         """
@@ -132,13 +136,18 @@ class Window:
             raise StagespanError(
                 self.skipped or f"the window of {self.name!r} is not closed: call stop() first."
             )
-        lane = {span.id: span for span in recorded_spans(self.begin_ns, self.end_ns)}
-        lane.update((span.id, span) for span in spans)
+        ends = finished or {}
+        lane = [
+            replace(span, end_ns=ends[span.id], unfinished=False)
+            if span.unfinished and span.id in ends
+            else span
+            for span in recorded_spans(self.begin_ns, self.end_ns)
+        ]
         with tempfile.TemporaryDirectory(prefix="stagespan-") as folder:
             plain = Path(folder, "trace.json")
             try:
                 self._backend.write(plain)
-                packed = compressed_with_lane(plain, lane.values())
+                packed = compressed_with_lane(plain, lane)
             except (OSError, ValueError, RuntimeError) as error:
                 raise OSError(
                     f"the profiler's trace could not be written to {folder} ({error});"

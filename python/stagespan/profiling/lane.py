@@ -29,18 +29,37 @@ class LaneSpan:
     id: int
     parent: int
     request: int
+    unfinished: bool = False
+    """It was still open when the trace was written: it is drawn to the end of the window."""
 
 
 def recorded_spans(begin_ns: int, end_ns: int) -> list[LaneSpan]:
-    """The recorder's spans that overlap the window; none where the extension is missing."""
+    """The recorder's spans that overlap the window, also those still open.
+
+    None where the extension is missing.
+    """
     try:
         from stagespan import _core
 
-        spans, names = _core.spans(), _core.stage_names()
+        spans, names, still_open = _core.spans(), _core.stage_names(), _core.open_spans()
     except ImportError:
         return []
     within = spans[(spans["begin_ns"] < end_ns) & (spans["end_ns"] > begin_ns)]
-    return [
+    unfinished = [
+        LaneSpan(
+            stage=span["stage"],
+            begin_ns=span["begin_ns"],
+            end_ns=end_ns,
+            thread=span["thread"],
+            id=span["id"],
+            parent=span["parent"],
+            request=0,
+            unfinished=True,
+        )
+        for span in still_open
+        if span["begin_ns"] < end_ns
+    ]
+    return unfinished + [
         LaneSpan(
             stage=names[int(row["stage"])],
             begin_ns=int(row["begin_ns"]),
@@ -92,7 +111,13 @@ def _events(spans: Iterable[LaneSpan], base_ns: int) -> Iterator[bytes]:
     threads: set[int] = set()
     for span in spans:
         threads.add(span.thread)
-        args = {"id": span.id, "parent": span.parent, "request": span.request}
+        args: dict[str, object] = {
+            "id": span.id,
+            "parent": span.parent,
+            "request": span.request,
+        }
+        if span.unfinished:
+            args["unfinished"] = True
         yield (
             b'{"ph": "X", "cat": "user_annotation", "name": %s, "pid": "%s", "tid": %d, '
             b'"ts": %s, "dur": %s, "args": %s}'

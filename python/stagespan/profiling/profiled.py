@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +14,6 @@ from stagespan import settings
 from stagespan.errors import StagespanError
 from stagespan.files import stage_path, write_whole
 from stagespan.profiling.controller import Window, profile_window
-from stagespan.profiling.lane import LaneSpan
 from stagespan.profiling.names import is_profiled
 from stagespan.trace import breakdown, read_trace
 
@@ -81,18 +79,17 @@ class ProfiledHook:
         if not isinstance(window, Window) or not window.recorded:
             return
         # The stage's own record is only complete after this hook.
-        own = LaneSpan(call.stage, call.begin_ns, call.end_ns, 0, call.span_id, 0, 0)
-        self._write(window, call.stage, [own])
+        self._write(window, call.stage, {call.span_id: call.end_ns})
 
     def forget_runs(self) -> None:
         """Let every stage be profiled anew."""
         self._runs.clear()
 
-    def _write(self, window: Window, stage: str, spans: Iterable[LaneSpan]) -> None:
+    def _write(self, window: Window, stage: str, finished: dict[int, int]) -> None:
         rank = settings.rank_in_names()
         folder = settings.output_dir()
         try:
-            trace = window.export(stage_path(folder, stage, "_trace.json.gz", rank), spans)
+            trace = window.export(stage_path(folder, stage, "_trace.json.gz", rank), finished)
             LOGGER.info("[Profiler] Chrome trace saved to: %s", trace)
             target = stage_path(folder, stage, "_breakdown.json", rank)
             LOGGER.info(

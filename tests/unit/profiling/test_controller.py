@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stagespan.errors import StagespanError
@@ -44,30 +45,44 @@ def test_a_window_becomes_a_trace(work: Work, tmp_path: Path) -> None:
 
 
 def test_spans_are_a_lane_of_their_own(work: Work, tmp_path: Path) -> None:
-    # GIVEN spans with names of every kind that lie in the window
-    begin = time.time_ns()
-    with profile_window("s") as window:
-        work()
+    import stagespan
+
+    # GIVEN spans with names of every kind in a window, one of them open until after it
     names = ["re", 'quote" \\ and\nline', "ünï", "Pi"]
-    spans = [
-        LaneSpan(name, begin + 7 * i, begin + 1001 * (i + 1), 3, i + 1, i, 2**40)
-        for i, name in enumerate(names)
-    ]
-    # WHEN the trace is exported with them
-    path = window.export(tmp_path / "t.json.gz", spans)
-    # THEN they are there by the trace's own clock, to the nanosecond, apart from torch's lanes
+    still_open = stagespan.begin("still open")
+    with profile_window("s") as window:
+        for name in names:
+            with stagespan.span(name):
+                work()
+    # WHEN the trace is exported
+    path = window.export(tmp_path / "t.json.gz")
+    stagespan.end(still_open)
+    # THEN they are there by the trace's own clock, apart from torch's lanes
+    recorded = {
+        stagespan.stage_names()[row["stage"]]: row
+        for row in stagespan.spans()
+        if row["begin_ns"] > window.begin_ns
+    }
     trace = read_trace(path)
     lane = next(pid for pid, name in trace.process_names.items() if name == "stagespan")
-    rows = trace.events.pid == lane
-    assert [trace.names[code] for code in trace.events.name[rows]] == names
-    assert trace.events.begin_ns[rows].tolist() == [span.begin_ns for span in spans]
-    assert trace.events.end_ns[rows].tolist() == [span.end_ns for span in spans]
-    assert {trace.categories[code] for code in trace.events.category[rows]} == {"user_annotation"}
+    rows = np.flatnonzero(trace.events.pid == lane)
+    drawn = {trace.names[trace.events.name[row]]: row for row in rows}
+    assert set(drawn) == {*names, "still open"}
+    for name in names:
+        # The recorder fits its clock anew at each reading: some nanoseconds may lie between two.
+        assert abs(trace.events.begin_ns[drawn[name]] - recorded[name]["begin_ns"]) < 1000
+        assert abs(trace.events.end_ns[drawn[name]] - recorded[name]["end_ns"]) < 1000
+        assert trace.events.tid[drawn[name]] == threading.get_native_id()
+    assert {trace.categories[c] for c in trace.events.category[rows]} == {"user_annotation"}
+    # AND the open one is drawn to the window's end, and says so
+    assert trace.events.end_ns[drawn["still open"]] == window.end_ns
     entries = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
-    arguments = [entry["args"] for entry in entries if entry.get("pid") == "stagespan"]
-    assert arguments[1] == {"id": 2, "parent": 1, "request": 2**40}
-    # AND the spans are no operators
-    assert {row.name for row in breakdown(trace, "s").rows}.isdisjoint(names)
+    arguments = {e["name"]: e["args"] for e in entries if e.get("cat") == "user_annotation"}
+    assert arguments["still open"]["unfinished"] is True
+    assert "unfinished" not in arguments["re"]
+    assert arguments["re"]["id"] == recorded["re"]["id"]
+    # AND spans are no operators
+    assert {row.name for row in breakdown(trace, "s").rows}.isdisjoint(drawn)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ def test_the_stages_span_covers_its_operators(work: Work, folder: Path) -> None:
     entries = json.loads(gzip.decompress((folder / "outer_trace.json.gz").read_bytes()))
     ours = {e["name"]: e["args"] for e in entries["traceEvents"] if e.get("pid") == "stagespan"}
     assert ours["inner"]["parent"] == ours["outer"]["id"] > 0
+    assert "unfinished" not in ours["outer"]
+    assert events.tid[row["outer"]] == events.tid[row["inner"]]
 
 
 def test_decorated_functions_and_coroutines(work: Work, folder: Path) -> None:
