@@ -51,10 +51,10 @@ if TYPE_CHECKING:
     from stagespan.memory import memory_snapshot
     from stagespan.platforms import current_platform
     from stagespan.profiling import enable_profiler_for_names
-    from stagespan.report import (
-        compare_timing_reports,
+    from stagespan.report.compare import compare_timing_reports
+    from stagespan.report.tables import print_timing_summary
+    from stagespan.report.timing import (
         dump_timing_report,
-        print_timing_summary,
         reset_timing_registry,
         set_timing_metadata,
         timing_report,
@@ -68,19 +68,19 @@ __version__ = "0.1.0"
 _LAZY = {
     "HarnessConfig": "stagespan.harness",
     "StageBenchHarness": "stagespan.harness",
-    "compare_timing_reports": "stagespan.report",
+    "compare_timing_reports": "stagespan.report.compare",
     "current_platform": "stagespan.platforms",
     "dump_io_signatures": "stagespan.signature",
-    "dump_timing_report": "stagespan.report",
+    "dump_timing_report": "stagespan.report.timing",
     "enable_profiler_for_names": "stagespan.profiling",
     "flush": "stagespan.service",
     "get_io_signatures": "stagespan.signature",
     "memory_snapshot": "stagespan.memory",
-    "print_timing_summary": "stagespan.report",
-    "reset_timing_registry": "stagespan.report",
-    "set_timing_metadata": "stagespan.report",
+    "print_timing_summary": "stagespan.report.tables",
+    "reset_timing_registry": "stagespan.report.timing",
+    "set_timing_metadata": "stagespan.report.timing",
     "stats": "stagespan.stats",
-    "timing_report": "stagespan.report",
+    "timing_report": "stagespan.report.timing",
 }
 
 __all__ = [
@@ -152,3 +152,6 @@ _context.lazy_hook("profiled", "stagespan.profiling.hook")
 _context.lazy_hook("memory", "stagespan.memory")
 _context.lazy_hook("service", "stagespan.service")
 _dynamo.install()
+if is_debug():
+    # Switched on by the environment: the files at exit are due even if no debug context ever runs.
+    _context.need("debug")

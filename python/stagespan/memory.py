@@ -9,14 +9,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from stagespan import platforms
+from stagespan import _core, context, platforms
 from stagespan.platforms import DeviceMemory, Platform
 
 _MEGABYTE = 1 << 20
 _MOST_STAGES = 4096
 _MOST_SNAPSHOTS = 1000
 _MOST_RUNS_OF_A_STAGE = 16
-_MOST_UNREAD_PEAKS = 65536
 
 
 # --- peaks --------------------------------------------------------------------------------------
@@ -112,14 +111,12 @@ _lock = threading.Lock()
 _watch = PeakWatch()
 _stages: dict[str, _StageMemory] = {}
 _snapshots: collections.deque[dict[str, Any]] = collections.deque(maxlen=_MOST_SNAPSHOTS)
-_unread: collections.OrderedDict[tuple[str, int], int] = collections.OrderedDict()
 
 
 def _forget_parent() -> None:
     # A lock that another thread held when the process forked would never be released here.
     global _lock, _watch
     _lock, _watch = threading.Lock(), PeakWatch()
-    _unread.clear()
 
 
 os.register_at_fork(after_in_child=_forget_parent)
@@ -147,14 +144,16 @@ def memory_snapshot(name: str) -> dict[str, Any]:
 def _now() -> dict[str, Any]:
     platform = platforms.loaded_platform()
     device = platform.device_memory() or DeviceMemory(None, None, None, None)
+    resident, peak = platforms.resident_bytes(), platforms.peak_resident_bytes()
     return {
         "device_type": platform.device_type,
         "allocated_bytes": device.allocated,
         "reserved_bytes": device.reserved,
         "peak_allocated_bytes": device.peak_allocated,
         "peak_reserved_bytes": device.peak_reserved,
-        "rss_bytes": platforms.resident_bytes(),
-        "peak_rss_bytes": platforms.peak_resident_bytes(),
+        "rss_bytes": resident,
+        # The kernel raises the peak a little late.
+        "peak_rss_bytes": max(peak, resident or 0),
     }
 
 
@@ -164,15 +163,6 @@ def note_rss(stage: str, peak_rss_bytes: int) -> None:
         entry = _entry(stage)
         if entry is not None:
             entry.peak_rss_bytes = max(entry.peak_rss_bytes or 0, peak_rss_bytes)
-
-
-def take_peak(stage: str, begin_ns: int) -> int | None:
-    """Peak of an accelerator's memory, in bytes, in the run that began then; None if unknown.
-
-    Each run's peak can be taken once.
-    """
-    with _lock:
-        return _unread.pop((stage, begin_ns), None)
 
 
 def stage_memory(stage: str) -> dict[str, Any] | None:
@@ -235,24 +225,26 @@ class MemoryHook:
 
     name = "memory"
 
-    def wants(self, call: Any) -> bool:
+    def wants(self, call: context.Call) -> bool:
         """Whether there is anything to read: on a CPU the extension reads the peak itself."""
         return bool(call.capture_memory) or platforms.accelerator_in_use() is not None
 
-    def enter(self, call: Any) -> None:
+    def enter(self, call: context.Call) -> None:
         """Before the clock starts: snapshot, then start watching the peak."""
         before = _now() if call.capture_memory else None
         platform = platforms.accelerator_in_use()
         watched = _watch.enter(platform, reset=call.reset_peak_memory) if platform else None
         call.state[self.name] = (before, watched)
 
-    def leave(self, call: Any) -> None:
+    def leave(self, call: context.Call) -> None:
         """Nothing: memory is read after the clock has stopped."""
 
-    def exit(self, call: Any) -> None:
+    def exit(self, call: context.Call) -> None:
         """After the clock stopped: read the peak and take the second snapshot."""
         before, watched = call.state.pop(self.name, (None, None))
         device = _watch.exit(watched) if watched is not None else None
+        if device is not None:
+            call.peak_bytes = device.peak_allocated  # for the log line
         after = _now() if before is not None else None
         with _lock:
             entry = _entry(call.stage)
@@ -266,7 +258,20 @@ class MemoryHook:
                 )
             if entry is not None and before is not None:
                 entry.runs.append({"begin_ns": call.begin_ns, "before": before, "after": after})
-            if device is not None and device.peak_allocated is not None:
-                _unread[call.stage, call.begin_ns] = device.peak_allocated
-                while len(_unread) > _MOST_UNREAD_PEAKS:
-                    _unread.popitem(last=False)
+
+
+_is_watching = False
+
+
+def watch_accelerator() -> None:
+    """Have contexts read an accelerator's memory as soon as the application has set one up.
+
+    To be called again, at no cost, until torch has been imported.
+    """
+    global _is_watching
+    if not _is_watching:
+        _is_watching = platforms.on_first_use(lambda: _core.set_memory_hook(True))
+
+
+context.register_hook(MemoryHook())
+watch_accelerator()

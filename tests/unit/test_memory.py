@@ -60,7 +60,6 @@ def a_call(stage: str = "stage", *, reset: bool = True, capture: bool = False) -
 @pytest.fixture(autouse=True)
 def fresh() -> None:
     memory.reset()
-    memory._unread.clear()
 
 
 @pytest.fixture
@@ -196,10 +195,8 @@ def test_the_hook_reports_the_highest_peak_of_all_runs(device: Allocator) -> Non
         device.allocate(size)
         hook.leave(call)
         hook.exit(call)
-        taken = memory.take_peak("stage", 7)
-        # THEN each run's own peak is there once
-        assert taken == size
-        assert memory.take_peak("stage", 7) is None
+        # THEN each run's own peak is there for its line
+        assert call.peak_bytes == size
         device.allocate(-size)
     assert memory.stage_memory("stage") == {
         "peak_allocated_mb": 3 * 1024.0,
@@ -242,13 +239,12 @@ def test_on_a_cpu_only_capture_memory_needs_the_hook(monkeypatch: pytest.MonkeyP
     assert found["peak_allocated_mb"] is None
     assert found["runs"][0]["after"]["allocated_mb"] is None
     assert found["runs"][0]["after"]["rss_mb"] > 0
-    assert memory.take_peak("stage", 7) is None
+    assert not hasattr(call, "peak_bytes")
 
 
 def test_runs_and_stages_are_bounded(device: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN room for two stages and two peaks that nobody reads
+    # GIVEN room for two stages
     monkeypatch.setattr(memory, "_MOST_STAGES", 2)
-    monkeypatch.setattr(memory, "_MOST_UNREAD_PEAKS", 2)
     hook = MemoryHook()
     # WHEN
     for stage in ("a", "b", "c"):
@@ -261,8 +257,6 @@ def test_runs_and_stages_are_bounded(device: Allocator, monkeypatch: pytest.Monk
     found = memory.stage_memory("a")
     assert found is not None
     assert len(found["runs"]) == 16
-    assert memory.take_peak("a", 7) is None
-    assert memory.take_peak("c", 7) == 0
 
 
 # --- what was noted -----------------------------------------------------------------------------

@@ -24,7 +24,10 @@ _OWN_FOLDER = str(Path(__file__).parent)
 class Program:
     """A script or a module, found and read but not run yet."""
 
-    def __init__(self, file: str, source: bytes | str, spec: Any, package: str | None) -> None:
+    def __init__(
+        self, called: str, file: str, source: bytes | str, spec: Any, package: str | None
+    ) -> None:
+        self._called = called
         self._file = file
         self._source = source
         self._spec = spec
@@ -40,7 +43,7 @@ class Program:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise SettingsError(f"the script {path} cannot be read: {reason}") from None
-        return Program(path, source, None, None)
+        return Program(path, os.path.abspath(path), source, None, None)
 
     @staticmethod
     def module(name: str) -> Program:
@@ -54,7 +57,7 @@ class Program:
         source = getattr(spec.loader, "get_source", lambda _: None)(spec.name) if spec else None
         if spec is None or source is None or spec.origin is None:
             raise SettingsError(f"there is no module {name} that can be run: check the name")
-        return Program(spec.origin, source, spec, spec.parent)
+        return Program(spec.origin, spec.origin, source, spec, spec.parent)
 
     def run(self, arguments: Sequence[str], prepare: Prepare, more_globals: dict[str, Any]) -> None:
         """Run as ``__main__``, with ``prepare`` applied to its syntax tree.
@@ -74,7 +77,7 @@ class Program:
             **more_globals,
         )
         sys.modules["__main__"] = module
-        sys.argv[:] = [self._file, *arguments]
+        sys.argv[:] = [self._called, *arguments]
         try:
             tree = prepare(ast.parse(self._source, self._file))
             exec(compile(tree, self._file, "exec", dont_inherit=True), module.__dict__)

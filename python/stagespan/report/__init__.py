@@ -1,1 +1,21 @@
 """The timing report: made, written, shown, compared."""
+
+from __future__ import annotations
+
+from stagespan.report.compare import compare_timing_reports
+from stagespan.report.tables import print_timing_summary
+from stagespan.report.timing import (
+    dump_timing_report,
+    reset_timing_registry,
+    set_timing_metadata,
+    timing_report,
+)
+
+__all__ = [
+    "compare_timing_reports",
+    "dump_timing_report",
+    "print_timing_summary",
+    "reset_timing_registry",
+    "set_timing_metadata",
+    "timing_report",
+]

@@ -9,36 +9,50 @@ from stagespan.report import tree
 from stagespan.report.reader import number
 
 if TYPE_CHECKING:
-    from rich.console import Console, Group
+    from rich.console import Console
     from rich.table import Table
 
 _Cell = Callable[[dict[str, Any]], str]
 
 
-def render(report: dict[str, Any]) -> Group:
-    """A report, made here or read from a file, as something that rich prints."""
-    from rich.console import Group
+def print_report(report: dict[str, Any], console: Console | None = None) -> None:
+    """Print a report, made here or read from a file, on ``console``, by default standard output.
+
+    On a narrow terminal the less important columns give way; a file or a pipe has no width.
+    """
+    from rich.console import Console
     from rich.text import Text
 
-    parts: list[Any] = [Text(_headline(report))]
+    console = console or Console()
+    console.print(Text(_headline(report)))
     if report["stages"]:
-        parts.append(_table(report))
+        table = _table(report, [])
+        if console.is_terminal:
+            for left_out in range(1, len(_FIRST_TO_GO) + 1):
+                if _width(table, console) <= console.width:
+                    break
+                table = _table(report, _FIRST_TO_GO[:left_out])
+        else:
+            # rich would cut the table at 80 columns.
+            console.width = max(console.width, _width(table, console))
+        console.print(table, highlight=False)
     lost = {cause: n for cause, n in (report.get("lost") or {}).items() if n}
     if lost:
         told = ", ".join(f"{cause} {n:,}" for cause, n in lost.items())
-        parts.append(Text(f"not kept: {told}"))
-    return Group(*parts)
+        console.print(Text(f"not kept: {told}"))
 
 
-def print_report(report: dict[str, Any], console: Console | None = None) -> None:
-    """Print a report on ``console``, by default on standard output."""
-    from rich.console import Console
+def _width(table: Table, console: Console) -> int:
+    """Columns of the terminal that a table takes when nothing limits it."""
+    unlimited = console.options.update(width=10_000)
+    return console.measure(table, options=unlimited).maximum
 
-    console = console or Console()
-    if not console.is_terminal:
-        # A file or a pipe has no width to keep to: rich would cut the table at 80 columns.
-        console.width = max(console.width, 200)
-    console.print(render(report), highlight=False)
+
+def print_timing_summary() -> None:
+    """Print the report of this process as a table: the tree of its stages, with their figures."""
+    from stagespan.report.timing import timing_report
+
+    print_report(timing_report())
 
 
 def _headline(report: dict[str, Any]) -> str:
@@ -55,12 +69,16 @@ def _headline(report: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _table(report: dict[str, Any]) -> Table:
+def _table(report: dict[str, Any], left_out: list[str]) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    columns = [(title, cell) for title, cell in _COLUMNS if _is_worth(report, cell)]
+    columns = [
+        (title, cell)
+        for title, cell in _COLUMNS
+        if title not in left_out and _is_worth(report, cell)
+    ]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("stage", overflow="fold")
     for title in ("total ms", "share", "runs", *(title for title, _ in columns)):
@@ -117,7 +135,11 @@ def _rates(stage: dict[str, Any]) -> str:
     if not isinstance(rates, dict):
         return ""
     known = ((what, number(rate)) for what, rate in rates.items())
-    return ", ".join(f"{rate:,.4g} {_one_line(what)}/s" for what, rate in known if rate is not None)
+    return ", ".join(
+        f"{rate:,.0f} {_one_line(what)}/s" if rate >= 1000 else f"{rate:.4g} {_one_line(what)}/s"
+        for what, rate in known
+        if rate is not None
+    )
 
 
 _COLUMNS: list[tuple[str, _Cell]] = [
@@ -133,6 +155,11 @@ _COLUMNS: list[tuple[str, _Cell]] = [
     ("peak MB", _peak),
     ("work", _rates),
     ("errors", _errors),
+]
+
+_FIRST_TO_GO = [
+    *("max ms", "p95 ms", "tail ms", "queue ms", "suspended ms", "p50 ms", "p99 ms"),
+    *("peak MB", "mean ms", "work"),
 ]
 
 

@@ -1,0 +1,87 @@
+"""The files that debug mode writes when the process ends.
+
+Importing this module is what arms it: `context` does so when debug mode is first switched on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from stagespan import _core, lines, service, settings
+from stagespan.errors import StagespanError
+from stagespan.report import timing
+
+_LOGGER = logging.getLogger("stagespan")
+_written: set[Path] = set()
+
+
+def write_reports() -> list[Path]:
+    """Write ``timing.json`` and, where there are signatures, ``timing_io_signature.json``.
+
+    They go to the output folder; with several ranks, and in workers, their names tell whose they
+    are. A file that cannot be written costs one warning. Returns the paths that were written.
+    """
+    folder = settings.output_dir()
+    tag = _tag(folder)
+    done = []
+    for label, name, write in _contents():
+        path = folder / f"{name.format(tag=tag)}.json"
+        try:
+            write(path)
+        except (StagespanError, OSError, ValueError) as error:
+            _LOGGER.warning("[Profiler] %s not saved: %s", label, lines.one_line(str(error)))
+            continue
+        _written.add(path)
+        done.append(path)
+        lines.say("[Profiler] %s saved to: %s", label, path)
+    return done
+
+
+def _contents() -> list[tuple[str, str, Any]]:
+    contents: list[tuple[str, str, Any]] = [
+        ("Timing report", "timing{tag}", timing.dump_timing_report)
+    ]
+    store: Any = sys.modules.get("stagespan.signature.store")
+    if store is not None and store.get_io_signatures():
+        contents.append(("I/O signature", "timing{tag}_io_signature", store.dump_io_signatures))
+    return contents
+
+
+def _tag(folder: Path) -> str:
+    """What file names need so that no two processes of a run write the same one."""
+    rank = settings.rank_in_names()
+    tag = "" if rank is None else f"_rank{rank}"
+    # A worker has a name of its own already where a launcher gave it another rank than its owner's.
+    shares_rank = rank is None or settings.explicit_rank() == settings.run().owner_rank
+    if (settings.is_worker() and shares_rank) or _is_taken(folder / f"timing{tag}.json"):
+        tag += f"_pid{os.getpid()}"
+    return tag
+
+
+def _is_taken(path: Path) -> bool:
+    """Whether another process has written the file since this one began."""
+    if path in _written:
+        return False
+    began_s = settings.process_start_s(os.getpid())
+    try:
+        return began_s is not None and path.stat().st_mtime >= began_s
+    except (OSError, ValueError):
+        return False
+
+
+def _write_at_exit() -> None:
+    has_stages = any(stage.count for stage in _core.snapshot().stages().values())
+    if has_stages and (_core.is_debug() or len(_contents()) > 1):
+        write_reports()
+
+
+def _forget_parent() -> None:
+    _written.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+service.on_exit(_write_at_exit)

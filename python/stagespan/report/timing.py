@@ -1,0 +1,194 @@
+"""The timing report: what is counted from where, and its writing."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from stagespan import _core, context, files, memory, service, settings
+from stagespan.errors import ReportError, SettingsError
+from stagespan.report.environment import environment
+from stagespan.report.stages import stage_entries, top_level_ns
+
+SCHEMA_VERSION = 1
+_DEEPEST_METADATA = 8
+
+
+@dataclass
+class _Report:
+    """What a report is about, and from where it counts."""
+
+    request_id: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    begin_ns: int | None = None
+    """Unix time that it counts from; None is the beginning of the process."""
+    baseline: _core.Snapshot | None = None
+    lost_before: dict[str, int] = field(default_factory=dict)
+
+
+_lock = threading.Lock()
+_report = _Report()
+
+
+def _forget_parent() -> None:
+    # The child's recorder starts empty, so what was counted before the fork is not in it.
+    global _lock, _report
+    _lock = threading.Lock()
+    _report = _Report(_report.request_id, dict(_report.metadata))
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+
+
+def reset_timing_registry(request_id: str = "", metadata: Mapping[str, Any] | None = None) -> None:
+    """Start a new report: stages, requests, memory and losses are counted from here on.
+
+    ``stats()`` and ``spans()`` are not touched. A span that is open now counts once it ends. Raises
+    SettingsError when ``metadata`` is no mapping.
+    """
+    global _report
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise SettingsError(f"the metadata of a report must be a mapping, not {metadata!r}")
+    service.flush()
+    fresh = _Report(
+        str(request_id), dict(metadata or {}), _core.now_ns(), _core.snapshot(), _core.lost()
+    )
+    with _lock:
+        _report = fresh
+    memory.reset()
+    store: Any = sys.modules.get("stagespan.signature.store")
+    if store is not None:
+        store.reset_signatures(fresh.request_id)
+
+
+def set_timing_metadata(key: str, value: Any) -> None:
+    """Put ``value`` under ``key`` into the report's ``metadata``; what is no JSON becomes text."""
+    with _lock:
+        _report.metadata[str(key)] = value
+
+
+def timing_report() -> dict[str, Any]:
+    """The report of this process since its beginning, or since `reset_timing_registry`.
+
+    A dict as in ``timing.json``: times in the unit of their name, None where something is not
+    known. Only spans that have ended are in it.
+    """
+    service.flush()
+    with _lock:
+        report, metadata = _report, dict(_report.metadata)
+    snapshot = _core.snapshot()
+    now_ns = snapshot.time_ns
+    if report.baseline is not None:
+        snapshot = snapshot.since(report.baseline)
+    figures = {name: stage for name, stage in snapshot.stages().items() if stage.count}
+    entries = stage_entries(figures, memory.stage_memory, _signatures())
+    timestamp = datetime.datetime.fromtimestamp(now_ns / 1e9, datetime.timezone.utc)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "request_id": report.request_id,
+        "timestamp": timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "wall_clock_ms": _wall_clock_ms(report, now_ns),
+        "total_stages_ms": sum(top_level_ns(name, figures) for name in figures) / 1e6,
+        "num_stages": len(entries),
+        "rank": settings.rank(),
+        "world_size": settings.world_size(),
+        "stages": entries,
+        "requests": _requests(report.begin_ns or 0),
+        "memory_snapshots": memory.snapshots(),
+        "metadata": plain(metadata),
+        "environment": environment(),
+        "lost": {
+            cause: count - report.lost_before.get(cause, 0) for cause, count in _core.lost().items()
+        },
+    }
+
+
+def dump_timing_report(path: str | os.PathLike[str]) -> Path:
+    """Write the report to ``path``, whole or not at all, and return the path.
+
+    Raises ReportError, one sentence, when it cannot be written; nothing is left behind then.
+    """
+    encoded = msgspec.json.format(msgspec.json.encode(plain(timing_report())), indent=2)
+    try:
+        return files.write_whole(path, encoded + b"\n")
+    except (OSError, ValueError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ReportError(f"the timing report cannot be written to {path}: {reason}") from error
+
+
+def _wall_clock_ms(report: _Report, now_ns: int) -> float | None:
+    if report.begin_ns is not None:
+        return (now_ns - report.begin_ns) / 1e6
+    began_s = settings.process_start_s(os.getpid())
+    return None if began_s is None else max(now_ns / 1e6 - began_s * 1e3, 0.0)
+
+
+def _signatures() -> dict[str, list[dict[str, Any]]]:
+    # Loaded by the first stage that ran in debug mode; nobody else has any.
+    store: Any = sys.modules.get("stagespan.signature.store")
+    return {} if store is None else dict(store.signature_stats())
+
+
+def _requests(since_ns: int) -> list[dict[str, Any]]:
+    found = []
+    for request in tuple(context.finished_requests):
+        if request["end_ns"] < since_ns:
+            continue
+        stages: dict[str, dict[str, Any]] = {}
+        for stage, count, total_ns, errors, is_top in request["stages"]:
+            entry = stages.setdefault(
+                stage, {"duration_ms": 0.0, "count": 0, "errors": 0, "top_level_ms": 0.0}
+            )
+            entry["duration_ms"] += total_ns / 1e6
+            entry["count"] += count
+            entry["errors"] += errors
+            entry["top_level_ms"] += total_ns / 1e6 if is_top else 0.0
+        duration_ms = (request["end_ns"] - request["begin_ns"]) / 1e6
+        found.append(
+            {
+                "request_id": str(request["id"]),
+                "begin_ns": request["begin_ns"],
+                "duration_ms": duration_ms,
+                # Unknown where the rings had lost some of its spans by the time it ended.
+                "total_stages_ms": sum(entry["top_level_ms"] for entry in stages.values())
+                if request["complete"]
+                else None,
+                "complete": request["complete"],
+                "stages": stages,
+                "metadata": plain(request["metadata"]),
+            }
+        )
+    return found
+
+
+def plain(value: Any, depth: int = _DEEPEST_METADATA * 2) -> Any:
+    """``value`` in what JSON can hold; anything else, and what is nested too deep, as its text."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, int):
+        # Integers beyond 64 bits are refused by many readers, the writer here among them.
+        return int(value) if -(2**63) <= value < 2**64 else str(value)
+    if isinstance(value, np.generic):
+        return plain(value.item(), depth)
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if depth > 0 and isinstance(value, Mapping):
+        return {plain(str(key)): plain(item, depth - 1) for key, item in value.items()}
+    if depth > 0 and isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item, depth - 1) for item in value]
+    try:
+        return plain(str(value))
+    except Exception:
+        return f"<{type(value).__name__}>"

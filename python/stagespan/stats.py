@@ -1,0 +1,232 @@
+"""Statistics of all stages, over the process's life or over the last seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stagespan import _core
+
+_SECOND = 10**9
+
+
+@dataclass(frozen=True)
+class StageStats:
+    """One stage's figures, host time in ns; what is not known, or does not exist yet, is None."""
+
+    name: str
+    count: int
+    total_ns: int
+    mean_ns: float | None
+    min_ns: int | None
+    max_ns: int | None
+    p50_ns: float | None
+    p95_ns: float | None
+    p99_ns: float | None
+    errors: int
+    suspended_ns: int
+    work: dict[str, float]
+    device_elapsed_ns: _core.Summary | None
+    device_queue_ns: _core.Summary | None
+    device_tail_ns: _core.Summary | None
+    lost: Mapping[str, int]
+    """What the recorder did not keep, by cause; these are of all stages together."""
+    _quantile: Callable[[float], float | None] = field(repr=False, compare=False)
+
+    def quantile_ns(self, q: float) -> float | None:
+        """Duration in ns that the part ``q`` of the runs, 0 to 1, did not exceed."""
+        return self._quantile(q)
+
+
+class Stats(Mapping[str, StageStats]):
+    """Stage names and their figures; prints as a table."""
+
+    def __init__(
+        self,
+        stages: dict[str, StageStats],
+        lost: dict[str, int],
+        window_s: float | None,
+        *,
+        is_lifetime: bool,
+    ) -> None:
+        self._stages = stages
+        self.lost = lost
+        """What the recorder did not keep since the process began, by cause."""
+        self.window_s = window_s
+        """Seconds that the figures truly cover; None for a lifetime whose length is not known."""
+        self.is_lifetime = is_lifetime
+        """Whether they cover everything since the process began."""
+
+    def __getitem__(self, name: str) -> StageStats:
+        return self._stages[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stages)
+
+    def __len__(self) -> int:
+        return len(self._stages)
+
+    def __str__(self) -> str:
+        head = ["stage", "count", "total ms", "mean ms", "p50 ms", "p95 ms", "p99 ms", "max ms"]
+        rows = [[*head, "errors"]]
+        for name, stage in self._stages.items():
+            figures = (stage.mean_ns, stage.p50_ns, stage.p95_ns, stage.p99_ns, stage.max_ns)
+            label = name if name.isprintable() else ascii(name)[1:-1]
+            row = [label, f"{stage.count:,}", f"{stage.total_ns / 1e6:,.3f}"]
+            rows.append([*row, *map(_ms, figures), f"{stage.errors:,}"])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = "\n".join(
+            "  ".join(
+                cell.ljust(width) if i == 0 else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        )
+        lost = ", ".join(f"{cause} {n:,}" for cause, n in self.lost.items() if n)
+        return f"{table}\nnot kept: {lost}" if lost else table
+
+    def __repr__(self) -> str:
+        span = "lifetime" if self.is_lifetime else f"last {self.window_s:.1f} s"
+        return f"<Stats of {len(self)} stages, {span}>\n{self}"
+
+
+def _ms(ns: float | None) -> str:
+    return "-" if ns is None else f"{ns / 1e6:,.3f}"
+
+
+def stats(window_s: float | None = None) -> Stats:
+    """Statistics by stage: since the process began, or over about the last ``window_s`` seconds.
+
+    A window begins at the nearest snapshot that the service thread took, every few seconds while
+    spans happen and more rarely further back; without one it is counted from the rings, as long as
+    they still hold it. `Stats.window_s` says how long the window truly is. Raises ValueError when
+    ``window_s`` is not above 0.
+    """
+    if window_s is None:
+        return _lifetime(_core.snapshot())
+    if not window_s > 0:
+        raise ValueError(f"window_s is {window_s!r}: give the seconds to look back, above 0")
+    from stagespan import service
+
+    service.ensure_running()  # so that the next question finds snapshots
+    now = _core.snapshot()
+    lifetime = _lifetime(now)
+    if lifetime.window_s is not None and lifetime.window_s <= window_s:
+        return lifetime
+    wanted_ns = int(window_s * _SECOND)
+    began = now.time_ns - wanted_ns
+    earlier = service.history().nearest(began)
+    if earlier is not None and abs(earlier.time_ns - began) <= 0.25 * wanted_ns:
+        return _since(now, earlier)
+    from_rings = _from_rings(began, now.time_ns)
+    if from_rings is not None:
+        return from_rings
+    life_ns = (lifetime.window_s or 0.0) * _SECOND
+    if earlier is None or abs(life_ns - wanted_ns) < abs(now.time_ns - earlier.time_ns - wanted_ns):
+        return lifetime
+    return _since(now, earlier)
+
+
+def _lifetime(now: _core.Snapshot) -> Stats:
+    import os
+
+    from stagespan import settings
+
+    began_s = settings.process_start_s(os.getpid())
+    window_s = None if began_s is None else max(now.time_ns / 1e9 - began_s, 0.0)
+    return Stats(*_read(now), window_s, is_lifetime=True)
+
+
+def _since(now: _core.Snapshot, earlier: _core.Snapshot) -> Stats:
+    window_s = (now.time_ns - earlier.time_ns) / 1e9
+    return Stats(*_read(now.since(earlier)), window_s, is_lifetime=False)
+
+
+def _read(snapshot: _core.Snapshot) -> tuple[dict[str, StageStats], dict[str, int]]:
+    lost = _core.lost()
+    found = snapshot.stages()
+    order = sorted(found, key=lambda name: -found[name].total_ns)
+    return {name: _from_summary(found[name], lost) for name in order if found[name].count}, lost
+
+
+def _from_summary(stage: _core.StageSummary, lost: dict[str, int]) -> StageStats:
+    return StageStats(
+        stage.name,
+        stage.count,
+        stage.total_ns,
+        stage.mean_ns,
+        stage.min_ns,
+        stage.max_ns,
+        stage.p50_ns,
+        stage.p95_ns,
+        stage.p99_ns,
+        stage.errors,
+        stage.suspended_ns,
+        dict(stage.work),
+        stage.device_elapsed_ns,
+        stage.device_queue_ns,
+        stage.device_tail_ns,
+        lost,
+        stage.quantile_ns,
+    )
+
+
+# --- from the rings -------------------------------------------------------------------------------
+
+
+def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
+    """Exact figures of the spans that ended in the window; None where the rings lost some."""
+    lost = _core.lost()
+    spans = _core.spans()
+    if lost.get("overwritten", 0) and not _reach_back(spans, began_ns):
+        return None
+    spans = spans[spans["end_ns"] > began_ns]
+    names = _core.stage_names()
+    durations = spans["end_ns"] - spans["begin_ns"]
+    failed = (spans["flags"] & _core.FLAG_ERROR) != 0
+    found = {}
+    for index in np.unique(spans["stage"]):
+        mine = spans["stage"] == index
+        name = names[int(index)]
+        suspended = int(spans["suspended_ns"][mine].sum())
+        found[name] = _from_durations(
+            name, np.sort(durations[mine]), int(failed[mine].sum()), suspended, lost
+        )
+    ordered = dict(sorted(found.items(), key=lambda item: -item[1].total_ns))
+    return Stats(ordered, lost, (now_ns - began_ns) / 1e9, is_lifetime=False)
+
+
+def _reach_back(spans: Any, began_ns: int) -> bool:
+    """Whether each thread's ring holds a span from before the window, and so all those in it."""
+    threads = np.unique(spans["thread"])
+    return all(spans["end_ns"][spans["thread"] == t].min() <= began_ns for t in threads)
+
+
+def _from_durations(
+    name: str, durations: Any, errors: int, suspended_ns: int, lost: dict[str, int]
+) -> StageStats:
+    def quantile(q: float) -> float | None:
+        return float(np.quantile(durations, q))
+
+    return StageStats(
+        name,
+        len(durations),
+        int(durations.sum()),
+        float(durations.mean()),
+        int(durations[0]),
+        int(durations[-1]),
+        quantile(0.50),
+        quantile(0.95),
+        quantile(0.99),
+        errors,
+        suspended_ns,
+        {},  # the rings hold no work
+        None,
+        None,
+        None,
+        lost,
+        quantile,
+    )

@@ -1,0 +1,243 @@
+"""``stagespan run``: scripts that know nothing of it, run as the interpreter itself would."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def run(
+    *arguments: str,
+    cwd: Path,
+    command: tuple[str, ...] = ("-m", "stagespan", "run"),
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command, *arguments],
+        env={**os.environ, **variables},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def stages_of(path: Path) -> dict[str, Any]:
+    stages = json.loads(path.read_text())["stages"]
+    assert isinstance(stages, dict)
+    return stages
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A script, a package with a module, and nothing of stagespan in either."""
+    package = tmp_path / "app" / "pipes"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "models.py").write_text(
+        textwrap.dedent(
+            """
+            import time
+
+            class Model:
+                def step(self, x):
+                    time.sleep(0.01)
+                    return x + 1
+
+                @classmethod
+                def load(cls):
+                    return cls()
+
+            def encode(text):
+                return len(text)
+            """
+        )
+    )
+    (package / "__main__.py").write_text("import sys; print(__name__, __package__, sys.argv[1:])")
+    (package / "fails.py").write_text("def go():\n    return 1 / 0\n")
+    (tmp_path / "app" / "script.py").write_text(
+        textwrap.dedent(
+            '''
+            """A script."""
+            import os, sys
+            from pipes.models import Model, encode
+
+            def denoise(model, x):
+                for _ in range(3):
+                    x = model.step(x)
+                return x
+
+            class Local:
+                @staticmethod
+                def decode(x):
+                    return -x
+
+            if __name__ == "__main__":
+                print(Local.decode(denoise(Model.load(), encode("ab"))))
+                print(sys.argv, sys.path[0] == os.path.dirname(os.path.abspath(__file__)))
+                print(__name__, __doc__, sys.modules["__main__"].denoise is denoise)
+            '''
+        )
+    )
+    return tmp_path
+
+
+def test_stages_are_timed_without_a_change_to_the_script(project: Path) -> None:
+    # WHEN
+    done = run(
+        *("--stage", "pipes.models:Model.step", "--stage", "load=pipes.models:Model.load"),
+        *("--stage", "pipes.models:encode", "--stage", "__main__:denoise"),
+        *("--stage", "__main__:Local.decode", "--output", "out"),
+        *("app/script.py", "--debug", "-x", "a b"),
+        cwd=project,
+    )
+    # THEN the script ran as it would have, its options are its own
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "-5",
+        "['app/script.py', '--debug', '-x', 'a b'] True",
+        "__main__ A script. True",
+    ]
+    # and its stages stand in the table and in the file
+    stages = stages_of(project / "out" / "timing.json")
+    assert {name: stage["count"] for name, stage in stages.items()} == {
+        "denoise": 1,
+        "Model.step": 3,
+        "load": 1,
+        "encode": 1,
+        "Local.decode": 1,
+    }
+    assert stages["Model.step"]["parent"] == "denoise"
+    assert stages["Model.step"]["duration_ms"] >= 30
+    assert "├─ Model.step" in done.stderr or "└─ (unattributed)" in done.stderr
+
+
+def test_debug_mode_writes_its_files(project: Path) -> None:
+    done = run(
+        *("--debug", "--stage", "pipes.models:Model.step", "--output", "out", "app/script.py"),
+        cwd=project,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in (project / "out").iterdir()) == [
+        "timing.json",
+        "timing_io_signature.json",
+    ]
+    signature = json.loads((project / "out" / "timing_io_signature.json").read_text())
+    assert signature["stages"]["Model.step"]["input_signatures"]["x"] in (2, 3, 4)
+    assert "[Profiler] Timing report saved to: out/timing.json" in done.stderr
+
+
+def test_without_output_nothing_is_written(project: Path) -> None:
+    before = sorted(p for p in project.rglob("*") if "__pycache__" not in p.parts)
+    done = run("--stage", "pipes.models:encode", "app/script.py", cwd=project)
+    assert "encode" in done.stderr
+    assert sorted(p for p in project.rglob("*") if "__pycache__" not in p.parts) == before
+
+
+def test_a_module_is_run_as_python_m_does(project: Path) -> None:
+    done = run("-m", "pipes", "--flag", "-v", cwd=project / "app")
+    plain = run("--flag", "-v", cwd=project / "app", command=("-m", "pipes"))
+    assert done.stdout == plain.stdout == "__main__ pipes ['--flag', '-v']\n"
+    assert "no stage ran" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise SystemExit(7)",
+        "import sys; sys.exit('a message')",
+        "import sys; sys.exit()",
+        "def f():\n    raise ValueError('broken')\nf()",
+        "def f(:\n    pass",
+        "from pipes import fails\nfails.go()",
+        "import json\njson.loads('{')",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e",
+        "raise KeyboardInterrupt",
+        "import sys; sys.excepthook = lambda *a: print('own hook', a[0].__name__); 1 / 0",
+        "import threading as t, time\nt.Thread(target=lambda: (time.sleep(.2), print())).start()",
+    ],
+)
+def test_the_end_is_the_script_s_own(project: Path, body: str) -> None:
+    # GIVEN
+    (project / "app" / "ends.py").write_text(body + "\n")
+    # WHEN it is run with and without us
+    done = run("app/ends.py", cwd=project)
+    plain = run("app/ends.py", cwd=project, command=())
+    # THEN status, output and traceback are the same
+    expected = 130 if "KeyboardInterrupt" in body else plain.returncode
+    assert done.returncode == expected
+    assert done.stdout == plain.stdout
+    told = [line for line in done.stderr.splitlines() if not line.startswith("stagespan: ")]
+    assert told == plain.stderr.splitlines(), done.stderr
+
+
+def test_a_stage_that_was_never_found_is_named_with_what_is_close(project: Path) -> None:
+    done = run(
+        *("--stage", "pipes.models:Model.stepp", "--stage", "pipes.modles:encode"),
+        *("--stage", "__main__:denoice", "--stage", "pipes.models:Model", "app/script.py"),
+        cwd=project,
+    )
+    assert done.returncode == 0
+    told = [line for line in done.stderr.splitlines() if "was not timed" in line]
+    assert len(told) == 4
+    assert any("Model.step" in line for line in told)
+    assert any("pipes.models" in line and "never imported" in line for line in told)
+    assert any("__main__ has no 'denoice'; close to it: denoise" in line for line in told)
+    assert any("Model is a class" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("nowhere.py",), "nowhere.py cannot be read"),
+        (("app",), "is a folder"),
+        (("-m", "no.such.module"), "no.such"),
+        (("-m", "nosuch"), "there is no module nosuch"),
+        (("--stage", "encode", "app/script.py"), "pkg.mod:Class.method"),
+        (("--output", "", "app/script.py"), "output folder"),
+    ],
+)
+def test_what_cannot_be_run_gets_one_sentence(
+    arguments: tuple[str, ...], sentence: str, project: Path
+) -> None:
+    done = run(*arguments, cwd=project)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert sentence in done.stderr
+    assert done.stderr.startswith("Error: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_workers_of_the_script_can_import_it(project: Path) -> None:
+    # GIVEN a script whose workers start fresh interpreters
+    (project / "pool.py").write_text(
+        textwrap.dedent(
+            """
+            import multiprocessing
+
+            def square(x):
+                return x * x
+
+            if __name__ == "__main__":
+                with multiprocessing.get_context("spawn").Pool(2) as pool:
+                    print(pool.map(square, range(4)))
+            """
+        )
+    )
+    # WHEN
+    done = run("--stage", "__main__:square", "--debug", "--output", "out", "pool.py", cwd=project)
+    # THEN
+    assert done.stdout == "[0, 1, 4, 9]\n", done.stderr
+
+
+def test_a_forked_child_does_not_tell_its_parent_s_story(project: Path) -> None:
+    (project / "forks.py").write_text("import os\nif os.fork():\n    os.wait()\n")
+    done = run("forks.py", cwd=project)
+    assert done.stderr.count("no stage ran") == 1
