@@ -65,7 +65,8 @@ PyObject* call_level(const Interception& interception, std::size_t level, PyObje
 
 PyObject* wrap(SpanObject* span, int kind, PyObject* inner, PyObject* function, PyObject* args, PyObject* kwargs) {
   if ((kind & CO_ASYNC_GENERATOR) != 0) return wrap_async_generator(span, inner, function, args, kwargs);
-  if ((kind & CO_GENERATOR) != 0) return wrap_generator(span, inner, function, args, kwargs);
+  // types.coroutine makes generators that can be awaited, as only a coroutine's wrapper can.
+  if (kind == CO_GENERATOR) return wrap_generator(span, inner, function, args, kwargs);
   return wrap_coroutine(span, inner, function, args, kwargs);
 }
 
@@ -76,7 +77,7 @@ PyObject* intercepted(PyObject* function, PyObject* const* args, std::size_t nar
     return nullptr;
   }
   const int kind = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(function))->co_flags &
-                   (CO_COROUTINE | CO_GENERATOR | CO_ASYNC_GENERATOR);
+                   (CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR);
   if (kind == 0) [[likely]] {
     if (interception->spans.size() == 1) [[likely]] {
       const vectorcallfunc plain = interception->plain;
