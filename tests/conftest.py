@@ -8,6 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test is about speed: a busy machine must not make one fail.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 # Nothing that the user has switched on in his shell reaches a test, and no test downloads.
 for _name in set(os.environ) - {"STAGESPAN_TEST_SKIPS", "STAGESPAN_TRACES"}:

@@ -93,9 +93,11 @@ def run_request(folder: Path, steps: int) -> Any:
         stagespan.flush()
         stagespan.dump_timing_report(folder / "timing.json")
         stagespan.dump_io_signatures(folder / "timing_io_signature.json")
-        stagespan.set_debug(False)
     console.print(f"a video of {tuple(video.shape)} was made\n")
     stagespan.print_timing_summary()
+    # The request is written: what follows belongs to no report, so none is written at exit.
+    stagespan.set_debug(False)
+    stagespan.reset_timing_registry()
     return pipeline
 
 
@@ -180,8 +182,8 @@ def run_script(folder: Path, results: Any) -> dict[str, float]:
     arguments = ["--factory", "wan_stages:get_denoise_stage", "--warmup", "2"]
     console.print(f"$ python {script.name} {' '.join(arguments)}")
     without_stagespan = (
-        "import runpy, sys; sys.modules['stagespan'] = None; sys.path.insert(0, sys.argv.pop(1)); "
-        "runpy.run_path(sys.argv[0], run_name='__main__')"
+        "import runpy, sys; sys.modules['stagespan'] = None; sys.path.insert(0, sys.argv[1]); "
+        "del sys.argv[:2]; runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     done = subprocess.run(
         [sys.executable, "-c", without_stagespan, str(HERE), str(script), *arguments],
