@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     )
     from stagespan.service import flush
     from stagespan.signature import dump_io_signatures, get_io_signatures
-    from stagespan.stats import stats
+    from stagespan.statistics import stats
 
 __version__ = "0.1.0"
 
@@ -79,7 +79,7 @@ _LAZY = {
     "print_timing_summary": "stagespan.report.tables",
     "reset_timing_registry": "stagespan.report.timing",
     "set_timing_metadata": "stagespan.report.timing",
-    "stats": "stagespan.stats",
+    "stats": "stagespan.statistics",
     "timing_report": "stagespan.report.timing",
 }
 
@@ -134,7 +134,6 @@ def __getattr__(name: str) -> Any:
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'stagespan' has no attribute {name!r}")
-    # `stats` is a function and the module that holds it: the function is what the name stands for.
     value = getattr(importlib.import_module(module), name)
     setattr(sys.modules[__name__], name, value)
     return value

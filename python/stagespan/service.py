@@ -201,6 +201,13 @@ def _exit_as_worker(_: object = None) -> None:
     util.Finalize(None, _exit, exitpriority=1)
 
 
+def _exit_once_started() -> None:
+    """Do so a bit later: multiprocessing clears the finalizers when it starts a worker's work."""
+    from multiprocessing import util
+
+    util.register_after_fork(_service, _exit_as_worker)
+
+
 _forking = threading.local()
 
 
@@ -217,18 +224,19 @@ def _after_fork_in_parent() -> None:
 def _after_fork_in_child() -> None:
     global _service
     _service = _Service()
-    # Finalizers that are registered now would be cleared: multiprocessing asks again a bit later.
-    util = sys.modules.get("multiprocessing.util")
-    if util is not None:
-        util.register_after_fork(_service, _exit_as_worker)
+    if "multiprocessing.util" in sys.modules:
+        _exit_once_started()
 
 
-def _is_started_worker() -> bool:
+def _prepare_worker() -> None:
+    """Be called at the end of a worker that multiprocessing started and that imports this late."""
     process = sys.modules.get("multiprocessing.process")
-    return process is not None and (
-        process.parent_process() is not None
-        or getattr(process.current_process(), "_inheriting", False)
-    )
+    if process is None:
+        return
+    if process.parent_process() is not None:
+        _exit_as_worker()
+    elif getattr(process.current_process(), "_inheriting", False):
+        _exit_once_started()
 
 
 on_tick(memory.watch_accelerator)
@@ -240,5 +248,4 @@ os.register_at_fork(
 )
 # logging registered its own handler when it was imported, above: this one runs before it.
 atexit.register(_exit)
-if _is_started_worker():
-    _exit_as_worker()
+_prepare_worker()

@@ -260,11 +260,10 @@ def _claim_run() -> Run:
 
 
 def _started_as_worker() -> bool:
-    """Whether a pool or a launcher started this interpreter; a program of its own begins a run."""
+    """Whether a pool of workers started this interpreter; any other program begins a run."""
     # multiprocessing's spawn and forkserver, and loky, start interpreters by these commands.
     marks = ("from multiprocessing.", "popen_loky")
-    started = any(mark in argument for argument in sys.orig_argv[1:] for mark in marks)
-    return started or "TORCHELASTIC_RUN_ID" in os.environ
+    return any(mark in argument for argument in sys.orig_argv[1:] for mark in marks)
 
 
 def _working_folder() -> str:

@@ -6,7 +6,12 @@ every peak is known exactly; the CPU's figures are the real ones.
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +19,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagespan import memory, platforms
+import stagespan
+from stagespan import ProfilingContext, _core, memory, platforms
 from stagespan.memory import MemoryHook, PeakWatch
 from stagespan.platforms import DeviceMemory, Platform
 
 GB = 1 << 30
+FOLDER = str(Path(__file__).parent)
 
 
 class Allocator(Platform):
@@ -312,3 +319,83 @@ def test_threads_may_note_at_once(device: Allocator) -> None:
         thread.join()
     assert failures == []
     assert len(memory.snapshots()) == 1000
+
+
+# --- through the contexts -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hooked(device: Allocator) -> Iterator[Allocator]:
+    """An accelerator in use that every context reads, as after torch has set one up."""
+    _core.set_memory_hook(True)
+    yield device
+    _core.set_memory_hook(False)
+
+
+def test_the_line_and_the_report_of_an_accelerator(
+    hooked: Allocator, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN an outer context whose peak comes before its inner one's
+    stagespan.flush()
+    _core.reset()
+    caplog.set_level("INFO", logger="stagespan")
+    # WHEN
+    with ProfilingContext("outer"):
+        hooked.allocate(int(4.5 * GB))
+        hooked.allocate(-4 * GB)
+        with ProfilingContext("inner"):
+            hooked.allocate(GB)
+    stagespan.flush()
+    # THEN each line has its own true peak
+    assert [r.getMessage() for r in caplog.records if "Rank" in r.getMessage()] == [
+        "Rank 0 - Function 'inner' Peak Memory: 1.50 GB",
+        "Rank 0 - Function 'outer' Peak Memory: 4.50 GB",
+    ]
+    stages = stagespan.timing_report()["stages"]
+    assert stages["outer"]["memory"]["peak_allocated_mb"] == 4.5 * 1024
+    assert stages["inner"]["memory"]["peak_allocated_mb"] == 1.5 * 1024
+    assert stages["outer"]["memory"]["peak_rss_mb"] is None
+
+
+def test_a_context_that_raises_still_ends_its_watch(hooked: Allocator) -> None:
+    with pytest.raises(KeyError), ProfilingContext("fails", reset_peak_memory=False):
+        raise KeyError
+    assert memory._watch._open == {0: set()}
+    assert hooked.resets == 0
+
+
+def test_contexts_read_memory_from_an_accelerator_s_first_use_on() -> None:
+    # GIVEN a torch whose device nobody has used, and contexts that run before and after
+    code = """
+        import sys, types, logging
+        sys.path.insert(0, FOLDER)
+        from test_platforms import NestedDevice, torch_with
+        logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout)
+        device = NestedDevice(initialized=False)
+        torch = types.ModuleType("torch")
+        torch.__dict__.update(vars(torch_with(cuda=device)))
+        torch.cuda.current_device = lambda: 0
+        import stagespan
+        sys.modules["torch"] = torch
+        with stagespan.ProfilingContext("before"):
+            pass
+        stagespan.flush()
+        with stagespan.ProfilingContext("still before"):
+            pass
+        device.initialized = True
+        for callback in device.queued:
+            callback()
+        with stagespan.ProfilingContext("after"):
+            pass
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code).replace("FOLDER", repr(FOLDER))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    peaks = [line for line in done.stdout.splitlines() if "Peak" in line]
+    assert [line.split("'")[1] for line in peaks] == ["before", "still before", "after"]
+    assert ["Peak RSS" in line for line in peaks] == [True, True, False]
+    assert "Peak Memory: 0.00 GB" in peaks[2]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from stagespan import _core
+from stagespan import _core, settings
 
 _SECOND = 10**9
+_FLAG_RECORDED = 64  # kFlagRecorded of layout.h: timed elsewhere, so not in its ring's order
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,6 @@ def stats(window_s: float | None = None) -> Stats:
 
 
 def _lifetime(now: _core.Snapshot) -> Stats:
-    import os
-
-    from stagespan import settings
-
     began_s = settings.process_start_s(os.getpid())
     window_s = None if began_s is None else max(now.time_ns / 1e9 - began_s, 0.0)
     return Stats(*_read(now), window_s, is_lifetime=True)
@@ -181,6 +179,8 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
     """Exact figures of the spans that ended in the window; None where the rings lost some."""
     lost = _core.lost()
     spans = _core.spans()
+    if lost.get("threads", 0):  # spans of threads that have no ring
+        return None
     if lost.get("overwritten", 0) and not _reach_back(spans, began_ns):
         return None
     spans = spans[spans["end_ns"] > began_ns]
@@ -201,8 +201,10 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
 
 def _reach_back(spans: Any, began_ns: int) -> bool:
     """Whether each thread's ring holds a span from before the window, and so all those in it."""
-    threads = np.unique(spans["thread"])
-    return all(spans["end_ns"][spans["thread"] == t].min() <= began_ns for t in threads)
+    in_order = spans[(spans["flags"] & _FLAG_RECORDED) == 0]
+    threads = np.unique(in_order["thread"])
+    ends = (in_order["end_ns"][in_order["thread"] == thread] for thread in threads)
+    return len(threads) > 0 and all(end.min() <= began_ns for end in ends)
 
 
 def _from_durations(
