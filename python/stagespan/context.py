@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypedDict
 
 from stagespan import _core, settings
+from stagespan.dynamo import compiling
 
 span = _core.span
 ProfilingContext = _core.ProfilingContext
@@ -302,11 +303,13 @@ class request:
 
     Spans that open inside carry its number: in this thread, in tasks that are created inside, and
     in threads that run in a copied context (`asyncio.to_thread`). Its figures are taken from the
-    rings when it ends. Without an id it gets one made of its number.
+    rings when it ends. Without an id it gets one made of its number. In a graph that torch.compile
+    captures it does nothing.
     """
 
     def __init__(self, request_id: str = "", **metadata: Any) -> None:
-        self.number = next(_numbers)
+        # A number taken while compiling would be part of the graph, and of its guards.
+        self.number = 0 if compiling() else next(_numbers)
         self.id = str(request_id) if request_id else f"req_{self.number}"
         self.metadata: dict[str, Any] = metadata
         self._before: int | None = None
@@ -314,6 +317,8 @@ class request:
         self._token: contextvars.Token[request | None] | None = None
 
     def __enter__(self) -> request:
+        if compiling():
+            return self
         if self._before is not None:
             raise RuntimeError(
                 f"the request {self.id!r} is already open: make a new one for each unit of work."

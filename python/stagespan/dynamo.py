@@ -12,12 +12,13 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType, TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from stagespan import _core
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 _F = TypeVar("_F")
 _DYNAMO = "torch._dynamo"
@@ -98,6 +99,13 @@ _STAND_INS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
 )
 
 
+def compiling() -> bool:
+    """Tell whether torch.compile or torch.export is tracing the caller, without importing torch."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return bool(sys.modules["torch.compiler"].is_compiling())
+
+
 def install() -> None:
     """Make contexts no-ops in compiled code: now if torch._dynamo is loaded, else once it is."""
     if _DYNAMO in sys.modules:
@@ -139,7 +147,7 @@ def _warn(error: Exception) -> None:
     )
 
 
-class _DynamoFinder(MetaPathFinder):
+class _DynamoFinder:
     """Sees torch._dynamo being imported, leaves that to the real finders, then registers."""
 
     def __init__(self) -> None:

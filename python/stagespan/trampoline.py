@@ -5,12 +5,14 @@ variables and the same kind (function, coroutine, generator, async generator), a
 original code as a constant, from which each call makes the function that is timed:
 
     def denoise(self, latents, /, *, steps, **options):
-        from stagespan.trampoline import compiling, spans, call_timed as run
+        import stagespan.trampoline as here
         def target(): ...                       # the original code, with the same closure
         return (
             target(self, latents, steps=steps, **options)
-            if compiling()
-            else run(spans[KEY], target, (self, latents), {"steps": steps, **options})
+            if here.compiling()
+            else here.call_timed(
+                here.spans[KEY], target, (self, latents), {"steps": steps, **options}
+            )
         )
 
 So nothing outside the function refers to it (it is freed like any other), defaults stay those of
@@ -27,14 +29,15 @@ import keyword
 import sys
 from collections.abc import Iterator
 from types import CodeType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from stagespan import _core
+from stagespan import _core, dynamo
 
 if TYPE_CHECKING:
     from stagespan._core import Span
 
-# What trampolines import when they run.
+# What trampolines use when they run.
+compiling = dynamo.compiling
 call_timed = _core.call_timed
 timed_coroutine = _core.timed_coroutine
 timed_generator = _core.timed_generator
@@ -42,10 +45,11 @@ timed_async_generator = _core.timed_async_generator
 anything = BaseException
 exhausted = StopAsyncIteration
 
-# (mark, kind, name, reset_peak_memory, capture_memory, compile_safe)
-Key = tuple[str, str, str, bool, bool, bool]
+# "stagespan.trampoline:debug:100:name", with the digits of reset_peak_memory, capture_memory and
+# compile_safe: a text, because its hash is kept.
+Key = str
 
-_MARK = "stagespan.trampoline"
+_MARK = "stagespan.trampoline:"
 _KINDS = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 _INHERITED = inspect.CO_ITERABLE_COROUTINE
 for _feature in __future__.all_feature_names:
@@ -57,7 +61,8 @@ class _Spans(dict[Key, "Span"]):
     """The contexts of this process by their parameters; a key from elsewhere makes its own."""
 
     def __missing__(self, key: Key) -> Span:
-        _, kind, name, reset_peak_memory, capture_memory, compile_safe = key
+        _, kind, digits, name = key.split(":", 3)
+        reset_peak_memory, capture_memory, compile_safe = (digit == "1" for digit in digits)
         made: Span
         if kind == "debug":
             made = _core.ProfilingContext4Debug(
@@ -75,25 +80,10 @@ class _Spans(dict[Key, "Span"]):
 spans = _Spans()
 
 
-def compiling() -> bool:
-    """Tell whether torch.compile or torch.export is tracing the caller, without importing torch."""
-    if "torch._dynamo" not in sys.modules:
-        return False
-    from torch.compiler import is_compiling
-
-    return bool(is_compiling())
-
-
 def key_of(span: Span) -> Key:
     """Return the constant that stands for `span` in a trampoline, and remember `span` under it."""
-    key = (
-        _MARK,
-        span.kind,
-        span.name,
-        span.reset_peak_memory,
-        span.capture_memory,
-        span.compile_safe,
-    )
+    digits = (span.reset_peak_memory, span.capture_memory, span.compile_safe)
+    key = f"{_MARK}{span.kind}:{''.join(str(int(digit)) for digit in digits)}:{span.name}"
     spans.setdefault(key, span)
     return key
 
@@ -128,17 +118,18 @@ def layers(code: CodeType) -> tuple[CodeType, tuple[Key, ...]]:
     keys: list[Key] = []
     while True:
         key = next((const for const in code.co_consts if _is_key(const)), None)
-        if key is None:
+        below = next(_codes(code), None)
+        if key is None or below is None:
             return code, tuple(reversed(keys))
-        keys.append(cast(Key, key))
-        code = next(const for const in code.co_consts if isinstance(const, CodeType))
+        keys.append(key)
+        code = below
 
 
 _kept: dict[tuple[int, str, Key], CodeType] = {}
 
 
 def _is_key(const: object) -> bool:
-    return isinstance(const, tuple) and len(const) == 6 and const[0] == _MARK
+    return isinstance(const, str) and const.startswith(_MARK)
 
 
 def _parameters(code: CodeType) -> tuple[str, ...]:
@@ -187,20 +178,18 @@ class _Names:
 
 def _source(code: CodeType, key: Key) -> str:
     layout, own = _Layout(code), _Names(code)
-    target, run = own["target"], own["run"]
+    target, here = own["target"], own["here"]
     kind = code.co_flags & _KINDS
-    runner = {
+    run = {
         inspect.CO_COROUTINE: "timed_coroutine",
         inspect.CO_GENERATOR: "timed_generator",
         inspect.CO_ASYNC_GENERATOR: "timed_async_generator",
     }.get(kind, "call_timed")
     call = (
-        f"{target}({layout.call}) if {own['compiling']}() else "
-        f"{run}({own['spans']}[{key!r}], {target}, {layout.args}, {layout.kwargs})"
+        f"{target}({layout.call}) if {here}.compiling() else "
+        f"{here}.{run}({here}.spans[{key!r}], {target}, {layout.args}, {layout.kwargs})"
     )
-    imports = {"compiling": own["compiling"], "spans": own["spans"], runner: run}
     if kind == inspect.CO_ASYNC_GENERATOR:
-        imports.update(anything=own["anything"], exhausted=own["exhausted"])
         body = _async_delegation(call, own)
     else:
         before = {inspect.CO_COROUTINE: "await ", inspect.CO_GENERATOR: "yield from "}
@@ -209,7 +198,8 @@ def _source(code: CodeType, key: Key) -> str:
     lines = [
         f"def outer({', '.join(code.co_freevars)}):",
         f"  {'async ' if is_async else ''}def function({layout.definition}):",
-        f"    from {__name__} import {', '.join(f'{k} as {v}' for k, v in imports.items())}",
+        # A third of what `from ... import` costs.
+        f"    import {__name__} as {here}",
         # Only names the free variables; the original code takes the place of this function's.
         f"    def {target}(): {'; '.join(code.co_freevars) or 'pass'}",
         *(f"    {line}" for line in body),
@@ -223,7 +213,7 @@ def _async_delegation(call: str, own: _Names) -> list[str]:
     The error is handed on outside of `except`, so that it does not become the context of what the
     function raises later, and dropped at once, because its traceback refers to this frame.
     """
-    source, value, error = own["source"], own["value"], own["error"]
+    here, source, value, error = own["here"], own["source"], own["value"], own["error"]
     return [
         f"{source} = {call}",
         "try:",
@@ -232,7 +222,7 @@ def _async_delegation(call: str, own: _Names) -> list[str]:
         f"    {error} = None",
         "    try:",
         f"      {value} = yield {value}",
-        f"    except {own['anything']} as {own['caught']}:",
+        f"    except {here}.anything as {own['caught']}:",
         f"      {error} = {own['caught']}",
         f"    if {error} is None:",
         f"      {value} = await {source}.asend({value})",
@@ -243,7 +233,7 @@ def _async_delegation(call: str, own: _Names) -> list[str]:
         f"        if {source}.ag_frame is None: raise {error}",
         "      finally:",
         f"        {error} = None",
-        f"except {own['exhausted']}:",
+        f"except {here}.exhausted:",
         "  return",
     ]
 

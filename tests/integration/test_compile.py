@@ -293,6 +293,11 @@ def tokens_and_records(x: Any) -> Any:
     return y
 
 
+def context_in_a_request(x: Any) -> Any:
+    with stagespan.request("in graph", user="a"), stagespan.request(), _core.span("in request"):
+        return (x + 1) * 2
+
+
 def context_as_a_decorator(x: Any) -> Any:
     @_core.span("decorator in graph")
     def inner(y: Any) -> Any:
@@ -319,6 +324,7 @@ def context_in_a_generator(x: Any) -> Any:
         (context_in_inference_mode, 4.0),
         (context_that_is_kept, 4.0),
         (tokens_and_records, 4.0),
+        (context_in_a_request, 4.0),
         (context_as_a_decorator, 4.0),
         (context_in_a_generator, 4.0),
     ],

@@ -539,10 +539,10 @@ def test_parameters_may_have_any_name() -> None:
     # GIVEN names that a generated text could be tempted to use itself
     source = """
 def outer(run, _run, exhausted, caught):
-    async def agen(target, _target, spans, compiling, value, source, error):
-        yield target, _target, spans, compiling, value, source, error, run, _run, exhausted, caught
-    def function(self, target, outer, function, spans, compiling, call_timed, *args, **kwargs):
-        return self, target, outer, function, spans, compiling, call_timed, args, kwargs, run, _run
+    async def agen(target, _target, here, _here, value, source, error):
+        yield target, _target, here, _here, value, source, error, run, _run, exhausted, caught
+    def function(self, target, outer, function, here, _target, __here, *args, **kwargs):
+        return self, target, outer, function, here, _target, __here, args, kwargs, run, _run
     return agen, function
 """
     namespace: dict[str, Any] = {}
@@ -562,7 +562,7 @@ def outer(run, _run, exhausted, caught):
 
 def test_builtins_may_be_shadowed() -> None:
     # GIVEN a module that has its own idea of every name a trampoline could look up
-    namespace: dict[str, Any] = {"BaseException": 1, "StopAsyncIteration": 2, "spans": 3}
+    namespace: dict[str, Any] = {"BaseException": 1, "StopAsyncIteration": 2, "stagespan": 3}
     exec("async def agen():\n    yield 1\n    yield 2", namespace)
     timed = decorate(debug("shadowed"), namespace["agen"])
 
@@ -614,6 +614,7 @@ def test_threads_decorate_and_switch_at_once() -> None:
     assert failures == []
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_forked_child_can_decorate_and_switch() -> None:
     # GIVEN a process whose lock is held by another thread at the time of a fork
     held, release = threading.Event(), threading.Event()
