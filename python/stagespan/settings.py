@@ -7,9 +7,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from stagespan.errors import SettingsError
 from stagespan.files import safe_name
@@ -19,8 +18,7 @@ _LOGGER = logging.getLogger("stagespan")
 Kind = Literal["switch", "text", "names", "count", "choice"]
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """One environment variable: its name, its other spellings, and what its value may be."""
 
     name: str
@@ -29,6 +27,8 @@ class Variable:
     default: Any
     meaning: str
     choices: tuple[str, ...] = ()
+    least: int = 1
+    most: int = 10**9
 
 
 VARIABLES: tuple[Variable, ...] = (
@@ -87,7 +87,10 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "count",
         8192,
-        "spans that each thread's ring keeps; the extension reads it when it is loaded",
+        "spans that each thread's ring keeps, rounded up to a power of two; the extension reads it "
+        "when it is loaded",
+        least=64,
+        most=1 << 20,
     ),
 )
 
@@ -132,9 +135,9 @@ def _parse(variable: Variable, spelling: str, text: str) -> Any:
         expected = " or ".join(variable.choices)
     else:
         number = _whole_number(text)
-        if number is not None and number > 0:
+        if number is not None and variable.least <= number <= variable.most:
             return number
-        expected = "a whole number above 0"
+        expected = f"a whole number from {variable.least:,} to {variable.most:,}"
     _warn_once(
         spelling,
         text,
@@ -214,8 +217,7 @@ def _ask_distributed(question: Callable[[Any], int]) -> int | None:
 _RUN_VARIABLE = "_STAGESPAN_RUN"
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """What a process shares with its workers, so that their files meet in one folder."""
 
     stamp: str
