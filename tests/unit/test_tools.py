@@ -1,0 +1,164 @@
+"""The scripts behind the Makefile: what is repaired, what is read out of logs, what is hashed."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(TOOLS))
+    return importlib.import_module(name)
+
+
+def fake_venv(folder: Path, answer: str, status: int = 0) -> Path:
+    """A folder whose interpreter answers every question with the same words."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho '{answer}'\nexit {status}\n")
+    python.chmod(0o755)
+    return python
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "problem"),
+    [
+        ("", 1, "does not run"),
+        ("3.1.4 {venv}", 0, "made with Python 3.1.4"),
+        ("{own} /somewhere/else", 0, "moved here"),
+        ("{own} {venv}", 0, None),
+    ],
+)
+def test_venv_problems_are_named(
+    answer: str, status: int, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a .venv whose interpreter answers so
+    bootstrap = load("bootstrap", monkeypatch)
+    venv = tmp_path / "venv"
+    said = answer.format(own=platform.python_version(), venv=venv)
+    monkeypatch.setattr(bootstrap, "VENV", venv)
+    monkeypatch.setattr(bootstrap, "VENV_PYTHON", fake_venv(venv, said, status))
+
+    # WHEN it is looked at
+    found = bootstrap.venv_problem()
+
+    # THEN what is wrong with it is said, and nothing of a good one
+    assert (found is None) if problem is None else (problem in found)
+
+
+def test_half_made_venv_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a .venv that was left when only its folder stood
+    bootstrap = load("bootstrap", monkeypatch)
+    venv = tmp_path / "venv"
+    (venv / "lib").mkdir(parents=True)
+    (venv / "lib" / "left").write_text("over")
+    monkeypatch.setattr(bootstrap, "VENV", venv)
+    monkeypatch.setattr(bootstrap, "VENV_PYTHON", venv / "bin" / "python")
+    monkeypatch.setattr("common.LOGS", tmp_path / "logs")
+
+    # WHEN it is made
+    bootstrap.make_venv()
+
+    # THEN it works, and nothing of the old one is left
+    assert bootstrap.venv_problem() is None
+    assert not (venv / "lib" / "left").exists()
+
+
+def test_stamp_of_another_venv_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a stamp that was written for one .venv
+    bootstrap = load("bootstrap", monkeypatch)
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path)
+    monkeypatch.setattr(bootstrap, "STATE", tmp_path)
+    monkeypatch.setattr(bootstrap, "STAMP", tmp_path / "stamp.json")
+    (tmp_path / "pyvenv.cfg").write_text("one")
+    bootstrap.write_stamp({"requirements": "abc"})
+    assert bootstrap.read_stamp()["requirements"] == "abc"
+
+    # WHEN another stands in its place
+    (tmp_path / "other.cfg").write_text("two")
+    os.replace(tmp_path / "other.cfg", tmp_path / "pyvenv.cfg")
+
+    # THEN nothing is known of it
+    assert bootstrap.read_stamp() == {}
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("...\n57 passed in 6.74s\n", "57 passed in 6.74s"),
+        (
+            "=== 1 failed, 3 passed, 2 skipped in 75.10s (0:01:15) ===\n",
+            "1 failed, 3 passed, 2 skipped in 75.10s (0:01:15)",
+        ),
+        ("1 passed in 1.00s\n2 passed, 1 warning in 2.00s\n", "2 passed, 1 warning in 2.00s"),
+        ("ERROR: usage\n", None),
+    ],
+)
+def test_closing_line_of_pytest_is_found(
+    log: str, line: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN the log of a run
+    others = load("other_pythons", monkeypatch)
+
+    # THEN the last line of figures is found, without its frame
+    assert others.closing_line(log) == line
+
+
+def test_fingerprint_follows_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a folder with a source and a compiled file
+    common = load("common", monkeypatch)
+    monkeypatch.setattr(common, "ROOT", tmp_path)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.cpp").write_text("1")
+    first = common.fingerprint(["src", "missing.md"])
+
+    # WHEN a compiled file comes, a source changes, a source is renamed
+    (tmp_path / "src" / "a.so").write_text("built")
+    with_compiled = common.fingerprint(["src", "missing.md"])
+    (tmp_path / "src" / "a.cpp").write_text("2")
+    changed = common.fingerprint(["src", "missing.md"])
+    (tmp_path / "src" / "a.cpp").rename(tmp_path / "src" / "b.cpp")
+    renamed = common.fingerprint(["src", "missing.md"])
+
+    # THEN only the sources count, by name and content
+    assert first == with_compiled
+    assert len({first, changed, renamed}) == 3
+
+
+def test_find_python_says_what_is_wrong_with_a_choice() -> None:
+    # GIVEN a PYTHON that is none
+    environment = {**os.environ, "PYTHON": "/no/such/python"}
+
+    # WHEN the interpreter is looked for
+    done = subprocess.run(
+        [str(TOOLS / "find_python.sh")], env=environment, capture_output=True, text=True
+    )
+
+    # THEN it is named, and nothing is chosen in its place
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "/no/such/python" in done.stderr
+
+
+def test_find_python_takes_the_one_that_is_named() -> None:
+    # GIVEN this interpreter as PYTHON
+    environment = {**os.environ, "PYTHON": sys.executable}
+
+    # WHEN the interpreter is looked for
+    done = subprocess.run(
+        [str(TOOLS / "find_python.sh")], env=environment, capture_output=True, text=True
+    )
+
+    # THEN it is the one
+    assert done.stdout.strip() == sys.executable
