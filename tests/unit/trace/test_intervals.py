@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagespan.trace.intervals import covered, exclusive, merged
+from stagespan.trace.intervals import _Edges, covered, exclusive, merged
 
 _INTERVALS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 15), st.integers(0, 2)), max_size=12
@@ -61,3 +61,34 @@ def test_nested_siblings_that_touch() -> None:
     own = exclusive(begin, end, np.zeros(5, dtype=np.int64))
     # THEN the parent has none left
     assert own.tolist() == [0, 4, 6, 0, 2]
+
+
+@st.composite
+def _nested(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """Intervals of one lane that nest, as the calls of a thread do."""
+    rows: list[tuple[int, int, int]] = []
+
+    def fill(begin: int, end: int, depth: int) -> None:
+        at = begin
+        while at < end and draw(st.booleans()):
+            first = draw(st.integers(at, end - 1))
+            last = draw(st.integers(first + 1, end))
+            rows.append((first, last - first, 0))
+            if depth < 4:
+                fill(first, last, depth + 1)
+            at = last
+
+    fill(0, 50, 0)
+    return rows
+
+
+@settings(max_examples=200, deadline=None)
+@given(_nested())
+def test_nesting_is_seen(rows: list[tuple[int, int, int]]) -> None:
+    # GIVEN intervals that nest
+    edges = _Edges(*arrays(rows))
+    # WHEN the owners are looked for without a loop
+    owner, nested = edges.innermost()
+    # THEN that succeeds, and finds what the loop finds
+    assert nested
+    assert owner.tolist() == edges.innermost_of_crossing().tolist()

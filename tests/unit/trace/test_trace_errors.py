@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,7 +122,7 @@ def test_cut_off_at_every_byte(write_trace: Write, as_list: bool, chunk_bytes: i
 def test_gzip_cut_off_at_every_byte(write_trace: Write) -> None:
     # GIVEN a packed trace
     entries = [{"ph": "X", "name": f"name {i * 7919 % 1000}", "ts": i, "dur": i} for i in range(60)]
-    data = gzip.compress(json.dumps({"traceEvents": entries}).encode())
+    data = gzip.compress(json.dumps(entries).encode())
     best = 0
     for length in range(3, len(data)):
         # WHEN it ends after any byte
@@ -134,6 +135,8 @@ def test_gzip_cut_off_at_every_byte(write_trace: Write) -> None:
         # THEN what could be unpacked is read, and the trace says what happened
         assert trace.incomplete is not None
         assert "gzip data is cut off" in trace.incomplete
+        unpacked = zlib.decompressobj(wbits=31).decompress(data[:length])
+        assert len(trace.events) == unpacked.count(b"}")
         assert trace.events.begin_ns.tolist() == [i * 1000 for i in range(len(trace.events))]
         best = max(best, len(trace.events))
     assert best == len(entries)

@@ -232,6 +232,16 @@ def test_begin_and_end_become_one_event(write_trace: Write) -> None:
     assert accounted(trace) == trace.total == 8
 
 
+def test_an_end_before_its_begin(write_trace: Write) -> None:
+    # GIVEN a pair whose end has the earlier time
+    entries = [{"ph": "B", "ts": 5, "name": "n"}, {"ph": "E", "ts": 4}]
+    # WHEN it is read
+    trace = read_trace(write_trace(entries))
+    # THEN it has no length, and that is counted
+    assert trace.events.dur_ns.tolist() == [0]
+    assert trace.adjusted["negative duration, taken as 0"] == 1
+
+
 def test_fields_of_the_wrong_type_do_not_lose_the_event(write_trace: Write) -> None:
     # GIVEN events of which some field is not what it should be, among usual ones
     odd = [
