@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import fractions
+import inspect
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,7 @@ from hypothesis import strategies as st
 from stagespan.errors import StagespanError
 from stagespan.harness import HarnessConfig
 from stagespan.harness.adapters import CallAdapter, DenoiseAdapter
-from stagespan.signature import SignatureFile, StageSignature, describe
+from stagespan.signature import SignatureFile, StageSignature, capture, describe
 
 torch = pytest.importorskip("torch")
 
@@ -116,3 +120,52 @@ def test_any_stages_are_read_or_refused(stages: Any, version: Any, tmp_path: Pat
 
     # THEN that works or is refused
     refusal(replay_all)
+
+
+def whole_nodes() -> list[Any]:
+    """One node of every kind, as captures write them."""
+    pair = collections.namedtuple("pair", "x y")
+    values = [
+        (torch.zeros(30, 4).t(), torch.arange(100), torch.rand(100) > 0.5, torch.arange(3)),
+        (torch.float16, torch.device("cpu"), torch.Generator(), torch.channels_last),
+        (pair(1, torch.zeros(2, 20)), collections.UserDict(a=1), {1: 2, (1, 2): 3}, {1, 2}),
+        ((1, [2]), list(range(900)), "x" * 5000, b"ab", 1 + 2j, slice(1, None), range(3)),
+        (float("nan"), Path("a"), inspect.Parameter.VAR_KEYWORD, fractions.Fraction(1)),
+    ]
+    return [capture(value) for row in values for value in row]
+
+
+def damaged(node: Any, chance: random.Random) -> Any:
+    """The node with one part of it replaced, taken away or added."""
+    junk = [None, True, -1, 10**30, 2.5, "x", "cuda:0", "a\0b", [], [1, 2], [[1]], {}, {"a": 1}]
+    if isinstance(node, list) and node and chance.random() < 0.9:
+        at = chance.randrange(len(node))
+        return [*node[:at], damaged(node[at], chance), *node[at + 1 :]]
+    if isinstance(node, dict) and node and chance.random() < 0.9:
+        name = chance.choice(list(node))
+        rest = {k: v for k, v in node.items() if k != name}
+        what = chance.random()
+        if what < 0.15:
+            return rest
+        if what < 0.3:
+            return {**node, chance.choice(WORDS.split()): chance.choice(junk)}
+        return {**rest, name: damaged(node[name], chance)}
+    return chance.choice(junk)
+
+
+@settings(max_examples=1000, deadline=None)
+@given(chance=st.randoms(use_true_random=False))
+def test_damaged_nodes_are_replayed_or_refused(chance: random.Random) -> None:
+    # GIVEN a node that a capture wrote, damaged in one or two places
+    node = chance.choice(whole_nodes())
+    for _ in range(chance.randint(1, 2)):
+        node = damaged(node, chance)
+
+    # WHEN it is replayed
+    stage = StageSignature("s", {"x": node})
+    refused = refusal(lambda: make_inputs(stage))
+
+    # THEN that works and so does its script, or one sentence says why not
+    assert "\n" not in refused
+    if not refused:
+        compile(script_text(stage, None, HarnessConfig(), stem="s"), "profile_s.py", "exec")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 from collections.abc import Iterable
 from types import ModuleType
 
+_Part = tuple[set[str], set[str], str]  # names it defines, names it uses, its text
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -17,18 +19,11 @@ def bundle(modules: Iterable[ModuleType], user: str) -> tuple[str, str]:
     does. Imports of stagespan are left out: what they name must be in the modules.
     """
     imports: list[ast.Import | ast.ImportFrom] = []
-    parts: list[tuple[set[str], set[str], str]] = []  # names it defines, names it uses, text
+    parts: list[_Part] = []
     for module in modules:
-        text = inspect.getsource(module)
-        lines = text.splitlines()
-        end = 0  # of the statement before: comments above a statement belong to it
-        for statement in ast.parse(text).body:
-            if isinstance(statement, (ast.Import, ast.ImportFrom)):
-                imports.append(statement)
-            elif defined := _defined(statement):
-                part = "\n".join(_without_marks(line) for line in lines[end : statement.end_lineno])
-                parts.append((defined, _used(statement), part.strip("\n")))
-            end = statement.end_lineno or end
+        of_module = _parts_of(module)
+        imports.extend(of_module[0])
+        parts.extend(of_module[1])
     needed = _used(ast.parse(user))
     kept: set[int] = set()
     while True:
@@ -42,6 +37,24 @@ def bundle(modules: Iterable[ModuleType], user: str) -> tuple[str, str]:
             needed |= parts[at][1]
     texts = [parts[at][2] for at in sorted(kept)]
     return _import_block(imports, needed), "\n\n\n".join(texts)
+
+
+@functools.lru_cache(maxsize=64)
+def _parts_of(module: ModuleType) -> tuple[list[ast.Import | ast.ImportFrom], list[_Part]]:
+    """The imports of a module, and its definitions with the comments above them."""
+    imports: list[ast.Import | ast.ImportFrom] = []
+    parts: list[_Part] = []
+    text = inspect.getsource(module)
+    lines = text.splitlines()
+    end = 0  # of the statement before
+    for statement in ast.parse(text).body:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            imports.append(statement)
+        elif defined := _defined(statement):
+            part = "\n".join(_without_marks(line) for line in lines[end : statement.end_lineno])
+            parts.append((defined, _used(statement), part.strip("\n")))
+        end = statement.end_lineno or end
+    return imports, parts
 
 
 def _defined(statement: ast.stmt) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -86,14 +87,33 @@ def fails():
 def step(stage, inputs):
     stage.process(**inputs)
 '''
-# Runs a script as a user would and tells what its stage was given; stagespan cannot be imported.
+# Runs a script both ways and tells what its stage was given; stagespan cannot be imported.
 WATCH = """
-import json, sys
+import json, runpy, sys
 sys.modules["stagespan"] = None
 import stages
-{run}
-loaded = [name for name in sys.modules if name.startswith("stagespan.")]
-print(json.dumps({{"seen": stages.seen, "loaded": loaded}}))
+told = {{}}
+
+def take(name):
+    told[name] = list(stages.seen)
+    stages.seen.clear()
+
+sys.argv = ["{script}.py", "--factory", "{factory}", "--timing-steps", "2"]
+try:
+    runpy.run_path("{script}.py", run_name="__main__")
+except SystemExit as done:
+    assert done.code == 0, done.code
+take("by_factory")
+
+from {script} import profile_stage
+from {script} import load_stage
+stage = load_stage("{factory}")
+told["timing_ms"] = profile_stage(stage, timing_steps=2)["timing_ms"]
+take("by_import")
+profile_stage(stage, timing_steps=2, seed=9)
+take("other_seed")
+told["loaded"] = [name for name in sys.modules if name.startswith("stagespan.")]
+print(json.dumps(told))
 """
 
 
@@ -106,14 +126,6 @@ def stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     yield module
     sys.modules.pop("stages", None)
-
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Python in the folder, without anything that would lead it to stagespan's sources."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True
-    )
 
 
 def harness_of(stages: Any, name: str, folder: Path, **config: Any) -> StageBenchHarness:
@@ -145,110 +157,110 @@ def test_both_ways_give_the_stage_what_the_harness_gave_it(
     # GIVEN a script that the harness wrote
     result = harness_of(stages, name, tmp_path, seed=5).profile()
     given = set(stages.seen)
-    file = f"profile_{name}"
+    assert len(given) == 1
 
-    # WHEN it is run with a factory, and imported and called with a loaded stage, without stagespan
-    by_factory = WATCH.format(
-        run=f"import runpy\nsys.argv = ['{file}.py', '--factory', 'stages:{factory}']\n"
-        f"sys.argv += ['--timing-steps', '2']\n"
-        f"try:\n    runpy.run_path('{file}.py', run_name='__main__')\n"
-        f"except SystemExit as done:\n    assert done.code == 0, done.code"
+    # WHEN, in a process without stagespan, it is run with a factory, and imported and called with
+    # a loaded stage, with the harness's seed and with another
+    program = WATCH.format(script=f"profile_{name}", factory=f"stages:{factory}")
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
-    by_import = WATCH.format(
-        run=f"from {file} import profile_stage\n"
-        f"result = profile_stage(stages.{factory}(), timing_steps=2)\n"
-        f"assert result['timing_ms']['mean'] > 0"
-    )
 
-    # THEN both gave the stage the very same tensors, wrote a trace, and printed the figures
-    for program in (by_factory, by_import):
-        done = run(tmp_path, "-c", program)
-        assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout.splitlines()[-1])
-        assert set(told["seen"]) == given
-        assert told["loaded"] == []
-        assert "Average iteration time: " in done.stdout
-        assert "aten::" in done.stdout
-        assert (tmp_path / f"{name}_script_trace.json.gz").stat().st_size > 100
-    assert result.script_path == tmp_path / f"{file}.py"
+    # THEN it gave the stage the very same tensors, others for another seed, and wrote a trace
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert set(told["by_factory"]) == set(told["by_import"]) == given
+    assert len(set(told["other_seed"])) == 1
+    assert not set(told["other_seed"]) & given
+    assert told["loaded"] == []
+    assert told["timing_ms"]["mean"] > 0
+    assert (tmp_path / f"{name}_script_trace.json.gz").stat().st_size > 100
+    assert result.script_path == tmp_path / f"profile_{name}.py"
 
 
-def test_the_script_counts_what_the_breakdown_counts(stages: Any, tmp_path: Path) -> None:
+def run_script(path: Path, *arguments: str) -> int:
+    """The script run as a program, in this process; returns its exit status."""
+    before = sys.argv
+    sys.argv = [str(path), *arguments]
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as done:
+        return int(done.code or 0)
+    finally:
+        sys.argv = before
+    return 0
+
+
+def test_the_script_counts_what_the_breakdown_counts(
+    stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # GIVEN a profiled stage
     result = harness_of(stages, "denoise", tmp_path).profile()
+    capsys.readouterr()
 
-    # WHEN its script runs as a program
-    done = run(
-        tmp_path, "profile_denoise.py", "--factory", "stages:get_denoiser", "--timing-steps", "1"
+    # WHEN its script runs
+    status = run_script(
+        result.script_path, "--factory", "stages:get_denoiser", "--timing-steps", "2"
     )
 
-    # THEN its table has the same operators as often
-    assert done.returncode == 0, done.stderr
-    table = [line.split() for line in done.stdout.splitlines() if "aten::" in line]
+    # THEN its table has the same operators as often, and its figures are printed
+    out = capsys.readouterr().out
+    table = [line.split() for line in out.splitlines() if "aten::" in line]
     counts = {row[3]: int(row[2]) for row in table}
     expected = {row["name"]: row["count"] for row in result.breakdown["top_kernels"]}
+    assert status == 0
     assert counts.items() <= expected.items()
     assert counts["aten::addmm"] == 1
+    assert "Average iteration time: " in out
+    assert "2 iterations)" in out
 
 
-def test_another_seed_gives_other_tensors(stages: Any, tmp_path: Path) -> None:
-    # GIVEN a script
-    harness_of(stages, "denoise", tmp_path).profile()
-    given = set(stages.seen)
-
-    # WHEN it runs with another seed
-    program = WATCH.format(
-        run="from profile_denoise import profile_stage\n"
-        "profile_stage(stages.get_denoiser(), timing_steps=1, seed=9)"
-    )
-    done = run(tmp_path, "-c", program)
-
-    # THEN
-    assert not set(json.loads(done.stdout.splitlines()[-1])["seen"]) & given
-
-
-def test_what_cannot_be_replayed_has_to_be_passed_in(stages: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_has_to_be_passed_in(
+    stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # GIVEN a stage whose captured argument was given to the harness by hand
     bench = harness_of(stages, "encode", tmp_path, inputs={"pair": object()})
     bench.signature.inputs["pair"] = {"unreplayable": "pkg.Engine"}
-    bench.profile()
+    path = bench.profile().script_path
 
     # WHEN the script runs without it, and with it
-    without = run(tmp_path, "profile_encode.py", "--factory", "stages:get_encoder")
-    program = WATCH.format(
-        run="from profile_encode import profile_stage\n"
-        "profile_stage(stages.get_encoder(), timing_steps=1, inputs={'pair': 3})"
-    )
-    with_it = run(tmp_path, "-c", program)
+    without = run_script(path, "--factory", "stages:get_encoder")
+    told = capsys.readouterr().err
+    profile_stage = runpy.run_path(str(path))["profile_stage"]
+    result = profile_stage(stages.get_encoder(), timing_steps=1, inputs={"pair": 3})
 
     # THEN the first says how, in one sentence
-    assert without.returncode == 2
-    assert "input 'pair' is a object" in without.stderr
-    assert "profile_stage(stage, inputs={'pair': ...})" in without.stderr
-    assert "Traceback" not in without.stderr
-    assert with_it.returncode == 0, with_it.stderr
+    assert without == 2
+    assert "input 'pair' is a object" in told
+    assert "profile_stage(stage, inputs={'pair': ...})" in told
+    assert result["timing_ms"]["iterations"] == 1
 
 
-def test_a_users_step_is_asked_for(stages: Any, tmp_path: Path) -> None:
+def test_a_users_step_is_asked_for(
+    stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     # GIVEN a harness with a step function
-    harness_of(stages, "encode", tmp_path, step_fn=stages.step).profile()
+    path = harness_of(stages, "encode", tmp_path, step_fn=stages.step).profile().script_path
     given = set(stages.seen)
+    stages.seen.clear()
 
-    # WHEN the script runs without and with it
-    without = run(tmp_path, "profile_encode.py", "--factory", "stages:get_encoder")
-    program = WATCH.format(
-        run="from profile_encode import profile_stage\n"
-        "profile_stage(stages.get_encoder(), timing_steps=1, step_fn=stages.step)"
-    )
-    with_it = run(tmp_path, "-c", program)
-    by_name = run(
-        tmp_path, "profile_encode.py", "--factory", "stages:get_encoder", "--step", "stages:step"
-    )
+    # WHEN the script runs without it, with it by name, and with the function itself
+    factory = ("--factory", "stages:get_encoder")
+    without = run_script(path, *factory)
+    told = capsys.readouterr().err
+    by_name = run_script(path, *factory, "--step", "stages:step")
+    profile_stage = runpy.run_path(str(path))["profile_stage"]
+    profile_stage(stages.get_encoder(), timing_steps=1, step_fn=stages.step)
 
     # THEN
-    assert (without.returncode, by_name.returncode) == (2, 0)
-    assert "--step module:function" in without.stderr
-    assert set(json.loads(with_it.stdout.splitlines()[-1])["seen"]) == given
+    assert (without, by_name) == (2, 0)
+    assert "--step module:function" in told
+    assert set(stages.seen) == given
 
 
 @pytest.mark.parametrize(
@@ -261,18 +273,20 @@ def test_a_users_step_is_asked_for(stages: Any, tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_factory_is_told_in_one_sentence(
-    stages: Any, tmp_path: Path, factory: str, says: str
+    stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], factory: str, says: str
 ) -> None:
     # GIVEN a script
-    harness_of(stages, "denoise", tmp_path).profile()
+    path = harness_of(stages, "denoise", tmp_path).profile().script_path
+    capsys.readouterr()
 
     # WHEN it is given a factory that is none
-    done = run(tmp_path, "profile_denoise.py", "--factory", factory)
+    status = run_script(path, "--factory", factory)
 
     # THEN
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+    told = capsys.readouterr().err
+    assert status == 2
+    assert says in told
+    assert len(told.splitlines()) == 1
 
 
 def test_the_script_looks_as_a_formatter_leaves_it(stages: Any, tmp_path: Path) -> None:
