@@ -15,6 +15,7 @@ An HTML comment directly above a block, which readers of the page never see, cha
 ``<!-- run: output -->``            any block: what the ``python`` block before it printed on stdout
 ``<!-- run: env NAME=VALUE ... -->`` runs with these variables
 ``<!-- run: torch -->``             skipped where torch is not installed
+``<!-- run: figures -->``           in the output, numbers, and how wide columns are, may differ
 Several may stand above one block.
 """
 
@@ -92,14 +93,22 @@ def commands_of(text: str) -> list[tuple[str, str]]:
     return [(command, "\n".join(output)) for command, output in found]
 
 
-def matches(expected: str, printed: str) -> bool:
-    """Whether the output is the expected one, ``...`` standing for any text."""
+def matches(expected: str, printed: str, any_figures: bool = False) -> bool:
+    """Whether the output is the expected one, ``...`` standing for any text.
+
+    With ``any_figures`` a number stands for any number, and blanks and rules for any amount of them.
+    """
     tidy = [
-        "\n".join(line.rstrip() for line in text.strip().splitlines())
+        "\n".join(line.strip() if any_figures else line.rstrip() for line in text.strip().splitlines())
         for text in (expected, printed)
     ]
-    pattern = ".*".join(re.escape(part) for part in tidy[0].split("..."))
-    return re.fullmatch(pattern, tidy[1], flags=re.DOTALL) is not None
+    parts = [re.escape(part) for part in tidy[0].split("...")]
+    if any_figures:
+        # One pass: what stands for a number must not be taken for text with a number in it.
+        loose = re.compile(r"(?P<number>\d(?:[\d,]|\\\.(?=\d))*)|(?P<blanks>(?:\\ )+)|(?P<rule>[─━]+)")
+        stands_for = {"number": r"\d[\d,.]*", "blanks": r"[ ]+", "rule": "[─━]+"}
+        parts = [loose.sub(lambda found: stands_for[str(found.lastgroup)], part) for part in parts]
+    return re.fullmatch(".*".join(parts), tidy[1], flags=re.DOTALL) is not None
 
 
 class Runner:
@@ -116,7 +125,8 @@ class Runner:
     def run(self, block: Block) -> None:
         """Do what a block asks for; fails the test with the block's place when it goes wrong."""
         place = f"{self.name}:{block.line}"
-        known = {"skip", "file", "continue", "output", "env", "torch"}
+        known = {"skip", "file", "continue", "output", "env", "torch", "figures"}
+        any_figures = block.order("figures") is not None
         unknown = {name for name, _ in block.orders} - known
         assert not unknown, f"{place}: unknown order {unknown}; the head of this test lists them"
         if (reason := block.order("skip")) is not None:
@@ -135,7 +145,7 @@ class Runner:
             path.write_text(block.text)
         elif block.order("output") is not None:
             if self.printed is not None:
-                self.compare(place, block.text, self.printed)
+                self.compare(place, block.text, self.printed, any_figures)
         elif block.language == "python":
             before = self.program if block.order("continue") is not None else ""
             self.program = before + block.text
@@ -151,7 +161,7 @@ class Runner:
                 done = self.execute(["/bin/sh", "-c", command], variables, merged=True)
                 assert done.returncode == 0, f"{place}: $ {command}\n{done.stdout}"
                 if expected.strip():
-                    self.compare(place, expected, done.stdout)
+                    self.compare(place, expected, done.stdout, any_figures)
             self.ran += 1
 
     def execute(
@@ -173,9 +183,10 @@ class Runner:
         )
 
     @staticmethod
-    def compare(place: str, expected: str, printed: str) -> None:
+    def compare(place: str, expected: str, printed: str, any_figures: bool) -> None:
         """Fail when the output is not the expected one."""
-        assert matches(expected, printed), f"{place}: expected\n{expected}\nbut got\n{printed}"
+        same = matches(expected, printed, any_figures)
+        assert same, f"{place}: expected\n{expected}\nbut got\n{printed}"
 
 
 @pytest.mark.slow
