@@ -27,7 +27,9 @@ def safe_name(stage: str) -> str:
     return f"{stem}_{digest}" if stem else f"stage_{digest}"
 
 
-def stage_path(folder: str | os.PathLike[str], stage: str, suffix: str, rank: int | None = None) -> Path:
+def stage_path(
+    folder: str | os.PathLike[str], stage: str, suffix: str, rank: int | None = None
+) -> Path:
     """Path of a stage's file in ``folder``: ``{stage}{suffix}``, or ``{stage}_rank{R}{suffix}``."""
     stem = safe_name(stage) if rank is None else f"{safe_name(stage)}_rank{rank}"
     return Path(folder) / f"{stem}{suffix}"
