@@ -244,6 +244,20 @@ def test_compile_safe_functions_are_one_graph() -> None:
     assert runs("safe") == 1
 
 
+def test_always_on_functions_break_the_graph_but_work() -> None:
+    # GIVEN an always-on context that is not compile-safe
+    @_core.ProfilingContext("always on in compiled code")
+    def double(x: Any) -> Any:
+        return x * 2
+
+    # WHEN it is called from code compiled without fullgraph
+    result = torch.compile(lambda x: double(x) + 1, backend="eager")(torch.ones(2))
+
+    # THEN the result is right, and it is timed where it runs eagerly, as a C callable does
+    assert result.tolist() == [3.0, 3.0]
+    assert runs("always on in compiled code") == (1 if BEFORE_3_12 else 0)
+
+
 def nested_contexts(x: Any) -> Any:
     with _core.span("outer in graph") as outer:
         outer.add(tokens=3)

@@ -483,6 +483,40 @@ def test_functions_made_in_a_loop_are_freed() -> None:
     assert runs("loop") == 40
 
 
+def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
+    # GIVEN two timed functions of the same code, each with a closure of its own
+    def make(number: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        def original(value: int = 5) -> int:
+            return number + value
+
+        return original, decorate(debug("traced"), original)
+
+    pairs = [make(number) for number in range(2)]
+
+    # WHEN the code and the closure are all that is known, as in a trampoline
+    targets = [
+        types.FunctionType(original.__code__, {}, "target", None, original.__closure__)
+        for original, _ in pairs
+    ]
+    found = [decorators.decorated_function(target) for target in targets]
+
+    # THEN the right function is found, for its signature and its attributes
+    if BEFORE_3_12:
+        assert found == [timed for _, timed in pairs]
+    assert [decorators.decorated_function(timed) for _, timed in pairs] == [
+        timed for _, timed in pairs
+    ]
+    assert decorators.decorated_function(len) is len
+
+    # AND it is forgotten with the function
+    found.clear()
+    known = len(decorators._by_parts)
+    pairs.clear()
+    gc.collect()
+    assert len(decorators._by_parts) == (known - 2 if BEFORE_3_12 else known)
+    assert decorators.decorated_function(targets[0]) is targets[0]
+
+
 def test_code_replaced_by_others_is_kept() -> None:
     # GIVEN a timed function whose code a reloader replaces while it is on
     function = decorate(debug("reloaded"), lambda: "old")
