@@ -55,6 +55,7 @@ def test_venv_problems_are_named(
     assert (found is None) if problem is None else (problem in found)
 
 
+@pytest.mark.slow
 def test_half_made_venv_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a .venv that was left when only its folder stood
     bootstrap = load("bootstrap", monkeypatch)
