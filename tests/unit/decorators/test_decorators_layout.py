@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import stagespan
 from stagespan import _core
 from stagespan.decorators import decorate
-
-
-@pytest.fixture(autouse=True, scope="module")
-def debug_mode() -> Iterator[None]:
-    """All tests here run in debug mode."""
-    stagespan.set_debug(True)
-    yield
-    stagespan.set_debug(False)
 
 
 @st.composite

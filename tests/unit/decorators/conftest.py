@@ -1,0 +1,24 @@
+"""Debug mode for each test, and contexts of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from decorating import always, compile_safe, debug
+
+import stagespan
+from stagespan import _core
+
+
+@pytest.fixture(autouse=True)
+def debug_mode() -> Iterator[None]:
+    """Each test starts in debug mode and leaves it off."""
+    stagespan.set_debug(True)
+    yield
+    stagespan.set_debug(False)
+
+
+@pytest.fixture(params=[always, compile_safe, debug])
+def context(request: pytest.FixtureRequest) -> Callable[[str], _core.Span]:
+    return request.param  # type: ignore[no-any-return]

@@ -1,0 +1,344 @@
+"""What a context makes of a function, and what stays as it was."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pickle
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from decorating import BEFORE_3_12, always, debug, errors, runs
+
+import stagespan
+from stagespan import _core
+from stagespan.decorators import decorate
+
+
+@debug("module level")
+def at_module_level(value: int, /, factor: int = 2, *rest: int, more: int = 0, **named: int) -> int:
+    """Multiply."""
+    return value * factor + sum(rest) + more + sum(named.values())
+
+
+at_module_level.label = "kept"  # type: ignore[attr-defined]
+
+
+def test_calls_are_timed_and_results_pass_through(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a function with every kind of parameter
+    stage = f"all parameters {context.__name__}"
+
+    def function(a: int, /, b: int, c: int = 3, *d: int, e: int, f: int = 6, **g: int) -> Any:
+        return a, b, c, d, e, f, g
+
+    timed = decorate(context(stage), function)
+
+    # WHEN it is called in every way
+    results = [timed(1, 2, e=5), timed(1, b=2, e=5, z=9), timed(1, 2, 4, 7, 8, e=5, f=0)]
+
+    # THEN every call returned what the function returns, and was timed once
+    assert results == [
+        (1, 2, 3, (), 5, 6, {}),
+        (1, 2, 3, (), 5, 6, {"z": 9}),
+        (1, 2, 4, (7, 8), 5, 0, {}),
+    ]
+    assert runs(stage) == 3
+
+
+def test_the_original_stays_untimed(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a function and its timed copy
+    stage = f"original {context.__name__}"
+
+    def function() -> int:
+        return 1
+
+    timed = decorate(context(stage), function)
+
+    # WHEN the original is called through the other reference
+    function()
+
+    # THEN nothing was timed
+    assert timed is not function
+    assert runs(stage) == 0
+
+
+def test_errors_pass_through_and_mark_the_span(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a function that raises
+    stage = f"raises {context.__name__}"
+    error = KeyError("missing")
+
+    def function() -> None:
+        raise error
+
+    timed = decorate(context(stage), function)
+
+    # WHEN it is called
+    with pytest.raises(KeyError) as caught:
+        timed()
+
+    # THEN the very same error arrives, unchained, and the span is marked
+    assert caught.value is error
+    assert error.__cause__ is None
+    assert error.__context__ is None
+    assert (runs(stage), errors(stage)) == (1, 1)
+
+
+def test_wrong_arguments_raise_what_the_function_raises(
+    context: Callable[[str], _core.Span],
+) -> None:
+    # GIVEN a function of one argument
+    def function(value: int) -> int:
+        return value
+
+    timed = decorate(context("wrong arguments"), function)
+
+    # WHEN it is called with none
+    with pytest.raises(TypeError) as caught:
+        timed()  # type: ignore[call-arg]
+
+    # THEN the message is Python's own for the function
+    with pytest.raises(TypeError) as expected:
+        function()  # type: ignore[call-arg]
+    assert str(caught.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_debug_functions_stay_plain_functions(on: bool) -> None:
+    # GIVEN a decorated function, off or on
+    stagespan.set_debug(on)
+    function = at_module_level
+
+    # WHEN / THEN it shows what the original would show
+    assert type(function) is types.FunctionType
+    assert function.__name__ == function.__qualname__ == "at_module_level"
+    assert function.__module__ == __name__
+    assert function.__doc__ == "Multiply."
+    assert function.__annotations__["value"] == "int"
+    assert function.label == "kept"
+    assert str(inspect.signature(function)) == (
+        "(value: 'int', /, factor: 'int' = 2, *rest: 'int', more: 'int' = 0, **named: 'int')"
+        " -> 'int'"
+    )
+    assert inspect.getsource(function).startswith('@debug("module level")')
+    assert pickle.loads(pickle.dumps(function)) is function
+    assert not hasattr(function, "__wrapped__")
+    assert function(2, 3, 1, more=1, other=1) == 9
+
+
+def test_attributes_are_shared_with_the_original() -> None:
+    # GIVEN a function with an attribute, and its timed copy
+    def function() -> None: ...
+
+    function.before = 1  # type: ignore[attr-defined]
+    timed = decorate(debug("attributes"), function)
+
+    # WHEN the original gets another
+    function.after = 2  # type: ignore[attr-defined]
+
+    # THEN both have both
+    assert (timed.before, timed.after) == (1, 2)  # type: ignore[attr-defined]
+
+
+def test_defaults_changed_later_act(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a timed plain function with defaults
+    if BEFORE_3_12 and context is always:
+        pytest.skip("always-on contexts give a C callable before 3.12")
+
+    def function(a: int = 1, *, b: int = 2) -> tuple[int, int]:
+        return a, b
+
+    timed = decorate(context("defaults"), function)
+    timed()
+
+    # WHEN its defaults are changed
+    timed.__defaults__ = (10,)
+    timed.__kwdefaults__ = {"b": 20}
+
+    # THEN they act, whether it is on or off
+    assert timed() == (10, 20)
+    stagespan.set_debug(False)
+    assert timed() == (10, 20)
+
+
+def test_closures_are_shared(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a function that rebinds a variable of its surroundings
+    total = 0
+
+    def add(value: int) -> int:
+        nonlocal total
+        total += value
+        return total
+
+    timed = decorate(context("closure"), add)
+
+    # WHEN both it and its surroundings change the variable
+    timed(2)
+    total += 5
+    timed(1)
+    add(1)
+
+    # THEN they all mean the same one
+    assert total == 9
+
+
+def test_recursion_is_timed_at_every_level(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a function that calls itself by name
+    stage = f"recursion {context.__name__}"
+
+    def descend(depth: int) -> int:
+        return 0 if depth == 0 else 1 + timed(depth - 1)
+
+    timed = decorate(context(stage), descend)
+
+    # WHEN / THEN
+    assert timed(9) == 9
+    assert runs(stage) == 10
+
+
+class Base:
+    def who(self) -> str:
+        return "base"
+
+
+class Methods(Base):
+    @debug("method")
+    def who(self) -> str:
+        return f"{super().who()} of {__class__.__name__}"  # type: ignore[name-defined]
+
+    @debug("mangled")
+    def mangled(self, __value: int, *, __other: int = 1) -> int:
+        return __value + __other
+
+    @always("always method")
+    def always(self) -> Base:
+        return self
+
+    @debug("class method")
+    @classmethod
+    def of_class(cls) -> type:
+        return cls
+
+    @debug("static method")
+    @staticmethod
+    def of_none(value: int) -> int:
+        return value
+
+    @property
+    @debug("getter")
+    def getter(self) -> int:
+        return 4
+
+    @debug("partial method")
+    def add(self, a: int, b: int) -> int:
+        return a + b
+
+    add_one = functools.partialmethod(add, 1)
+
+
+def test_methods_of_every_kind() -> None:
+    # GIVEN an object whose methods are decorated
+    thing = Methods()
+    stages = ["method", "mangled", "always method", "class method", "static method", "getter"]
+    before = [runs(stage) for stage in stages]
+
+    # WHEN they are called
+    results = [
+        thing.who(),
+        Methods.who(thing),
+        thing.mangled(1),
+        thing.always(),
+        thing.of_class(),
+        Methods.of_class(),
+        thing.of_none(3),
+        Methods.of_none(3),
+        thing.getter,
+        thing.add_one(2),
+    ]
+
+    # THEN they behave as ever and are timed
+    assert results == [
+        "base of Methods", "base of Methods", 2, thing, Methods, Methods, 3, 3, 4, 3,
+    ]  # fmt: skip
+    assert [runs(s) - b for s, b in zip(stages, before, strict=True)] == [2, 1, 1, 2, 2, 1]
+    assert isinstance(vars(Methods)["of_class"], classmethod)
+    assert isinstance(vars(Methods)["of_none"], staticmethod)
+
+
+def test_other_callables() -> None:
+    # GIVEN callables that are not plain functions
+    class Model:
+        def __call__(self, value: int) -> int:
+            return value + 1
+
+        def method(self, value: int) -> int:
+            return value + 2
+
+    def function(a: int, b: int = 0) -> int:
+        return a - b
+
+    timed = {
+        "builtin": decorate(debug("builtin"), len),
+        "object": decorate(debug("object"), Model()),
+        "bound": decorate(debug("bound"), Model().method),
+        "partial": decorate(debug("partial"), functools.partial(function, b=1)),
+    }
+
+    # WHEN they are called
+    results = [
+        timed["builtin"]([1, 2]),  # type: ignore[operator]
+        timed["object"](1),  # type: ignore[operator]
+        timed["bound"](1),  # type: ignore[operator]
+        timed["partial"](3),  # type: ignore[operator]
+    ]
+
+    # THEN they are timed
+    assert results == [2, 2, 3, 2]
+    assert [runs(stage) for stage in timed] == [1, 1, 1, 1]
+    assert isinstance(timed["bound"], types.MethodType)
+    assert isinstance(timed["partial"], functools.partial)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (Base, "Base is a class"),
+        (property(lambda self: 1), "below @property"),
+        (functools.cached_property(lambda self: 1), "below @cached_property"),
+        (3, "cannot be called"),
+    ],
+)
+def test_what_cannot_be_decorated_says_what_to_do(value: object, words: str) -> None:
+    # GIVEN something that is no function / WHEN it is decorated / THEN one sentence says what to do
+    with pytest.raises(TypeError, match=words) as caught:
+        decorate(debug("refused"), value)
+    assert "decorat" in str(caught.value)
+
+
+def test_below_and_above_other_decorators() -> None:
+    # GIVEN the order in which a stage is decorated: offload, context, and a wrapper below
+    def wrapper(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    def process(self: object, latents: int, *, steps: int = 2) -> int:
+        """Denoise."""
+        return latents * steps
+
+    timed = wrapper(decorate(debug("between"), wrapper(process)))
+
+    # WHEN it is called, on and off
+    results = [timed(None, 2, steps=3)]
+    stagespan.set_debug(False)
+    results.append(timed(None, latents=2))
+
+    # THEN it works, and still shows the innermost function's signature and documentation
+    assert results == [6, 4]
+    assert runs("between") == 1
+    assert inspect.signature(timed) == inspect.signature(process)
+    assert timed.__doc__ == "Denoise."
+    assert inspect.unwrap(timed) is process

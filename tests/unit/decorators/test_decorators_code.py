@@ -1,0 +1,209 @@
+"""What becomes of a decorated function's code: names, lifetime, tracebacks, travels."""
+
+from __future__ import annotations
+
+import gc
+import marshal
+import os
+import subprocess
+import sys
+import traceback
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from decorating import BEFORE_3_12, debug, runs
+
+import stagespan
+from stagespan import decorators
+from stagespan.decorators import decorate
+
+
+def test_functions_made_in_a_loop_are_freed() -> None:
+    # GIVEN functions that are made and decorated over and over, one of which refers to itself
+    def make(number: int) -> Callable[[int], int]:
+        def countdown(n: int) -> int:
+            return number if n == 0 else timed(n - 1)
+
+        timed = decorate(debug("loop"), countdown)
+        return timed
+
+    made = [make(number) for number in range(20)]
+    assert [function(1) for function in made] == list(range(20))
+    watched = [weakref.ref(function) for function in made]
+    gc.collect()
+    registered = len(decorators._functions)
+
+    # WHEN they are dropped
+    made.clear()
+    gc.collect()
+
+    # THEN nothing keeps them
+    assert [ref() for ref in watched if ref() is not None] == []
+    assert len(decorators._functions) == registered - 20
+    assert runs("loop") == 40
+
+
+def test_the_target_of_a_trampoline_is_traced_to_its_function() -> None:
+    # GIVEN two timed functions of the same code, each with a closure of its own
+    def make(number: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        def original(value: int = 5) -> int:
+            return number + value
+
+        return original, decorate(debug("traced"), original)
+
+    pairs = [make(number) for number in range(2)]
+
+    # WHEN the code and the closure are all that is known, as in a trampoline
+    targets = [
+        types.FunctionType(original.__code__, {}, "target", None, original.__closure__)
+        for original, _ in pairs
+    ]
+    found = [decorators.decorated_function(target) for target in targets]
+
+    # THEN the right function is found, for its signature and its attributes
+    if BEFORE_3_12:
+        assert found == [timed for _, timed in pairs]
+    assert [decorators.decorated_function(timed) for _, timed in pairs] == [
+        timed for _, timed in pairs
+    ]
+    assert decorators.decorated_function(len) is len
+
+    # AND it is forgotten with the function
+    found.clear()
+    known = len(decorators._by_parts)
+    pairs.clear()
+    gc.collect()
+    assert len(decorators._by_parts) == (known - 2 if BEFORE_3_12 else known)
+    assert decorators.decorated_function(targets[0]) is targets[0]
+
+
+def test_code_replaced_by_others_is_kept() -> None:
+    # GIVEN a timed function whose code a reloader replaces while it is on
+    function = decorate(debug("reloaded"), lambda: "old")
+    function()
+    replacement = (lambda: "new").__code__
+    function.__code__ = replacement
+
+    # WHEN debug mode goes off and on
+    stagespan.set_debug(False)
+    while_off = function.__code__
+    stagespan.set_debug(True)
+
+    # THEN the new code runs, timed
+    assert while_off is replacement
+    assert function() == "new"
+    assert runs("reloaded") == 2
+
+
+def test_tracebacks_name_the_function() -> None:
+    # GIVEN a timed function that fails
+    def failing(value: int) -> float:
+        return 1 / value
+
+    timed = decorate(debug("traceback"), failing)
+
+    # WHEN it fails
+    try:
+        timed(0)
+    except ZeroDivisionError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+
+    # THEN the last line is the failing one, and all of them are in files that can be read
+    assert frames[-1].line == "return 1 / value"
+    assert {frame.name for frame in frames[1:]} == {"failing"}
+    assert all(os.path.exists(frame.filename) for frame in frames)
+
+
+def test_many_parameters() -> None:
+    # GIVEN a function of 300 parameters, half of them keywords only
+    first = ", ".join(f"p{i}" for i in range(150))
+    second = ", ".join(f"k{i}" for i in range(150))
+    namespace: dict[str, Any] = {}
+    exec(f"def many({first}, *, {second}): return locals()", namespace)
+    timed = decorate(debug("many"), namespace["many"])
+    arguments = {f"p{i}": i for i in range(150)} | {f"k{i}": -i for i in range(150)}
+
+    # WHEN / THEN
+    assert timed(**arguments) == arguments
+    assert timed(*range(150), **{f"k{i}": -i for i in range(150)}) == arguments
+    assert runs("many") == 2
+
+
+def test_parameters_may_have_any_name() -> None:
+    # GIVEN names that a generated text could be tempted to use itself
+    source = """
+def outer(run, _run, exhausted, caught):
+    async def agen(target, _target, here, _here, value, source, error):
+        yield target, _target, here, _here, value, source, error, run, _run, exhausted, caught
+    def function(self, target, outer, function, here, _target, __here, *args, **kwargs):
+        return self, target, outer, function, here, _target, __here, args, kwargs, run, _run
+    return agen, function
+"""
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    agen, function = namespace["outer"](21, 22, 23, 24)
+    timed = decorate(debug("names"), function)
+    timed_agen = decorate(debug("names"), agen)
+
+    # WHEN it is called / THEN nothing is mixed up
+    assert timed(1, 2, 3, 4, 5, 6, 7, 8, key=9) == (
+        1, 2, 3, 4, 5, 6, 7, (8,), {"key": 9}, 21, 22,
+    )  # fmt: skip
+    with pytest.raises(StopIteration) as caught:
+        timed_agen(1, 2, 3, 4, 5, 6, 7).__anext__().send(None)
+    assert caught.value.value == (1, 2, 3, 4, 5, 6, 7, 21, 22, 23, 24)
+
+
+def test_builtins_may_be_shadowed() -> None:
+    # GIVEN a module that has its own idea of every name a trampoline could look up
+    namespace: dict[str, Any] = {"BaseException": 1, "StopAsyncIteration": 2, "stagespan": 3}
+    exec("async def agen():\n    yield 1\n    yield 2", namespace)
+    timed = decorate(debug("shadowed"), namespace["agen"])
+
+    # WHEN / THEN
+    iterator = timed()
+    for expected in (1, 2):
+        with pytest.raises(StopIteration) as caught:
+            iterator.__anext__().send(None)
+        assert caught.value.value == expected
+    with pytest.raises(StopAsyncIteration):
+        iterator.__anext__().send(None)
+
+
+@pytest.mark.parametrize("stage", ["quo'te\"s", "new\nline", "back\\slash", "{brace}", "%s", "é"])
+def test_any_stage_name_can_decorate(stage: str) -> None:
+    # GIVEN a name that would be hostile in a source text
+    timed = decorate(debug(stage), lambda value: value)
+
+    # WHEN / THEN
+    assert timed(5) == 5
+    assert runs(stage) == 1
+
+
+@pytest.mark.skipif(not BEFORE_3_12, reason="from 3.12 on the code is never replaced")
+def test_code_that_travels_to_another_process() -> None:
+    # GIVEN the code of a timed function, as those who pickle functions by value send it
+    def travelling(value: int, *, factor: int) -> int:
+        return value * factor
+
+    timed = decorate(debug("travelling"), travelling)
+    sent = marshal.dumps(timed.__code__)
+    assert timed.__code__ is not travelling.__code__
+
+    # WHEN another process makes a function of it, in debug mode and not
+    program = f"""
+import marshal, types
+import stagespan
+from stagespan import _core
+function = types.FunctionType(marshal.loads({sent!r}), {{}})
+print(function(2, factor=3))
+stagespan.set_debug(True)
+print(function(2, factor=3), _core.snapshot().stages()["travelling"].count)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+
+    # THEN it works there, under the same context
+    assert done.stdout.splitlines() == ["6", "6 1"], done.stderr

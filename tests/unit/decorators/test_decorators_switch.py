@@ -1,0 +1,144 @@
+"""Debug mode and the recorder are switched while functions are decorated."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+from decorating import always, compile_safe, debug, runs
+
+import stagespan
+from stagespan import decorators
+from stagespan.decorators import decorate
+
+
+def test_switching_times_and_stops_timing() -> None:
+    # GIVEN a function that was decorated while debug mode was off
+    stagespan.set_debug(False)
+    function = decorate(debug("switched"), lambda: 7)
+    counts = []
+
+    # WHEN debug mode is switched on and off, twice
+    for on in (False, True, False, True, False):
+        stagespan.set_debug(on)
+        assert function() == 7
+        counts.append(runs("switched"))
+
+    # THEN it was timed while it was on, and only then
+    assert counts == [0, 1, 1, 2, 2]
+
+
+def test_off_means_the_very_code_of_the_original() -> None:
+    # GIVEN a function whose timing was on and off again
+    def original(value: int) -> int:
+        return value
+
+    function = decorate(debug("free when off"), original)
+    function(1)
+
+    # WHEN it is off
+    stagespan.set_debug(False)
+
+    # THEN there is nothing in it that could cost anything
+    assert function.__code__ is original.__code__
+
+
+def test_turning_the_recorder_off_stops_all_timing() -> None:
+    # GIVEN functions of all kinds
+    functions = {
+        f"recorder {make.__name__}": decorate(make(f"recorder {make.__name__}"), lambda: 1)
+        for make in (always, compile_safe, debug)
+    }
+
+    # WHEN the recorder is off, then on again
+    stagespan.disable()
+    try:
+        assert [function() for function in functions.values()] == [1, 1, 1]
+    finally:
+        stagespan.enable()
+    before = [runs(stage) for stage in functions]
+    for function in functions.values():
+        function()
+
+    # THEN nothing was timed while it was off
+    assert before == [0, 0, 0]
+    assert [runs(stage) for stage in functions] == [1, 1, 1]
+
+
+def test_stacked_contexts_are_all_timed() -> None:
+    # GIVEN a function under three contexts, one of them always on
+    def function(value: int) -> int:
+        return value + 1
+
+    timed = function
+    for span in (debug("lowest"), compile_safe("middle"), debug("highest")):
+        timed = decorate(span, timed)
+
+    # WHEN it is called with debug mode on, off and on again
+    for on in (True, False, True):
+        stagespan.set_debug(on)
+        assert timed(1) == 2
+
+    # THEN each is timed while it is active
+    assert [runs(stage) for stage in ("lowest", "middle", "highest")] == [2, 3, 2]
+
+
+def test_threads_decorate_and_switch_at_once() -> None:
+    # GIVEN threads that decorate, call and drop functions while another switches
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not stop.is_set():
+                function = decorate(debug("contended"), lambda value: value * 2)
+                assert [function(i) for i in range(10)] == [2 * i for i in range(10)]
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+
+    # WHEN debug mode goes on and off
+    for on in (True, False) * 50:
+        stagespan.set_debug(on)
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    # THEN every call returned the right thing
+    assert failures == []
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_forked_child_can_decorate_and_switch() -> None:
+    # GIVEN a process whose lock is held by another thread at the time of a fork
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with decorators._lock:
+            held.set()
+            release.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+
+    # WHEN the child decorates and switches
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            stagespan.set_debug(False)
+            function = decorate(debug("child"), lambda: 3)
+            stagespan.set_debug(True)
+            status = 0 if function() == 3 else 2
+        finally:
+            os._exit(status)
+    release.set()
+    holder.join()
+
+    # THEN it does not wait for a thread that it does not have
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
