@@ -96,16 +96,20 @@ def commands_of(text: str) -> list[tuple[str, str]]:
 def matches(expected: str, printed: str, any_figures: bool = False) -> bool:
     """Whether the output is the expected one, ``...`` standing for any text.
 
-    With ``any_figures`` a number stands for any number, and blanks and rules for any amount of them.
+    With ``any_figures`` a number stands for any number, blanks and rules for any amount of them.
     """
     tidy = [
-        "\n".join(line.strip() if any_figures else line.rstrip() for line in text.strip().splitlines())
+        "\n".join(
+            line.strip() if any_figures else line.rstrip() for line in text.strip().splitlines()
+        )
         for text in (expected, printed)
     ]
     parts = [re.escape(part) for part in tidy[0].split("...")]
     if any_figures:
         # One pass: what stands for a number must not be taken for text with a number in it.
-        loose = re.compile(r"(?P<number>\d(?:[\d,]|\\\.(?=\d))*)|(?P<blanks>(?:\\ )+)|(?P<rule>[─━]+)")
+        loose = re.compile(
+            r"(?P<number>\d(?:[\d,]|\\\.(?=\d))*)|(?P<blanks>(?:\\ )+)|(?P<rule>[─━]+)"
+        )
         stands_for = {"number": r"\d[\d,.]*", "blanks": r"[ ]+", "rule": "[─━]+"}
         parts = [loose.sub(lambda found: stands_for[str(found.lastgroup)], part) for part in parts]
     return re.fullmatch(".*".join(parts), tidy[1], flags=re.DOTALL) is not None
