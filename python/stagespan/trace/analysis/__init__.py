@@ -1,0 +1,68 @@
+"""What a trace says, in figures and in sentences: one analysis a module, walked by `analyze`.
+
+To add an analysis of one trace: a module here with `analyze(trace) -> Result | Nothing`, and its
+name in `ANALYSES`, where the order is that of the report.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from stagespan.trace.analysis.result import SEVERITIES, Finding, Nothing, Result, window_of
+from stagespan.trace.model import Trace
+
+SCHEMA_VERSION = 1
+# Modules of this package, each with one function `analyze(trace)`.
+ANALYSES: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """All that was found out about one trace."""
+
+    trace: Trace
+    results: dict[str, Result | Nothing]
+    """By the analysis' name, in the order of the report."""
+
+    def findings(self) -> list[Finding]:
+        """Of all analyses, the gravest first; within a severity in the order of the report."""
+        found = [finding for result in self.results.values() for finding in result.findings()]
+        return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: what was read, the findings, then one key an analysis."""
+        trace = self.trace
+        window = window_of(trace)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "trace": {
+                "path": trace.path,
+                "entries": trace.total,
+                "window_begin_ns": None if window is None else window[0],
+                "window_us": None if window is None else (window[1] - window[0]) / 1000,
+                "incomplete": trace.incomplete,
+                "left_out": dict(trace.left_out),
+                "adjusted": dict(trace.adjusted),
+            },
+            "findings": [finding.to_dict() for finding in self.findings()],
+            **{name: result.to_dict() for name, result in self.results.items()},
+        }
+
+
+def analyze(trace: Trace, only: Iterable[str] | None = None) -> Analysis:
+    """Run all analyses on a trace, or those that `only` names.
+
+    Raises KeyError for a name that is not in `ANALYSES`.
+    """
+    names = list(ANALYSES) if only is None else list(only)
+    unknown = [name for name in names if name not in ANALYSES]
+    if unknown:
+        raise KeyError(f"There is no analysis {unknown[0]!r}: choose from {', '.join(ANALYSES)}.")
+    results: dict[str, Result | Nothing] = {}
+    for name in names:
+        module = importlib.import_module(f"stagespan.trace.analysis.{name}")
+        results[name] = module.analyze(trace)
+    return Analysis(trace, results)

@@ -1,0 +1,155 @@
+"""What an analysis says: figures, tables, and findings that name their evidence.
+
+An analysis is one module of this package with one function, `analyze(trace)`. It returns a result,
+or `Nothing` with the reason when the trace does not hold what the analysis needs: a figure is never
+made up. Figures are integer nanoseconds inside; each written one names its unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from stagespan.trace.model import Trace
+
+Severity = Literal["high", "medium", "low"]
+"""How much there is to win: most of the time, a good part of it, or little."""
+SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One thing that the trace shows: an event, when it was, and a figure about it."""
+
+    event: str
+    """The event's name as the trace has it, or what many events have in common."""
+    time_ns: int | None
+    """From the begin of the trace's window (`window_of`); None for what has no single time."""
+    figure: float | None
+    unit: str
+    """Of the figure: "ns", "%", "events", "bytes". Figures in "ns" are printed as us, ms or s."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; the time in microseconds, the figure in its unit (ns as microseconds)."""
+        in_ns = self.unit == "ns" and self.figure is not None
+        return {
+            "event": self.event,
+            "time_us": None if self.time_ns is None else self.time_ns / 1000,
+            "figure": self.figure / 1000 if in_ns and self.figure is not None else self.figure,
+            "unit": "us" if self.unit == "ns" else self.unit,
+        }
+
+    def __str__(self) -> str:
+        at = "" if self.time_ns is None else f" at {in_words(self.time_ns, 'ns')}"
+        figure = "" if self.figure is None else f": {in_words(self.figure, self.unit)}"
+        return f"{self.event}{at}{figure}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence that is worth a reader's time, and what it rests on (never empty)."""
+
+    severity: Severity
+    sentence: str
+    evidence: tuple[Evidence, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "severity": self.severity,
+            "sentence": self.sentence,
+            "evidence": [each.to_dict() for each in self.evidence],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows for a page; a column whose unit is "ns" is printed in one suitable unit of time."""
+
+    title: str
+    columns: tuple[tuple[str, str], ...]
+    """Heading and unit of each: "" for texts and plain counts, else "ns", "%", "bytes", ..."""
+    rows: Sequence[tuple[Cell, ...]]
+    """A cell that is None is unknown, and shown as such."""
+    note: str = ""
+    """A sentence below the table, such as what was left out of it."""
+
+
+class Result(Protocol):
+    """What every analysis returns when the trace holds what it needs."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: plain dicts, lists, numbers, texts; times in us, the unit in the key."""
+
+    def findings(self) -> list[Finding]:
+        """What is worth a look, the gravest first; empty for a trace without a fault."""
+
+    def tables(self) -> list[Table]:
+        """For pages, the most important first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The analysis has nothing to say about this trace, and why."""
+
+    reason: str
+    """One sentence: what the trace lacks, and how to record it where that is known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"unknown": self.reason}
+
+    def findings(self) -> list[Finding]:
+        """None."""
+        return []
+
+    def tables(self) -> list[Table]:
+        """None."""
+        return []
+
+
+def window_of(trace: Trace) -> tuple[int, int] | None:
+    """Begin and end in ns of all that the trace timed, marks at one time left out; or None."""
+    events = trace.events
+    if len(events) == 0:
+        return None
+    return int(events.begin_ns.min()), int(events.end_ns.max())
+
+
+def evidence(trace: Trace, row: int, figure: float | None = None, unit: str = "ns") -> Evidence:
+    """Evidence of an event, a row of `trace.events`; its duration if no figure is given."""
+    events = trace.events
+    begin, _ = window_of(trace) or (0, 0)
+    return Evidence(
+        trace.names[int(events.name[row])],
+        int(events.begin_ns[row]) - begin,
+        int(events.dur_ns[row]) if figure is None and unit == "ns" else figure,
+        unit,
+    )
+
+
+def in_words(figure: float | None, unit: str) -> str:
+    """A figure with its unit as a reader wants it: 1,234,567 ns is "1.235 ms"."""
+    if figure is None:
+        return "unknown"
+    if unit == "ns":
+        for size, name in ((1e9, "s"), (1e6, "ms")):
+            if abs(figure) >= size:
+                return f"{figure / size:,.3f} {name}"
+        return f"{figure / 1e3:,.3f} us"
+    if unit == "%":
+        return f"{figure:.1f} %"
+    if unit == "bytes":
+        for size, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+            if abs(figure) >= size:
+                return f"{figure / size:,.2f} {name}"
+    number = f"{figure:,}" if isinstance(figure, int) else f"{figure:,.3f}"
+    return f"{number} {unit}".rstrip()
+
+
+def share(part: float, whole: float) -> float:
+    """Part of a whole in percent; 0 when there is no whole."""
+    return 100.0 * part / whole if whole else 0.0
