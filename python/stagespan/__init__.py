@@ -147,6 +147,8 @@ def __dir__() -> list[str]:
 _context.lazy_hook("debug", "stagespan.profiling.hook")
 _context.lazy_hook("debug", "stagespan.signature.hook")
 _context.lazy_hook("debug", "stagespan.report.exit")
+# The last to enter and the first to leave: nothing of ours stands between the device and the clock.
+_context.lazy_hook("debug", "stagespan.synchronize")
 _context.lazy_hook("profiled", "stagespan.profiling.hook")
 _context.lazy_hook("memory", "stagespan.memory")
 _context.lazy_hook("service", "stagespan.service")

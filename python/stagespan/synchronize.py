@@ -1,0 +1,52 @@
+"""Debug contexts wait for the device at both ends, so that their host time is the whole time.
+
+Importing this registers the hook; `context` does so in debug mode. Always-on contexts never wait.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from stagespan import _core, context, platforms
+
+
+class SynchronizeHook:
+    """Waits for the current device before the clock starts and before it stops."""
+
+    name = "synchronize"
+
+    def wants(self, call: context.Call) -> bool:
+        """Whether the process has a device to wait for."""
+        return call.kind == "debug" and platforms.accelerator_in_use() is not None
+
+    def enter(self, call: context.Call) -> None:
+        """Let what was queued before the stage end before its clock starts."""
+        _wait(call)
+
+    def leave(self, call: context.Call) -> None:
+        """Let what the stage queued end before its clock stops."""
+        _wait(call)
+
+    def exit(self, call: context.Call) -> None:
+        """Nothing: the clock has stopped."""
+
+
+def _wait(call: context.Call) -> None:
+    platform = platforms.accelerator_in_use()
+    if platform is None:
+        return
+    if _is_compiling() or platform.is_capturing():
+        # What runs now is compiled or captured, not executed, and waiting would break it.
+        call.flags |= _core.FLAG_CAPTURED
+        return
+    platform.synchronize()
+
+
+def _is_compiling() -> bool:
+    compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
+    is_compiling = getattr(compiler, "is_compiling", None)
+    return bool(is_compiling()) if is_compiling is not None else False
+
+
+context.register_hook(SynchronizeHook())
