@@ -238,7 +238,8 @@ class Snapshot:
 def snapshot() -> Snapshot: ...
 def spans() -> NDArray[np.void]:
     """The rings' spans by begin: stage, thread, begin_ns, end_ns, id, parent, request,
-    suspended_ns, depth, flags.
+    suspended_ns, depth, flags, and as float64 device_elapsed_ns, device_queue_ns, device_tail_ns,
+    which are NaN where they are not known.
     """
 
 def open_spans() -> list[dict[str, Any]]:
@@ -257,15 +258,53 @@ def reset() -> None:
 
 def count_lost(cause: str, n: int = ...) -> None: ...
 
+# Devices
+def device_attach(kind: str) -> bool:
+    """Time the device's part of all spans from now on; starts the service thread.
+
+    ``kind`` is "cuda" or "rocm", which work through the driver, or the type of another accelerator
+    of torch, such as "npu" or "xpu", which works through ``torch.Event``. Call it once torch has
+    set the device up (``torch.cuda.is_initialized()``): nothing here creates a device context.
+    False where it cannot be done; ``device_info()["reason"]`` says why, in one sentence. Attaching
+    what is attached already changes nothing.
+    """
+
+def device_detach() -> None:
+    """Time no device any more. Spans that are pending are still resolved."""
+
+def device_info() -> dict[str, Any]:
+    """What is known of device timing, for `doctor`.
+
+    attached (bool), kind, backend ("driver", "torch.Event" or None), reason (why not, or None),
+    symbols (name: found), pending (spans), resolved (spans), event_pairs, event_pairs_limit,
+    threads, base_error_ns (uncertainty of a position on the host's timeline; None: unknown),
+    base_age_s, device_every, is_forked, max_connections (``CUDA_DEVICE_MAX_CONNECTIONS`` or None),
+    last_error (the driver's latest unexpected status, or None).
+    """
+
+def resolve_device(timeout_s: float = ...) -> int:
+    """Resolve spans whose device work is done, waiting for the others up to ``timeout_s``; gives
+    the number of spans that are still pending. Without the GIL, except where a backend needs it.
+    """
+
+def device_every(every: int | None = ...) -> int:
+    """Time the device's part of every n-th span of a stage in a thread; 0 is none, 1 (the default)
+    all. Gives the number in force, and changes it where one is given. Raises ValueError below 0.
+    """
+
 # Service
-def drain_completions() -> list[tuple[str, int, int, int, int, int, int]]:
-    """Finished contexts in order: (stage, begin_ns, end_ns, thread_ident, native thread id,
+def drain_completions(everything: bool = ...) -> list[tuple[str, int, int, int, int, int, int]]:
+    """Finished contexts: (stage, begin_ns, end_ns, thread_ident, native thread id,
     peak_rss_bytes or -1, flags).
+
+    Each thread's are in order. ``end_ns`` is the later of the host's and the device's end: a
+    context whose device time is pending is kept back, with those of its thread behind it, until
+    it is resolved or ``everything`` is asked for.
     """
 
 def wait_for_work(timeout_s: float) -> bool:
     """Sleep, without the GIL, until a context has finished or the time is over; True if there is
-    work.
+    work. Resolves device spans meanwhile.
     """
 
 def wake_service() -> None: ...
