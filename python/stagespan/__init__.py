@@ -17,7 +17,6 @@ from stagespan._core import (
     Span,
     Token,
     lost,
-    open_spans,
     spans,
     stage_names,
 )
@@ -36,6 +35,7 @@ from stagespan.context import (
     set_debug,
     span,
 )
+from stagespan.live import open_spans
 from stagespan.settings import (
     output_dir as get_profiler_output_dir,
 )

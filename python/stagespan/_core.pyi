@@ -243,8 +243,8 @@ def spans() -> NDArray[np.void]:
     """
 
 def open_spans() -> list[dict[str, Any]]:
-    """What every thread is in right now, outermost first: thread, stage, id, parent, depth,
-    begin_ns, elapsed_ns, detached.
+    """What every thread is in right now, outermost first: thread, thread_name (the system's; None
+    where detached), stage, id, parent, depth, begin_ns, elapsed_ns, detached.
     """
 
 def stage_names() -> list[str]: ...

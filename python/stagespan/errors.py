@@ -1,4 +1,4 @@
-"""The exceptions that stagespan raises to its caller; each carries one sentence that says what to do."""
+"""The exceptions that stagespan raises on purpose; each is one sentence that says what to do."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str) -> Path:
     """Write ``data`` to ``path`` whole or not at all, creating the folder; returns the path.
 
     The bytes go to a temporary file in the same folder which is renamed once it is complete, so a
-    reader never sees a part of it. Raises OSError when the folder or file cannot be written; nothing
-    is left behind then.
+    reader never sees a part of it. Raises OSError when the folder or file cannot be written; then
+    nothing is left behind.
     """
     target = Path(path)
     raw = data.encode("utf-8") if isinstance(data, str) else data
