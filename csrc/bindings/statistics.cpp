@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -32,7 +33,10 @@ struct StageView {
   std::optional<double> quantile_ns(double q) const {
     if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile lies between 0 and 1, not at " + std::to_string(q));
     const auto ticks = host().quantile_ticks(q);
-    return ticks ? std::optional(*ticks * snapshot->ns_per_tick) : std::nullopt;
+    if (!ticks) return std::nullopt;
+    // Minimum and maximum are whole nanoseconds: a fraction of one must not put a quantile outside of them.
+    return std::clamp(*ticks * snapshot->ns_per_tick, static_cast<double>(ns(host().min_ticks)),
+                      static_cast<double>(ns(host().max_ticks)));
   }
 };
 
