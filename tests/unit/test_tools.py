@@ -163,3 +163,44 @@ def test_find_python_takes_the_one_that_is_named() -> None:
 
     # THEN it is the one
     assert done.stdout.strip() == sys.executable
+
+
+def test_missing_system_package_is_a_skip_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a machine without GoogleTest, and a user who may not install anything
+    cpp_tests = load("cpp_tests", monkeypatch)
+    monkeypatch.setattr(cpp_tests, "compiles", lambda *_, **__: False)
+    monkeypatch.setattr("common.as_root", lambda: None)
+    monkeypatch.setattr("common.shutil.which", lambda name: f"/usr/bin/{name}")
+
+    # WHEN the C++ tests look for it
+    # THEN they are skipped, and the reason names the package and why it cannot be installed
+    with pytest.raises(cpp_tests.SkipError, match=r"libgtest-dev.*neither root nor sudo"):
+        cpp_tests.need_googletest()
+
+
+def test_everything_but_torch_is_installed_where_torch_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a machine for which there is no torch: pip fails on every file that names it
+    bootstrap = load("bootstrap", monkeypatch)
+    installed: list[str] = []
+
+    def pip(command: list[Any], log: str, **_: Any) -> int:
+        wanted = Path(command[-1]).read_text()
+        installed.append(wanted)
+        return 1 if "torch==" in wanted else 0
+
+    monkeypatch.setattr(bootstrap, "run", pip)
+    monkeypatch.setattr(bootstrap, "STATE", tmp_path)
+    monkeypatch.setattr(bootstrap, "log_text", lambda _: "ERROR: No matching distribution\n")
+    monkeypatch.setattr(bootstrap, "write_stamp", lambda _: None)
+    stamp: dict[str, Any] = {}
+
+    # WHEN the development packages are installed
+    bootstrap.install_requirements(stamp)
+
+    # THEN the rest is, and what is missing is remembered with pip's own words
+    assert "ruff==" in installed[-1]
+    assert not any(name in installed[-1] for name in ("torch==", "diffusers==", "transformers=="))
+    assert stamp["without_torch"].startswith("torch==")
+    assert "No matching distribution" in stamp["without_torch"]
