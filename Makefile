@@ -21,7 +21,8 @@ help:  ## show this list
 setup:  ## make .venv complete and build stagespan; takes no time when nothing has changed
 	@base="$(BASE_PYTHON)"; test -n "$$base" && "$$base" tools/bootstrap.py
 
-demo: setup  ## run the demo: report, signatures, harness, trace, breakdown, script
+demo:  ## run the demo: report, signatures, harness, trace, breakdown, script
+	@base="$(BASE_PYTHON)"; test -n "$$base" && "$$base" tools/bootstrap.py --need-torch
 	@$(RUN) examples/wan_pipeline/demo.py
 
 test: setup  ## run every check: C++ and Python tests, sanitizers, linters, demo, README

@@ -1,6 +1,9 @@
 """Makes `.venv` complete: the interpreter, the pinned development packages, stagespan itself.
 
-Runs with the Python that `.venv` is to be made with. What is done is written to `.make/`, so that a
+    python3 tools/bootstrap.py [--need-torch]
+
+Runs with the Python that `.venv` is to be made with; with --need-torch it fails where torch cannot
+be installed, which is otherwise only remembered. What is done is written to `.make/`, so that a
 second run takes no time; a `.venv` of another Python, or one that was left half made, is made anew.
 """
 
@@ -185,6 +188,10 @@ def main() -> int:
         install_package(stamp)
         if json.dumps(stamp, sort_keys=True) != before:
             say(f"  .venv is complete ({timer.seconds():.0f} s)")
+    if "--need-torch" in sys.argv and "without_torch" in stamp:
+        say(f"error: {stamp['without_torch']}")
+        say("Name another Python, for which it can be: make PYTHON=/path/to/python demo")
+        return 1
     return 0
 
 
