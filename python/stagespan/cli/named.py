@@ -109,6 +109,10 @@ class Wrapper:
 
         return decorate
 
+    def has_stages(self) -> bool:
+        """Whether any were named."""
+        return bool(self._by_module or self._main_stages)
+
     def missing(self) -> list[str]:
         """A sentence for each stage that was never found, with what is close."""
         places = (*self._by_module.items(), ("__main__", self._main_stages))

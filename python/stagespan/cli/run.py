@@ -87,7 +87,8 @@ def _tell(wrapper: Wrapper, owner: int, write: bool) -> None:
         if report["stages"]:
             print_report(report, Console(stderr=True))
         else:
-            click.echo("stagespan: no stage ran; name one with --stage pkg.mod:function", err=True)
+            hint = "" if wrapper.has_stages() else "; name one with --stage pkg.mod:function"
+            click.echo(f"stagespan: no stage ran{hint}", err=True)
         for sentence in wrapper.missing():
             click.echo(f"stagespan: {sentence}", err=True)
     if write and not is_debug():  # debug mode writes them itself

@@ -83,7 +83,9 @@ def _only(title: str, stages: dict[str, Any], others: dict[str, Any]) -> str:
 def _environment(before: Any, after: Any) -> str:
     if not isinstance(before, dict) or not isinstance(after, dict):
         return ""
-    keys = [key for key in dict.fromkeys((*before, *after)) if before.get(key) != after.get(key)]
+    known = dict.fromkeys((*before, *after))
+    # The process id always differs, and explains nothing.
+    keys = [key for key in known if key != "pid" and before.get(key) != after.get(key)]
     rows = [[_cell(key), _cell(before.get(key)), _cell(after.get(key))] for key in keys]
     return "## Environment\n\n" + _table(["what", "before", "after"], rows) if rows else ""
 

@@ -145,7 +145,7 @@ def test_a_module_is_run_as_python_m_does(project: Path) -> None:
     done = run("-m", "pipes", "--flag", "-v", cwd=project / "app")
     plain = run("--flag", "-v", cwd=project / "app", command=("-m", "pipes"))
     assert done.stdout == plain.stdout == "__main__ pipes ['--flag', '-v']\n"
-    assert "no stage ran" in done.stderr
+    assert "no stage ran; name one with --stage" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,8 @@ def test_a_stage_that_took_no_time_before_has_no_percentage(tmp_path: Path) -> N
 
 
 def test_a_different_environment_is_shown(tmp_path: Path) -> None:
-    a = write(tmp_path / "a.json", {"stages": {}, "environment": {"torch": "2.12", "cpu": "x"}})
-    b = write(tmp_path / "b.json", {"stages": {}, "environment": {"torch": "2.13", "cpu": "x"}})
+    a = write(tmp_path / "a.json", {"stages": {}, "environment": {"torch": "2.12", "pid": 1}})
+    b = write(tmp_path / "b.json", {"stages": {}, "environment": {"torch": "2.13", "pid": 2}})
     markdown = compare_timing_reports(a, b)
     assert rows(markdown)["torch"] == ["2.12", "2.13"]
     assert "cpu" not in rows(markdown)
