@@ -21,11 +21,7 @@ namespace stagespan::python {
 
 namespace {
 
-void keep(PyObject*& place, const py::object& value) {
-  PyObject* const before = place;
-  place = value.is_none() ? nullptr : Py_NewRef(value.ptr());
-  Py_XDECREF(before);
-}
+PyObject* or_null(const py::object& value) { return value.is_none() ? nullptr : value.ptr(); }
 
 void switch_mode(std::uint32_t bit, bool on) {
   // Without an arena there is nothing to record into.
@@ -67,23 +63,26 @@ void define_hooks(py::module_& module) {
   module.def(
       "set_context_hooks",
       [](const py::object& enter, const py::object& leave, const py::object& exit) {
-        keep(g_hooks.enter, enter);
-        keep(g_hooks.leave, leave);
-        keep(g_hooks.exit, exit);
+        keep(g_hooks.enter, or_null(enter));
+        keep(g_hooks.leave, or_null(leave));
+        keep(g_hooks.exit, or_null(exit));
       },
       py::arg("enter"), py::arg("leave"), py::arg("exit"));
-  module.def("set_profiled_names", [](const py::iterable& names) { set_profiled(names.ptr()); }, py::arg("names"));
+  module.def("set_profiled_names", [](const py::iterable& names) {
+        set_profiled(names.ptr());
+        if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+      }, py::arg("names"));
   module.def("set_memory_hook", [](bool on) { g_memory_hook = on; }, py::arg("on"));
   module.def(
       "set_torch_callback",
-      [](const py::object& callback) { set_torch_callback(callback.is_none() ? nullptr : callback.ptr()); },
+      [](const py::object& callback) { set_torch_callback(or_null(callback)); },
       py::arg("callback"), "Call back once, when a context first runs after torch has been imported.");
   module.def(
-      "set_service_start", [](const py::object& start) { keep(g_service_start, start); }, py::arg("start"),
+      "set_service_start", [](const py::object& start) { keep(g_service_start, or_null(start)); }, py::arg("start"),
       "Call this once a process, when the first context has finished.");
   module.def(
       "set_decorator",
-      [](const py::object& decorate) { set_decorator(decorate.is_none() ? nullptr : decorate.ptr()); },
+      [](const py::object& decorate) { set_decorator(or_null(decorate)); },
       py::arg("decorate"), "decorate(span, function) is what a span called with a function does.");
 }
 
@@ -93,6 +92,7 @@ void define_flags(py::module_& module) {
   module.attr("FLAG_GENERATOR") = static_cast<int>(kFlagGenerator);
   module.attr("FLAG_CAPTURED") = static_cast<int>(kFlagCaptured);
   module.attr("FLAG_FIRST_OF_SHAPE") = static_cast<int>(kFlagFirstOfShape);
+  module.attr("FLAG_RECORDED") = static_cast<int>(kFlagRecorded);
   module.attr("FLAG_DEBUG") = static_cast<int>(kFlagDebug);
   module.attr("COMPLETION_DEVICE_MEMORY") = static_cast<int>(kCompletionDeviceMemory);
 }
@@ -116,6 +116,8 @@ PYBIND11_MODULE(_core, module) {
   throw py::import_error("stagespan does not support free-threaded Python yet: use a build with the global lock");
 #else
   namespace sp = stagespan::python;
+  if (PyInterpreterState_Get() != PyInterpreterState_Main())
+    throw py::import_error("stagespan works in the main interpreter only: import it there, not in a sub-interpreter");
   module.doc() = "Hot objects written by hand against the C API, cold calls through pybind11.";
   stagespan::Recorder::get();
   pthread_atfork(nullptr, nullptr, sp::completions_after_fork);

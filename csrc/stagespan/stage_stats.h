@@ -83,7 +83,11 @@ STAGESPAN_HOT Edge& last_edge(StatsBlock& block) noexcept {
 template <class Writer>
 STAGESPAN_HOT Edge& edge_for(StatsBlock& block, std::uint32_t parent_stage) noexcept {
   const std::uint32_t mark = edge_mark(parent_stage);
-  for (std::uint32_t i = 0; i + 1 < kEdges; ++i) {
+  if (parent_stage == kNoStage) {
+    block.edges[0].used.store(mark, std::memory_order_relaxed);
+    return block.edges[0];
+  }
+  for (std::uint32_t i = 1; i + 1 < kEdges; ++i) {
     std::atomic<std::uint32_t>& used = block.edges[i].used;
     if (used.load(std::memory_order_relaxed) == mark) [[likely]]
       return block.edges[i];

@@ -21,6 +21,7 @@ FLAG_GENERATOR: int
 FLAG_CAPTURED: int
 FLAG_FIRST_OF_SHAPE: int
 FLAG_DEBUG: int
+FLAG_RECORDED: int
 COMPLETION_DEVICE_MEMORY: int
 """In a completion's flags: the peak is an accelerator's, not the process's."""
 
@@ -185,7 +186,9 @@ def request_enter(request: int) -> int:
     before.
     """
 
-def request_exit(before: int) -> None: ...
+def request_exit(request: int, before: int) -> None:
+    """End `request`, in whichever execution context of this thread it is current."""
+
 def request_figures(
     request: int, since_ns: int
 ) -> tuple[list[tuple[str, int, int, int, bool]], bool]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
-import tempfile
 from pathlib import Path
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -23,6 +21,9 @@ def safe_name(stage: str) -> str:
     stem = _UNSAFE.sub("_", stage).strip("._")[:_LONGEST_STEM]
     if stem == stage:
         return stem
+    # Here and below: most processes that import stagespan never come this far.
+    import hashlib
+
     digest = hashlib.sha256(stage.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{stem}_{digest}" if stem else f"stage_{digest}"
 
@@ -42,6 +43,8 @@ def write_whole(path: str | os.PathLike[str], data: bytes | str) -> Path:
     reader never sees a part of it. Raises OSError when the folder or file cannot be written; then
     nothing is left behind.
     """
+    import tempfile
+
     target = Path(path)
     raw = data.encode("utf-8") if isinstance(data, str) else data
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,6 @@ import numpy as np
 from stagespan import _core, settings
 
 _SECOND = 10**9
-_FLAG_RECORDED = 64  # kFlagRecorded of layout.h: timed elsewhere, so not in its ring's order
 
 
 @dataclass(frozen=True)
@@ -218,7 +217,7 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
 
 def _reach_back(spans: Any, began_ns: int) -> bool:
     """Whether each thread's ring holds a span from before the window, and so all those in it."""
-    in_order = spans[(spans["flags"] & _FLAG_RECORDED) == 0]
+    in_order = spans[(spans["flags"] & _core.FLAG_RECORDED) == 0]
     threads = np.unique(in_order["thread"])
     ends = (in_order["end_ns"][in_order["thread"] == thread] for thread in threads)
     return len(threads) > 0 and all(end.min() <= began_ns for end in ends)
