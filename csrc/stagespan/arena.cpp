@@ -30,6 +30,9 @@ std::uint64_t plan(RegionInfo (&regions)[kRegionCount], std::uint32_t ring_spans
       {kRegionDetached, sizeof(OpenFrame), kMaxDetached},
       {kRegionRings, sizeof(SpanRecord), std::uint64_t{ring_spans} * kMaxThreads},
       {kRegionBlocks, sizeof(StatsBlock), kMaxBlocks},
+      {kRegionDevice, sizeof(DeviceRecord), kDeviceSpans},
+      {kRegionDeviceStages, sizeof(std::uint32_t), kMaxStages},
+      {kRegionDeviceBlocks, sizeof(StatsBlock), std::uint64_t{kMaxDeviceStages} * kDeviceFigures},
   };
   std::uint64_t offset = round_up(sizeof(ArenaHeader), kPage);
   for (const auto& want : wanted) {

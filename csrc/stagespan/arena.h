@@ -36,6 +36,14 @@ class ArenaView {
     return region<SpanRecord>(kRegionRings) + std::size_t{slot} * header().ring_spans;
   }
   StatsBlock* blocks() const noexcept { return region<StatsBlock>(kRegionBlocks); }
+  DeviceRecord* device_ring() const noexcept { return region<DeviceRecord>(kRegionDevice); }
+  /// By stage: 0, or 1 + index of its device figures.
+  std::atomic<std::uint32_t>* device_stages() const noexcept {
+    return region<std::atomic<std::uint32_t>>(kRegionDeviceStages);
+  }
+  StatsBlock& device_block(std::uint32_t index, std::uint32_t figure) const noexcept {
+    return region<StatsBlock>(kRegionDeviceBlocks)[std::size_t{index} * kDeviceFigures + figure];
+  }
 
  private:
   template <class T>

@@ -15,7 +15,9 @@ OpenSpan open_span(std::uint32_t stage) noexcept {
     if (is_current == nullptr || !is_current(*thread)) thread->scope = &thread->base;
   }
   OpenFrame* const frame = open_frame(*thread, stage, nullptr);
-  return {frame, thread->next_id};
+  const std::uint64_t id = thread->next_id;
+  open_on_device(*thread, frame);
+  return {frame, id};
 }
 
 void close_span(OpenSpan span, std::uint16_t flags) noexcept {

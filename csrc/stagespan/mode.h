@@ -1,0 +1,22 @@
+// mode.h: what is switched on, in one word that every span looks at.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace stagespan {
+
+enum Mode : std::uint32_t {
+  kModeEnabled = 1,
+  kModeDebug = 2,
+  kModeDevice = 4,  // a device is attached: spans record events on it
+};
+
+/// What is switched on. Relaxed loads: a switch takes effect soon, and each span latches what it saw.
+extern std::atomic<std::uint32_t> g_mode;
+
+inline bool mode_has(std::uint32_t bits) noexcept {
+  return (g_mode.load(std::memory_order_relaxed) & bits) == bits;
+}
+
+}  // namespace stagespan
