@@ -92,4 +92,5 @@ def _tell(wrapper: Wrapper, owner: int, write: bool) -> None:
         for sentence in wrapper.missing():
             click.echo(f"stagespan: {sentence}", err=True)
     if write and not is_debug():  # debug mode writes them itself
-        at_exit.write_reports()
+        for path in at_exit.write_reports():
+            click.echo(f"stagespan: saved {path}", err=True)

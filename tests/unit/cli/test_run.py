@@ -134,6 +134,11 @@ def test_debug_mode_writes_its_files(project: Path) -> None:
     assert "[Profiler] Timing report saved to: out/timing.json" in done.stderr
 
 
+def test_the_files_of_output_are_named(project: Path) -> None:
+    done = run("--output", "out", "--stage", "pipes.models:encode", "app/script.py", cwd=project)
+    assert "stagespan: saved out/timing.json" in done.stderr
+
+
 def test_without_output_nothing_is_written(project: Path) -> None:
     before = sorted(p for p in project.rglob("*") if "__pycache__" not in p.parts)
     done = run("--stage", "pipes.models:encode", "app/script.py", cwd=project)
