@@ -16,7 +16,12 @@ from stagespan.trace.model import Trace
 
 SCHEMA_VERSION = 1
 # Modules of this package, each with one function `analyze(trace)`.
-ANALYSES: tuple[str, ...] = ()
+ANALYSES: tuple[str, ...] = (
+    "verdict",
+    "device_use",
+    "idle",
+    "launches",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Evidence:
     def __str__(self) -> str:
         at = "" if self.time_ns is None else f" at {in_words(self.time_ns, 'ns')}"
         figure = "" if self.figure is None else f": {in_words(self.figure, self.unit)}"
-        return f"{self.event}{at}{figure}"
+        return f"{shortened(self.event, 90)}{at}{figure}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +148,11 @@ def in_words(figure: float | None, unit: str) -> str:
                 return f"{figure / size:,.2f} {name}"
     number = f"{figure:,}" if isinstance(figure, int) else f"{figure:,.3f}"
     return f"{number} {unit}".rstrip()
+
+
+def shortened(name: str, most: int = 60) -> str:
+    """A name that fits a sentence or a table: kernels' names can be thousands of letters long."""
+    return name if len(name) <= most else name[: most - 3] + "..."
 
 
 def share(part: float, whole: float) -> float:

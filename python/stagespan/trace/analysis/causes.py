@@ -1,0 +1,96 @@
+"""Why a device can be idle: the causes, and the names of the calls and events that tell them."""
+
+from __future__ import annotations
+
+import re
+
+# The launching thread was at work on the next launch.
+LAUNCH = "launch"
+# It waited for the device, or had just done so.
+SYNCHRONISATION = "synchronisation"
+MEMORY_ALLOCATION = "memory_allocation"
+DATA_LOADING = "data_loading"
+COMPILATION = "compilation"
+KERNEL_LOADING = "kernel_loading"
+PROFILER = "profiler"
+# A call that is none of these took long.
+RUNTIME_CALL = "runtime_call"
+# It did something else than launching, between two steps or within one.
+BETWEEN_STEPS = "between_steps"
+HOST_WORK = "host_work"
+# The launch was there in time.
+DEPENDENCY = "dependency"
+GRAPH = "graph"
+QUEUED = "queued"
+NOT_TRACED = "not_traced"
+
+CAUSES: dict[str, str] = {
+    LAUNCH: "the host could not launch work fast enough",
+    SYNCHRONISATION: "the host had waited for the device and launched the next work only then",
+    BETWEEN_STEPS: "the host did other work between steps",
+    HOST_WORK: "the host did other work than launching",
+    DATA_LOADING: "the host waited for the data loader",
+    MEMORY_ALLOCATION: "the host allocated or freed device memory",
+    COMPILATION: "the host compiled",
+    KERNEL_LOADING: "the host loaded kernels at their first use",
+    PROFILER: "the profiler itself took the time",
+    RUNTIME_CALL: "a call of the runtime took unusually long, as at a kernel's first use",
+    DEPENDENCY: "work that was launched in time began only after another stream's was done",
+    GRAPH: "a device graph was under way, inside which the trace shows no reason",
+    QUEUED: "the device passed from one launched kernel to the next",
+    NOT_TRACED: "the trace does not show why",
+}
+"""Every cause with its meaning, as the end of a sentence."""
+STARVED = (
+    LAUNCH,
+    SYNCHRONISATION,
+    BETWEEN_STEPS,
+    HOST_WORK,
+    DATA_LOADING,
+    MEMORY_ALLOCATION,
+    COMPILATION,
+    KERNEL_LOADING,
+    RUNTIME_CALL,
+)
+"""The causes on the host, which a change of the program can remove."""
+
+# A copy without Async in its name returns when it is done; hipMemcpyWithStream too.
+WAITS = re.compile(
+    r"synchroni[sz]e|^(?:cuda|hip|cu|aclrt|musa)Memcpy(?!.*(?:Async|Peer))|QueueFinish|"
+    r"^(?:ur|pi)Events?Wait$|^AscendCL@aclrtMemcpy(?!.*Async)",
+    re.IGNORECASE,
+)
+"""Runtime and driver calls in which the host waits for the device."""
+ALLOCATES = re.compile(
+    r"^(?:AscendCL@)?(?:cuda|hip|cu|aclrt|musa)(?:Ext)?(?:Mem)?(?:Host|Pool)?"
+    r"(?:Malloc|Alloc|Free|Create|Map|Unmap|Release|AddressReserve|AddressFree)"
+    r"(?:Host|Async|Managed|Pitch|Array|FromPool|Physical|Align32|Cached|_v2)*"
+    r"|^(?:ur|pi)(?:ext)?USM(?:Device|Host|Shared)?(?:Alloc|Free)|^zeMem(?:Alloc|Free)",
+)
+"""Runtime and driver calls that allocate or free memory."""
+GRAPH_LAUNCHES = re.compile(r"GraphLaunch|GraphExec|aclmdl(?:RI)?Execute", re.IGNORECASE)
+"""Calls of which one stands for many kernels."""
+LOADS_DATA = re.compile(
+    r"^enumerate\(DataLoader\)#|DataLoaderIter\.__next__|data_?loader", re.IGNORECASE
+)
+MARKS = re.compile(r"#")
+"""Annotations, which old traces hold as operators: ProfilerStep#1, Optimizer.step#SGD.step."""
+COMPILES = re.compile(r" \(dynamo_timed\)$")
+LOADS_KERNELS = re.compile(r"Lazy Function Loading|ModuleLoad|LibraryLoad")
+"""Among the events of category `overhead`; the others are the profiler's own."""
+SYNC_OPERATORS = (
+    "aten::item",
+    "aten::is_nonzero",
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::unique_dim",
+    "aten::_unique2",
+    "aten::equal",
+    "aten::to",
+    "aten::_to_copy",
+    "aten::copy_",
+    "aten::cpu",
+    "aten::repeat_interleave",
+)
+"""Operators that are known to wait for the device, the outermost of which is named."""

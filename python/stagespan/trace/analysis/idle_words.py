@@ -1,0 +1,169 @@
+"""A gap of the device in words: what ended before it, what came next, and who is to blame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.analysis import causes
+from stagespan.trace.analysis.gaps import ISSUED, Gaps
+from stagespan.trace.analysis.result import window_of
+from stagespan.trace.analysis.split_idle import NAMES, Split
+from stagespan.trace.analysis.where import Surroundings, waiting_operators
+from stagespan.trace.model import Trace
+
+_BLOCKING = (causes.SYNCHRONISATION, causes.MEMORY_ALLOCATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """One gap; times in ns, `time_ns` from the begin of the trace's window."""
+
+    time_ns: int
+    dur_ns: int
+    cause: str
+    """Of the largest part."""
+    parts: dict[str, int]
+    """By cause; they sum to `dur_ns`."""
+    issued: str | None
+    """The next launch: "before" the gap, "during" (its call was under way), "after", or unknown."""
+    culprit: str | None
+    """What the host did: the waiting operator, the call, or what filled most of the gap."""
+    line: str | None
+    """The line of Python around it, where stacks were recorded."""
+    call: str | None
+    """The call that launched what comes next."""
+    previous: str
+    next: str
+    crosses_step: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "time_us": self.time_ns / 1000,
+            "idle_us": self.dur_ns / 1000,
+            "cause": self.cause,
+            "parts_us": {cause: time / 1000 for cause, time in self.parts.items()},
+            "next_launch_issued": self.issued,
+            "culprit": self.culprit,
+            "python": self.line,
+            "launch": self.call,
+            "previous_on_device": self.previous,
+            "next_on_device": self.next,
+            "between_steps": self.crosses_step,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Calls of one kind in one operator, and the idle time that they are to blame for."""
+
+    cause: str
+    operator: str | None
+    call: str
+    line: str | None
+    """Of the wait that cost most."""
+    idle_ns: int
+    calls: int
+    """How many of them the device was idle for."""
+
+    @property
+    def words(self) -> str:
+        """Operator, call and line, as far as they are known."""
+        named = f"{self.operator} ({self.call})" if self.operator else self.call
+        return f"{named}, {self.line}" if self.line else named
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "cause": self.cause,
+            "operator": self.operator,
+            "call": self.call,
+            "python": self.line,
+            "idle_us": self.idle_ns / 1000,
+            "calls": self.calls,
+        }
+
+
+def describe(trace: Trace, gaps: Gaps, parts: Split, at: int, blamed: str | None = None) -> Gap:
+    """What is known about one gap; the culprit is that of `blamed`, or of its largest part."""
+    events = trace.events
+    begin, _ = window_of(trace) or (0, 0)
+
+    def name(row: int) -> str:
+        return trace.names[int(events.name[row])]
+
+    times = {NAMES[c]: int(t) for c, t in enumerate(parts.parts[at]) if t}
+    cause = NAMES[int(parts.cause[at])]
+    call = int(gaps.first_call[at])
+    culprit, line = _culprit(trace, gaps, parts, at, blamed or cause)
+    return Gap(
+        time_ns=int(gaps.begin_ns[at]) - begin,
+        dur_ns=int(gaps.dur_ns[at]),
+        cause=cause,
+        parts=dict(sorted(times.items(), key=lambda item: -item[1])),
+        issued=ISSUED[int(gaps.issued[at])],
+        culprit=culprit,
+        line=line,
+        call=name(call) if call >= 0 else None,
+        previous=name(int(gaps.rows[gaps.last[at]])),
+        next=name(int(gaps.rows[gaps.first[at]])),
+        crosses_step=bool(parts.crosses_step[at]),
+    )
+
+
+def group_by_culprit(trace: Trace, parts: Split) -> list[Group]:
+    """Waits and allocations by operator and call, with the idle time that each is to blame for."""
+    events, where = trace.events, Surroundings(trace)
+    calls = np.flatnonzero(parts.call_idle_ns)
+    time = parts.call_idle_ns[calls]
+    operator = waiting_operators(trace, calls)
+    name = np.where(operator >= 0, events.name[operator], -1)
+    keys = np.stack((parts.waits[calls], name, events.name[calls]), axis=1)
+    kinds, kind = np.unique(keys, axis=0, return_inverse=True)
+    kind = kind.reshape(-1)
+    found = []
+    for number, (waits, operator_name, call_name) in enumerate(kinds):
+        mine = np.flatnonzero(kind == number)
+        worst = int(calls[mine[np.argmax(time[mine])]])
+        named = trace.names[operator_name] if operator_name >= 0 else None
+        if named is None and (around := where.operator(worst)) >= 0:
+            named = trace.names[int(events.name[around])]
+        found.append(
+            Group(
+                cause=causes.SYNCHRONISATION if waits else causes.MEMORY_ALLOCATION,
+                operator=named,
+                call=trace.names[call_name],
+                line=where.line(worst),
+                idle_ns=int(time[mine].sum()),
+                calls=len(mine),
+            )
+        )
+    return sorted(found, key=lambda group: -group.idle_ns)
+
+
+def _culprit(
+    trace: Trace, gaps: Gaps, parts: Split, at: int, cause: str
+) -> tuple[str | None, str | None]:
+    events, where = trace.events, Surroundings(trace)
+    call = int(gaps.first_call[at])
+    blocked = int(parts.blocked_in[at])
+
+    def name(row: int) -> str | None:
+        return trace.names[int(events.name[row])] if row >= 0 else None
+
+    if cause in _BLOCKING and blocked >= 0:
+        operator = int(waiting_operators(trace, np.array([blocked]))[0])
+        return name(operator if operator >= 0 else blocked), where.line(blocked)
+    if cause == causes.DEPENDENCY:
+        return name(int(gaps.rows[gaps.last[at]])), None
+    if call < 0:
+        return None, None
+    if cause in (causes.LAUNCH, causes.QUEUED, causes.GRAPH):
+        operator = where.operator(call)
+        return name(operator if operator >= 0 else call), where.line(call)
+    until = max(int(gaps.begin_ns[at]) + 1, min(int(events.begin_ns[call]), int(gaps.end_ns[at])))
+    doing, line = where.doing(call, int(gaps.begin_ns[at]), until)
+    return name(doing), line

@@ -1,0 +1,196 @@
+"""Each gap of the device split by cause, to the nanosecond.
+
+A gap that the next launch ended late is split by what the launching thread did until then, at every
+moment the first of: waiting for the device, allocating, driver or profiler at work, loading data,
+compiling, something long that launches nothing, and else preparing the launch. Only the thread that
+launched is blamed; until it takes over, the thread that had launched before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.analysis import causes
+from stagespan.trace.analysis.axis import Axis
+from stagespan.trace.analysis.gaps import AFTER, BEFORE, UNKNOWN, Gaps, Rows
+from stagespan.trace.analysis.host_time import CLASSES, QUIET_NS, HostTime, named, threads
+from stagespan.trace.device import COPY, device_work, launches, streams
+from stagespan.trace.model import Mask, Numbers, Trace
+
+NAMES = tuple(causes.CAUSES)
+# A thread that takes longer than this for one launch, in however small parts, does something else.
+LONGEST_LAUNCH_NS = 1_000_000
+# From a launch to its begin on an idle device.
+LATENCY_NS = 50_000
+# A launch this short before its begin was not waiting in a queue.
+JUST_LAUNCHED_NS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The gaps' times by cause."""
+
+    parts: NDArray[np.int64]
+    """One row a gap, one column for each of NAMES; each row sums to the gap's length."""
+    blocked_in: Rows
+    """The waiting or allocating call in which the launching thread was as the gap began, or -1."""
+    call_idle_ns: Numbers
+    """Of every event of the trace that is a waiting or allocating call: the idle time that it is to
+    blame for, within it and in filling the device again.
+    """
+    waits: Mask
+    """Which events are calls that wait for the device."""
+    crosses_step: Mask
+    """Whether a step ended between the launch before the gap and the one behind it."""
+
+    @property
+    def cause(self) -> NDArray[np.intp]:
+        """Of each gap the cause of the largest part, as index into NAMES."""
+        result: NDArray[np.intp] = self.parts.argmax(axis=1)
+        return result
+
+
+def split(trace: Trace, gaps: Gaps, step_begins: Numbers) -> Split:
+    """Split all gaps; `step_begins` are where steps begin, in ascending order."""
+    return _Splitter(trace, gaps, step_begins).split()
+
+
+class _Splitter:
+    def __init__(self, trace: Trace, gaps: Gaps, step_begins: Numbers) -> None:
+        self.trace, self.gaps = trace, gaps
+        self.parts = np.zeros((len(gaps.begin_ns), len(NAMES)), dtype=np.int64)
+        self.calls = launches(trace)
+        self.waits = self._waits()
+        self.allocates = self.calls & named(trace, causes.ALLOCATES) & ~self.waits
+        self.crosses = self._crosses(step_begins)
+        self.call_idle = np.zeros(len(trace.events), dtype=np.int64)
+        self.blocked_in = np.full(len(gaps.begin_ns), -1, dtype=np.intp)
+
+    def split(self) -> Split:
+        gaps = self.gaps
+        unknown = gaps.issued == UNKNOWN
+        self._add(causes.NOT_TRACED, unknown & ~gaps.in_graph, gaps.dur_ns)
+        self._add(causes.GRAPH, gaps.in_graph, gaps.dur_ns)
+        chosen = np.flatnonzero(~unknown & ~gaps.in_graph)
+        if len(chosen):
+            self._split_launched(chosen)
+        return Split(self.parts, self.blocked_in, self.call_idle, self.waits, self.crosses)
+
+    def _split_launched(self, chosen: Rows) -> None:
+        gaps, events = self.gaps, self.trace.events
+        begin, end, call = gaps.begin_ns[chosen], gaps.end_ns[chosen], gaps.first_call[chosen]
+        issued_from = np.clip(events.begin_ns[call], begin, end)
+        issued_to = np.clip(events.end_ns[call], begin, end)
+        launch = issued_to - issued_from
+        launch += self._queued(chosen, issued_to, end)
+        # Two threads: the one that launches now, and the one that launched before.
+        last_call = gaps.last_call[chosen]
+        before = np.where(last_call >= 0, last_call, call)
+        lanes, lane = threads(self.trace, np.concatenate((call, before)))
+        axis = Axis(int(begin.min()), int(end.max()), len(lanes))
+        if not axis.fits:
+            self.parts[chosen, NAMES.index(causes.NOT_TRACED)] += issued_from - begin + launch
+            return
+        host = HostTime(self.trace, axis, lanes, self.calls, self.waits, self.allocates)
+        here, there = lane[: len(call)], lane[len(call) :]
+        place = axis.place(here, begin)
+        taken_over = np.minimum(begin + (host.busy.next_from(place) - place), issued_from)
+        taken_over = np.where(here == there, begin, taken_over)
+        # Of the thread that launches now: before it came to the operator that launches, and since.
+        operator = np.maximum(taken_over, host.operator_begin(here, issued_from))
+        outside = host.classified(here, taken_over, operator)
+        outside += host.classified(there, begin, taken_over)
+        inside = host.classified(here, operator, issued_from)
+        blocked = host.blocked_at(here, begin, issued_from)
+        blocked = np.where(blocked >= 0, blocked, host.blocked_at(there, begin, issued_from))
+        calls = np.flatnonzero(self.waits | self.allocates)
+        self.call_idle[calls] = host.time_in(
+            calls, [(here, taken_over, issued_from), (there, begin, taken_over)]
+        )
+        call_time = issued_to - issued_from
+        long_call = (call_time > QUIET_NS) & ~self.waits[call]
+        self._add_at(causes.RUNTIME_CALL, chosen, np.where(long_call, call_time, 0))
+        launch -= np.where(long_call, call_time, 0)
+        self._book(chosen, outside, inside, launch, blocked)
+
+    def _book(
+        self,
+        chosen: Rows,
+        outside: NDArray[np.int64],
+        inside: NDArray[np.int64],
+        launch: Numbers,
+        blocked: Rows,
+    ) -> None:
+        """Enter the classified times, outside and inside of the operator that launches."""
+        column = {name: number for number, name in enumerate(NAMES)}
+        other = np.where(
+            self.crosses[chosen], column[causes.BETWEEN_STEPS], column[causes.HOST_WORK]
+        )
+        for number, name in enumerate(CLASSES):
+            self.parts[chosen, column[name]] += outside[:, number] + inside[:, number]
+        self.parts[chosen, other] += outside[:, -2]
+        self.parts[chosen, column[causes.HOST_WORK]] += inside[:, -2]
+        # However small its parts, what takes so long is no launch.
+        preparing = outside[:, -1] + inside[:, -1]
+        too_long = preparing > LONGEST_LAUNCH_NS
+        self.parts[chosen, other] += np.where(too_long, preparing, 0)
+        rest = launch + np.where(too_long, 0, preparing)
+        # A host that was waiting when the device ran dry pays for filling it again, too.
+        refill = np.full(len(chosen), column[causes.LAUNCH])
+        found = blocked >= 0
+        refill[found & self.waits[blocked]] = column[causes.SYNCHRONISATION]
+        refill[found & self.allocates[blocked]] = column[causes.MEMORY_ALLOCATION]
+        self.parts[chosen, refill] += rest
+        np.add.at(self.call_idle, blocked[found], rest[found])
+        self.blocked_in[chosen] = blocked
+
+    def _queued(self, chosen: Rows, issued_to: Numbers, end: Numbers) -> Numbers:
+        """Enter the times after the launches; returns those that are a launch's usual latency."""
+        gaps, events = self.gaps, self.trace.events
+        time = end - issued_to
+        delay = end - events.end_ns[gaps.first_call[chosen]]
+        issued = gaps.issued[chosen]
+        latency = delay <= np.where(issued != BEFORE, LATENCY_NS, JUST_LAUNCHED_NS)
+        device, stream = streams(self.trace, gaps.rows)
+        last, first = gaps.last[chosen], gaps.first[chosen]
+        crosses = (device[last] != device[first]) | (stream[last] != stream[first])
+        depends = ~latency & crosses & (issued != AFTER)
+        queued = ~latency & ~depends & (time <= LATENCY_NS)
+        self._add_at(causes.DEPENDENCY, chosen, np.where(depends, time, 0))
+        self._add_at(causes.QUEUED, chosen, np.where(queued, time, 0))
+        unknown = ~latency & ~depends & ~queued
+        self._add_at(causes.NOT_TRACED, chosen, np.where(unknown, time, 0))
+        return np.where(latency, time, 0)
+
+    def _waits(self) -> Mask:
+        """Calls that wait by their name, and those that copied until their copy was done."""
+        trace, events, gaps = self.trace, self.trace.events, self.gaps
+        found = self.calls & named(trace, causes.WAITS)
+        copies = (device_work(trace).kind[gaps.rows] == COPY) & (gaps.calls >= 0)
+        rows, calls = gaps.rows[copies], gaps.calls[copies]
+        blocking = (events.end_ns[calls] >= events.end_ns[rows]) & (
+            events.dur_ns[calls] > JUST_LAUNCHED_NS
+        )
+        found[calls[blocking]] = True
+        return found
+
+    def _crosses(self, step_begins: Numbers) -> Mask:
+        events, gaps = self.trace.events, self.gaps
+
+        def step(call: Rows, otherwise: Numbers) -> NDArray[np.intp]:
+            time = np.where(call >= 0, events.begin_ns[call], otherwise)
+            return np.searchsorted(step_begins, time, side="right")
+
+        if len(gaps.begin_ns) == 0:
+            return np.zeros(0, dtype=np.bool_)
+        result: Mask = step(gaps.first_call, gaps.end_ns) > step(gaps.last_call, gaps.begin_ns)
+        return result
+
+    def _add(self, cause: str, which: Mask, time: Numbers) -> None:
+        self.parts[which, NAMES.index(cause)] += time[which]
+
+    def _add_at(self, cause: str, which: Rows, time: Numbers) -> None:
+        self.parts[which, NAMES.index(cause)] += time

@@ -1,0 +1,95 @@
+"""Where on the host something happened: the operator and the line of Python around an event."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.analysis.causes import SYNC_OPERATORS
+from stagespan.trace.analysis.host_time import threads
+from stagespan.trace.model import Mask, Trace
+
+Rows = NDArray[np.intp]
+_FRAME = re.compile(r"\.py\(\d+\): ")
+# Frames of the framework and of the interpreter: a user looks for his own.
+_NOT_OWN = re.compile(
+    r"(?:^|/)(?:torch|torch_npu|torchgen|functools|contextlib|threading|runpy|_pytest|importlib)"
+    r"(?:/|\.py\()|<frozen|multiprocessing/"
+)
+
+
+class Surroundings:
+    """Looks up the events around a time on a thread; each look goes through the whole trace."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._operators = trace.rows_of(["cpu_op"])
+        self._frames = trace.rows_of(["python_function"])
+        self._marks = trace.rows_of(["user_annotation"])
+
+    def operator(self, row: int) -> int:
+        """The innermost operator around an event on its thread, or -1."""
+        rows = self._around(row, self._operators)
+        return int(rows[-1]) if len(rows) else -1
+
+    def line(self, row: int) -> str | None:
+        """The innermost frame around an event, the user's own if there is one, or None."""
+        return self._frame(self._around(row, self._frames))
+
+    def doing(self, row: int, begin_ns: int, end_ns: int) -> tuple[int, str | None]:
+        """What the thread of `row` did in a stretch: an event that fills half of it, and a frame.
+
+        The event is the innermost of those; -1 when the trace has none.
+        """
+        events = self._trace.events
+        inside = np.minimum(events.end_ns, end_ns) - np.maximum(events.begin_ns, begin_ns)
+        same = (events.pid == events.pid[row]) & (events.tid == events.tid[row])
+        fills = same & (2 * inside >= end_ns - begin_ns) & (inside > 0)
+        rows = self._outermost_first(np.flatnonzero(fills))
+        shown = rows[(self._operators | self._frames | self._marks)[rows]]
+        return (int(shown[-1]) if len(shown) else -1, self._frame(rows[self._frames[rows]]))
+
+    def _frame(self, frames: Rows) -> str | None:
+        names = [self._trace.names[int(self._trace.events.name[row])] for row in frames]
+        lines = [name for name in names if _FRAME.search(name)]
+        own = [name for name in lines if _NOT_OWN.search(name) is None]
+        chosen = own or lines
+        return chosen[-1] if chosen else None
+
+    def _around(self, row: int, among: Mask) -> Rows:
+        events = self._trace.events
+        begin, end = events.begin_ns[row], events.end_ns[row]
+        same = (events.pid == events.pid[row]) & (events.tid == events.tid[row])
+        around = among & same & (events.begin_ns <= begin) & (events.end_ns >= end)
+        around[row] = False
+        return self._outermost_first(np.flatnonzero(around))
+
+    def _outermost_first(self, rows: Rows) -> Rows:
+        events = self._trace.events
+        return rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
+
+
+def waiting_operators(trace: Trace, rows: Rows) -> Rows:
+    """For each event the outermost operator around it that is known to wait (item, to), or -1."""
+    events = trace.events
+    known = np.isin(
+        events.name, [n for n, name in enumerate(trace.names) if name in SYNC_OPERATORS]
+    )
+    found = np.flatnonzero(known & trace.rows_of(["cpu_op"]))
+    result = np.full(len(rows), -1, dtype=np.intp)
+    if len(found) == 0 or len(rows) == 0:
+        return result
+    _, lane = threads(trace, np.concatenate((found, rows)))
+    for number in np.unique(lane[len(found) :]):
+        here = found[lane[: len(found)] == number]
+        here = here[np.lexsort((-events.end_ns[here], events.begin_ns[here]))]
+        end = events.end_ns[here]
+        reach = np.maximum.accumulate(end)
+        outer = here[np.concatenate(([True], end[1:] > reach[:-1]))]
+        asked = np.flatnonzero(lane[len(found) :] == number)
+        at = np.searchsorted(events.begin_ns[outer], events.begin_ns[rows[asked]], "right") - 1
+        holds = (at >= 0) & (events.end_ns[outer[at]] >= events.end_ns[rows[asked]])
+        result[asked[holds]] = outer[at[holds]]
+    return result
