@@ -29,16 +29,20 @@ namespace stagespan {
 //   | SpanRecord  |  x ring_spans x max_threads: the latest finished spans of each thread
 //   +-------------+ regions[kRegionBlocks]
 //   | StatsBlock  |  x max_blocks: figures of one (thread, stage), claimed when first needed
+//   +-------------+ regions[kRegionDevice]
+//   | DeviceRecord|  x device_spans: what the device spent on the latest spans, in the resolver's order
+//   +-------------+ regions[kRegionDeviceStages], regions[kRegionDeviceBlocks]
+//   | StatsBlock  |  x 3 x max_device_stages: elapsed, queue and tail of a stage, found through its number
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::uint32_t kLayoutVersion = 2;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
 inline constexpr std::uint32_t kMaxThreads = 256;
 inline constexpr std::uint32_t kSharedSlot = kMaxThreads;
-inline constexpr std::uint32_t kMaxFrames = 4096;
+inline constexpr std::uint32_t kMaxFrames = 16384;  // two for each asyncio task that waits inside a span
 inline constexpr std::uint32_t kMaxDetached = 4096;
 inline constexpr std::uint32_t kMaxBlocks = 8192;
 inline constexpr std::uint32_t kMaxNameBytes = 255;
@@ -48,6 +52,8 @@ inline constexpr std::uint32_t kMaxWork = 4096;
 inline constexpr std::uint32_t kWorkKeyBytes = 63;
 inline constexpr std::uint32_t kDefaultRingSpans = 8192;
 inline constexpr std::uint32_t kMaxStamps = 64;
+inline constexpr std::uint32_t kDeviceSpans = 1U << 16;
+inline constexpr std::uint32_t kMaxDeviceStages = 1024;  // the last one is shared by all beyond
 
 // Stages that exist from the start.
 inline constexpr std::uint32_t kStageOverflow = 0;  // takes what finds no stage or statistics of its own
@@ -70,13 +76,21 @@ enum Cause : std::uint32_t {
   kLostHookErrors,     // exceptions inside hooks
   kLostRecords,        // `record` with times that cannot be placed
   kLostDecorators,     // decorated functions that could not be switched on or off
+  kLostDevicePool,       // spans that found no free event: their device time is unknown
+  kLostDeviceFailed,     // spans whose events the driver refused
+  kLostDeviceCaptured,   // spans inside a graph capture: nothing runs there that could be timed
+  kLostDeviceTimeout,    // spans whose device work did not end within the time it is waited for
+  kLostDeviceElsewhere,  // spans ended by another thread than the one that opened them
+  kLostDeviceClamped,    // device times that came out below zero, and were taken as zero
+  kLostDevicePlace,      // device spans whose place on the host's timeline is unknown
   kCauseCount,
 };
 
 inline constexpr const char* kCauseNames[kCauseCount] = {
     "names",     "invalid_names", "threads", "statistics_blocks", "open_spans",  "detached_open_spans",
     "unmatched", "abandoned",     "work",    "log_lines",         "hook_errors", "records",
-    "decorator_errors",
+    "decorator_errors", "device_pool", "device_failed", "device_captured", "device_timeout",
+    "device_elsewhere", "device_clamped", "device_place",
 };
 
 enum Region : std::uint32_t {
@@ -89,6 +103,9 @@ enum Region : std::uint32_t {
   kRegionDetached,
   kRegionRings,
   kRegionBlocks,
+  kRegionDevice,
+  kRegionDeviceStages,
+  kRegionDeviceBlocks,
   kRegionCount,
 };
 
@@ -126,6 +143,10 @@ struct ArenaHeader {
   std::atomic<std::uint64_t> lost[kCauseCount];
   std::atomic<std::uint32_t> stamp_count;
   std::atomic<std::uint32_t> resets;  // figures before and after one cannot be subtracted
+  std::atomic<std::uint64_t> device_head;         // device records ever written
+  std::atomic<std::uint64_t> device_floor;        // those before this number went with a reset
+  std::atomic<std::uint32_t> device_stage_count;  // stages with device figures
+  std::uint32_t reserved;
   ClockStamp stamps[kMaxStamps];
 };
 
@@ -177,6 +198,8 @@ enum SpanFlag : std::uint16_t {
   kFrameInactive = 256,     // latched while off: keeps begin and end paired, records nothing
   kFrameRoot = 512,         // bottom of a scope
   kFrameClosedAway = 1024,  // ended by another thread; its owner drops it
+  kFrameDevice = 4096,      // has an event on a device
+  kFrameOrphan = 2048,      // its parent ended before it did
 };
 
 // A finished span, 64 bytes: one cache line.
@@ -226,8 +249,8 @@ struct alignas(64) OpenFrame {
 static_assert(sizeof(OpenFrame) == 64);
 
 inline constexpr std::uint32_t kBuckets = 1016;
-inline constexpr std::uint32_t kEdges = 5;
-inline constexpr std::uint32_t kWraps = 12;
+inline constexpr std::uint32_t kEdges = 6;
+inline constexpr std::uint32_t kWraps = 9;
 
 /// Count and sum of a stage's spans under one parent stage; the stage's own are the sums over its edges.
 struct Edge {
@@ -256,6 +279,25 @@ struct alignas(64) StatsBlock {
   std::uint32_t padding[8];
 };
 static_assert(sizeof(StatsBlock) == 256 + 4096);
+
+/// A device time that is not known.
+inline constexpr std::int64_t kUnknownNs = INT64_MIN;
+
+/// What a device spent on a span, which readers find by its id. Written by the resolver alone; `commit` as in a
+/// SpanRecord.
+struct DeviceRecord {
+  std::atomic<std::uint64_t> id;
+  std::atomic<std::int64_t> elapsed_ns;  // from begin to end on the stream, gaps included
+  std::atomic<std::int64_t> queue_ns;    // device begin - host begin, or kUnknownNs
+  std::atomic<std::int64_t> tail_ns;     // device end - host end, or kUnknownNs
+  std::atomic<std::uint32_t> stage;
+  std::atomic<std::uint32_t> device;  // its index as torch counts
+  std::atomic<std::uint32_t> commit;
+  std::uint32_t reserved;
+};
+static_assert(sizeof(DeviceRecord) == 48);
+
+enum DeviceFigure : std::uint32_t { kDeviceElapsed, kDeviceQueue, kDeviceTail, kDeviceFigures };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<double>::is_always_lock_free);

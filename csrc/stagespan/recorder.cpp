@@ -12,6 +12,7 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <utility>
 
 namespace stagespan {
 
@@ -248,6 +249,15 @@ ThreadState& Recorder::attach() {
   thread->scope = &thread->base;
 
   const std::lock_guard lock(cold_);
+  if (!arena_) {
+    // Nothing is recorded; what opens and closes spans still finds frames to pair them by.
+    thread->frames_storage.reset(new OpenFrame[kSlotlessFrames]{});
+    thread->frames = thread->frames_storage.get();
+    thread->frame_capacity = kSlotlessFrames;
+    make_root(*thread, 0, {});
+    t_state = thread;
+    return *thread;
+  }
   ArenaHeader& header = arena_.header();
   std::uint32_t chosen = header.slot_high_water.load(relaxed);
   if (chosen < kMaxThreads) {
@@ -272,6 +282,11 @@ ThreadState& Recorder::attach() {
 }
 
 void Recorder::detach(ThreadState* thread) noexcept {
+  if (const DeviceHooks* const hooks = g_device_hooks.load(std::memory_order_acquire); hooks != nullptr) {
+    for (std::uint32_t i = 0; thread->device_open && i < thread->frame_capacity; ++i)
+      if (thread->device_open[i] != nullptr) hooks->abandon(thread->device_open[i]);
+    if (thread->device != nullptr) hooks->leave(*thread);
+  }
   const std::lock_guard lock(cold_);
   std::uint64_t open = 0;
   const std::uint32_t end = thread->slot != nullptr ? thread->slot->frames_high_water.load(relaxed)
@@ -417,6 +432,7 @@ DetachedSpan Recorder::open_detached(std::uint32_t stage, std::uint16_t flags) {
                          below.as_parent_stage.load(relaxed), below.as_parent_depth.load(relaxed), flags},
                         0};
   detached.span.begin_ticks = now_ticks();
+  open_on_device(thread, detached.span, detached.device);
   detached.shown_at = show_detached(detached.span, thread.thread);
   return detached;
 }
@@ -424,11 +440,13 @@ DetachedSpan Recorder::open_detached(std::uint32_t stage, std::uint16_t flags) {
 void Recorder::close_detached(DetachedSpan& detached, std::uint16_t flags) {
   detached.span.end_ticks = now_ticks();
   detached.span.flags |= flags;
+  ThreadState& thread = this_thread();
+  close_on_device(thread, detached.span, detached.device, false);
   // After a fork the frame may be another span's.
   if (detached.shown_at != 0 && arena_.detached()[detached.shown_at - 1].id.load(relaxed) == detached.span.id)
     hide_detached(detached.shown_at);
   detached.shown_at = 0;
-  commit_span(this_thread(), detached.span);
+  commit_span(thread, detached.span);
 }
 
 OpenFrame* Recorder::find_elsewhere(const void* owner_key, ThreadState** thread) {
@@ -449,21 +467,40 @@ OpenFrame* Recorder::find_elsewhere(const void* owner_key, ThreadState** thread)
   return latest;
 }
 
-void Recorder::close_away(ThreadState& owner, OpenFrame& frame, std::uint16_t flags) {
+bool Recorder::take_away_locked(ThreadState& owner, OpenFrame& frame, void** note) noexcept {
+  // The owner may have left, or another thread may have ended the span, since the caller found it.
+  if (std::find(threads_.begin(), threads_.end(), &owner) == threads_.end() || frame.id.load(relaxed) == 0 ||
+      (frame.flags.fetch_or(kFrameClosedAway, relaxed) & kFrameClosedAway) != 0)
+    return false;
+  if (note != nullptr) *note = std::exchange(owner.locals[owner.index_of(frame)].note, nullptr);
+  return true;
+}
+
+bool Recorder::close_away(ThreadState& owner, OpenFrame& frame, std::uint16_t flags, FinishedSpan* span, void** note) {
   const std::uint64_t end_ticks = now_ticks();
-  FinishedSpan span;
+  FinishedSpan ended;
   {
-    // The owner may have left, or another thread may have ended the span, since the caller found it.
     const std::lock_guard lock(cold_);
-    if (std::find(threads_.begin(), threads_.end(), &owner) == threads_.end() || frame.id.load(relaxed) == 0 ||
-        (frame.flags.fetch_or(kFrameClosedAway, relaxed) & kFrameClosedAway) != 0) {
+    if (!take_away_locked(owner, frame, note)) {
       lose(kLostUnmatched);
-      return;
+      return false;
     }
-    span = finished(owner, frame, end_ticks, flags);
+    ended = finished(owner, frame, end_ticks, flags);
+    // Its events are the owner's, which may be dropping them at this moment.
+    if ((ended.flags & kFrameDevice) != 0) lose(kLostDeviceElsewhere);
+    ended.flags &= static_cast<std::uint16_t>(~kFrameDevice);
     owner.attention.fetch_or(kAttentionClosedAway, std::memory_order_release);
   }
-  commit_span(this_thread(), span);
+  commit_span(this_thread(), ended);
+  if (span != nullptr) *span = ended;
+  return true;
+}
+
+bool Recorder::drop_away(ThreadState& owner, OpenFrame& frame, void** note) {
+  const std::lock_guard lock(cold_);
+  if (!take_away_locked(owner, frame, note)) return false;
+  owner.attention.fetch_or(kAttentionClosedAway, std::memory_order_release);
+  return true;
 }
 
 bool Recorder::record(std::uint32_t stage, std::int64_t begin_ns, std::int64_t end_ns, std::uint16_t flags) {
@@ -517,6 +554,14 @@ void Recorder::reset() {
     StatsBlock& shared = arena_.blocks()[(block & ~kSharedBlock) - 1];
     clear(shared);
     prepare(shared);
+  }
+  // The resolver holds the lock while it writes these.
+  header.device_floor.store(header.device_head.load(relaxed), std::memory_order_release);
+  for (std::uint32_t i = 0; i < header.device_stage_count.load(relaxed); ++i) {
+    for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure) {
+      clear(arena_.device_block(i, figure));
+      prepare(arena_.device_block(i, figure));
+    }
   }
   for (std::uint32_t i = 0; i < kMaxWork; ++i) {
     WorkEntry& entry = arena_.work()[i];

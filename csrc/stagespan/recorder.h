@@ -13,23 +13,16 @@
 #include "arena.h"
 #include "clock.h"
 #include "layout.h"
+#include "mode.h"
 #include "thread_state.h"
 
 namespace stagespan {
-
-enum Mode : std::uint32_t { kModeEnabled = 1, kModeDebug = 2 };
-
-/// What is switched on. Relaxed loads: a switch takes effect soon, and each span latches what it saw.
-extern std::atomic<std::uint32_t> g_mode;
-
-inline bool mode_has(std::uint32_t bits) noexcept {
-  return (g_mode.load(std::memory_order_relaxed) & bits) == bits;
-}
 
 /// An open span that no thread's stack holds: a token, or a coroutine between two of its turns.
 struct DetachedSpan {
   FinishedSpan span;
   std::uint32_t shown_at;  // 1 + index among the arena's detached frames; 0 if it is not shown
+  void* device = nullptr;  // its events, if any
 };
 
 class Recorder {
@@ -67,8 +60,12 @@ class Recorder {
   /// Ends and records it, in the calling thread's ring.
   void close_detached(DetachedSpan& detached, std::uint16_t flags);
 
-  /// Ends a span that `owner`, another thread, has open.
-  void close_away(ThreadState& owner, OpenFrame& frame, std::uint16_t flags);
+  /// Ends a span that `owner`, another thread, has open. False, and counted, if it has ended meanwhile. Gives
+  /// what it came to, and hands over the note that belongs to the frame.
+  bool close_away(ThreadState& owner, OpenFrame& frame, std::uint16_t flags, FinishedSpan* span = nullptr,
+                  void** note = nullptr);
+  /// The same for a span that nobody will end: it is not recorded.
+  bool drop_away(ThreadState& owner, OpenFrame& frame, void** note);
   /// The innermost frame that `owner_key` opened in a thread other than the calling one.
   OpenFrame* find_elsewhere(const void* owner_key, ThreadState** thread);
 
@@ -97,6 +94,7 @@ class Recorder {
   Recorder();
   void prepare_arena();
   std::uint32_t intern_locked(std::string_view name);
+  bool take_away_locked(ThreadState& owner, OpenFrame& frame, void** note) noexcept;
   std::uint64_t first_id(std::uint32_t slot_index) const noexcept;
   void settle(ThreadState& thread, std::uint32_t slot_index) noexcept;
   void fold_thread(ThreadSlot& slot) noexcept;

@@ -1,11 +1,18 @@
 // thread_state.cpp: what happens to a thread's open spans off the common path.
 #include "thread_state.h"
 
+#include <algorithm>
+
+#include <cstdlib>
+#include <utility>
+
 #include "recorder.h"
 
 namespace stagespan {
 
 constinit thread_local ThreadState* t_state __attribute__((tls_model("initial-exec"))) = nullptr;
+
+std::atomic<const DeviceHooks*> g_device_hooks{nullptr};
 
 namespace {
 
@@ -19,13 +26,31 @@ void pass_through(OpenFrame& frame, const OpenFrame& below) noexcept {
   frame.effective.store(below.effective.load(relaxed), relaxed);
 }
 
+// The frame with this index ends before the one that was opened in it, which remains its child: in the figures, as
+// its record says already. Both are charged to what lies below, so the time that they share is taken off again.
+void leave_child_behind(ThreadState& thread, std::uint32_t child, std::uint32_t index,
+                        std::uint64_t charged_until) noexcept {
+  OpenFrame& frame = thread.frames[index];
+  OpenFrame& orphan = thread.frames[child];
+  if ((orphan.flags.fetch_or(kFrameOrphan, relaxed) & kFrameOrphan) == 0)
+    thread.locals[child].parent_stage = frame.as_parent_stage.load(relaxed);
+  const std::uint64_t shared_from = std::max(orphan.begin_ticks.load(relaxed), frame.begin_ticks.load(relaxed));
+  if (charged_until <= shared_from) return;
+  const OpenFrame& below = thread.frames[frame.below.load(relaxed)];
+  OpenFrame& parent = thread.frames[below.effective.load(relaxed)];
+  const std::uint64_t charged = parent.child_ticks.load(relaxed);
+  parent.child_ticks.store(charged - std::min(charged, charged_until - shared_from), relaxed);
+}
+
 void drop_closed_away(ThreadState& thread) noexcept {
   const std::uint32_t end = thread.slot != nullptr ? thread.slot->frames_high_water.load(relaxed)
                                                    : thread.frame_capacity;
   for (std::uint32_t index = 1; index < end; ++index) {
     OpenFrame& frame = thread.frames[index];
-    if (frame.id.load(relaxed) != 0 && (frame.flags.load(std::memory_order_acquire) & kFrameClosedAway) != 0)
-      drop_frame(thread, frame);
+    if (frame.id.load(relaxed) == 0 || (frame.flags.load(std::memory_order_acquire) & kFrameClosedAway) == 0)
+      continue;
+    device_drop(thread, frame);
+    drop_frame(thread, frame);
   }
 }
 
@@ -40,6 +65,47 @@ void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& 
   else
     add_span<SingleWriter>(target, figures);
   if (thread.ring == nullptr) recorder.lose(kLostThreads);
+}
+
+void device_open(ThreadState& thread, OpenFrame& frame) noexcept {
+  const DeviceHooks* const hooks = g_device_hooks.load(std::memory_order_acquire);
+  if (hooks == nullptr) return;
+  if (!thread.device_open) [[unlikely]] {
+    // Zeroed pages that nobody has touched yet cost nothing; most threads never nest deep.
+    thread.device_open.reset(static_cast<void**>(std::calloc(kMaxFrames, sizeof(void*))));
+    if (!thread.device_open) return;
+  }
+  std::uint16_t flags = 0;
+  void* const device = hooks->begin(thread, frame.stage.load(relaxed), flags);
+  if (device != nullptr) {
+    thread.device_open[thread.index_of(frame)] = device;
+    flags |= kFrameDevice;
+  }
+  // Another thread may be ending the span already.
+  if (flags != 0) frame.flags.fetch_or(flags, relaxed);
+}
+
+void device_close(ThreadState& thread, const OpenFrame& frame, FinishedSpan& span, bool wanted) noexcept {
+  void* const device = std::exchange(thread.device_open[thread.index_of(frame)], nullptr);
+  if (device != nullptr)
+    g_device_hooks.load(std::memory_order_acquire)->end(thread, device, span, wanted);
+  else
+    span.flags &= static_cast<std::uint16_t>(~kFrameDevice);
+}
+
+void close_frame_on_device(ThreadState& thread, OpenFrame& frame, std::uint64_t end_ticks,
+                           std::uint16_t flags) noexcept {
+  FinishedSpan span = finished(thread, frame, end_ticks, flags);
+  device_close(thread, frame, span, false);
+  commit_span(thread, span);
+  charge_parent(thread, frame.below.load(relaxed), span.duration_ticks());
+  drop_frame(thread, frame, end_ticks);
+}
+
+void device_drop(ThreadState& thread, const OpenFrame& frame) noexcept {
+  if ((frame.flags.load(relaxed) & kFrameDevice) == 0) return;
+  void* const device = std::exchange(thread.device_open[thread.index_of(frame)], nullptr);
+  if (device != nullptr) g_device_hooks.load(std::memory_order_acquire)->abandon(device);
 }
 
 OpenFrame* no_frame_left() noexcept {
@@ -62,15 +128,18 @@ void attend(ThreadState& thread) noexcept {
   if ((what & kAttentionClosedAway) != 0) drop_closed_away(thread);
 }
 
-void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index) noexcept {
+void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::uint64_t charged_until) noexcept {
   const std::uint32_t below = thread.frames[index].below.load(relaxed);
   std::uint32_t above = scope.top;
   std::uint32_t lowest_above = 0;
+  std::uint32_t child = 0;
   while (above != index && above != scope.root) {
     lowest_above = above;
+    if ((thread.frames[above].flags.load(relaxed) & kFrameInactive) == 0) child = above;
     above = thread.frames[above].below.load(relaxed);
   }
   if (above != index || lowest_above == 0) return;
+  if (child != 0) leave_child_behind(thread, child, index, charged_until);
   thread.frames[lowest_above].below.store(below, relaxed);
   // Inactive frames above stood in for the one that goes; from bottom to top they now stand in for what is
   // below. There are as many of them as somebody switched off in mid-span, so the quadratic walk is short.

@@ -10,6 +10,7 @@
 #include "arena.h"
 #include "clock.h"
 #include "layout.h"
+#include "mode.h"
 #include "stage_stats.h"
 
 namespace stagespan {
@@ -31,6 +32,7 @@ struct FrameLocal {
   Scope* scope = nullptr;
   std::uint64_t request = 0;
   void* note = nullptr;  // the bindings' own
+  std::uint32_t parent_stage = kNoStage;  // of a frame whose parent is no longer below it
 
   /// The owner is the one field that other threads look at.
   void open_by(const void* who) noexcept {
@@ -74,6 +76,26 @@ struct ScopeTable {
   virtual ~ScopeTable() = default;
 };
 
+struct ThreadState;
+
+/// What the device layer does for a span. All of it runs on a thread that holds or times the span, and neither
+/// waits nor raises.
+struct DeviceHooks {
+  /// Records the begin of a span of `stage` on the current stream. Null when it is not timed on a device;
+  /// `flags` then tells if that is because of a capture.
+  void* (*begin)(ThreadState& thread, std::uint32_t stage, std::uint16_t& flags) noexcept;
+  /// Records the end of a finished span on the stream of its begin. kFrameDevice stays in the span's flags if a
+  /// result will come, which is kept for who asks for it if it is `wanted`.
+  void (*end)(ThreadState& thread, void* device, FinishedSpan& span, bool wanted) noexcept;
+  /// Gives up what `begin` gave.
+  void (*abandon)(void* device) noexcept;
+  /// The thread ends.
+  void (*leave)(ThreadState& thread) noexcept;
+};
+
+/// Set when a device is first attached, and for good.
+extern std::atomic<const DeviceHooks*> g_device_hooks;
+
 enum Attention : std::uint32_t { kAttentionClosedAway = 1 };
 
 struct ThreadState {
@@ -100,6 +122,8 @@ struct ThreadState {
   std::vector<std::uint32_t> retired_blocks;    // taken by a reset; guarded by Recorder::cold_mutex()
   std::unique_ptr<OpenFrame[]> frames_storage;  // only without a slot
   std::unique_ptr<ScopeTable> scopes;           // made by the bindings when a task first opens a span
+  void* device = nullptr;                       // the device layer's own
+  std::unique_ptr<void*[], FreeMemory> device_open;  // what DeviceHooks::begin gave, by frame
 
   std::uint32_t index_of(const OpenFrame& frame) const noexcept {
     return static_cast<std::uint32_t>(&frame - frames);
@@ -116,8 +140,9 @@ void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& 
 /// Drops frames that other threads have ended.
 void attend(ThreadState& thread) noexcept;
 
-/// Takes a frame out of the middle of its scope.
-void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index) noexcept;
+/// Takes a frame out of the middle of its scope. `charged_until`: the end of its time, if the frame below was
+/// charged for that; the time that the frames above will be charged for as well is taken off again.
+void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::uint64_t charged_until) noexcept;
 
 /// Makes the frame with this index the bottom of a scope.
 void make_root(ThreadState& thread, std::uint32_t index, const ParentLink& link) noexcept;
@@ -178,6 +203,44 @@ STAGESPAN_HOT void commit_span(ThreadState& thread, const FinishedSpan& span) no
   thread.slot->head.store(number + 1, std::memory_order_release);
 }
 
+/// The device's part of a span on the stack; see DeviceHooks.
+void device_open(ThreadState& thread, OpenFrame& frame) noexcept;
+void device_close(ThreadState& thread, const OpenFrame& frame, FinishedSpan& span, bool wanted) noexcept;
+/// For a frame that is dropped without being recorded.
+void device_drop(ThreadState& thread, const OpenFrame& frame) noexcept;
+
+/// Opens the device's part of a span whose host clock runs already.
+STAGESPAN_HOT void open_on_device(ThreadState& thread, OpenFrame* frame) noexcept {
+  if (mode_has(kModeDevice)) [[unlikely]]
+    if (frame != nullptr) device_open(thread, *frame);
+}
+
+/// Closes the device's part of a span whose host clock has stopped.
+STAGESPAN_HOT void close_on_device(ThreadState& thread, const OpenFrame& frame, FinishedSpan& span,
+                                   bool wanted) noexcept {
+  if ((span.flags & kFrameDevice) != 0) [[unlikely]]
+    device_close(thread, frame, span, wanted);
+}
+
+/// The rest of close_frame() for a span with a device's part. Out of line: its span must not force that of
+/// every close into memory.
+void close_frame_on_device(ThreadState& thread, OpenFrame& frame, std::uint64_t end_ticks,
+                           std::uint16_t flags) noexcept;
+
+/// The same for a span that no stack holds.
+inline void open_on_device(ThreadState& thread, FinishedSpan& span, void*& device) noexcept {
+  if (!mode_has(kModeDevice)) return;
+  const DeviceHooks* const hooks = g_device_hooks.load(std::memory_order_acquire);
+  if (hooks == nullptr) return;
+  device = hooks->begin(thread, span.stage, span.flags);
+  if (device != nullptr) span.flags |= kFrameDevice;
+}
+inline void close_on_device(ThreadState& thread, FinishedSpan& span, void*& device, bool wanted) noexcept {
+  if (device == nullptr) return;
+  g_device_hooks.load(std::memory_order_acquire)->end(thread, device, span, wanted);
+  device = nullptr;
+}
+
 /// Opens a span in the thread's current scope. Null, and counted, when too many are open.
 OpenFrame* no_frame_left() noexcept;
 
@@ -216,14 +279,14 @@ STAGESPAN_HOT OpenFrame* open_frame(ThreadState& thread, std::uint32_t stage, co
 /// A frame for a span that is off, so that every end finds its own begin. Costs no clock.
 OpenFrame* open_inactive(ThreadState& thread, const void* owner) noexcept;
 
-/// Takes a frame off its scope without recording anything.
-STAGESPAN_HOT void drop_frame(ThreadState& thread, OpenFrame& frame) noexcept {
+/// Takes a frame off its scope without recording anything. See unlink_frame() for `charged_until`.
+STAGESPAN_HOT void drop_frame(ThreadState& thread, OpenFrame& frame, std::uint64_t charged_until = 0) noexcept {
   const std::uint32_t index = thread.index_of(frame);
   Scope& scope = *thread.locals[index].scope;
   if (scope.top == index) [[likely]]
     scope.top = frame.below.load(std::memory_order_relaxed);
   else
-    unlink_frame(thread, scope, index);
+    unlink_frame(thread, scope, index, charged_until);
   give_frame(thread, index);
 }
 
@@ -233,6 +296,10 @@ STAGESPAN_HOT FinishedSpan finished(const ThreadState& thread, const OpenFrame& 
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::uint32_t index = thread.index_of(frame);
   const OpenFrame& below = thread.frames[frame.below.load(relaxed)];
+  const std::uint16_t frame_flags = frame.flags.load(relaxed);
+  std::uint32_t parent_stage = below.as_parent_stage.load(relaxed);
+  if ((frame_flags & kFrameOrphan) != 0) [[unlikely]]
+    parent_stage = thread.locals[index].parent_stage;
   return {frame.begin_ticks.load(relaxed),
           end_ticks,
           frame.id.load(relaxed),
@@ -241,9 +308,9 @@ STAGESPAN_HOT FinishedSpan finished(const ThreadState& thread, const OpenFrame& 
           0,
           frame.child_ticks.load(relaxed),
           frame.stage.load(relaxed),
-          below.as_parent_stage.load(relaxed),
+          parent_stage,
           frame.depth.load(relaxed),
-          static_cast<std::uint16_t>(flags | frame.flags.load(relaxed))};
+          static_cast<std::uint16_t>(flags | frame_flags)};
 }
 
 /// Charges a child's time to the span that is innermost in `below`'s place.
@@ -255,10 +322,14 @@ STAGESPAN_HOT void charge_parent(ThreadState& thread, std::uint32_t below, std::
 /// Ends a span that this thread opened, and records it.
 STAGESPAN_HOT void close_frame(ThreadState& thread, OpenFrame& frame, std::uint16_t flags) noexcept {
   const std::uint64_t end_ticks = now_ticks();
+  if ((frame.flags.load(std::memory_order_relaxed) & kFrameDevice) != 0) [[unlikely]] {
+    close_frame_on_device(thread, frame, end_ticks, flags);
+    return;
+  }
   const FinishedSpan span = finished(thread, frame, end_ticks, flags);
   commit_span(thread, span);
   charge_parent(thread, frame.below.load(std::memory_order_relaxed), span.duration_ticks());
-  drop_frame(thread, frame);
+  drop_frame(thread, frame, end_ticks);
 }
 
 }  // namespace stagespan
