@@ -19,8 +19,6 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMostQueued = 8192;
 constexpr auto kShortestInterval = std::chrono::milliseconds(20);
 
-std::deque<Completion> g_queue;  // guarded by the interpreter's lock
-
 struct Waiter {
   std::mutex mutex;
   std::condition_variable condition;
@@ -30,12 +28,19 @@ struct Waiter {
   Clock::time_point last_return{};
 };
 
-// Never destroyed: the service thread may still wait in it when the process ends.
-alignas(Waiter) std::byte g_waiter_storage[sizeof(Waiter)];
-Waiter& waiter() {
-  static Waiter* const made = new (g_waiter_storage) Waiter;
-  return *made;
-}
+// Never destroyed: the service thread may still wait when the process ends.
+template <class T>
+struct Immortal {
+  alignas(T) std::byte storage[sizeof(T)];
+  Immortal() { renew(); }
+  void renew() { new (storage) T; }
+  T& get() { return *std::launder(reinterpret_cast<T*>(storage)); }
+};
+
+Immortal<Waiter> g_waiter;
+Immortal<std::deque<Completion>> g_queue;  // guarded by the interpreter's lock
+
+Waiter& waiter() { return g_waiter.get(); }
 
 void notify(bool woken) {
   Waiter& w = waiter();
@@ -49,11 +54,12 @@ void notify(bool woken) {
 }  // namespace
 
 void push_completion(const Completion& completion) {
-  if (g_queue.size() >= kMostQueued) {
+  std::deque<Completion>& queue = g_queue.get();
+  if (queue.size() >= kMostQueued) {
     Recorder::get().lose(kLostCompletions);
     return;
   }
-  g_queue.push_back(completion);
+  queue.push_back(completion);
   Waiter& w = waiter();
   w.has_work.store(true);
   if (w.sleeps.load(std::memory_order_relaxed) && w.sleeps.exchange(false)) notify(false);
@@ -61,8 +67,9 @@ void push_completion(const Completion& completion) {
 
 std::vector<Completion> take_completions() {
   waiter().has_work.store(false);
-  std::vector<Completion> taken(g_queue.begin(), g_queue.end());
-  g_queue.clear();
+  std::deque<Completion>& queue = g_queue.get();
+  std::vector<Completion> taken(queue.begin(), queue.end());
+  queue.clear();
   return taken;
 }
 
@@ -86,9 +93,10 @@ bool wait_for_completions(double timeout_s) {
 void wake_waiter() { notify(true); }
 
 void completions_after_fork() {
-  g_queue.clear();
-  // The parent's service thread, which does not exist here, may have held the lock.
-  new (&waiter()) Waiter;
+  // Made anew and not cleared: a thread of the parent may have been at work on either when some library, which
+  // need not hold the interpreter's lock for that, forked.
+  g_queue.renew();
+  g_waiter.renew();
 }
 
 }  // namespace stagespan::python

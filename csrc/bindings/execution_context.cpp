@@ -49,7 +49,13 @@ class TaskScopes final : public ScopeTable {
     const auto found = scopes_.find(context);
     if (spare_.size() < 64) spare_.push_back(std::move(found->second));
     scopes_.erase(found);
-    Py_DECREF(context);
+    Py_XDECREF(context);
+  }
+
+  Scope* find_by_request(std::uint64_t request) {
+    for (const auto& [context, scope] : scopes_)
+      if (scope->request == request && scope->holds != 0) return scope.get();
+    return nullptr;
   }
 
  private:
@@ -68,9 +74,30 @@ ParentLink innermost(const ThreadState& thread, const Scope& scope) {
           top.as_parent_depth.load(relaxed)};
 }
 
-// A thread's own context is made when somebody first needs it and is never entered, whereas a task's is. Only
-// trying tells: entering a context twice is an error.
+// The interpreter's PyContext up to the field that matters; whether it is like that is tried before it is used.
+struct ContextLayout {
+  PyObject_HEAD
+  PyObject* previous;
+  PyObject* variables;
+  PyObject* weak_references;
+  int entered;
+};
+bool g_layout_is_known = false;
+
+bool know_layout() {
+  const Ref context(PyContext_New());
+  if (!context || Py_TYPE(context.get())->tp_basicsize < static_cast<Py_ssize_t>(sizeof(ContextLayout))) return false;
+  const int& entered = reinterpret_cast<ContextLayout*>(context.get())->entered;
+  const bool free_before = entered == 0;
+  if (PyContext_Enter(context.get()) != 0) return false;
+  const bool taken = entered == 1;
+  return PyContext_Exit(context.get()) == 0 && free_before && taken && entered == 0;
+}
+
+// A thread's own context is made when somebody first needs it and is never entered, whereas a task's is. There is
+// no call that tells, but entering a context twice is an error.
 bool is_entered(PyObject* context) noexcept {
+  if (g_layout_is_known) return reinterpret_cast<const ContextLayout*>(context)->entered != 0;
   if (PyContext_Enter(context) == 0) {
     PyContext_Exit(context);
     return false;
@@ -134,10 +161,13 @@ void switch_scope(ThreadState& thread, PyObject* context) noexcept {
     return;
   }
   // What was open where the context was copied. A context copied from the thread's own code, which stores
-  // nothing, belongs to what is open there now: that code waits for it, as in asyncio.run.
+  // nothing, belongs to what is open there now: that code waits for it, as in asyncio.run. A context copied from
+  // another thread's own code is known to belong to a request, if it was copied inside of one.
   Inherited inherited{innermost(thread, thread.base), 0};
   Inherited stored;
-  if (read_inherited(stored) && stored.base_thread != thread.thread) inherited = stored;
+  if (read_inherited(stored) &&
+      (stored.base_thread == 0 || (stored.base_thread != thread.thread && stored.link.request != 0)))
+    inherited = stored;
   Scope& scope = *scopes.add(context);
   scope.root = scope.top = root;
   scope.request = inherited.link.request;
@@ -152,6 +182,11 @@ void publish_slow(ThreadState& thread) noexcept {
   if (scope.top == scope.root && scope.holds == 0) drop_scope(thread, scope);
 }
 
+void drop_if_idle(ThreadState& thread, Scope& scope) noexcept {
+  if (scope.is_task && &scope != thread.scope && scope.top == scope.root && scope.holds == 0)
+    drop_scope(thread, scope);
+}
+
 std::uint64_t enter_request(std::uint64_t request) {
   ThreadState& thread = current_thread();
   Scope& scope = *thread.scope;
@@ -162,20 +197,34 @@ std::uint64_t enter_request(std::uint64_t request) {
   return before;
 }
 
-void exit_request(std::uint64_t before) {
+void exit_request(std::uint64_t request, std::uint64_t before) {
   ThreadState& thread = current_thread();
-  Scope& scope = *thread.scope;
-  scope.request = before;
-  if (scope.holds != 0) --scope.holds;
-  if (scope.is_task)
+  Scope* scope = thread.scope;
+  if (scope->request != request || scope->holds == 0) {
+    // Entered in one task and left in another, as an async generator may be.
+    scope = task_scopes(thread).find_by_request(request);
+    if (scope == nullptr && thread.base.request == request) scope = &thread.base;
+    if (scope == nullptr) {
+      Recorder::get().lose(kLostUnmatched);
+      return;
+    }
+  }
+  scope->request = before;
+  if (scope->holds != 0) --scope->holds;
+  if (scope != thread.scope) {
+    drop_if_idle(thread, *scope);
+  } else if (scope->is_task) {
     publish_slow(thread);
-  else
-    write_inherited({innermost(thread, scope), thread.thread});
+  } else {
+    write_inherited({innermost(thread, *scope), thread.thread});
+  }
 }
 
 bool init_execution_context() {
   g_innermost = PyContextVar_New("stagespan_innermost", nullptr);
   g_scope_is_current.store(scope_is_current, relaxed);
+  g_layout_is_known = know_layout();
+  PyErr_Clear();
   return g_innermost != nullptr;
 }
 

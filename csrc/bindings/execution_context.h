@@ -33,6 +33,9 @@ STAGESPAN_HOT ThreadState& current_thread() noexcept {
 /// Stores what is innermost now for those who copy the context; drops a task's scope that has nothing left.
 void publish_slow(ThreadState& thread) noexcept;
 
+/// Lets go of a task's scope that has nothing left, when it is not the one whose turn it is.
+void drop_if_idle(ThreadState& thread, Scope& scope) noexcept;
+
 /// To be called whenever the current scope's innermost span has changed.
 STAGESPAN_HOT void publish(ThreadState& thread) noexcept {
   if (thread.scope->is_task) [[unlikely]]
@@ -41,7 +44,8 @@ STAGESPAN_HOT void publish(ThreadState& thread) noexcept {
 
 /// Makes a request current in this execution context and in those copied from it; gives the one before.
 std::uint64_t enter_request(std::uint64_t request);
-void exit_request(std::uint64_t before);
+/// Ends it, in whichever execution context of this thread it is current, and makes the one before current again.
+void exit_request(std::uint64_t request, std::uint64_t before);
 
 /// Creates the context variable. False with an exception set when that fails.
 bool init_execution_context();

@@ -7,6 +7,35 @@
 
 namespace stagespan::python {
 
+// The files that are written against the CPython API are compiled without exceptions (CMakeLists.txt). Until Python
+// 3.13 a daemon thread that asks for the interpreter's lock while the interpreter shuts down is ended by
+// pthread_exit, which unwinds its stack: in code that knows exceptions, a noexcept function would then end the whole
+// process, and destructors would give up references without holding the lock. This way the thread ends as it does
+// where there is only C on its stack.
+
+/// Empties a place before what was in it goes, so that code which runs then finds it empty.
+template <class T>
+void drop_from(T*& place) noexcept {
+  Py_XDECREF(reinterpret_cast<PyObject*>(std::exchange(place, nullptr)));
+}
+
+/// Puts an object in the place of another.
+inline void keep(PyObject*& place, PyObject* borrowed) noexcept {
+  Py_XDECREF(std::exchange(place, Py_XNewRef(borrowed)));
+}
+
+/// Without the interpreter's lock while it lives. For files that are compiled without exceptions.
+class Unlocked {
+ public:
+  Unlocked() noexcept : state_(PyEval_SaveThread()) {}
+  ~Unlocked() { PyEval_RestoreThread(state_); }
+  Unlocked(const Unlocked&) = delete;
+  Unlocked& operator=(const Unlocked&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
 /// Owns a reference.
 class Ref {
  public:

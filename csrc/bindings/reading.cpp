@@ -1,10 +1,10 @@
 // reading.cpp: spans, open spans, losses, and facts about the clock and the arena.
 #include "reading.h"
 
-#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <map>
 #include <string>
 #include <tuple>
@@ -21,51 +21,22 @@ namespace stagespan::python {
 
 namespace {
 
-/// A row of `spans()`.
-struct SpanRow {
-  std::uint32_t stage;
-  std::uint32_t thread;
-  std::int64_t begin_ns;
-  std::int64_t end_ns;
-  std::uint64_t id;
-  std::uint64_t parent;
-  std::uint64_t request;
-  std::int64_t suspended_ns;
-  std::uint16_t depth;
-  std::uint16_t flags;
-};
+py::object owned(PyObject* object) {
+  if (object == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(object);
+}
 
-py::array_t<SpanRow> spans() {
-  // Here and not when the module is imported: it imports numpy, which most processes never need.
-  static const bool registered = [] {
-    PYBIND11_NUMPY_DTYPE(SpanRow, stage, thread, begin_ns, end_ns, id, parent, request, suspended_ns, depth, flags);
-    return true;
-  }();
-  static_cast<void>(registered);
-  std::vector<SpanCopy> copies;
-  Recorder& recorder = Recorder::get();
-  if (!recorder.arena()) return py::array_t<SpanRow>(0);
-  const ClockFit fit = recorder.clock_fit();
-  {
-    const py::gil_scoped_release unlocked;
-    copies = read_spans(recorder.arena());
-  }
-  py::array_t<SpanRow> result(static_cast<py::ssize_t>(copies.size()));
-  SpanRow* row = result.mutable_data();
-  for (const SpanCopy& copy : copies) {
-    const std::int64_t begin = fit.unix_ns(copy.begin_ticks);
-    const std::int64_t end = std::max(begin, fit.unix_ns(copy.end_ticks));
-    *row++ = {copy.stage,
-              copy.thread,
-              begin,
-              end,
-              copy.id,
-              copy.parent,
-              copy.request,
-              static_cast<std::int64_t>(fit.duration_ns(static_cast<double>(copy.suspended_ticks))),
-              copy.depth,
-              copy.flags};
-  }
+// The system cuts a thread's name wherever 15 bytes end.
+py::object text_of(const char* text) {
+  return owned(PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), "replace"));
+}
+
+py::object name_of(std::uint32_t stage) { return owned(stage_name(stage)); }
+
+py::list stage_names() {
+  py::list result;
+  const auto count = static_cast<std::uint32_t>(Recorder::get().names().size());
+  for (std::uint32_t stage = 0; stage < count; ++stage) result.append(name_of(stage));
   return result;
 }
 
@@ -79,9 +50,9 @@ py::list open_spans() {
   for (const OpenCopy& copy : copies) {
     const std::int64_t begin = fit.unix_ns(copy.begin_ticks);
     py::dict open;
-    open["stage"] = recorder.name_of(copy.stage);
+    open["stage"] = name_of(copy.stage);
     open["thread"] = copy.thread;
-    open["thread_name"] = copy.detached ? py::object(py::none()) : py::object(py::str(copy.thread_name));
+    open["thread_name"] = copy.detached ? py::object(py::none()) : text_of(copy.thread_name);
     open["id"] = copy.id;
     open["parent"] = copy.parent;
     open["depth"] = copy.depth;
@@ -112,7 +83,7 @@ void lose_by_name(const std::string& cause, std::uint64_t n) {
   throw py::value_error("there is no counter of losses named '" + cause + "'");
 }
 
-using RequestRow = std::tuple<std::string, std::uint64_t, std::int64_t, std::uint64_t, bool>;
+using RequestRow = std::tuple<py::object, std::uint64_t, std::int64_t, std::uint64_t, bool>;
 
 py::tuple request_figures(std::uint64_t request, std::int64_t since_ns) {
   Recorder& recorder = Recorder::get();
@@ -130,7 +101,7 @@ py::tuple request_figures(std::uint64_t request, std::int64_t since_ns) {
   }
   std::vector<RequestRow> rows;
   for (const auto& [key, sum] : sums)
-    rows.emplace_back(recorder.name_of(key.first), sum.count,
+    rows.emplace_back(name_of(key.first), sum.count,
                       static_cast<std::int64_t>(fit.duration_ns(static_cast<double>(sum.ticks))), sum.errors,
                       key.second);
   return py::make_tuple(rows, complete);
@@ -142,7 +113,7 @@ py::list drain_completions() {
   if (taken.empty()) return result;
   const ClockFit fit = Recorder::get().clock_fit();
   for (const Completion& c : taken)
-    result.append(py::make_tuple(py::reinterpret_steal<py::object>(stage_name(c.stage)), fit.unix_ns(c.begin_ticks),
+    result.append(py::make_tuple(name_of(c.stage), fit.unix_ns(c.begin_ticks),
                                  fit.unix_ns(c.end_ticks), c.ident, c.thread, c.peak_bytes, c.flags));
   return result;
 }
@@ -174,19 +145,16 @@ std::map<std::string, std::uint64_t> arena_info() {
 }  // namespace
 
 void define_reading(py::module_& module) {
-  module.def("spans", spans, "The rings' spans by begin, as a structured array; times in Unix ns.");
   module.def("open_spans", open_spans, "What every thread is in right now, outermost first.");
-  module.def("stage_names", [] { return Recorder::get().names(); }, "Names by stage number.");
+  module.def("stage_names", stage_names, "Names by stage number.");
   module.def("lost", lost, "What was not kept, by cause.");
   module.def("count_lost", lose_by_name, py::arg("cause"), py::arg("n") = 1, "Count a loss under a known cause.");
   module.def("reset", [] { Recorder::get().reset(); }, "Start afresh: statistics, rings and losses.");
   module.def("request_enter", enter_request, py::arg("request"), "Make a request current; gives the one before.");
-  module.def("request_exit", exit_request, py::arg("before"));
+  module.def("request_exit", exit_request, py::arg("request"), py::arg("before"));
   module.def("request_figures", request_figures, py::arg("request"), py::arg("since_ns"),
              "([(stage, count, total_ns, errors, top_level)], complete) of what the rings hold of a request.");
   module.def("drain_completions", drain_completions, "Finished contexts in order.");
-  module.def("wait_for_work", wait_for_completions, py::arg("timeout_s"), py::call_guard<py::gil_scoped_release>(),
-             "Sleep until a context has finished or the time is over; True if there is work.");
   module.def("wake_service", wake_waiter);
   module.def("clock_info", clock_info, "source, ns_per_tick and bracket_ns of the recorder's clock.");
   module.def(

@@ -23,30 +23,42 @@ SpanObject* self_of(PyObject* object) { return reinterpret_cast<SpanObject*>(obj
 // --- entering and leaving --------------------------------------------------------------------------------
 
 PyObject* enter(SpanObject* self) noexcept {
+  const bool on = mode_has(self->mask);
   Ref call;
-  if (self->kind != Kind::kSpan && mode_has(self->mask) && wants_hooks(*self)) [[unlikely]]
+  if (self->kind != Kind::kSpan && on && wants_hooks(*self) && has_room()) [[unlikely]]
     call = Ref(hooks_enter(*self, Py_None, nullptr, nullptr));
   ThreadState& thread = current_thread();
-  OpenFrame* const frame = begin_run(thread, *self, self);
+  OpenFrame* const frame = begin_run(thread, *self, self, on);
   if (frame != nullptr) [[likely]] {
     ++self->open;
     if (self->kind != Kind::kSpan) thread.locals[thread.index_of(*frame)].note = call.release();
+  } else {
+    ++self->missed;
   }
   return Py_NewRef(reinterpret_cast<PyObject*>(self));
 }
 
-// The frame that this object opened last in the current scope; else in another scope of the thread.
-OpenFrame* find_frame(ThreadState& thread, const SpanObject* self) noexcept {
+bool is_open(const OpenFrame& frame) noexcept {
+  return frame.id.load(std::memory_order_relaxed) != 0 ||
+         (frame.flags.load(std::memory_order_relaxed) & kFrameInactive) != 0;
+}
+
+OpenFrame* find_in_scope(ThreadState& thread, const SpanObject* self) noexcept {
   const Scope& scope = *thread.scope;
   for (std::uint32_t i = scope.top; i != scope.root; i = thread.frames[i].below.load(std::memory_order_relaxed))
     if (thread.locals[i].owner == self) return &thread.frames[i];
+  return nullptr;
+}
+
+// The frame that this object opened last, in whichever scope of the thread.
+OpenFrame* find_in_thread(ThreadState& thread, const SpanObject* self) noexcept {
   OpenFrame* latest = nullptr;
   const std::uint32_t end = thread.slot != nullptr
                                 ? thread.slot->frames_high_water.load(std::memory_order_relaxed)
                                 : thread.frame_capacity;
   for (std::uint32_t i = 1; i < end; ++i) {
     OpenFrame& frame = thread.frames[i];
-    if (thread.locals[i].owner != self || frame.id.load(std::memory_order_relaxed) == 0) continue;
+    if (thread.locals[i].owner != self || !is_open(frame)) continue;
     if (latest == nullptr || frame.begin_ticks.load(std::memory_order_relaxed) >
                                  latest->begin_ticks.load(std::memory_order_relaxed))
       latest = &frame;
@@ -54,39 +66,60 @@ OpenFrame* find_frame(ThreadState& thread, const SpanObject* self) noexcept {
   return latest;
 }
 
-void leave_elsewhere(SpanObject* self, std::uint16_t flags) noexcept {
+bool leave_in_other_thread(SpanObject* self, std::uint16_t flags, PyObject* error) noexcept {
   ThreadState* owner = nullptr;
   OpenFrame* const frame = Recorder::get().find_elsewhere(self, &owner);
-  if (frame == nullptr) {
-    Recorder::get().lose(kLostUnmatched);
+  FinishedSpan span;
+  void* note = nullptr;
+  if (frame == nullptr || !Recorder::get().close_away(*owner, *frame, flags, &span, &note)) return false;
+  if (self->kind == Kind::kSpan) return true;
+  ErrorAside pending;
+  const Ref call(static_cast<PyObject*>(note));
+  if (call) {
+    hooks_leave(call.get());
+    hooks_exit(call.get(), nullptr, error, span);
+  }
+  complete(*self, span, current_thread(), call.get());
+  return true;
+}
+
+// Leaving where it is not the innermost span that this object has opened last.
+void leave_slow(SpanObject* self, std::uint16_t flags, PyObject* error) noexcept {
+  ThreadState& thread = current_thread();
+  OpenFrame* frame = find_in_scope(thread, self);
+  if (frame == nullptr && self->missed != 0) {
+    --self->missed;
     return;
   }
-  Recorder::get().close_away(*owner, *frame, flags);
+  if (frame == nullptr) frame = find_in_thread(thread, self);
+  if (frame != nullptr) {
+    if (self->open != 0) --self->open;
+    end_run_slow(thread, *self, *frame, flags, nullptr, error);
+    return;
+  }
+  if (self->open != 0) {
+    --self->open;
+    if (leave_in_other_thread(self, flags, error)) return;
+  }
+  // In the child of a fork, what the parent had open is not the child's to end.
+  if (Recorder::get().generation() == 0) Recorder::get().lose(kLostUnmatched);
+}
+
+// A generator that is closed before its end, as by `break`, has not failed.
+std::uint16_t flags_of(PyObject* error) noexcept {
+  return PyErr_GivenExceptionMatches(error, PyExc_GeneratorExit) != 0 ? 0 : kFlagError;
 }
 
 void leave(SpanObject* self, PyObject* error) noexcept {
-  const std::uint16_t flags = error == nullptr ? 0 : kFlagError;
+  const std::uint16_t flags = error == nullptr ? 0 : flags_of(error);
   ThreadState& thread = current_thread();
   const std::uint32_t top = thread.scope->top;
-  OpenFrame* frame = nullptr;
-  if (top != thread.scope->root && thread.locals[top].owner == self) [[likely]]
-    frame = &thread.frames[top];
-  else
-    frame = find_frame(thread, self);
-  if (frame == nullptr) [[unlikely]] {
-    // No frame was left when it opened, the process was forked meanwhile, or another thread opened it.
-    if (self->open != 0) {
-      --self->open;
-      leave_elsewhere(self, flags);
-    }
+  if (top == thread.scope->root || thread.locals[top].owner != self) [[unlikely]] {
+    leave_slow(self, flags, error);
     return;
   }
-  if (self->open != 0) --self->open;
-  const bool whole = frame->id.load(std::memory_order_relaxed) != 0 ||
-                     (frame->flags.load(std::memory_order_relaxed) & kFrameInactive) != 0;
-  if (!whole) [[unlikely]]
-    return;
-  end_run(thread, *self, *frame, flags, nullptr, error);
+  --self->open;
+  end_run(thread, *self, thread.frames[top], flags, nullptr, error);
 }
 
 // `with` looks `__enter__` and `__exit__` up on the type and binds them: two objects made and thrown away for
@@ -191,10 +224,14 @@ PyObject* span_aexit(PyObject* object, PyObject* const* args, Py_ssize_t count) 
 
 // --- what a block says of itself -------------------------------------------------------------------------
 
-PyObject* call_of(SpanObject* self) noexcept {
+// The call that the hooks look at, while this context is open and any of them wants it.
+Ref call_of(SpanObject* self) noexcept {
+  if (self->kind == Kind::kSpan || !mode_has(self->mask | kModeDebug)) return Ref();
   ThreadState& thread = current_thread();
-  OpenFrame* const frame = find_frame(thread, self);
-  return frame == nullptr ? nullptr : static_cast<PyObject*>(thread.locals[thread.index_of(*frame)].note);
+  OpenFrame* frame = find_in_scope(thread, self);
+  if (frame == nullptr) frame = find_in_thread(thread, self);
+  if (frame == nullptr) return Ref();
+  return Ref(Py_XNewRef(static_cast<PyObject*>(thread.locals[thread.index_of(*frame)].note)));
 }
 
 PyObject* span_add(PyObject* object, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
@@ -214,6 +251,7 @@ PyObject* span_add(PyObject* object, PyObject* const* args, Py_ssize_t count, Py
     if (PyLong_Check(args[i])) whole = PyLong_AsLongLongAndOverflow(args[i], &overflow);
     if (!PyLong_Check(args[i]) || overflow != 0) fraction = PyFloat_AsDouble(args[i]);
     if (PyErr_Occurred() != nullptr) {
+      if (PyErr_ExceptionMatches(PyExc_Exception) == 0) return nullptr;
       PyErr_Clear();
       PyErr_Format(PyExc_TypeError, "the work counter %R of stage %R must be a number, not %R",
                    PyTuple_GET_ITEM(kwnames, i), self->name, args[i]);
@@ -229,32 +267,42 @@ PyObject* span_inputs(PyObject* object, PyObject* args, PyObject* kwargs) {
     PyErr_SetString(PyExc_TypeError, "inputs() takes values by name, for example inputs(latents=latents)");
     return nullptr;
   }
-  if (!mode_has(self_of(object)->mask | kModeDebug)) Py_RETURN_NONE;
-  PyObject* const call = call_of(self_of(object));
-  if (call != nullptr && kwargs != nullptr && PyObject_SetAttrString(call, "inputs", kwargs) != 0) return nullptr;
+  const Ref call = call_of(self_of(object));
+  if (call && kwargs != nullptr && PyObject_SetAttrString(call.get(), "inputs", kwargs) != 0) return nullptr;
   Py_RETURN_NONE;
 }
 
 PyObject* span_output(PyObject* object, PyObject* value) {
-  if (!mode_has(self_of(object)->mask | kModeDebug)) Py_RETURN_NONE;
-  PyObject* const call = call_of(self_of(object));
-  if (call != nullptr && PyObject_SetAttrString(call, "result", value) != 0) return nullptr;
+  const Ref call = call_of(self_of(object));
+  if (call && PyObject_SetAttrString(call.get(), "result", value) != 0) return nullptr;
   Py_RETURN_NONE;
 }
 
 // --- the type --------------------------------------------------------------------------------------------
 
+// Entered and thrown away: nobody can leave it any more, and another object may get its address.
+void abandon(SpanObject* self) noexcept {
+  const ErrorAside pending;
+  for (; self->open != 0; --self->open) {
+    ThreadState& thread = current_thread();
+    if (OpenFrame* const frame = find_in_thread(thread, self)) {
+      drop_run(thread, *frame);
+      publish(current_thread());
+    } else {
+      ThreadState* owner = nullptr;
+      OpenFrame* const away = Recorder::get().find_elsewhere(self, &owner);
+      void* note = nullptr;
+      if (away == nullptr || !Recorder::get().drop_away(*owner, *away, &note)) return;
+      Py_XDECREF(static_cast<PyObject*>(note));
+    }
+    Recorder::get().lose(kLostAbandoned);
+  }
+}
+
 void span_dealloc(PyObject* object) {
   SpanObject* const self = self_of(object);
-  while (self->open != 0 && t_state != nullptr) {
-    // Entered and thrown away: nobody can leave it any more.
-    OpenFrame* const frame = find_frame(*t_state, self);
-    if (frame == nullptr) break;
-    --self->open;
-    Recorder::get().lose(kLostAbandoned);
-    t_state->locals[t_state->index_of(*frame)].owner = nullptr;
-    drop_frame(*t_state, *frame);
-  }
+  if (self->open != 0) [[unlikely]]
+    abandon(self);
   Py_XDECREF(self->name);
   if (g_spare_count < kMostSpare)
     g_spare[g_spare_count++] = self;
@@ -292,10 +340,10 @@ PyObject* make(PyObject* name, Kind kind, bool reset_peak_memory, bool capture_m
     if (self == nullptr) return nullptr;
     self->vectorcall = span_vectorcall;
   }
-  self->name = Py_NewRef(name);
   self->stage = stage_of(name);
+  self->name = Py_NewRef(shown_name(self->stage, name));
   self->mask = kind == Kind::kDebug ? kModeEnabled | kModeDebug : kModeEnabled;
-  self->open = 0;
+  self->open = self->missed = 0;
   self->kind = kind;
   self->reset_peak_memory = reset_peak_memory;
   self->capture_memory = capture_memory;
@@ -407,11 +455,7 @@ PyMethodDef g_span_functions[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-void set_decorator(PyObject* decorate) {
-  PyObject* const before = g_decorate;
-  g_decorate = Py_XNewRef(decorate);
-  Py_XDECREF(before);
-}
+void set_decorator(PyObject* decorate) { keep(g_decorate, decorate); }
 
 bool init_span_type(PyObject* module) {
   g_ready_type.tp_dealloc = ready_dealloc;

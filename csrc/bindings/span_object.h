@@ -11,7 +11,7 @@ namespace stagespan::python {
 
 enum class Kind : std::uint8_t { kSpan, kProfiling, kDebug };
 
-/// Immutable but for `open`: what a run needs while it is open lies in its thread's frame, so one object may
+/// Immutable but for two counters: what a run needs while it is open lies in its thread's frame, so one object may
 /// serve many call sites, threads and levels of recursion.
 struct SpanObject {
   PyObject_HEAD
@@ -19,7 +19,8 @@ struct SpanObject {
   PyObject* name;
   std::uint32_t stage;
   std::uint32_t mask;  // Mode bits that must be on for this kind to record
-  std::uint32_t open;  // entered and not yet left, in all threads
+  std::uint32_t open;    // entered and not yet left, in all threads
+  std::uint32_t missed;  // the same, but no frame was left
   Kind kind;
   bool reset_peak_memory;
   bool capture_memory;

@@ -1,7 +1,7 @@
 // stage_names.cpp: names that are not cached by address, and names that cannot be used.
 #include "stage_names.h"
 
-#include <atomic>
+#include <utility>
 
 #include "object.h"
 #include "stagespan/recorder.h"
@@ -9,10 +9,25 @@
 namespace stagespan::python {
 
 CachedName g_name_cache[kNameCacheSize];
+PyObject* g_renamed[kMaxStages];
 
 namespace {
 
+// Longer ones are looked up by their text each time: keeping them could take any amount of memory.
+constexpr Py_ssize_t kLongestKept = 1024;
+
 PyObject* g_stages = nullptr;  // dict: name -> stage; at most as many entries as there are stages
+
+void warn_of_invalid(PyObject* name) {
+  const char* const sentence =
+      "stagespan: a stage was named by %s, which is no usable name; its spans are kept under '(invalid name)': pass "
+      "a string that is not empty (told once)";
+  // The object itself is not printed: a tensor's text is long, and a device would have to be waited for.
+  const Ref what(PyUnicode_Check(name) ? PyUnicode_FromString("an empty string")
+                                       : PyUnicode_FromFormat("an object of type '%s'", Py_TYPE(name)->tp_name));
+  const char* const text = what ? PyUnicode_AsUTF8(what.get()) : nullptr;
+  if (text == nullptr || PyErr_WarnFormat(PyExc_RuntimeWarning, 1, sentence, text) != 0) PyErr_Clear();
+}
 
 std::uint32_t invalid_name(PyObject* name) noexcept {
   Recorder::get().lose(kLostInvalidNames);
@@ -20,11 +35,22 @@ std::uint32_t invalid_name(PyObject* name) noexcept {
   if (warned) return kStageInvalid;
   warned = true;
   const ErrorAside pending;
-  const char* const sentence =
-      "stagespan: a stage was named %R, which is no usable name; its spans are kept under '(invalid name)': "
-      "pass a string that is not empty (told once)";
-  if (PyErr_WarnFormat(PyExc_RuntimeWarning, 1, sentence, name) != 0) PyErr_Clear();
+  warn_of_invalid(name);
   return kStageInvalid;
+}
+
+// Interns the text, and notes the name that the stage got where that is another one.
+std::uint32_t intern(PyObject* name, PyObject* text) {
+  const std::uint32_t stage = Recorder::get().intern(
+      {PyBytes_AS_STRING(text), static_cast<std::size_t>(PyBytes_GET_SIZE(text))});
+  if (stage == kStageOverflow || g_renamed[stage] != nullptr) return stage;
+  PyObject* const called = stage_name(stage);
+  if (called == nullptr || PyUnicode_Compare(called, name) == 0)
+    Py_XDECREF(called);
+  else
+    g_renamed[stage] = called;
+  PyErr_Clear();
+  return stage;
 }
 
 }  // namespace
@@ -32,10 +58,10 @@ std::uint32_t invalid_name(PyObject* name) noexcept {
 std::uint32_t stage_of_slow(PyObject* name) noexcept {
   if (!PyUnicode_Check(name) || PyUnicode_GET_LENGTH(name) == 0) return invalid_name(name);
   const ErrorAside pending;
-  std::uint32_t stage = kStageOverflow;
   // Subclasses may compare as they like; only plain strings are looked up and kept.
-  const bool plain = PyUnicode_CheckExact(name);
-  PyObject* const known = plain ? PyDict_GetItemWithError(g_stages, name) : nullptr;
+  const bool kept = PyUnicode_CheckExact(name) && PyUnicode_GET_LENGTH(name) <= kLongestKept;
+  std::uint32_t stage = kStageOverflow;
+  PyObject* const known = kept ? PyDict_GetItemWithError(g_stages, name) : nullptr;
   if (known != nullptr) {
     stage = static_cast<std::uint32_t>(PyLong_AsUnsignedLong(known));
   } else {
@@ -46,16 +72,16 @@ std::uint32_t stage_of_slow(PyObject* name) noexcept {
       PyErr_Clear();
       return invalid_name(name);
     }
-    stage = Recorder::get().intern(
-        {PyBytes_AS_STRING(text.get()), static_cast<std::size_t>(PyBytes_GET_SIZE(text.get()))});
-    if (stage == kStageOverflow || !plain) return stage;
+    stage = intern(name, text.get());
+    if (stage == kStageOverflow || !kept) return stage;
     const Ref number(PyLong_FromUnsignedLong(stage));
     if (!number || PyDict_SetItem(g_stages, name, number.get()) != 0) PyErr_Clear();
   }
-  if (plain) {
+  if (kept) {
     CachedName& cached = g_name_cache[(reinterpret_cast<std::uintptr_t>(name) >> 4) % kNameCacheSize];
-    Py_XDECREF(cached.name);
-    cached = {Py_NewRef(name), stage};
+    PyObject* const before = std::exchange(cached.name, Py_NewRef(name));
+    cached.stage = stage;
+    Py_XDECREF(before);
   }
   return stage;
 }
@@ -67,7 +93,8 @@ PyObject* stage_name(std::uint32_t stage) {
 
 bool init_stage_names() {
   g_stages = PyDict_New();
-  return g_stages != nullptr;
+  g_renamed[kStageInvalid] = stage_name(kStageInvalid);
+  return g_stages != nullptr && g_renamed[kStageInvalid] != nullptr;
 }
 
 }  // namespace stagespan::python

@@ -30,6 +30,16 @@ STAGESPAN_HOT std::uint32_t stage_of(PyObject* name) noexcept {
   return stage_of_slow(name);
 }
 
+/// By stage: what it is called, where that is not what it was named by; else null. Too long names are cut, and an
+/// object that is no name stands under a name that says so.
+extern PyObject* g_renamed[kMaxStages];
+
+/// The name that an object shows which was made for `stage` under `name`; borrowed.
+STAGESPAN_HOT PyObject* shown_name(std::uint32_t stage, PyObject* name) noexcept {
+  PyObject* const renamed = g_renamed[stage];
+  return renamed != nullptr ? renamed : name;
+}
+
 /// Name of a stage as a new reference.
 PyObject* stage_name(std::uint32_t stage);
 

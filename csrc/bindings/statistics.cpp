@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "reading.h"
+#include "stage_names.h"
 #include "stagespan/recorder.h"
 #include "stagespan/snapshot.h"
 
@@ -40,10 +41,16 @@ struct StageView {
   }
 };
 
+py::object name_of(std::uint32_t stage) {
+  PyObject* const name = stage_name(stage);
+  if (name == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(name);
+}
+
 py::object parent_name(std::uint32_t stage) {
   if (stage == kNoStage) return py::none();
   if (stage == kSeveralStages) return py::str("(several)");
-  return py::str(Recorder::get().name_of(stage));
+  return name_of(stage);
 }
 
 py::dict parents(const StageView& view) {
@@ -63,7 +70,7 @@ std::shared_ptr<Snapshot> fresh_snapshot() {
 py::dict stages(const std::shared_ptr<Snapshot>& snapshot) {
   py::dict result;
   for (const auto& [stage, figures] : snapshot->stages)
-    result[py::str(Recorder::get().name_of(stage))] = StageView{snapshot, stage};
+    result[name_of(stage)] = StageView{snapshot, stage};
   return result;
 }
 
@@ -72,7 +79,7 @@ py::dict stages(const std::shared_ptr<Snapshot>& snapshot) {
 void define_statistics(py::module_& module) {
   // Both names of the types are one class: host time is the distribution that a stage has of its own.
   py::class_<StageView>(module, "StageSummary", "One stage's figures, host time.")
-      .def_property_readonly("name", [](const StageView& view) { return Recorder::get().name_of(view.stage); })
+      .def_property_readonly("name", [](const StageView& view) { return name_of(view.stage); })
       .def_property_readonly("count", [](const StageView& view) { return view.host().count; })
       .def_property_readonly("total_ns", [](const StageView& view) { return view.ns(view.host().sum_ticks); })
       .def_property_readonly("mean_ns",

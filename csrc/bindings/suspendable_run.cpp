@@ -1,6 +1,7 @@
 // suspendable_run.cpp: turns, and what the whole run comes to.
 #include "suspendable_run.h"
 
+#include <algorithm>
 #include <new>
 
 #include "execution_context.h"
@@ -26,7 +27,7 @@ SuspendableRun::~SuspendableRun() {
   if (state_ == State::kRecording && generation_ == Recorder::get().generation())
     Recorder::get().hide_detached(shown_at_);
   clear();
-  Py_DECREF(reinterpret_cast<PyObject*>(context_));
+  Py_XDECREF(reinterpret_cast<PyObject*>(context_));
 }
 
 int SuspendableRun::traverse(visitproc visit, void* arg) {
@@ -38,21 +39,25 @@ int SuspendableRun::traverse(visitproc visit, void* arg) {
 }
 
 void SuspendableRun::clear() noexcept {
-  Py_CLEAR(function_);
-  Py_CLEAR(args_);
-  Py_CLEAR(kwargs_);
-  Py_CLEAR(call_);
+  drop_from(function_);
+  drop_from(args_);
+  drop_from(kwargs_);
+  drop_from(call_);
 }
 
-void SuspendableRun::start(ThreadState& thread) noexcept {
-  if (!mode_has(context_->mask)) {
-    state_ = State::kPassing;
-    return;
+void SuspendableRun::start() noexcept {
+  // The hooks run Python code: whoever looks at this run meanwhile finds that it has begun.
+  state_ = State::kPassing;
+  const bool on = mode_has(context_->mask);
+  {
+    const Ref args(std::exchange(args_, nullptr));
+    const Ref kwargs(std::exchange(kwargs_, nullptr));
+    if (on && context_->kind != Kind::kSpan && wants_hooks(*context_))
+      call_ = hooks_enter(*context_, function_ != nullptr ? function_ : Py_None, args.get(), kwargs.get());
   }
-  if (context_->kind != Kind::kSpan && wants_hooks(*context_))
-    call_ = hooks_enter(*context_, function_ != nullptr ? function_ : Py_None, args_, kwargs_);
-  Py_CLEAR(args_);
-  Py_CLEAR(kwargs_);
+  if (!on) return;
+  ThreadState& thread = current_thread();
+  if (thread.attention.load(relaxed) != 0) attend(thread);
   state_ = State::kRecording;
   generation_ = Recorder::get().generation();
   const OpenFrame& below = thread.frames[thread.scope->top];
@@ -73,47 +78,77 @@ void SuspendableRun::start(ThreadState& thread) noexcept {
 }
 
 SuspendableRun::Turn SuspendableRun::begin_turn() noexcept {
-  if (state_ == State::kPassing || state_ == State::kFinished) return {};
+  Turn turn;
+  turn.is_nested = in_turn_;
+  if (in_turn_ || state_ == State::kPassing || state_ == State::kFinished) return turn;
+  in_turn_ = true;
+  if (state_ == State::kNew) start();
+  if (state_ != State::kRecording || generation_ != Recorder::get().generation()) return turn;
   ThreadState& thread = current_thread();
-  if (state_ == State::kNew) start(thread);
-  if (state_ != State::kRecording || generation_ != Recorder::get().generation()) return {};
   OpenFrame* const frame = open_frame(thread, context_->stage, nullptr);
   if (frame != nullptr) {
-    // The frame stands for the whole run: under its id, from its begin.
+    // The frame stands for the whole run: under its id, from its begin, with its children so far.
     frame->id.store(0, relaxed);
     store_fence();
     frame->begin_ticks.store(span_.begin_ticks, relaxed);
     frame->parent.store(span_.parent, relaxed);
     frame->as_parent_id.store(span_.id, relaxed);
+    frame->child_ticks.store(span_.children_ticks, relaxed);
     frame->depth.store(span_.depth, relaxed);
     frame->as_parent_depth.store(static_cast<std::uint16_t>(span_.depth + 1), relaxed);
     frame->flags.store(span_.flags, relaxed);
-    thread.locals[thread.index_of(*frame)].note = nullptr;
     frame->id.store(span_.id, std::memory_order_release);
   }
   publish(thread);
-  span_.suspended_ticks += now_ticks() - suspended_at_ticks_;
-  return {&thread, frame, span_.id};
+  const std::uint64_t now = now_ticks();
+  span_.suspended_ticks += now > suspended_at_ticks_ ? now - suspended_at_ticks_ : 0;
+  turn.thread = &thread;
+  turn.frame = frame;
+  turn.id = span_.id;
+  turn.begin_ticks = now;
+  return turn;
 }
 
-void SuspendableRun::end_turn(const Turn& turn) noexcept {
+void SuspendableRun::charge(ThreadState& thread, OpenFrame& parent, std::uint64_t from, std::uint64_t now) noexcept {
+  // Coroutines that somebody drives by hand may take turns while their parent waits for each of them: then
+  // their times overlap, and together they still are no more than the parent's.
+  const std::uint64_t parent_ticks = now - std::min(now, parent.begin_ticks.load(relaxed));
+  const std::uint64_t charged = parent.child_ticks.load(relaxed);
+  const std::uint64_t room = parent_ticks - std::min(parent_ticks, charged);
+  charge_parent(thread, thread.index_of(parent), std::min(now - std::min(now, from), room));
+}
+
+void SuspendableRun::end_turn(const Turn& turn, std::uint64_t now) noexcept {
+  const bool waited = std::exchange(parent_waits_, false);
   if (turn.frame == nullptr || turn.frame->id.load(relaxed) != turn.id) return;
   ThreadState& thread = *turn.thread;
   thread.scope = thread.locals[thread.index_of(*turn.frame)].scope;
-  span_.children_ticks += turn.frame->child_ticks.load(relaxed);
+  span_.children_ticks = turn.frame->child_ticks.load(relaxed);
+  const std::uint32_t below = turn.frame->below.load(relaxed);
+  OpenFrame& parent = thread.frames[thread.frames[below].effective.load(relaxed)];
+  // Turns that another span drives are a part of that span's time, which its own parent is charged for.
+  if (span_.parent != 0 && parent.id.load(relaxed) == span_.parent) {
+    charge(thread, parent, waited ? suspended_at_ticks_ : turn.begin_ticks, now);
+    parent_waits_ = true;
+  }
   drop_frame(thread, *turn.frame);
   publish(thread);
 }
 
-void SuspendableRun::suspend(const Turn& turn) noexcept {
-  if (turn.thread == nullptr) return;
-  suspended_at_ticks_ = now_ticks();
-  if (turn.thread == t_state) end_turn(turn);
+void SuspendableRun::suspend(const Turn& turn, bool parent_waits) noexcept {
+  if (turn.is_nested) return;
+  in_turn_ = false;
+  if (turn.thread == nullptr || turn.thread != t_state) return;
+  const std::uint64_t now = now_ticks();
+  end_turn(turn, now);
+  parent_waits_ = parent_waits_ && parent_waits;
+  suspended_at_ticks_ = now;
 }
 
 void SuspendableRun::finish(const Turn& turn, bool failed, PyObject* result) noexcept {
-  const State before = state_;
-  state_ = State::kFinished;
+  if (turn.is_nested) return;
+  const State before = std::exchange(state_, State::kFinished);
+  in_turn_ = false;
   if (before != State::kRecording || turn.thread == nullptr || turn.thread != t_state) return;
   ErrorAside pending;
   if (call_ != nullptr) hooks_leave(call_);
@@ -121,23 +156,12 @@ void SuspendableRun::finish(const Turn& turn, bool failed, PyObject* result) noe
   if (failed) span_.flags |= kFlagError;
   if (call_ != nullptr) span_.flags |= hooks_exit(call_, result, failed ? pending.value() : nullptr, span_);
   ThreadState& thread = *turn.thread;
-  // Whoever waits for a coroutine waits for all of it. A generator's consumer works between its turns, so only
-  // the turns are a part of the consumer's time.
-  if (turn.frame != nullptr && turn.frame->id.load(relaxed) == turn.id) {
-    const std::uint32_t below = turn.frame->below.load(relaxed);
-    const OpenFrame& parent = thread.frames[thread.frames[below].effective.load(relaxed)];
-    if (parent.id.load(relaxed) == span_.parent && span_.parent != 0) {
-      const std::uint64_t whole = span_.duration_ticks();
-      const bool generator = (flags_ & kFlagGenerator) != 0;
-      charge_parent(thread, below, generator ? whole - std::min(whole, span_.suspended_ticks) : whole);
-    }
-    end_turn(turn);
-  }
+  end_turn(turn, span_.end_ticks);
   Recorder::get().hide_detached(shown_at_);
   shown_at_ = 0;
   commit_span(thread, span_);
   if (context_->kind != Kind::kSpan) complete(*context_, span_, thread, call_);
-  Py_CLEAR(call_);
+  drop_from(call_);
 }
 
 }  // namespace stagespan::python

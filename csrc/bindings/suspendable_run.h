@@ -27,11 +27,14 @@ class SuspendableRun {
     ThreadState* thread = nullptr;  // null when nothing is recorded
     OpenFrame* frame = nullptr;
     std::uint64_t id = 0;
+    std::uint64_t begin_ticks = 0;
+    bool is_nested = false;  // asked for during another turn: the code will refuse it
   };
 
   Turn begin_turn() noexcept;
-  /// The code has given its turn back and will have another.
-  void suspend(const Turn& turn) noexcept;
+  /// The code has given its turn back and will have another. `parent_waits`: whoever drives it can do nothing
+  /// until then, so that the time in between is part of the parent's time, as the turns are.
+  void suspend(const Turn& turn, bool parent_waits) noexcept;
   /// The code has ended: with `result`, with the pending exception if `failed`, or by being closed.
   void finish(const Turn& turn, bool failed, PyObject* result) noexcept;
 
@@ -43,10 +46,13 @@ class SuspendableRun {
  private:
   enum class State : std::uint8_t { kNew, kRecording, kPassing, kFinished };
 
-  void start(ThreadState& thread) noexcept;
-  void end_turn(const Turn& turn) noexcept;
+  void start() noexcept;
+  void end_turn(const Turn& turn, std::uint64_t now) noexcept;
+  void charge(ThreadState& thread, OpenFrame& parent, std::uint64_t from, std::uint64_t now) noexcept;
 
   State state_ = State::kNew;
+  bool in_turn_ = false;
+  bool parent_waits_ = false;
   std::uint16_t flags_;
   std::uint32_t shown_at_ = 0;
   std::uint32_t generation_ = 0;

@@ -32,6 +32,8 @@ Table& table() {
   return *made;
 }
 
+vectorcallfunc g_plain = nullptr;  // the entry of functions that nobody has changed
+
 struct Recent {
   PyObject* function;
   Interception* interception;
@@ -51,16 +53,31 @@ Interception* find(PyObject* function) {
   return slot.interception;
 }
 
-void release(Interception& interception) {
-  for (SpanObject* span : interception.spans) Py_DECREF(reinterpret_cast<PyObject*>(span));
-  interception.spans.clear();
-}
+PyObject* as_object(SpanObject* span) { return reinterpret_cast<PyObject*>(span); }
 
-PyObject* call_level(const Interception& interception, std::size_t level, PyObject* function, PyObject* const* args,
-                     std::size_t nargsf, PyObject* kwnames) {
-  if (level == 0) return interception.plain(function, args, nargsf, kwnames);
-  return call_timed(*interception.spans[level - 1], function, args, nargsf, kwnames,
-                    [&] { return call_level(interception, level - 1, function, args, nargsf, kwnames); });
+/// The spans of one call. Others may be set while the call runs Python code, and these given up.
+class HeldSpans {
+ public:
+  explicit HeldSpans(const std::vector<SpanObject*>& spans) : spans_(spans) {
+    for (SpanObject* const span : spans_) Py_INCREF(as_object(span));
+  }
+  ~HeldSpans() {
+    for (SpanObject* const span : spans_) Py_XDECREF(as_object(span));
+  }
+  HeldSpans(const HeldSpans&) = delete;
+  HeldSpans& operator=(const HeldSpans&) = delete;
+
+  const std::vector<SpanObject*>& operator*() const { return spans_; }
+
+ private:
+  std::vector<SpanObject*> spans_;
+};
+
+PyObject* call_level(const std::vector<SpanObject*>& spans, std::size_t level, vectorcallfunc plain,
+                     PyObject* function, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+  if (level == 0) return plain(function, args, nargsf, kwnames);
+  return call_timed(*spans[level - 1], function, args, nargsf, kwnames,
+                    [&] { return call_level(spans, level - 1, plain, function, args, nargsf, kwnames); });
 }
 
 PyObject* wrap(SpanObject* span, int kind, PyObject* inner, PyObject* function, PyObject* args, PyObject* kwargs) {
@@ -72,35 +89,40 @@ PyObject* wrap(SpanObject* span, int kind, PyObject* inner, PyObject* function, 
 
 PyObject* intercepted(PyObject* function, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   const Interception* const interception = find(function);
-  if (interception == nullptr) [[unlikely]] {
-    PyErr_SetString(PyExc_SystemError, "stagespan lost track of a function that it times");
-    return nullptr;
-  }
+  // A finalizer may bring a function back, or call it, after the collector has announced its end.
+  if (interception == nullptr) [[unlikely]]
+    return g_plain(function, args, nargsf, kwnames);
+  const vectorcallfunc plain = interception->plain;
   const int kind = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(function))->co_flags &
                    (CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR);
   if (kind == 0) [[likely]] {
     if (interception->spans.size() == 1) [[likely]] {
-      const vectorcallfunc plain = interception->plain;
-      return call_timed(*interception->spans[0], function, args, nargsf, kwnames,
+      SpanObject* const span = interception->spans[0];
+      const Ref held(Py_NewRef(as_object(span)));
+      return call_timed(*span, function, args, nargsf, kwnames,
                         [&] { return plain(function, args, nargsf, kwnames); });
     }
-    return call_level(*interception, interception->spans.size(), function, args, nargsf, kwnames);
+    const HeldSpans spans(interception->spans);
+    return call_level(*spans, (*spans).size(), plain, function, args, nargsf, kwnames);
   }
-  // The list may change while Python code runs.
-  const std::vector<SpanObject*> spans = interception->spans;
+  const HeldSpans spans(interception->spans);
   Ref positional, named;
-  for (const SpanObject* span : spans) {
+  for (const SpanObject* span : *spans) {
     if (span->kind == Kind::kSpan || positional) continue;
     positional = positional_tuple(args, nargsf);
     named = keyword_dict(args, nargsf, kwnames);
     if (!positional || !named) return nullptr;
   }
-  PyObject* result = interception->plain(function, args, nargsf, kwnames);
-  for (SpanObject* span : spans) {
+  PyObject* result = plain(function, args, nargsf, kwnames);
+  for (SpanObject* span : *spans) {
     if (result == nullptr) return nullptr;
     if (mode_has(span->mask)) result = wrap(span, kind, result, function, positional.get(), named.get());
   }
   return result;
+}
+
+void give_up(std::vector<SpanObject*> spans) {
+  for (SpanObject* const span : spans) Py_XDECREF(as_object(span));
 }
 
 // Called with the weak reference when the function is gone; `self` is its address as a number.
@@ -108,11 +130,11 @@ PyObject* forget(PyObject* self, PyObject*) {
   auto* const function = static_cast<PyObject*>(PyLong_AsVoidPtr(self));
   Recent& slot = recent(function);
   if (slot.function == function) slot = {};
-  const auto found = table().find(function);
-  if (found != table().end()) {
-    release(*found->second);
-    Py_XDECREF(found->second->watch);
-    table().erase(found);
+  // Out of the table first: giving up references may run code that comes back here.
+  const auto entry = table().extract(function);
+  if (!entry.empty()) {
+    Py_XDECREF(entry.mapped()->watch);
+    give_up(std::move(entry.mapped()->spans));
   }
   Py_RETURN_NONE;
 }
@@ -141,7 +163,9 @@ PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyObject* const watch = callback ? PyWeakref_NewRef(function, callback.get()) : nullptr;
     if (watch == nullptr) return nullptr;
     auto made = std::make_unique<Interception>();
-    made->plain = reinterpret_cast<PyFunctionObject*>(function)->vectorcall;
+    const vectorcallfunc entry = reinterpret_cast<PyFunctionObject*>(function)->vectorcall;
+    if (g_plain == nullptr) g_plain = entry;
+    made->plain = entry == intercepted ? g_plain : entry;
     made->watch = watch;
     found = table().emplace(function, std::move(made)).first;
   }
@@ -149,10 +173,10 @@ PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
   std::vector<SpanObject*> spans;
   for (Py_ssize_t i = 0; i < wanted; ++i)
     spans.push_back(reinterpret_cast<SpanObject*>(Py_NewRef(PyTuple_GET_ITEM(args[1], i))));
-  release(interception);
-  interception.spans = std::move(spans);
+  interception.spans.swap(spans);
   PyFunction_SetVectorcall(reinterpret_cast<PyFunctionObject*>(function),
                            wanted != 0 ? intercepted : interception.plain);
+  give_up(std::move(spans));
   Py_RETURN_NONE;
 }
 

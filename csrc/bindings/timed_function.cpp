@@ -97,7 +97,7 @@ int timed_traverse(PyObject* object, visitproc visit, void* arg) {
 }
 
 int timed_clear(PyObject* object) {
-  Py_CLEAR(self_of(object)->dict);
+  drop_from(self_of(object)->dict);
   return 0;
 }
 
@@ -105,9 +105,9 @@ void timed_dealloc(PyObject* object) {
   PyObject_GC_UnTrack(object);
   TimedFunctionObject* const self = self_of(object);
   if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
-  Py_CLEAR(self->dict);
-  Py_CLEAR(self->function);
-  Py_DECREF(reinterpret_cast<PyObject*>(self->span));
+  drop_from(self->dict);
+  drop_from(self->function);
+  drop_from(self->span);
   Py_TYPE(object)->tp_free(object);
 }
 

@@ -27,6 +27,7 @@ struct IteratorObject {
   AsyncGeneratorObject* generator;  // owns the run of a step of an async generator
   PyObject* weak_references;
   bool has_run;
+  bool closes;  // a step that may be the generator's last although it raises nothing
   alignas(SuspendableRun) std::byte storage[sizeof(SuspendableRun)];
 
   SuspendableRun& run() noexcept {
@@ -47,35 +48,69 @@ PyTypeObject g_async_generator_type =
 IteratorObject* iterator_of(PyObject* object) { return reinterpret_cast<IteratorObject*>(object); }
 AsyncGeneratorObject* generator_of(PyObject* object) { return reinterpret_cast<AsyncGeneratorObject*>(object); }
 
-// Ends a turn of an async generator's step: a value ends the step but only suspends the run.
-void end_step(SuspendableRun& run, const SuspendableRun::Turn& turn, PySendResult status) {
-  if (status != PYGEN_ERROR) {
-    run.suspend(turn);
+bool is_over(PyObject* inner) noexcept;
+
+bool frame_is_gone(PyObject* inner, const char* attribute) noexcept {
+  const ErrorAside pending;
+  const Ref frame(PyObject_GetAttrString(inner, attribute));
+  PyErr_Clear();
+  return !frame || frame.get() == Py_None;
+}
+
+// Whether the code has ended. An error need not mean that: a second turn during the first is refused, as is a value
+// sent before the first turn, and both times the code goes on as if nothing had been asked.
+bool is_over(PyObject* inner) noexcept {
+  if (inner == nullptr) return true;
+  if (PyGen_CheckExact(inner)) return frame_is_gone(inner, "gi_frame");
+  if (PyCoro_CheckExact(inner)) return frame_is_gone(inner, "cr_frame");
+  if (PyAsyncGen_CheckExact(inner)) return frame_is_gone(inner, "ag_frame");
+  if (Py_TYPE(inner) == &g_coroutine_type || Py_TYPE(inner) == &g_generator_type) return is_over(iterator_of(inner)->inner);
+  if (Py_TYPE(inner) == &g_async_generator_type) return is_over(generator_of(inner)->inner);
+  return true;
+}
+
+// A generator that is closed before its end has not failed.
+bool is_failure() noexcept { return PyErr_ExceptionMatches(PyExc_GeneratorExit) == 0; }
+
+// Ends a turn of an async generator's step. A value ends the step but only suspends the run, and then it is the
+// generator's consumer who is at work, not the generator.
+void end_step(IteratorObject* self, const SuspendableRun::Turn& turn, PySendResult status) {
+  SuspendableRun& run = self->run();
+  if (status == PYGEN_NEXT) {
+    run.suspend(turn, true);
     return;
   }
-  if (PyErr_ExceptionMatches(PyExc_StopAsyncIteration))
-    run.finish(turn, false, nullptr);
-  else if (PyErr_ExceptionMatches(PyExc_StopIteration))
-    run.suspend(turn);
+  const bool gave_value = status == PYGEN_RETURN || PyErr_ExceptionMatches(PyExc_StopIteration) != 0;
+  if ((gave_value && !self->closes) || !is_over(self->generator->inner))
+    run.suspend(turn, false);
   else
-    run.finish(turn, PyErr_ExceptionMatches(PyExc_GeneratorExit) == 0, nullptr);
+    run.finish(turn, !gave_value && PyErr_ExceptionMatches(PyExc_StopAsyncIteration) == 0 && is_failure(), nullptr);
 }
 
 void end_iterator_turn(IteratorObject* self, const SuspendableRun::Turn& turn, PySendResult status, PyObject* result) {
   SuspendableRun& run = self->run();
-  if (self->generator != nullptr) {
-    end_step(run, turn, status);
-  } else if (status == PYGEN_NEXT) {
-    run.suspend(turn);
-  } else if (status == PYGEN_RETURN) {
-    run.finish(turn, false, Py_TYPE(self) == &g_coroutine_type ? result : nullptr);
-  } else {
-    run.finish(turn, PyErr_ExceptionMatches(PyExc_GeneratorExit) == 0, nullptr);
-  }
+  const bool is_coroutine = Py_TYPE(self) == &g_coroutine_type;
+  if (self->generator != nullptr)
+    end_step(self, turn, status);
+  else if (status == PYGEN_RETURN)
+    run.finish(turn, false, is_coroutine ? result : nullptr);
+  else if (status == PYGEN_NEXT || !is_over(self->inner))
+    run.suspend(turn, is_coroutine);
+  else
+    run.finish(turn, is_failure(), nullptr);
+}
+
+bool has_inner(PyObject* inner) {
+  if (inner != nullptr) [[likely]]
+    return true;
+  PyErr_SetString(PyExc_RuntimeError, "the garbage collector has closed this object");
+  return false;
 }
 
 PySendResult iterator_send(PyObject* object, PyObject* value, PyObject** result) {
   IteratorObject* const self = iterator_of(object);
+  *result = nullptr;
+  if (!has_inner(self->inner)) return PYGEN_ERROR;
   const SuspendableRun::Turn turn = self->run().begin_turn();
   const PySendResult status = PyIter_Send(self->inner, value, result);
   end_iterator_turn(self, turn, status, *result);
@@ -107,21 +142,33 @@ PyObject* iterator_send_method(PyObject* object, PyObject* value) {
   return as_method_result(status, result);
 }
 
+PyObject* call_method(PyObject* inner, const char* method, PyObject* args) {
+  const Ref bound(PyObject_GetAttrString(inner, method));
+  return bound ? PyObject_CallObject(bound.get(), args) : nullptr;
+}
+
+// The value of a pending StopIteration, for the hooks.
+Ref stop_value() {
+  ErrorAside pending;
+  Ref value(PyObject_GetAttrString(pending.value(), "value"));
+  PyErr_Clear();
+  return value;
+}
+
 // `throw` and `close` have no slot: the inner object's own methods are called, and a StopIteration tells the end.
 PyObject* forward(IteratorObject* self, const char* method, PyObject* args, bool closes) {
+  if (!has_inner(self->inner)) return nullptr;
   const SuspendableRun::Turn turn =
       self->run().started() ? self->run().begin_turn() : SuspendableRun::Turn{};
-  const Ref bound(PyObject_GetAttrString(self->inner, method));
-  PyObject* const result = bound ? PyObject_CallObject(bound.get(), args) : nullptr;
-  if (result != nullptr && !closes) {
-    end_iterator_turn(self, turn, PYGEN_NEXT, result);
-  } else if (result != nullptr) {
-    if (self->generator == nullptr)
+  PyObject* const result = call_method(self->inner, method, args);
+  if (result != nullptr) {
+    if (closes && self->generator == nullptr)
       self->run().finish(turn, false, nullptr);
     else
-      self->run().suspend(turn);
+      end_iterator_turn(self, turn, closes ? PYGEN_RETURN : PYGEN_NEXT, result);
   } else if (self->generator == nullptr && PyErr_ExceptionMatches(PyExc_StopIteration)) {
-    self->run().finish(turn, false, nullptr);
+    const Ref value = Py_TYPE(self) == &g_coroutine_type ? stop_value() : Ref();
+    self->run().finish(turn, false, value.get());
   } else {
     end_iterator_turn(self, turn, PYGEN_ERROR, nullptr);
   }
@@ -155,7 +202,10 @@ PyObject* class_of_inner(PyObject* inner) {
 PyObject* iterator_class(PyObject* object, void*) { return class_of_inner(iterator_of(object)->inner); }
 PyObject* async_generator_class(PyObject* object, void*) { return class_of_inner(generator_of(object)->inner); }
 
-PyObject* iterator_repr(PyObject* object) { return PyUnicode_FromFormat("<timed %R>", iterator_of(object)->inner); }
+PyObject* iterator_repr(PyObject* object) {
+  PyObject* const inner = iterator_of(object)->inner;
+  return PyUnicode_FromFormat("<timed %R>", inner != nullptr ? inner : Py_None);
+}
 
 int iterator_traverse(PyObject* object, visitproc visit, void* arg) {
   IteratorObject* const self = iterator_of(object);
@@ -166,7 +216,7 @@ int iterator_traverse(PyObject* object, visitproc visit, void* arg) {
 
 int iterator_clear(PyObject* object) {
   IteratorObject* const self = iterator_of(object);
-  Py_CLEAR(self->inner);
+  drop_from(self->inner);
   if (self->has_run) self->run().clear();
   return 0;
 }
@@ -176,7 +226,7 @@ void abandon(SuspendableRun& run, PyObject*& inner) {
   if (!run.started() || run.finished()) return;
   const ErrorAside pending;
   const SuspendableRun::Turn turn = run.begin_turn();
-  Py_CLEAR(inner);
+  drop_from(inner);
   run.finish(turn, false, nullptr);
 }
 
@@ -190,9 +240,9 @@ void iterator_dealloc(PyObject* object) {
   PyObject_GC_UnTrack(object);
   IteratorObject* const self = iterator_of(object);
   if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
-  Py_CLEAR(self->inner);
+  drop_from(self->inner);
   if (self->has_run) self->run().~SuspendableRun();
-  Py_CLEAR(self->generator);
+  drop_from(self->generator);
   Py_TYPE(object)->tp_free(object);
 }
 
@@ -207,12 +257,13 @@ PyObject* make_iterator(PyTypeObject& type, SpanObject* span, PyObject* inner, P
   self->generator = nullptr;
   self->weak_references = nullptr;
   self->has_run = true;
+  self->closes = false;
   new (self->storage) SuspendableRun(span, function, args, kwargs, flags);
   PyObject_GC_Track(reinterpret_cast<PyObject*>(self));
   return reinterpret_cast<PyObject*>(self);
 }
 
-PyObject* make_step(AsyncGeneratorObject* generator, PyObject* inner) {
+PyObject* make_step(AsyncGeneratorObject* generator, PyObject* inner, bool closes) {
   if (inner == nullptr) return nullptr;
   auto* const self = PyObject_GC_New(IteratorObject, &g_step_type);
   if (self == nullptr) {
@@ -224,6 +275,7 @@ PyObject* make_step(AsyncGeneratorObject* generator, PyObject* inner) {
   Py_INCREF(reinterpret_cast<PyObject*>(generator));
   self->weak_references = nullptr;
   self->has_run = false;
+  self->closes = closes;
   PyObject_GC_Track(reinterpret_cast<PyObject*>(self));
   return reinterpret_cast<PyObject*>(self);
 }
@@ -232,25 +284,28 @@ PyObject* make_step(AsyncGeneratorObject* generator, PyObject* inner) {
 
 PyObject* async_generator_next(PyObject* object) {
   AsyncGeneratorObject* const self = generator_of(object);
-  return make_step(self, Py_TYPE(self->inner)->tp_as_async->am_anext(self->inner));
+  if (!has_inner(self->inner)) return nullptr;
+  PyObject* const inner = Py_TYPE(self->inner)->tp_as_async->am_anext(self->inner);
+  return make_step(self, inner, false);
 }
 
 PyObject* async_generator_send(PyObject* object, PyObject* value) {
   AsyncGeneratorObject* const self = generator_of(object);
-  return make_step(self, PyObject_CallMethod(self->inner, "asend", "(O)", value));
+  const Ref args(has_inner(self->inner) ? PyTuple_Pack(1, value) : nullptr);
+  return args ? make_step(self, call_method(self->inner, "asend", args.get()), false) : nullptr;
 }
 
 PyObject* async_generator_throw(PyObject* object, PyObject* args) {
   AsyncGeneratorObject* const self = generator_of(object);
-  const Ref method(PyObject_GetAttrString(self->inner, "athrow"));
-  return make_step(self, method ? PyObject_CallObject(method.get(), args) : nullptr);
+  return has_inner(self->inner) ? make_step(self, call_method(self->inner, "athrow", args), true) : nullptr;
 }
 
 // aclose() of one that has not started runs none of its code.
 PyObject* async_generator_close(PyObject* object, PyObject*) {
   AsyncGeneratorObject* const self = generator_of(object);
-  PyObject* const inner = PyObject_CallMethod(self->inner, "aclose", nullptr);
-  return self->run.started() ? make_step(self, inner) : inner;
+  if (!has_inner(self->inner)) return nullptr;
+  PyObject* const inner = call_method(self->inner, "aclose", nullptr);
+  return self->run.started() ? make_step(self, inner, true) : inner;
 }
 
 int async_generator_traverse(PyObject* object, visitproc visit, void* arg) {
@@ -259,7 +314,7 @@ int async_generator_traverse(PyObject* object, visitproc visit, void* arg) {
 }
 
 int async_generator_clear(PyObject* object) {
-  Py_CLEAR(generator_of(object)->inner);
+  drop_from(generator_of(object)->inner);
   generator_of(object)->run.clear();
   return 0;
 }
@@ -275,7 +330,7 @@ void async_generator_dealloc(PyObject* object) {
   PyObject_GC_UnTrack(object);
   AsyncGeneratorObject* const self = generator_of(object);
   if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
-  Py_CLEAR(self->inner);
+  drop_from(self->inner);
   self->run.~SuspendableRun();
   Py_TYPE(object)->tp_free(object);
 }

@@ -22,7 +22,42 @@ bool g_profile_all = false;
 bool g_profiled[kMaxStages];
 std::uint32_t g_service_generation = ~0U;
 
+int raise_pending(void* owned) {
+  const Ref error(static_cast<PyObject*>(owned));
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
+  return -1;
+}
+
+bool is_main_thread() noexcept {
+  const Ref threading(PyImport_ImportModule("threading"));
+  const Ref thread(threading ? PyObject_CallMethod(threading.get(), "main_thread", nullptr) : nullptr);
+  const Ref ident(thread ? PyObject_GetAttrString(thread.get(), "ident") : nullptr);
+  const bool is_main = ident && PyLong_AsUnsignedLong(ident.get()) == PyThread_get_thread_ident();
+  PyErr_Clear();
+  return is_main;
+}
+
+// KeyboardInterrupt, SystemExit of a signal handler and their like are meant for the program; they only happened
+// to arrive while a hook ran. The program gets them as soon as its own code goes on.
+void raise_later() noexcept {
+  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  if (value != nullptr && traceback != nullptr) PyException_SetTraceback(value, traceback);
+  const Ref owned_type(type), owned_traceback(traceback);
+  Ref owned_value(value);
+  if (!is_main_thread())
+    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), type);
+  else if (value != nullptr && Py_AddPendingCall(raise_pending, value) == 0)
+    static_cast<void>(owned_value.release());
+}
+
+// What goes wrong in a hook is nothing to the code that is timed.
 void lose_hook_error() noexcept {
+  if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0) {
+    raise_later();
+    return;
+  }
   Recorder::get().lose(kLostHookErrors);
   PyErr_Clear();
 }
@@ -31,8 +66,7 @@ void lose_hook_error() noexcept {
 void look_for_torch() noexcept {
   PyObject* const modules = PyImport_GetModuleDict();
   if (modules == nullptr || PyDict_GetItemString(modules, "torch") == nullptr) return;
-  const Ref callback(g_torch_callback);
-  g_torch_callback = nullptr;
+  const Ref callback(std::exchange(g_torch_callback, nullptr));
   const Ref done(PyObject_CallNoArgs(callback.get()));
   if (!done) lose_hook_error();
 }
@@ -65,10 +99,7 @@ void set_profiled(PyObject* names) {
 
 bool is_profiled(std::uint32_t stage) noexcept { return g_profile_all || g_profiled[stage]; }
 
-void set_torch_callback(PyObject* callback) {
-  Py_XDECREF(g_torch_callback);
-  g_torch_callback = Py_XNewRef(callback);
-}
+void set_torch_callback(PyObject* callback) { keep(g_torch_callback, callback); }
 
 bool wants_hooks(const SpanObject& span) noexcept {
   if (g_torch_callback != nullptr) {
@@ -77,6 +108,11 @@ bool wants_hooks(const SpanObject& span) noexcept {
   }
   if (g_hooks.enter == nullptr || span.kind == Kind::kSpan) return false;
   return span.kind == Kind::kDebug || g_memory_hook || span.capture_memory || is_profiled(span.stage);
+}
+
+bool has_room() noexcept {
+  const ThreadState& thread = current_thread();
+  return thread.free_head < thread.frame_capacity;
 }
 
 PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs) noexcept {
@@ -144,17 +180,38 @@ void end_run_slow(ThreadState& thread, const SpanObject& span, OpenFrame& frame,
                   PyObject* error) noexcept {
   ErrorAside pending;
   FrameLocal& local = thread.locals[thread.index_of(frame)];
-  const Ref call(static_cast<PyObject*>(local.note));
-  local.note = nullptr;
-  if (call) hooks_leave(call.get());
-  FinishedSpan finished_span = finished(thread, frame, now_ticks(), flags);
-  if (span.kind == Kind::kDebug) finished_span.flags |= kFlagDebug;
-  if (call)
-    finished_span.flags |= hooks_exit(call.get(), result, error != nullptr ? error : pending.value(), finished_span);
-  commit_span(thread, finished_span);
-  charge_parent(thread, frame.below.load(std::memory_order_relaxed), finished_span.duration_ticks());
+  if ((frame.flags.load(std::memory_order_relaxed) & kFrameInactive) != 0) {
+    drop_run(thread, frame);
+  } else if (span.kind == Kind::kSpan) {
+    Scope& scope = *local.scope;
+    close_frame(thread, frame, flags);
+    drop_if_idle(thread, scope);
+  } else {
+    const Ref call(static_cast<PyObject*>(std::exchange(local.note, nullptr)));
+    if (call) hooks_leave(call.get());
+    FinishedSpan finished_span = finished(thread, frame, now_ticks(), flags);
+    if (span.kind == Kind::kDebug) finished_span.flags |= kFlagDebug;
+    if (call)
+      finished_span.flags |= hooks_exit(call.get(), result, error != nullptr ? error : pending.value(), finished_span);
+    Scope& scope = *local.scope;
+    commit_span(thread, finished_span);
+    charge_parent(thread, frame.below.load(std::memory_order_relaxed), finished_span.duration_ticks());
+    drop_frame(thread, frame, finished_span.end_ticks);
+    drop_if_idle(thread, scope);
+    complete(span, finished_span, thread, call.get());
+  }
+  // The hooks, or what happened to run as references went, may have left another scope current.
+  publish(current_thread());
+}
+
+void drop_run(ThreadState& thread, OpenFrame& frame) noexcept {
+  FrameLocal& local = thread.locals[thread.index_of(frame)];
+  Scope& scope = *local.scope;
+  // An inactive frame has no id to tell that it is gone.
+  local.open_by(nullptr);
+  const Ref call(static_cast<PyObject*>(std::exchange(local.note, nullptr)));
   drop_frame(thread, frame);
-  complete(span, finished_span, thread, call.get());
+  drop_if_idle(thread, scope);
 }
 
 Ref positional_tuple(PyObject* const* args, std::size_t nargsf) {
@@ -174,7 +231,7 @@ Ref keyword_dict(PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
 
 Ref enter_call(SpanObject& span, PyObject* function, PyObject* const* args, std::size_t nargsf,
                PyObject* kwnames) noexcept {
-  if (!wants_hooks(span)) return Ref();
+  if (!wants_hooks(span) || !has_room()) return Ref();
   const Ref positional = positional_tuple(args, nargsf);
   const Ref named = keyword_dict(args, nargsf, kwnames);
   if (!positional || !named) {

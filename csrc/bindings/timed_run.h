@@ -44,6 +44,9 @@ void set_torch_callback(PyObject* callback);
 
 bool wants_hooks(const SpanObject& span) noexcept;
 
+/// Whether another span can be opened in the calling thread: hooks that have been entered must be left.
+bool has_room() noexcept;
+
 /// Runs the `enter` hooks. Gives the call as a new reference; null, with nothing set, if there is none.
 PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs) noexcept;
 void hooks_leave(PyObject* call) noexcept;
@@ -54,27 +57,30 @@ std::uint16_t hooks_exit(PyObject* call, PyObject* result, PyObject* error, cons
 void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState& thread, PyObject* call) noexcept;
 
 /// Opens a run in the calling thread; a frame that records nothing if the span's kind is off.
-STAGESPAN_HOT OpenFrame* begin_run(ThreadState& thread, const SpanObject& span, const void* owner) noexcept {
-  OpenFrame* const frame =
-      mode_has(span.mask) ? open_frame(thread, span.stage, owner) : open_inactive(thread, owner);
+STAGESPAN_HOT OpenFrame* begin_run(ThreadState& thread, const SpanObject& span, const void* owner, bool on) noexcept {
+  OpenFrame* const frame = on ? open_frame(thread, span.stage, owner) : open_inactive(thread, owner);
   publish(thread);
   return frame;
 }
 
-/// Closes a run of a profiling or debug context.
+/// Closes a run of a profiling or debug context, or one that was opened in another scope of this thread.
 void end_run_slow(ThreadState& thread, const SpanObject& span, OpenFrame& frame, std::uint16_t flags, PyObject* result,
                   PyObject* error) noexcept;
 
-/// Closes a run that this thread opened. `result` is what a decorated function returned, `error` what a block
-/// raised; both may be null.
+/// Takes a frame off its scope without recording anything, and what belongs to it away.
+void drop_run(ThreadState& thread, OpenFrame& frame) noexcept;
+
+/// Closes a run that this thread opened in its current scope. `result` is what a decorated function returned,
+/// `error` what a block raised; both may be null.
 STAGESPAN_HOT void end_run(ThreadState& thread, const SpanObject& span, OpenFrame& frame, std::uint16_t flags,
                            PyObject* result, PyObject* error) noexcept {
-  if ((frame.flags.load(std::memory_order_relaxed) & kFrameInactive) != 0) [[unlikely]]
-    drop_frame(thread, frame);
-  else if (span.kind == Kind::kSpan) [[likely]]
-    close_frame(thread, frame, flags);
-  else
+  const bool is_plain =
+      span.kind == Kind::kSpan && (frame.flags.load(std::memory_order_relaxed) & kFrameInactive) == 0;
+  if (!is_plain) [[unlikely]] {
     end_run_slow(thread, span, frame, flags, result, error);
+    return;
+  }
+  close_frame(thread, frame, flags);
   publish(thread);
 }
 

@@ -51,12 +51,12 @@ PyGetSetDef g_token_getset[] = {{"id", token_id, nullptr, "The span's id, 0 when
 PyObject* begin(PyObject*, PyObject* name) {
   auto* const self = PyObject_New(TokenObject, &g_token_type);
   if (self == nullptr) return nullptr;
-  self->name = Py_NewRef(name);
+  const std::uint32_t stage = stage_of(name);
+  self->name = Py_NewRef(shown_name(stage, name));
   self->detached = {};
   self->generation = Recorder::get().generation();
   self->is_open = mode_has(kModeEnabled);
   if (self->is_open) {
-    const std::uint32_t stage = stage_of(name);
     current_thread();
     self->detached = Recorder::get().open_detached(stage, 0);
   }
@@ -96,8 +96,8 @@ PyObject* record(PyObject*, PyObject* args, PyObject* kwargs) {
     return nullptr;
   if (end_ns < begin_ns) {
     PyErr_Format(PyExc_ValueError,
-                 "the span %R would end %lld ns before it begins: give begin_ns and end_ns as Unix time in ns", name,
-                 begin_ns - end_ns);
+                 "the span %R would end at %lld, before it begins at %lld: give begin_ns and end_ns as Unix time in ns",
+                 name, end_ns, begin_ns);
     return nullptr;
   }
   if (!mode_has(kModeEnabled)) Py_RETURN_NONE;

@@ -336,7 +336,7 @@ class request:
     ) -> None:
         if self._before is None:
             return
-        _core.request_exit(self._before)
+        _core.request_exit(self.number, self._before)
         self._before = None
         if self._token is not None:
             # Ended in another context than it began in, as an async generator may: nothing to undo.

@@ -1,0 +1,134 @@
+// waiting.cpp: reading the rings, and sleeping, while other threads run Python code.
+#include "waiting.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+#include "completions.h"
+#include "object.h"
+#include "stagespan/reader.h"
+#include "stagespan/recorder.h"
+
+namespace stagespan::python {
+
+namespace {
+
+// A daemon thread may be ended where the lock is taken again, or where numpy is imported: nothing that knows
+// exceptions, as pybind11 does, is on the stack then.
+
+/// A row of `spans()`.
+struct SpanRow {
+  std::uint32_t stage;
+  std::uint32_t thread;
+  std::int64_t begin_ns;
+  std::int64_t end_ns;
+  std::uint64_t id;
+  std::uint64_t parent;
+  std::uint64_t request;
+  std::int64_t suspended_ns;
+  std::uint16_t depth;
+  std::uint16_t flags;
+};
+
+constexpr struct {
+  const char* name;
+  const char* format;
+  std::size_t offset;
+} kFields[] = {
+    {"stage", "u4", offsetof(SpanRow, stage)},
+    {"thread", "u4", offsetof(SpanRow, thread)},
+    {"begin_ns", "i8", offsetof(SpanRow, begin_ns)},
+    {"end_ns", "i8", offsetof(SpanRow, end_ns)},
+    {"id", "u8", offsetof(SpanRow, id)},
+    {"parent", "u8", offsetof(SpanRow, parent)},
+    {"request", "u8", offsetof(SpanRow, request)},
+    {"suspended_ns", "i8", offsetof(SpanRow, suspended_ns)},
+    {"depth", "u2", offsetof(SpanRow, depth)},
+    {"flags", "u2", offsetof(SpanRow, flags)},
+};
+
+// numpy.dtype({"names": [...], "formats": [...], "offsets": [...], "itemsize": ...})
+PyObject* make_row_type(PyObject* numpy) {
+  const Ref names(PyList_New(0)), formats(PyList_New(0)), offsets(PyList_New(0));
+  if (!names || !formats || !offsets) return nullptr;
+  for (const auto& field : kFields) {
+    const Ref name(PyUnicode_FromString(field.name)), format(PyUnicode_FromString(field.format));
+    const Ref offset(PyLong_FromSize_t(field.offset));
+    if (!name || !format || !offset || PyList_Append(names.get(), name.get()) != 0 ||
+        PyList_Append(formats.get(), format.get()) != 0 || PyList_Append(offsets.get(), offset.get()) != 0)
+      return nullptr;
+  }
+  const Ref parts(Py_BuildValue("{s:O,s:O,s:O,s:n}", "names", names.get(), "formats", formats.get(), "offsets",
+                                offsets.get(), "itemsize", static_cast<Py_ssize_t>(sizeof(SpanRow))));
+  return parts ? PyObject_CallMethod(numpy, "dtype", "O", parts.get()) : nullptr;
+}
+
+PyObject* rows_of(const std::vector<SpanCopy>& copies) {
+  const Ref rows(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(copies.size() * sizeof(SpanRow))));
+  if (!rows) return nullptr;
+  const ClockFit fit = Recorder::get().clock_fit();
+  auto* row = reinterpret_cast<SpanRow*>(PyByteArray_AS_STRING(rows.get()));
+  for (const SpanCopy& copy : copies) {
+    const std::int64_t begin = fit.unix_ns(copy.begin_ticks);
+    const std::int64_t end = std::max(begin, fit.unix_ns(copy.end_ticks));
+    *row++ = {copy.stage,
+              copy.thread,
+              begin,
+              end,
+              copy.id,
+              copy.parent,
+              copy.request,
+              static_cast<std::int64_t>(fit.duration_ns(static_cast<double>(copy.suspended_ticks))),
+              copy.depth,
+              copy.flags};
+  }
+  // numpy is imported here and not with the module: most processes never need it.
+  const Ref numpy(PyImport_ImportModule("numpy"));
+  static PyObject* row_type = nullptr;
+  if (numpy && row_type == nullptr) {
+    PyObject* const made = make_row_type(numpy.get());
+    // Another thread may have made it meanwhile.
+    if (row_type == nullptr)
+      row_type = made;
+    else
+      Py_XDECREF(made);
+  }
+  if (!numpy || row_type == nullptr) return nullptr;
+  return PyObject_CallMethod(numpy.get(), "ndarray", "nOO", static_cast<Py_ssize_t>(copies.size()), row_type,
+                             rows.get());
+}
+
+PyObject* spans(PyObject*, PyObject*) {
+  std::vector<SpanCopy> copies;
+  if (Recorder::get().arena()) {
+    const Unlocked unlocked;
+    copies = read_spans(Recorder::get().arena());
+  }
+  return rows_of(copies);
+}
+
+PyObject* wait_for_work(PyObject*, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"timeout_s", nullptr};
+  double timeout_s = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "d:wait_for_work", const_cast<char**>(names), &timeout_s) == 0)
+    return nullptr;
+  bool is_work = false;
+  {
+    const Unlocked unlocked;
+    is_work = wait_for_completions(timeout_s);
+  }
+  return PyBool_FromLong(is_work ? 1 : 0);
+}
+
+}  // namespace
+
+PyMethodDef g_waiting_functions[] = {
+    {"spans", spans, METH_NOARGS,
+     "spans()\n--\n\nThe rings' spans by begin, as a structured array; times in Unix ns."},
+    {"wait_for_work", as_method(wait_for_work), METH_VARARGS | METH_KEYWORDS,
+     "wait_for_work(timeout_s)\n--\n\nSleep until a context has finished or the time is over; True if there is work."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace stagespan::python

@@ -1,0 +1,11 @@
+// waiting.h: calls that go on without the interpreter's lock.
+#pragma once
+
+#include <Python.h>
+
+namespace stagespan::python {
+
+/// `spans()` and `wait_for_work(timeout_s)`, for the module's method table.
+extern PyMethodDef g_waiting_functions[];
+
+}  // namespace stagespan::python
