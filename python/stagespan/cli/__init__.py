@@ -10,6 +10,7 @@ import click
 from stagespan.errors import StagespanError
 
 _VERBS = {
+    "analyze": "Say where the time of a trace went, and why the device was idle.",
     "bench": "Replay one stage alone from its signature and profile it.",
     "report": "Show a timing report as a table, or compare two.",
     "run": "Run a script and time its stages without changing it.",

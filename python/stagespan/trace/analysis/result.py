@@ -150,9 +150,23 @@ def in_words(figure: float | None, unit: str) -> str:
     return f"{number} {unit}".rstrip()
 
 
+def printable(name: str) -> str:
+    """A name without what would steer a terminal or break a line."""
+    return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
+
+
 def shortened(name: str, most: int = 60) -> str:
     """A name that fits a sentence or a table: kernels' names can be thousands of letters long."""
-    return name if len(name) <= most else name[: most - 3] + "..."
+    return printable(name if len(name) <= most else name[: most - 3] + "...")
+
+
+def in_cell(cell: Cell, unit: str, most: int = 60) -> str:
+    """A cell of a Table as text."""
+    if isinstance(cell, str):
+        return shortened(cell, most)
+    if cell is None:
+        return "-" if unit == "" else "unknown"
+    return f"{cell:,}" if unit == "" and isinstance(cell, int) else in_words(cell, unit)
 
 
 def share(part: float, whole: float) -> float:

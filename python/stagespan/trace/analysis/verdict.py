@@ -27,7 +27,7 @@ _REASONS = {
     COMMUNICATION_BOUND: "it communicated while nothing computed",
     COPY_BOUND: "it copied while nothing else ran",
     LAUNCH_BOUND: "it was idle because the host could not launch work fast enough",
-    HOST_BOUND: "it was idle because the host did something else, or waited",
+    HOST_BOUND: "it was idle because of the host, most of it because {cause}",
     CANNOT_TELL: "it was idle and the trace does not show why",
 }
 
@@ -42,6 +42,8 @@ class Verdict:
     """The time that the verdict rests on."""
     times_ns: dict[str, int]
     """By verdict the time that speaks for it, the most first; with `other_ns` they sum to span."""
+    cause: str
+    """The largest cause of idle time among those on the host, launching left out."""
     other_ns: int
     """Idle between work that was launched in time."""
 
@@ -52,7 +54,7 @@ class Verdict:
         return (
             f"{name}: for {in_words(self.time_ns, 'ns')} of the device's"
             f" {in_words(self.span_ns, 'ns')} ({share(self.time_ns, self.span_ns):.1f} %)"
-            f" {_REASONS[self.verdict]}."
+            f" {_REASONS[self.verdict].format(cause=causes.CAUSES[self.cause])}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,5 +112,6 @@ def analyze(trace: Trace) -> Verdict | Nothing:
         span_ns=use.span_ns,
         time_ns=times[verdict],
         times_ns={n: t for n, t in sorted(times.items(), key=lambda item: -item[1]) if t},
+        cause=max(_IDLE[HOST_BOUND], key=lambda cause: found.by_cause.get(cause, 0)),
         other_ns=other,
     )

@@ -1,0 +1,55 @@
+"""``stagespan analyze``: what a trace says, on one screen and in files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
+@click.option(
+    "--json",
+    "json_file",
+    metavar="FILE",
+    help="Write all figures as JSON; - is standard output, without the page.",
+)
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write all tables as Markdown.")
+def command(path: Path, json_file: str | None, markdown_file: str | None) -> None:
+    """Say where the time of a trace went and why the device was idle.
+
+    PATH is what torch.profiler exported: .json or .json.gz.
+    """
+    from stagespan.trace.analysis import analyze
+    from stagespan.trace.reader import read_trace
+
+    analysis = analyze(read_trace(path))
+    if json_file is not None:
+        import json
+
+        text = json.dumps(analysis.to_dict(), indent=1) + "\n"
+        _write(json_file, text)
+    if markdown_file is not None:
+        from stagespan.trace.analysis.markdown import markdown
+
+        _write(markdown_file, markdown(analysis))
+    if "-" not in (json_file, markdown_file):
+        from stagespan.trace.analysis.terminal import print_analysis
+
+        print_analysis(analysis)
+
+
+def _write(file: str, text: str) -> None:
+    from stagespan.errors import StagespanError
+    from stagespan.files import write_whole
+
+    if file == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        write_whole(file, text)
+    except OSError as error:
+        raise StagespanError(
+            f"{file} cannot be written ({error.strerror or error}): choose another file."
+        ) from error
