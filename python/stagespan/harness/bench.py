@@ -18,6 +18,7 @@ from stagespan.files import stage_path
 from stagespan.harness.adapters import Step, StepAdapter, adapter_for
 from stagespan.harness.config import LARGEST_TRACE, HarnessConfig, HarnessResult
 from stagespan.harness.output import write_breakdown, write_script
+from stagespan.lines import say
 from stagespan.signature.describe import printable
 from stagespan.signature.fit import ReplayError
 from stagespan.signature.model import SignatureFile, StageSignature
@@ -120,7 +121,7 @@ class StageBenchHarness:
                 seed=self.config.seed,
                 device=self._device,
             )
-        _log.info("[Harness] Setup complete for stage '%s'", self._shown)
+        say("[Harness] Setup complete for stage '%s'", self._shown)
 
     def _make_step(self, inputs: dict[str, Any]) -> Step:
         if self.config.step_fn is not None:
@@ -144,12 +145,12 @@ class StageBenchHarness:
         from stagespan.harness.replay import random_state_kept, summary
 
         with recorder_off(), random_state_kept(), self._failures("raised in its single step"):
-            _log.info("[Harness] Running %d warmup iteration(s)...", config.warmup)
+            say("[Harness] Running %d warmup iteration(s)...", config.warmup)
             replay.measure(config.warmup, partial(self._tell, "warm-up", total=config.warmup))
             times = replay.measure(
                 config.timing_steps, partial(self._tell, "timing", total=config.timing_steps)
             )
-            _log.info("[Harness] Running %d profile iteration(s)...", config.profile_steps)
+            say("[Harness] Running %d profile iteration(s)...", config.profile_steps)
             window = self._run_under_profiler(replay)
         if not window.recorded:
             raise HarnessError(printable(str(window.skipped)))
@@ -157,7 +158,7 @@ class StageBenchHarness:
         with self._writing():
             window.export(trace_path)
         trace_bytes = trace_path.stat().st_size
-        _log.info("[Harness] Chrome trace saved to: %s", trace_path)
+        say("[Harness] Chrome trace saved to: %s", trace_path)
         if trace_bytes > LARGEST_TRACE * config.profile_steps:
             _log.warning(
                 "[Harness] The trace takes %.1f MB; HarnessConfig(record_shapes=False), or a "
@@ -169,14 +170,14 @@ class StageBenchHarness:
             breakdown = write_breakdown(
                 trace_path, breakdown_path, self.stage_name, config.profile_steps, self._device
             )
-        _log.info("[Harness] Kernel breakdown saved to: %s", breakdown_path)
+        say("[Harness] Kernel breakdown saved to: %s", breakdown_path)
         with self._writing():
             script_path = write_script(
                 self.signature, self.stage_instance, self._adapter, config, self.output_dir
             )
-        _log.info("[Harness] Test script saved to: %s", script_path)
+        say("[Harness] Test script saved to: %s", script_path)
         timing = summary(times)
-        _log.info("[Harness] Average iteration time: %.2f ms", timing["mean"])
+        say("[Harness] Average iteration time: %.2f ms", timing["mean"])
         return HarnessResult(
             stage=self.stage_name,
             device=self._device,

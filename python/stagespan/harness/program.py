@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,8 @@ def write_trace(replay: Replay, steps: int, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     synchronize(replay.device)
     activities = torch.profiler.supported_activities()
+    # Marks of its start and stop, which Kineto writes to the terminal: level 6 is above them.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with (
         torch.profiler.profile(activities=activities, record_shapes=True) as profiler,
         run_context(replay.context),

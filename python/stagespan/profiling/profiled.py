@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from stagespan import settings
+from stagespan import lines, settings
 from stagespan.errors import StagespanError
 from stagespan.files import stage_path, write_whole
 from stagespan.profiling.controller import Window, profile_window
@@ -90,11 +90,10 @@ class ProfiledHook:
         folder = settings.output_dir()
         try:
             trace = window.export(stage_path(folder, stage, "_trace.json.gz", rank), finished)
-            LOGGER.info("[Profiler] Chrome trace saved to: %s", trace)
+            lines.say("[Profiler] Chrome trace saved to: %s", trace)
             target = stage_path(folder, stage, "_breakdown.json", rank)
-            LOGGER.info(
-                "[Profiler] Kernel breakdown saved to: %s", write_breakdown(trace, stage, target)
-            )
+            write_breakdown(trace, stage, target)
+            lines.say("[Profiler] Kernel breakdown saved to: %s", target)
         except OSError as error:
             self._warn_once(
                 f"The profile of stage {stage!r} could not be written to {folder}"

@@ -293,6 +293,10 @@ class SignatureFile:
                 f"update stagespan."
             )
         stages = _object(data, "stages", "it")
+        if any("duration_ms" in _as_object(entry) for entry in stages.values()):
+            raise SignatureError(
+                "it is a timing report; name the timing_io_signature.json that lies beside it."
+            )
         return cls(
             stages={
                 name: StageSignature.from_json(name, entry, foreign=version is None)

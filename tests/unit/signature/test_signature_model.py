@@ -100,6 +100,7 @@ def test_values_that_telefuser_could_not_describe_are_unreplayable(tmp_path: Pat
         ("[]", "holds a list"),
         ("null", "holds null"),
         ("{}", "no 'stages'"),
+        ('{"stages": {"s": {"duration_ms": 1.0, "count": 1}}}', "is a timing report"),
         ('{"stages": []}', "'stages' is a list"),
         ('{"stages": {"a": 1}}', "stage 'a'"),
         ('{"stages": {"a": {"input_signatures": 3}}}', "'input_signatures' is a number"),
