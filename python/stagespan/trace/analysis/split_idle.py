@@ -90,7 +90,8 @@ class _Splitter:
         last_call = gaps.last_call[chosen]
         before = np.where(last_call >= 0, last_call, call)
         lanes, lane = threads(self.trace, np.concatenate((call, before)))
-        axis = Axis(int(begin.min()), int(end.max()), len(lanes))
+        # One more at the begin: what began before the first gap must not seem to begin with it.
+        axis = Axis(int(begin.min()) - 1, int(end.max()), len(lanes))
         if not axis.fits:
             self.parts[chosen, NAMES.index(causes.NOT_TRACED)] += issued_from - begin + launch
             return

@@ -74,18 +74,20 @@ class Surroundings:
 def waiting_operators(trace: Trace, rows: Rows) -> Rows:
     """For each event the outermost operator around it that is known to wait (item, to), or -1."""
     events = trace.events
-    known = np.isin(
-        events.name, [n for n, name in enumerate(trace.names) if name in SYNC_OPERATORS]
-    )
+    rank = np.full(len(trace.names) + 1, len(SYNC_OPERATORS))
+    for code, name in enumerate(trace.names):
+        if name in SYNC_OPERATORS:
+            rank[code] = SYNC_OPERATORS.index(name)
+    known = rank[events.name] < len(SYNC_OPERATORS)
     found = np.flatnonzero(known & trace.rows_of(["cpu_op"]))
     result = np.full(len(rows), -1, dtype=np.intp)
-    if len(found) == 0 or len(rows) == 0:
-        return result
     _, lane = threads(trace, np.concatenate((found, rows)))
-    for number in np.unique(lane[len(found) :]):
+    for number in np.intersect1d(lane[: len(found)], lane[len(found) :]):
         here = found[lane[: len(found)] == number]
-        here = here[np.lexsort((-events.end_ns[here], events.begin_ns[here]))]
-        end = events.end_ns[here]
+        begin, end = events.begin_ns[here], events.end_ns[here]
+        # Of those that begin and end together the one that calls the others.
+        order = np.lexsort((rank[events.name[here]], -end, begin))
+        here, end = here[order], end[order]
         reach = np.maximum.accumulate(end)
         outer = here[np.concatenate(([True], end[1:] > reach[:-1]))]
         asked = np.flatnonzero(lane[len(found) :] == number)
