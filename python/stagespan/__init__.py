@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagespan import _core
 from stagespan import context as _context
+from stagespan import device as _device
 from stagespan import dynamo as _dynamo
 from stagespan._core import (
     Span,
@@ -153,6 +154,7 @@ _context.lazy_hook("profiled", "stagespan.profiling.hook")
 _context.lazy_hook("memory", "stagespan.memory")
 _context.lazy_hook("service", "stagespan.service")
 _dynamo.install()
+_device.install()
 if is_debug():
     # Switched on by the environment: the files at exit are due even if no debug context ever runs.
     _context.need("debug")

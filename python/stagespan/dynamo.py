@@ -6,19 +6,15 @@ That can only be said once it is imported, which this module waits for and never
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
 
 from stagespan import _core
-
-if TYPE_CHECKING:
-    from importlib.machinery import ModuleSpec
+from stagespan.imports import ImportFinder
 
 _F = TypeVar("_F")
 _DYNAMO = "torch._dynamo"
@@ -147,59 +143,8 @@ def _warn(error: Exception) -> None:
     )
 
 
-class _DynamoFinder:
-    """Sees torch._dynamo being imported, leaves that to the real finders, then registers."""
+class _DynamoFinder(ImportFinder):
+    """Waits for torch._dynamo."""
 
     def __init__(self) -> None:
-        self._asking: set[int] = set()  # threads in which the real finders are being asked
-
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None = None,
-        target: ModuleType | None = None,
-    ) -> ModuleSpec | None:
-        thread = threading.get_ident()
-        if fullname != _DYNAMO or thread in self._asking:
-            return None
-        self._asking.add(thread)
-        try:
-            spec = self._real_spec(fullname, path, target)
-        finally:
-            self._asking.discard(thread)
-        if spec is not None:
-            try:
-                self._watch(spec.loader)
-            except Exception as error:
-                self._remove()
-                _warn(error)
-        return spec
-
-    def _real_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
-        for finder in list(sys.meta_path):
-            find_spec = getattr(finder, "find_spec", None)
-            if finder is self or find_spec is None:
-                continue
-            spec: ModuleSpec | None = find_spec(fullname, path, target)
-            if spec is not None:
-                return spec
-        return None
-
-    def _watch(self, loader: Any) -> None:
-        """Shadow `exec_module` on the loader itself, for one call; all else stays its own."""
-        real = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            with contextlib.suppress(AttributeError):
-                del loader.exec_module
-            real(module)
-            self._remove()
-            register()
-
-        loader.exec_module = exec_module
-
-    def _remove(self) -> None:
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)
+        super().__init__(_DYNAMO, register, _warn)

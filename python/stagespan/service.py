@@ -11,14 +11,17 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from stagespan import _core, context, lines, memory, settings
+from stagespan import _core, context, device, lines, memory, settings
 from stagespan.history import SPACING_S, History
 
 _LONGEST_SLEEP_S = 60.0
 _LONGEST_FORK_WAIT_S = 2.0
+_LONGEST_DEVICE_WAIT_S = 2.0
 _MOST_THREAD_NAMES = 1024
 
 _on_tick: list[Callable[[], None]] = []
@@ -84,12 +87,18 @@ class _Service:
 
     # --- the lines ------------------------------------------------------------------------------
 
-    def drain(self, timeout_s: float = -1) -> bool:
-        """Write the lines of all that has finished; False if another thread was at it too long."""
+    def drain(self, timeout_s: float = -1, *, everything: bool = False) -> bool:
+        """Write the lines of all that has finished; False if another thread was at it too long.
+
+        Lines whose device time is pending wait for it, unless ``everything`` is asked for.
+        """
         if not self._draining.acquire(timeout=timeout_s):
             return False
+        # A last drain asks for all that there is; where no device is timed, nothing is kept back.
+        is_last = everything and device.is_attached()
+        drain = partial(_core.drain_completions, True) if is_last else _core.drain_completions
         try:
-            while finished := _core.drain_completions():
+            while finished := drain():
                 self._tell(finished)
         finally:
             self._draining.release()
@@ -132,7 +141,8 @@ class _Service:
         if thread is not None and thread is not threading.current_thread():
             _core.wake_service()
             thread.join(timeout=5.0)
-        self.drain(timeout_s=5.0)
+        _guarded(lambda: device.wait(_LONGEST_DEVICE_WAIT_S))
+        self.drain(timeout_s=5.0, everything=True)
         if not self._exited:
             self._exited = True
             for callback in tuple(_on_exit):
@@ -165,11 +175,14 @@ def ensure_running() -> None:
 
 
 def flush(timeout_s: float = 10.0) -> bool:
-    """Wait until every line of a context that has finished is written.
+    """Wait until the device time of spans that have ended is known, and their lines are written.
 
-    Returns False when that took longer than ``timeout_s`` seconds, because a log handler blocks.
+    Returns False when that took longer than ``timeout_s`` seconds, because a device still works or
+    a log handler blocks.
     """
-    return _service.drain(timeout_s=max(timeout_s, 0.0))
+    until = time.monotonic() + max(timeout_s, 0.0)
+    is_resolved = device.wait(max(timeout_s, 0.0))
+    return _service.drain(timeout_s=max(until - time.monotonic(), 0.0)) and is_resolved
 
 
 def history() -> History[_core.Snapshot]:
@@ -240,6 +253,7 @@ def _prepare_worker() -> None:
 
 
 on_tick(memory.watch_accelerator)
+on_tick(device.watch)
 context.register_service(ensure_running)
 os.register_at_fork(
     before=_before_fork,

@@ -92,6 +92,14 @@ VARIABLES: tuple[Variable, ...] = (
         least=64,
         most=1 << 20,
     ),
+    Variable(
+        "STAGESPAN_DEVICE_EVERY",
+        (),
+        "count",
+        1,
+        "time the device's part of every n-th span of a stage in a thread; 0 is none",
+        least=0,
+    ),
 )
 
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
