@@ -164,6 +164,7 @@ def _requests(since_ns: int) -> list[dict[str, Any]]:
                 if request["complete"]
                 else None,
                 "complete": request["complete"],
+                "error": request["error"],
                 "stages": stages,
                 "metadata": plain(request["metadata"]),
             }

@@ -121,6 +121,7 @@ def test_requests_have_their_own_figures() -> None:
     assert first["total_stages_ms"] == pytest.approx(first["stages"]["pipeline"]["duration_ms"])
     assert first["duration_ms"] >= first["total_stages_ms"]
     assert second["stages"]["encode"]["errors"] == 1
+    assert [first["error"], second["error"]] == [False, True]
 
 
 def test_a_request_whose_spans_are_partly_lost_has_no_total() -> None:

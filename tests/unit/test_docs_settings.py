@@ -1,0 +1,69 @@
+"""docs/settings.md lists every variable as the code has it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from stagespan.settings import VARIABLES, Variable
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "settings.md"
+
+
+def row(variable: Variable) -> list[str]:
+    """What the table has to say of a variable."""
+    values = {
+        "switch": "`true` or `false`",
+        "text": "text",
+        "names": "names with commas",
+        "count": f"{variable.least:,} to {variable.most:,}",
+        "choice": ", ".join(f"`{choice}`" for choice in variable.choices),
+    }[variable.kind]
+    default = variable.default
+    shown = "" if default in (None, ()) else f"`{str(default).lower()}`"
+    also = ", ".join(f"`{alias}`" for alias in variable.aliases)
+    return [f"`{variable.name}`", also, values, shown, variable.meaning]
+
+
+def table() -> list[list[str]]:
+    """The rows of the page's first table."""
+    found = re.search(
+        r"^\| variable \| also .*\n\|[-| ]+\|\n((?:\|.*\n)+)", PAGE.read_text(), re.MULTILINE
+    )
+    assert found, "the table of variables is missing"
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found[1].splitlines()]
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documents are not here")
+def test_the_page_has_the_variables_of_the_code() -> None:
+    expected = [row(variable) for variable in VARIABLES]
+    lines = "\n".join(f"| {' | '.join(cells)} |" for cells in expected)
+    assert table() == expected, f"write these rows into {PAGE.name}:\n{lines}"
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documents are not here")
+def test_no_variable_is_read_that_the_page_leaves_out() -> None:
+    # GIVEN every variable of ours that the sources name
+    sources = [
+        path
+        for folder, kinds in (("python", (".py",)), ("csrc", (".cpp", ".h")))
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in kinds
+    ]
+    named = {
+        name
+        for path in sources
+        for name in re.findall(r"\"(STAGESPAN_[A-Z_]+|TELEFUSER_[A-Z_]+)\"", path.read_text())
+    }
+
+    # WHEN the page is read
+    text = PAGE.read_text()
+
+    # THEN it tells of all of them
+    assert sources
+    assert {name for name in named if name not in text} == set()
+    assert os.sep not in "".join(named)
