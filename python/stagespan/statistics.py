@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from stagespan import _core, settings
 
 _SECOND = 10**9
+_DEVICE_COLUMNS = ("device_elapsed_ns", "device_queue_ns", "device_tail_ns")
+
+
+class Summary(Protocol):
+    """Distribution of a time in ns; its figures are None where `count` is 0."""
+
+    @property
+    def count(self) -> int:
+        """Runs of which it is known."""
+
+    @property
+    def total_ns(self) -> int: ...
+    @property
+    def mean_ns(self) -> float | None: ...
+    @property
+    def min_ns(self) -> int | None: ...
+    @property
+    def max_ns(self) -> int | None: ...
+    @property
+    def p50_ns(self) -> float | None: ...
+    @property
+    def p95_ns(self) -> float | None: ...
+    @property
+    def p99_ns(self) -> float | None: ...
+    def quantile_ns(self, q: float) -> float | None:
+        """Time that the part ``q`` of the runs, 0 to 1, did not exceed."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +56,12 @@ class StageStats:
     errors: int
     suspended_ns: int
     work: dict[str, float]
-    device_elapsed_ns: _core.Summary | None
-    device_queue_ns: _core.Summary | None
-    device_tail_ns: _core.Summary | None
+    device_elapsed_ns: Summary | None
+    """From begin to end on the device's stream, gaps included, of the runs where it is known."""
+    device_queue_ns: Summary | None
+    """How long the device began after the host."""
+    device_tail_ns: Summary | None
+    """How long the device ended after the host."""
     lost: Mapping[str, int]
     """What the recorder did not keep, by cause; these are of all stages together."""
     _quantile: Callable[[float], float | None] = field(repr=False, compare=False)
@@ -72,16 +101,21 @@ class Stats(Mapping[str, StageStats]):
 
     def __str__(self) -> str:
         head = ["stage", "count", "total ms", "mean ms", "p50 ms", "p95 ms", "p99 ms", "max ms"]
-        rows = [[*head, "errors", "suspended ms", "work"]]
+        device = ["device mean ms", "queue mean ms", "tail mean ms"]
+        rows = [[*head, "errors", "suspended ms", *device, "work"]]
         for name, stage in self._stages.items():
             figures = (stage.mean_ns, stage.p50_ns, stage.p95_ns, stage.p99_ns, stage.max_ns)
             row = [_printable(name), f"{stage.count:,}", f"{stage.total_ns / 1e6:,.3f}"]
             row += [*map(_ms, figures), f"{stage.errors:,}"]
             row.append(_ms(stage.suspended_ns) if stage.suspended_ns else "")
+            times = (stage.device_elapsed_ns, stage.device_queue_ns, stage.device_tail_ns)
+            row += ["" if time is None or not time.count else _ms(time.mean_ns) for time in times]
             rows.append([*row, _work(stage)])
-        for column in (-1, -2):  # for those stages only that have any
-            if not any(row[column] for row in rows[1:]):
-                rows = [row[:column] + row[len(row) + column + 1 :] for row in rows]
+        # The last five for those stages only that have any.
+        shown = [i < 9 or any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
+        rows = [
+            [cell for cell, is_shown in zip(row, shown, strict=True) if is_shown] for row in rows
+        ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         table = "\n".join(
             "  ".join(
@@ -203,13 +237,17 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
     names = _core.stage_names()
     durations = spans["end_ns"] - spans["begin_ns"]
     failed = (spans["flags"] & _core.FLAG_ERROR) != 0
+    known = (column for column in _DEVICE_COLUMNS if column in (spans.dtype.names or ()))
+    on_device = [spans[column] for column in known] or [np.full(len(spans), np.nan)] * 3
     found = {}
     for index in np.unique(spans["stage"]):
         mine = spans["stage"] == index
         name = names[int(index)]
         suspended = int(spans["suspended_ns"][mine].sum())
+        device = [_known(column[mine]) for column in on_device]
+        errors = int(failed[mine].sum())
         found[name] = _from_durations(
-            name, np.sort(durations[mine]), int(failed[mine].sum()), suspended, lost
+            name, _Durations(durations[mine]), errors, suspended, device, lost
         )
     ordered = dict(sorted(found.items(), key=lambda item: -item[1].total_ns))
     return Stats(ordered, lost, (now_ns - began_ns) / 1e9, is_lifetime=False)
@@ -223,28 +261,51 @@ def _reach_back(spans: Any, began_ns: int) -> bool:
     return len(threads) > 0 and all(end.min() <= began_ns for end in ends)
 
 
-def _from_durations(
-    name: str, durations: Any, errors: int, suspended_ns: int, lost: dict[str, int]
-) -> StageStats:
-    def quantile(q: float) -> float | None:
-        return float(np.quantile(durations, q))
+class _Durations:
+    """The same figures as the recorder's summaries, of durations that are all at hand."""
 
+    def __init__(self, durations: Any) -> None:
+        self._sorted = np.sort(durations)
+        self.count = len(durations)
+        self.total_ns = int(durations.sum())
+        self.mean_ns = float(durations.mean())
+        self.min_ns, self.max_ns = int(self._sorted[0]), int(self._sorted[-1])
+        self.p50_ns, self.p95_ns, self.p99_ns = map(self.quantile_ns, (0.50, 0.95, 0.99))
+
+    def quantile_ns(self, q: float) -> float:
+        return float(np.quantile(self._sorted, q))
+
+
+def _known(durations: Any) -> _Durations | None:
+    known = durations[~np.isnan(durations)]
+    return _Durations(known) if len(known) else None
+
+
+def _from_durations(
+    name: str,
+    host: _Durations,
+    errors: int,
+    suspended_ns: int,
+    device: Sequence[_Durations | None],
+    lost: dict[str, int],
+) -> StageStats:
+    elapsed, queue, tail = device
     return StageStats(
         name,
-        len(durations),
-        int(durations.sum()),
-        float(durations.mean()),
-        int(durations[0]),
-        int(durations[-1]),
-        quantile(0.50),
-        quantile(0.95),
-        quantile(0.99),
+        host.count,
+        host.total_ns,
+        host.mean_ns,
+        host.min_ns,
+        host.max_ns,
+        host.p50_ns,
+        host.p95_ns,
+        host.p99_ns,
         errors,
         suspended_ns,
         {},  # the rings hold no work
-        None,
-        None,
-        None,
+        elapsed,
+        queue,
+        tail,
         lost,
-        quantile,
+        host.quantile_ns,
     )

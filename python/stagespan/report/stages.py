@@ -110,9 +110,14 @@ def _entry(
         "suspended_ms": stage.suspended_ns / _MS,
         "children_ms": children_ns / _MS,
         "unattributed_ms": (stage.total_ns - children_ns) / _MS,
+        # With sampling, or where a device failed, these are sums over fewer runs than all.
+        "device_runs": _device_runs(stage.device_elapsed_ns),
         "device_elapsed_ms": _device_ms(stage.device_elapsed_ns),
         "device_queue_ms": _device_ms(stage.device_queue_ns),
         "device_tail_ms": _device_ms(stage.device_tail_ns),
+        "device_elapsed_mean_ms": _device_mean_ms(stage.device_elapsed_ns),
+        "device_queue_mean_ms": _device_mean_ms(stage.device_queue_ns),
+        "device_tail_mean_ms": _device_mean_ms(stage.device_tail_ns),
         "work": dict(stage.work),
         "work_per_s": {
             what: amount / (stage.total_ns / 1e9) if stage.total_ns else None
@@ -136,3 +141,12 @@ def _ms(ns: float | None) -> float | None:
 def _device_ms(summary: Distribution | None) -> float | None:
     """Sum over the runs whose device time is known; None when it is known of none."""
     return None if summary is None or not summary.count else summary.total_ns / _MS
+
+
+def _device_mean_ms(summary: Distribution | None) -> float | None:
+    return None if summary is None or not summary.count else _ms(summary.mean_ns)
+
+
+def _device_runs(summary: Distribution | None) -> int | None:
+    """Of how many runs the device time is known; None when it is known of none."""
+    return None if summary is None or not summary.count else summary.count

@@ -119,6 +119,15 @@ def _suspended(stage: dict[str, Any]) -> str:
     return f"{suspended:,.3f}" if suspended else ""
 
 
+def _on_device(stage: dict[str, Any]) -> str:
+    """The device's sum, and of how many runs it is where these are not all."""
+    elapsed, known = number(stage.get("device_elapsed_ms")), number(stage.get("device_runs"))
+    if elapsed is None:
+        return ""
+    is_part = known is not None and known != number(stage.get("count"))
+    return f"{elapsed:,.3f}" + (f" ({known:,.0f} runs)" if is_part else "")
+
+
 def _peak(stage: dict[str, Any]) -> str:
     memory = stage.get("memory")
     if not isinstance(memory, dict):
@@ -149,7 +158,7 @@ _COLUMNS: list[tuple[str, _Cell]] = [
     ("p99 ms", _figure("p99_ms")),
     ("max ms", _figure("max_ms")),
     ("suspended ms", _suspended),
-    ("device ms", _figure("device_elapsed_ms")),
+    ("device ms", _on_device),
     ("queue ms", _figure("device_queue_ms")),
     ("tail ms", _figure("device_tail_ms")),
     ("peak MB", _peak),
