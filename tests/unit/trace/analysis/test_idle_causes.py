@@ -247,6 +247,66 @@ def test_parts_of_a_graph_have_no_launches_of_their_own(tmp_path: Path) -> None:
     ]
 
 
+def test_a_graph_that_is_launched_late_is_launched_late(tmp_path: Path) -> None:
+    # GIVEN graphs, each launched 100 us after the one before was done
+    program = Program()
+    for _ in range(5):
+        program.graph([20, 20], gap=2)
+        program.work(142)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN the gaps between graphs are the host's, and those within are not
+    between = 142 - 42 - LATENCY + CALL + LATENCY
+    assert found.by_cause == {causes.LAUNCH: 4 * between * US, causes.GRAPH: 5 * 2 * US}
+
+
+def test_many_things_in_one_gap_are_told_apart(tmp_path: Path) -> None:
+    # GIVEN a gap in which the host prepares, allocates, waits for nothing, and loads data
+    program = Program()
+    program.operator(us=10)
+    program.now += LATENCY + 10
+    program.work(30)
+    program.call("cudaMalloc", 100)
+    program.work(20)
+    program.call("cudaStreamSynchronize", 7)
+    with program.within("enumerate(DataLoader)#x", "user_annotation"):
+        program.work(60)
+        program.call("cudaMalloc", 40)
+    program.operator(us=10)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN each has its own time, and an allocation within the loader is an allocation
+    assert found.by_cause == {
+        causes.MEMORY_ALLOCATION: 140 * US,
+        causes.LAUNCH: (30 + 20 + 10 + CALL + LATENCY) * US,
+        causes.DATA_LOADING: 60 * US,
+        causes.SYNCHRONISATION: 7 * US,
+    }
+    assert [(g.call, g.idle_ns, g.calls) for g in found.groups] == [
+        ("cudaMalloc", 140 * US, 2),
+        ("cudaStreamSynchronize", 7 * US, 1),
+    ]
+
+
+def test_a_thread_at_work_as_the_gap_begins_is_alone_to_blame(tmp_path: Path) -> None:
+    # GIVEN a thread that is in a long operator, and another that launches and then loads data
+    program = Program()
+    program.operator("aten::mm", us=20)
+    begin = program.now
+    with program.within("enumerate(DataLoader)#x", "user_annotation"):
+        program.work(1_000)
+    program.thread, program.now = 200, begin
+    program.operator("aten::sort", us=20, before=1_100)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN the operator is, for nothing begins or ends in it for long
+    assert found.by_cause == {
+        causes.HOST_WORK: (1_100 - 20 - LATENCY) * US,
+        causes.LAUNCH: (CALL + LATENCY) * US,
+    }
+    assert found.largest[0].culprit == "aten::sort"
+
+
 def test_compiling_and_a_long_call_of_the_runtime(tmp_path: Path) -> None:
     # GIVEN a compilation of 4 ms, and a first launch that takes 2 ms
     program = Program()

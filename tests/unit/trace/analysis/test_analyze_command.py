@@ -1,0 +1,166 @@
+"""``stagespan analyze``: one screen, files whole, and one sentence for what it cannot read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from planted import Program
+from rich.console import Console
+
+from stagespan.cli import command
+from stagespan.trace import read_trace
+from stagespan.trace.analysis import analyze
+from stagespan.trace.analysis.markdown import markdown
+from stagespan.trace.analysis.terminal import print_analysis
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(command, ["analyze", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A program with several faults."""
+    program = Program()
+    for step in range(20):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            with program.within("enumerate(DataLoader)#x", "user_annotation"):
+                program.work(800)
+            program.operator(us=100)
+            with program.within("aten::item"):
+                program.wait(tail=200)
+            program.launch("ncclKernel", 500, stream=20)
+            program.work(700)
+    program.trace(tmp_path)
+    return tmp_path / "planted.json"
+
+
+def test_the_page_names_verdict_causes_and_evidence(planted: Path) -> None:
+    status, out, error = run(planted)
+    assert (status, error) == (0, "")
+    assert out.startswith("planted.json: ")
+    out = " ".join(out.split())
+    assert "Host-bound: for " in out
+    assert "the host waited for the data loader" in out
+    assert "aten::item (cudaStreamSynchronize)" in out
+    assert "hidden behind computation" in out
+
+
+@pytest.mark.parametrize(("height", "width"), [(24, 80), (30, 100), (50, 200), (10, 40)])
+def test_the_page_fits_the_screen(height: int, width: int, planted: Path) -> None:
+    # GIVEN a terminal
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=width, height=height)
+    # WHEN the page is printed on it
+    print_analysis(analyze(read_trace(planted)), console)
+    lines = text.getvalue().splitlines()
+    # THEN it is no longer than the terminal (or twenty lines), and says what is missing
+    assert len(lines) < max(height, 24) or width < 80
+    assert "Host-bound" in text.getvalue()
+
+
+def test_json_holds_everything(planted: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "analysis.json"
+    status, out, _ = run(planted, "--json", target)
+    assert status == 0
+    assert "Host-bound" in out
+    written = json.loads(target.read_text())
+    assert written["schema_version"] == 1
+    assert written["trace"]["path"] == str(planted)
+    assert written["device_use"]["span_us"] == (
+        written["device_use"]["compute_union_us"]
+        + written["device_use"]["exposed_comm_us"]
+        + written["device_use"]["exposed_memcpy_us"]
+        + written["device_use"]["idle_us"]
+    )
+    assert sum(c["idle_us"] for c in written["idle"]["by_cause"].values()) == pytest.approx(
+        written["device_use"]["idle_us"], abs=1e-6
+    )
+    assert written["findings"][0].keys() == {"severity", "sentence", "evidence"}
+    assert written["findings"][0]["evidence"][0].keys() == {"event", "time_us", "figure", "unit"}
+
+
+def test_a_dash_is_standard_output_alone(planted: Path) -> None:
+    _, text, _ = run(planted, "--json", "-")
+    assert json.loads(text)["verdict"]["verdict"] == "host-bound"
+    _, page, _ = run(planted, "--markdown", "-")
+    assert page == markdown(analyze(read_trace(planted)))
+
+
+def test_hostile_names_steer_neither_terminal_nor_markdown(tmp_path: Path) -> None:
+    # GIVEN events whose names hold escape codes, markup, tables and new lines
+    name = "\x1b[31mred\n| a | **b** | [bold]c[/bold] <script>alert(1)</script> `d`" * 3
+    program = Program()
+    for _ in range(20):
+        program.operator(f"{name}aten::mm", us=2)
+        with program.within(name):
+            program.wait(call=f"cudaStreamSynchronize{name}")
+    path = tmp_path / "planted.json"
+    program.trace(tmp_path)
+    # WHEN its pages are made
+    status, out, _ = run(path)
+    page = markdown(analyze(read_trace(path)))
+    # THEN nothing of it does anything
+    assert status == 0
+    assert "\x1b" not in out + page
+    assert "<script" not in page.replace("\\<script", "")
+    tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
+    assert len(tables) > 5
+    for table in tables:
+        cells = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        assert len(cells) == 1, table
+    assert "[bold]" in out or "red" in out
+
+
+def test_what_cannot_be_analysed_gets_one_sentence(planted: Path, tmp_path: Path) -> None:
+    whole = planted.read_bytes()
+    bad = {
+        "missing.json": None,
+        "empty.json": b"",
+        "text.json": b"hello",
+        "other.json": b'{"a": 1}',
+        "numbers.json": b"[1, 2]",
+        "binary.json": bytes(range(256)),
+        "cut.json.gz": gzip.compress(whole)[:20],
+    }
+    for name, content in bad.items():
+        # GIVEN a file that is no trace
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        # WHEN it is analysed
+        status, out, error = run(path)
+        # THEN the status is 2, and one sentence says what to do
+        assert (status, out) == (2, ""), name
+        assert error.startswith("Error: "), name
+        assert error.count("\n") == 1, name
+    # AND so do a folder without a trace, and a target that cannot be written
+    (tmp_path / "folder").mkdir()
+    assert run(tmp_path / "folder")[0] == 2
+    status, _, error = run(planted, "--json", tmp_path / "text.json" / "x.json")
+    assert (status, error.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("content", [b"[]", b'{"traceEvents": []}'])
+def test_an_empty_list_of_events(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    path.write_bytes(content)
+    status, out, _ = run(path)
+    assert status == 0
+    assert "Cannot tell: the trace has no device events" in out
+
+
+def test_a_trace_that_is_cut_off_says_so(planted: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.json"
+    path.write_bytes(planted.read_bytes()[: planted.stat().st_size // 2])
+    status, out, _ = run(path)
+    assert status == 0
+    assert "is incomplete: the file ends in the middle of its events" in " ".join(out.split())

@@ -1,0 +1,96 @@
+"""Each analysis with a fault planted in it: the exact answers of the planted programs show it."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+import test_idle_causes as causes
+import test_use_and_launches as use
+
+from stagespan.trace.analysis import device_use, gaps, idle, launches, split_idle, verdict, where
+from stagespan.trace.analysis.axis import Cover, quiet_stretches
+from stagespan.trace.analysis.host_time import HostTime
+
+_Splitter = split_idle._Splitter
+dependency = causes.test_a_dependency_on_another_stream
+between_steps = causes.test_a_sleep_between_steps
+takes_over = causes.test_a_thread_that_takes_over_is_not_blamed_for_the_one_before
+at_work = causes.test_a_thread_at_work_as_the_gap_begins_is_alone_to_blame
+many_things = causes.test_many_things_in_one_gap_are_told_apart
+compiling = causes.test_compiling_and_a_long_call_of_the_runtime
+tiny = causes.test_hundreds_of_tiny_operators_are_launch_bound
+item = causes.test_item_in_a_loop_is_a_wait_named_by_operator_and_line
+small_operators = causes.test_many_small_operators_on_the_host_are_no_launching
+late_graph = causes.test_a_graph_that_is_launched_late_is_launched_late
+queue = use.test_a_queue_that_grows
+exposed = use.test_communication_that_nothing_hides
+devices = use.test_several_devices_are_told_apart
+no_stream = use.test_a_gap_is_where_no_stream_runs
+
+FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
+    # (function, what stands in it, what is put there, the test that must fail)
+    (gaps.gaps, "begin[1:] > reach[:-1]", "begin[1:] > end[:-1]", no_stream),
+    (gaps.gaps, "call_begin >= gap_begin", "call_begin < gap_begin", tiny),
+    (gaps.gaps, "call_end <= gap_begin", "call_end > gap_begin", dependency),
+    (gaps._later_in_graph, "later[firsts] = False", "later[firsts] = True", late_graph),
+    (Cover._until, "- self.begin[at]", "+ self.begin[at]", many_things),
+    (Cover.__or__, "self.end, other.end", "self.end, other.begin", compiling),
+    (Cover.next_from, "self.end[at - 1] > place", "self.end[at - 1] < place", at_work),
+    (quiet_stretches, "edges[1:][quiet]", "edges[:-1][quiet]", between_steps),
+    (HostTime.blocked_at, "events.end_ns[row] >= time_ns", "events.end_ns[row] < time_ns", item),
+    (HostTime.time_in, "cover.within", "-cover.within", item),
+    (_Splitter._split_launched, "launch += self", "launch -= self", tiny),
+    (_Splitter._split_launched, "classified(there, begin", "classified(here, begin", takes_over),
+    (_Splitter._book, "preparing > LONGEST", "preparing < LONGEST", small_operators),
+    (_Splitter._book, "column[causes.SYNCHRONISATION]", "column[causes.LAUNCH]", item),
+    (_Splitter._queued, "~latency & crosses", "latency & crosses", dependency),
+    (_Splitter._crosses, "> step(gaps.last", "< step(gaps.last", between_steps),
+    (idle.analyze, "parts.parts.sum(axis=0)", "parts.parts[1:].sum(axis=0)", tiny),
+    (where.waiting_operators, "end[1:] > reach[:-1]", "end[1:] < reach[:-1]", item),
+    (verdict.analyze, "found.idle_ns > busy", "found.idle_ns < busy", tiny),
+    (device_use._overlap, "[1, -1]", "[-1, 1]", exposed),
+    (device_use._overlap, "busy[:-1] >= 2", "busy[:-1] >= 1", exposed),
+    (device_use.analyze, "end[mine].max() - begin", "end[mine].max() + begin", devices),
+    (launches.analyze, "begin - issued", "issued - begin", queue),
+    (launches._queue, "order - np", "order + np", queue),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "right", "wrong", "scenario"),
+    FAULTS,
+    ids=[f"{f.__qualname__}: {wrong}" for f, _, wrong, _ in FAULTS],
+)
+def test_a_planted_fault_is_found(
+    function: FunctionType,
+    right: str,
+    wrong: str,
+    scenario: Callable[[Path], None],
+    tmp_path: Path,
+) -> None:
+    # GIVEN a scenario that holds
+    scenario(tmp_path)
+    # WHEN one expression of an analysis is changed
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(right) == 1
+    changed: dict[str, Any] = {}
+    exec(  # the module's own names, so that the function finds what it uses
+        compile(f"from __future__ import annotations\n{source.replace(right, wrong)}", "x", "exec"),
+        function.__globals__,
+        changed,
+    )
+    code = function.__code__
+    function.__code__ = changed[function.__name__].__code__
+    try:
+        # THEN it does not
+        with pytest.raises((AssertionError, IndexError, ValueError, KeyError)):
+            scenario(tmp_path)
+    finally:
+        function.__code__ = code
+    scenario(tmp_path)
