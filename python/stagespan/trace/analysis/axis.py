@@ -93,7 +93,7 @@ class Cover:
 def quiet_stretches(axis: Axis, begin: Numbers, end: Numbers, longer_than_ns: int) -> Cover:
     """Where none of a thread's intervals begins or ends for long."""
     starts = np.arange(axis.lanes, dtype=np.int64) * axis.stride
-    edges: NDArray[np.int64] = np.unique(
+    edges: NDArray[np.int64] = np.sort(
         np.concatenate((begin, end, starts, starts + axis.stride - 2))
     )
     # From one thread's last place to the next one's first it is 2.

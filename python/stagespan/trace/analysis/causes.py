@@ -61,6 +61,8 @@ WAITS = re.compile(
     re.IGNORECASE,
 )
 """Runtime and driver calls in which the host waits for the device."""
+COPIES = re.compile(r"memcpy", re.IGNORECASE)
+"""Calls that copy: those that last until their copy is done wait for the device, too."""
 ALLOCATES = re.compile(
     r"^(?:AscendCL@)?(?:cuda|hip|cu|aclrt|musa)(?:Ext)?(?:Mem)?(?:Host|Pool)?"
     r"(?:Malloc|Alloc|Free|Create|Map|Unmap|Release|AddressReserve|AddressFree)"

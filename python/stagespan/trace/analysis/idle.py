@@ -22,6 +22,7 @@ from stagespan.trace.analysis.result import (
 )
 from stagespan.trace.analysis.split_idle import NAMES, Split, split
 from stagespan.trace.analysis.steps_begin import step_begins
+from stagespan.trace.analysis.where import Surroundings
 from stagespan.trace.device import device_work
 from stagespan.trace.model import Numbers, Trace
 
@@ -146,35 +147,45 @@ class Idle:
         return f"{sentence}." + (f" {advice}" if advice else "")
 
 
+def split_gaps(trace: Trace) -> tuple[Gaps, Split]:
+    """The gaps of the device, and their times by cause."""
+    found = gaps(trace)
+    return found, split(trace, found, step_begins(trace))
+
+
+def sums_by_cause(parts: Split) -> dict[str, int]:
+    """Idle time in ns by cause, the longest first; only causes that occur."""
+    totals = zip(NAMES, parts.parts.sum(axis=0).tolist(), strict=True)
+    return {cause: time for cause, time in sorted(totals, key=lambda item: -item[1]) if time}
+
+
 def analyze(trace: Trace) -> Idle | Nothing:
     """Find every gap of the device and say why it was there; Nothing without device events."""
-    found = gaps(trace)
+    found, parts = split_gaps(trace)
     if len(found.rows) == 0:
         return Nothing(_NO_DEVICE)
-    parts = split(trace, found, step_begins(trace))
-    events = trace.events
+    events, where = trace.events, Surroundings(trace)
     kernels = events.dur_ns[device_work(trace).kernels]
-    totals = dict(zip(NAMES, parts.parts.sum(axis=0).tolist(), strict=True))
     counts = np.bincount(parts.cause, minlength=len(NAMES)).tolist() if len(parts.parts) else []
-    by_cause = {c: t for c, t in sorted(totals.items(), key=lambda item: -item[1]) if t}
+    by_cause = sums_by_cause(parts)
     return Idle(
         span_ns=int(events.end_ns[found.rows].max() - events.begin_ns[found.rows].min()),
         idle_ns=int(found.dur_ns.sum()),
         by_cause=by_cause,
         gaps_by_cause={c: n for c, n in zip(NAMES, counts, strict=False) if c in by_cause},
         gaps=len(found.begin_ns),
-        largest=[describe(trace, found, parts, at) for at in _largest(found.dur_ns, TOP)],
-        groups=group_by_culprit(trace, parts),
-        evidence={cause: _evidence(trace, found, parts, cause) for cause in by_cause},
+        largest=[describe(where, found, parts, at) for at in _largest(found.dur_ns, TOP)],
+        groups=group_by_culprit(where, parts),
+        evidence={cause: _evidence(where, found, parts, cause) for cause in by_cause},
         kernel_ns=int(np.median(kernels)) if len(kernels) else None,
     )
 
 
-def _evidence(trace: Trace, found: Gaps, parts: Split, cause: str) -> tuple[Evidence, ...]:
+def _evidence(where: Surroundings, found: Gaps, parts: Split, cause: str) -> tuple[Evidence, ...]:
     time = parts.parts[:, NAMES.index(cause)]
     shown = []
     for at in _largest(time, 3):
-        gap = describe(trace, found, parts, at, cause)
+        gap = describe(where, found, parts, at, cause)
         event = gap.culprit or gap.next
         if gap.line and gap.line != event:
             event = f"{shortened(event)}, {gap.line}"

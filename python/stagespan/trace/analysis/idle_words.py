@@ -12,7 +12,6 @@ from stagespan.trace.analysis.gaps import ISSUED, Gaps
 from stagespan.trace.analysis.result import window_of
 from stagespan.trace.analysis.split_idle import NAMES, Split
 from stagespan.trace.analysis.where import Surroundings, waiting_operators
-from stagespan.trace.model import Trace
 
 _BLOCKING = (causes.SYNCHRONISATION, causes.MEMORY_ALLOCATION)
 
@@ -87,8 +86,11 @@ class Group:
         }
 
 
-def describe(trace: Trace, gaps: Gaps, parts: Split, at: int, blamed: str | None = None) -> Gap:
+def describe(
+    where: Surroundings, gaps: Gaps, parts: Split, at: int, blamed: str | None = None
+) -> Gap:
     """What is known about one gap; the culprit is that of `blamed`, or of its largest part."""
+    trace = where.trace
     events = trace.events
     begin, _ = window_of(trace) or (0, 0)
 
@@ -98,7 +100,7 @@ def describe(trace: Trace, gaps: Gaps, parts: Split, at: int, blamed: str | None
     times = {NAMES[c]: int(t) for c, t in enumerate(parts.parts[at]) if t}
     cause = NAMES[int(parts.cause[at])]
     call = int(gaps.first_call[at])
-    culprit, line = _culprit(trace, gaps, parts, at, blamed or cause)
+    culprit, line = _culprit(where, gaps, parts, at, blamed or cause)
     return Gap(
         time_ns=int(gaps.begin_ns[at]) - begin,
         dur_ns=int(gaps.dur_ns[at]),
@@ -114,9 +116,10 @@ def describe(trace: Trace, gaps: Gaps, parts: Split, at: int, blamed: str | None
     )
 
 
-def group_by_culprit(trace: Trace, parts: Split) -> list[Group]:
+def group_by_culprit(where: Surroundings, parts: Split) -> list[Group]:
     """Waits and allocations by operator and call, with the idle time that each is to blame for."""
-    events, where = trace.events, Surroundings(trace)
+    trace = where.trace
+    events = trace.events
     calls = np.flatnonzero(parts.call_idle_ns)
     time = parts.call_idle_ns[calls]
     operator = waiting_operators(trace, calls)
@@ -145,9 +148,10 @@ def group_by_culprit(trace: Trace, parts: Split) -> list[Group]:
 
 
 def _culprit(
-    trace: Trace, gaps: Gaps, parts: Split, at: int, cause: str
+    where: Surroundings, gaps: Gaps, parts: Split, at: int, cause: str
 ) -> tuple[str | None, str | None]:
-    events, where = trace.events, Surroundings(trace)
+    trace = where.trace
+    events = trace.events
     call = int(gaps.first_call[at])
     blocked = int(parts.blocked_in[at])
 

@@ -171,6 +171,7 @@ class _Splitter:
         trace, events, gaps = self.trace, self.trace.events, self.gaps
         found = self.calls & named(trace, causes.WAITS)
         copies = (device_work(trace).kind[gaps.rows] == COPY) & (gaps.calls >= 0)
+        copies &= named(trace, causes.COPIES)[gaps.calls]
         rows, calls = gaps.rows[copies], gaps.calls[copies]
         blocking = (events.end_ns[calls] >= events.end_ns[rows]) & (
             events.dur_ns[calls] > JUST_LAUNCHED_NS

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from stagespan.trace.analysis import causes, idle
+from stagespan.trace.analysis import causes
+from stagespan.trace.analysis.idle import split_gaps, sums_by_cause
 from stagespan.trace.analysis.result import Finding, Nothing, Table, in_words, share
 from stagespan.trace.device_use import device_use
 from stagespan.trace.model import Trace
@@ -88,23 +89,22 @@ def analyze(trace: Trace) -> Verdict | Nothing:
     idle; of idle time the largest group of causes.
     """
     use = device_use(trace)
-    found = idle.analyze(trace)
-    if use.span_ns is None or isinstance(found, Nothing):
+    if use.span_ns is None or use.idle_ns is None:
         return Nothing(
             "Cannot tell: the trace has no device events, so what bounds the device is unknown."
         )
+    _, parts = split_gaps(trace)
+    by_cause = sums_by_cause(parts)
     busy = {
         COMPUTE_BOUND: use.compute_ns or 0,
         COMMUNICATION_BOUND: use.exposed_communication_ns or 0,
         COPY_BOUND: use.exposed_copy_ns or 0,
     }
-    waiting = {
-        name: sum(found.by_cause.get(cause, 0) for cause in of) for name, of in _IDLE.items()
-    }
-    other = found.idle_ns - sum(waiting.values())
+    waiting = {name: sum(by_cause.get(cause, 0) for cause in of) for name, of in _IDLE.items()}
+    other = use.idle_ns - sum(waiting.values())
     most = max(busy, key=lambda name: busy[name])
     verdict = most
-    if found.idle_ns > busy[most] and any(waiting.values()):
+    if use.idle_ns > busy[most] and any(waiting.values()):
         verdict = max(waiting, key=lambda name: waiting[name])
     times = busy | waiting
     return Verdict(
@@ -112,6 +112,6 @@ def analyze(trace: Trace) -> Verdict | Nothing:
         span_ns=use.span_ns,
         time_ns=times[verdict],
         times_ns={n: t for n, t in sorted(times.items(), key=lambda item: -item[1]) if t},
-        cause=max(_IDLE[HOST_BOUND], key=lambda cause: found.by_cause.get(cause, 0)),
+        cause=max(_IDLE[HOST_BOUND], key=lambda cause: by_cause.get(cause, 0)),
         other_ns=other,
     )

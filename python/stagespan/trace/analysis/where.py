@@ -23,8 +23,10 @@ _NOT_OWN = re.compile(
 class Surroundings:
     """Looks up the events around a time on a thread; each look goes through the whole trace."""
 
+    __slots__ = ("_frames", "_marks", "_operators", "trace")
+
     def __init__(self, trace: Trace) -> None:
-        self._trace = trace
+        self.trace = trace
         self._operators = trace.rows_of(["cpu_op"])
         self._frames = trace.rows_of(["python_function"])
         self._marks = trace.rows_of(["user_annotation"])
@@ -43,7 +45,7 @@ class Surroundings:
 
         The event is the innermost of those; -1 when the trace has none.
         """
-        events = self._trace.events
+        events = self.trace.events
         inside = np.minimum(events.end_ns, end_ns) - np.maximum(events.begin_ns, begin_ns)
         same = (events.pid == events.pid[row]) & (events.tid == events.tid[row])
         fills = same & (2 * inside >= end_ns - begin_ns) & (inside > 0)
@@ -52,14 +54,14 @@ class Surroundings:
         return (int(shown[-1]) if len(shown) else -1, self._frame(rows[self._frames[rows]]))
 
     def _frame(self, frames: Rows) -> str | None:
-        names = [self._trace.names[int(self._trace.events.name[row])] for row in frames]
+        names = [self.trace.names[int(self.trace.events.name[row])] for row in frames]
         lines = [name for name in names if _FRAME.search(name)]
         own = [name for name in lines if _NOT_OWN.search(name) is None]
         chosen = own or lines
         return chosen[-1] if chosen else None
 
     def _around(self, row: int, among: Mask) -> Rows:
-        events = self._trace.events
+        events = self.trace.events
         begin, end = events.begin_ns[row], events.end_ns[row]
         same = (events.pid == events.pid[row]) & (events.tid == events.tid[row])
         around = among & same & (events.begin_ns <= begin) & (events.end_ns >= end)
@@ -67,7 +69,7 @@ class Surroundings:
         return self._outermost_first(np.flatnonzero(around))
 
     def _outermost_first(self, rows: Rows) -> Rows:
-        events = self._trace.events
+        events = self.trace.events
         return rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
 
 
