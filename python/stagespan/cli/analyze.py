@@ -7,6 +7,17 @@ from pathlib import Path
 import click
 
 
+def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> None:
+    if not asked:
+        return
+    import json
+
+    from stagespan.trace.analysis.json_schema import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=1))
+    context.exit()
+
+
 @click.command()
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @click.option(
@@ -16,6 +27,14 @@ import click
     help="Write all figures as JSON; - is standard output, without the page.",
 )
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write all tables as Markdown.")
+@click.option(
+    "--json-schema",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_schema,
+    help="Print the JSON Schema of what --json writes.",
+)
 def command(path: Path, json_file: str | None, markdown_file: str | None) -> None:
     """Say where the time of a trace went and why the device was idle.
 

@@ -80,6 +80,8 @@ MARKS = re.compile(r"#")
 COMPILES = re.compile(r" \(dynamo_timed\)$")
 LOADS_KERNELS = re.compile(r"Lazy Function Loading|ModuleLoad|LibraryLoad")
 """Among the events of category `overhead`; the others are the profiler's own."""
+WAITING_OPERATORS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
+"""Operators that wait, for traces that hold no waiting call at all."""
 SYNC_OPERATORS = (
     "aten::item",
     "aten::is_nonzero",

@@ -71,7 +71,9 @@ class Group:
     @property
     def words(self) -> str:
         """Operator, call and line, as far as they are known."""
-        named = f"{self.operator} ({self.call})" if self.operator else self.call
+        named = self.call
+        if self.operator not in (None, self.call):
+            named = f"{self.operator} ({self.call})"
         return f"{named}, {self.line}" if self.line else named
 
     def to_dict(self) -> dict[str, Any]:

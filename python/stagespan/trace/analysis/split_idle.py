@@ -177,6 +177,11 @@ class _Splitter:
             events.dur_ns[calls] > JUST_LAUNCHED_NS
         )
         found[calls[blocking]] = True
+        if not found.any():
+            # Some backends write no waiting calls: then the operators that are known to wait do.
+            known = [name in causes.WAITING_OPERATORS for name in trace.names]
+            found = np.array([*known, False])[events.name] & trace.rows_of(["cpu_op"])
+            found &= events.dur_ns > JUST_LAUNCHED_NS
         return found
 
     def _crosses(self, step_begins: Numbers) -> Mask:

@@ -17,6 +17,14 @@ COMMUNICATION_BOUND = "communication-bound"
 COPY_BOUND = "copy-bound"
 HOST_BOUND = "host-bound"
 CANNOT_TELL = "cannot tell"
+VERDICTS = (
+    LAUNCH_BOUND,
+    COMPUTE_BOUND,
+    COMMUNICATION_BOUND,
+    COPY_BOUND,
+    HOST_BOUND,
+    CANNOT_TELL,
+)
 
 _IDLE = {
     LAUNCH_BOUND: (causes.LAUNCH,),

@@ -7,6 +7,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -86,6 +87,70 @@ def test_json_holds_everything(planted: Path, tmp_path: Path) -> None:
     )
     assert written["findings"][0].keys() == {"severity", "sentence", "evidence"}
     assert written["findings"][0]["evidence"][0].keys() == {"event", "time_us", "figure", "unit"}
+
+
+def fits(value: Any, schema: dict[str, Any], at: str = "") -> None:
+    """Check a value against the parts of JSON Schema that ours uses."""
+    unknown = schema.keys() - {
+        "$schema", "title", "type", "properties", "required", "additionalProperties", "anyOf",
+        "enum", "const", "items", "minItems", "minimum", "propertyNames",
+    }  # fmt: skip
+    assert not unknown
+    if "anyOf" in schema:
+        problems = []
+        for each in schema["anyOf"]:
+            try:
+                return fits(value, each, at)
+            except AssertionError as problem:
+                problems.append(str(problem))
+        raise AssertionError("; ".join(problems))
+    if "const" in schema:
+        assert value == schema["const"], at
+    if "enum" in schema:
+        assert value in schema["enum"], at
+    if "type" in schema:
+        kinds = {
+            "object": dict, "array": list, "string": str, "integer": int, "boolean": bool,
+            "number": (int, float), "null": type(None),
+        }  # fmt: skip
+        wanted = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        assert any(isinstance(value, kinds[kind]) for kind in wanted), (at, value, wanted)
+    if isinstance(value, dict):
+        assert set(schema.get("required", ())) <= value.keys(), at
+        for key, each in value.items():
+            rest = schema.get("additionalProperties", {})
+            fits(each, schema.get("properties", {}).get(key, rest), f"{at}/{key}")
+            if "propertyNames" in schema:
+                fits(key, schema["propertyNames"], at)
+    if isinstance(value, list):
+        assert len(value) >= schema.get("minItems", 0), at
+        for number, each in enumerate(value):
+            fits(each, schema.get("items", {}), f"{at}/{number}")
+    return None
+
+
+def test_json_fits_its_schema(planted: Path, tmp_path: Path) -> None:
+    # GIVEN the schema that the command prints
+    status, text, _ = run("--json-schema")
+    assert status == 0
+    schema = json.loads(text)
+    # WHEN a trace is written as JSON, and one without a device
+    _, full, _ = run(planted, "--json", "-")
+    none = tmp_path / "none.json"
+    none.write_text("[]")
+    _, empty, _ = run(none, "--json", "-")
+    # THEN both fit, and what is changed does not
+    fits(json.loads(full), schema)
+    fits(json.loads(empty), schema)
+    for where, wrong in ((("verdict", "verdict"), "fast"), (("idle", "idle_us"), "1")):
+        changed = json.loads(full)
+        changed[where[0]][where[1]] = wrong
+        with pytest.raises(AssertionError):
+            fits(changed, schema)
+    # AND every key of the analyses that it describes is described
+    for name in ("verdict", "device_use", "idle", "launches"):
+        described = schema["properties"][name]["anyOf"][1]["properties"]
+        assert described.keys() == json.loads(full)[name].keys(), name
 
 
 def test_a_dash_is_standard_output_alone(planted: Path) -> None:

@@ -117,6 +117,20 @@ def test_a_copy_that_blocks_the_host_is_a_wait(tmp_path: Path) -> None:
     assert found.by_cause[causes.SYNCHRONISATION] >= 9 * (2 + 10 + CALL + LATENCY) * US
 
 
+def test_item_is_a_wait_where_the_trace_has_no_waiting_calls(tmp_path: Path) -> None:
+    # GIVEN a loop with item, of a backend that writes no call of a synchronisation
+    program = Program()
+    for _ in range(10):
+        program.operator(us=100)
+        with program.within("aten::item"):
+            program.now = program.free[7] + 2
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN the operator is the wait
+    assert found.by_cause == {causes.SYNCHRONISATION: 9 * (2 + 10 + CALL + LATENCY) * US}
+    assert (found.groups[0].call, found.groups[0].calls) == ("aten::item", 9)
+
+
 def test_a_sleep_between_steps(tmp_path: Path) -> None:
     # GIVEN steps of one kernel, and a host that sleeps for 5 ms after each
     program = Program()
