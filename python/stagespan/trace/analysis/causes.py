@@ -73,8 +73,13 @@ ALLOCATES = re.compile(
 GRAPH_LAUNCHES = re.compile(r"GraphLaunch|GraphExec|aclmdl(?:RI)?Execute", re.IGNORECASE)
 """Calls of which one stands for many kernels."""
 LOADS_DATA = re.compile(
-    r"^enumerate\(DataLoader\)#|DataLoaderIter\.__next__|data_?loader", re.IGNORECASE
+    r"^enumerate\(DataLoader\)#|DataLoaderIter\.__next__|dataloader\w*[._ ]next"
+    r"|(?:next|get|load|fetch|prepare)[_ ](?:next[_ ])?(?:data|batch)(?:es)?\b"
+    r"|data[_ ]?load(?:ing)?\b",
+    re.IGNORECASE,
 )
+"""Annotations of loading data: of torch's loader, of Lightning, and those that people write."""
+LOADS_DATA_FRAME = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$")
 MARKS = re.compile(r"#")
 """Annotations, which old traces hold as operators: ProfilerStep#1, Optimizer.step#SGD.step."""
 COMPILES = re.compile(r" \(dynamo_timed\)$")

@@ -55,7 +55,10 @@ class HostTime:
             self._cover_of_all(overhead & loads) | self._cover(calls & loads),
             self._cover_of_all(overhead & ~loads),
             self._cover(calls & (trace.events.dur_ns > QUIET_NS)),
-            self._cover(marks & named(trace, causes.LOADS_DATA)),
+            self._cover(
+                (marks & named(trace, causes.LOADS_DATA))
+                | (trace.rows_of(["python_function"]) & named(trace, causes.LOADS_DATA_FRAME))
+            ),
             self._cover(marks & named(trace, causes.COMPILES)),
             quiet_stretches(axis, begin, end, QUIET_NS),
         )
@@ -139,22 +142,31 @@ def named(trace: Trace, pattern: Pattern[str]) -> Mask:
     return rows
 
 
+def processes(trace: Trace) -> Numbers:
+    """The process of every event; Ascend's CANN, shown as one of its own, is part of Python's."""
+    pid = trace.events.pid
+    named = {name: pid for pid, name in trace.process_names.items()}
+    if not {"CANN", "Python"} <= named.keys():
+        return pid
+    return np.where(pid == named["CANN"], named["Python"], pid)
+
+
 def threads(trace: Trace, rows: Rows) -> tuple[NDArray[np.int64], Numbers]:
     """The threads of some events (process, thread), and which of them each belongs to."""
-    pairs = np.stack((trace.events.pid[rows], trace.events.tid[rows]), axis=1)
+    pairs = np.stack((processes(trace)[rows], trace.events.tid[rows]), axis=1)
     lanes, lane = np.unique(pairs, axis=0, return_inverse=True)
     return lanes, lane.reshape(-1).astype(np.int64)
 
 
 def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> Numbers:
     """Of every event the number of its thread among `lanes`, or -1."""
-    events = trace.events
+    events, process = trace.events, processes(trace)
     found: Numbers = np.full(len(events), -1, dtype=np.int64)
     if len(lanes) <= 16:
         for number, (pid, tid) in enumerate(lanes):
-            found[(events.pid == pid) & (events.tid == tid)] = number
+            found[(process == pid) & (events.tid == tid)] = number
         return found
-    pairs = np.concatenate((lanes, np.stack((events.pid, events.tid), axis=1)))
+    pairs = np.concatenate((lanes, np.stack((process, events.tid), axis=1)))
     _, code = np.unique(pairs, axis=0, return_inverse=True)
     code = code.reshape(-1)
     numbers: Numbers = np.full(int(code.max()) + 1, -1, dtype=np.int64)

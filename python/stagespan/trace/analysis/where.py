@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analysis.causes import SYNC_OPERATORS
-from stagespan.trace.analysis.host_time import threads
+from stagespan.trace.analysis.host_time import processes, threads
 from stagespan.trace.model import Mask, Trace
 
 Rows = NDArray[np.intp]
@@ -23,10 +23,11 @@ _NOT_OWN = re.compile(
 class Surroundings:
     """Looks up the events around a time on a thread; each look goes through the whole trace."""
 
-    __slots__ = ("_frames", "_marks", "_operators", "trace")
+    __slots__ = ("_frames", "_marks", "_operators", "_process", "trace")
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self._process = processes(trace)
         self._operators = trace.rows_of(["cpu_op"])
         self._frames = trace.rows_of(["python_function"])
         self._marks = trace.rows_of(["user_annotation"])
@@ -47,7 +48,7 @@ class Surroundings:
         """
         events = self.trace.events
         inside = np.minimum(events.end_ns, end_ns) - np.maximum(events.begin_ns, begin_ns)
-        same = (events.pid == events.pid[row]) & (events.tid == events.tid[row])
+        same = (self._process == self._process[row]) & (events.tid == events.tid[row])
         fills = same & (2 * inside >= end_ns - begin_ns) & (inside > 0)
         rows = self._outermost_first(np.flatnonzero(fills))
         shown = rows[(self._operators | self._frames | self._marks)[rows]]
@@ -63,7 +64,7 @@ class Surroundings:
     def _around(self, row: int, among: Mask) -> Rows:
         events = self.trace.events
         begin, end = events.begin_ns[row], events.end_ns[row]
-        same = (events.pid == events.pid[row]) & (events.tid == events.tid[row])
+        same = (self._process == self._process[row]) & (events.tid == events.tid[row])
         around = among & same & (events.begin_ns <= begin) & (events.end_ns >= end)
         around[row] = False
         return self._outermost_first(np.flatnonzero(around))

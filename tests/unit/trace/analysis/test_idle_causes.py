@@ -187,12 +187,23 @@ def test_many_small_operators_on_the_host_are_no_launching(tmp_path: Path) -> No
     assert found.by_cause[causes.LAUNCH] == (CALL + LATENCY) * US
 
 
-@pytest.mark.parametrize("cat", ["user_annotation", "cpu_op"])
-def test_the_data_loader(cat: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("cat", "loader"),
+    [
+        ("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"),
+        ("cpu_op", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"),
+        ("user_annotation", "[pl][profile][_TrainingEpochLoop].train_dataloader_next"),
+        ("user_annotation", "## data_load ##"),
+        ("user_annotation", "get_batch"),
+        ("user_annotation", "Data loading"),
+        ("python_function", "torch/utils/data/dataloader.py(701): __next__"),
+    ],
+)
+def test_the_data_loader(cat: str, loader: str, tmp_path: Path) -> None:
     # GIVEN a loader that takes 2 ms a batch; in old traces its event is an operator
     program = Program()
     for _ in range(5):
-        with program.within("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", cat):
+        with program.within(loader, cat):
             program.work(2_000)
         program.operator(us=100)
     trace = program.trace(tmp_path)
@@ -203,7 +214,7 @@ def test_the_data_loader(cat: str, tmp_path: Path) -> None:
         causes.DATA_LOADING: 4 * (2_000 - 100 - LATENCY) * US,
         causes.LAUNCH: 4 * (10 + CALL + LATENCY) * US,
     }
-    assert "DataLoader" in found.findings()[0].sentence
+    assert loader[:50] in found.findings()[0].sentence
     assert verdict_of(trace).verdict == "host-bound"
 
 

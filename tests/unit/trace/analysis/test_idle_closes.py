@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from stagespan.trace import Trace, device_use, read_trace
 from stagespan.trace.analysis import analyze
@@ -18,6 +20,7 @@ from stagespan.trace.analysis.idle import Idle
 from stagespan.trace.analysis.markdown import markdown
 from stagespan.trace.analysis.split_idle import NAMES, split
 from stagespan.trace.analysis.steps_begin import step_begins
+from stagespan.trace.analysis.terminal import print_analysis
 from stagespan.trace.analysis.verdict import Verdict
 
 HOST = {
@@ -89,6 +92,10 @@ def check(trace: Trace) -> None:
             assert all(len(row) == len(table.columns) for row in table.rows)
     assert json.loads(json.dumps(analysis.to_dict()))["schema_version"] == 1
     assert markdown(analysis).startswith("# Trace analysis\n")
+    page = io.StringIO()
+    print_analysis(analysis, Console(file=page))
+    assert max(map(len, page.getvalue().splitlines())) <= 100
+    assert len(page.getvalue().splitlines()) <= 60
 
 
 @given(st.lists(events(), min_size=1, max_size=40))
@@ -123,7 +130,7 @@ REAL = [
     "mtia_inference", "cpu_only", "old_v100_resnet_workers0", "old_v100_resnet_workers4",
     "rocm_mi210_gpu_only", "rocm_mi250_toy", "rocm_mi300_ddp_resnet", "rocm_mi300_owlv2",
     "rocm_mi300_sglang_decode", "rocm_mi300_triton_compile", "rocm_mi300_vllm_piecewise",
-    "nccl_dlrm_8rank/rank0",
+    "nccl_dlrm_8rank/rank0", "ascend_level1/rank0_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view",
 ]  # fmt: skip
 
 
