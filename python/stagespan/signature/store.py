@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from stagespan.errors import SignatureError
 from stagespan.signature.model import SignatureFile, StageSignature
 
 MAX_STAGES = 4096
@@ -165,8 +166,8 @@ def get_io_signatures() -> dict[str, dict[str, Any]]:
 def dump_io_signatures(path: str | os.PathLike[str], request_id: str | None = None) -> Path:
     """Write all signatures to ``path``, ``timing_io_signature.json`` by habit; returns the path.
 
-    ``request_id`` is by default that of the report. Raises OSError when the file cannot be written,
-    leaving nothing behind.
+    ``request_id`` is by default that of the report. Raises SignatureError, one sentence, when the
+    file cannot be written; nothing is left behind then.
     """
     now = datetime.now(timezone.utc)
     file = SignatureFile(
@@ -176,7 +177,11 @@ def dump_io_signatures(path: str | os.PathLike[str], request_id: str | None = No
         or f"req_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}",
         timestamp=now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     )
-    return file.write(path)
+    try:
+        return file.write(path)
+    except (OSError, ValueError, TypeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SignatureError(f"the signatures cannot be written to {path}: {reason}") from error
 
 
 def signature_stats() -> dict[str, list[dict[str, Any]]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from stagespan.errors import SignatureError
 from stagespan.signature import (
     SignatureFile,
     capture,
@@ -256,3 +257,16 @@ def test_what_the_store_gives_out_is_a_copy() -> None:
 
     # THEN the store has its own
     assert get_io_signatures()["denoise"]["input_signatures"]["latents"] == capture({"a": 1})
+
+
+def test_a_file_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
+    # GIVEN a path through something that is no folder
+    (tmp_path / "file").write_text("")
+    target = tmp_path / "file" / "timing_io_signature.json"
+
+    # WHEN the signatures are written there
+    with pytest.raises(SignatureError, match=r"cannot be written to .*: \w+"):
+        dump_io_signatures(target)
+
+    # THEN nothing is left behind
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
