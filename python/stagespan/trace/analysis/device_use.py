@@ -151,7 +151,8 @@ def analyze(trace: Trace) -> Use | Nothing:
     if use.span_ns is None:
         return Nothing(
             "The trace has no device events, so nothing is known about the device: record it with"
-            " the device's activity."
+            " the device's activity.",
+            use.to_dict(),
         )
     work, events = device_work(trace), trace.events
     rows = work.rows

@@ -83,7 +83,7 @@ _VERDICT = _object(
         "time_us": _TIME,
         "percent": _TIME,
         "times_us": _by_name(_TIME, list(VERDICTS)),
-        "idle_between_launched_work_us": _TIME,
+        "cause": {"enum": [*CAUSES, None]},
     }
 )
 _DEVICE_USE = _object(

@@ -8,7 +8,7 @@ made up. Figures are integer nanoseconds inside; each written one names its unit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from stagespan.trace.model import Trace
@@ -97,10 +97,12 @@ class Nothing:
 
     reason: str
     """One sentence: what the trace lacks, and how to record it where that is known."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """What is known all the same, for JSON: keys of the result, null for what is not."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"unknown": self.reason}
+        return {"unknown": self.reason, **self.figures}
 
     def findings(self) -> list[Finding]:
         """None."""

@@ -29,15 +29,16 @@ VERDICTS = (
 _IDLE = {
     LAUNCH_BOUND: (causes.LAUNCH,),
     HOST_BOUND: tuple(cause for cause in causes.STARVED if cause != causes.LAUNCH),
-    CANNOT_TELL: (causes.NOT_TRACED, causes.PROFILER, causes.GRAPH),
+    CANNOT_TELL: tuple(cause for cause in causes.CAUSES if cause not in causes.STARVED),
 }
+_ROWS = {CANNOT_TELL: "idle, no cause on the host seen"}
 _REASONS = {
     COMPUTE_BOUND: "it computed",
     COMMUNICATION_BOUND: "it communicated while nothing computed",
     COPY_BOUND: "it copied while nothing else ran",
-    LAUNCH_BOUND: "it was idle because the host could not launch work fast enough",
+    LAUNCH_BOUND: "it was idle because {cause}",
     HOST_BOUND: "it was idle because of the host, most of it because {cause}",
-    CANNOT_TELL: "it was idle and the trace does not show why",
+    CANNOT_TELL: "it was idle without a cause on the host that the trace shows: mostly, {cause}",
 }
 
 
@@ -50,11 +51,9 @@ class Verdict:
     time_ns: int
     """The time that the verdict rests on."""
     times_ns: dict[str, int]
-    """By verdict the time that speaks for it, the most first; with `other_ns` they sum to span."""
-    cause: str
-    """The largest cause of idle time among those on the host, launching left out."""
-    other_ns: int
-    """Idle between work that was launched in time."""
+    """By verdict the time that speaks for it, the most first; they sum to `span_ns`."""
+    cause: str | None
+    """Of a verdict on idle time the largest cause, else None."""
 
     @property
     def sentence(self) -> str:
@@ -63,7 +62,7 @@ class Verdict:
         return (
             f"{name}: for {in_words(self.time_ns, 'ns')} of the device's"
             f" {in_words(self.span_ns, 'ns')} ({share(self.time_ns, self.span_ns):.1f} %)"
-            f" {_REASONS[self.verdict].format(cause=causes.CAUSES[self.cause])}."
+            f" {_REASONS[self.verdict].format(cause=causes.CAUSES.get(self.cause or ''))}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,7 +74,7 @@ class Verdict:
             "time_us": self.time_ns / 1000,
             "percent": share(self.time_ns, self.span_ns),
             "times_us": {name: time / 1000 for name, time in self.times_ns.items()},
-            "idle_between_launched_work_us": self.other_ns / 1000,
+            "cause": self.cause,
         }
 
     def findings(self) -> list[Finding]:
@@ -84,7 +83,10 @@ class Verdict:
 
     def tables(self) -> list[Table]:
         """The times that speak for each verdict."""
-        rows = [(name, time, share(time, self.span_ns)) for name, time in self.times_ns.items()]
+        rows = [
+            (_ROWS.get(name, name), time, share(time, self.span_ns))
+            for name, time in self.times_ns.items()
+        ]
         return [
             Table("Verdict", (("", ""), ("time", "ns"), ("of all", "%")), rows, self.sentence),
         ]
@@ -109,10 +111,9 @@ def analyze(trace: Trace) -> Verdict | Nothing:
         COPY_BOUND: use.exposed_copy_ns or 0,
     }
     waiting = {name: sum(by_cause.get(cause, 0) for cause in of) for name, of in _IDLE.items()}
-    other = use.idle_ns - sum(waiting.values())
     most = max(busy, key=lambda name: busy[name])
     verdict = most
-    if use.idle_ns > busy[most] and any(waiting.values()):
+    if use.idle_ns > busy[most]:
         verdict = max(waiting, key=lambda name: waiting[name])
     times = busy | waiting
     return Verdict(
@@ -120,6 +121,5 @@ def analyze(trace: Trace) -> Verdict | Nothing:
         span_ns=use.span_ns,
         time_ns=times[verdict],
         times_ns={n: t for n, t in sorted(times.items(), key=lambda item: -item[1]) if t},
-        cause=max(_IDLE[HOST_BOUND], key=lambda cause: by_cause.get(cause, 0)),
-        other_ns=other,
+        cause=next((cause for cause in by_cause if cause in _IDLE.get(verdict, ())), None),
     )

@@ -111,6 +111,21 @@ def test_what_takes_the_most_time_is_the_verdict(
     assert "600.000 us of the device's 1.000 ms (60.0 %)" in found.sentence
 
 
+def test_idle_time_between_work_that_was_launched_in_time(tmp_path: Path) -> None:
+    # GIVEN a device that pauses 40 us between kernels of 10 us, all launched long before
+    program = Program()
+    for _ in range(20):
+        program.launch("tiny", 10)
+        program.free[7] += 40
+    # WHEN it is judged
+    found = verdict.analyze(program.trace(tmp_path))
+    # THEN the host is not blamed for the first launches that the pauses do not hide
+    assert isinstance(found, Verdict)
+    assert (found.verdict, found.cause) == ("cannot tell", "queued")
+    assert found.times_ns == {"cannot tell": 19 * 40 * US, "compute-bound": 20 * 10 * US}
+    assert "mostly, the device passed from one launched kernel to the next" in found.sentence
+
+
 def test_several_devices_are_told_apart(tmp_path: Path) -> None:
     # GIVEN two devices, of which one is idle half of its time
     path = tmp_path / "two.json"
