@@ -1,13 +1,16 @@
 // completions.cpp: a bounded queue, and waking its reader at most once in an interval.
 #include "completions.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <new>
+#include <unordered_set>
 
+#include "device/layer.h"
 #include "stagespan/recorder.h"
 
 namespace stagespan::python {
@@ -18,6 +21,10 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMostQueued = 8192;
 constexpr auto kShortestInterval = std::chrono::milliseconds(20);
+// Between two looks at pending device spans: the first soon, those after a fruitless one more and more rarely.
+constexpr auto kFirstLook = std::chrono::milliseconds(1);
+constexpr auto kNextLook = std::chrono::milliseconds(10);
+constexpr auto kRarestLook = std::chrono::milliseconds(50);
 
 struct Waiter {
   std::mutex mutex;
@@ -25,6 +32,8 @@ struct Waiter {
   bool woken = false;
   std::atomic<bool> has_work{false};
   std::atomic<bool> sleeps{false};  // a producer that finds it set clears it and wakes the waiter
+  std::atomic<bool> urgent{false};  // a thread's device spans pile up
+  std::atomic<std::uint32_t> awaiting{0};  // completions that wait for their device
   Clock::time_point last_return{};
 };
 
@@ -51,6 +60,29 @@ void notify(bool woken) {
   w.condition.notify_all();
 }
 
+void wake_for_device(bool urgent) {
+  if (!urgent || !waiter().urgent.exchange(true)) notify(false);
+}
+
+// Looks at device spans until one of the waiter's own reasons to return comes up.
+void wait_for_devices(std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
+  Waiter& w = waiter();
+  const auto has_reason = [&w] { return w.woken || w.has_work.load(); };
+  Clock::duration pause = kFirstLook;
+  while (!has_reason() && Clock::now() < deadline) {
+    w.urgent.store(false);
+    lock.unlock();
+    const std::uint32_t settled = device::resolve_pass();
+    const std::uint32_t left = device::pending();
+    lock.lock();
+    if (settled != 0 && w.awaiting.load() != 0) w.has_work.store(true);
+    if (left == 0) return;
+    w.condition.wait_until(lock, std::min(deadline, Clock::now() + pause),
+                           [&] { return has_reason() || w.urgent.load(); });
+    pause = settled != 0 ? Clock::duration(kNextLook) : std::min<Clock::duration>(pause * 2, kRarestLook);
+  }
+}
+
 }  // namespace
 
 void push_completion(const Completion& completion) {
@@ -61,15 +93,44 @@ void push_completion(const Completion& completion) {
   }
   queue.push_back(completion);
   Waiter& w = waiter();
-  w.has_work.store(true);
+  if (completion.device_span != 0)
+    w.awaiting.fetch_add(1);
+  else
+    w.has_work.store(true);
   if (w.sleeps.load(std::memory_order_relaxed) && w.sleeps.exchange(false)) notify(false);
 }
 
-std::vector<Completion> take_completions() {
-  waiter().has_work.store(false);
+std::vector<Completion> take_completions(bool everything) {
+  Waiter& w = waiter();
+  w.has_work.store(false);
   std::deque<Completion>& queue = g_queue.get();
-  std::vector<Completion> taken(queue.begin(), queue.end());
-  queue.clear();
+  std::vector<Completion> taken;
+  if (w.awaiting.load() == 0) {
+    taken.assign(queue.begin(), queue.end());
+    queue.clear();
+    return taken;
+  }
+  // Asked before looking: what is settled from now on will be found the next time.
+  const bool none_comes = device::pending() == 0;
+  std::deque<Completion> left;
+  std::unordered_set<std::uint32_t> held_back;
+  for (Completion& completion : queue) {
+    if (completion.device_span != 0 && !held_back.contains(completion.thread)) {
+      const auto result = device::take_result(completion.device_span);
+      if (result || everything || none_comes) {
+        if (result) completion.device = *result;
+        completion.device_span = 0;
+        w.awaiting.fetch_sub(1);
+      } else {
+        held_back.insert(completion.thread);
+      }
+    }
+    if (everything || !held_back.contains(completion.thread))
+      taken.push_back(completion);
+    else
+      left.push_back(completion);
+  }
+  queue.swap(left);
   return taken;
 }
 
@@ -78,13 +139,19 @@ bool wait_for_completions(double timeout_s) {
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
                                            timeout_s > 1e9 ? 1e9 : (timeout_s < 0 ? 0 : timeout_s)));
   std::unique_lock lock(w.mutex);
-  w.condition.wait_until(lock, std::min(deadline, w.last_return + kShortestInterval), [&] { return w.woken; });
-  if (!w.woken && !w.has_work.load()) {
+  w.condition.wait_until(lock, std::min(deadline, w.last_return + kShortestInterval),
+                         [&] { return w.woken || w.urgent.load(); });
+  do {
+    wait_for_devices(lock, deadline);
+    if (w.woken || w.has_work.load()) break;
     // Set before looking again: a producer either sees it, or its work is seen here.
     w.sleeps.store(true);
-    w.condition.wait_until(lock, deadline, [&] { return w.woken || w.has_work.load(); });
+    device::g_waker.sleeps.store(true);
+    w.condition.wait_until(lock, deadline,
+                           [&] { return w.woken || w.has_work.load() || device::pending() != 0; });
     w.sleeps.store(false);
-  }
+    device::g_waker.sleeps.store(false);
+  } while (!w.woken && !w.has_work.load() && Clock::now() < deadline);
   w.woken = false;
   w.last_return = Clock::now();
   return w.has_work.load();
@@ -92,11 +159,21 @@ bool wait_for_completions(double timeout_s) {
 
 void wake_waiter() { notify(true); }
 
+void wake_for_results() {
+  Waiter& w = waiter();
+  if (w.awaiting.load() == 0) return;
+  w.has_work.store(true);
+  if (w.sleeps.load(std::memory_order_relaxed) && w.sleeps.exchange(false)) notify(false);
+}
+
+void wait_for_devices_too() { device::g_waker.wake.store(wake_for_device); }
+
 void completions_after_fork() {
   // Made anew and not cleared: a thread of the parent may have been at work on either when some library, which
   // need not hold the interpreter's lock for that, forked.
   g_queue.renew();
   g_waiter.renew();
+  device::g_waker.sleeps.store(false);
 }
 
 }  // namespace stagespan::python

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "device/resolver.h"
+
 namespace stagespan::python {
 
 struct Completion {
@@ -14,6 +16,8 @@ struct Completion {
   std::uint32_t stage;
   std::uint32_t thread;      // the system's number of the thread
   std::uint32_t flags;
+  std::uint64_t device_span = 0;  // id of the span whose device result is awaited; 0 if none is
+  device::DeviceResult device{kUnknownNs, kUnknownNs, kUnknownNs};
 };
 
 /// In Completion::flags, beside those of a record: the peak is an accelerator's, not the process's.
@@ -23,14 +27,19 @@ inline constexpr std::uint32_t kCompletionDeviceMemory = 1U << 16;
 /// what orders producers and the consumer.
 void push_completion(const Completion& completion);
 
-/// Takes all that are queued.
-std::vector<Completion> take_completions();
+/// Takes those that are complete, in the order of their threads: one that awaits its device holds back those of its
+/// thread behind it, unless `everything` is wanted.
+std::vector<Completion> take_completions(bool everything);
 
-/// Sleeps until something is queued, somebody calls wake_waiter(), or the time is over. Call it without the
+/// Sleeps, resolving device spans meanwhile, until something is queued, somebody calls wake_waiter(), or the time is over. Call it without the
 /// interpreter's lock. Between two returns because of queued work lies a shortest interval, so that a busy
 /// program wakes the waiter rarely.
 bool wait_for_completions(double timeout_s);
 void wake_waiter();
+/// Has the waiter look at those that await their device.
+void wake_for_results();
+/// To be called once, when a device is attached: its spans wake the waiter.
+void wait_for_devices_too();
 
 /// Empties the queue in the child of a fork.
 void completions_after_fork();

@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include "completions.h"
+#include "device.h"
 #include "execution_context.h"
 #include "reading.h"
 #include "span_object.h"
@@ -131,6 +132,7 @@ PYBIND11_MODULE(_core, module) {
   sp::define_flags(module);
   sp::define_statistics(module);
   sp::define_reading(module);
+  sp::define_device(module);
   module.def(
       "c_api",
       [] {

@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <string>
@@ -107,14 +108,24 @@ py::tuple request_figures(std::uint64_t request, std::int64_t since_ns) {
   return py::make_tuple(rows, complete);
 }
 
-py::list drain_completions() {
+// The later of the host's and the device's end.
+std::int64_t end_of(const Completion& completion, const ClockFit& fit) {
+  const std::int64_t end_ns = fit.unix_ns(completion.end_ticks);
+  const device::DeviceResult& device = completion.device;
+  if (device.tail_ns != kUnknownNs) return end_ns + std::max<std::int64_t>(device.tail_ns, 0);
+  if (device.elapsed_ns != kUnknownNs)  // its place is not known, but it did not begin before the span
+    return std::max(end_ns, fit.unix_ns(completion.begin_ticks) + device.elapsed_ns);
+  return end_ns;
+}
+
+py::list drain_completions(bool everything) {
   py::list result;
-  const std::vector<Completion> taken = take_completions();
+  const std::vector<Completion> taken = take_completions(everything);
   if (taken.empty()) return result;
   const ClockFit fit = Recorder::get().clock_fit();
   for (const Completion& c : taken)
     result.append(py::make_tuple(name_of(c.stage), fit.unix_ns(c.begin_ticks),
-                                 fit.unix_ns(c.end_ticks), c.ident, c.thread, c.peak_bytes, c.flags));
+                                 end_of(c, fit), c.ident, c.thread, c.peak_bytes, c.flags));
   return result;
 }
 
@@ -154,7 +165,8 @@ void define_reading(py::module_& module) {
   module.def("request_exit", exit_request, py::arg("request"), py::arg("before"));
   module.def("request_figures", request_figures, py::arg("request"), py::arg("since_ns"),
              "([(stage, count, total_ns, errors, top_level)], complete) of what the rings hold of a request.");
-  module.def("drain_completions", drain_completions, "Finished contexts in order.");
+  module.def("drain_completions", drain_completions, py::arg("everything") = false,
+             "Finished contexts, those of each thread in order; those that await their device only if asked for.");
   module.def("wake_service", wake_waiter);
   module.def("clock_info", clock_info, "source, ns_per_tick and bracket_ns of the recorder's clock.");
   module.def(

@@ -41,6 +41,29 @@ struct StageView {
   }
 };
 
+/// A distribution that is in nanoseconds already: one of a stage's device figures.
+struct DeviceSummary {
+  std::shared_ptr<const Snapshot> snapshot;  // holds the distribution
+  const Distribution* of;
+
+  std::optional<std::int64_t> if_any(std::uint64_t ns) const {
+    return of->count == 0 ? std::nullopt : std::optional(static_cast<std::int64_t>(ns));
+  }
+  std::optional<double> mean_ns() const {
+    if (of->count == 0) return std::nullopt;
+    return static_cast<double>(of->sum_ticks) / static_cast<double>(of->count);
+  }
+  std::optional<double> quantile_ns(double q) const {
+    if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile lies between 0 and 1, not at " + std::to_string(q));
+    return of->quantile_ticks(q);
+  }
+};
+
+std::optional<DeviceSummary> device_figure(const StageView& view, DeviceFigure figure) {
+  const Distribution& of = view.figures().device[figure];
+  return of.count == 0 ? std::nullopt : std::optional(DeviceSummary{view.snapshot, &of});
+}
+
 py::object name_of(std::uint32_t stage) {
   PyObject* const name = stage_name(stage);
   if (name == nullptr) throw py::error_already_set();
@@ -77,6 +100,18 @@ py::dict stages(const std::shared_ptr<Snapshot>& snapshot) {
 }  // namespace
 
 void define_statistics(py::module_& module) {
+  py::class_<DeviceSummary>(module, "Summary", "Distribution of a duration.")
+      .def_property_readonly("count", [](const DeviceSummary& view) { return view.of->count; })
+      .def_property_readonly("total_ns", [](const DeviceSummary& view) { return view.of->sum_ticks; })
+      .def_property_readonly("mean_ns", &DeviceSummary::mean_ns)
+      .def_property_readonly("min_ns", [](const DeviceSummary& view) { return view.if_any(view.of->min_ticks); })
+      .def_property_readonly("max_ns", [](const DeviceSummary& view) { return view.if_any(view.of->max_ticks); })
+      .def_property_readonly("p50_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.50); })
+      .def_property_readonly("p95_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.95); })
+      .def_property_readonly("p99_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.99); })
+      .def("quantile_ns", &DeviceSummary::quantile_ns, py::arg("q"),
+           "The duration that a share q of the spans does not exceed, within 3 %; None without spans.");
+
   // Both names of the types are one class: host time is the distribution that a stage has of its own.
   py::class_<StageView>(module, "StageSummary", "One stage's figures, host time.")
       .def_property_readonly("name", [](const StageView& view) { return name_of(view.stage); })
@@ -102,9 +137,9 @@ void define_statistics(py::module_& module) {
                              [](const StageView& view) { return view.ns(view.figures().children_ticks); })
       .def_property_readonly("parents", parents)
       .def_property_readonly("work", [](const StageView& view) { return view.figures().work; })
-      .def_property_readonly("device_elapsed_ns", [](const StageView&) { return py::none(); })
-      .def_property_readonly("device_queue_ns", [](const StageView&) { return py::none(); })
-      .def_property_readonly("device_tail_ns", [](const StageView&) { return py::none(); });
+      .def_property_readonly("device_elapsed_ns", [](const StageView& view) { return device_figure(view, kDeviceElapsed); })
+      .def_property_readonly("device_queue_ns", [](const StageView& view) { return device_figure(view, kDeviceQueue); })
+      .def_property_readonly("device_tail_ns", [](const StageView& view) { return device_figure(view, kDeviceTail); });
 
   py::class_<Snapshot, std::shared_ptr<Snapshot>>(module, "Snapshot",
                                                   "Cumulative statistics of all stages at one time.")

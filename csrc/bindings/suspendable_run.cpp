@@ -26,6 +26,7 @@ SuspendableRun::SuspendableRun(SpanObject* span, PyObject* function, PyObject* a
 SuspendableRun::~SuspendableRun() {
   if (state_ == State::kRecording && generation_ == Recorder::get().generation())
     Recorder::get().hide_detached(shown_at_);
+  if (device_ != nullptr) g_device_hooks.load(std::memory_order_acquire)->abandon(device_);
   clear();
   Py_XDECREF(reinterpret_cast<PyObject*>(context_));
 }
@@ -74,6 +75,7 @@ void SuspendableRun::start() noexcept {
            flags_};
   if (context_->kind == Kind::kDebug) span_.flags |= kFlagDebug;
   span_.begin_ticks = suspended_at_ticks_ = now_ticks();
+  open_on_device(thread, span_, device_);
   shown_at_ = Recorder::get().show_detached(span_, thread.thread);
 }
 
@@ -96,7 +98,7 @@ SuspendableRun::Turn SuspendableRun::begin_turn() noexcept {
     frame->child_ticks.store(span_.children_ticks, relaxed);
     frame->depth.store(span_.depth, relaxed);
     frame->as_parent_depth.store(static_cast<std::uint16_t>(span_.depth + 1), relaxed);
-    frame->flags.store(span_.flags, relaxed);
+    frame->flags.store(static_cast<std::uint16_t>(span_.flags & ~kFrameDevice), relaxed);
     frame->id.store(span_.id, std::memory_order_release);
   }
   publish(thread);
@@ -153,6 +155,7 @@ void SuspendableRun::finish(const Turn& turn, bool failed, PyObject* result) noe
   ErrorAside pending;
   if (call_ != nullptr) hooks_leave(call_);
   span_.end_ticks = now_ticks();
+  close_on_device(*turn.thread, span_, device_, context_->kind != Kind::kSpan);
   if (failed) span_.flags |= kFlagError;
   if (call_ != nullptr) span_.flags |= hooks_exit(call_, result, failed ? pending.value() : nullptr, span_);
   ThreadState& thread = *turn.thread;

@@ -63,6 +63,7 @@ class SuspendableRun {
   PyObject* args_;
   PyObject* kwargs_;
   PyObject* call_ = nullptr;
+  void* device_ = nullptr;  // the events of the whole run
 };
 
 }  // namespace stagespan::python

@@ -71,6 +71,13 @@ void look_for_torch() noexcept {
   if (!done) lose_hook_error();
 }
 
+std::int64_t peak_rss_bytes() noexcept {
+  rusage usage;
+  return getrusage(RUSAGE_SELF, &usage) == 0 ? std::int64_t{usage.ru_maxrss} * 1024 : -1;
+}
+
+}  // namespace
+
 void ensure_service() noexcept {
   const std::uint32_t generation = Recorder::get().generation();
   if (g_service_start == nullptr || g_service_generation == generation) return;
@@ -78,13 +85,6 @@ void ensure_service() noexcept {
   const Ref done(PyObject_CallNoArgs(g_service_start));
   if (!done) lose_hook_error();
 }
-
-std::int64_t peak_rss_bytes() noexcept {
-  rusage usage;
-  return getrusage(RUSAGE_SELF, &usage) == 0 ? std::int64_t{usage.ru_maxrss} * 1024 : -1;
-}
-
-}  // namespace
 
 void set_profiled(PyObject* names) {
   g_profile_all = false;
@@ -158,7 +158,8 @@ std::uint16_t hooks_exit(PyObject* call, PyObject* result, PyObject* error, cons
 
 void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState& thread, PyObject* call) noexcept {
   Completion completion{finished.begin_ticks, finished.end_ticks, thread.ident,  -1,
-                        span.stage,           thread.thread,      finished.flags};
+                        span.stage,           thread.thread,      std::uint32_t{finished.flags} & kFlagPublished};
+  if ((finished.flags & kFrameDevice) != 0) completion.device_span = finished.id;
   if (call == nullptr) {
     completion.peak_bytes = peak_rss_bytes();
   } else {
@@ -190,6 +191,7 @@ void end_run_slow(ThreadState& thread, const SpanObject& span, OpenFrame& frame,
     const Ref call(static_cast<PyObject*>(std::exchange(local.note, nullptr)));
     if (call) hooks_leave(call.get());
     FinishedSpan finished_span = finished(thread, frame, now_ticks(), flags);
+    close_on_device(thread, frame, finished_span, true);
     if (span.kind == Kind::kDebug) finished_span.flags |= kFlagDebug;
     if (call)
       finished_span.flags |= hooks_exit(call.get(), result, error != nullptr ? error : pending.value(), finished_span);
@@ -210,6 +212,7 @@ void drop_run(ThreadState& thread, OpenFrame& frame) noexcept {
   // An inactive frame has no id to tell that it is gone.
   local.open_by(nullptr);
   const Ref call(static_cast<PyObject*>(std::exchange(local.note, nullptr)));
+  device_drop(thread, frame);
   drop_frame(thread, frame);
   drop_if_idle(thread, scope);
 }

@@ -53,6 +53,9 @@ void hooks_leave(PyObject* call) noexcept;
 /// Runs the `exit` hooks and gives the flags that they set on the record.
 std::uint16_t hooks_exit(PyObject* call, PyObject* result, PyObject* error, const FinishedSpan& span) noexcept;
 
+/// Has the service thread started, once a process.
+void ensure_service() noexcept;
+
 /// Queues the log line of a finished context; `call` may be null.
 void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState& thread, PyObject* call) noexcept;
 
@@ -60,6 +63,7 @@ void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState&
 STAGESPAN_HOT OpenFrame* begin_run(ThreadState& thread, const SpanObject& span, const void* owner, bool on) noexcept {
   OpenFrame* const frame = on ? open_frame(thread, span.stage, owner) : open_inactive(thread, owner);
   publish(thread);
+  if (on) open_on_device(thread, frame);
   return frame;
 }
 
@@ -108,6 +112,7 @@ STAGESPAN_HOT PyObject* call_timed(SpanObject& span, PyObject* function, PyObjec
   publish(thread);
   FrameLocal& local = thread.locals[thread.index_of(*frame)];
   if (span.kind != Kind::kSpan) local.note = call.release();
+  open_on_device(thread, frame);
 
   PyObject* const result = body();
 

@@ -34,6 +34,8 @@ void token_dealloc(PyObject* object) {
   if (self->is_open && belongs_here(*self)) {
     Recorder::get().hide_detached(self->detached.shown_at);
     Recorder::get().lose(kLostAbandoned);
+    if (self->detached.device != nullptr)
+      g_device_hooks.load(std::memory_order_acquire)->abandon(self->detached.device);
   }
   Py_XDECREF(self->name);
   PyObject_Free(object);

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <limits>
+#include <unordered_map>
 #include <vector>
 
 #include "completions.h"
+#include "device/layer.h"
 #include "object.h"
 #include "stagespan/reader.h"
 #include "stagespan/recorder.h"
@@ -29,6 +32,9 @@ struct SpanRow {
   std::int64_t suspended_ns;
   std::uint16_t depth;
   std::uint16_t flags;
+  double device_elapsed_ns;  // not a number where it is not known, as the next two
+  double device_queue_ns;
+  double device_tail_ns;
 };
 
 constexpr struct {
@@ -46,6 +52,9 @@ constexpr struct {
     {"suspended_ns", "i8", offsetof(SpanRow, suspended_ns)},
     {"depth", "u2", offsetof(SpanRow, depth)},
     {"flags", "u2", offsetof(SpanRow, flags)},
+    {"device_elapsed_ns", "f8", offsetof(SpanRow, device_elapsed_ns)},
+    {"device_queue_ns", "f8", offsetof(SpanRow, device_queue_ns)},
+    {"device_tail_ns", "f8", offsetof(SpanRow, device_tail_ns)},
 };
 
 // numpy.dtype({"names": [...], "formats": [...], "offsets": [...], "itemsize": ...})
@@ -64,12 +73,20 @@ PyObject* make_row_type(PyObject* numpy) {
   return parts ? PyObject_CallMethod(numpy, "dtype", "O", parts.get()) : nullptr;
 }
 
-PyObject* rows_of(const std::vector<SpanCopy>& copies) {
+using DeviceCopies = std::unordered_map<std::uint64_t, DeviceCopy>;
+
+double known(std::int64_t ns) noexcept {
+  return ns == kUnknownNs ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(ns);
+}
+
+PyObject* rows_of(const std::vector<SpanCopy>& copies, const DeviceCopies& devices) {
   const Ref rows(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(copies.size() * sizeof(SpanRow))));
   if (!rows) return nullptr;
   const ClockFit fit = Recorder::get().clock_fit();
   auto* row = reinterpret_cast<SpanRow*>(PyByteArray_AS_STRING(rows.get()));
   for (const SpanCopy& copy : copies) {
+    DeviceCopy device{kUnknownNs, kUnknownNs, kUnknownNs, 0};
+    if (const auto found = devices.find(copy.id); found != devices.end()) device = found->second;
     const std::int64_t begin = fit.unix_ns(copy.begin_ticks);
     const std::int64_t end = std::max(begin, fit.unix_ns(copy.end_ticks));
     *row++ = {copy.stage,
@@ -81,7 +98,10 @@ PyObject* rows_of(const std::vector<SpanCopy>& copies) {
               copy.request,
               static_cast<std::int64_t>(fit.duration_ns(static_cast<double>(copy.suspended_ticks))),
               copy.depth,
-              copy.flags};
+              copy.flags,
+              known(device.elapsed_ns),
+              known(device.queue_ns),
+              known(device.tail_ns)};
   }
   // numpy is imported here and not with the module: most processes never need it.
   const Ref numpy(PyImport_ImportModule("numpy"));
@@ -101,11 +121,13 @@ PyObject* rows_of(const std::vector<SpanCopy>& copies) {
 
 PyObject* spans(PyObject*, PyObject*) {
   std::vector<SpanCopy> copies;
+  DeviceCopies devices;
   if (Recorder::get().arena()) {
     const Unlocked unlocked;
     copies = read_spans(Recorder::get().arena());
+    devices = read_device_spans(Recorder::get().arena());
   }
-  return rows_of(copies);
+  return rows_of(copies, devices);
 }
 
 PyObject* wait_for_work(PyObject*, PyObject* args, PyObject* kwargs) {
@@ -121,6 +143,20 @@ PyObject* wait_for_work(PyObject*, PyObject* args, PyObject* kwargs) {
   return PyBool_FromLong(is_work ? 1 : 0);
 }
 
+PyObject* resolve_device(PyObject*, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"timeout_s", nullptr};
+  double timeout_s = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "|d:resolve_device", const_cast<char**>(names), &timeout_s) == 0)
+    return nullptr;
+  std::uint32_t left = 0;
+  {
+    const Unlocked unlocked;
+    left = device::resolve(timeout_s);
+  }
+  wake_for_results();
+  return PyLong_FromUnsignedLong(left);
+}
+
 }  // namespace
 
 PyMethodDef g_waiting_functions[] = {
@@ -128,6 +164,9 @@ PyMethodDef g_waiting_functions[] = {
      "spans()\n--\n\nThe rings' spans by begin, as a structured array; times in Unix ns."},
     {"wait_for_work", as_method(wait_for_work), METH_VARARGS | METH_KEYWORDS,
      "wait_for_work(timeout_s)\n--\n\nSleep until a context has finished or the time is over; True if there is work."},
+    {"resolve_device", as_method(resolve_device), METH_VARARGS | METH_KEYWORDS,
+     "resolve_device(timeout_s=0.0)\n--\n\nResolve device spans, waiting for them up to timeout_s; gives how many are "
+     "still pending."},
     {nullptr, nullptr, 0, nullptr},
 };
 

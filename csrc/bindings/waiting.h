@@ -5,7 +5,7 @@
 
 namespace stagespan::python {
 
-/// `spans()` and `wait_for_work(timeout_s)`, for the module's method table.
+/// `spans()`, `wait_for_work(timeout_s)` and `resolve_device(timeout_s)`, for the module's method table.
 extern PyMethodDef g_waiting_functions[];
 
 }  // namespace stagespan::python

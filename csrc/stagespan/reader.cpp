@@ -106,6 +106,24 @@ std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::
   return result;
 }
 
+std::unordered_map<std::uint64_t, DeviceCopy> read_device_spans(ArenaView arena) {
+  std::unordered_map<std::uint64_t, DeviceCopy> result;
+  if (!arena) return result;
+  const std::uint64_t floor = arena.header().device_floor.load(std::memory_order_acquire);
+  const std::uint64_t head = arena.header().device_head.load(std::memory_order_acquire);
+  for (std::uint64_t number = std::max(floor, head > kDeviceSpans ? head - kDeviceSpans : 0); number < head; ++number) {
+    const DeviceRecord& record = arena.device_ring()[number & (kDeviceSpans - 1)];
+    const auto wanted = static_cast<std::uint32_t>(number + 1);
+    if (record.commit.load(std::memory_order_acquire) != wanted) continue;
+    const std::uint64_t id = record.id.load(relaxed);
+    const DeviceCopy copy{record.elapsed_ns.load(relaxed), record.queue_ns.load(relaxed), record.tail_ns.load(relaxed),
+                          record.device.load(relaxed)};
+    load_fence();
+    if (record.commit.load(relaxed) == wanted) result.insert_or_assign(id, copy);
+  }
+  return result;
+}
+
 std::vector<OpenCopy> read_open(ArenaView arena) {
   std::vector<OpenCopy> result;
   std::unordered_set<std::uint64_t> seen;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "arena.h"
@@ -33,6 +34,17 @@ std::vector<SpanCopy> read_spans(ArenaView arena);
 /// The records of one request, from each ring's newest back to the first that ended before `since_ticks`.
 /// `complete` turns false when a ring has wrapped within that time.
 std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks, bool* complete);
+
+/// What a device spent on a span; kUnknownNs where it is not known.
+struct DeviceCopy {
+  std::int64_t elapsed_ns;
+  std::int64_t queue_ns;
+  std::int64_t tail_ns;
+  std::uint32_t device;
+};
+
+/// The device's part of spans, by their ids.
+std::unordered_map<std::uint64_t, DeviceCopy> read_device_spans(ArenaView arena);
 
 struct OpenCopy {
   std::uint64_t id;

@@ -66,6 +66,55 @@ void read_work(ArenaView arena, std::map<std::uint32_t, Sums>& stages) {
   }
 }
 
+// A block that has one edge and one writer.
+Distribution read_distribution(const StatsBlock& block) {
+  Distribution result;
+  for (const Edge& edge : block.edges) {
+    if (edge.used.load(relaxed) == 0) continue;
+    result.count += edge.count.load(relaxed);
+    result.sum_ticks += edge.sum_ticks.load(relaxed);
+  }
+  if (result.count == 0) return result;
+  result.min_ticks = block.min_ticks.load(relaxed);
+  result.max_ticks = block.max_ticks.load(relaxed);
+  if (result.min_ticks > result.max_ticks) result.min_ticks = result.max_ticks = result.sum_ticks / result.count;
+  std::array<std::uint64_t, kBuckets> buckets{};
+  for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket) buckets[bucket] = block.buckets[bucket].load(relaxed);
+  for (const Wrap& wrap : block.wraps) {
+    const std::uint32_t bucket = wrap.bucket_plus_one.load(relaxed);
+    if (bucket != 0) buckets[bucket - 1] += std::uint64_t{wrap.times.load(relaxed)} << 32;
+  }
+  for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket)
+    if (buckets[bucket] != 0) result.buckets.emplace_back(bucket, buckets[bucket]);
+  return result;
+}
+
+void read_device(ArenaView arena, std::map<std::uint32_t, StageFigures>& stages) {
+  for (auto& [stage, figures] : stages) {
+    const std::uint32_t known = arena.device_stages()[stage].load(std::memory_order_acquire);
+    // Those beyond the table share one block, which is shown nowhere.
+    if (known == 0 || known == kMaxDeviceStages) continue;
+    for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure)
+      figures.device[figure] = read_distribution(arena.device_block(known - 1, figure));
+  }
+}
+
+// What `later` has over `earlier`. The minimum and maximum of an interval are not recorded: they are taken from the
+// bounds of the lowest and highest bucket.
+void subtract(Distribution& later, const Distribution& earlier) {
+  later.count -= earlier.count;
+  later.sum_ticks -= earlier.sum_ticks;
+  std::map<std::uint32_t, std::uint64_t> left(later.buckets.begin(), later.buckets.end());
+  for (const auto& [bucket, n] : earlier.buckets) left[bucket] -= n;
+  std::erase_if(left, [](const auto& entry) { return entry.second == 0; });
+  later.buckets.assign(left.begin(), left.end());
+  if (earlier.count == 0 || left.empty()) return;
+  later.min_ticks = std::max(later.min_ticks, bucket_low(left.begin()->first));
+  // The last bucket has no upper bound.
+  if (left.rbegin()->first != kBuckets - 1)
+    later.max_ticks = std::min(later.max_ticks, bucket_high(left.rbegin()->first) - 1);
+}
+
 std::map<std::uint32_t, Sums> read_blocks(ArenaView arena) {
   const ArenaHeader& header = arena.header();
   std::map<std::uint32_t, Sums> result;
@@ -135,6 +184,7 @@ Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
       if (sum.buckets[bucket] != 0) figures.host.buckets.emplace_back(bucket, sum.buckets[bucket]);
     snapshot.stages.emplace(stage, std::move(figures));
   }
+  read_device(arena, snapshot.stages);
   return snapshot;
 }
 
@@ -145,8 +195,8 @@ Snapshot difference(const Snapshot& later, const Snapshot& earlier) {
     const auto found = result.stages.find(stage);
     if (found == result.stages.end()) continue;
     StageFigures& now = found->second;
-    now.host.count -= before.host.count;
-    now.host.sum_ticks -= before.host.sum_ticks;
+    subtract(now.host, before.host);
+    for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure) subtract(now.device[figure], before.device[figure]);
     now.errors -= before.errors;
     now.suspended_ticks -= before.suspended_ticks;
     now.children_ticks -= before.children_ticks;
@@ -156,19 +206,9 @@ Snapshot difference(const Snapshot& later, const Snapshot& earlier) {
     }
     std::erase_if(now.parents, [](const auto& entry) { return entry.second.count == 0; });
     for (const auto& [key, amount] : before.work) now.work[key] -= amount;
-    std::map<std::uint32_t, std::uint64_t> left(now.host.buckets.begin(), now.host.buckets.end());
-    for (const auto& [bucket, n] : before.host.buckets) left[bucket] -= n;
-    std::erase_if(left, [](const auto& entry) { return entry.second == 0; });
-    now.host.buckets.assign(left.begin(), left.end());
-    if (before.host.count != 0 && !left.empty()) {
-      now.host.min_ticks = std::max(now.host.min_ticks, bucket_low(left.begin()->first));
-      // The last bucket has no upper bound.
-      if (left.rbegin()->first != kBuckets - 1)
-        now.host.max_ticks = std::min(now.host.max_ticks, bucket_high(left.rbegin()->first) - 1);
-    }
     const bool no_work =
         std::all_of(now.work.begin(), now.work.end(), [](const auto& entry) { return entry.second == 0; });
-    if (now.host.count == 0 && no_work) result.stages.erase(found);
+    if (now.host.count == 0 && no_work && now.device[kDeviceElapsed].count == 0) result.stages.erase(found);
   }
   return result;
 }

@@ -1,6 +1,7 @@
 // snapshot.h: statistics of all stages at one time, read while writers run.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -38,6 +39,7 @@ struct StageFigures {
   std::uint64_t children_ticks = 0;
   std::map<std::uint32_t, EdgeFigures> parents;  // by parent stage; kNoStage is top level
   std::map<std::string, double> work;
+  std::array<Distribution, kDeviceFigures> device;  // in ns, not in ticks; count 0 where nothing is known
 };
 
 /// Cumulative figures. Each figure is read whole, but a span that ends while its stage is read may be in some

@@ -103,7 +103,7 @@ void close_frame_on_device(ThreadState& thread, OpenFrame& frame, std::uint64_t 
 }
 
 void device_drop(ThreadState& thread, const OpenFrame& frame) noexcept {
-  if ((frame.flags.load(relaxed) & kFrameDevice) == 0) return;
+  if (!thread.device_open || (frame.flags.load(relaxed) & kFrameDevice) == 0) return;
   void* const device = std::exchange(thread.device_open[thread.index_of(frame)], nullptr);
   if (device != nullptr) g_device_hooks.load(std::memory_order_acquire)->abandon(device);
 }

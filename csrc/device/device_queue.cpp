@@ -1,0 +1,91 @@
+// device_queue.cpp: taking events from a thread's pool, and putting them back.
+#include "device_queue.h"
+
+#include <new>
+
+namespace stagespan::device {
+
+bool DeviceQueue::is_due(std::uint32_t stage, std::uint32_t every) noexcept {
+  if (every == 1) return true;
+  if (every == 0) return false;
+  std::uint32_t& seen = seen_[stage];
+  const bool due = seen == 0;
+  seen = seen + 1 >= every ? 0 : seen + 1;
+  return due;
+}
+
+DeviceQueue::Lane* DeviceQueue::lane_of(void* context) noexcept {
+  for (std::uint32_t i = 0; i < lane_count_; ++i)
+    if (lanes_[i].context == context) return &lanes_[i];
+  if (lane_count_ == kLanes) return nullptr;
+  lanes_[lane_count_] = {context, nullptr};
+  return &lanes_[lane_count_++];
+}
+
+void DeviceQueue::collect() noexcept {
+  for (EventPair* pair = nullptr; returned_.pop(pair);) put_back(*pair);
+}
+
+void DeviceQueue::put_back(EventPair& pair) noexcept {
+  Lane* const lane = lane_of(pair.stream.context);
+  if (lane == nullptr) return;  // more contexts than anybody has
+  pair.next = lane->free;
+  lane->free = &pair;
+}
+
+void DeviceQueue::adopt(EventPair& pair) noexcept {
+  pair.home = this;
+  ++owned_;
+  put_back(pair);
+}
+
+EventPair* DeviceQueue::release_free() noexcept {
+  collect();
+  EventPair* all = nullptr;
+  for (std::uint32_t i = 0; i < lane_count_; ++i) {
+    while (EventPair* const pair = lanes_[i].free) {
+      lanes_[i].free = pair->next;
+      pair->next = all;
+      all = pair;
+      --owned_;
+    }
+  }
+  return all;
+}
+
+EventPair* DeviceQueue::take(const StreamRef& where) noexcept {
+  Lane* const lane = lane_of(where.context);
+  if (lane == nullptr) return nullptr;
+  if (lane->free == nullptr) collect();
+  EventPair* const pair = lane->free;
+  if (pair == nullptr) return nullptr;
+  lane->free = pair->next;
+  pair->stream = where;
+  return pair;
+}
+
+EventPair* DeviceQueue::make(const StreamRef& where, EventBackend& backend,
+                             std::atomic<std::uint32_t>& in_process) noexcept {
+  if (owned_ >= kPairsPerThread || lane_of(where.context) == nullptr) return nullptr;
+  if (in_process.fetch_add(1, std::memory_order_relaxed) >= kPairsPerProcess) {
+    in_process.fetch_sub(1, std::memory_order_relaxed);
+    return nullptr;
+  }
+  auto* const pair = new (std::nothrow) EventPair;
+  if (pair != nullptr) {
+    pair->begin = backend.create_event(where);
+    pair->end = pair->begin != nullptr ? backend.create_event(where) : nullptr;
+  }
+  if (pair == nullptr || pair->end == nullptr) {
+    if (pair != nullptr && pair->begin != nullptr) backend.destroy_event(pair->begin);
+    delete pair;
+    in_process.fetch_sub(1, std::memory_order_relaxed);
+    return nullptr;
+  }
+  ++owned_;
+  pair->home = this;
+  pair->stream = where;
+  return pair;
+}
+
+}  // namespace stagespan::device

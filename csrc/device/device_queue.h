@@ -1,0 +1,121 @@
+// device_queue.h: one thread's events and its spans that wait for their device; no lock between it and the resolver.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "backend.h"
+#include "stagespan/layout.h"
+
+namespace stagespan::device {
+
+class Layer;
+class DeviceQueue;
+
+/// The two events of a span. Belongs to the queue of the thread that made it, to which it always returns.
+struct EventPair {
+  Event begin = nullptr;
+  Event end = nullptr;
+  DeviceQueue* home = nullptr;
+  EventPair* next = nullptr;  // while it is free
+  StreamRef stream;
+};
+
+/// A span whose host part is over.
+struct Pending {
+  EventPair* pair;
+  std::uint64_t id;
+  std::uint64_t begin_ticks;
+  std::uint64_t end_ticks;
+  std::uint32_t stage;
+  bool wanted;  // somebody will ask for its result by its id
+};
+
+/// A ring between one thread that writes and one that reads.
+template <class T, std::uint32_t capacity>
+class Ring {
+  static_assert((capacity & (capacity - 1)) == 0);
+
+ public:
+  bool push(const T& item) noexcept {
+    const std::uint32_t tail = tail_.load(std::memory_order_relaxed);
+    if (tail - head_.load(std::memory_order_acquire) >= capacity) return false;
+    items_[tail & (capacity - 1)] = item;
+    // In one order with the flag by which the reader says that it sleeps: see Waker.
+    tail_.store(tail + 1, std::memory_order_seq_cst);
+    return true;
+  }
+  bool pop(T& item) noexcept {
+    const std::uint32_t head = head_.load(std::memory_order_relaxed);
+    if (head == tail_.load(std::memory_order_acquire)) return false;
+    item = items_[head & (capacity - 1)];
+    head_.store(head + 1, std::memory_order_release);
+    return true;
+  }
+  std::uint32_t size() const noexcept {
+    return tail_.load(std::memory_order_seq_cst) - head_.load(std::memory_order_seq_cst);
+  }
+
+ private:
+  alignas(64) std::atomic<std::uint32_t> tail_{0};
+  alignas(64) std::atomic<std::uint32_t> head_{0};
+  alignas(64) std::array<T, capacity> items_;
+};
+
+inline constexpr std::uint32_t kPairsPerThread = 4096;
+inline constexpr std::uint32_t kPairsPerProcess = 16384;  // an NPU has 65,535 events
+inline constexpr std::uint32_t kQueueSpans = 8192;
+inline constexpr std::uint32_t kUrgentSpans = 1024;
+
+class DeviceQueue {
+ public:
+  explicit DeviceQueue(Layer& layer) noexcept : layer_(layer) {}
+
+  Layer& layer() const noexcept { return layer_; }
+
+  // By the thread that has the queue.
+  /// Whether the stage's next span is one of every `every`.
+  bool is_due(std::uint32_t stage, std::uint32_t every) noexcept;
+  /// A free pair for a stream; null when there is none.
+  EventPair* take(const StreamRef& where) noexcept;
+  /// A new pair; null when none may be made.
+  EventPair* make(const StreamRef& where, EventBackend& backend, std::atomic<std::uint32_t>& in_process) noexcept;
+  void put_back(EventPair& pair) noexcept;
+  /// Takes a pair in that was another queue's.
+  void adopt(EventPair& pair) noexcept;
+  /// All free pairs, which are nobody's then.
+  EventPair* release_free() noexcept;
+  bool push(const Pending& pending) noexcept { return pending_.push(pending); }
+
+  // By the resolver.
+  bool pop(Pending& pending) noexcept { return pending_.pop(pending); }
+  void give_back(EventPair& pair) noexcept { returned_.push(&pair); }
+
+  std::uint32_t size() const noexcept { return pending_.size(); }
+
+  /// Its thread has left; another may have it.
+  std::atomic<bool> is_left{false};
+
+ private:
+  struct Lane {
+    void* context;
+    EventPair* free;
+  };
+  static constexpr std::uint32_t kLanes = 32;
+
+  Lane* lane_of(void* context) noexcept;
+  void collect() noexcept;
+
+  Layer& layer_;
+  std::array<Lane, kLanes> lanes_{};
+  std::uint32_t lane_count_ = 0;
+  std::uint32_t owned_ = 0;  // pairs that come home here
+  std::array<std::uint32_t, kMaxStages> seen_{};  // spans of a stage since the last one that was timed
+  Ring<Pending, kQueueSpans> pending_;
+  Ring<EventPair*, kQueueSpans> returned_;
+};
+
+}  // namespace stagespan::device

@@ -1,0 +1,75 @@
+// driver_backend.h: CUDA and ROCm through their drivers, found in the process at run time.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "backend.h"
+
+namespace stagespan::device {
+
+/// What is called of a driver; both vendors' functions have these shapes.
+struct DriverApi {
+  bool is_hip = false;
+  // The context is CUDA's; HIP has a current device instead, and 1 + its index stands for the context.
+  int (*context_get)(void** context) = nullptr;
+  int (*context_set)(void* context) = nullptr;
+  int (*context_device)(int* device) = nullptr;
+  int (*device_get)(int* device) = nullptr;
+  int (*device_set)(int device) = nullptr;
+  int (*event_create)(void** event, unsigned flags) = nullptr;
+  int (*event_destroy)(void* event) = nullptr;
+  int (*event_record)(void* event, void* stream) = nullptr;
+  int (*event_query)(void* event) = nullptr;
+  int (*event_elapsed)(float* ms, void* begin, void* end) = nullptr;
+  int (*stream_create)(void** stream, unsigned flags, int priority) = nullptr;
+  int (*stream_create_plain)(void** stream, unsigned flags) = nullptr;
+  int (*stream_is_capturing)(void* stream, int* status) = nullptr;
+  int (*exchange_capture_mode)(int* mode) = nullptr;
+  int (*current_stream)(std::int32_t device, void** stream) = nullptr;  // torch's
+};
+
+/// Begin and end of a span are recorded with the driver itself, on the stream that torch says is current. Works
+/// with and without the interpreter's lock.
+class DriverBackend final : public EventBackend {
+ public:
+  /// Looks for the driver and torch among the libraries that the process has loaded. Null, with the reason in one
+  /// sentence, where something is missing. `kind` is "cuda" or "rocm".
+  static std::unique_ptr<DriverBackend> find(const std::string& kind, std::string& reason);
+
+  const char* name() const noexcept override { return "driver"; }
+  StreamState current_stream(StreamRef& found) noexcept override;
+  StreamState state_of(const StreamRef& where) noexcept override;
+  Event create_event(const StreamRef& where) noexcept override;
+  void destroy_event(Event event) noexcept override;
+  bool record(Event event, const StreamRef& where) noexcept override;
+  bool begin_resolving() noexcept override;
+  void end_resolving() noexcept override;
+  EventState query(Event event, const StreamRef& where) noexcept override;
+  bool elapsed_ns(Event begin, Event end, const StreamRef& where, double& ns) noexcept override;
+  bool record_base(Event event, const StreamRef& where) noexcept override;
+  std::map<std::string, bool> symbols() const override { return symbols_; }
+  int last_error() const noexcept override { return last_error_.load(std::memory_order_relaxed); }
+  bool is_gone() const noexcept override;
+
+ private:
+  DriverBackend(const DriverApi& api, std::map<std::string, bool> symbols) : api_(api), symbols_(std::move(symbols)) {}
+
+  bool is_ok(int status) noexcept;
+  StreamState capture_state(void* stream) noexcept;
+  void* current_context() noexcept;
+  bool make_current(void* context) noexcept;
+
+  DriverApi api_;
+  std::map<std::string, bool> symbols_;
+  std::atomic<int> last_error_{0};
+  // The resolver's alone.
+  void* context_before_ = nullptr;
+  void* context_now_ = nullptr;
+  int mode_before_ = 0;
+  std::map<void*, void*> base_streams_;  // by context
+};
+
+}  // namespace stagespan::device

@@ -1,0 +1,212 @@
+// resolver.cpp: polling, reading, and writing results.
+#include "resolver.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "layer.h"
+#include "stagespan/recorder.h"
+
+namespace stagespan::device {
+
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr std::size_t kMostResults = 1U << 15;
+
+std::uint32_t figures_of(ArenaView arena, std::uint32_t stage) noexcept {
+  ArenaHeader& header = arena.header();
+  std::atomic<std::uint32_t>& entry = arena.device_stages()[stage];
+  std::uint32_t known = entry.load(relaxed);
+  if (known == 0) {
+    const std::uint32_t used = header.device_stage_count.load(relaxed);
+    known = std::min(used + 1, kMaxDeviceStages);
+    if (used < kMaxDeviceStages) {
+      for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure) prepare(arena.device_block(used, figure));
+      header.device_stage_count.store(used + 1, relaxed);
+    }
+    // Release: a reader that finds the figures finds them prepared.
+    entry.store(known, std::memory_order_release);
+  }
+  return known - 1;
+}
+
+void add_figure(ArenaView arena, std::uint32_t index, DeviceFigure figure, std::int64_t ns) noexcept {
+  if (ns == kUnknownNs) return;
+  const auto value = static_cast<std::uint64_t>(std::max<std::int64_t>(ns, 0));
+  add_span<SingleWriter>(arena.device_block(index, figure), {value, 0, 0, kNoStage, false});
+}
+
+}  // namespace
+
+void Results::put(std::uint64_t id, const DeviceResult& result) {
+  const std::lock_guard lock(mutex_);
+  // Nobody came for them: their log lines were lost.
+  if (kept_.size() >= kMostResults) kept_.clear();
+  kept_.insert_or_assign(id, result);
+}
+
+std::optional<DeviceResult> Results::take(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = kept_.find(id);
+  if (found == kept_.end()) return std::nullopt;
+  const DeviceResult result = found->second;
+  kept_.erase(found);
+  return result;
+}
+
+void Resolver::collect(const std::vector<DeviceQueue*>& queues) {
+  for (DeviceQueue* const queue : queues) {
+    // What comes in meanwhile waits for the next pass.
+    const std::uint32_t count = queue->size();
+    // Held before it leaves the queue: who counts both finds it twice rather than not at all.
+    held_.fetch_add(count, std::memory_order_seq_cst);
+    Pending span;
+    for (std::uint32_t n = 0; n < count && queue->pop(span); ++n) streams_[span.pair->stream].push_back(span);
+  }
+}
+
+std::uint32_t Resolver::pass(Layer& layer) {
+  const std::lock_guard lock(mutex_);
+  for (EventPair* const pair : layer.take_abandoned()) pair->home->give_back(*pair);
+  collect(layer.queues());
+  if (held_.load(relaxed) == 0) return 0;
+  const ClockFit fit = Recorder::get().clock_fit();
+  if (!backend_.begin_resolving()) return 0;
+  refresh_bases(layer, fit);
+  std::uint32_t left = backend_.batch();
+  for (auto it = streams_.begin(); it != streams_.end() && left != 0;) {
+    settle_stream(layer, it->second, fit, left);
+    it = it->second.empty() ? streams_.erase(it) : std::next(it);
+  }
+  backend_.end_resolving();
+  const auto done = static_cast<std::uint32_t>(settled_.size());
+  write();
+  return done;
+}
+
+void Resolver::settle_stream(Layer& layer, std::deque<Pending>& spans, const ClockFit& fit, std::uint32_t& left) {
+  const double longest_wait_ns = layer.timeout_s() * 1e9;
+  while (!spans.empty() && left != 0) {
+    const Pending& span = spans.front();
+    --left;
+    const EventState state = backend_.query(span.pair->end, span.pair->stream);
+    if (state == EventState::kLater) return;
+    if (state == EventState::kNotReady) {
+      if (fit.duration_ns(static_cast<double>(now_ticks() - span.end_ticks)) < longest_wait_ns) return;
+      // Its events are not used again: whatever they are waiting for may still come.
+      Recorder::get().lose(kLostDeviceTimeout);
+      settle_unknown(span);
+    } else if (state == EventState::kFailed) {
+      Recorder::get().lose(kLostDeviceFailed);
+      layer.note_failure();
+      settle_unknown(span);
+    } else {
+      settle(layer, span, fit);
+      span.pair->home->give_back(*span.pair);
+    }
+    spans.pop_front();
+  }
+}
+
+void Resolver::settle_unknown(const Pending& span) {
+  settled_.push_back({{kUnknownNs, kUnknownNs, kUnknownNs}, span.id, span.stage, span.pair->stream.device, span.wanted});
+}
+
+void Resolver::settle(Layer& layer, const Pending& span, const ClockFit& fit) {
+  const StreamRef& where = span.pair->stream;
+  double elapsed = 0;
+  if (!backend_.elapsed_ns(span.pair->begin, span.pair->end, where, elapsed)) {
+    Recorder::get().lose(kLostDeviceFailed);
+    layer.note_failure();
+    settle_unknown(span);
+    return;
+  }
+  layer.note_success();
+  if (elapsed < 0) {
+    Recorder::get().lose(kLostDeviceClamped);
+    elapsed = 0;
+  }
+  DeviceResult result{std::llround(elapsed), kUnknownNs, kUnknownNs};
+  TimeBase& base = bases_[where.context];
+  std::int64_t origin_ns = 0;
+  if (const auto after = base.after_ns(backend_, span.pair->begin, where, span.begin_ticks, fit, origin_ns)) {
+    const std::int64_t begin_ns = fit.unix_ns(span.begin_ticks);
+    const std::int64_t host_ns =
+        std::llround(fit.duration_ns(static_cast<double>(span.end_ticks - span.begin_ticks)));
+    result.queue_ns = origin_ns - begin_ns + std::llround(*after);
+    // Device begin to device end and host begin to host end are the same stretch, cut differently.
+    result.tail_ns = result.queue_ns + result.elapsed_ns - host_ns;
+    const double error = 2 * base.error_ns().value_or(0) + 20'000;
+    if (static_cast<double>(result.queue_ns) < -error || static_cast<double>(result.tail_ns) < -error)
+      Recorder::get().lose(kLostDeviceClamped);
+  } else {
+    Recorder::get().lose(kLostDevicePlace);
+  }
+  settled_.push_back({result, span.id, span.stage, where.device, span.wanted});
+}
+
+void Resolver::refresh_bases(Layer& layer, const ClockFit& fit) {
+  if (layer.captured_lately(fit)) return;
+  void* last = nullptr;
+  for (const auto& [where, spans] : streams_) {
+    if (spans.empty() || where.context == last) continue;
+    last = where.context;
+    bases_[where.context].refresh(backend_, where, fit);
+  }
+}
+
+void Resolver::write() {
+  if (settled_.empty()) return;
+  Recorder& recorder = Recorder::get();
+  {
+    // A reset takes the lock too: it must not clear figures that are being written.
+    const std::lock_guard lock(recorder.cold_mutex());
+    const ArenaView arena = recorder.arena();
+    ArenaHeader& header = arena.header();
+    for (const Settled& settled : settled_) {
+      if (settled.result.elapsed_ns == kUnknownNs) continue;
+      const std::uint32_t index = figures_of(arena, settled.stage);
+      add_figure(arena, index, kDeviceElapsed, settled.result.elapsed_ns);
+      add_figure(arena, index, kDeviceQueue, settled.result.queue_ns);
+      add_figure(arena, index, kDeviceTail, settled.result.tail_ns);
+
+      const std::uint64_t number = header.device_head.load(relaxed);
+      DeviceRecord& record = arena.device_ring()[number & (kDeviceSpans - 1)];
+      record.commit.store(0, relaxed);
+      store_fence();
+      record.id.store(settled.id, relaxed);
+      record.elapsed_ns.store(settled.result.elapsed_ns, relaxed);
+      record.queue_ns.store(settled.result.queue_ns, relaxed);
+      record.tail_ns.store(settled.result.tail_ns, relaxed);
+      record.stage.store(settled.stage, relaxed);
+      record.device.store(static_cast<std::uint32_t>(settled.device), relaxed);
+      record.commit.store(static_cast<std::uint32_t>(number + 1), std::memory_order_release);
+      header.device_head.store(number + 1, std::memory_order_release);
+    }
+  }
+  for (const Settled& settled : settled_)
+    if (settled.wanted) results_.put(settled.id, settled.result);
+  resolved_.fetch_add(settled_.size(), relaxed);
+  // After the results: who finds nothing pending finds them.
+  held_.fetch_sub(static_cast<std::uint32_t>(settled_.size()), std::memory_order_seq_cst);
+  settled_.clear();
+}
+
+std::optional<double> Resolver::base_error_ns() {
+  const std::lock_guard lock(mutex_);
+  std::optional<double> worst;
+  for (const auto& [context, base] : bases_)
+    if (const auto error = base.error_ns()) worst = std::max(worst.value_or(0), *error);
+  return worst;
+}
+
+std::optional<double> Resolver::base_age_s() {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t newest = 0;
+  for (const auto& [context, base] : bases_) newest = std::max(newest, base.made_at_ticks());
+  if (newest == 0) return std::nullopt;
+  return Recorder::get().clock_fit().duration_ns(static_cast<double>(now_ticks() - newest)) / 1e9;
+}
+
+}  // namespace stagespan::device

@@ -1,0 +1,77 @@
+// resolver.h: finds out what the device spent on pending spans, and writes it to the arena.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "backend.h"
+#include "device_queue.h"
+#include "time_base.h"
+
+namespace stagespan::device {
+
+/// What is known of a span's device part; kUnknownNs where it is not.
+struct DeviceResult {
+  std::int64_t elapsed_ns;
+  std::int64_t queue_ns;
+  std::int64_t tail_ns;
+};
+
+/// Results by span id, for those who asked to be told.
+class Results {
+ public:
+  void put(std::uint64_t id, const DeviceResult& result);
+  std::optional<DeviceResult> take(std::uint64_t id);
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::uint64_t, DeviceResult> kept_;
+};
+
+/// Resolves the spans of one layer. The spans of a stream end in order, so only the first of each is asked for.
+class Resolver {
+ public:
+  Resolver(EventBackend& backend, Results& results) : backend_(backend), results_(results) {}
+
+  /// One look at everything that is pending; gives the number of spans that are settled now. Does not wait for
+  /// the device.
+  std::uint32_t pass(Layer& layer);
+
+  /// Spans taken from their queues and not settled.
+  std::uint32_t held() const noexcept { return held_.load(std::memory_order_seq_cst); }
+  std::uint64_t resolved() const noexcept { return resolved_.load(std::memory_order_relaxed); }
+  std::optional<double> base_error_ns();
+  std::optional<double> base_age_s();
+
+ private:
+  struct Settled {
+    DeviceResult result;
+    std::uint64_t id;
+    std::uint32_t stage;
+    std::int32_t device;
+    bool wanted;
+  };
+
+  void collect(const std::vector<DeviceQueue*>& queues);
+  void settle_stream(Layer& layer, std::deque<Pending>& spans, const ClockFit& fit, std::uint32_t& left);
+  void settle(Layer& layer, const Pending& span, const ClockFit& fit);
+  void settle_unknown(const Pending& span);
+  void refresh_bases(Layer& layer, const ClockFit& fit);
+  void write();
+
+  EventBackend& backend_;
+  Results& results_;
+  std::mutex mutex_;  // held by the one that resolves; never while somebody holds the interpreter's lock
+  std::map<StreamRef, std::deque<Pending>> streams_;
+  std::map<void*, TimeBase> bases_;
+  std::vector<Settled> settled_;
+  std::atomic<std::uint32_t> held_{0};
+  std::atomic<std::uint64_t> resolved_{0};
+};
+
+}  // namespace stagespan::device

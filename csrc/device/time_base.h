@@ -1,0 +1,50 @@
+// time_base.h: where a device's events lie on the host's timeline.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "backend.h"
+#include "stagespan/clock.h"
+
+namespace stagespan::device {
+
+/// Events of one context whose time on the host is known within a bracket, made anew every few seconds: a device
+/// tells the time between two events as a float, which gets coarse with length. Each is measured on its own, so no
+/// error adds up; two of them tell how the device's clock runs beside the host's. For the resolver alone.
+class TimeBase {
+ public:
+  /// Makes a new base if the last one is old. Call it between begin_resolving() and end_resolving(), and not while
+  /// anybody captures.
+  void refresh(EventBackend& backend, const StreamRef& where, const ClockFit& fit) noexcept;
+
+  /// Unix time of an event that is done, in a span that began at `begin_ticks`; nothing without a base.
+  std::optional<double> after_ns(EventBackend& backend, Event event, const StreamRef& where,
+                                 std::uint64_t begin_ticks, const ClockFit& fit, std::int64_t& origin_ns) noexcept;
+
+  /// How far a position may be off, as far as the brackets tell.
+  std::optional<double> error_ns() const noexcept;
+  std::uint64_t made_at_ticks() const noexcept { return made_ == 0 ? 0 : latest().ticks; }
+
+ private:
+  struct Point {
+    Event event = nullptr;
+    std::uint64_t ticks = 0;
+    double error_ns = 0;
+    double rate = 1;  // host time by device time
+  };
+  static constexpr std::uint32_t kKept = 4;
+
+  const Point& latest() const noexcept { return points_[(made_ - 1) % kKept]; }
+  bool measure(EventBackend& backend, const StreamRef& where, Point& point, const ClockFit& fit) noexcept;
+  double rate_between(EventBackend& backend, const StreamRef& where, const Point& earlier, const Point& later,
+                      const ClockFit& fit) noexcept;
+
+  std::array<Point, kKept> points_;
+  Point best_, spare_;
+  std::uint64_t made_ = 0;
+  std::uint64_t tried_at_ticks_ = 0;
+};
+
+}  // namespace stagespan::device

@@ -1,0 +1,136 @@
+// device_support.h: fake drivers in place of real ones, and what the tests of the device layer share.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cmath>
+#include <map>
+#include <string>
+
+#include "../fakes/fake_driver.h"
+#include "device/driver_backend.h"
+#include "device/layer.h"
+#include "support.h"
+
+namespace stagespan::test {
+
+/// A fake driver and the torch that goes with it, loaded for good: the product finds them by their names.
+class Fake {
+ public:
+  explicit Fake(const std::string& kind) : kind_(kind) {
+    const std::string folder = STAGESPAN_FAKES;
+    const bool is_hip = kind == "rocm";
+    library_ = dlopen((folder + (is_hip ? "/libamdhip64.so" : "/libcuda.so.1")).c_str(), RTLD_NOW);
+    torch_ = dlopen((folder + (is_hip ? "/libtorch_hip.so" : "/libtorch_cuda.so")).c_str(), RTLD_NOW);
+    if (library_ == nullptr || torch_ == nullptr) return;
+    reset = find<FakeReset>("fake_reset");
+    set_fault = find<FakeSetFault>("fake_set_fault");
+    launch = find<FakeLaunch>("fake_launch");
+    make_stream = find<FakeMakeStream>("fake_make_stream");
+    use_device = find<FakeUseDevice>("fake_use_device");
+    use_stream = find<FakeUseStream>("fake_use_stream");
+    begin_capture = find<FakeBeginCapture>("fake_begin_capture");
+    end_capture = find<FakeEndCapture>("fake_end_capture");
+    last_record = find<FakeLastRecord>("fake_last_record");
+    get_counts_ = find<FakeGetCounts>("fake_get_counts");
+  }
+
+  static Fake& of(const std::string& kind) {
+    static std::map<std::string, Fake*> fakes;
+    Fake*& fake = fakes[kind];
+    if (fake == nullptr) fake = new Fake(kind);
+    return *fake;
+  }
+
+  bool is_loaded() const { return torch_ != nullptr && get_counts_ != nullptr; }
+  const std::string& kind() const { return kind_; }
+  FakeCounts counts() const {
+    FakeCounts counts{};
+    get_counts_(&counts);
+    return counts;
+  }
+
+  FakeReset reset = nullptr;
+  FakeSetFault set_fault = nullptr;
+  FakeLaunch launch = nullptr;
+  FakeMakeStream make_stream = nullptr;
+  FakeUseDevice use_device = nullptr;
+  FakeUseStream use_stream = nullptr;
+  FakeBeginCapture begin_capture = nullptr;
+  FakeEndCapture end_capture = nullptr;
+  FakeLastRecord last_record = nullptr;
+
+ private:
+  template <class F>
+  F find(const char* name) {
+    return reinterpret_cast<F>(dlsym(library_, name));
+  }
+
+  std::string kind_;
+  void* library_ = nullptr;
+  void* torch_ = nullptr;
+  FakeGetCounts get_counts_ = nullptr;
+};
+
+/// What the events of a span said, as a driver tells it: a float of milliseconds.
+inline std::int64_t as_told(double begin_ns, double end_ns) {
+  return std::llround(static_cast<double>(static_cast<float>((end_ns - begin_ns) / 1e6)) * 1e6);
+}
+
+/// Attaches a fake driver; this thread has touched device 0, and its stream is one of its own.
+class DeviceTest : public RecorderTest {
+ protected:
+  void attach(const std::string& kind) {
+    fake_ = &Fake::of(kind);
+    ASSERT_TRUE(fake_->is_loaded()) << dlerror();
+    fake_->reset();
+    device::set_every(1);
+    device::set_timeout(60);
+    std::string reason;
+    auto backend = device::DriverBackend::find(kind, reason);
+    ASSERT_NE(backend, nullptr) << reason;
+    device::attach(kind, std::move(backend));
+    fake_->use_device(0);
+    stream_ = fake_->make_stream(0);
+    fake_->use_stream(0, stream_);
+  }
+
+  void TearDown() override {
+    if (fake_ != nullptr && fake_->is_loaded()) {
+      fake_->set_fault(kFakeNone);
+      device::set_timeout(0);
+      device::resolve(10);
+    }
+    device::detach();
+    g_mode.store(kModeEnabled);
+  }
+
+  Fake& fake() { return *fake_; }
+  void* stream() { return stream_; }
+
+  /// Opens a span, queues a kernel, and closes it; gives the span's id and the duration its events will tell.
+  std::pair<std::uint64_t, std::int64_t> run(std::uint32_t stage, double kernel_ns) {
+    const OpenSpan span = open_span(stage);
+    const double begin = fake().last_record();
+    fake().launch(current_, kernel_ns);
+    close_span(span, 0);
+    return {span.id, as_told(begin, fake().last_record())};
+  }
+  void use_stream(int device, void* stream) {
+    current_ = stream;
+    fake().use_stream(device, stream);
+  }
+  void use_own_stream() { current_ = stream_; }
+
+  DeviceCopy result_of(std::uint64_t id) {
+    const auto all = read_device_spans(arena());
+    const auto found = all.find(id);
+    return found == all.end() ? DeviceCopy{kUnknownNs, kUnknownNs, kUnknownNs, 0} : found->second;
+  }
+
+  Fake* fake_ = nullptr;
+  void* stream_ = nullptr;
+  void* current_ = nullptr;
+};
+
+}  // namespace stagespan::test
