@@ -315,6 +315,15 @@ def run() -> Run:
     return _run
 
 
+def worker_in_names() -> int | None:
+    """Process id to put into file names: None where no process of the run has the same name.
+
+    A worker to which a launcher gave another rank than its owner's has a name of its own already.
+    """
+    shares_rank = rank_in_names() is None or explicit_rank() == _run.owner_rank
+    return os.getpid() if is_worker() and shares_rank else None
+
+
 def is_worker() -> bool:
     """Whether another process began this run, so that the plain file names are that one's."""
     return os.getpid() != _run.owner

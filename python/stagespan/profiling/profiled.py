@@ -86,12 +86,14 @@ class ProfiledHook:
         self._runs.clear()
 
     def _write(self, window: Window, stage: str, finished: dict[int, int]) -> None:
-        rank = settings.rank_in_names()
+        rank, worker = settings.rank_in_names(), settings.worker_in_names()
+        whose = "" if worker is None else f"_pid{worker}"
         folder = settings.output_dir()
         try:
-            trace = window.export(stage_path(folder, stage, "_trace.json.gz", rank), finished)
+            target = stage_path(folder, stage, f"{whose}_trace.json.gz", rank)
+            trace = window.export(target, finished)
             lines.say("[Profiler] Chrome trace saved to: %s", trace)
-            target = stage_path(folder, stage, "_breakdown.json", rank)
+            target = stage_path(folder, stage, f"{whose}_breakdown.json", rank)
             write_breakdown(trace, stage, target)
             lines.say("[Profiler] Kernel breakdown saved to: %s", target)
         except OSError as error:

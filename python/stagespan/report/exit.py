@@ -55,9 +55,7 @@ def _tag(folder: Path) -> str:
     """What file names need so that no two processes of a run write the same one."""
     rank = settings.rank_in_names()
     tag = "" if rank is None else f"_rank{rank}"
-    # A worker has a name of its own already where a launcher gave it another rank than its owner's.
-    shares_rank = rank is None or settings.explicit_rank() == settings.run().owner_rank
-    if (settings.is_worker() and shares_rank) or _is_taken(folder / f"timing{tag}.json"):
+    if settings.worker_in_names() is not None or _is_taken(folder / f"timing{tag}.json"):
         tag += f"_pid{os.getpid()}"
     return tag
 

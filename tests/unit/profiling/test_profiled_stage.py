@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 import stagespan
-from stagespan import ProfilingContext, ProfilingContext4Debug, enable_profiler_for_names
+from stagespan import ProfilingContext, ProfilingContext4Debug, enable_profiler_for_names, settings
 from stagespan.trace import breakdown, read_trace
 
 Work = Callable[[], None]
@@ -34,6 +35,23 @@ def _no_stage_has_run() -> Iterator[None]:
 
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+
+
+def test_workers_do_not_write_each_others_files(
+    work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a process that another one started, and a stage that is named for the profiler
+    monkeypatch.setattr(settings, "_run", settings.run()._replace(owner=os.getpid() + 1))
+    enable_profiler_for_names("denoise")
+
+    # WHEN the stage runs
+    with ProfilingContext("denoise"):
+        work()
+
+    # THEN the files carry the process's id
+    pid = os.getpid()
+    names = [f"denoise_pid{pid}_breakdown.json", f"denoise_pid{pid}_trace.json.gz"]
+    assert files(folder) == names
 
 
 def test_a_named_stage_writes_its_files(
