@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from stagespan.trace.analysis.host_time import pairs
 from stagespan.trace.analysis.result import (
     Evidence,
     Finding,
@@ -184,8 +185,7 @@ def _overlap(trace: Trace) -> int:
     events = trace.events
     rows = device_work(trace).rows
     device, stream = streams(trace, rows)
-    _, lane = np.unique(np.stack((device, stream), axis=1), axis=0, return_inverse=True)
-    lane = lane.reshape(-1)
+    _, lane = pairs(device, stream)
     begins, ends = [], []
     for number in range(int(lane.max()) + 1):
         mine = rows[lane == number]

@@ -153,9 +153,19 @@ def processes(trace: Trace) -> Numbers:
 
 def threads(trace: Trace, rows: Rows) -> tuple[NDArray[np.int64], Numbers]:
     """The threads of some events (process, thread), and which of them each belongs to."""
-    pairs = np.stack((processes(trace)[rows], trace.events.tid[rows]), axis=1)
-    lanes, lane = np.unique(pairs, axis=0, return_inverse=True)
-    return lanes, lane.reshape(-1).astype(np.int64)
+    return pairs(processes(trace)[rows], trace.events.tid[rows])
+
+
+def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
+    """The different pairs of two columns, and which of them each row has.
+
+    There are few: looking them up is faster than sorting the rows.
+    """
+    firsts, seconds = np.unique(first), np.unique(second)
+    code = np.searchsorted(firsts, first) * len(seconds) + np.searchsorted(seconds, second)
+    codes = np.unique(code)
+    found = np.stack((firsts[codes // len(seconds)], seconds[codes % len(seconds)]), axis=1)
+    return found, np.searchsorted(codes, code).astype(np.int64)
 
 
 def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> Numbers:
@@ -166,9 +176,8 @@ def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> Numbers:
         for number, (pid, tid) in enumerate(lanes):
             found[(process == pid) & (events.tid == tid)] = number
         return found
-    pairs = np.concatenate((lanes, np.stack((process, events.tid), axis=1)))
-    _, code = np.unique(pairs, axis=0, return_inverse=True)
-    code = code.reshape(-1)
+    whole = np.concatenate((lanes, np.stack((process, events.tid), axis=1)))
+    _, code = pairs(whole[:, 0], whole[:, 1])
     numbers: Numbers = np.full(int(code.max()) + 1, -1, dtype=np.int64)
     numbers[code[: len(lanes)]] = np.arange(len(lanes))
     return numbers[code[len(lanes) :]]
