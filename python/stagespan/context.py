@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypedDict
 
 from stagespan import _core, settings
+from stagespan.errors import SettingsError
 from stagespan.dynamo import compiling
 
 span = _core.span
@@ -250,7 +251,12 @@ def disable() -> None:
 
 
 def set_debug(on: bool = True) -> None:
-    """Switch debug mode, as TELEFUSER_PROFILE_DEBUG=true does from the start."""
+    """Switch debug mode, as TELEFUSER_PROFILE_DEBUG=true does from the start.
+
+    Raises SettingsError for text: "false" would be true.
+    """
+    if isinstance(on, str):
+        raise SettingsError(f"set_debug() was given the text {on!r}: pass True or False.")
     _core.set_debug(bool(on))
     _switch_functions()
     if on:
