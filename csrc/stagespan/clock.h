@@ -1,8 +1,6 @@
 // clock.h: the recorder's clock, read in ticks, and the fit that turns ticks into time.
 #pragma once
 
-#include <time.h>
-
 #include <cstdint>
 #include <vector>
 
@@ -21,26 +19,28 @@ namespace detail {
 extern bool g_counter_is_usable;
 }  // namespace detail
 
-/// CLOCK_MONOTONIC in nanoseconds.
-inline std::int64_t monotonic_ns() noexcept {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+/// CLOCK_MONOTONIC in nanoseconds. Out of line: inlined, it would have those who read the counter keep room for
+/// its result.
+std::int64_t monotonic_ns() noexcept;
+
+/// The processor's counter, for callers who know that it is usable.
+inline std::uint64_t counter_ticks() noexcept {
+#if defined(__x86_64__)
+  return __rdtsc();
+#elif defined(__aarch64__)
+  std::uint64_t ticks;
+  asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+  return ticks;
+#else
+  return static_cast<std::uint64_t>(monotonic_ns());
+#endif
 }
 
 /// The clock, in ticks: the processor's counter where it runs at a constant rate on all cores, else
 /// CLOCK_MONOTONIC. Not serialising: it may move by a few instructions, which is below its own cost.
 inline std::uint64_t now_ticks() noexcept {
-#if defined(__x86_64__)
   if (detail::g_counter_is_usable) [[likely]]
-    return __rdtsc();
-#elif defined(__aarch64__)
-  if (detail::g_counter_is_usable) [[likely]] {
-    std::uint64_t ticks;
-    asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
-    return ticks;
-  }
-#endif
+    return counter_ticks();
   return static_cast<std::uint64_t>(monotonic_ns());
 }
 

@@ -17,14 +17,16 @@ namespace stagespan {
 //   |.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|  .|  .|  .|...|.|.|
 //   lower half: width 2^(e-5)        upper half: width 2^(e-4)
 
-/// Index of the bucket that holds a duration.
+/// Longest duration that is told from longer ones.
+inline constexpr std::uint64_t kLongest_ticks = (std::uint64_t{1} << 46) - 1;
+
+/// Index of the bucket that holds a duration. Has no branch, as durations follow no pattern that could be learnt.
 constexpr std::uint32_t bucket_of(std::uint64_t ticks) noexcept {
-  if (ticks < 32) return static_cast<std::uint32_t>(ticks);
-  const int exponent = 63 - std::countl_zero(ticks);
-  const auto mantissa = static_cast<std::uint32_t>(ticks >> (exponent - 5)) & 31U;
-  const std::uint32_t part = mantissa < 16 ? mantissa : 8 + (mantissa >> 1);
-  const std::uint32_t bucket = 32 + static_cast<std::uint32_t>(exponent - 5) * 24 + part;
-  return bucket < kBuckets ? bucket : kBuckets - 1;
+  const std::uint64_t within = ticks < kLongest_ticks ? ticks : kLongest_ticks;
+  // Below 32 the shift is 0, and the bucket is the duration itself.
+  const std::uint32_t shift = 58U - static_cast<std::uint32_t>(std::countl_zero(within | 32U));
+  const auto mantissa = static_cast<std::uint32_t>(within >> shift);
+  return shift * 24 + (mantissa < 48 ? mantissa : 24 + (mantissa >> 1));
 }
 
 /// Smallest duration that falls into a bucket, in ticks.

@@ -250,7 +250,7 @@ static_assert(sizeof(OpenFrame) == 64);
 
 inline constexpr std::uint32_t kBuckets = 1016;
 inline constexpr std::uint32_t kEdges = 6;
-inline constexpr std::uint32_t kWraps = 9;
+inline constexpr std::uint32_t kWraps = 8;
 
 /// Count and sum of a stage's spans under one parent stage; the stage's own are the sums over its edges.
 struct Edge {
@@ -266,14 +266,19 @@ struct Wrap {
   std::atomic<std::uint32_t> times;
 };
 
-// Figures of one stage in one thread: 256 bytes, then the histogram of 4 KB.
+// Figures of one stage in one thread: 256 bytes, of which most spans touch the first 64, then the histogram of 4 KB.
+//
+// The histogram gets a span when the next one ends; until then `latest` is 1 + its ticks, and readers add it. A
+// bucket's address depends on the time just read, and processors that start no clock read before all earlier reads
+// of memory are done would have the next span wait for it. Blocks that several threads write count at once.
 struct alignas(64) StatsBlock {
   std::atomic<std::uint64_t> min_ticks;
   std::atomic<std::uint64_t> max_ticks;
-  std::atomic<std::uint64_t> errors;
-  std::atomic<std::uint64_t> suspended_ticks;
+  std::atomic<std::uint64_t> latest;  // 0 while there is none
   std::atomic<std::uint64_t> children_ticks;
+  std::atomic<std::uint64_t> errors;
   Edge edges[kEdges];
+  std::atomic<std::uint64_t> suspended_ticks;
   Wrap wraps[kWraps];
   std::atomic<std::uint32_t> buckets[kBuckets];
   std::uint32_t padding[8];

@@ -242,6 +242,7 @@ ThreadState& Recorder::attach() {
   auto* thread = new ThreadState;
   thread->thread = static_cast<std::uint32_t>(syscall(SYS_gettid));
   thread->ident = static_cast<std::uint64_t>(pthread_self());
+  if (!detail::g_counter_is_usable) thread->attention.store(kAttentionNoCounter, relaxed);
   // Zeroed pages that nobody has touched yet cost nothing; most threads never nest deep.
   thread->locals_storage.reset(static_cast<FrameLocal*>(std::calloc(kMaxFrames, sizeof(FrameLocal))));
   if (!thread->locals_storage) throw std::bad_alloc();

@@ -14,6 +14,7 @@
 #include "clock.h"
 #include "layout.h"
 #include "mode.h"
+#include "span_path.h"
 #include "thread_state.h"
 
 namespace stagespan {

@@ -5,19 +5,40 @@ namespace stagespan {
 
 std::atomic<bool (*)(const ThreadState&)> g_scope_is_current{nullptr};
 
-OpenSpan open_span(std::uint32_t stage) noexcept {
-  ThreadState* thread = t_state;
-  if (thread == nullptr) [[unlikely]]
-    thread = &Recorder::get().attach();
-  if (thread->scope->is_task) [[unlikely]] {
+namespace {
+
+[[gnu::noinline, gnu::cold]] OpenSpan open_span_slow(std::uint32_t stage) noexcept {
+  ThreadState& thread = Recorder::get().this_thread();
+  if (thread.scope->is_task) {
     // Another task may have taken its turn since: its spans are no children of that scope's.
     const auto is_current = g_scope_is_current.load(std::memory_order_relaxed);
-    if (is_current == nullptr || !is_current(*thread)) thread->scope = &thread->base;
+    if (is_current == nullptr || !is_current(thread)) thread.scope = &thread.base;
   }
-  OpenFrame* const frame = open_frame(*thread, stage, nullptr);
-  const std::uint64_t id = thread->next_id;
-  open_on_device(*thread, frame);
+  OpenFrame* const frame = open_frame_slow(thread, stage, nullptr);
+  const std::uint64_t id = thread.next_id;
+  open_on_device(thread, frame);
   return {frame, id};
+}
+
+[[gnu::noinline]] OpenSpan with_device(ThreadState& thread, OpenFrame& frame) noexcept {
+  const std::uint64_t id = thread.next_id;
+  device_open(thread, frame);
+  return {&frame, id};
+}
+
+}  // namespace
+
+OpenSpan open_span(std::uint32_t stage) noexcept {
+  ThreadState* const thread = t_state;
+  if (thread != nullptr && !thread->scope->is_task) [[likely]] {
+    OpenFrame* const frame = try_open_frame(*thread, stage, nullptr);
+    if (frame != nullptr) [[likely]] {
+      if (mode_has(kModeDevice)) [[unlikely]]
+        return with_device(*thread, *frame);
+      return {frame, thread->next_id};
+    }
+  }
+  return open_span_slow(stage);
 }
 
 void close_span(OpenSpan span, std::uint16_t flags) noexcept {

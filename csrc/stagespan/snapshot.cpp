@@ -47,11 +47,7 @@ void add_block(Sums& sums, const StatsBlock& block) {
   to.errors += block.errors.load(relaxed);
   to.suspended_ticks += block.suspended_ticks.load(relaxed);
   to.children_ticks += block.children_ticks.load(relaxed);
-  for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket) sums.buckets[bucket] += block.buckets[bucket].load(relaxed);
-  for (const Wrap& wrap : block.wraps) {
-    const std::uint32_t bucket = wrap.bucket_plus_one.load(relaxed);
-    if (bucket != 0) sums.buckets[bucket - 1] += std::uint64_t{wrap.times.load(relaxed)} << 32;
-  }
+  add_histogram(block, sums.buckets.data());
 }
 
 void read_work(ArenaView arena, std::map<std::uint32_t, Sums>& stages) {
@@ -79,11 +75,7 @@ Distribution read_distribution(const StatsBlock& block) {
   result.max_ticks = block.max_ticks.load(relaxed);
   if (result.min_ticks > result.max_ticks) result.min_ticks = result.max_ticks = result.sum_ticks / result.count;
   std::array<std::uint64_t, kBuckets> buckets{};
-  for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket) buckets[bucket] = block.buckets[bucket].load(relaxed);
-  for (const Wrap& wrap : block.wraps) {
-    const std::uint32_t bucket = wrap.bucket_plus_one.load(relaxed);
-    if (bucket != 0) buckets[bucket - 1] += std::uint64_t{wrap.times.load(relaxed)} << 32;
-  }
+  add_histogram(block, buckets.data());
   for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket)
     if (buckets[bucket] != 0) result.buckets.emplace_back(bucket, buckets[bucket]);
   return result;
@@ -105,7 +97,8 @@ void subtract(Distribution& later, const Distribution& earlier) {
   later.count -= earlier.count;
   later.sum_ticks -= earlier.sum_ticks;
   std::map<std::uint32_t, std::uint64_t> left(later.buckets.begin(), later.buckets.end());
-  for (const auto& [bucket, n] : earlier.buckets) left[bucket] -= n;
+  // The earlier one may have a thread's latest span twice.
+  for (const auto& [bucket, n] : earlier.buckets) left[bucket] -= std::min(left[bucket], n);
   std::erase_if(left, [](const auto& entry) { return entry.second == 0; });
   later.buckets.assign(left.begin(), left.end());
   if (earlier.count == 0 || left.empty()) return;

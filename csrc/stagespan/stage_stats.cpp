@@ -7,9 +7,20 @@ namespace {
 constexpr auto relaxed = std::memory_order_relaxed;
 }
 
+void add_histogram(const StatsBlock& block, std::uint64_t* counts) noexcept {
+  const std::uint64_t latest = block.latest.load(relaxed);
+  if (latest != 0) ++counts[bucket_of(latest - 1)];
+  for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket) counts[bucket] += block.buckets[bucket].load(relaxed);
+  for (const Wrap& wrap : block.wraps) {
+    const std::uint32_t bucket = wrap.bucket_plus_one.load(relaxed);
+    if (bucket != 0) counts[bucket - 1] += std::uint64_t{wrap.times.load(relaxed)} << 32;
+  }
+}
+
 void clear(StatsBlock& block) noexcept {
   block.min_ticks.store(0, relaxed);
   block.max_ticks.store(0, relaxed);
+  block.latest.store(0, relaxed);
   block.errors.store(0, relaxed);
   block.suspended_ticks.store(0, relaxed);
   block.children_ticks.store(0, relaxed);
@@ -46,6 +57,8 @@ void fold(const StatsBlock& from, StatsBlock& to) noexcept {
     const std::uint32_t before = ManyWriters::add(to.buckets[bucket], count);
     if (before + count < before) note_wrap<ManyWriters>(to, bucket, 1);
   }
+  const std::uint64_t latest = from.latest.load(relaxed);
+  if (latest != 0) count_span<ManyWriters>(to, latest - 1);
   for (const Wrap& wrap : from.wraps) {
     const std::uint32_t bucket = wrap.bucket_plus_one.load(relaxed);
     if (bucket != 0) note_wrap<ManyWriters>(to, bucket - 1, wrap.times.load(relaxed));

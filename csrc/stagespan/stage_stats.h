@@ -27,11 +27,20 @@ struct SingleWriter {
     figure.store(before + amount, std::memory_order_relaxed);
     return before;
   }
+  // These two store what stays the same, too: a branch would wait for the time just read, see close_frame().
   static void lower(std::atomic<std::uint64_t>& least, std::uint64_t value) noexcept {
-    if (value < least.load(std::memory_order_relaxed)) least.store(value, std::memory_order_relaxed);
+    const std::uint64_t before = least.load(std::memory_order_relaxed);
+    least.store(value < before ? value : before, std::memory_order_relaxed);
   }
   static void raise(std::atomic<std::uint64_t>& most, std::uint64_t value) noexcept {
-    if (value > most.load(std::memory_order_relaxed)) most.store(value, std::memory_order_relaxed);
+    const std::uint64_t before = most.load(std::memory_order_relaxed);
+    most.store(value > before ? value : before, std::memory_order_relaxed);
+  }
+  /// What the histogram gets now that a span of `ticks` has ended: 1 + the ticks of the one before, or 0.
+  static std::uint64_t due(StatsBlock& block, std::uint64_t ticks) noexcept {
+    const std::uint64_t before = block.latest.load(std::memory_order_relaxed);
+    block.latest.store(ticks + 1, std::memory_order_relaxed);
+    return before;
   }
   static bool claim(std::atomic<std::uint32_t>& cell, std::uint32_t value) noexcept {
     if (cell.load(std::memory_order_relaxed) != 0) return false;
@@ -56,6 +65,7 @@ struct ManyWriters {
     while (value > seen && !most.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
     }
   }
+  static std::uint64_t due(StatsBlock&, std::uint64_t ticks) noexcept { return ticks + 1; }
   static bool claim(std::atomic<std::uint32_t>& cell, std::uint32_t value) noexcept {
     std::uint32_t free = 0;
     return cell.compare_exchange_strong(free, value, std::memory_order_relaxed);
@@ -109,6 +119,14 @@ void note_wrap(StatsBlock& block, std::uint32_t bucket, std::uint32_t times) noe
   }
 }
 
+/// Counts a duration in the histogram.
+template <class Writer>
+STAGESPAN_HOT void count_span(StatsBlock& block, std::uint64_t ticks) noexcept {
+  const std::uint32_t bucket = bucket_of(ticks);
+  if (Writer::add(block.buckets[bucket], 1U) == 0xffffffffU) [[unlikely]]
+    note_wrap<Writer>(block, bucket, 1);
+}
+
 template <class Writer>
 STAGESPAN_HOT void add_span(StatsBlock& block, const SpanFigures& span) noexcept {
   Edge& edge = edge_for<Writer>(block, span.parent_stage);
@@ -116,15 +134,25 @@ STAGESPAN_HOT void add_span(StatsBlock& block, const SpanFigures& span) noexcept
   Writer::add(edge.sum_ticks, span.duration_ticks);
   Writer::lower(block.min_ticks, span.duration_ticks);
   Writer::raise(block.max_ticks, span.duration_ticks);
-  const std::uint32_t bucket = bucket_of(span.duration_ticks);
-  if (Writer::add(block.buckets[bucket], 1U) == 0xffffffffU) [[unlikely]]
-    note_wrap<Writer>(block, bucket, 1);
+  const std::uint64_t due = Writer::due(block, span.duration_ticks);
+  if (due != 0) [[likely]]
+    count_span<Writer>(block, due - 1);
   if (span.children_ticks != 0) Writer::add(block.children_ticks, span.children_ticks);
   if (span.suspended_ticks != 0) [[unlikely]]
     Writer::add(block.suspended_ticks, span.suspended_ticks);
   if (span.error) [[unlikely]]
     Writer::add(block.errors, std::uint64_t{1});
 }
+
+/// The edge at which a block written by one thread has most spans of this parent stage. Without a search: it may
+/// be another parent's.
+STAGESPAN_HOT Edge& likely_edge(StatsBlock& block, std::uint32_t parent_stage) noexcept {
+  return block.edges[parent_stage == kNoStage ? 0 : 1];
+}
+
+/// Adds a block's histogram to `counts`, of which there are kBuckets. While a thread writes the block, its latest
+/// span may be left out or counted twice.
+void add_histogram(const StatsBlock& block, std::uint64_t* counts) noexcept;
 
 /// Zeroes a block that readers may be looking at.
 void clear(StatsBlock& block) noexcept;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "recorder.h"
+#include "span_path.h"
 
 namespace stagespan {
 
@@ -93,15 +94,6 @@ void device_close(ThreadState& thread, const OpenFrame& frame, FinishedSpan& spa
     span.flags &= static_cast<std::uint16_t>(~kFrameDevice);
 }
 
-void close_frame_on_device(ThreadState& thread, OpenFrame& frame, std::uint64_t end_ticks,
-                           std::uint16_t flags) noexcept {
-  FinishedSpan span = finished(thread, frame, end_ticks, flags);
-  device_close(thread, frame, span, false);
-  commit_span(thread, span);
-  charge_parent(thread, frame.below.load(relaxed), span.duration_ticks());
-  drop_frame(thread, frame, end_ticks);
-}
-
 void device_drop(ThreadState& thread, const OpenFrame& frame) noexcept {
   if (!thread.device_open || (frame.flags.load(relaxed) & kFrameDevice) == 0) return;
   void* const device = std::exchange(thread.device_open[thread.index_of(frame)], nullptr);
@@ -124,8 +116,25 @@ void make_root(ThreadState& thread, std::uint32_t index, const ParentLink& link)
 }
 
 void attend(ThreadState& thread) noexcept {
-  const std::uint32_t what = thread.attention.exchange(0, std::memory_order_acquire);
-  if ((what & kAttentionClosedAway) != 0) drop_closed_away(thread);
+  if ((thread.attention.load(relaxed) & kAttentionClosedAway) == 0) return;
+  thread.attention.fetch_and(~std::uint32_t{kAttentionClosedAway}, std::memory_order_acquire);
+  drop_closed_away(thread);
+}
+
+OpenFrame* open_frame_slow(ThreadState& thread, std::uint32_t stage, const void* owner) noexcept {
+  attend(thread);
+  const std::uint32_t index = take_frame(thread);
+  if (index == 0) return no_frame_left();
+  fill_frame(thread, index, stage, owner, now_ticks);
+  return &thread.frames[index];
+}
+
+void close_frame_at(ThreadState& thread, OpenFrame& frame, std::uint64_t end_ticks, std::uint16_t flags) noexcept {
+  FinishedSpan span = finished(thread, frame, end_ticks, flags);
+  close_on_device(thread, frame, span, false);
+  commit_span(thread, span);
+  charge_parent(thread, frame.below.load(relaxed), span.duration_ticks());
+  drop_frame(thread, frame, end_ticks);
 }
 
 void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::uint64_t charged_until) noexcept {

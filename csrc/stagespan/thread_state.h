@@ -53,6 +53,12 @@ struct ParentLink {
   std::uint16_t depth = 0;
 };
 
+/// Counters of two cores may differ by a few ticks; a span never lasts less than nothing.
+constexpr std::uint64_t ticks_between(std::uint64_t begin, std::uint64_t end) noexcept {
+  const std::uint64_t ticks = end - begin;
+  return ticks & ~static_cast<std::uint64_t>(static_cast<std::int64_t>(ticks) >> 63);
+}
+
 /// A finished span, from wherever it was kept while it was open.
 struct FinishedSpan {
   std::uint64_t begin_ticks;
@@ -67,8 +73,7 @@ struct FinishedSpan {
   std::uint16_t depth;
   std::uint16_t flags;
 
-  /// Counters of two cores may differ by a few ticks; a span never lasts less than nothing.
-  std::uint64_t duration_ticks() const noexcept { return end_ticks > begin_ticks ? end_ticks - begin_ticks : 0; }
+  std::uint64_t duration_ticks() const noexcept { return ticks_between(begin_ticks, end_ticks); }
 };
 
 /// The scopes of a thread's tasks. Owned by the thread, filled by the bindings, which know what a task is.
@@ -96,7 +101,11 @@ struct DeviceHooks {
 /// Set when a device is first attached, and for good.
 extern std::atomic<const DeviceHooks*> g_device_hooks;
 
-enum Attention : std::uint32_t { kAttentionClosedAway = 1 };
+/// Why a thread cannot open a span the short way.
+enum Attention : std::uint32_t {
+  kAttentionClosedAway = 1,  // another thread has ended one of its spans
+  kAttentionNoCounter = 2,   // for good: its clock is a system call
+};
 
 struct ThreadState {
   // The first lines are what every span touches.
@@ -116,6 +125,9 @@ struct ThreadState {
   ThreadSlot* slot = nullptr;
 
   Scope base;
+  // Tells threads apart that had the same memory, one after the other.
+  static inline std::atomic<std::uint64_t> serials{0};
+  const std::uint64_t serial = serials.fetch_add(1, std::memory_order_relaxed) + 1;
   std::uint32_t slot_index = kSharedSlot;
   std::uint64_t ident = 0;
   std::unique_ptr<FrameLocal[], FreeMemory> locals_storage;
@@ -222,12 +234,7 @@ STAGESPAN_HOT void close_on_device(ThreadState& thread, const OpenFrame& frame, 
     device_close(thread, frame, span, wanted);
 }
 
-/// The rest of close_frame() for a span with a device's part. Out of line: its span must not force that of
-/// every close into memory.
-void close_frame_on_device(ThreadState& thread, OpenFrame& frame, std::uint64_t end_ticks,
-                           std::uint16_t flags) noexcept;
-
-/// The same for a span that no stack holds.
+/// The same two for a span that no stack holds.
 inline void open_on_device(ThreadState& thread, FinishedSpan& span, void*& device) noexcept {
   if (!mode_has(kModeDevice)) return;
   const DeviceHooks* const hooks = g_device_hooks.load(std::memory_order_acquire);
@@ -239,41 +246,6 @@ inline void close_on_device(ThreadState& thread, FinishedSpan& span, void*& devi
   if (device == nullptr) return;
   g_device_hooks.load(std::memory_order_acquire)->end(thread, device, span, wanted);
   device = nullptr;
-}
-
-/// Opens a span in the thread's current scope. Null, and counted, when too many are open.
-OpenFrame* no_frame_left() noexcept;
-
-STAGESPAN_HOT OpenFrame* open_frame(ThreadState& thread, std::uint32_t stage, const void* owner) noexcept {
-  constexpr auto relaxed = std::memory_order_relaxed;
-  if (thread.attention.load(relaxed) != 0) [[unlikely]]
-    attend(thread);
-  const std::uint32_t index = take_frame(thread);
-  if (index == 0) [[unlikely]]
-    return no_frame_left();
-  Scope& scope = *thread.scope;
-  OpenFrame& frame = thread.frames[index];
-  const OpenFrame& below = thread.frames[scope.top];
-  const std::uint64_t id = ++thread.next_id;
-  const std::uint16_t depth = below.as_parent_depth.load(relaxed);
-  frame.parent.store(below.as_parent_id.load(relaxed), relaxed);
-  frame.as_parent_id.store(id, relaxed);
-  frame.child_ticks.store(0, relaxed);
-  frame.stage.store(stage, relaxed);
-  frame.as_parent_stage.store(stage, relaxed);
-  frame.below.store(scope.top, relaxed);
-  frame.effective.store(index, relaxed);
-  frame.depth.store(depth, relaxed);
-  frame.as_parent_depth.store(static_cast<std::uint16_t>(depth + 1), relaxed);
-  frame.flags.store(0, relaxed);
-  thread.locals[index].open_by(owner);
-  thread.locals[index].scope = &scope;
-  thread.locals[index].request = scope.request;
-  scope.top = index;
-  // The clock last, so that the span does not time its own opening.
-  frame.begin_ticks.store(now_ticks(), relaxed);
-  frame.id.store(id, std::memory_order_release);
-  return &frame;
 }
 
 /// A frame for a span that is off, so that every end finds its own begin. Costs no clock.
@@ -317,19 +289,6 @@ STAGESPAN_HOT FinishedSpan finished(const ThreadState& thread, const OpenFrame& 
 STAGESPAN_HOT void charge_parent(ThreadState& thread, std::uint32_t below, std::uint64_t ticks) noexcept {
   OpenFrame& parent = thread.frames[thread.frames[below].effective.load(std::memory_order_relaxed)];
   SingleWriter::add(parent.child_ticks, ticks);
-}
-
-/// Ends a span that this thread opened, and records it.
-STAGESPAN_HOT void close_frame(ThreadState& thread, OpenFrame& frame, std::uint16_t flags) noexcept {
-  const std::uint64_t end_ticks = now_ticks();
-  if ((frame.flags.load(std::memory_order_relaxed) & kFrameDevice) != 0) [[unlikely]] {
-    close_frame_on_device(thread, frame, end_ticks, flags);
-    return;
-  }
-  const FinishedSpan span = finished(thread, frame, end_ticks, flags);
-  commit_span(thread, span);
-  charge_parent(thread, frame.below.load(std::memory_order_relaxed), span.duration_ticks());
-  drop_frame(thread, frame, end_ticks);
 }
 
 }  // namespace stagespan
