@@ -1,0 +1,134 @@
+// test_histogram.cpp: every bucket's bounds, and how far a bucket's value is from what it stands
+// for.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "stagespan/histogram.h"
+#include "support.h"
+
+namespace stagespan {
+namespace {
+
+using test::Random;
+
+constexpr double kPromised = 0.03;
+constexpr std::uint64_t kBeyond = std::uint64_t{1}
+                                  << 46;  // first duration that has no bucket of its own
+
+double relative_error(std::uint64_t ticks) {
+  const double value = bucket_value(bucket_of(ticks));
+  return std::abs(value - static_cast<double>(ticks)) / static_cast<double>(ticks);
+}
+
+TEST(Histogram, FitsInFourKilobytes) {
+  // GIVEN the counters of one histogram
+  // WHEN their size is taken
+  // THEN it is what the design allows
+  EXPECT_LE(sizeof(StatsBlock::buckets), 4096U);
+  EXPECT_EQ(sizeof(StatsBlock) % 64, 0U);
+}
+
+TEST(Histogram, EveryBucketHoldsItsBoundsAndTheNextBeginsWhereItEnds) {
+  EXPECT_EQ(bucket_low(0), 0U);
+  for (std::uint32_t bucket = 0; bucket < kBuckets; ++bucket) {
+    SCOPED_TRACE(bucket);
+    // GIVEN the bounds of a bucket
+    const std::uint64_t low = bucket_low(bucket);
+    const std::uint64_t high = bucket_high(bucket);
+    // WHEN durations at both ends, and around them, are sorted in
+    // THEN those inside fall into it, and those outside do not
+    ASSERT_LT(low, high);
+    EXPECT_EQ(bucket_of(low), bucket);
+    EXPECT_EQ(bucket_of(high - 1), bucket);
+    if (bucket > 0) {
+      EXPECT_EQ(bucket_of(low - 1), bucket - 1);
+    }
+    if (bucket + 1 < kBuckets) {
+      EXPECT_EQ(bucket_of(high), bucket + 1);
+      EXPECT_EQ(high, bucket_low(bucket + 1));
+    }
+    // THEN the value that stands for it lies within it, as far from both ends
+    const double value = bucket_value(bucket);
+    EXPECT_GE(value, static_cast<double>(low));
+    EXPECT_LE(value, static_cast<double>(high - 1));
+    if (low > 0) {
+      const double to_low = value / static_cast<double>(low) - 1;
+      const double to_high = 1 - value / static_cast<double>(high - 1);
+      EXPECT_NEAR(to_low, to_high, 1e-9);
+    }
+  }
+}
+
+TEST(Histogram, LastBucketEndsWhereTheRangeDoes) {
+  // GIVEN the range that layout and comment promise
+  // WHEN the last bucket's end is computed
+  // THEN they agree
+  EXPECT_EQ(bucket_high(kBuckets - 1), kBeyond);
+}
+
+TEST(Histogram, SmallDurationsAreExact) {
+  for (std::uint64_t ticks = 0; ticks < 32; ++ticks) {
+    // GIVEN a duration below 32 ticks
+    // WHEN it is sorted in
+    // THEN its bucket holds nothing else
+    EXPECT_EQ(bucket_of(ticks), ticks);
+    EXPECT_EQ(bucket_value(bucket_of(ticks)), static_cast<double>(ticks));
+  }
+}
+
+TEST(Histogram, RelativeErrorIsWithinThreePercentAtEveryExponent) {
+  Random random(20240501);
+  SCOPED_TRACE(random.trace());
+  double worst = 0;
+  for (int exponent = 0; exponent < 46; ++exponent) {
+    const std::uint64_t power = std::uint64_t{1} << exponent;
+    // GIVEN durations at the ends of a power of two, in its middle, and anywhere in it
+    std::vector<std::uint64_t> durations = {power, 2 * power - 1, power + power / 2};
+    for (int i = 0; i < 500; ++i) durations.push_back(random.between(power, 2 * power - 1));
+    for (const std::uint64_t ticks : durations) {
+      // WHEN one is replaced by its bucket's value
+      const double error = relative_error(ticks);
+      // THEN it is off by 3 % at most
+      ASSERT_LE(error, kPromised) << ticks;
+      worst = std::max(worst, error);
+    }
+  }
+  // THEN the bound is not met by luck: some durations come near the 1/48 that the layout gives
+  EXPECT_GT(worst, 0.015);
+  EXPECT_LE(worst, 1.0 / 47);
+}
+
+TEST(Histogram, LongerDurationsFallIntoTheLastBucket) {
+  Random random(20240502);
+  SCOPED_TRACE(random.trace());
+  // GIVEN durations beyond the range, up to the longest there is
+  std::vector<std::uint64_t> durations = {kBeyond, kBeyond + 1, std::uint64_t{1} << 63,
+                                          std::numeric_limits<std::uint64_t>::max()};
+  for (int i = 0; i < 1000; ++i) {
+    const std::uint64_t power = std::uint64_t{1} << random.between(46, 62);
+    durations.push_back(random.between(power, 2 * power - 1));
+  }
+  for (const std::uint64_t ticks : durations)
+    // WHEN they are sorted in
+    // THEN they stay within the counters
+    EXPECT_EQ(bucket_of(ticks), kBuckets - 1) << ticks;
+}
+
+TEST(Histogram, LongerDurationsNeverFallIntoLowerBuckets) {
+  Random random(20240503);
+  SCOPED_TRACE(random.trace());
+  for (int i = 0; i < 100'000; ++i) {
+    // GIVEN two durations of any magnitude
+    std::uint64_t a = random.engine()() >> random.below(64);
+    std::uint64_t b = random.engine()() >> random.below(64);
+    if (a > b) std::swap(a, b);
+    // WHEN both are sorted in
+    // THEN their buckets are in the same order
+    ASSERT_LE(bucket_of(a), bucket_of(b)) << a << " " << b;
+  }
+}
+
+}  // namespace
+}  // namespace stagespan

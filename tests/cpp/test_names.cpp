@@ -1,0 +1,230 @@
+// test_names.cpp: interning names from many threads, long names, and more names than there is room
+// for.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <barrier>
+#include <map>
+#include <set>
+
+#include "support.h"
+
+namespace stagespan {
+namespace {
+
+using test::lost;
+using test::Random;
+
+class Names : public test::RecorderTest {};
+
+/// Whether a text is whole UTF-8, without the finer rules on overlong forms.
+bool is_whole_utf8(std::string_view text) {
+  for (std::size_t i = 0; i < text.size();) {
+    const auto lead = static_cast<unsigned char>(text[i]);
+    const std::size_t length = lead < 0x80       ? 1
+                               : lead >> 5 == 6  ? 2
+                               : lead >> 4 == 14 ? 3
+                               : lead >> 3 == 30 ? 4
+                                                 : 0;
+    if (length == 0 || i + length > text.size()) return false;
+    for (std::size_t k = 1; k < length; ++k)
+      if ((static_cast<unsigned char>(text[i + k]) & 0xC0) != 0x80) return false;
+    i += length;
+  }
+  return true;
+}
+
+TEST_F(Names, StagesThatExistFromTheStartHaveTheirNumbers) {
+  // GIVEN a recorder
+  // WHEN its own names are interned again
+  // THEN they have the numbers that the layout gives them
+  EXPECT_EQ(recorder().intern("(overflow)"), kStageOverflow);
+  EXPECT_EQ(recorder().intern("(invalid name)"), kStageInvalid);
+  EXPECT_EQ(recorder().name_of(kStageOverflow), "(overflow)");
+}
+
+TEST_F(Names, TheSameNameIsTheSameStage) {
+  // GIVEN names that differ in little
+  const std::string texts[] = {
+      "a", "A", "a ", " a", "a/b", "a.b", "", "a\nb", "\"a\"", std::string("a\0b", 3), "\xC3\xA4"};
+  std::set<std::uint32_t> stages;
+  for (const std::string& text : texts) {
+    // WHEN each is interned twice
+    const std::uint32_t stage = recorder().intern(text);
+    // THEN both times it is the same stage, which gives the name back byte by byte
+    EXPECT_EQ(recorder().intern(text), stage);
+    EXPECT_EQ(recorder().name_of(stage), text);
+    stages.insert(stage);
+  }
+  // THEN different names are different stages
+  EXPECT_EQ(stages.size(), std::size(texts));
+}
+
+TEST_F(Names, AllNamesAreListedByNumber) {
+  // GIVEN some names
+  const std::uint32_t one = recorder().intern("listed.one");
+  const std::uint32_t two = recorder().intern("listed.two");
+  // WHEN all are listed
+  const std::vector<std::string> names = recorder().names();
+  // THEN each stands at its number
+  ASSERT_GT(names.size(), two);
+  EXPECT_EQ(names[one], "listed.one");
+  EXPECT_EQ(names[two], "listed.two");
+  // THEN a number that nobody has is no reason to fail
+  EXPECT_EQ(recorder().name_of(static_cast<std::uint32_t>(names.size())), "(overflow)");
+  EXPECT_EQ(recorder().name_of(kNoStage), "(overflow)");
+}
+
+TEST_F(Names, NamesStayOverAReset) {
+  // GIVEN a name
+  const std::uint32_t stage = recorder().intern("stays");
+  // WHEN the recorder is reset
+  recorder().reset();
+  // THEN it has the same number
+  EXPECT_EQ(recorder().intern("stays"), stage);
+  EXPECT_EQ(recorder().name_of(stage), "stays");
+}
+
+TEST_F(Names, LongNamesAreCutAndStayApart) {
+  // GIVEN names as long as may be, and longer ones that differ only at their ends
+  const std::string longest(kMaxNameBytes, 'n');
+  const std::string base(1000, 'n');
+  const std::uint32_t whole = recorder().intern(longest);
+  const std::uint32_t one = recorder().intern(base + "1");
+  const std::uint32_t two = recorder().intern(base + "2");
+  // WHEN they are read back
+  // THEN what fits is whole, and what does not is cut
+  EXPECT_EQ(recorder().name_of(whole), longest);
+  EXPECT_LE(recorder().name_of(one).size(), kMaxNameBytes);
+  EXPECT_EQ(recorder().name_of(one).substr(0, 200), base.substr(0, 200));
+  // THEN they are different stages with different names, and the same ones again
+  EXPECT_NE(one, two);
+  EXPECT_NE(one, whole);
+  EXPECT_NE(recorder().name_of(one), recorder().name_of(two));
+  EXPECT_EQ(recorder().intern(base + "1"), one);
+  EXPECT_EQ(recorder().intern(base + "2"), two);
+}
+
+TEST_F(Names, LongNamesAreCutBetweenCharacters) {
+  for (const std::string character : {"\xC3\xA4", "\xE4\xB8\xAD", "\xF0\x9F\x8E\xA5"}) {
+    for (std::size_t shift = 0; shift < 5; ++shift) {
+      SCOPED_TRACE(shift);
+      // GIVEN a long name of characters of two to four bytes, at every position
+      std::string name(shift, 'x');
+      while (name.size() < 400) name += character;
+      // WHEN it is interned
+      const std::string cut = recorder().name_of(recorder().intern(name));
+      // THEN what is left is whole characters
+      EXPECT_LE(cut.size(), kMaxNameBytes);
+      EXPECT_GE(cut.size(), kMaxNameBytes - 3);
+      EXPECT_TRUE(is_whole_utf8(cut)) << cut;
+    }
+  }
+}
+
+TEST_F(Names, BytesThatAreNoTextAreNames) {
+  // GIVEN long names of bytes that are no UTF-8
+  const std::string middle(500, '\x80');
+  const std::string high(500, '\xFF');
+  // WHEN they are interned
+  // THEN each has a stage
+  EXPECT_NE(recorder().intern(middle), recorder().intern(high));
+  EXPECT_LE(recorder().name_of(recorder().intern(middle)).size(), kMaxNameBytes);
+}
+
+TEST_F(Names, ManyThreadsInternTheSameNames) {
+  constexpr unsigned kThreads = 8;
+  constexpr std::uint32_t kNames = 300;
+  // GIVEN eight threads that intern the same names, each in an order of its own, while one reads
+  // all names
+  std::vector<std::map<std::string, std::uint32_t>> found(kThreads);
+  std::barrier start(kThreads + 1);
+  std::atomic<unsigned> running{kThreads};
+  auto threads = test::start_threads(kThreads, [&](unsigned i) {
+    Random random(900 + i);
+    std::vector<std::uint32_t> order(kNames);
+    for (std::uint32_t n = 0; n < kNames; ++n) order[n] = n;
+    std::shuffle(order.begin(), order.end(), random.engine());
+    start.arrive_and_wait();
+    for (const std::uint32_t n : order) {
+      const std::string name = "concurrent." + std::to_string(n);
+      found[i][name] = recorder().intern(name);
+    }
+    running.fetch_sub(1);
+  });
+  start.arrive_and_wait();
+  std::vector<std::string> before;
+  bool last = false;
+  while (!last) {
+    last = running.load() == 0;
+    // WHEN the names are read meanwhile
+    const std::vector<std::string> now = recorder().names();
+    // THEN those that were there are there, unchanged
+    ASSERT_GE(now.size(), before.size());
+    ASSERT_TRUE(std::equal(before.begin(), before.end(), now.begin()));
+    before = now;
+  }
+  test::join(threads);
+  // THEN all threads found the same stages, each name its own
+  std::set<std::uint32_t> stages;
+  for (const auto& [name, stage] : found[0]) {
+    stages.insert(stage);
+    EXPECT_EQ(recorder().name_of(stage), name);
+  }
+  EXPECT_EQ(stages.size(), kNames);
+  for (unsigned i = 1; i < kThreads; ++i) EXPECT_EQ(found[i], found[0]);
+}
+
+// The last two fill the table, each in a child of its own.
+
+TEST_F(Names, BeyondTheTableAllNamesShareAStageAndAreCounted) {
+  const auto fill = [&] {
+    // GIVEN as many names as there is room for
+    const std::size_t room = kMaxStages - recorder().names().size();
+    std::set<std::uint32_t> stages;
+    for (std::size_t i = 0; i < room; ++i)
+      stages.insert(recorder().intern("full." + std::to_string(i)));
+    if (stages.size() != room || stages.contains(kStageOverflow) || lost(kLostNames) != 0) return 1;
+    // WHEN more come
+    for (int i = 0; i < 100; ++i) {
+      const std::uint32_t stage = recorder().intern("more." + std::to_string(i));
+      // THEN they share the overflow's stage
+      if (stage != kStageOverflow) return 2;
+      const ScopedTimer timer(stage);
+    }
+    // THEN all were counted, as names and as spans
+    if (lost(kLostNames) != 100) return 3;
+    if (test::count_of(kStageOverflow) != 100) return 4;
+    // THEN the names that are there still work, the last one as well
+    if (recorder().name_of(kMaxStages - 1) != "full." + std::to_string(room - 1)) return 5;
+    {
+      const ScopedTimer timer(kMaxStages - 1);
+    }
+    return test::count_of(kMaxStages - 1) == 1 ? 0 : 6;
+  };
+  EXPECT_EXIT(_exit(fill()), ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(Names, BeyondTheRoomForTextNamesShareAStageAndShorterOnesAreStillTaken) {
+  const auto fill = [&] {
+    // GIVEN names as long as may be, until their text has no room
+    std::uint32_t taken = 0;
+    while (lost(kLostNames) == 0) {
+      std::string name = std::to_string(taken++);
+      name.resize(kMaxNameBytes, '.');
+      recorder().intern(name);
+    }
+    // THEN that comes before the table is full
+    if (recorder().names().size() >= kMaxStages) return 1;
+    if (taken < kNamePoolBytes / kMaxNameBytes / 2) return 2;
+    // WHEN a short name comes
+    const std::uint32_t stage = recorder().intern("s");
+    // THEN it may still fit; a long one does not
+    if (stage != kStageOverflow && recorder().name_of(stage) != "s") return 3;
+    return recorder().intern(std::string(kMaxNameBytes, 'z')) == kStageOverflow ? 0 : 4;
+  };
+  EXPECT_EXIT(_exit(fill()), ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace stagespan

@@ -1,0 +1,249 @@
+// test_snapshot.cpp: quantiles against an exact sort, and the difference of two snapshots.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "stagespan/snapshot.h"
+#include "support.h"
+
+namespace stagespan {
+namespace {
+
+using test::figures_of;
+using test::in_buckets;
+using test::made_span;
+using test::Random;
+
+class Snapshots : public test::RecorderTest {
+ protected:
+  void run(std::uint32_t stage, const std::vector<std::uint64_t>& durations) {
+    for (const std::uint64_t duration : durations)
+      commit_span(recorder().this_thread(), made_span(stage, 1000, duration));
+  }
+};
+
+const double kShares[] = {0, 0.001, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1};
+
+double exact_quantile(const std::vector<std::uint64_t>& sorted, double q) {
+  const auto rank = static_cast<std::size_t>(std::ceil(q * static_cast<double>(sorted.size())));
+  return static_cast<double>(sorted[rank == 0 ? 0 : rank - 1]);
+}
+
+TEST_F(Snapshots, QuantilesAreWithinThreePercentOfAnExactSort) {
+  Random random(9901);
+  SCOPED_TRACE(random.trace());
+  const std::pair<const char*, std::function<double()>> shapes[] = {
+      {"uniform", [&] { return 1e5 * random.unit(); }},
+      {"log-normal", [&] { return std::exp(14 + 2 * random.normal()); }},
+      {"heavy tail", [&] { return 1000 / std::pow(1 - random.unit(), 1.2); }},
+      {"two peaks",
+       [&] {
+         return random.chance(2) ? 3000 + 10 * random.normal() : 9e8 + 1e6 * random.normal();
+       }},
+      {"constant", [] { return 123'456'789.0; }},
+      {"few ticks", [&] { return 40 * random.unit(); }},
+      {"hours", [&] { return 3e13 * random.unit(); }},
+  };
+  for (const auto& [name, draw] : shapes) {
+    for (const std::size_t size : {1U, 2U, 3U, 10U, 1000U, 20'000U}) {
+      SCOPED_TRACE(std::string(name) + " x " + std::to_string(size));
+      // GIVEN durations of some distribution
+      const std::uint32_t stage =
+          recorder().intern(std::string("quantile ") + name + std::to_string(size));
+      std::vector<std::uint64_t> durations;
+      for (std::size_t i = 0; i < size; ++i)
+        durations.push_back(static_cast<std::uint64_t>(std::abs(draw())));
+      run(stage, durations);
+      std::sort(durations.begin(), durations.end());
+      // WHEN quantiles are read
+      const Distribution host = figures_of(stage).host;
+      for (const double q : kShares) {
+        // THEN each is within 3 % of the exact one, and within what there was
+        const double exact = exact_quantile(durations, q);
+        const std::optional<double> quantile = host.quantile_ticks(q);
+        ASSERT_TRUE(quantile.has_value());
+        EXPECT_NEAR(*quantile, exact, 0.03 * exact) << q;
+        EXPECT_GE(*quantile, static_cast<double>(durations.front()));
+        EXPECT_LE(*quantile, static_cast<double>(durations.back()));
+      }
+      // THEN count, sum, minimum and maximum are exact
+      EXPECT_EQ(host.count, size);
+      EXPECT_EQ(host.min_ticks, durations.front());
+      EXPECT_EQ(host.max_ticks, durations.back());
+      std::uint64_t sum = 0;
+      for (const std::uint64_t duration : durations) sum += duration;
+      EXPECT_EQ(host.sum_ticks, sum);
+    }
+  }
+}
+
+TEST_F(Snapshots, QuantilesDoNotGoDownAsTheShareGoesUp) {
+  Random random(9902);
+  SCOPED_TRACE(random.trace());
+  const std::uint32_t stage = recorder().intern("quantile order");
+  std::vector<std::uint64_t> durations;
+  for (int i = 0; i < 3000; ++i) durations.push_back(random.engine()() >> random.between(18, 60));
+  run(stage, durations);
+  const Distribution host = figures_of(stage).host;
+  double before = 0;
+  for (int i = 0; i <= 1000; ++i) {
+    // GIVEN shares that go up
+    // WHEN the quantile is read
+    const double now = *host.quantile_ticks(i / 1000.0);
+    // THEN it does not go down
+    ASSERT_GE(now, before);
+    before = now;
+  }
+  // THEN shares outside of 0 to 1 are its ends
+  EXPECT_EQ(host.quantile_ticks(-5), host.quantile_ticks(0));
+  EXPECT_EQ(host.quantile_ticks(7), host.quantile_ticks(1));
+}
+
+TEST_F(Snapshots, WhatHasNotRunHasNoQuantiles) {
+  // GIVEN a distribution of nothing
+  const Distribution none;
+  // WHEN a quantile is asked for
+  // THEN there is none, rather than 0
+  EXPECT_FALSE(none.quantile_ticks(0.5).has_value());
+}
+
+TEST_F(Snapshots, DurationsBeyondTheBucketsKeepTheirMaximum) {
+  const std::uint32_t stage = recorder().intern("beyond");
+  // GIVEN a day at 3 GHz
+  const std::uint64_t day = 86400ULL * 3'000'000'000;
+  run(stage, {1000, day});
+  // WHEN it is read
+  const Distribution host = figures_of(stage).host;
+  // THEN sum and maximum are exact, and so is the quantile that is the longest
+  EXPECT_EQ(host.max_ticks, day);
+  EXPECT_EQ(host.sum_ticks, day + 1000);
+  EXPECT_EQ(*host.quantile_ticks(1), static_cast<double>(day));
+  // THEN the same holds for an interval
+  const Snapshot earlier = test::snapshot();
+  run(stage, {day});
+  const Distribution since = figures_of(difference(test::snapshot(), earlier), stage).host;
+  EXPECT_EQ(since.max_ticks, day);
+  EXPECT_EQ(*since.quantile_ticks(0.5), static_cast<double>(day));
+}
+
+TEST_F(Snapshots, ASnapshotTellsItsTime) {
+  // GIVEN the clock before and after
+  const std::uint64_t before = now_ticks();
+  const Snapshot snapshot = test::snapshot();
+  const std::uint64_t after = now_ticks();
+  // WHEN a snapshot is taken between
+  // THEN its time is between, in ticks and in Unix time
+  const ClockFit fit = recorder().clock_fit();
+  EXPECT_GE(snapshot.ticks, before);
+  EXPECT_LE(snapshot.ticks, after);
+  EXPECT_NEAR(static_cast<double>(snapshot.unix_ns - fit.unix_ns(snapshot.ticks)), 0, 1e6);
+  EXPECT_GT(snapshot.ns_per_tick, 0);
+}
+
+TEST_F(Snapshots, OnlyStagesThatHaveRunAreInASnapshot) {
+  const std::uint32_t ran = recorder().intern("ran");
+  const std::uint32_t only_named = recorder().intern("only named");
+  // GIVEN two names, one of which ran
+  run(ran, {5});
+  // WHEN a snapshot is taken
+  const Snapshot snapshot = test::snapshot();
+  // THEN only that one is in it
+  EXPECT_TRUE(snapshot.stages.contains(ran));
+  EXPECT_FALSE(snapshot.stages.contains(only_named));
+  EXPECT_EQ(snapshot.stages.size(), 1U);
+}
+
+TEST_F(Snapshots, ADifferenceIsWhatHappenedBetween) {
+  Random random(9903);
+  SCOPED_TRACE(random.trace());
+  const std::uint32_t parents[] = {recorder().intern("difference.a"),
+                                   recorder().intern("difference.b")};
+  const std::uint32_t stages[] = {recorder().intern("difference.0"),
+                                  recorder().intern("difference.1"),
+                                  recorder().intern("difference.2")};
+  Snapshot earlier = test::snapshot();
+  for (int round = 0; round < 30; ++round) {
+    // GIVEN spans of some stages after a snapshot, none of some, with errors, waits and parents
+    std::map<std::uint32_t, std::vector<std::uint64_t>> durations;
+    std::map<std::uint32_t, std::uint64_t> errors, suspended, children, under_a;
+    for (const std::uint32_t stage : stages) {
+      if (random.chance(3)) continue;
+      const std::uint64_t count = random.between(1, 200);
+      for (std::uint64_t i = 0; i < count; ++i) {
+        FinishedSpan span = made_span(stage, 1000, random.engine()() >> random.between(20, 60));
+        const bool a = random.chance(2);
+        span.parent_stage = parents[a ? 0 : 1];
+        span.flags = random.chance(4) ? kFlagError : 0;
+        span.suspended_ticks = random.below(50);
+        span.children_ticks = random.below(50);
+        commit_span(recorder().this_thread(), span);
+        durations[stage].push_back(span.duration_ticks());
+        errors[stage] += (span.flags & kFlagError) != 0;
+        suspended[stage] += span.suspended_ticks;
+        children[stage] += span.children_ticks;
+        under_a[stage] += a;
+      }
+    }
+    // WHEN the snapshot is subtracted from one taken now
+    const Snapshot later = test::snapshot();
+    const Snapshot between = difference(later, earlier);
+    // THEN stages that did not run are not in it
+    ASSERT_EQ(between.stages.size(), durations.size());
+    for (auto& [stage, sorted] : durations) {
+      std::sort(sorted.begin(), sorted.end());
+      const StageFigures figures = figures_of(between, stage);
+      std::uint64_t sum = 0;
+      for (const std::uint64_t duration : sorted) sum += duration;
+      // THEN counts and sums are exact
+      ASSERT_EQ(figures.host.count, sorted.size());
+      ASSERT_EQ(in_buckets(figures.host), sorted.size());
+      ASSERT_EQ(figures.host.sum_ticks, sum);
+      ASSERT_EQ(figures.errors, errors[stage]);
+      ASSERT_EQ(figures.suspended_ticks, suspended[stage]);
+      ASSERT_EQ(figures.children_ticks, children[stage]);
+      ASSERT_EQ(figures.parents.contains(parents[0]) ? figures.parents.at(parents[0]).count : 0,
+                under_a[stage]);
+      // THEN minimum and maximum are bounds, and at most a bucket away
+      ASSERT_LE(figures.host.min_ticks, sorted.front());
+      ASSERT_GE(figures.host.max_ticks, sorted.back());
+      ASSERT_EQ(bucket_of(figures.host.min_ticks), bucket_of(sorted.front()));
+      ASSERT_EQ(bucket_of(figures.host.max_ticks), bucket_of(sorted.back()));
+      // THEN quantiles are those of the interval
+      for (const double q : kShares)
+        ASSERT_NEAR(*figures.host.quantile_ticks(q), exact_quantile(sorted, q),
+                    0.03 * exact_quantile(sorted, q) + 1e-9);
+    }
+    earlier = later;
+  }
+}
+
+TEST_F(Snapshots, ADifferenceOverAResetIsAllSinceTheReset) {
+  const std::uint32_t stage = recorder().intern("difference over a reset");
+  // GIVEN a snapshot, a reset, and fewer spans than before
+  run(stage, {10, 20, 30});
+  const Snapshot earlier = test::snapshot();
+  recorder().reset();
+  run(stage, {40});
+  // WHEN it is subtracted
+  const Snapshot between = difference(test::snapshot(), earlier);
+  // THEN nothing is below nothing
+  EXPECT_EQ(figures_of(between, stage).host.count, 1U);
+  EXPECT_EQ(figures_of(between, stage).host.sum_ticks, 40U);
+}
+
+TEST_F(Snapshots, ASpanNeverLastsLessThanNothing) {
+  const std::uint32_t stage = recorder().intern("backwards");
+  // GIVEN a span that ended, by another core's counter, before it began
+  FinishedSpan span = made_span(stage, 1000, 0);
+  span.end_ticks = 990;
+  // WHEN it is committed
+  commit_span(recorder().this_thread(), span);
+  // THEN it lasted no time
+  EXPECT_EQ(figures_of(stage).host.max_ticks, 0U);
+  EXPECT_EQ(figures_of(stage).host.sum_ticks, 0U);
+}
+
+}  // namespace
+}  // namespace stagespan

@@ -1,0 +1,406 @@
+// test_spans_elsewhere.cpp: spans that other threads end, tokens, times from elsewhere, reading
+// what is open.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <barrier>
+
+#include "support.h"
+
+namespace stagespan {
+namespace {
+
+using test::count_of;
+using test::figures_of;
+using test::lost;
+using test::Random;
+using test::spans_of;
+
+constexpr auto relaxed = std::memory_order_relaxed;
+
+class SpansElsewhere : public test::RecorderTest {
+ protected:
+  ThreadState& thread() { return recorder().this_thread(); }
+  OpenFrame& open(std::uint32_t stage, const void* owner = nullptr) {
+    return *open_frame(thread(), stage, owner);
+  }
+  void close(OpenFrame& frame) { close_frame(thread(), frame, 0); }
+
+  /// What the calling thread has open, outermost first.
+  std::vector<OpenCopy> own_open() {
+    std::vector<OpenCopy> result = read_open(arena());
+    std::erase_if(result, [&](const OpenCopy& open) {
+      return open.thread != thread().thread || open.detached;
+    });
+    return result;
+  }
+};
+
+// --- ends by other threads
+// -------------------------------------------------------------------------------
+
+TEST_F(SpansElsewhere, AnotherThreadMayEndASpan) {
+  const std::uint32_t stage = recorder().intern("away");
+  const std::uint32_t next = recorder().intern("away.next");
+  const int key = 0;
+  std::barrier step(2);
+  std::uint64_t id = 0;
+  // GIVEN a span that one thread opens
+  std::jthread owner([&] {
+    id = open(stage, &key).id.load(relaxed);
+    step.arrive_and_wait();
+    step.arrive_and_wait();
+    // THEN the owner's next span is no child of it
+    const ScopedTimer timer(next);
+    EXPECT_EQ(own_open().size(), 1U);
+    EXPECT_EQ(own_open()[0].parent, 0U);
+    EXPECT_EQ(own_open()[0].depth, 0);
+  });
+  step.arrive_and_wait();
+  // WHEN another ends it
+  ThreadState* found_in = nullptr;
+  OpenFrame* const frame = recorder().find_elsewhere(&key, &found_in);
+  EXPECT_NE(frame, nullptr);
+  if (frame != nullptr) recorder().close_away(*found_in, *frame, kFlagError);
+  // THEN it is recorded once, and open no more
+  EXPECT_TRUE(read_open(arena()).empty());
+  EXPECT_EQ(recorder().find_elsewhere(&key, &found_in), nullptr);
+  const std::vector<SpanCopy> spans = spans_of(stage);
+  step.arrive_and_wait();
+  owner.join();
+  ASSERT_EQ(spans.size(), 1U);
+  EXPECT_EQ(spans[0].id, id);
+  EXPECT_EQ(spans[0].flags, kFlagError);
+  EXPECT_EQ(figures_of(stage).errors, 1U);
+  EXPECT_EQ(count_of(stage), 1U);
+  EXPECT_EQ(lost(kLostAbandoned), 0U);
+}
+
+TEST_F(SpansElsewhere, ASpanIsEndedOnceHoweverManyThreadsTry) {
+  const std::uint32_t stage = recorder().intern("away.once");
+  constexpr unsigned kThreads = 4;
+  for (int round = 0; round < 50; ++round) {
+    // GIVEN an open span
+    const int key = round;
+    open(stage, &key);
+    OpenFrame& inner = open(stage);
+    // WHEN several threads end it at once
+    std::barrier start(kThreads);
+    auto threads = test::start_threads(kThreads, [&](unsigned) {
+      ThreadState* found_in = nullptr;
+      OpenFrame* const frame = recorder().find_elsewhere(&key, &found_in);
+      start.arrive_and_wait();
+      if (frame != nullptr) recorder().close_away(*found_in, *frame, 0);
+    });
+    test::join(threads);
+    close(inner);
+    // THEN it is counted once
+    ASSERT_EQ(count_of(stage), 2U * static_cast<unsigned>(round) + 2);
+  }
+  // THEN the tries that came late are counted too
+  EXPECT_EQ(lost(kLostUnmatched), 50U * (kThreads - 1));
+  {
+    const ScopedTimer timer(stage);
+  }
+  EXPECT_TRUE(own_open().empty());
+  EXPECT_EQ(thread().scope->top, 0U);
+}
+
+TEST_F(SpansElsewhere, AnEndThatComesAfterTheOwnerHasLeftIsCountedAndHarmless) {
+  const std::uint32_t stage = recorder().intern("away.left");
+  const int key = 0;
+  ThreadState* found_in = nullptr;
+  OpenFrame* frame = nullptr;
+  std::barrier step(2);
+  // GIVEN an open span that another thread has found
+  std::jthread owner([&] {
+    open(stage, &key);
+    step.arrive_and_wait();
+    step.arrive_and_wait();
+  });
+  step.arrive_and_wait();
+  frame = recorder().find_elsewhere(&key, &found_in);
+  // WHEN its owner leaves before it is ended
+  step.arrive_and_wait();
+  owner.join();
+  ASSERT_NE(frame, nullptr);
+  recorder().close_away(*found_in, *frame, 0);
+  // THEN the end matches nothing
+  EXPECT_EQ(lost(kLostUnmatched), 1U);
+  EXPECT_EQ(lost(kLostAbandoned), 1U);
+  EXPECT_EQ(count_of(stage), 0U);
+}
+
+TEST_F(SpansElsewhere, TheLatestSpanOfAnOwnerIsFoundFirst) {
+  const std::uint32_t one = recorder().intern("away.first");
+  const std::uint32_t two = recorder().intern("away.second");
+  const int key = 0;
+  // GIVEN two spans of one owner, and one of another
+  open(one, &key);
+  open(two, &key);
+  OpenFrame& other = open(one, &one);
+  ThreadState* found_in = nullptr;
+  test::in_thread([&] {
+    // WHEN another thread ends the owner's spans one by one
+    // THEN the later is found first, then the earlier, then none
+    OpenFrame* frame = recorder().find_elsewhere(&key, &found_in);
+    ASSERT_NE(frame, nullptr);
+    EXPECT_EQ(frame->stage.load(relaxed), two);
+    recorder().close_away(*found_in, *frame, 0);
+    frame = recorder().find_elsewhere(&key, &found_in);
+    ASSERT_NE(frame, nullptr);
+    EXPECT_EQ(frame->stage.load(relaxed), one);
+    recorder().close_away(*found_in, *frame, 0);
+    EXPECT_EQ(recorder().find_elsewhere(&key, &found_in), nullptr);
+  });
+  close(other);
+  {
+    const ScopedTimer timer(one);
+  }
+  EXPECT_TRUE(own_open().empty());
+}
+
+TEST_F(SpansElsewhere, SpansEndElsewhereWhileOtherThreadsGoOn) {
+  const std::uint32_t stage = recorder().intern("away.busy");
+  const std::uint32_t nested = recorder().intern("away.busy.nested");
+  constexpr unsigned kOwners = 3;
+  const std::uint64_t wanted = test::scaled(1000);
+  // GIVEN threads that open spans: some they end themselves, others they leave to another thread
+  // and go on
+  int keys[kOwners] = {};
+  int own_key = 0;
+  std::atomic<bool> left[kOwners] = {};
+  std::atomic<unsigned> running{kOwners};
+  std::atomic<std::uint64_t> ended_away{0};
+  std::atomic<std::uint64_t> rounds{0};
+  auto owners = test::start_threads(kOwners, [&](unsigned i) {
+    while (ended_away.load() < wanted) {
+      OpenFrame& own = open(stage, &own_key);
+      {
+        const ScopedTimer timer(nested);
+      }
+      close(own);
+      rounds.fetch_add(1);
+      if (left[i].load()) continue;
+      open(stage, &keys[i]);
+      left[i].store(true);
+      {
+        const ScopedTimer timer(nested);
+      }
+    }
+    running.fetch_sub(1);
+  });
+  // WHEN that thread finds and ends them, while all stacks change
+  bool last = false;
+  while (!last) {
+    last = running.load() == 0;
+    for (unsigned i = 0; i < kOwners; ++i) {
+      if (!left[i].load()) continue;
+      ThreadState* found_in = nullptr;
+      OpenFrame* const frame = recorder().find_elsewhere(&keys[i], &found_in);
+      if (frame == nullptr) continue;  // its owner has left
+      recorder().close_away(*found_in, *frame, 0);
+      ended_away.fetch_add(1);
+      left[i].store(false);
+    }
+  }
+  test::join(owners);
+  // THEN every span was counted once, or was abandoned by a thread that left before its end came
+  EXPECT_EQ(count_of(stage) + lost(kLostUnmatched), rounds.load() + ended_away.load());
+  EXPECT_LE(lost(kLostAbandoned), kOwners);
+  EXPECT_TRUE(read_open(arena()).empty());
+}
+
+// --- tokens
+// ----------------------------------------------------------------------------------------------
+
+TEST_F(SpansElsewhere, ATokenIsOpenUntilAnyThreadEndsIt) {
+  const std::uint32_t outer = recorder().intern("token.outer");
+  const std::uint32_t stage = recorder().intern("token");
+  const std::uint32_t inner = recorder().intern("token.inner");
+  // GIVEN a token that is begun inside a span of a request
+  OpenFrame& around = open(outer);
+  thread().scope->request = 77;
+  DetachedSpan token = recorder().open_detached(stage, kFlagAsync);
+  thread().scope->request = 0;
+  // WHEN what is open is read
+  std::vector<OpenCopy> open_now = read_open(arena());
+  // THEN it is shown, outside of the stack, as the span's child
+  ASSERT_EQ(open_now.size(), 2U);
+  EXPECT_TRUE(open_now[1].detached);
+  EXPECT_EQ(open_now[1].stage, stage);
+  EXPECT_EQ(open_now[1].parent, around.id.load(relaxed));
+  EXPECT_EQ(open_now[1].depth, 1);
+  EXPECT_EQ(open_now[1].thread, thread().thread);
+  // THEN spans that open meanwhile are not its children
+  OpenFrame& other = open(inner);
+  EXPECT_EQ(other.parent.load(relaxed), around.id.load(relaxed));
+  close(other);
+  close(around);
+  // WHEN another thread ends it
+  test::in_thread([&] { recorder().close_detached(token, kFlagError); });
+  // THEN it is recorded whole, once
+  EXPECT_TRUE(read_open(arena()).empty());
+  const std::vector<SpanCopy> spans = spans_of(stage);
+  ASSERT_EQ(spans.size(), 1U);
+  EXPECT_EQ(spans[0].id, token.span.id);
+  EXPECT_EQ(spans[0].request, 77U);
+  EXPECT_EQ(spans[0].flags, kFlagAsync | kFlagError);
+  EXPECT_EQ(figures_of(stage).parents.begin()->first, outer);
+  // THEN it is no part of the time of its parent's own children
+  EXPECT_EQ(figures_of(outer).children_ticks, figures_of(inner).host.sum_ticks);
+}
+
+TEST_F(SpansElsewhere, MoreTokensThanCanBeShownAreTimedAllTheSame) {
+  const std::uint32_t stage = recorder().intern("token.many");
+  // GIVEN more open tokens than there are frames for them
+  std::vector<DetachedSpan> tokens;
+  for (std::uint32_t i = 0; i < kMaxDetached + 100; ++i)
+    tokens.push_back(recorder().open_detached(stage, 0));
+  // WHEN what is open is read
+  // THEN as many as there is room for are shown, and the others are counted
+  EXPECT_EQ(read_open(arena()).size(), kMaxDetached);
+  EXPECT_EQ(lost(kLostDetached), 100U);
+  // WHEN all end
+  for (DetachedSpan& token : tokens) recorder().close_detached(token, 0);
+  // THEN all were timed, and there is room again
+  EXPECT_EQ(count_of(stage), kMaxDetached + 100);
+  EXPECT_TRUE(read_open(arena()).empty());
+  DetachedSpan again = recorder().open_detached(stage, 0);
+  EXPECT_EQ(read_open(arena()).size(), 1U);
+  recorder().close_detached(again, 0);
+}
+
+TEST_F(SpansElsewhere, TokensOfManyThreadsAreShownWhole) {
+  constexpr unsigned kThreads = 4;
+  const std::uint32_t stages[] = {recorder().intern("token.whole.0"),
+                                  recorder().intern("token.whole.1")};
+  const std::uint64_t rounds = test::scaled(100'000);
+  // GIVEN threads that begin and end tokens, whose flags tell their stage
+  std::atomic<unsigned> running{kThreads};
+  auto threads = test::start_threads(kThreads, [&](unsigned) {
+    for (std::uint64_t round = 0; round < rounds; ++round) {
+      const bool odd = (round & 1) != 0;
+      DetachedSpan token = recorder().open_detached(stages[odd], odd ? kFlagAsync : kFlagGenerator);
+      recorder().close_detached(token, 0);
+    }
+    running.fetch_sub(1);
+  });
+  while (running.load() != 0) {
+    // WHEN they are read meanwhile
+    for (const OpenCopy& copy : read_open(arena())) {
+      // THEN none is half one and half another
+      ASSERT_TRUE((copy.stage == stages[1] && copy.flags == kFlagAsync) ||
+                  (copy.stage == stages[0] && copy.flags == kFlagGenerator))
+          << recorder().name_of(copy.stage) << " " << copy.flags << " " << copy.id << " "
+          << copy.detached << " " << copy.parent;
+      ASSERT_EQ(copy.parent, 0U);
+    }
+  }
+  test::join(threads);
+  // THEN all were timed
+  EXPECT_EQ(count_of(stages[0]) + count_of(stages[1]), kThreads * rounds);
+  EXPECT_TRUE(read_open(arena()).empty());
+}
+
+TEST_F(SpansElsewhere, TimesFromElsewhereAreRecordedAsChildren) {
+  const std::uint32_t outer = recorder().intern("record.outer");
+  const std::uint32_t stage = recorder().intern("record");
+  const ClockFit fit = recorder().clock_fit();
+  const std::int64_t now_ns = fit.unix_ns(now_ticks());
+  {
+    const ScopedTimer timer(outer);
+    // GIVEN times that were taken elsewhere
+    // WHEN they are recorded inside a span
+    EXPECT_TRUE(recorder().record(stage, now_ns - 5'000'000, now_ns - 2'000'000, kFlagError));
+    EXPECT_TRUE(recorder().record(stage, now_ns - 1000, now_ns - 1000, 0));
+  }
+  // THEN they are its children, and last what they lasted
+  const StageFigures figures = figures_of(stage);
+  EXPECT_EQ(figures.host.count, 2U);
+  EXPECT_EQ(figures.errors, 1U);
+  EXPECT_EQ(figures.parents.at(outer).count, 2U);
+  EXPECT_NEAR(fit.duration_ns(static_cast<double>(figures.host.max_ticks)), 3e6, 1e4);
+  EXPECT_EQ(spans_of(stage)[0].flags, kFlagError | kFlagRecorded);
+  // THEN what ends before it begins, or lies outside of all times, is counted and no more
+  EXPECT_FALSE(recorder().record(stage, now_ns, now_ns - 1'000'000, 0));
+  EXPECT_FALSE(recorder().record(stage, std::numeric_limits<std::int64_t>::min(), now_ns, 0));
+  EXPECT_FALSE(recorder().record(stage, std::numeric_limits<std::int64_t>::min(),
+                                 std::numeric_limits<std::int64_t>::max(), 0));
+  EXPECT_FALSE(recorder().record(stage, std::numeric_limits<std::int64_t>::max(),
+                                 std::numeric_limits<std::int64_t>::min(), 0));
+  EXPECT_EQ(lost(kLostRecords), 4U);
+  EXPECT_EQ(count_of(stage), 2U);
+}
+
+// --- reading while spans open and close
+// ------------------------------------------------------------------
+
+TEST_F(SpansElsewhere, WhatIsOpenIsReadWholeWhileThreadsRun) {
+  constexpr unsigned kThreads = 4;
+  constexpr std::uint16_t kDepth = 6;
+  std::uint32_t stages[kDepth];
+  for (std::uint16_t i = 0; i < kDepth; ++i)
+    stages[i] = recorder().intern("whole." + std::to_string(i));
+  const std::uint64_t rounds = test::scaled(200'000);
+  // GIVEN threads that open and close nested spans, where the depth tells the stage
+  std::atomic<unsigned> running{kThreads};
+  auto threads = test::start_threads(kThreads, [&](unsigned i) {
+    Random random(300 + i);
+    const auto nest = [&](auto&& self, std::uint16_t depth) -> void {
+      const ScopedTimer timer(stages[depth]);
+      if (depth + 1 < kDepth && !random.chance(4))
+        self(self, static_cast<std::uint16_t>(depth + 1));
+    };
+    for (std::uint64_t round = 0; round < rounds; ++round) nest(nest, 0);
+    running.fetch_sub(1);
+  });
+  std::uint64_t seen = 0;
+  while (running.load() != 0) {
+    // WHEN they are read meanwhile
+    for (const OpenCopy& copy : read_open(arena())) {
+      // THEN stage, depth and parent are those of one span
+      ASSERT_LT(copy.depth, kDepth);
+      ASSERT_EQ(copy.stage, stages[copy.depth]);
+      ASSERT_EQ(copy.parent == 0, copy.depth == 0);
+      ASSERT_LT(copy.parent, copy.id);
+      if (copy.parent != 0) {
+        ASSERT_EQ(copy.parent >> 48, copy.id >> 48);
+      }
+      ASSERT_NE(copy.ident, 0U);
+      ++seen;
+    }
+  }
+  test::join(threads);
+  EXPECT_GT(seen, 0U);
+  EXPECT_TRUE(read_open(arena()).empty());
+}
+
+TEST_F(SpansElsewhere, AnOpenSpanIsNeverSaidToBeOfAnotherThread) {
+  const std::uint64_t rounds = test::scaled(600, 2);
+  std::atomic<bool> done{false};
+  // GIVEN threads that come and go, each with a name and a span that tell the same number
+  std::uint32_t stages[4];
+  for (int i = 0; i < 4; ++i) stages[i] = recorder().intern("owner-" + std::to_string(i));
+  std::jthread churn([&] {
+    for (std::uint64_t round = 0; round < rounds; ++round) {
+      auto threads = test::start_threads(4, [&](unsigned i) {
+        pthread_setname_np(pthread_self(), ("owner-" + std::to_string(i)).c_str());
+        const ScopedTimer timer(stages[i]);
+        std::this_thread::yield();
+      });
+      test::join(threads);
+    }
+    done = true;
+  });
+  while (!done) {
+    // WHEN what is open is read meanwhile
+    for (const OpenCopy& copy : read_open(arena()))
+      // THEN the thread's name is that of the span's own thread
+      ASSERT_EQ(recorder().name_of(copy.stage), copy.thread_name);
+  }
+  churn.join();
+}
+
+}  // namespace
+}  // namespace stagespan

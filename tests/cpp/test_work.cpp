@@ -1,0 +1,175 @@
+// test_work.cpp: work counters by stage and key.
+#include <gtest/gtest.h>
+
+#include "support.h"
+
+namespace stagespan {
+namespace {
+
+using test::figures_of;
+using test::lost;
+
+class Work : public test::RecorderTest {
+ protected:
+  std::map<std::string, double> work_of(std::uint32_t stage) { return figures_of(stage).work; }
+};
+
+TEST_F(Work, AmountsAddUpByStageAndKey) {
+  const std::uint32_t decode = recorder().intern("work.decode");
+  const std::uint32_t encode = recorder().intern("work.encode");
+  // GIVEN amounts of two kinds for two stages, whole and not, negative and none
+  recorder().add_work(decode, "tokens", 230, 0);
+  recorder().add_work(decode, "tokens", 20, 0.25);
+  recorder().add_work(decode, "tokens", -50, 0);
+  recorder().add_work(decode, "frames", 0, 1.5);
+  recorder().add_work(encode, "tokens", 7, 0);
+  recorder().add_work(encode, "nothing", 0, 0);
+  // WHEN they are read
+  // THEN each sum stands under its own stage and key; an amount of 0 is one, too
+  EXPECT_EQ(work_of(decode), (std::map<std::string, double>{{"tokens", 200.25}, {"frames", 1.5}}));
+  EXPECT_EQ(work_of(encode), (std::map<std::string, double>{{"tokens", 7}, {"nothing", 0}}));
+}
+
+TEST_F(Work, AStageThatOnlyWorkedIsShownWithoutTimes) {
+  const std::uint32_t stage = recorder().intern("work.only");
+  // GIVEN work of a stage that no span of has ended
+  recorder().add_work(stage, "tokens", 5, 0);
+  // WHEN a snapshot is taken
+  const Snapshot snapshot = test::snapshot();
+  // THEN the stage is in it, with a count of nothing
+  ASSERT_TRUE(snapshot.stages.contains(stage));
+  EXPECT_EQ(figures_of(snapshot, stage).host.count, 0U);
+  EXPECT_FALSE(figures_of(snapshot, stage).host.quantile_ticks(0.5).has_value());
+}
+
+TEST_F(Work, WholeNumbersStayExactBeyondWhatADoubleHolds) {
+  const std::uint32_t stage = recorder().intern("work.exact");
+  // GIVEN a sum of 2^53, where a double no longer tells neighbours apart
+  recorder().add_work(stage, "bytes", std::int64_t{1} << 53, 0);
+  // WHEN 1 is added 1000 times
+  for (int i = 0; i < 1000; ++i) recorder().add_work(stage, "bytes", 1, 0);
+  // THEN nothing of it is lost
+  EXPECT_EQ(work_of(stage).at("bytes"), 0x1p53 + 1000);
+}
+
+TEST_F(Work, ManyThreadsAddExactly) {
+  constexpr unsigned kThreads = 8;
+  const std::uint64_t rounds = test::scaled(20'000);
+  std::uint32_t stages[3];
+  for (int i = 0; i < 3; ++i) stages[i] = recorder().intern("work.threads." + std::to_string(i));
+  // GIVEN threads that add to the same counters, while a reader looks at them
+  std::atomic<unsigned> running{kThreads};
+  auto threads = test::start_threads(kThreads, [&](unsigned) {
+    for (std::uint64_t i = 0; i < rounds; ++i)
+      for (const std::uint32_t stage : stages) recorder().add_work(stage, "units", 3, 0.5);
+    running.fetch_sub(1);
+  });
+  double before = 0;
+  while (running.load() != 0) {
+    // WHEN they are read meanwhile
+    const Snapshot now = test::snapshot();
+    const StageFigures figures = figures_of(now, stages[0]);
+    const double amount = figures.work.contains("units") ? figures.work.at("units") : 0;
+    // THEN they only grow
+    ASSERT_GE(amount, before);
+    before = amount;
+  }
+  test::join(threads);
+  // THEN no amount is lost
+  for (const std::uint32_t stage : stages)
+    EXPECT_EQ(work_of(stage).at("units"), static_cast<double>(kThreads * rounds) * 3.5);
+}
+
+TEST_F(Work, LongKeysAreCutBetweenCharacters) {
+  const std::uint32_t stage = recorder().intern("work.long");
+  // GIVEN a key longer than may be, of characters of two bytes
+  std::string key = "x";
+  while (key.size() < 200) key += "\xC3\xA4";
+  // WHEN it is used
+  recorder().add_work(stage, key, 1, 0);
+  recorder().add_work(stage, key, 1, 0);
+  // THEN what is left of it is whole
+  const auto work = work_of(stage);
+  ASSERT_EQ(work.size(), 1U);
+  EXPECT_EQ(work.begin()->first, key.substr(0, 63));
+  EXPECT_EQ(work.begin()->second, 2);
+  // THEN one that would be cut within a character loses all of that
+  recorder().reset();
+  recorder().add_work(stage, "x" + key, 1, 0);
+  EXPECT_EQ(work_of(stage).begin()->first, "x" + key.substr(0, 61));
+}
+
+TEST_F(Work, AResetTakesTheAmountsAndNotTheKeys) {
+  const std::uint32_t stage = recorder().intern("work.reset");
+  // GIVEN an amount
+  recorder().add_work(stage, "tokens", 5, 0.5);
+  const std::uint32_t keys = arena().header().work_key_count.load();
+  // WHEN the recorder is reset
+  recorder().reset();
+  // THEN the amount is gone, and the next one starts from nothing
+  EXPECT_TRUE(work_of(stage).empty());
+  recorder().add_work(stage, "tokens", 2, 0);
+  EXPECT_EQ(work_of(stage).at("tokens"), 2);
+  EXPECT_EQ(arena().header().work_key_count.load(), keys);
+}
+
+TEST_F(Work, WorkBetweenTwoSnapshotsIsTheirDifference) {
+  const std::uint32_t stage = recorder().intern("work.difference");
+  // GIVEN work before and after a snapshot
+  recorder().add_work(stage, "tokens", 100, 0);
+  const Snapshot earlier = test::snapshot();
+  recorder().add_work(stage, "tokens", 23, 0);
+  recorder().add_work(stage, "frames", 4, 0);
+  // WHEN it is subtracted from a later one
+  const Snapshot between = difference(test::snapshot(), earlier);
+  // THEN what is left is what came after
+  EXPECT_EQ(figures_of(between, stage).work.at("tokens"), 23);
+  EXPECT_EQ(figures_of(between, stage).work.at("frames"), 4);
+  // THEN a stage without work since is not in it
+  EXPECT_FALSE(difference(earlier, earlier).stages.contains(stage));
+}
+
+// The last two fill the tables, each in a child of its own.
+
+TEST_F(Work, BeyondTheTableOfKeysWorkIsCounted) {
+  const auto fill = [&] {
+    const std::uint32_t stage = recorder().intern("work.keys");
+    // GIVEN as many keys as there is room for
+    const std::uint32_t room = kMaxWorkKeys - arena().header().work_key_count.load();
+    for (std::uint32_t i = 0; i < room; ++i)
+      recorder().add_work(stage, "key" + std::to_string(i), 1, 0);
+    if (lost(kLostWork) != 0) return 1;
+    // WHEN more come
+    for (std::uint32_t i = 0; i < 50; ++i)
+      recorder().add_work(stage, "more" + std::to_string(i), 1, 0);
+    // THEN they are counted, and those that are there still add up
+    if (lost(kLostWork) != 50) return 2;
+    recorder().add_work(stage, "key0", 41, 0);
+    if (work_of(stage).at("key0") != 42) return 3;
+    return work_of(stage).size() == room ? 0 : 4;
+  };
+  EXPECT_EXIT(_exit(fill()), ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(Work, BeyondTheTableOfCountersWorkIsCounted) {
+  const auto fill = [&] {
+    // GIVEN as many pairs of stage and key as there is room for
+    std::vector<std::uint32_t> stages;
+    for (std::uint32_t i = 0; i < kMaxWork / 64 + 2; ++i)
+      stages.push_back(recorder().intern("work.full." + std::to_string(i)));
+    const auto key = [](std::uint32_t i) { return "full" + std::to_string(i % 64); };
+    for (std::uint32_t i = 0; i < kMaxWork; ++i) recorder().add_work(stages[i / 64], key(i), 1, 0);
+    if (lost(kLostWork) != 0) return 1;
+    // WHEN another comes
+    recorder().add_work(stages.back(), key(0), 1, 0);
+    // THEN it is counted, and all others are there
+    if (lost(kLostWork) != 1) return 2;
+    std::size_t counters = 0;
+    for (const auto& [stage, figures] : test::snapshot().stages) counters += figures.work.size();
+    return counters == kMaxWork ? 0 : 3;
+  };
+  EXPECT_EXIT(_exit(fill()), ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace stagespan
