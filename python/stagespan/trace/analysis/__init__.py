@@ -21,6 +21,7 @@ ANALYSES: tuple[str, ...] = (
     "device_use",
     "idle",
     "launches",
+    "host",
 )
 
 

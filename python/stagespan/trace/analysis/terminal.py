@@ -21,6 +21,8 @@ _LINES = 60
 _FEWEST_LINES = 20
 _WIDTH = 100
 _CAUSES = 5
+# The verdict stands above; the host is told about where there is no device.
+_NOT_MISSED = ("verdict", "host")
 # Every trace has some, and they hold nothing that is missed.
 _NOT_TOLD = ("metadata entry that is no name",)
 _COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
@@ -141,7 +143,7 @@ def _unknown(analysis: Analysis) -> list[RenderableType]:
     names = [
         heading(name)
         for name, result in analysis.results.items()
-        if isinstance(result, Nothing) and name != "verdict"
+        if isinstance(result, Nothing) and name not in _NOT_MISSED
     ]
     return [_text(f"Not in this trace: {', '.join(names)}.", "dim")] if names else []
 
