@@ -19,7 +19,7 @@ import other_pythons
 from bootstrap import read_stamp
 from common import ROOT, STATE, VENV_PYTHON, StepError, Timer, log_text, main_guard, run, say
 
-_CPP_FOLDERS = ("csrc", "tests/cpp", "examples", "benchmarks")
+_CPP_FOLDERS = ("csrc", "tests", "examples", "benchmarks")
 # Without torch most of its tests skip themselves: that is what these runs are for.
 _NO_TORCH = re.compile(r"torch|diffusers|transformers", re.IGNORECASE)
 
