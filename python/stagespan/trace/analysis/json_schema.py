@@ -11,6 +11,7 @@ from typing import Any
 from stagespan.trace.analysis import SCHEMA_VERSION
 from stagespan.trace.analysis.causes import CAUSES
 from stagespan.trace.analysis.gaps import ISSUED
+from stagespan.trace.analysis.host import PARTS
 from stagespan.trace.analysis.result import SEVERITIES
 from stagespan.trace.analysis.verdict import VERDICTS
 
@@ -173,9 +174,18 @@ _LAUNCHES = _object(
         ),
     }
 )
+_HOST = _object(
+    {
+        "span_us": _TIME,
+        "parts_us": _by_name(_TIME, list(PARTS)),
+        "operators": _COUNT,
+        "median_operator_us": _TIME,
+    }
+)
 _ANALYSES = {
     "verdict": _VERDICT,
     "device_use": _DEVICE_USE,
     "idle": _IDLE,
     "launches": _LAUNCHES,
+    "host": _HOST,
 }

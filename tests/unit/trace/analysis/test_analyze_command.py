@@ -139,7 +139,12 @@ def test_json_fits_its_schema(planted: Path, tmp_path: Path) -> None:
     none = tmp_path / "none.json"
     none.write_text("[]")
     _, empty, _ = run(none, "--json", "-")
-    # THEN both fit, and what is changed does not
+    none.write_text('[{"ph":"X","name":"aten::mm","cat":"cpu_op","ts":1,"dur":2,"pid":1,"tid":1}]')
+    _, without_device, _ = run(none, "--json", "-")
+    fits(json.loads(without_device), schema)
+    described = schema["properties"]["host"]["anyOf"][1]["properties"]
+    assert described.keys() == json.loads(without_device)["host"].keys()
+    # THEN all fit, and what is changed does not
     fits(json.loads(full), schema)
     fits(json.loads(empty), schema)
     for where, wrong in ((("verdict", "verdict"), "fast"), (("idle", "idle_us"), "1")):

@@ -10,10 +10,20 @@ from types import FunctionType
 from typing import Any
 
 import pytest
+import test_host
 import test_idle_causes as causes
 import test_use_and_launches as use
 
-from stagespan.trace.analysis import device_use, gaps, idle, launches, split_idle, verdict, where
+from stagespan.trace.analysis import (
+    device_use,
+    gaps,
+    host,
+    idle,
+    launches,
+    split_idle,
+    verdict,
+    where,
+)
 from stagespan.trace.analysis.axis import Cover, quiet_stretches
 from stagespan.trace.analysis.host_time import HostTime
 
@@ -28,6 +38,13 @@ tiny = causes.test_hundreds_of_tiny_operators_are_launch_bound
 item = causes.test_item_in_a_loop_is_a_wait_named_by_operator_and_line
 small_operators = causes.test_many_small_operators_on_the_host_are_no_launching
 late_graph = causes.test_a_graph_that_is_launched_late_is_launched_late
+host_sleep = test_host.test_a_sleep_between_steps_and_one_within
+
+
+def host_collective(tmp_path: Path) -> None:
+    test_host.test_communication_that_nothing_hides("gloo:all_reduce", tmp_path)
+
+
 queue = use.test_a_queue_that_grows
 exposed = use.test_communication_that_nothing_hides
 devices = use.test_several_devices_are_told_apart
@@ -57,6 +74,9 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
     (device_use._overlap, "[1, -1]", "[-1, 1]", exposed),
     (device_use._overlap, "busy[:-1] >= 2", "busy[:-1] >= 1", exposed),
     (device_use.analyze, "end[mine].max() - begin", "end[mine].max() + begin", devices),
+    (host.analyze, "ends - begins > QUIET", "begins - ends > QUIET", host_sleep),
+    (host.analyze, "begins[which], ends[which]", "ends[which], begins[which]", host_sleep),
+    (host.analyze, "& ~communicates", "| communicates", host_collective),
     (launches.analyze, "begin - issued", "issued - begin", queue),
     (launches._queue, "order - np", "order + np", queue),
 ]
