@@ -172,8 +172,8 @@ class TorchEventBackend final : public device::EventBackend {
     void* const to = raw(end);
     if (from == nullptr || to == nullptr) return false;
     std::uint64_t from_us = 0, to_us = 0;
-    const bool has_times = ascend_.timestamp != nullptr && ascend_.timestamp(from, &from_us) == 0 &&
-                           ascend_.timestamp(to, &to_us) == 0;
+    const bool has_times =
+        ascend_.timestamp != nullptr && ascend_.timestamp(from, &from_us) == 0 && ascend_.timestamp(to, &to_us) == 0;
     if (has_times) {
       ns = static_cast<double>(static_cast<std::int64_t>(to_us - from_us)) * 1e3;
       if (ns < 0 || ns > kLongForFloat_ns || ascend_.elapsed == nullptr) return true;

@@ -66,6 +66,7 @@ EventPair* DeviceQueue::take(const StreamRef& where) noexcept {
 
 EventPair* DeviceQueue::make(const StreamRef& where, EventBackend& backend,
                              std::atomic<std::uint32_t>& in_process) noexcept {
+  is_refused_ = false;
   if (owned_ >= kPairsPerThread || lane_of(where.context) == nullptr) return nullptr;
   if (in_process.fetch_add(1, std::memory_order_relaxed) >= kPairsPerProcess) {
     in_process.fetch_sub(1, std::memory_order_relaxed);
@@ -80,6 +81,7 @@ EventPair* DeviceQueue::make(const StreamRef& where, EventBackend& backend,
     if (pair != nullptr && pair->begin != nullptr) backend.destroy_event(pair->begin);
     delete pair;
     in_process.fetch_sub(1, std::memory_order_relaxed);
+    is_refused_ = true;
     return nullptr;
   }
   ++owned_;

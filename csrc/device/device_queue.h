@@ -83,6 +83,8 @@ class DeviceQueue {
   EventPair* take(const StreamRef& where) noexcept;
   /// A new pair; null when none may be made.
   EventPair* make(const StreamRef& where, EventBackend& backend, std::atomic<std::uint32_t>& in_process) noexcept;
+  /// Whether the driver was to blame that the last make() gave none, and not a limit of ours.
+  bool is_refused() const noexcept { return is_refused_; }
   void put_back(EventPair& pair) noexcept;
   /// Takes a pair in that was another queue's.
   void adopt(EventPair& pair) noexcept;
@@ -112,7 +114,8 @@ class DeviceQueue {
   Layer& layer_;
   std::array<Lane, kLanes> lanes_{};
   std::uint32_t lane_count_ = 0;
-  std::uint32_t owned_ = 0;  // pairs that come home here
+  bool is_refused_ = false;
+  std::uint32_t owned_ = 0;                       // pairs that come home here
   std::array<std::uint32_t, kMaxStages> seen_{};  // spans of a stage since the last one that was timed
   Ring<Pending, kQueueSpans> pending_;
   Ring<EventPair*, kQueueSpans> returned_;

@@ -259,10 +259,10 @@ bool DriverBackend::record_base(Event event, const StreamRef& where) noexcept {
   }
   const auto [entry, is_new] = base_streams_.try_emplace(where.context, nullptr);
   if (is_new) {
-    const bool made = api_.stream_create != nullptr &&
-                      is_ok(api_.stream_create(&entry->second, kNonBlocking, kHighestPriority));
-    if (!made && (api_.stream_create_plain == nullptr ||
-                  !is_ok(api_.stream_create_plain(&entry->second, kNonBlocking))))
+    const bool made =
+        api_.stream_create != nullptr && is_ok(api_.stream_create(&entry->second, kNonBlocking, kHighestPriority));
+    if (!made &&
+        (api_.stream_create_plain == nullptr || !is_ok(api_.stream_create_plain(&entry->second, kNonBlocking))))
       entry->second = nullptr;
   }
   return entry->second != nullptr && is_ok(api_.event_record(event, entry->second));

@@ -81,7 +81,7 @@ void* begin(ThreadState& thread, std::uint32_t stage, std::uint16_t& flags) noex
   }
   EventPair* const pair = layer->take(*queue, where);
   if (pair == nullptr) [[unlikely]] {
-    if (backend.last_error() != 0 && queue->size() == 0) layer->note_failure();
+    if (queue->is_refused()) layer->note_failure();
     Recorder::get().lose(kLostDevicePool);
     wake(true);
     return nullptr;
@@ -195,8 +195,8 @@ EventPair* Layer::take(DeviceQueue& queue, const StreamRef& where) noexcept {
     const std::lock_guard lock(registry_);
     EventPair*& spare = spare_[where.context];
     for (int i = 0; i < kBatch && spare != nullptr; ++i) queue.adopt(*std::exchange(spare, spare->next));
-    has_spare_.store(std::any_of(spare_.begin(), spare_.end(), [](const auto& entry) { return entry.second != nullptr; }),
-                     relaxed);
+    has_spare_.store(
+        std::any_of(spare_.begin(), spare_.end(), [](const auto& entry) { return entry.second != nullptr; }), relaxed);
   }
   if (pair == nullptr) pair = queue.take(where);
   return pair != nullptr ? pair : queue.make(where, *backend_, pairs_);

@@ -110,7 +110,8 @@ void Resolver::settle_stream(Layer& layer, std::deque<Pending>& spans, const Clo
 }
 
 void Resolver::settle_unknown(const Pending& span) {
-  settled_.push_back({{kUnknownNs, kUnknownNs, kUnknownNs}, span.id, span.stage, span.pair->stream.device, span.wanted});
+  settled_.push_back(
+      {{kUnknownNs, kUnknownNs, kUnknownNs}, span.id, span.stage, span.pair->stream.device, span.wanted});
 }
 
 void Resolver::settle(Layer& layer, const Pending& span, const ClockFit& fit) {
@@ -132,8 +133,7 @@ void Resolver::settle(Layer& layer, const Pending& span, const ClockFit& fit) {
   std::int64_t origin_ns = 0;
   if (const auto after = base.after_ns(backend_, span.pair->begin, where, span.begin_ticks, fit, origin_ns)) {
     const std::int64_t begin_ns = fit.unix_ns(span.begin_ticks);
-    const std::int64_t host_ns =
-        std::llround(fit.duration_ns(static_cast<double>(span.end_ticks - span.begin_ticks)));
+    const std::int64_t host_ns = std::llround(fit.duration_ns(static_cast<double>(span.end_ticks - span.begin_ticks)));
     result.queue_ns = origin_ns - begin_ns + std::llround(*after);
     // Device begin to device end and host begin to host end are the same stretch, cut differently.
     result.tail_ns = result.queue_ns + result.elapsed_ns - host_ns;

@@ -37,8 +37,8 @@ bool TimeBase::measure(EventBackend& backend, const StreamRef& where, Point& poi
   return true;
 }
 
-double TimeBase::rate_between(EventBackend& backend, const StreamRef& where, const Point& earlier,
-                              const Point& later, const ClockFit& fit) noexcept {
+double TimeBase::rate_between(EventBackend& backend, const StreamRef& where, const Point& earlier, const Point& later,
+                              const ClockFit& fit) noexcept {
   const auto host_ns = static_cast<double>(fit.unix_ns(later.ticks) - fit.unix_ns(earlier.ticks));
   double device_ns = 0;
   if (host_ns < kShortestForRate_ns || !backend.elapsed_ns(earlier.event, later.event, where, device_ns)) return 1;

@@ -20,8 +20,8 @@ class TimeBase {
   void refresh(EventBackend& backend, const StreamRef& where, const ClockFit& fit) noexcept;
 
   /// Unix time of an event that is done, in a span that began at `begin_ticks`; nothing without a base.
-  std::optional<double> after_ns(EventBackend& backend, Event event, const StreamRef& where,
-                                 std::uint64_t begin_ticks, const ClockFit& fit, std::int64_t& origin_ns) noexcept;
+  std::optional<double> after_ns(EventBackend& backend, Event event, const StreamRef& where, std::uint64_t begin_ticks,
+                                 const ClockFit& fit, std::int64_t& origin_ns) noexcept;
 
   /// How far a position may be off, as far as the brackets tell.
   std::optional<double> error_ns() const noexcept;

@@ -129,9 +129,7 @@ TEST_P(Backend, DetachedSpansHaveTheirOwn) {
   DetachedSpan token = recorder().open_detached(stage, 0);
   fake().launch(current_, 1e6);
   // WHEN a thread that has not touched the device ends it
-  in_thread([&] {
-    recorder().close_detached(token, 0);
-  });
+  in_thread([&] { recorder().close_detached(token, 0); });
   // THEN it is timed on the stream where it began
   ASSERT_EQ(device::resolve(5), 0U);
   EXPECT_GE(result_of(token.span.id).elapsed_ns, 1'000'000);

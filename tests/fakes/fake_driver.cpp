@@ -280,9 +280,8 @@ EXPORT void fake_launch(void* handle, double duration_ns) {
   Stream* const stream = stream_of(handle);
   if (stream->capturing.load()) return;
   const std::lock_guard lock(stream->mutex);
-  stream->free_at_ns = driver().fault.load() == kFakeNeverDone
-                           ? std::numeric_limits<double>::infinity()
-                           : std::max(now_ns(), stream->free_at_ns) + duration_ns;
+  stream->free_at_ns = driver().fault.load() == kFakeNeverDone ? std::numeric_limits<double>::infinity()
+                                                               : std::max(now_ns(), stream->free_at_ns) + duration_ns;
 }
 
 EXPORT void* fake_make_stream(int device) {

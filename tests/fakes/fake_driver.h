@@ -12,7 +12,7 @@ struct FakeCounts {
   std::uint64_t queries;
   std::uint64_t queries_while_capturing;  // by a thread that was not in relaxed mode: each one breaks the capture
   std::uint64_t events;
-  std::uint64_t other_context;  // events recorded on a stream of another context, or without a current one
+  std::uint64_t other_context;       // events recorded on a stream of another context, or without a current one
   std::uint64_t queries_in_capture;  // of events that were recorded in a capture
 };
 
