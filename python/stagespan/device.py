@@ -29,6 +29,7 @@ _TROUBLES = {
 _asked: set[str] = set()
 _refused: set[str] = set()
 _is_attached = False
+_is_forked = False
 _has_warned = False
 
 
@@ -102,7 +103,7 @@ def _kind_of(platform: Platform) -> str:
 def _attach(kind: str) -> None:
     global _is_attached
     every = settings.get("STAGESPAN_DEVICE_EVERY")
-    if _is_attached or kind in _refused or every == 0:
+    if _is_attached or _is_forked or kind in _refused or every == 0:
         return
     _core.device_every(every)
     if _core.device_attach(kind):
@@ -117,10 +118,13 @@ def _look_for_trouble() -> None:
     lost = _core.lost()
     for cause, meaning in _TROUBLES.items():
         if lost.get(cause, 0):
-            error = _core.device_info().get("last_error")
+            error = _core.device_info()["last_error"]
             status = f" (last status {error})" if error else ""
             _warn("of %d spans it is unknown, because %s%s", lost[cause], meaning, status)
             return
+    info = _core.device_info()
+    if not info["attached"] and info["reason"]:
+        _warn("%s", info["reason"])
 
 
 def _warn(reason: str, *arguments: object) -> None:
@@ -150,10 +154,9 @@ def max_connections() -> int | None:
 
 
 def _forget_parent() -> None:
-    # A device cannot be used on both sides of a fork; a child of a parent that had none may begin.
-    global _is_attached
-    if _is_attached:
-        _refused.update((*_MODULES, "rocm"))
+    # No driver works on both sides of a fork. A child whose parent used no device may begin.
+    global _is_attached, _is_forked
+    _is_forked = _is_forked or _is_attached
     _is_attached = False
 
 

@@ -1,0 +1,69 @@
+"""``stagespan doctor``: what works on this machine, what does not, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from stagespan.doctor import Finding
+
+_STYLES = {"works": "green", "absent": "dim", "note": "yellow", "fails": "bold red"}
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--no-device", is_flag=True, help="Do not set the device up to try it.")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool, no_device: bool) -> None:
+    """Show what was found here, what works, what does not and why.
+
+    Exits with 0 when all works that should work here, and with 1 when something does not. A device
+    that torch knows is tried out with a few spans.
+    """
+    from stagespan import doctor
+
+    findings = doctor.examine(use_device=not no_device)
+    is_well = doctor.is_well(findings)
+    if as_json:
+        import msgspec
+
+        page = {
+            "schema_version": 1,
+            "works": is_well,
+            "findings": [finding._asdict() for finding in findings],
+        }
+        click.echo(msgspec.json.format(msgspec.json.encode(page), indent=2).decode())
+    else:
+        _print(findings, is_well)
+    ctx.exit(0 if is_well else 1)
+
+
+def _print(findings: list[Finding], is_well: bool) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("area", "what", "state"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("found", overflow="fold")
+    before = ""
+    for finding in findings:
+        state = Text(finding.state, style=_STYLES[finding.state])
+        area = finding.area if finding.area != before else ""
+        table.add_row(area, Text(finding.name), state, Text(finding.text))
+        before = finding.area
+    console = Console()
+    if not console.is_terminal:  # a pipe has no width: one line a finding
+        console.width = 10_000
+    console.print(table, highlight=False)
+    failing = [
+        f"{finding.area}: {finding.name}" for finding in findings if finding.state == "fails"
+    ]
+    verdict = (
+        "All works that should work here." if is_well else f"Does not work: {', '.join(failing)}."
+    )
+    console.print(Text(verdict), soft_wrap=True)

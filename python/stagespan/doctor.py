@@ -1,0 +1,365 @@
+"""What stagespan finds on this machine: what works, what does not, and why.
+
+A doctor looks from a process of its own, so it may set a device up to try it out. It never raises:
+what cannot be asked is a finding as well.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from stagespan import _core, settings
+
+State = Literal["works", "absent", "note", "fails"]
+"""`absent` is not there and not expected; `note` works, with something to know; `fails` should
+work here and does not."""
+
+
+class Finding(NamedTuple):
+    """One line of the page."""
+
+    area: str
+    name: str
+    state: State
+    text: str
+
+
+def examine(*, use_device: bool = True) -> list[Finding]:
+    """Everything that is found; with ``use_device`` a device that torch knows is tried out."""
+    found: list[Finding] = []
+    for area, look in (
+        ("recorder", _recorder),
+        ("torch", _torch),
+        ("device time", lambda: _device(use_device)),
+        ("profilers", _profilers),
+        ("tools", _tools),
+    ):
+        try:
+            found.extend(Finding(area, *rest) for rest in look())
+        except Exception as error:
+            found.append(Finding(area, "-", "fails", f"{type(error).__name__}: {error}"))
+    return found
+
+
+def is_well(findings: list[Finding]) -> bool:
+    """Whether all works that is expected to work here."""
+    return all(finding.state != "fails" for finding in findings)
+
+
+_Rows = Iterator[tuple[str, State, str]]
+
+
+def _recorder() -> _Rows:
+    from stagespan.report.environment import version
+
+    yield "stagespan", "works", f"{version() or 'not installed'}, extension {_core.__file__}"
+    yield (
+        "python",
+        "works",
+        f"{platform.python_version()}, {platform.system()} {platform.machine()}",
+    )
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        enabled = getattr(sys, "_is_gil_enabled", lambda: True)()
+        yield (
+            "free threading",
+            "note",
+            "the extension needs the lock, and importing it turned the lock on"
+            if enabled
+            else "the lock is off: not supported",
+        )
+    else:
+        yield "free threading", "absent", "this Python has the global lock"
+    clock = _core.clock_info()
+    text = (
+        f"{clock['source']}, {clock['ns_per_tick']:.6g} ns a tick, ±{clock['bracket_ns']:,.0f} ns"
+    )
+    is_slow = clock["source"] == "monotonic"
+    yield "clock", "note" if is_slow else "works", text + (": the slower one" if is_slow else "")
+    on = _core.is_enabled()
+    yield "recording", "works" if on else "note", "on" if on else "off (STAGESPAN_ENABLED)"
+    sizes = _core.arena_info()
+    total = sizes.get("size_bytes")
+    reserved = f", {total / 2**20:,.0f} MiB reserved" if total else ""
+    yield "memory", "works", f"{settings.get('STAGESPAN_RING_SPANS'):,} spans a thread{reserved}"
+    lost = {cause: n for cause, n in _core.lost().items() if n}
+    told = ", ".join(f"{cause} {n:,}" for cause, n in lost.items())
+    yield "lost", "note" if lost else "works", told or "nothing in this process"
+
+
+# --- torch ----------------------------------------------------------------------------------------
+
+
+def _imported_torch() -> Any:
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        return None
+
+
+def _torch() -> _Rows:
+    torch = _imported_torch()
+    if torch is None:
+        yield "torch", "absent", "not installed: spans time the host, and need nothing else"
+        return
+    made_for = [f"CUDA {torch.version.cuda}" if torch.version.cuda else ""]
+    made_for += [f"ROCm {torch.version.hip}" if getattr(torch.version, "hip", None) else ""]
+    made_for += ["XPU" if getattr(torch.version, "xpu", None) else ""]
+    yield "version", "works", f"{torch.__version__}, made for {_listed(made_for) or 'CPU only'}"
+    compiles = hasattr(importlib.import_module("torch._dynamo"), "substitute_in_graph")
+    yield (
+        "torch.compile",
+        "works" if compiles else "note",
+        "spans in compiled code are no-ops without a graph break"
+        if compiles
+        else "spans break compiled graphs: this needs torch 2.5 or later",
+    )
+    yield _there("torch.Event", hasattr(torch, "Event"), "torch 2.4 or later")
+    yield _there("torch.accelerator", hasattr(torch, "accelerator"), "torch 2.6 or later")
+    from stagespan import platforms
+
+    here = platforms.loaded_platform()
+    if here.device_type == "cpu":
+        yield "accelerator", "absent", "torch sees none"
+    else:
+        count = getattr(torch, here.device_type).device_count()
+        yield "accelerator", "works", f"{here.name}, {count} device{'' if count == 1 else 's'}"
+
+
+def _there(name: str, is_there: bool, since: str) -> tuple[str, State, str]:
+    return (name, "works", "there") if is_there else (name, "note", f"missing: needs {since}")
+
+
+def _listed(parts: list[str]) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+# --- device time ----------------------------------------------------------------------------------
+
+
+def _device(use_device: bool) -> _Rows:
+    from stagespan import device, platforms
+
+    driver = _driver()
+    yield "driver", "works" if driver else "absent", driver or "no CUDA, ROCm, XPU or Ascend driver"
+    here = platforms.loaded_platform()
+    every = settings.get("STAGESPAN_DEVICE_EVERY")
+    if here.device_type == "cpu":
+        why = "torch sees no accelerator"
+        if driver and _imported_torch() is not None:
+            yield "timing", "note", f"{why}, although there is a driver: look at torch's own build"
+        else:
+            yield "timing", "absent", f"{why}: device fields are null"
+        return
+    if every == 0:
+        yield "timing", "note", "turned off by STAGESPAN_DEVICE_EVERY=0"
+        return
+    if not use_device:
+        yield "timing", "note", "not tried, as asked"
+        return
+    yield from _tried(here)
+    if every > 1:
+        yield "sample", "note", f"every {every:,}th span of a stage in a thread is timed"
+    if here.name == "cuda":
+        one = device.max_connections() == 1
+        yield (
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+            "note" if one else "works",
+            "1: timing events can keep communication and kernels from overlapping; sample with "
+            "STAGESPAN_DEVICE_EVERY"
+            if one
+            else f"{device.max_connections() or 'not set'}",
+        )
+
+
+def _tried(here: Any) -> _Rows:
+    """Set the device up, time a few spans on it, and compare."""
+    from stagespan import device, service
+
+    torch = _imported_torch()
+    module = getattr(torch, here.device_type)
+    try:
+        for set_up in ("init", "_lazy_init"):
+            if hasattr(module, set_up):
+                getattr(module, set_up)()
+                break
+    except Exception as error:
+        yield "timing", "fails", f"the device cannot be set up: {_one_line(error)}"
+        return
+    device.watch()
+    info = _core.device_info()
+    for name, is_found in sorted(info["symbols"].items()):
+        if not is_found:
+            yield name, "note" if info["attached"] else "fails", "not found in the driver"
+    if not info["attached"]:
+        yield (
+            "timing",
+            "fails",
+            str(info["reason"] or "the device was not attached, without a reason"),
+        )
+        return
+    yield (
+        "backend",
+        "works",
+        f"{info['backend']} ({info['kind']}), {len(info['symbols'])} symbols looked for",
+    )
+    before = _core.device_info()["resolved"]
+    truth_ms = _known_work(torch, here)
+    is_over = service.flush(10)
+    summary = _core.snapshot().stages()[_STAGE].device_elapsed_ns
+    if summary is None or not summary.count or summary.min_ns is None:
+        lost = {cause: n for cause, n in _core.lost().items() if n and cause.startswith("device_")}
+        why = _listed([f"{cause} {n:,}" for cause, n in lost.items()]) or "nothing was counted"
+        yield (
+            "timing",
+            "fails",
+            f"no span's device time came back ({'pending' if not is_over else why})",
+        )
+        return
+    info = _core.device_info()
+    yield (
+        "timing",
+        "works",
+        f"{info['resolved'] - before} spans resolved, {info['event_pairs']} event pairs",
+    )
+    if truth_ms is not None:
+        got_ms = (summary.max_ns or 0) / 1e6
+        is_right = abs(got_ms - truth_ms) <= max(0.01 * truth_ms, 0.05)
+        text = f"{got_ms:.3f} ms, and {truth_ms:.3f} ms by torch's own synchronised events"
+        yield "accuracy", "works" if is_right else "fails", text
+    slack_ns = info["base_error_ns"]
+    yield (
+        "place on the host's timeline",
+        "note" if slack_ns is None else "works",
+        "unknown: queue and tail are null" if slack_ns is None else f"±{slack_ns / 1e3:,.1f} us",
+    )
+
+
+_STAGE = "stagespan doctor"
+
+
+def _known_work(torch: Any, here: Any) -> float | None:
+    """Run spans on the device; gives the longest one's time in ms where it is known otherwise."""
+    if here.device_type != "cuda" or not hasattr(torch.cuda, "_sleep"):
+        for _ in range(3):
+            with _core.span(_STAGE):
+                pass
+        here.synchronize()
+        return None
+    torch.cuda._sleep(1000)
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(20_000_000)  # so that what follows is queued without a gap
+    begin.record()
+    with _core.span(_STAGE):
+        torch.cuda._sleep(20_000_000)
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end))
+
+
+def _driver() -> str | None:
+    """What the system says of an accelerator's driver, without loading it."""
+    parts = []
+    for path, name in (
+        ("/proc/driver/nvidia/version", "NVIDIA"),
+        ("/sys/module/amdgpu/version", "AMD"),
+        ("/usr/local/Ascend/driver/version.info", "Ascend"),
+    ):
+        line = _first_line(Path(path))
+        if line is not None:
+            parts.append(f"{name}: {line}")
+    if not parts and Path("/dev/nvidiactl").exists():
+        parts.append("NVIDIA: /dev/nvidiactl")
+    if not parts and Path("/dev/kfd").exists():
+        parts.append("AMD: /dev/kfd")
+    return _listed(parts) or None
+
+
+def _first_line(path: Path) -> str | None:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return " ".join(lines[0].split())[:90] if lines else None
+
+
+# --- profilers and tools --------------------------------------------------------------------------
+
+
+def _profilers() -> _Rows:
+    torch = _imported_torch()
+    if torch is None:
+        yield "torch.profiler", "absent", "torch is not installed"
+        return
+    from stagespan import platforms
+
+    supported = sorted(activity.name for activity in torch.profiler.supported_activities())
+    wanted = platforms.loaded_platform().profiler_activities()
+    missing = [name for name in wanted if name not in supported]
+    if missing and "torch_npu" not in sys.modules:
+        text = f"{', '.join(supported)}; not {', '.join(missing)}: traces have no device events"
+        yield "torch.profiler", "note", text
+    else:
+        yield "torch.profiler", "works", f"activities {', '.join(supported)}"
+    if "torch_npu" in sys.modules:
+        has_own = hasattr(sys.modules["torch_npu"], "profiler")
+        yield (
+            "torch_npu.profiler",
+            "works" if has_own else "note",
+            "there" if has_own else "missing",
+        )
+
+
+def _tools() -> _Rows:
+    for program, purpose in (("ncu", "a kernel's counters"), ("nsys", "a system trace")):
+        path = shutil.which(program)
+        yield program, "works" if path else "absent", path or f"not on PATH ({purpose})"
+    restricted = _counters_are_restricted()
+    if restricted is not None:
+        yield (
+            "GPU counters",
+            "note" if restricted else "works",
+            "for root only (RmProfilingAdminOnly: 1): ncu will refuse others"
+            if restricted
+            else "open to all users",
+        )
+    level = _first_line(Path("/proc/sys/kernel/perf_event_paranoid"))
+    if level is None:
+        yield "perf events", "absent", "not offered by this system"
+    else:
+        yield (
+            "perf events",
+            "works",
+            f"perf_event_paranoid is {level}"
+            + (": own processes, without the kernel" if level not in ("-1", "0", "1") else ""),
+        )
+    folder = settings.output_dir()
+    above = next((p for p in (folder, *folder.absolute().parents) if p.exists()), Path("/"))
+    if os.access(above, os.W_OK | os.X_OK):
+        yield "output folder", "works", str(folder)
+    else:
+        yield "output folder", "fails", f"{folder} cannot be written: set STAGESPAN_OUTPUT_DIR"
+
+
+def _counters_are_restricted() -> bool | None:
+    try:
+        text = Path("/proc/driver/nvidia/params").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name == "RmProfilingAdminOnly":
+            return value.strip() == "1" and os.geteuid() != 0
+    return None
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
