@@ -31,8 +31,8 @@ struct Waiter {
   std::condition_variable condition;
   bool woken = false;
   std::atomic<bool> has_work{false};
-  std::atomic<bool> sleeps{false};  // a producer that finds it set clears it and wakes the waiter
-  std::atomic<bool> urgent{false};  // a thread's device spans pile up
+  std::atomic<bool> sleeps{false};         // a producer that finds it set clears it and wakes the waiter
+  std::atomic<bool> urgent{false};         // a thread's device spans pile up
   std::atomic<std::uint32_t> awaiting{0};  // completions that wait for their device
   Clock::time_point last_return{};
 };
@@ -147,8 +147,7 @@ bool wait_for_completions(double timeout_s) {
     // Set before looking again: a producer either sees it, or its work is seen here.
     w.sleeps.store(true);
     device::g_waker.sleeps.store(true);
-    w.condition.wait_until(lock, deadline,
-                           [&] { return w.woken || w.has_work.load() || device::pending() != 0; });
+    w.condition.wait_until(lock, deadline, [&] { return w.woken || w.has_work.load() || device::pending() != 0; });
     w.sleeps.store(false);
     device::g_waker.sleeps.store(false);
   } while (!w.woken && !w.has_work.load() && Clock::now() < deadline);

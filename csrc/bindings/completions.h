@@ -11,10 +11,10 @@ namespace stagespan::python {
 struct Completion {
   std::uint64_t begin_ticks;
   std::uint64_t end_ticks;
-  std::uint64_t ident;       // of the thread, as Python has it
-  std::int64_t peak_bytes;   // -1 when unknown
+  std::uint64_t ident;      // of the thread, as Python has it
+  std::int64_t peak_bytes;  // -1 when unknown
   std::uint32_t stage;
-  std::uint32_t thread;      // the system's number of the thread
+  std::uint32_t thread;  // the system's number of the thread
   std::uint32_t flags;
   std::uint64_t device_span = 0;  // id of the span whose device result is awaited; 0 if none is
   device::DeviceResult device{kUnknownNs, kUnknownNs, kUnknownNs};
@@ -31,9 +31,9 @@ void push_completion(const Completion& completion);
 /// thread behind it, unless `everything` is wanted.
 std::vector<Completion> take_completions(bool everything);
 
-/// Sleeps, resolving device spans meanwhile, until something is queued, somebody calls wake_waiter(), or the time is over. Call it without the
-/// interpreter's lock. Between two returns because of queued work lies a shortest interval, so that a busy
-/// program wakes the waiter rarely.
+/// Sleeps, resolving device spans meanwhile, until something is queued, somebody calls wake_waiter(), or the time is
+/// over. Call it without the interpreter's lock. Between two returns because of queued work lies a shortest interval,
+/// so that a busy program wakes the waiter rarely.
 bool wait_for_completions(double timeout_s);
 void wake_waiter();
 /// Has the waiter look at those that await their device.

@@ -70,22 +70,23 @@ void define_hooks(py::module_& module) {
         keep(g_hooks.exit, or_null(exit));
       },
       py::arg("enter"), py::arg("leave"), py::arg("exit"));
-  module.def("set_profiled_names", [](const py::iterable& names) {
+  module.def(
+      "set_profiled_names",
+      [](const py::iterable& names) {
         set_profiled(names.ptr());
         if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-      }, py::arg("names"));
+      },
+      py::arg("names"));
   module.def("set_memory_hook", [](bool on) { g_memory_hook = on; }, py::arg("on"));
   module.def(
-      "set_torch_callback",
-      [](const py::object& callback) { set_torch_callback(or_null(callback)); },
+      "set_torch_callback", [](const py::object& callback) { set_torch_callback(or_null(callback)); },
       py::arg("callback"), "Call back once, when a context first runs after torch has been imported.");
   module.def(
       "set_service_start", [](const py::object& start) { keep(g_service_start, or_null(start)); }, py::arg("start"),
       "Call this once a process, when the first context has finished.");
   module.def(
-      "set_decorator",
-      [](const py::object& decorate) { set_decorator(or_null(decorate)); },
-      py::arg("decorate"), "decorate(span, function) is what a span called with a function does.");
+      "set_decorator", [](const py::object& decorate) { set_decorator(or_null(decorate)); }, py::arg("decorate"),
+      "decorate(span, function) is what a span called with a function does.");
 }
 
 void define_flags(py::module_& module) {
@@ -101,9 +102,8 @@ void define_flags(py::module_& module) {
 
 void define_hot_objects(py::module_& module) {
   PyObject* const m = module.ptr();
-  for (PyMethodDef* functions :
-       {g_span_functions, g_token_functions, g_timed_function_functions, g_timed_iterator_functions,
-        g_waiting_functions})
+  for (PyMethodDef* functions : {g_span_functions, g_token_functions, g_timed_function_functions,
+                                 g_timed_iterator_functions, g_waiting_functions})
     if (PyModule_AddFunctions(m, functions) != 0) throw py::error_already_set();
   if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_token_type(m) ||
       !init_timed_functions(m) || !init_timed_iterators())

@@ -124,8 +124,8 @@ py::list drain_completions(bool everything) {
   if (taken.empty()) return result;
   const ClockFit fit = Recorder::get().clock_fit();
   for (const Completion& c : taken)
-    result.append(py::make_tuple(name_of(c.stage), fit.unix_ns(c.begin_ticks),
-                                 end_of(c, fit), c.ident, c.thread, c.peak_bytes, c.flags));
+    result.append(py::make_tuple(name_of(c.stage), fit.unix_ns(c.begin_ticks), end_of(c, fit), c.ident, c.thread,
+                                 c.peak_bytes, c.flags));
   return result;
 }
 

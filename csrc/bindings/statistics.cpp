@@ -92,8 +92,7 @@ std::shared_ptr<Snapshot> fresh_snapshot() {
 
 py::dict stages(const std::shared_ptr<Snapshot>& snapshot) {
   py::dict result;
-  for (const auto& [stage, figures] : snapshot->stages)
-    result[name_of(stage)] = StageView{snapshot, stage};
+  for (const auto& [stage, figures] : snapshot->stages) result[name_of(stage)] = StageView{snapshot, stage};
   return result;
 }
 
@@ -137,7 +136,8 @@ void define_statistics(py::module_& module) {
                              [](const StageView& view) { return view.ns(view.figures().children_ticks); })
       .def_property_readonly("parents", parents)
       .def_property_readonly("work", [](const StageView& view) { return view.figures().work; })
-      .def_property_readonly("device_elapsed_ns", [](const StageView& view) { return device_figure(view, kDeviceElapsed); })
+      .def_property_readonly("device_elapsed_ns",
+                             [](const StageView& view) { return device_figure(view, kDeviceElapsed); })
       .def_property_readonly("device_queue_ns", [](const StageView& view) { return device_figure(view, kDeviceQueue); })
       .def_property_readonly("device_tail_ns", [](const StageView& view) { return device_figure(view, kDeviceTail); });
 

@@ -157,8 +157,13 @@ std::uint16_t hooks_exit(PyObject* call, PyObject* result, PyObject* error, cons
 }
 
 void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState& thread, PyObject* call) noexcept {
-  Completion completion{finished.begin_ticks, finished.end_ticks, thread.ident,  -1,
-                        span.stage,           thread.thread,      std::uint32_t{finished.flags} & kFlagPublished};
+  Completion completion{finished.begin_ticks,
+                        finished.end_ticks,
+                        thread.ident,
+                        -1,
+                        span.stage,
+                        thread.thread,
+                        std::uint32_t{finished.flags} & kFlagPublished};
   if ((finished.flags & kFrameDevice) != 0) completion.device_span = finished.id;
   if (call == nullptr) {
     completion.peak_bytes = peak_rss_bytes();

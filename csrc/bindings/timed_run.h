@@ -78,8 +78,7 @@ void drop_run(ThreadState& thread, OpenFrame& frame) noexcept;
 /// `error` what a block raised; both may be null.
 STAGESPAN_HOT void end_run(ThreadState& thread, const SpanObject& span, OpenFrame& frame, std::uint16_t flags,
                            PyObject* result, PyObject* error) noexcept {
-  const bool is_plain =
-      span.kind == Kind::kSpan && (frame.flags.load(std::memory_order_relaxed) & kFrameInactive) == 0;
+  const bool is_plain = span.kind == Kind::kSpan && (frame.flags.load(std::memory_order_relaxed) & kFrameInactive) == 0;
   if (!is_plain) [[unlikely]] {
     end_run_slow(thread, span, frame, flags, result, error);
     return;

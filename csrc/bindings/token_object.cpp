@@ -16,8 +16,7 @@ namespace stagespan::python {
 namespace {
 
 struct TokenObject {
-  PyObject_HEAD
-  PyObject* name;
+  PyObject_HEAD PyObject* name;
   DetachedSpan detached;
   std::uint32_t generation;
   bool is_open;

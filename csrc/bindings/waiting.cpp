@@ -160,8 +160,7 @@ PyObject* resolve_device(PyObject*, PyObject* args, PyObject* kwargs) {
 }  // namespace
 
 PyMethodDef g_waiting_functions[] = {
-    {"spans", spans, METH_NOARGS,
-     "spans()\n--\n\nThe rings' spans by begin, as a structured array; times in Unix ns."},
+    {"spans", spans, METH_NOARGS, "spans()\n--\n\nThe rings' spans by begin, as a structured array; times in Unix ns."},
     {"wait_for_work", as_method(wait_for_work), METH_VARARGS | METH_KEYWORDS,
      "wait_for_work(timeout_s)\n--\n\nSleep until a context has finished or the time is over; True if there is work."},
     {"resolve_device", as_method(resolve_device), METH_VARARGS | METH_KEYWORDS,

@@ -282,7 +282,7 @@ TEST_P(Backend, ManyThreadsAndThoseThatLeave) {
       void* const own = fake().make_stream(device);
       fake().use_stream(device, own);
       for (std::uint64_t i = 0; i < each; ++i) {
-        while (device::pending() > 2000) std::this_thread::yield();
+        while (device::pending() > 300) std::this_thread::yield();
         const OpenSpan span = open_span(stage);
         fake().launch(own, 500);
         close_span(span, 0);
