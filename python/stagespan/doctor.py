@@ -343,7 +343,7 @@ def _tools() -> _Rows:
         )
     folder = settings.output_dir()
     above = next((p for p in (folder, *folder.absolute().parents) if p.exists()), Path("/"))
-    if os.access(above, os.W_OK | os.X_OK):
+    if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
         yield "output folder", "works", str(folder)
     else:
         yield "output folder", "fails", f"{folder} cannot be written: set STAGESPAN_OUTPUT_DIR"

@@ -1,0 +1,39 @@
+"""The device tests on the stand-in: as an Ascend NPU, and as an accelerator known to nobody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import standin
+
+ROOT = Path(__file__).parents[3]
+CASES = sorted(path.name for path in (standin.HERE / "cases").glob("test_*.py"))
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("name", "with_ascend"),
+    [("npu", True), ("npu", False), ("fancy", False)],
+    ids=["npu", "npu without its runtime", "any accelerator"],
+)
+def test_all_cases(
+    libraries: standin.Libraries, tmp_path: Path, name: str, with_ascend: bool
+) -> None:
+    # GIVEN a process of its own, for torch cannot forget a device / WHEN the cases run there
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header"]
+    done = subprocess.run(
+        [*command, "--basetemp", str(tmp_path / "cases"), str(standin.HERE / "cases")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+        env=standin.environment(libraries, name=name, with_ascend=with_ascend),
+    )
+    # THEN all pass, and all ran
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "skipped" not in done.stdout
+    assert " passed" in done.stdout

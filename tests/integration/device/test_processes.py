@@ -1,0 +1,192 @@
+"""When device time begins, and what becomes of it in a fork and at the end of a process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+pytestmark = pytest.mark.slow
+
+
+def told(done: subprocess.CompletedProcess[str]) -> list[object]:
+    """What the program printed as JSON, line by line."""
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_it_begins_when_the_application_sets_its_device_up(run: Run) -> None:
+    # GIVEN stagespan before torch, and spans alone / WHEN the device is set up between two spans
+    done = run("""
+        import json, stagespan
+        import torch
+        from standin import Standin
+        device = Standin.of_environment()
+        import types, sys
+        sys.modules["torch_npu"] = types.ModuleType("torch_npu")
+        from stagespan import device as wiring
+        wiring._torch_is_there()  # as at the end of torch_npu's import
+        with stagespan.span("before"):
+            pass
+        print(json.dumps([wiring.is_attached(), device.is_initialized, device.counts()["records"]]))
+        device.set_up()
+        with stagespan.span("after"):
+            device.kernel(1)
+        stagespan.flush(20)
+        stats = stagespan.stats()
+        print(json.dumps([wiring.is_attached(), stats["before"].device_elapsed_ns is None,
+                          stats["after"].device_elapsed_ns.count]))
+    """)
+    # THEN nothing is done to the device before, and the second is timed
+    assert told(done) == [[False, False, 0], [True, True, 1]]
+
+
+def test_an_import_of_torch_later_is_seen(run: Run) -> None:
+    done = run("""
+        import json, sys, stagespan
+        from stagespan import device as wiring
+        print(json.dumps(["torch" in sys.modules, sorted(wiring._asked)]))
+        import torch
+        print(json.dumps([torch.cuda.is_initialized(), {"cuda", "xpu"} <= wiring._asked]))
+        print(json.dumps(any(type(f).__name__ == "ImportFinder" and f._name == "torch"
+                             for f in sys.meta_path)))
+    """)
+    assert told(done) == [[False, []], [False, True], False]
+
+
+def test_zero_turns_it_off(run: Run) -> None:
+    done = run(
+        """
+        import json, stagespan
+        from standin import Standin
+        from stagespan import device as wiring
+        device = Standin.of_environment()
+        device.set_up()
+        wiring.watch()
+        with stagespan.span("stage"):
+            device.kernel(1)
+        print(json.dumps([stagespan.flush(5), wiring.is_attached(), device.counts()["records"],
+                          stagespan.stats()["stage"].device_elapsed_ns]))
+        """,
+        STAGESPAN_DEVICE_EVERY="0",
+    )
+    assert told(done) == [[True, False, 0, None]]
+
+
+def test_the_variable_sets_the_sample(run: Run) -> None:
+    done = run(
+        """
+        import json, stagespan
+        from standin import Standin
+        from stagespan import device as wiring
+        device = Standin.of_environment()
+        device.set_up()
+        wiring.watch()
+        for _ in range(30):
+            with stagespan.span("stage"):
+                device.kernel(0)
+        stagespan.flush(20)
+        print(json.dumps(stagespan.stats()["stage"].device_elapsed_ns.count))
+        """,
+        STAGESPAN_DEVICE_EVERY="10",
+    )
+    assert told(done) == [3]
+
+
+def test_a_torch_without_events_costs_one_warning(run: Run) -> None:
+    # GIVEN an older torch / WHEN its device is set up, twice looked at
+    done = run("""
+        import json, logging, stagespan
+        logging.basicConfig(format="%(message)s")
+        from standin import Standin
+        from stagespan import device as wiring
+        import torch
+        device = Standin.of_environment()
+        del torch.Event
+        device.set_up()
+        for _ in range(3):
+            wiring.watch()
+        with stagespan.span("stage"):
+            device.kernel(1)
+        print(json.dumps([wiring.is_attached(), stagespan.stats()["stage"].count]))
+    """)
+    # THEN host time goes on, and it is told once why there is no more
+    assert told(done) == [[False, 1]]
+    assert done.stderr.count("device time is not complete") == 1
+    assert "torch.Event" in done.stderr
+
+
+def test_a_forked_child_has_host_time(run: Run) -> None:
+    # GIVEN a process with a device and a pending span / WHEN it forks
+    done = run("""
+        import json, os, stagespan
+        from standin import Standin
+        from stagespan import _core, device as wiring
+        device = Standin.of_environment()
+        device.set_up()
+        wiring.watch()
+        device.hold()
+        with stagespan.span("parent"):
+            device.kernel(5)
+        before = device.counts()["records"]
+        child = os.fork()
+        if child == 0:
+            with stagespan.span("child"):
+                pass
+            with stagespan.ProfilingContext("child"):
+                pass
+            stats = stagespan.stats()["child"]
+            wiring.watch()
+            print(json.dumps([stagespan.flush(5), stats.count, stats.device_elapsed_ns,
+                              device.counts()["records"] - before, _core.device_info()["attached"],
+                              "parent" in stagespan.stats()]), flush=True)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        device.hold(False)
+        stagespan.flush(20)
+        print(json.dumps(stagespan.stats()["parent"].device_elapsed_ns.count))
+    """)
+    # THEN the child times the host alone, touches nothing, and the parent goes on
+    assert told(done) == [[True, 2, None, 0, False, False], 1]
+    assert "Traceback" not in done.stderr
+
+
+def test_the_end_waits_a_little_for_the_device(run: Run) -> None:
+    # GIVEN a context whose device work is not over when the program ends
+    done = run("""
+        import logging, stagespan
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        from standin import Standin
+        from stagespan import device as wiring
+        device = Standin.of_environment()
+        device.set_up()
+        wiring.watch()
+        with stagespan.ProfilingContext("last"):
+            device.kernel(200)
+    """)
+    # THEN its line tells the whole time
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("[Profile] last")]
+    assert float(line.split()[3]) >= 0.2
+
+
+def test_a_device_that_stands_still_does_not_keep_a_process(run: Run) -> None:
+    done = run("""
+        import logging, stagespan
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        from standin import Standin
+        from stagespan import device as wiring
+        device = Standin.of_environment()
+        device.set_up()
+        wiring.watch()
+        device.hold()
+        with stagespan.ProfilingContext("stuck"):
+            device.kernel(1)
+    """)
+    # THEN the host's time is told all the same
+    assert done.returncode == 0, done.stderr
+    assert "[Profile] stuck cost 0.0" in done.stderr

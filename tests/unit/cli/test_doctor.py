@@ -1,0 +1,65 @@
+"""`stagespan doctor` on a machine without an accelerator."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from stagespan import doctor
+from stagespan.cli import command
+
+
+def test_one_page_and_a_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # GIVEN a process of its own / WHEN the doctor looks
+    monkeypatch.chdir(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", "stagespan", "doctor"], capture_output=True, text=True
+    )
+    # THEN the page is one screen, says what works, and changes nothing
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 60
+    assert lines[-1] == "All works that should work here."
+    for what in ("clock", "torch.profiler", "ncu", "perf events", "output folder"):
+        assert any(what in line for line in lines), what
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(command, ["doctor", "--json", "--no-device"])
+    page = json.loads(done.output)
+    assert done.exit_code == 0
+    assert page["schema_version"] == 1
+    assert page["works"] is True
+    assert {found["state"] for found in page["findings"]} <= {"works", "absent", "note", "fails"}
+    assert {"area", "name", "state", "text"} == set(page["findings"][0])
+
+
+def test_what_fails_gives_a_status_and_a_name(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # GIVEN an output folder that cannot be made, for a file is in its place
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("STAGESPAN_OUTPUT_DIR", str(tmp_path / "file" / "traces"))
+    # WHEN the doctor looks
+    done = CliRunner().invoke(command, ["doctor", "--no-device"])
+    # THEN a script can tell
+    assert done.exit_code == 1
+    assert "Does not work: tools: output folder." in done.output
+
+
+def test_a_look_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> doctor._Rows:
+        raise OSError("no such thing")
+        yield
+
+    monkeypatch.setattr(doctor, "_tools", broken)
+    found = doctor.examine(use_device=False)
+    assert found[-1] == doctor.Finding("tools", "-", "fails", "OSError: no such thing")
+    assert not doctor.is_well(found)
