@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any, Protocol, TypedDict
 
 from stagespan import _core, settings
-from stagespan.errors import SettingsError
 from stagespan.dynamo import compiling
+from stagespan.errors import SettingsError
 
 span = _core.span
 ProfilingContext = _core.ProfilingContext
@@ -255,7 +255,8 @@ def set_debug(on: bool = True) -> None:
 
     Raises SettingsError for text: "false" would be true.
     """
-    if isinstance(on, str):
+    given: object = on
+    if isinstance(given, str):
         raise SettingsError(f"set_debug() was given the text {on!r}: pass True or False.")
     _core.set_debug(bool(on))
     _switch_functions()

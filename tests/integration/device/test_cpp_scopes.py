@@ -1,0 +1,55 @@
+"""Scopes of another extension's C++ code have device time as well."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import standin
+
+import stagespan
+
+pytestmark = pytest.mark.slow
+
+
+def test_scopes_of_cpp(
+    run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    # GIVEN an extension that opens scopes around device work, one of them without the lock
+    headers = sysconfig.get_path("include")
+    if not (Path(headers) / "Python.h").exists():
+        pytest.skip("Python.h is missing")
+    made = tmp_path / f"cpp_scopes{sysconfig.get_config_var('EXT_SUFFIX')}"
+    command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", f"-I{headers}"]
+    command += [f"-I{stagespan.get_include()}", str(standin.HERE / "cpp_scopes.cpp"), "-o"]
+    built = subprocess.run([*command, str(made)], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    # WHEN it runs on the device
+    done = run(f"""
+        import ctypes, json, sys, stagespan
+        sys.path.insert(0, {str(tmp_path)!r})
+        from standin import Standin
+        from stagespan import device as wiring
+        device = Standin.of_environment()
+        device.set_up()
+        wiring.watch()
+        import cpp_scopes
+        launcher = ctypes.cast(device._native.standin_kernel, ctypes.c_void_p).value
+        device.hold()
+        cpp_scopes.run(launcher, 3.0)
+        device.hold(False)
+        assert stagespan.flush(20)
+        stats = stagespan.stats()
+        times = {{n: s.device_elapsed_ns and s.device_elapsed_ns.mean_ns for n, s in stats.items()}}
+        print(json.dumps(times))
+    """)
+    # THEN they read what the device ran; without the lock torch cannot be asked: host time only
+    assert done.returncode == 0, done.stderr
+    times = json.loads(done.stdout)
+    assert times["cpp outer"] == pytest.approx(9e6, rel=0.001)
+    assert times["cpp inner"] == pytest.approx(6e6, rel=0.001)
+    assert times["cpp unlocked"] is None

@@ -1,0 +1,40 @@
+// cpp_scopes.cpp: an extension whose C++ code times its scopes, with work for a device in them.
+#include <Python.h>
+
+#include "stagespan/python.h"
+
+namespace {
+
+stagespan::StageName g_outer{"cpp outer"}, g_inner{"cpp inner"}, g_unlocked{"cpp unlocked"};
+
+// run(address of a kernel's launcher, ms)
+PyObject* run(PyObject*, PyObject* args) {
+  unsigned long long address = 0;
+  double ms = 0;
+  if (PyArg_ParseTuple(args, "Kd", &address, &ms) == 0) return nullptr;
+  auto* const kernel = reinterpret_cast<void (*)(double)>(address);
+  {
+    const stagespan::ScopedTimer outer(g_outer);
+    kernel(ms);
+    const stagespan::ScopedTimer inner(g_inner);
+    kernel(2 * ms);
+  }
+  Py_BEGIN_ALLOW_THREADS
+  {
+    const stagespan::ScopedTimer unlocked(g_unlocked);
+    kernel(ms);
+  }
+  Py_END_ALLOW_THREADS
+  Py_RETURN_NONE;
+}
+
+PyMethodDef g_functions[] = {{"run", run, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyModuleDef g_module = {PyModuleDef_HEAD_INIT, "cpp_scopes", nullptr, -1, g_functions, nullptr, nullptr, nullptr,
+                        nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit_cpp_scopes() {
+  stagespan::attach();
+  return PyModule_Create(&g_module);
+}
