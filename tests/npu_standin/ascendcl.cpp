@@ -18,8 +18,7 @@ extern "C" {
 int aclrtEventElapsedTime(float* ms, void* begin, void* end) {
   ++g_calls;
   if (!is_done(begin) || !is_done(end)) return kNotReady;
-  const std::int64_t ns =
-      static_cast<standin::Event*>(end)->time_ns - static_cast<standin::Event*>(begin)->time_ns;
+  const std::int64_t ns = static_cast<standin::Event*>(end)->time_ns - static_cast<standin::Event*>(begin)->time_ns;
   *ms = static_cast<float>(static_cast<double>(ns) / 1e6);
   return 0;
 }

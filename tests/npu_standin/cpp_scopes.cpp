@@ -19,18 +19,18 @@ PyObject* run(PyObject*, PyObject* args) {
     const stagespan::ScopedTimer inner(g_inner);
     kernel(2 * ms);
   }
-  Py_BEGIN_ALLOW_THREADS
+  PyThreadState* const state = PyEval_SaveThread();
   {
     const stagespan::ScopedTimer unlocked(g_unlocked);
     kernel(ms);
   }
-  Py_END_ALLOW_THREADS
+  PyEval_RestoreThread(state);
   Py_RETURN_NONE;
 }
 
 PyMethodDef g_functions[] = {{"run", run, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
-PyModuleDef g_module = {PyModuleDef_HEAD_INIT, "cpp_scopes", nullptr, -1, g_functions, nullptr, nullptr, nullptr,
-                        nullptr};
+PyModuleDef g_module = {
+    PyModuleDef_HEAD_INIT, "cpp_scopes", nullptr, -1, g_functions, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
