@@ -1,0 +1,84 @@
+"""When device time begins, as far as a machine without a device can show it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stagespan import _core, device
+from stagespan.imports import ImportFinder
+
+
+@pytest.mark.parametrize(
+    ("text", "number"), [("", None), ("1", 1), (" 8 ", 8), ("many", None), ("-1", None)]
+)
+def test_max_connections(monkeypatch: pytest.MonkeyPatch, text: str, number: int | None) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", text)
+    assert device.max_connections() == number
+
+
+def test_one_connection_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with caplog.at_level(logging.WARNING, "stagespan"):
+        device._warn_of_connections("npu")  # it means nothing there
+        assert caplog.messages == []
+        device._warn_of_connections("cuda")
+    assert "STAGESPAN_DEVICE_EVERY" in caplog.messages[0]
+
+
+def test_without_a_device_nothing_is_attached_or_waited_for() -> None:
+    device.watch()
+    assert not device.is_attached()
+    assert device.wait(30)
+    info = _core.device_info()
+    assert info["attached"] is False
+    assert info["pending"] == 0
+    assert info["reason"]
+
+
+@pytest.mark.parametrize("kind", ["cpu", "", "cuda", "rocm"])
+def test_what_is_not_there_cannot_be_attached(kind: str) -> None:
+    assert _core.device_attach(kind) is False
+    reason = _core.device_info()["reason"]
+    assert reason
+    assert "\n" not in reason
+
+
+def test_an_import_is_told_once_and_survives_what_goes_wrong(tmp_path: Path) -> None:
+    # GIVEN a module that is waited for by a callback that fails
+    (tmp_path / "waited_for.py").write_text("value = 42\n")
+    told: list[Exception] = []
+
+    def fails() -> None:
+        raise RuntimeError("as planned")
+
+    finder = ImportFinder("waited_for", fails, told.append)
+    sys.meta_path.insert(0, finder)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        # WHEN it is imported
+        import waited_for  # type: ignore[import-not-found]
+
+        # THEN the import works, the failure was told, and nothing waits any more
+        assert waited_for.value == 42
+        assert [str(error) for error in told] == ["as planned"]
+        assert finder not in sys.meta_path
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("waited_for", None)
+
+
+def test_importing_stagespan_asks_no_driver_and_starts_no_thread() -> None:
+    program = (
+        "import sys, threading, stagespan\n"
+        "print('torch' in sys.modules, threading.active_count())\n"
+        "print(any('libcuda' in line or 'libascendcl' in line for line in open('/proc/self/maps')))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["False 1", "False"], done.stderr
