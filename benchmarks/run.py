@@ -152,7 +152,7 @@ def budget_row(budget: cases.Budget, runs: list[dict[str, Any]]) -> list[str] | 
         verdict = "within" if median <= budget.most_ns else "OVER"
         return [*row, budget.less, "", f"{budget.most_ns:g} ns", verdict]
     if budget.less:
-        # 0 within noise: the difference of two medians, beside how far they differ between processes.
+        # 0 within noise: a difference of medians, beside how far they differ between processes.
         bare = [run["ns"][budget.less] for run in runs]
         noise = max(max(bare) - min(bare), 1.0)
         verdict = "within" if median <= noise else "OVER"
@@ -215,11 +215,11 @@ def show(found: dict[str, Any]) -> bool:
     for skipped in found["skipped"]:
         console.print(f"skipped: {skipped} is not installed", highlight=False)
     machine = found["machine"]
+    build = "with" if machine["optimised_build"] else "without"
     console.print(
         f"{found['spans']:,} spans were timed, and stats() counts every one of them. "
-        f"Python {machine['python']} "
-        f"({'with' if machine['optimised_build'] else 'without'} profile-guided optimisation), {machine['cpu']}, {machine['cores']} cores, load {machine['load']:.1f}, "
-        f"clock {machine['clock']}.",
+        f"Python {machine['python']} ({build} profile-guided optimisation), {machine['cpu']}, "
+        f"{machine['cores']} cores, load {machine['load']:.1f}, clock {machine['clock']}.",
         highlight=False,
     )
     return all(row[-1] != "OVER" for row in rows)
