@@ -29,7 +29,8 @@ test: setup  ## run every check: C++ and Python tests, sanitizers, linters, demo
 	@$(RUN) tools/checks.py
 
 bench: setup  ## measure what a span costs, beside other tools
-	@$(VENV_PYTHON) -m pip install -q -r requirements-bench.txt || echo "some peers are missing"
+	@sed '/^#/d' requirements-bench.txt | while read -r peer; do \
+	  $(VENV_PYTHON) -m pip install -q "$$peer" </dev/null || echo "not to be had here: $$peer"; done
 	@$(RUN) benchmarks/run.py
 
 lint: setup  ## check format, style and types
