@@ -183,8 +183,13 @@ void publish_slow(ThreadState& thread) noexcept {
 }
 
 void drop_if_idle(ThreadState& thread, Scope& scope) noexcept {
-  if (scope.is_task && &scope != thread.scope && scope.top == scope.root && scope.holds == 0)
+  if (&scope == thread.scope || &scope == &thread.base || scope.top != scope.root || scope.holds != 0) return;
+  if (scope.is_task) {
     drop_scope(thread, scope);
+  } else {
+    give_frame(thread, scope.root);
+    delete &scope;
+  }
 }
 
 std::uint64_t enter_request(std::uint64_t request) {

@@ -33,7 +33,8 @@ STAGESPAN_HOT ThreadState& current_thread() noexcept {
 /// Stores what is innermost now for those who copy the context; drops a task's scope that has nothing left.
 void publish_slow(ThreadState& thread) noexcept;
 
-/// Lets go of a task's scope that has nothing left, when it is not the one whose turn it is.
+/// Lets go of a scope that has nothing left, when it is not the one whose turn it is: a task's, or one that a
+/// generator has left behind.
 void drop_if_idle(ThreadState& thread, Scope& scope) noexcept;
 
 /// To be called whenever the current scope's innermost span has changed.

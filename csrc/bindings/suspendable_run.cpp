@@ -79,6 +79,68 @@ void SuspendableRun::start() noexcept {
   shown_at_ = Recorder::get().show_detached(span_, thread.thread);
 }
 
+// The frame stands for the whole run: under its id, from its begin, with its children so far.
+OpenFrame* SuspendableRun::open_turn(ThreadState& thread) noexcept {
+  OpenFrame* const frame = open_frame(thread, context_->stage, nullptr);
+  if (frame == nullptr) return nullptr;
+  frame->id.store(0, relaxed);
+  store_fence();
+  frame->begin_ticks.store(span_.begin_ticks, relaxed);
+  frame->parent.store(span_.parent, relaxed);
+  frame->as_parent_id.store(span_.id, relaxed);
+  frame->child_ticks.store(span_.children_ticks, relaxed);
+  frame->depth.store(span_.depth, relaxed);
+  frame->as_parent_depth.store(static_cast<std::uint16_t>(span_.depth + 1), relaxed);
+  frame->flags.store(static_cast<std::uint16_t>(span_.flags & ~kFrameDevice), relaxed);
+  frame->id.store(span_.id, std::memory_order_release);
+  return frame;
+}
+
+// Takes the run's frame, and the spans above it that are open across turns, off the scope of who drives the run.
+bool SuspendableRun::park(ThreadState& thread, OpenFrame& frame) noexcept {
+  const std::uint32_t root = thread.index_of(frame);
+  Scope& scope = *thread.locals[root].scope;
+  std::uint32_t i = scope.top;
+  while (i != root && i != scope.root) i = thread.frames[i].below.load(relaxed);
+  if (i != root || scope.top == root) return false;
+  parked_ = new Scope;
+  parked_->holds = 1;
+  parked_in_ = thread.serial;
+  parked_->top = scope.top;
+  parked_->root = root;
+  for (i = scope.top; i != root; i = thread.frames[i].below.load(relaxed)) thread.locals[i].scope = parked_;
+  thread.locals[root].scope = parked_;
+  scope.top = frame.below.load(relaxed);
+  frame.id.store(0, relaxed);
+  return true;
+}
+
+// Leaves the spans to themselves; drop_if_idle() clears up after the last of them.
+void SuspendableRun::give_up_parked() noexcept {
+  if (parked_ != nullptr) parked_->holds = 0;
+  parked_ = nullptr;
+}
+
+OpenFrame* SuspendableRun::unpark(ThreadState& thread) noexcept {
+  if (parked_ == nullptr) return nullptr;
+  if (parked_in_ != thread.serial) {
+    // Frames stay in their thread.
+    give_up_parked();
+    return nullptr;
+  }
+  Scope* const parked = std::exchange(parked_, nullptr);
+  Scope& scope = *thread.scope;
+  OpenFrame& frame = thread.frames[parked->root];
+  for (std::uint32_t i = parked->top; i != parked->root; i = thread.frames[i].below.load(relaxed))
+    thread.locals[i].scope = &scope;
+  thread.locals[parked->root].scope = &scope;
+  frame.below.store(scope.top, relaxed);
+  scope.top = parked->top;
+  delete parked;
+  frame.id.store(span_.id, std::memory_order_release);
+  return &frame;
+}
+
 SuspendableRun::Turn SuspendableRun::begin_turn() noexcept {
   Turn turn;
   turn.is_nested = in_turn_;
@@ -87,20 +149,9 @@ SuspendableRun::Turn SuspendableRun::begin_turn() noexcept {
   if (state_ == State::kNew) start();
   if (state_ != State::kRecording || generation_ != Recorder::get().generation()) return turn;
   ThreadState& thread = current_thread();
-  OpenFrame* const frame = open_frame(thread, context_->stage, nullptr);
-  if (frame != nullptr) {
-    // The frame stands for the whole run: under its id, from its begin, with its children so far.
-    frame->id.store(0, relaxed);
-    store_fence();
-    frame->begin_ticks.store(span_.begin_ticks, relaxed);
-    frame->parent.store(span_.parent, relaxed);
-    frame->as_parent_id.store(span_.id, relaxed);
-    frame->child_ticks.store(span_.children_ticks, relaxed);
-    frame->depth.store(span_.depth, relaxed);
-    frame->as_parent_depth.store(static_cast<std::uint16_t>(span_.depth + 1), relaxed);
-    frame->flags.store(static_cast<std::uint16_t>(span_.flags & ~kFrameDevice), relaxed);
-    frame->id.store(span_.id, std::memory_order_release);
-  }
+  if (thread.attention.load(relaxed) != 0) attend(thread);
+  OpenFrame* frame = unpark(thread);
+  if (frame == nullptr) frame = open_turn(thread);
   publish(thread);
   const std::uint64_t now = now_ticks();
   span_.suspended_ticks += now > suspended_at_ticks_ ? now - suspended_at_ticks_ : 0;
@@ -120,7 +171,7 @@ void SuspendableRun::charge(ThreadState& thread, OpenFrame& parent, std::uint64_
   charge_parent(thread, thread.index_of(parent), std::min(now - std::min(now, from), room));
 }
 
-void SuspendableRun::end_turn(const Turn& turn, std::uint64_t now) noexcept {
+void SuspendableRun::end_turn(const Turn& turn, std::uint64_t now, bool may_park) noexcept {
   const bool waited = std::exchange(parent_waits_, false);
   if (turn.frame == nullptr || turn.frame->id.load(relaxed) != turn.id) return;
   ThreadState& thread = *turn.thread;
@@ -133,7 +184,7 @@ void SuspendableRun::end_turn(const Turn& turn, std::uint64_t now) noexcept {
     charge(thread, parent, waited ? suspended_at_ticks_ : turn.begin_ticks, now);
     parent_waits_ = true;
   }
-  drop_frame(thread, *turn.frame);
+  if (!may_park || !park(thread, *turn.frame)) drop_frame(thread, *turn.frame);
   publish(thread);
 }
 
@@ -142,12 +193,12 @@ void SuspendableRun::suspend(const Turn& turn, bool parent_waits) noexcept {
   in_turn_ = false;
   if (turn.thread == nullptr || turn.thread != t_state) return;
   const std::uint64_t now = now_ticks();
-  end_turn(turn, now);
+  end_turn(turn, now, true);
   parent_waits_ = parent_waits_ && parent_waits;
   suspended_at_ticks_ = now;
 }
 
-void SuspendableRun::finish(const Turn& turn, bool failed, PyObject* result) noexcept {
+void SuspendableRun::finish(const Turn& turn, bool failed, PyObject* result, bool given_up) noexcept {
   if (turn.is_nested) return;
   const State before = std::exchange(state_, State::kFinished);
   in_turn_ = false;
@@ -159,7 +210,8 @@ void SuspendableRun::finish(const Turn& turn, bool failed, PyObject* result) noe
   if (failed) span_.flags |= kFlagError;
   if (call_ != nullptr) span_.flags |= hooks_exit(call_, result, failed ? pending.value() : nullptr, span_);
   ThreadState& thread = *turn.thread;
-  end_turn(turn, span_.end_ticks);
+  end_turn(turn, span_.end_ticks, given_up);
+  give_up_parked();
   Recorder::get().hide_detached(shown_at_);
   shown_at_ = 0;
   commit_span(thread, span_);

@@ -13,7 +13,8 @@ namespace stagespan::python {
 
 /// A run that begins with its first turn and lasts until it is finished. In each turn it is the innermost span
 /// of the context that drives it; between turns it is shown as open but is nobody's parent, and the time is
-/// counted as suspended. Turns may happen on different threads.
+/// counted as suspended. Spans that its code has open between turns go with it, so that nobody else's spans get
+/// into them. Turns may happen on different threads.
 class SuspendableRun {
  public:
   /// `call` is made by the `enter` hooks when the first turn begins; the arguments are kept until then.
@@ -35,8 +36,9 @@ class SuspendableRun {
   /// The code has given its turn back and will have another. `parent_waits`: whoever drives it can do nothing
   /// until then, so that the time in between is part of the parent's time, as the turns are.
   void suspend(const Turn& turn, bool parent_waits) noexcept;
-  /// The code has ended: with `result`, with the pending exception if `failed`, or by being closed.
-  void finish(const Turn& turn, bool failed, PyObject* result) noexcept;
+  /// The code has ended: with `result`, with the pending exception if `failed`, or by being closed. `given_up`:
+  /// nobody will drive it any more, although it may not have ended yet.
+  void finish(const Turn& turn, bool failed, PyObject* result, bool given_up = false) noexcept;
 
   bool started() const noexcept { return state_ != State::kNew; }
   bool finished() const noexcept { return state_ == State::kFinished; }
@@ -47,7 +49,11 @@ class SuspendableRun {
   enum class State : std::uint8_t { kNew, kRecording, kPassing, kFinished };
 
   void start() noexcept;
-  void end_turn(const Turn& turn, std::uint64_t now) noexcept;
+  OpenFrame* open_turn(ThreadState& thread) noexcept;
+  OpenFrame* unpark(ThreadState& thread) noexcept;
+  bool park(ThreadState& thread, OpenFrame& frame) noexcept;
+  void give_up_parked() noexcept;
+  void end_turn(const Turn& turn, std::uint64_t now, bool may_park) noexcept;
   void charge(ThreadState& thread, OpenFrame& parent, std::uint64_t from, std::uint64_t now) noexcept;
 
   State state_ = State::kNew;
@@ -58,6 +64,8 @@ class SuspendableRun {
   std::uint32_t generation_ = 0;
   std::uint64_t suspended_at_ticks_ = 0;
   FinishedSpan span_{};
+  Scope* parked_ = nullptr;  // the run's frame and those above it, between turns
+  std::uint64_t parked_in_ = 0;  // serial of the thread whose frames they are
   SpanObject* context_;
   PyObject* function_;
   PyObject* args_;

@@ -221,18 +221,16 @@ int iterator_clear(PyObject* object) {
   return 0;
 }
 
-// Given up in mid-way: what is wrapped closes itself when its last reference goes, as part of the run.
-void abandon(SuspendableRun& run, PyObject*& inner) {
-  if (!run.started() || run.finished()) return;
-  const ErrorAside pending;
-  const SuspendableRun::Turn turn = run.begin_turn();
-  drop_from(inner);
-  run.finish(turn, false, nullptr);
-}
-
+// Given up in mid-way: closed as the interpreter closes what is wrapped, as part of the run. That stays in its
+// place: the finalizer of another object may still reach it, and finds it closed.
 void iterator_finalize(PyObject* object) {
   IteratorObject* const self = iterator_of(object);
-  if (self->has_run) abandon(self->run(), self->inner);
+  if (!self->has_run || !self->run().started() || self->run().finished()) return;
+  const ErrorAside pending;
+  const SuspendableRun::Turn turn = self->run().begin_turn();
+  const Ref done(self->inner != nullptr ? call_method(self->inner, "close", nullptr) : Py_NewRef(Py_None));
+  if (!done) PyErr_WriteUnraisable(self->inner);
+  self->run().finish(turn, false, nullptr, true);
 }
 
 void iterator_dealloc(PyObject* object) {
@@ -321,8 +319,10 @@ int async_generator_clear(PyObject* object) {
 
 // The event loop closes the inner generator later, when nobody can tell whose it was: the run ends here.
 void async_generator_finalize(PyObject* object) {
-  AsyncGeneratorObject* const self = generator_of(object);
-  abandon(self->run, self->inner);
+  SuspendableRun& run = generator_of(object)->run;
+  if (!run.started() || run.finished()) return;
+  const ErrorAside pending;
+  run.finish(run.begin_turn(), false, nullptr, true);
 }
 
 void async_generator_dealloc(PyObject* object) {

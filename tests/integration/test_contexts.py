@@ -1,0 +1,566 @@
+"""`with`, `async with` and their helpers: what is timed, and what code in them never notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import inspect
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+
+import pytest
+from recording import assert_closed, count, counts, eventually, lost, only, parents, recorded
+
+import stagespan
+from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+Make = Callable[[str], _core.Span]
+
+
+@pytest.fixture(params=[span, ProfilingContext, ProfilingContext4Debug])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Each kind of context, while it is active."""
+    stagespan.set_debug(request.param is ProfilingContext4Debug)
+    yield request.param
+    stagespan.set_debug(False)
+
+
+# --- every way in and out -------------------------------------------------------------------------
+
+
+def test_with(make: Make) -> None:
+    # WHEN a block is timed
+    context = make("with")
+    with context as given:
+        inside = _core.open_spans()
+    # THEN it was open in the block and is recorded after it, and `as` gives the context itself
+    assert given is context
+    assert [span["stage"] for span in inside] == ["with"]
+    assert count("with") == 1
+    assert not only("with").failed
+
+
+def test_async_with(make: Make) -> None:
+    # GIVEN
+    async def main() -> object:
+        async with make("async with") as given:
+            await asyncio.sleep(0)
+            return given
+
+    # WHEN
+    given = asyncio.run(main())
+    # THEN
+    assert isinstance(given, _core.Span)
+    assert count("async with") == 1
+
+
+def test_exit_stacks(make: Make) -> None:
+    # GIVEN
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(make("sync in async stack"))
+            await stack.enter_async_context(make("async in async stack"))
+            assert len(_core.open_spans()) == 2
+
+    # WHEN
+    with contextlib.ExitStack() as stack:
+        given = stack.enter_context(make("in stack"))
+        stack.enter_context(given)
+        assert len(_core.open_spans()) == 2
+    asyncio.run(main())
+    # THEN
+    assert counts("in stack", "sync in async stack", "async in async stack") == [2, 1, 1]
+    assert parents()["async in async stack"] == {"sync in async stack"}
+    assert lost() == {}
+
+
+def test_entered_and_left_by_hand(make: Make) -> None:
+    # GIVEN bound and unbound methods, as libraries call them
+    context = make("by hand")
+    kind = type(context)
+    # WHEN
+    assert context.__enter__() is context
+    assert context.__exit__(None, None, None) is None
+    assert kind.__enter__(context) is context
+    assert kind.__exit__(context, None, None, None) is None
+    # THEN
+    assert count("by hand") == 2
+    assert isinstance(context, contextlib.AbstractContextManager)
+    assert isinstance(context, contextlib.AbstractAsyncContextManager)
+
+
+def test_one_object_is_reentrant(make: Make) -> None:
+    # GIVEN
+    context = make("re-entrant")
+    # WHEN it is entered inside of itself, and then again
+    with context, context, context:
+        pass
+    with context:
+        pass
+    # THEN each run is a span of its own, one the parent of the next
+    spans = recorded("re-entrant")
+    assert [span.depth for span in spans] == [0, 1, 2, 0]
+    assert [span.parent for span in spans] == [0, spans[0].id, spans[1].id, 0]
+    assert count("re-entrant") == 4
+
+
+def test_recursion(make: Make) -> None:
+    # GIVEN a recursive function around one object
+    context = make("recursion")
+
+    def down(levels: int) -> int:
+        with context:
+            return 1 if levels == 0 else 1 + down(levels - 1)
+
+    # WHEN
+    assert down(99) == 100
+    # THEN
+    spans = recorded("recursion")
+    assert [span.depth for span in spans] == list(range(100))
+    assert [span.parent for span in spans[1:]] == [span.id for span in spans[:-1]]
+    assert_closed()
+
+
+def test_one_object_in_many_threads(make: Make) -> None:
+    # GIVEN one object, and threads that are inside of it at the same time
+    context = make("shared")
+    inside = threading.Barrier(8)
+
+    def work() -> None:
+        with context:
+            inside.wait()
+            for _ in range(50):
+                with context:
+                    pass
+
+    # WHEN
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # THEN every run is known, and nobody's parent is another thread's
+    assert count("shared") == 8 * 51
+    spans = {span.id: span for span in recorded("shared")}
+    assert all(span.thread == spans[span.parent].thread for span in spans.values() if span.parent)
+    assert sum(span.parent == 0 for span in spans.values()) == 8
+    assert lost() == {}
+
+
+def test_more_open_spans_than_there_is_room_for() -> None:
+    # GIVEN more levels than a thread has room for
+    levels, context = 20_000, span("too deep")
+    # WHEN one object is entered and left that often, and another one then
+    with contextlib.ExitStack() as stack:
+        for _ in range(levels):
+            stack.enter_context(context)
+    with span("afterwards"):
+        pass
+    # THEN those without room are counted, all others are recorded, and none is left open
+    assert lost()["open_spans"] == levels - count("too deep")
+    assert count("too deep") >= 16_000
+    assert "unmatched" not in lost()
+    assert only("afterwards").depth == 0
+
+
+# --- exceptions -----------------------------------------------------------------------------------
+
+
+class _Special(BaseException):
+    """No Exception, so that nothing catches it by accident."""
+
+
+@pytest.mark.parametrize("kind", [KeyError, KeyboardInterrupt, SystemExit, _Special])
+def test_exceptions_pass_unchanged_and_mark_the_spans(
+    make: Make, kind: type[BaseException]
+) -> None:
+    # GIVEN
+    error = kind("unchanged")
+    # WHEN an exception leaves two blocks
+    try:
+        with make("outer"), make("inner"):
+            raise error
+    except BaseException as caught:
+        seen = caught
+    # THEN it is the same, with nothing added to it or to its traceback
+    assert seen is error
+    assert error.args == ("unchanged",)
+    assert error.__context__ is None
+    assert error.__cause__ is None
+    assert getattr(error, "__notes__", None) is None
+    assert [frame.name for frame in traceback.extract_tb(error.__traceback__)] == [
+        "test_exceptions_pass_unchanged_and_mark_the_spans"
+    ]
+    # AND both spans are marked
+    assert only("outer").failed
+    assert only("inner").failed
+    assert _core.snapshot().stages()["outer"].errors == 1
+
+
+def test_exceptions_in_async_blocks(make: Make) -> None:
+    # GIVEN
+    error = KeyError("unchanged")
+
+    async def main() -> None:
+        async with make("async outer"), make("async inner"):
+            await asyncio.sleep(0)
+            raise error
+
+    # WHEN
+    with pytest.raises(KeyError) as caught:
+        asyncio.run(main())
+    # THEN
+    assert caught.value is error
+    assert error.__context__ is None
+    assert only("async outer").failed
+    assert only("async inner").failed
+
+
+def test_an_exception_that_is_being_handled_stays_the_context(make: Make) -> None:
+    # WHEN a block runs, and raises, while another exception is handled
+    first, second = KeyError("first"), ValueError("second")
+    try:
+        try:
+            raise first
+        except KeyError:
+            with make("in except"):
+                pass
+            with make("raises"):
+                raise second  # noqa: B904
+    except ValueError as caught:
+        seen = caught
+    # THEN only the interpreter's own context is there, and only the block that raised is marked
+    assert seen is second
+    assert second.__context__ is first
+    assert first.__context__ is None
+    assert not only("in except").failed
+    assert only("raises").failed
+
+
+def test_a_handled_exception_marks_only_the_span_that_it_left(make: Make) -> None:
+    # WHEN
+    with make("handles"), contextlib.suppress(KeyError), make("raises"):
+        raise KeyError
+    # THEN
+    assert only("raises").failed
+    assert not only("handles").failed
+
+
+def test_a_block_in_a_generator_that_is_closed_has_not_failed(make: Make) -> None:
+    # GIVEN a generator that is given up in the middle of a block
+    def generate() -> Iterator[int]:
+        with make("given up"):
+            yield 1
+            yield 2
+
+    # WHEN
+    for _ in generate():
+        break
+    gc.collect()
+    # THEN
+    assert not only("given up").failed
+
+
+def test_return_break_and_continue_leave_blocks(make: Make) -> None:
+    # GIVEN
+    def returns() -> int:
+        for i in range(3):
+            with make("left early"):
+                if i == 0:
+                    continue
+                if i == 1:
+                    break
+        with make("left early"):
+            return 7
+
+    # WHEN
+    assert returns() == 7
+    # THEN
+    assert count("left early") == 3
+    assert lost() == {}
+
+
+# --- switches in the middle -----------------------------------------------------------------------
+
+
+def test_disabled_in_the_middle(make: Make) -> None:
+    # WHEN the recorder is switched off inside of a block, and on again inside of another
+    with make("begun on"):
+        stagespan.disable()
+        with make("begun off"):
+            stagespan.enable()
+            with make("begun on again"):
+                pass
+    # THEN each block is what it was when it began, and what was off is nobody's parent
+    assert counts("begun on", "begun off", "begun on again") == [1, 0, 1]
+    assert parents() == {"begun on": {None}, "begun on again": {"begun on"}}
+    assert lost() == {}
+    assert_closed()
+
+
+def test_one_object_across_switches(make: Make) -> None:
+    # GIVEN one object that is entered on, off, on
+    context = make("one object")
+    # WHEN
+    with context:
+        stagespan.disable()
+        with context:
+            with context:
+                pass
+            stagespan.enable()
+            with context:
+                pass
+    # THEN
+    assert [span.depth for span in recorded("one object")] == [0, 1]
+    assert lost() == {}
+
+
+def test_debug_mode_switched_in_the_middle() -> None:
+    # GIVEN
+    debug = ProfilingContext4Debug
+    # WHEN debug mode is switched off inside of a block, and on inside of another
+    stagespan.set_debug(True)
+    with debug("begun in debug mode"):
+        stagespan.set_debug(False)
+        with debug("begun without"):
+            stagespan.set_debug(True)
+            with debug("begun in it again"):
+                pass
+    # THEN
+    assert counts("begun in debug mode", "begun without", "begun in it again") == [1, 0, 1]
+    assert parents()["begun in it again"] == {"begun in debug mode"}
+    assert only("begun in debug mode").flags & _core.FLAG_DEBUG
+
+
+def test_left_out_of_order_across_switches() -> None:
+    # GIVEN contexts that are entered one in the other, some of them off
+    first, second, third = span("first"), span("second"), span("third")
+    first.__enter__()
+    stagespan.disable()
+    second.__enter__()
+    stagespan.enable()
+    third.__enter__()
+    # WHEN they are left from the outermost inwards
+    for context in (first, second, third):
+        context.__exit__(None, None, None)
+    # THEN
+    assert counts("first", "second", "third") == [1, 0, 1]
+    assert parents()["third"] == {"first"}
+    assert lost() == {}
+    assert_closed()
+
+
+def test_contexts_that_are_off_time_nothing_and_pass_everything() -> None:
+    # GIVEN
+    stagespan.disable()
+    # WHEN
+    with span("off") as context, ProfilingContext("off"), pytest.raises(KeyError), context:
+        raise KeyError
+    # THEN
+    assert count("off") == 0
+    assert recorded() == []
+
+
+# --- out of order ---------------------------------------------------------------------------------
+
+
+def test_left_in_another_order_than_entered() -> None:
+    # GIVEN a span, and two in it of which the first ends first
+    outer, first, second = span("outer"), span("first"), span("second")
+    with outer:
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        with span("in second"):
+            pass
+        second.__exit__(None, None, None)
+        with span("after both"):
+            pass
+    # THEN the second remains the first one's child, and what follows is right
+    assert parents() == {
+        "outer": {None},
+        "first": {"outer"},
+        "second": {"first"},
+        "in second": {"second"},
+        "after both": {"outer"},
+    }
+    assert _core.snapshot().stages()["second"].parents.keys() == {"first"}
+    assert lost() == {}
+    assert_closed()
+
+
+def test_many_left_in_the_order_in_which_they_were_entered() -> None:
+    # GIVEN a chain of spans that is closed from its beginning, with time in each step
+    with span("around"):
+        chain = [span(f"link {i}") for i in range(20)]
+        for link in chain:
+            link.__enter__()
+            sum(range(2000))
+        for link in chain:
+            link.__exit__(None, None, None)
+            sum(range(2000))
+    # THEN what they share is not counted twice
+    assert_closed()
+    assert lost() == {}
+
+
+def test_left_without_having_been_entered(make: Make) -> None:
+    # WHEN
+    context = make("never entered")
+    context.__exit__(None, None, None)
+    with context:
+        pass
+    context.__exit__(None, None, None)
+    # THEN it is counted, and nothing else was closed instead
+    assert count("never entered") == 1
+    assert lost() == {"unmatched": 2}
+
+
+def test_entered_and_thrown_away(make: Make) -> None:
+    # GIVEN a span that is entered in another one, and never left
+    with make("outer"):
+        make("thrown away").__enter__()
+        gc.collect()
+        with make("inner"):
+            pass
+    # THEN it is counted, and not shown as open any more
+    assert lost() == {"abandoned": 1}
+    assert parents() == {"outer": {None}, "inner": {"outer"}}
+    assert _core.open_spans() == []
+
+
+# --- across threads -------------------------------------------------------------------------------
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    """Run in another thread, and wait for it."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_entered_in_one_thread_and_left_in_another(make: Make) -> None:
+    # GIVEN
+    context = make("handed over")
+    context.__enter__()
+    # WHEN another thread leaves it
+    in_thread(lambda: context.__exit__(None, None, None))
+    # THEN it is recorded once, is open no more, and the next span has no parent
+    assert _core.open_spans() == []
+    with make("next"):
+        pass
+    assert count("handed over") == 1
+    assert parents()["next"] == {None}
+    assert lost() == {}
+
+
+def test_thrown_away_in_another_thread() -> None:
+    # GIVEN a context entered here, whose last reference goes in another thread
+    contexts = [span("elsewhere")]
+    contexts[0].__enter__()
+    # WHEN
+    in_thread(contexts.clear)
+    with span("elsewhere"):
+        pass
+    # THEN a new object, which may have the old one's address, is not taken for it
+    assert lost() == {"abandoned": 1}
+    assert [span.depth for span in recorded("elsewhere")] == [0]
+    assert _core.open_spans() == []
+
+
+def test_a_thread_that_ends_inside_of_a_span() -> None:
+    # WHEN
+    context = span("thread ended")
+    in_thread(context.__enter__)
+    # THEN it is counted, once the system has ended the thread
+    assert eventually(lambda: _core.open_spans() == [])
+    assert lost() == {"abandoned": 1}
+    assert count("thread ended") == 0
+
+
+# --- the objects ----------------------------------------------------------------------------------
+
+
+def test_what_a_context_tells_of_itself() -> None:
+    # GIVEN
+    contexts = [
+        span("a"),
+        ProfilingContext("b", False, capture_memory=True, compile_safe=True),
+        ProfilingContext4Debug(name="c", reset_peak_memory=True),
+    ]
+    # THEN
+    assert [context.name for context in contexts] == ["a", "b", "c"]
+    assert [context.kind for context in contexts] == ["span", "profiling", "debug"]
+    assert [context.reset_peak_memory for context in contexts] == [False, False, True]
+    assert [context.capture_memory for context in contexts] == [False, True, False]
+    assert [context.compile_safe for context in contexts] == [False, True, True]
+    assert [repr(context) for context in contexts] == [
+        "span('a')",
+        "ProfilingContext('b')",
+        "ProfilingContext4Debug('c')",
+    ]
+    with pytest.raises(AttributeError):
+        contexts[0].name = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("function", [span, ProfilingContext, ProfilingContext4Debug])
+def test_signatures_are_documented(function: Callable[..., object]) -> None:
+    # THEN help() and editors find the parameters
+    assert next(iter(inspect.signature(function).parameters)) == "name"
+    assert function.__doc__
+
+
+@pytest.mark.parametrize("function", [span, ProfilingContext, ProfilingContext4Debug])
+@pytest.mark.parametrize(
+    ("args", "kwargs"), [((), {}), (("a", True, True), {}), (("a",), {"unknown": 1})]
+)
+def test_wrong_arguments(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    # THEN
+    with pytest.raises(TypeError):
+        function(*args, **kwargs)
+
+
+def test_the_type_is_closed() -> None:
+    # THEN contexts are made by the three functions only
+    with pytest.raises(TypeError):
+        _core.Span()
+    with pytest.raises(TypeError):
+        type("Mine", (_core.Span,), {})
+    with pytest.raises(TypeError, match="'a'"):
+        span("a")(1, 2)  # type: ignore[call-arg]
+
+
+def test_inputs_and_outputs_outside_of_debug_mode_do_nothing() -> None:
+    # GIVEN
+    value = object()
+    # WHEN
+    with span("plain") as context:
+        context.inputs(value=value)
+        context.output(value)
+    # THEN only values by name are taken, so that a mistake shows before debug mode is on
+    with pytest.raises(TypeError, match="by name"):
+        context.inputs(value)  # type: ignore[call-arg]
+
+
+def test_statistics_agree_with_records() -> None:
+    # GIVEN spans whose records are all there
+    for i in range(500):
+        with span("agrees"):
+            sum(range(i * 10))
+    # WHEN
+    durations = sorted(span.duration_ns for span in recorded("agrees"))
+    stage = _core.snapshot().stages()["agrees"]
+    # THEN
+    assert stage.count == len(durations) == 500
+    assert abs(stage.total_ns - sum(durations)) <= 500
+    assert abs((stage.min_ns or 0) - durations[0]) <= 2
+    assert abs((stage.max_ns or 0) - durations[-1]) <= 2
+    for q in (0.25, 0.5, 0.95, 0.99):
+        exact = durations[-(-int(q * 1000) * 500 // 1000) - 1]
+        assert stage.quantile_ns(q) == pytest.approx(exact, rel=0.03, abs=2)

@@ -1,0 +1,606 @@
+"""Timed generators, and spans inside of generators that take turns."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import threading
+import time
+import types
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+from recording import assert_closed, count, eventually, lost, only, parents, recorded
+
+import stagespan
+from stagespan import ProfilingContext4Debug, _core, span
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+MS = 1_000_000
+
+
+@span("counts")
+def counts(n: int) -> Generator[int, Any, str]:
+    """Yield numbers, and tell what was sent."""
+    sent = []
+    for i in range(n):
+        sent.append((yield i))  # noqa: PERF401
+    return repr(sent)
+
+
+# --- the protocol ---------------------------------------------------------------------------------
+
+
+def test_values_pass_in_both_directions() -> None:
+    # GIVEN
+    generator = counts(3)
+    # WHEN
+    received = [next(generator), generator.send("a"), generator.send(("b", "c"))]
+    with pytest.raises(StopIteration) as stop:
+        generator.send(None)
+    # THEN
+    assert received == [0, 1, 2]
+    assert stop.value.value == "['a', ('b', 'c'), None]"
+    assert count("counts") == 1
+    assert only("counts").flags == _core.FLAG_GENERATOR
+
+
+def test_yield_from_gives_the_result() -> None:
+    # GIVEN
+    def outer() -> Generator[int, Any, None]:
+        results.append((yield from counts(2)))
+
+    results: list[str] = []
+    # WHEN / THEN
+    assert list(outer()) == [0, 1]
+    assert results == ["[None, None]"]
+
+
+def test_a_result_that_is_a_tuple_or_an_exception() -> None:
+    # GIVEN
+    results = [(1, 2), KeyError("not raised"), None]
+
+    @span("returns")
+    def returns(i: int) -> Generator[int, None, object]:
+        yield i
+        return results[i]
+
+    def collect() -> Generator[int, None, None]:
+        for i in range(3):
+            got.append((yield from returns(i)))  # noqa: PERF401
+
+    got: list[object] = []
+    # WHEN / THEN
+    assert list(collect()) == [0, 1, 2]
+    assert got == results
+
+
+def test_throw() -> None:
+    # GIVEN a generator that handles one kind of error
+    @span("throws")
+    def generate() -> Iterator[str]:
+        try:
+            yield "first"
+        except KeyError:
+            yield "handled"
+        yield "last"
+
+    # WHEN
+    handled, broken = generate(), generate()
+    next(handled)
+    assert handled.throw(KeyError()) == "handled"  # type: ignore[attr-defined]
+    assert list(handled) == ["last"]
+    error = ValueError("unchanged")
+    next(broken)
+    with pytest.raises(ValueError, match="unchanged") as caught:
+        broken.throw(error)  # type: ignore[attr-defined]
+    # THEN
+    assert caught.value is error
+    assert error.__context__ is None
+    assert [span.failed for span in recorded("throws")] == [False, True]
+
+
+def test_close() -> None:
+    # GIVEN one generator that has begun, one that has not, one that is at its end
+    begun, new, done = counts(5), counts(5), counts(1)
+    next(begun)
+    list(done)
+    # WHEN
+    for generator in (begun, new, done):
+        generator.close()
+        generator.close()
+        assert list(generator) == []
+    # THEN what never ran is no span, and closing is no error
+    assert [span.failed for span in recorded("counts")] == [False, False]
+    assert lost() == {}
+
+
+def test_a_generator_that_ignores_its_close_goes_on() -> None:
+    # GIVEN
+    def generate() -> Iterator[int]:
+        for i in range(4):
+            with contextlib.suppress(GeneratorExit):
+                yield i
+
+    generator = _core.timed_generator(span("stubborn"), generate, (), {})
+    next(generator)
+    # WHEN
+    with pytest.raises(RuntimeError, match="ignored GeneratorExit"):
+        generator.close()
+    # THEN its span lasts until it ends
+    assert [span["stage"] for span in _core.open_spans()] == ["stubborn"]
+    assert list(generator) == [2, 3]
+    assert not only("stubborn").failed
+
+
+def test_errors_pass_unchanged() -> None:
+    # GIVEN
+    error = KeyError("unchanged")
+
+    @span("fails")
+    def generate() -> Iterator[int]:
+        yield 1
+        raise error
+
+    # WHEN
+    with pytest.raises(KeyError) as caught:
+        list(generate())
+    # THEN
+    assert caught.value is error
+    assert error.__context__ is None
+    assert only("fails").failed
+
+
+def test_a_generator_given_up_ends_when_it_goes() -> None:
+    # GIVEN
+    for value in counts(10):
+        if value == 3:
+            break
+    gc.collect()
+    # THEN
+    assert not only("counts").failed
+    assert _core.open_spans() == []
+
+
+def test_a_value_sent_too_early_is_refused_and_nothing_is_lost() -> None:
+    # GIVEN
+    generator = counts(2)
+    # WHEN
+    with pytest.raises(TypeError, match="just-started"):
+        generator.send("too early")
+    # THEN
+    assert list(generator) == [0, 1]
+    assert [span.failed for span in recorded("counts")] == [False]
+
+
+def test_a_generator_that_asks_itself_is_refused_and_goes_on() -> None:
+    # GIVEN a generator that tries to advance and to close itself
+    @span("asks itself")
+    def generate() -> Iterator[str]:
+        for ask in (lambda: next(generator), generator_close):
+            try:
+                ask()
+            except ValueError as error:
+                yield str(error)
+
+    def generator_close() -> None:
+        generator.close()  # type: ignore[attr-defined]
+
+    generator = generate()
+    # WHEN / THEN
+    assert list(generator) == ["generator already executing"] * 2
+    asked = only("asks itself")
+    assert not asked.failed
+    assert asked.suspended_ns <= asked.duration_ns
+    assert lost() == {}
+
+
+def test_a_generator_that_two_threads_advance() -> None:
+    # GIVEN a generator that is busy in one thread
+    busy, go_on = threading.Event(), threading.Event()
+
+    @span("two threads")
+    def generate() -> Iterator[int]:
+        busy.set()
+        go_on.wait()
+        yield 1
+        yield 2
+
+    generator, got = generate(), []
+    thread = threading.Thread(target=lambda: got.append(next(generator)))
+    thread.start()
+    busy.wait()
+    # WHEN the other thread asks meanwhile, and then goes on with it
+    with pytest.raises(ValueError, match="already executing"):
+        next(generator)
+    go_on.set()
+    thread.join()
+    got.extend(generator)
+    # THEN
+    assert got == [1, 2]
+    assert [span.failed for span in recorded("two threads")] == [False]
+    assert lost() == {}
+
+
+def test_generators_that_can_be_awaited() -> None:
+    # GIVEN
+    @span("awaitable")
+    @types.coroutine
+    def awaitable() -> Generator[str, str, str]:
+        return (yield "asks")
+
+    async def main() -> str:
+        return await awaitable()
+
+    # WHEN
+    coroutine = main()
+    assert coroutine.send(None) == "asks"
+    with pytest.raises(StopIteration, match="answer"):
+        coroutine.send("answer")
+    # THEN
+    assert count("awaitable") == 1
+
+
+# --- time and parents -----------------------------------------------------------------------------
+
+
+def test_time_between_turns_is_suspended() -> None:
+    # GIVEN a generator that works for a moment in each turn, and a consumer that takes longer
+    @span("generates")
+    def generate() -> Iterator[int]:
+        for i in range(3):
+            time.sleep(0.002)
+            yield i
+
+    # WHEN
+    with span("consumer"):
+        for _ in generate():
+            time.sleep(0.01)
+    # THEN only the turns are the generator's running time, and the consumer's children
+    made = only("generates")
+    assert made.suspended_ns >= 29 * MS
+    assert made.duration_ns - made.suspended_ns >= 5 * MS
+    consumer = _core.snapshot().stages()["consumer"]
+    assert 5 * MS <= consumer.children_ns <= consumer.total_ns - 29 * MS
+    assert parents()["generates"] == {"consumer"}
+    assert_closed()
+
+
+def test_a_generator_is_nobodys_parent_between_its_turns() -> None:
+    # GIVEN
+    @span("generates")
+    def generate() -> Iterator[int]:
+        for i in range(2):
+            with span("in turn"):
+                pass
+            yield i
+
+    # WHEN
+    with span("consumer"):
+        for _ in generate():
+            with span("between turns"):
+                pass
+    # THEN
+    assert parents() == {
+        "consumer": {None},
+        "generates": {"consumer"},
+        "in turn": {"generates"},
+        "between turns": {"consumer"},
+    }
+    assert [span.depth for span in recorded("between turns")] == [1, 1]
+
+
+def test_spans_that_are_open_between_turns_stay_in_their_generator() -> None:
+    # GIVEN a timed generator that yields inside of blocks
+    @span("generates")
+    def generate() -> Iterator[int]:
+        with span("block"):
+            with span("nested"):
+                yield 1
+            with span("after a turn"):
+                yield 2
+        with span("after the block"):
+            pass
+
+    # WHEN
+    with span("consumer"):
+        for value in generate():
+            with span(f"uses {value}"):
+                pass
+    # THEN
+    assert parents() == {
+        "consumer": {None},
+        "generates": {"consumer"},
+        "block": {"generates"},
+        "nested": {"block"},
+        "after a turn": {"block"},
+        "after the block": {"generates"},
+        "uses 1": {"consumer"},
+        "uses 2": {"consumer"},
+    }
+    assert lost() == {}
+    assert_closed()
+
+
+def test_a_block_of_a_generator_that_the_consumer_ends() -> None:
+    # GIVEN a span that a generator enters and hands out
+    @span("generates")
+    def generate() -> Iterator[_core.Span]:
+        yield span("handed out").__enter__()
+        yield span("second").__enter__()
+
+    # WHEN the consumer ends it, between turns or after the last
+    with span("consumer"):
+        generator = generate()
+        next(generator).__exit__(None, None, None)
+        second = next(generator)
+        assert list(generator) == []
+        with span("uses"):
+            pass
+        second.__exit__(None, None, None)
+        with span("afterwards"):
+            pass
+    # THEN
+    assert parents()["handed out"] == {"generates"}
+    assert parents()["second"] == {"generates"}
+    assert parents()["afterwards"] == {"consumer"}
+    assert lost() == {}
+    assert_closed()
+
+
+def test_blocks_of_a_generator_that_moves_to_another_thread() -> None:
+    # GIVEN a generator that has blocks open while it goes from thread to thread
+    @span("moves")
+    def generate() -> Iterator[int]:
+        with span("first block"):
+            yield 1
+            with span("second block"):
+                yield 2
+            yield 3
+
+    generator = generate()
+
+    # WHEN
+    for _ in range(4):
+        thread = threading.Thread(target=lambda: next(generator, None))
+        thread.start()
+        thread.join()
+        with span("here"):
+            pass
+    # THEN every block that began and ended is recorded or counted, and nothing stays open
+    assert count("moves") == 1
+    assert parents()["here"] == {None}
+    assert eventually(lambda: _core.open_spans() == [])
+    assert count("first block") + count("second block") + sum(lost().values()) >= 2
+
+
+def test_interleaved_generators() -> None:
+    # GIVEN many timed generators with blocks in them that are open between turns
+    @span("generates")
+    def generate(name: str, n: int) -> Iterator[int]:
+        with span(name):
+            for i in range(n):
+                with span(f"step of {name}"):
+                    yield i
+
+    # WHEN they take turns, and end one after the other
+    with span("consumer"):
+        generators = [generate(f"g{n}", n) for n in range(1, 9)]
+        turns = [
+            [value for value in turn if value is not None]
+            for turn in itertools.zip_longest(*generators)
+        ]
+    # THEN each block and each step belongs to its own generator
+    assert [len(turn) for turn in turns] == [8, 7, 6, 5, 4, 3, 2, 1]
+    found = parents()
+    assert found["generates"] == {"consumer"}
+    for n in range(1, 9):
+        assert found[f"g{n}"] == {"generates"}
+        assert found[f"step of g{n}"] == {f"g{n}"}
+    assert [count(f"step of g{n}") for n in range(1, 9)] == list(range(1, 9))
+    assert [count(f"g{n}") for n in range(1, 9)] == [1] * 8
+    assert lost() == {}
+    assert _core.open_spans() == []
+    assert_closed()
+
+
+def test_blocks_of_interleaved_generators_end_their_own_spans() -> None:
+    # GIVEN plain generators that each build their own span, and keep it open between their turns
+    def generate(name: str, turns: int) -> Iterator[None]:
+        with span(name):
+            for _ in range(turns):
+                yield
+            time.sleep(0.001)
+
+    # WHEN the one that began first ends first
+    begun = {name: generate(name, turns) for name, turns in (("a", 1), ("b", 2), ("c", 3))}
+    with span("around"):
+        for generator in begun.values():
+            next(generator)
+        for generator in begun.values():
+            list(generator)
+        with span("afterwards"):
+            pass
+    # THEN each has the times of its own block
+    a, b, c = only("a"), only("b"), only("c")
+    assert a.begin_ns < b.begin_ns < c.begin_ns < a.end_ns < b.end_ns < c.end_ns
+    assert parents()["afterwards"] == {"around"}
+    assert lost() == {}
+    assert_closed()
+
+
+def test_turns_that_another_span_drives() -> None:
+    # GIVEN a generator that is begun in a span, driven in another, and ended in the first
+    @span("driven")
+    def generate() -> Iterator[int]:
+        for i in range(20):
+            time.sleep(0.0005)
+            yield i
+
+    # WHEN
+    with span("begins"):
+        generator = generate()
+        next(generator)
+        with span("drives"):
+            for _ in range(18):
+                next(generator)
+        list(generator)
+    # THEN the time of those turns is counted once
+    assert parents()["driven"] == {"begins"}
+    assert_closed()
+    stages = _core.snapshot().stages()
+    assert stages["begins"].children_ns >= 0.9 * stages["begins"].total_ns
+
+
+def test_a_generator_moves_between_threads() -> None:
+    # GIVEN
+    generator = counts(100)
+    got: list[int] = []
+
+    def advance() -> None:
+        with span("advances"):
+            got.append(next(generator))
+
+    # WHEN each turn happens on another thread
+    for _ in range(100):
+        thread = threading.Thread(target=advance)
+        thread.start()
+        thread.join()
+    assert list(generator) == []
+    # THEN
+    assert got == list(range(100))
+    assert count("counts") == 1
+    assert lost() == {}
+    assert_closed()
+
+
+def test_switched_off_between_turns() -> None:
+    # GIVEN a generator that begins while the recorder is on, and one that begins while it is off
+    on = counts(3)
+    next(on)
+    stagespan.disable()
+    off = counts(3)
+    next(off)
+    # WHEN
+    assert list(on) == [1, 2]
+    stagespan.enable()
+    assert list(off) == [1, 2]
+    # THEN
+    assert count("counts") == 1
+
+
+def test_recursive_generators() -> None:
+    # GIVEN a generator that delegates to itself
+    @span("walks")
+    def walk(depth: int) -> Iterator[int]:
+        yield depth
+        if depth:
+            yield from walk(depth - 1)
+            yield from walk(depth - 1)
+
+    # WHEN
+    assert len(list(walk(6))) == 127
+    # THEN
+    spans = {span.id: span for span in recorded("walks")}
+    assert len(spans) == 127
+    for one in spans.values():
+        assert one.depth == (0 if not one.parent else spans[one.parent].depth + 1)
+    assert sorted(span.depth for span in spans.values()) == sorted(
+        depth for depth in range(7) for _ in range(2**depth)
+    )
+    assert_closed()
+
+
+# --- the garbage collector ------------------------------------------------------------------------
+
+
+class _Node:
+    """Part of a cycle that brings itself back when it is finalized."""
+
+    saved: list[_Node] = []  # noqa: RUF012
+
+    def __init__(self) -> None:
+        self.generator: Iterator[int] | None = None
+
+    def __del__(self) -> None:
+        _Node.saved.append(self)
+
+
+def test_a_suspended_generator_in_a_cycle_is_collected() -> None:
+    # GIVEN generators whose frames refer to themselves
+    @span("in a cycle")
+    def generate(myself: list[object]) -> Iterator[int]:
+        yield 1
+        yield len(myself)
+
+    def make_one() -> None:
+        myself: list[object] = []
+        generator = generate(myself)
+        myself.append(generator)
+        next(generator)
+
+    for _ in range(100):
+        make_one()
+    # WHEN
+    gc.collect()
+    # THEN
+    assert count("in a cycle") == 100
+    assert _core.open_spans() == []
+
+
+def test_a_generator_that_comes_back_from_the_collector() -> None:
+    # GIVEN a suspended generator in a cycle whose finalizer brings all of it back
+    @span("comes back")
+    def generate(node: _Node) -> Iterator[int]:
+        yield 1
+        yield 2
+
+    node = _Node()
+    node.generator = generate(node)
+    next(node.generator)
+    del node
+    # WHEN
+    gc.collect()
+    (back,) = _Node.saved
+    # THEN whatever it does now, it does without harm, and the span has ended
+    assert back.generator is not None
+    repr(back.generator)
+    isinstance(back.generator, types.GeneratorType)
+    with contextlib.suppress(RuntimeError):
+        list(back.generator)
+    back.generator.close()  # type: ignore[attr-defined]
+    _Node.saved.clear()
+    assert count("comes back") == 1
+    assert _core.open_spans() == []
+
+
+def test_arguments_live_no_longer_than_without_a_span() -> None:
+    # GIVEN a debug generator, whose arguments the signature looks at
+    stagespan.set_debug(True)
+
+    class Argument:
+        alive = 0
+
+        def __init__(self) -> None:
+            Argument.alive += 1
+
+        def __del__(self) -> None:
+            Argument.alive -= 1
+
+    @ProfilingContext4Debug("drops its argument")
+    def generate(argument: Argument) -> Iterator[int]:
+        del argument
+        yield 1
+        yield 2
+
+    # WHEN
+    generator = generate(Argument())
+    assert next(generator) == 1
+    next(generator)
+    # THEN what the hooks keep goes with the end of the run at the latest
+    list(generator)
+    gc.collect()
+    assert Argument.alive == 0
