@@ -129,6 +129,16 @@ py::list drain_completions(bool everything) {
   return result;
 }
 
+py::dict drain_peaks(bool everything) {
+  std::map<std::uint32_t, std::int64_t> peaks;
+  for (const Completion& c : take_completions(everything))
+    if (c.peak_bytes >= 0 && (c.flags & kCompletionDeviceMemory) == 0)
+      peaks[c.stage] = std::max(peaks[c.stage], c.peak_bytes);
+  py::dict result;
+  for (const auto& [stage, peak_bytes] : peaks) result[name_of(stage)] = peak_bytes;
+  return result;
+}
+
 py::dict clock_info() {
   py::dict result;
   Recorder& recorder = Recorder::get();
@@ -167,6 +177,8 @@ void define_reading(py::module_& module) {
              "([(stage, count, total_ns, errors, top_level)], complete) of what the rings hold of a request.");
   module.def("drain_completions", drain_completions, py::arg("everything") = false,
              "Finished contexts, those of each thread in order; those that await their device only if asked for.");
+  module.def("drain_peaks", drain_peaks, py::arg("everything") = false,
+             "The same where nobody reads lines: of all that finished, each stage's highest peak RSS in bytes.");
   module.def("wake_service", wake_waiter);
   module.def("clock_info", clock_info, "source, ns_per_tick and bracket_ns of the recorder's clock.");
   module.def(

@@ -39,6 +39,15 @@ PyObject* timed_vectorcall(PyObject* object, PyObject* const* args, std::size_t 
                     [&] { return PyObject_Vectorcall(function, args, nargsf, kwnames); });
 }
 
+// The same for a plain function, which always has an entry for this way of calling.
+PyObject* timed_function_vectorcall(PyObject* object, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+  const TimedFunctionObject* const self = self_of(object);
+  PyObject* const function = self->function;
+  return call_timed(*self->span, function, args, nargsf, kwnames, [&] {
+    return reinterpret_cast<PyFunctionObject*>(function)->vectorcall(function, args, nargsf, kwnames);
+  });
+}
+
 PyObject* bind(PyObject* object, PyObject* instance, PyObject*) {
   return instance == nullptr ? Py_NewRef(object) : PyMethod_New(object, instance);
 }
@@ -54,7 +63,7 @@ PyObject* timed_new(PyTypeObject*, PyObject* args, PyObject* kwargs) {
   PyTypeObject& type = PyFunction_Check(function) ? g_function_type : g_callable_type;
   auto* const self = PyObject_GC_New(TimedFunctionObject, &type);
   if (self == nullptr) return nullptr;
-  self->vectorcall = timed_vectorcall;
+  self->vectorcall = PyFunction_Check(function) ? timed_function_vectorcall : timed_vectorcall;
   self->function = Py_NewRef(function);
   self->span = reinterpret_cast<SpanObject*>(Py_NewRef(span));
   self->weak_references = nullptr;

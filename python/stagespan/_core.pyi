@@ -305,6 +305,11 @@ def drain_completions(everything: bool = ...) -> list[tuple[str, int, int, int, 
     it is resolved or ``everything`` is asked for.
     """
 
+def drain_peaks(everything: bool = ...) -> dict[str, int]:
+    """The same where nobody reads lines: of all that finished, each stage's highest peak RSS in
+    bytes.
+    """
+
 def wait_for_work(timeout_s: float) -> bool:
     """Sleep, without the GIL, until a context has finished or the time is over; True if there is
     work. Resolves device spans meanwhile.

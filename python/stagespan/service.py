@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from stagespan import _core, context, device, lines, memory, settings
@@ -96,29 +95,29 @@ class _Service:
             return False
         # A last drain asks for all that there is; where no device is timed, nothing is kept back.
         is_last = everything and device.is_attached()
-        drain = partial(_core.drain_completions, True) if is_last else _core.drain_completions
         try:
-            while finished := drain():
-                self._tell(finished)
+            if lines.is_wanted():
+                while finished := _core.drain_completions(is_last):
+                    self._tell(finished)
+            else:
+                # Summed up: many short stages would keep this thread, and with it theirs, busy.
+                for stage, peak in _core.drain_peaks(is_last).items():
+                    memory.note_rss(stage, peak)
         finally:
             self._draining.release()
         return True
 
     def _tell(self, finished: list[tuple[str, int, int, int, int, int, int]]) -> None:
-        is_wanted = lines.is_wanted()
-        rank = settings.rank() if is_wanted else 0
-        if is_wanted:
-            self._learn_thread_names()
+        rank = settings.rank()
+        self._learn_thread_names()
         for stage, begin_ns, end_ns, thread, native, peak, flags in finished:
             is_device = bool(flags & _core.COMPLETION_DEVICE_MEMORY)
-            if peak >= 0 and not is_device:
-                memory.note_rss(stage, peak)
-            if not is_wanted:
-                continue
             records = [lines.duration_line(stage, begin_ns, end_ns)]
             if peak >= 0:
                 kind = "Peak Memory" if is_device else "Peak RSS"
                 records.append(lines.memory_line(stage, rank, kind, peak))
+                if not is_device:
+                    memory.note_rss(stage, peak)
             name = self._thread_names.get(thread, f"Thread-{native}")
             for record in records:
                 lines.date(record, end_ns, thread, name)
