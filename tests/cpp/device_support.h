@@ -36,7 +36,8 @@ class Fake {
   }
 
   static Fake& of(const std::string& kind) {
-    static std::map<std::string, Fake*> fakes;
+    // Never destroyed: the drivers stay loaded, and what points to them stays reachable.
+    static auto& fakes = *new std::map<std::string, Fake*>;
     Fake*& fake = fakes[kind];
     if (fake == nullptr) fake = new Fake(kind);
     return *fake;
