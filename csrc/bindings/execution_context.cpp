@@ -21,6 +21,7 @@ struct Inherited {
   ParentLink link;
   std::uint32_t base_thread;  // the thread whose own scope wrote it, 0 for a task's
 };
+constexpr std::uint32_t kNothing = 0xffffffff;  // in place of a thread: as if nothing had been stored
 
 class TaskScopes final : public ScopeTable {
  public:
@@ -165,10 +166,11 @@ void switch_scope(ThreadState& thread, PyObject* context) noexcept {
   // another thread's own code is known to belong to a request, if it was copied inside of one.
   Inherited inherited{innermost(thread, thread.base), 0};
   Inherited stored;
-  if (read_inherited(stored) &&
-      (stored.base_thread == 0 || (stored.base_thread != thread.thread && stored.link.request != 0)))
-    inherited = stored;
   Scope& scope = *scopes.add(context);
+  scope.follows_base =
+      !read_inherited(stored) || stored.base_thread == kNothing ||
+      (stored.base_thread != 0 && (stored.base_thread == thread.thread || stored.link.request == 0));
+  if (!scope.follows_base) inherited = stored;
   scope.root = scope.top = root;
   scope.request = inherited.link.request;
   make_root(thread, root, inherited.link);
@@ -178,8 +180,10 @@ void switch_scope(ThreadState& thread, PyObject* context) noexcept {
 void publish_slow(ThreadState& thread) noexcept {
   const ErrorAside pending;
   Scope& scope = *thread.scope;
-  write_inherited({innermost(thread, scope), 0});
-  if (scope.top == scope.root && scope.holds == 0) drop_scope(thread, scope);
+  const bool is_idle = scope.top == scope.root && scope.holds == 0;
+  // A context may be used again later, inside of another span.
+  write_inherited({innermost(thread, scope), is_idle && scope.follows_base ? kNothing : 0});
+  if (is_idle) drop_scope(thread, scope);
 }
 
 void drop_if_idle(ThreadState& thread, Scope& scope) noexcept {

@@ -24,6 +24,7 @@ struct Scope {
   std::uint64_t request = 0;
   std::uint32_t holds = 0;  // reasons to keep a task's scope although it has no open span
   bool is_task = false;
+  bool follows_base = false;  // belongs to what is open in the thread's own code, whatever that is
 };
 
 /// What belongs to an open frame in this process only.

@@ -274,6 +274,52 @@ def test_contexts_copied_by_hand() -> None:
     assert parents()["back"] == {"runs here"}
 
 
+def test_a_context_that_is_used_again_and_again() -> None:
+    # GIVEN a context that runs code inside of one span, and then inside of another
+    def work(name: str) -> None:
+        with span(name):
+            contextvars.copy_context().run(deeper)
+
+    def deeper() -> None:
+        with span("deeper"):
+            pass
+
+    copied = contextvars.copy_context()
+    # WHEN
+    for i in range(3):
+        with span(f"outer {i}"):
+            copied.run(work, f"inner {i}")
+    copied.run(work, "alone")
+    # THEN
+    for i in range(3):
+        assert parents()[f"inner {i}"] == {f"outer {i}"}
+    assert parents()["alone"] == {None}
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Runner came with Python 3.11")
+def test_a_runner_runs_everything_in_one_context() -> None:
+    # GIVEN
+    async def task(name: str) -> None:
+        with span(name):
+            pass
+
+    async def main(i: int) -> None:
+        await asyncio.create_task(task(f"before {i}"))
+        with span(f"main {i}"):
+            await asyncio.create_task(task(f"task {i}"))
+
+    # WHEN
+    with asyncio.Runner() as runner:
+        for i in range(3):
+            with span(f"outer {i}"):
+                runner.run(main(i))
+    # THEN
+    for i in range(3):
+        assert parents()[f"before {i}"] == {f"outer {i}"}
+        assert parents()[f"main {i}"] == {f"outer {i}"}
+        assert parents()[f"task {i}"] == {f"main {i}"}
+
+
 def test_contexts_entered_one_in_the_other() -> None:
     # GIVEN contexts nested in the code of one thread, without any loop
     one, two = contextvars.copy_context(), contextvars.copy_context()

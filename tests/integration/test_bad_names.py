@@ -1,0 +1,250 @@
+"""Names that are no strings, empty, endless, unprintable or far too many."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+from recording import count, lost, python, recorded
+
+import stagespan
+from stagespan import ProfilingContext, ProfilingContext4Debug, _core, begin, end, record, span
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+INVALID = "(invalid name)"
+
+
+class Named(str):
+    """A string with ideas of its own."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        raise AssertionError("nobody may ask for this")
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("nobody may ask for this")
+
+
+class Shouts:
+    """An object that cannot be printed."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("nobody may ask for this")
+
+
+@pytest.mark.parametrize("make", [span, ProfilingContext, ProfilingContext4Debug])
+@pytest.mark.parametrize("name", ["", None, 42, b"bytes", ("a",), Shouts(), len, []], ids=type)
+@pytest.mark.filterwarnings("ignore:stagespan")
+def test_what_is_no_name(make: type[_core.Span], name: object) -> None:
+    # GIVEN
+    stagespan.set_debug(True)
+
+    # WHEN it names a block and a function
+    context = make(name)  # type: ignore[call-arg]
+    with context:
+        pass
+
+    def double(value: int) -> int:
+        return 2 * value
+
+    assert make(name)(double)(4) == 8  # type: ignore[call-arg]
+    # THEN the code goes on, timed under a name that says what is wrong, and is counted
+    assert count(INVALID) == 2
+    assert lost()["invalid_names"] >= 2
+    assert context.name == INVALID
+    assert repr(context).endswith(f"({INVALID!r})")
+
+
+@pytest.mark.filterwarnings("ignore:stagespan")
+def test_tokens_and_records_without_a_name() -> None:
+    # WHEN
+    end(begin(None))  # type: ignore[arg-type]
+    record("", time.time_ns(), time.time_ns())
+    # THEN
+    assert count(INVALID) == 2
+
+
+def test_it_is_told_once(tmp_path: Path) -> None:
+    # GIVEN a program of its own with many bad names, that shows warnings, that ignores them, and
+    # that makes them errors
+    code = """
+        import stagespan
+        for name in (None, "", 42, None):
+            with stagespan.span(name):
+                pass
+        print(stagespan.lost()["invalid_names"])
+    """
+    for how in ("always", "ignore", "error"):
+        script = tmp_path / how
+        script.mkdir()
+        # WHEN
+        try:
+            done = python(code, script, "-W", how)
+            stderr = ""
+        except AssertionError as error:
+            stderr = str(error)
+        # THEN it is told once, at the line of the program, and never becomes an error
+        if how == "always":
+            assert stderr.count("RuntimeWarning") == 1
+            assert (
+                "script.py:4: RuntimeWarning: stagespan: a stage was named by an object" in stderr
+            )
+            assert "'NoneType'" in stderr
+            assert "pass a string that is not empty" in stderr
+        else:
+            assert done.stdout.split() == ["4"]
+
+
+def test_a_subclass_of_str_is_a_name() -> None:
+    # WHEN
+    with span(Named("subclass")) as context, span("subclass"):
+        pass
+    # THEN
+    assert count("subclass") == 2
+    assert str.__eq__(context.name, "subclass")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("two\nlines", "two\nlines"),
+        ("nul\0inside", "nul\0inside"),
+        ("../../etc/passwd", "../../etc/passwd"),
+        ("quotes '\"", "quotes '\""),
+        ("解码", "解码"),
+        ("🙂" * 20, "🙂" * 20),
+        ("lone \ud800 surrogate", "lone \\ud800 surrogate"),
+        ("\x1b[31mred", "\x1b[31mred"),
+        (" ", " "),
+    ],
+)
+def test_unusual_names(name: str, shown: str) -> None:
+    # WHEN
+    with span(name) as context:
+        assert _core.open_spans()[0]["stage"] == shown
+    end(begin(name))
+    # THEN they are kept as they are, or with what has no UTF-8 written out
+    assert count(shown) == 2
+    assert context.name == shown
+    assert [one.stage for one in recorded()] == [shown] * 2
+    str(stagespan.stats())
+
+
+def test_long_names() -> None:
+    # GIVEN names that are alike for a long way
+    names = [f"{'x' * 1_000_000}{i}" for i in range(3)]
+    # WHEN
+    contexts = [span(name) for name in (*names, *names)]
+    for context in contexts:
+        with context:
+            pass
+    # THEN they are cut, and told apart by their ends
+    stages = _core.snapshot().stages()
+    assert len(stages) == 3
+    for name, stage in stages.items():
+        assert name.startswith("xxx")
+        assert len(name.encode()) <= 255
+        assert stage.count == 2
+    assert {context.name for context in contexts} == set(stages)
+
+
+def test_long_names_are_cut_between_characters() -> None:
+    # WHEN
+    for shift in range(4):
+        with span("x" * shift + "解" * 1000):
+            pass
+    # THEN
+    names = [name for name in _core.snapshot().stages() if "解" in name]
+    assert len(names) == 4
+    assert all("\ufffd" not in name for name in names)
+
+
+def test_endless_names_cost_no_memory(tmp_path: Path) -> None:
+    # GIVEN a program that makes up a new name of a megabyte each time
+    done = python(
+        """
+        import resource, stagespan
+        def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        def run(first):
+            for i in range(first, first + 1500):
+                with stagespan.span("x" * 1_000_000 + str(i)):
+                    pass
+        run(0)
+        before = peak()
+        run(1500)
+        print(peak() - before, sum(s.count for s in stagespan.stats().values()))
+        """,
+        tmp_path,
+    )
+    # THEN
+    grown_mb, spans = map(int, done.stdout.split())
+    assert grown_mb < 20
+    assert spans == 3000
+
+
+def test_ten_thousand_names(tmp_path: Path) -> None:
+    # GIVEN a program with more names than there is room for
+    done = python(
+        """
+        import stagespan
+        from stagespan import span
+        for _ in range(2):
+            for i in range(10_000):
+                with span(f"stage {i}") as context:
+                    assert context.name == f"stage {i}"
+        with span("stage 0"), span("stage 9999"):
+            pass
+        stats = stagespan.stats()
+        own = {n: s for n, s in stats.items() if n != "(overflow)"}
+        assert sum(s.count for s in stats.values()) == 20_002
+        assert own["stage 0"].count == 3 and all(s.count in (2, 3) for s in own.values())
+        assert stats["(overflow)"].count + sum(s.count for s in own.values()) == 20_002
+        assert stats.lost["names"] == stats["(overflow)"].count
+        assert stagespan.spans()["stage"].max() < len(stagespan.stage_names())
+        print(len(own), "names" in str(stats))
+        """,
+        tmp_path,
+    )
+    # THEN each of those that fit has its own figures, the others are counted together, and shown
+    own, told = done.stdout.split()
+    assert 4000 <= int(own) < 4096
+    assert told == "True"
+
+
+def test_names_from_the_command_line(tmp_path: Path) -> None:
+    # GIVEN bytes that are no UTF-8, as Python makes strings of them
+    name = os.fsdecode(b"caf\xe9")
+    assert "\udce9" in name
+    # WHEN
+    with ProfilingContext(name):
+        pass
+    assert stagespan.flush()
+    # THEN
+    assert count("caf\\udce9") == 1
+
+
+def test_a_name_is_no_leak() -> None:
+    # GIVEN names that nobody else holds
+    parts = ["fresh", "name"]
+    for _ in range(100):
+        name = " ".join(parts)
+        before = sys.getrefcount(name)
+        with span(name):
+            pass
+        # THEN at most the table and the cache of names keep one
+        assert sys.getrefcount(name) <= before + 2
+
+
+def test_warnings_do_not_reach_the_code(recwarn: pytest.WarningsRecorder) -> None:
+    # GIVEN warnings that are errors
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        # WHEN / THEN
+        with span(None):  # type: ignore[arg-type]
+            pass

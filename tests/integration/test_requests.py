@@ -1,0 +1,329 @@
+"""Requests: which spans belong to one, across tasks and threads, and what is told of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from recording import assert_closed, lost, only, parents, recorded
+
+import stagespan
+from stagespan import _core, request, span
+from stagespan.context import current_request, finished_requests
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def work(name: str) -> None:
+    """Time one span."""
+    with span(name):
+        pass
+
+
+def in_thread(call: Callable[[], object]) -> None:
+    """Run in another thread, and wait for it."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+def requests_of(stage: str) -> list[int]:
+    """The requests of a stage's spans, by begin."""
+    return [span.request for span in recorded(stage)]
+
+
+# --- which spans carry it -------------------------------------------------------------------------
+
+
+def test_spans_inside_carry_its_number() -> None:
+    # WHEN
+    work("before")
+    with request("req-1", user="a") as current:
+        work("inside")
+        assert current_request() is current
+    work("after")
+    # THEN
+    assert (requests_of("before"), requests_of("inside"), requests_of("after")) == (
+        [0],
+        [current.number],
+        [0],
+    )
+    assert (current.id, current.metadata) == ("req-1", {"user": "a"})
+    assert current_request() is None
+
+
+def test_nested_requests() -> None:
+    # WHEN
+    with request("outer") as outer:
+        work("first")
+        with request("inner") as inner:
+            work("nested")
+        work("second")
+    # THEN
+    assert requests_of("first") + requests_of("nested") + requests_of("second") == [
+        outer.number,
+        inner.number,
+        outer.number,
+    ]
+
+
+def test_a_span_that_was_open_before_keeps_to_what_it_was() -> None:
+    # WHEN a request begins and ends inside of a span, and a span outlasts its request
+    outer, inner = span("outer"), span("outlasts")
+    with outer, request("r") as current:
+        inner.__enter__()
+    inner.__exit__(None, None, None)
+    # THEN
+    assert only("outer").request == 0
+    assert only("outlasts").request == current.number
+
+
+def test_tasks_belong_to_the_request_that_they_were_created_in() -> None:
+    # GIVEN many requests at once, each with tasks of its own
+    numbers: dict[str, int] = {}
+
+    async def part(name: str) -> None:
+        await asyncio.sleep(0)
+        with span(f"part of {name}"):
+            await asyncio.sleep(0)
+        assert (current := current_request()) is not None
+        assert current.id == name
+
+    async def serve(name: str) -> None:
+        async with request(name) as current:
+            numbers[name] = current.number
+            with span(f"serves {name}"):
+                await asyncio.gather(
+                    part(name), part(name), asyncio.to_thread(work, f"thread of {name}")
+                )
+        with span(f"after {name}"):
+            pass
+
+    async def main() -> None:
+        await asyncio.gather(*(serve(f"r{i}") for i in range(50)))
+
+    # WHEN
+    asyncio.run(main())
+    # THEN
+    for name, number in numbers.items():
+        assert requests_of(f"serves {name}") == [number]
+        assert requests_of(f"part of {name}") == [number] * 2
+        assert requests_of(f"thread of {name}") == [number]
+        assert requests_of(f"after {name}") == [0]
+    assert len(set(numbers.values())) == 50
+    assert lost() == {}
+
+
+def test_a_task_that_outlives_its_request_still_belongs_to_it() -> None:
+    # GIVEN
+    async def main() -> int:
+        ended = asyncio.Event()
+
+        async def late() -> None:
+            await ended.wait()
+            work("late")
+
+        with request("r") as current:
+            task = asyncio.create_task(late())
+            await asyncio.sleep(0)
+        ended.set()
+        await task
+        return current.number
+
+    # WHEN
+    number = asyncio.run(main())
+    # THEN
+    assert requests_of("late") == [number]
+
+
+def test_threads_take_it_along_with_the_context_only() -> None:
+    # GIVEN
+    with ThreadPoolExecutor(1) as pool, span("caller"), request("r") as current:
+        # WHEN
+        pool.submit(contextvars.copy_context().run, work, "with context").result()
+        pool.submit(work, "without").result()
+    # THEN
+    assert requests_of("with context") == [current.number]
+    assert requests_of("without") == [0]
+    assert parents()["with context"] == {"caller"}
+    assert parents()["without"] == {None}
+
+
+def test_nothing_is_left_of_a_request_in_the_context() -> None:
+    # GIVEN a span and a request in it, both over
+    with span("over"), request("r"):
+        pass
+    # WHEN another thread, and a loop in it, run in a copy of this context
+    copied = contextvars.copy_context()
+
+    async def main() -> None:
+        work("in a loop there")
+
+    in_thread(lambda: copied.run(work, "there"))
+
+    def loop() -> None:
+        with span("loop"):
+            copied.run(asyncio.run, main())
+
+    in_thread(loop)
+    # THEN
+    assert requests_of("there") + requests_of("in a loop there") == [0, 0]
+    assert parents()["there"] == {None}
+    assert parents()["in a loop there"] == {"loop"}
+
+
+def test_a_request_around_the_loop() -> None:
+    # GIVEN
+    async def task() -> None:
+        work("in a task")
+
+    async def main() -> None:
+        await asyncio.gather(task(), task())
+
+    # WHEN
+    with request("r") as current:
+        asyncio.run(main())
+        work("after the loop")
+    # THEN
+    assert requests_of("in a task") == [current.number] * 2
+    assert requests_of("after the loop") == [current.number]
+
+
+def test_entered_in_one_task_and_left_in_another() -> None:
+    # GIVEN a request in an async context manager whose two halves run in tasks of their own
+    @contextlib.asynccontextmanager
+    async def serving() -> AsyncIterator[None]:
+        async with request("r"):
+            yield
+
+    async def main() -> None:
+        manager = serving()
+
+        async def enters() -> None:
+            await manager.__aenter__()
+            work("entered")
+
+        async def leaves() -> None:
+            with request("other") as other:
+                await manager.__aexit__(None, None, None)
+                work("in the other")
+                numbers.append(other.number)
+
+        await asyncio.create_task(enters())
+        await asyncio.create_task(leaves())
+        work("afterwards")
+
+    numbers: list[int] = []
+    # WHEN
+    asyncio.run(main())
+    # THEN the other task's own request is what it was
+    assert requests_of("in the other") == numbers
+    assert requests_of("afterwards") == [0]
+    assert lost() == {}
+    assert [finished["id"] for finished in list(finished_requests)[-2:]] == ["r", "other"]
+
+
+# --- what is told at its end ----------------------------------------------------------------------
+
+
+def test_figures_of_a_request() -> None:
+    # GIVEN
+    def serve() -> None:
+        with span("stage"):
+            work("part")
+            work("part")
+        with span("stage"):
+            raise KeyError
+
+    # WHEN
+    with pytest.raises(KeyError), request("figures", size=3):
+        serve()
+    # THEN
+    finished = finished_requests[-1]
+    assert (finished["id"], finished["metadata"]) == ("figures", {"size": 3})
+    assert finished["complete"]
+    assert finished["error"]
+    by_stage = {(name, top): (count, errors) for name, count, _, errors, top in finished["stages"]}
+    assert by_stage == {("stage", True): (2, 1), ("part", False): (2, 0)}
+    total = {name: total_ns for name, _, total_ns, _, _ in finished["stages"]}
+    assert 0 < total["part"] <= total["stage"] <= finished["end_ns"] - finished["begin_ns"]
+    assert_closed()
+
+
+def test_figures_say_when_they_are_not_all() -> None:
+    # GIVEN a request with more spans than a ring holds
+    ring = _core.arena_info()["ring_spans"]
+    with request("long"):
+        for _ in range(ring + 10):
+            work("many")
+    # THEN
+    finished = finished_requests[-1]
+    assert not finished["complete"]
+    assert finished["stages"][0][1] == ring
+
+
+def test_only_what_happened_inside_is_counted() -> None:
+    # GIVEN a full ring of spans from before
+    for _ in range(_core.arena_info()["ring_spans"] + 10):
+        work("before")
+    # WHEN
+    with request("short"):
+        work("inside")
+    # THEN
+    finished = finished_requests[-1]
+    assert finished["complete"]
+    assert [(name, count) for name, count, *_ in finished["stages"]] == [("inside", 1)]
+
+
+def test_a_request_that_is_open_cannot_be_entered_again() -> None:
+    # GIVEN
+    with request("r") as current:
+        # WHEN
+        with pytest.raises(RuntimeError, match="'r' is already open"), current:
+            pass
+        work("inside")
+    # THEN it is open until its own end; and later it may be used again
+    assert requests_of("inside") == [current.number]
+    with current:
+        work("again")
+    assert requests_of("again") == [current.number]
+
+
+def test_requests_need_no_name() -> None:
+    # WHEN
+    with request() as first, request("") as second, request(7) as third:  # type: ignore[arg-type]
+        pass
+    # THEN
+    assert first.id == f"req_{first.number}"
+    assert second.id == f"req_{second.number}"
+    assert third.id == "7"
+
+
+def test_while_the_recorder_is_off() -> None:
+    # GIVEN
+    stagespan.disable()
+    kept = len(finished_requests)
+    # WHEN
+    with request("off") as current:
+        assert current_request() is current
+        work("off")
+    stagespan.enable()
+    work("on")
+    # THEN nothing is told of it, and nothing is left of it
+    assert len(finished_requests) == kept
+    assert requests_of("on") == [0]
+
+
+def test_only_the_latest_requests_are_kept() -> None:
+    # WHEN
+    for i in range(1100):
+        with request(f"r{i}"):
+            pass
+    # THEN
+    assert len(finished_requests) == 1024
+    assert finished_requests[-1]["id"] == "r1099"

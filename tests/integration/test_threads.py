@@ -1,0 +1,333 @@
+"""Threads: exact statistics, losses that are counted, whole records, memory that does not grow."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from recording import assert_closed, count, eventually, lost, only, recorded
+
+import stagespan
+from stagespan import _core, span
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def rss_bytes() -> int:
+    """Memory of this process that is resident."""
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+def run_all(works: list[Callable[[], object]]) -> None:
+    """Run each in a thread of its own, all at once; raise what one of them raised."""
+    errors: list[BaseException] = []
+
+    def guarded(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+# --- a million spans from each of eight threads, with a reader ------------------------------------
+
+THREADS, BLOCKS = 8, 100_000
+
+
+def blocks(name: str) -> None:
+    """Time 10 x BLOCKS spans, some of them in others, some of them failing."""
+    shared = span("shared")
+    for _ in range(BLOCKS):
+        with span(name):
+            with shared:
+                pass
+            with shared:
+                pass
+            with shared, shared:
+                pass
+        with span("fresh"):
+            pass
+        with span("fresh"), shared:
+            pass
+        with span("fresh"):
+            pass
+        with span("fresh"):
+            pass
+
+
+class Reader:
+    """Reads everything again and again, and checks what it reads."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.stop = threading.Event()
+        self.known = {f"own {i}" for i in range(THREADS)} | {"shared", "fresh"}
+        self.counts: dict[str, int] = {}
+
+    def check_spans(self) -> None:
+        rows, names = _core.spans(), _core.stage_names()
+        # A torn record would have a stage, a time or an id that none has.
+        assert {names[i] for i in np.unique(rows["stage"])} <= self.known
+        assert (rows["end_ns"] >= rows["begin_ns"]).all()
+        assert (rows["end_ns"] - rows["begin_ns"] < 10**11).all()
+        assert (np.diff(rows["begin_ns"]) >= 0).all()
+        assert len(np.unique(rows["id"])) == len(rows)
+        assert (rows["id"] != 0).all()
+        assert (rows["id"] != rows["parent"]).all()
+        assert ((rows["parent"] == 0) == (rows["depth"] == 0)).all()
+        assert (rows["depth"] <= 2).all()
+        assert (rows["suspended_ns"] == 0).all()
+        assert (rows["flags"] == 0).all()
+
+    def check_statistics(self) -> None:
+        for name, stage in _core.snapshot().stages().items():
+            assert name in self.known
+            assert stage.count >= self.counts.get(name, 0), "counts never go back"
+            self.counts[name] = stage.count
+        for one in _core.open_spans():
+            assert one["stage"] in self.known
+            assert one["depth"] <= 2
+
+    def __call__(self) -> None:
+        while not self.stop.is_set():
+            self.check_spans()
+            self.check_statistics()
+            self.rounds += 1
+
+
+def test_a_million_spans_each_while_somebody_reads() -> None:
+    # GIVEN eight threads that time a million spans each, and a reader that never pauses
+    blocks("own 0")
+    _core.reset()
+    before = rss_bytes()
+    reader = Reader()
+
+    def work() -> None:
+        try:
+            run_all([lambda i=i: blocks(f"own {i}") for i in range(THREADS)])
+        finally:
+            reader.stop.set()
+
+    # WHEN
+    run_all([reader, work])
+    # THEN the reader has read, and found nothing torn
+    assert reader.rounds > 0
+    # AND statistics are exact
+    stages = _core.snapshot().stages()
+    assert {name: stage.count for name, stage in stages.items()} == {
+        **{f"own {i}": BLOCKS for i in range(THREADS)},
+        "shared": 5 * BLOCKS * THREADS,
+        "fresh": 4 * BLOCKS * THREADS,
+    }
+    assert (
+        stages["shared"].parents.keys()
+        == {f"own {i}" for i in range(4)}
+        | {
+            "fresh",
+            "shared",
+            "(several)",
+        }
+        or sum(n for n, _ in stages["shared"].parents.values()) == 5 * BLOCKS * THREADS
+    )
+    assert_closed()
+    # AND what the rings no longer hold is counted, one by one
+    held = len(_core.spans())
+    assert lost() == {"overwritten": 10 * BLOCKS * THREADS - held}
+    assert held == THREADS * _core.arena_info()["ring_spans"]
+    # AND nothing has grown with the spans
+    assert rss_bytes() - before < 30 * 2**20
+
+
+# --- many threads ---------------------------------------------------------------------------------
+
+
+def test_more_threads_at_once_than_there_are_slots() -> None:
+    # GIVEN more live threads than have room of their own
+    threads, spans = 300, 20
+    alive = threading.Barrier(threads)
+
+    def work() -> None:
+        with span("crowded"):
+            alive.wait()
+        for _ in range(spans - 1):
+            with span("crowded"):
+                pass
+        alive.wait()
+
+    # WHEN
+    run_all([work] * threads)
+    # THEN the statistics have every span, and records without room are counted
+    assert count("crowded") == threads * spans
+    records = len(recorded("crowded"))
+    assert records + lost().get("threads", 0) + lost().get("overwritten", 0) == threads * spans
+    assert lost()["threads"] >= (threads - 256) * spans
+    assert_closed()
+    # AND whoever comes later has room again
+    _core.reset()
+    assert eventually(has_room)
+
+
+def has_room() -> bool:
+    """Whether a new thread's span finds a ring. Threads that ended give theirs back a bit later."""
+    _core.reset()
+    run_all([lambda: span("later").__enter__().__exit__(None, None, None)])
+    return len(recorded("later")) == 1
+
+
+def test_threads_that_come_and_go() -> None:
+    # GIVEN far more threads than slots, a few at a time
+    def work() -> None:
+        for _ in range(3):
+            with span("comes and goes"):
+                pass
+
+    # WHEN
+    for _ in range(200):
+        run_all([work] * 5)
+    # THEN
+    assert count("comes and goes") == 3000
+    spans = recorded()
+    assert len({span.id for span in spans}) == len(spans)
+    assert eventually(lambda: _core.arena_info()["thread_slots"] <= 256)
+    assert_closed()
+
+
+def test_many_stages_in_many_threads() -> None:
+    # GIVEN more pairs of thread and stage than there is room for
+    stages, threads = 400, 32
+
+    def work() -> None:
+        for i in range(stages):
+            with span(f"many {i}"):
+                pass
+
+    # WHEN
+    run_all([work] * threads)
+    # THEN what shares its room is exact as well
+    found = _core.snapshot().stages()
+    assert all(found[f"many {i}"].count == threads for i in range(stages))
+    assert_closed()
+
+
+# --- one thread's state is not another's ----------------------------------------------------------
+
+
+def test_threads_have_no_parents_in_each_other() -> None:
+    # GIVEN
+    inside, outside = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with span("other thread"):
+            inside.set()
+            outside.wait()
+
+    thread = threading.Thread(target=work)
+    # WHEN
+    with span("this thread"):
+        thread.start()
+        inside.wait()
+        with span("in this thread"):
+            pass
+    outside.set()
+    thread.join()
+    # THEN
+    assert only("other thread").parent == 0
+    assert only("in this thread").parent == only("this thread").id
+    assert only("other thread").thread != only("this thread").thread
+
+
+def test_open_spans_of_all_threads() -> None:
+    # GIVEN threads inside of spans
+    ready, done = threading.Barrier(4), threading.Event()
+
+    def work(name: str) -> None:
+        with span(name), span("inner"):
+            ready.wait()
+            done.wait()
+
+    threads = [threading.Thread(target=work, args=(f"outer {i}",)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    # WHEN
+    found = _core.open_spans()
+    done.set()
+    for thread in threads:
+        thread.join()
+    # THEN each thread has its two, outermost first, and the inner one names its parent
+    by_thread = {
+        key: list(rows) for key, rows in itertools.groupby(found, lambda row: row["thread"])
+    }
+    assert len(by_thread) == 3
+    for outer, inner in by_thread.values():
+        assert outer["stage"].startswith("outer ")
+        assert (inner["stage"], inner["parent"], inner["depth"]) == ("inner", outer["id"], 1)
+        assert outer["elapsed_ns"] >= inner["elapsed_ns"] > 0
+    assert _core.open_spans() == []
+
+
+def test_switching_while_threads_time() -> None:
+    # GIVEN threads that time, and one that switches everything on and off
+    stop = threading.Event()
+
+    def work() -> None:
+        timed = span("timed")(lambda: None)
+        while not stop.is_set():
+            with span("outer"), span("inner"):
+                timed()
+
+    def switch() -> None:
+        try:
+            for i in range(100):
+                stagespan.disable()
+                stagespan.set_debug(i % 2 == 0)
+                stagespan.enable()
+                stop.wait(0.001)
+        finally:
+            stop.set()
+
+    # WHEN
+    run_all([work, work, work, switch])
+    # THEN begins and ends stayed in pairs
+    assert lost().keys() <= {"overwritten"}
+    assert _core.open_spans() == []
+    assert_closed()
+
+
+def test_resetting_while_threads_time() -> None:
+    # GIVEN
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            with span("outer"), span("inner"):
+                pass
+
+    def reset() -> None:
+        try:
+            for _ in range(100):
+                _core.reset()
+                _core.snapshot()
+                stop.wait(0.0005)
+        finally:
+            stop.set()
+
+    # WHEN
+    run_all([work, work, work, reset])
+    _core.reset()
+    run_all([lambda: span("last").__enter__().__exit__(None, None, None)] * 3)
+    # THEN
+    assert {name: stage.count for name, stage in _core.snapshot().stages().items()} == {"last": 3}
+    assert lost() == {}

@@ -1,0 +1,168 @@
+"""Work counters: sums by stage and key, exact for whole numbers."""
+
+from __future__ import annotations
+
+import fractions
+import math
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recording import python
+
+import stagespan
+from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def work(stage: str) -> dict[str, float]:
+    """The counters of a stage."""
+    found = _core.snapshot().stages().get(stage)
+    return {} if found is None else dict(found.work)
+
+
+def test_amounts_add_up() -> None:
+    # WHEN
+    for tokens in (230, 0, -30):
+        with span("decode") as context:
+            context.add(tokens=tokens, steps=1)
+    with span("other") as context:
+        context.add(tokens=7)
+    # THEN
+    assert work("decode") == {"tokens": 200, "steps": 3}
+    assert work("other") == {"tokens": 7}
+
+
+def test_numbers_of_every_kind() -> None:
+    # WHEN
+    with span("kinds") as context:
+        context.add(a=1.5, b=True, c=np.int64(3), d=np.float32(0.25), e=fractions.Fraction(1, 2))
+        context.add(a=1)
+    # THEN
+    assert work("kinds") == {"a": 2.5, "b": 1, "c": 3, "d": 0.25, "e": 0.5}
+
+
+def test_whole_numbers_stay_exact() -> None:
+    # GIVEN amounts whose sum has more digits than a float holds on the way
+    with span("exact") as context:
+        for amount in (2**53, 1, 1, -(2**53)):
+            context.add(n=amount)
+        context.add(huge=2**70, negative=-(2**40))
+    # THEN
+    assert work("exact")["n"] == 2
+    assert work("exact")["huge"] == float(2**70)
+    assert work("exact")["negative"] == -(2**40)
+
+
+def test_threads_add_at_once() -> None:
+    # GIVEN
+    def add() -> None:
+        context = span("together")
+        for _ in range(20_000):
+            context.add(n=1, x=0.5)
+
+    # WHEN
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # THEN
+    assert work("together") == {"n": 80_000, "x": 40_000.0}
+
+
+@pytest.mark.parametrize("value", ["230", None, [1], object(), 1j])
+def test_what_is_no_number_says_so(value: object) -> None:
+    # WHEN
+    with (
+        span("no number") as context,
+        pytest.raises(TypeError, match="counter 'tokens' of stage 'no number' must be a number"),
+    ):
+        context.add(tokens=value)  # type: ignore[arg-type]
+    # THEN
+    assert "tokens" not in work("no number")
+
+
+def test_an_interrupt_in_a_conversion_passes() -> None:
+    # GIVEN a number whose conversion is interrupted
+    class Slow:
+        def __float__(self) -> float:
+            raise KeyboardInterrupt
+
+    # THEN
+    with span("interrupted") as context, pytest.raises(KeyboardInterrupt):
+        context.add(tokens=Slow())  # type: ignore[arg-type]
+
+
+def test_counters_have_names() -> None:
+    # THEN
+    with pytest.raises(TypeError, match="by name"):
+        span("nameless").add(230)  # type: ignore[call-arg]
+    span("nothing").add()
+    assert work("nothing") == {}
+
+
+def test_keys_of_every_kind() -> None:
+    # WHEN
+    keys = ["", "Wörter", "a b", "x" * 63, "y" * 500, "令牌" * 40]
+    for key in keys:
+        span("keys").add(**{key: 1})
+    # THEN long ones are cut between characters
+    found = work("keys")
+    assert sum(found.values()) == len(keys)
+    assert {"", "Wörter", "a b", "x" * 63, "y" * 63, "令牌" * 10 + "令"} == set(found)
+
+
+def test_more_keys_than_there_is_room_for(tmp_path: Path) -> None:
+    # WHEN a program of its own makes up keys
+    done = python(
+        """
+        import stagespan
+        with stagespan.span("many") as context:
+            for i in range(1000):
+                context.add(**{f"key {i}": 1})
+        stats = stagespan.stats()
+        print(sum(stats["many"].work.values()) + stats.lost["work"], stats.lost["work"])
+        """,
+        tmp_path,
+    )
+    # THEN what found no room is counted
+    total, without_room = map(float, done.stdout.split())
+    assert total == 1000
+    assert without_room <= 800
+
+
+def test_extreme_numbers() -> None:
+    # WHEN
+    context = span("extreme")
+    context.add(nan=math.nan, inf=math.inf, tiny=5e-324)
+    # THEN
+    found = work("extreme")
+    assert math.isnan(found["nan"])
+    assert found["inf"] == math.inf
+    assert found["tiny"] == 5e-324
+
+
+def test_nothing_is_added_while_off() -> None:
+    # GIVEN a debug context outside of debug mode, and a recorder that is off
+    with ProfilingContext4Debug("debug") as context:
+        context.add(n=1)
+    stagespan.disable()
+    with ProfilingContext("off") as context:
+        context.add(n=1)
+    # THEN
+    assert work("debug") == work("off") == {}
+
+
+def test_a_snapshot_difference_has_the_work_in_between() -> None:
+    # GIVEN
+    with span("between") as context:
+        context.add(n=5)
+    earlier = _core.snapshot()
+    # WHEN
+    with span("between") as context:
+        context.add(n=7, new=1)
+    # THEN
+    assert _core.snapshot().since(earlier).stages()["between"].work == {"n": 7, "new": 1}
