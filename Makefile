@@ -31,7 +31,7 @@ test: setup  ## run every check: C++ and Python tests, sanitizers, linters, demo
 bench: setup  ## measure what a span costs, beside other tools
 	@sed '/^#/d' requirements-bench.txt | while read -r peer; do \
 	  $(VENV_PYTHON) -m pip install -q "$$peer" </dev/null || echo "not to be had here: $$peer"; done
-	@$(RUN) benchmarks/run.py
+	@$(RUN) -m benchmarks
 
 lint: setup  ## check format, style and types
 	@$(RUN) tools/checks.py ruff format clang-format mypy

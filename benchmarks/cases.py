@@ -1,130 +1,210 @@
-"""What is measured: statements in a loop, what each needs, and the stage that it times."""
+"""What is measured: statements in a loop, what each needs, and the spans that it records."""
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass, field
-from typing import Any
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import repeat
+from time import perf_counter_ns
+from typing import Any, Literal
 
 STAGES = 200
+UNROLL = 20
+COPIES = 5
+"""Equal bare functions: how far their figures differ is what a difference of 0 is worth."""
+
+Where = Literal[
+    "main", "nested", "request", "worker", "task", "coroutine", "off", "served", "logged"
+]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One statement. `spans` is how many spans a run of it records, under names that begin with
-    `bench_`; None where it records none."""
+    """One statement, repeated `UNROLL` times in the body of a loop."""
 
     name: str
     statement: str
     setup: str = ""
     needs: str = ""
-    """Module of a peer; the case is skipped where it is not installed."""
-    spans: int = 0
-    calls: int = 20_000
-    where: str = "main"
-    """"main", "request", "thread" or "task": where the loop runs."""
+    """Module of a peer; the case is skipped where it cannot be imported."""
+    stage: str = ""
+    """The stage, or the beginning of the stages' names, that the statement times."""
+    per_loop: bool = False
+    """One span for each loop, not for each statement."""
+    where: Where = "main"
 
 
 _SPAN = "from stagespan import span"
-_TORCH = "import torch; from torch._C._profiler import _RecordFunctionFast as fast"
+_PROFILING = "from stagespan import ProfilingContext as P"
+_DEBUG = "from stagespan import ProfilingContext4Debug as D"
+_FAST = "import torch; from torch._C._profiler import _RecordFunctionFast as fast"
+_NAMES = (
+    f"import itertools; names = itertools.cycle([f'bench_stages_{{i}}' for i in range({STAGES})])"
+)
 
-CASES = (
-    # --- what Python itself costs ---
+_PYTHON = (
     Case("bare call", "f()", "def f(): pass"),
+    *(Case(f"bare call, copy {i}", "f()", "def f(): pass") for i in range(1, COPIES)),
     Case("hand-written pair", "t = pc(); l.append(pc() - t)", "l = []"),
-    Case("with Lock", "with lock: pass", "import threading; lock = threading.Lock()"),
+    Case("with threading.Lock", "with lock: pass", "import threading; lock = threading.Lock()"),
     Case(
         "with nullcontext, new", "with null(): pass", "from contextlib import nullcontext as null"
     ),
     Case(
-        "with a Python class, reused",
+        "with an empty Python class",
         "with c: pass",
         "class C:\n"
         "        def __enter__(self): return self\n"
         "        def __exit__(self, a, b, c): pass\n"
         "    c = C()",
     ),
-    # --- stagespan ---
-    Case("with span, reused", "with s: pass", f"{_SPAN}; s = span('bench_reused')", spans=1),
-    Case("with span, new", "with span('bench_new'): pass", _SPAN, spans=1),
+    Case(
+        "async with an empty Python class",
+        "async with c: pass",
+        "class C:\n"
+        "        async def __aenter__(self): return self\n"
+        "        async def __aexit__(self, a, b, c): pass\n"
+        "    c = C()",
+        where="coroutine",
+    ),
+    Case("bare coroutine", "await f()", "async def f(): pass", where="coroutine"),
+    Case("bare generator, a turn", "next(g)", "g = (None for _ in iter(int, 1))"),
+    Case("next name", "next(names)", _NAMES),
+)
+
+_STAGESPAN = (
+    Case(
+        "with span, reused",
+        "with s: pass",
+        f"{_SPAN}; s = span('bench_reused')",
+        "",
+        "bench_reused",
+    ),
+    Case("with span, new", "with span('bench_new'): pass", _SPAN, "", "bench_new"),
     Case(
         "with ProfilingContext, new",
         "with P('bench_profiling'): pass",
-        "from stagespan import ProfilingContext as P",
-        spans=1,
-        calls=2_000,
+        _PROFILING,
+        "",
+        "bench_profiling",
+        where="served",
     ),
     Case(
-        "with debug context off, new",
-        "with D('bench_debug'): pass",
-        "from stagespan import ProfilingContext4Debug as D",
-    ),
-    Case("decorated call", "g()", f"{_SPAN}\n    @span('bench_call')\n    def g(): pass", spans=1),
-    Case(
-        "decorated call, debug off",
+        "decorated call",
         "g()",
-        "from stagespan import ProfilingContext4Debug as D\n"
-        "    @D('bench_debug_call')\n    def g(): pass",
+        f"{_SPAN}\n    @span('bench_call')\n    def g(): pass",
+        "",
+        "bench_call",
+    ),
+    Case("decorated call, debug off", "g()", f"{_DEBUG}\n    @D('bench_debug')\n    def g(): pass"),
+    Case("with debug context off, new", "with D('bench_debug'): pass", _DEBUG),
+    Case("at depth 3", "with span('bench_deep'): pass", _SPAN, "", "bench_deep", where="nested"),
+    Case(
+        "in a request",
+        "with span('bench_request'): pass",
+        _SPAN,
+        "",
+        "bench_request",
+        where="request",
+    ),
+    Case(
+        f"over {STAGES} stages",
+        "with span(next(names)): pass",
+        f"{_SPAN}; {_NAMES}",
+        "",
+        "bench_stages_",
+    ),
+    Case(
+        "on a worker thread",
+        "with span('bench_worker'): pass",
+        _SPAN,
+        "",
+        "bench_worker",
+        where="worker",
+    ),
+    Case(
+        "in an asyncio task", "with span('bench_task'): pass", _SPAN, "", "bench_task", where="task"
+    ),
+    Case(
+        "async with span, reused",
+        "async with s: pass",
+        f"{_SPAN}; s = span('bench_async')",
+        "",
+        "bench_async",
+        where="coroutine",
+    ),
+    Case(
+        "decorated coroutine",
+        "await g()",
+        f"{_SPAN}\n    @span('bench_coroutine')\n    async def g(): pass",
+        "",
+        "bench_coroutine",
+        where="coroutine",
+    ),
+    Case(
+        "decorated generator, a turn",
+        "next(g)",
+        f"{_SPAN}\n    @span('bench_generator')\n    def make():\n"
+        "        while True: yield\n"
+        "    g = make(); next(g)",
+        "",
+        "bench_generator",
+        per_loop=True,
     ),
     Case(
         "begin and end",
         "end(begin('bench_token'))",
         "from stagespan import begin, end",
-        spans=1,
+        "",
+        "bench_token",
     ),
     Case(
-        "with span, new, at depth 3",
-        "with span('bench_deep'): pass",
-        f"{_SPAN}\n    outer = span('bench_outer'); middle = span('bench_middle')\n"
-        "    outer.__enter__(); middle.__enter__()",
-        spans=1,
+        "record",
+        "record('bench_record', t, u)",
+        "from time import time_ns; from stagespan import record; u = time_ns(); t = u - 1000",
+        "",
+        "bench_record",
+    ),
+    Case("s.add(tokens=1)", "s.add(tokens=1)", f"{_SPAN}; s = span('bench_add')"),
+    Case("with span, recorder off", "with s: pass", f"{_SPAN}; s = span('bench_off')", where="off"),
+    Case(
+        "decorated call, recorder off",
+        "g()",
+        f"{_SPAN}\n    @span('bench_off')\n    def g(): pass",
+        where="off",
     ),
     Case(
-        "with span, new, in a request",
-        "with span('bench_request'): pass",
-        _SPAN,
-        spans=1,
-        where="request",
+        "ProfilingContext, lines written",
+        "with P('bench_logged'): pass",
+        _PROFILING,
+        "",
+        "bench_logged",
+        where="logged",
     ),
+)
+
+_PEERS = (
+    Case("nvtx.annotate, new", "with nvtx.annotate('x'): pass", "import nvtx", "nvtx"),
     Case(
-        f"with span, new, over {STAGES} stages",
-        "with span(next(names)): pass",
-        f"{_SPAN}\n    import itertools\n"
-        f"    names = itertools.cycle([f'bench_stage_{{i}}' for i in range({STAGES})])",
-        spans=1,
+        "nvtx.annotate, reused",
+        "with a: pass",
+        "import nvtx; a = nvtx.annotate('x')",
+        "nvtx",
     ),
+    Case("torch _RecordFunctionFast, new", "with fast('x'): pass", _FAST, "torch"),
+    Case("torch _RecordFunctionFast, reused", "with r: pass", f"{_FAST}; r = fast('x')", "torch"),
     Case(
-        "with span, new, on a worker thread",
-        "with span('bench_thread'): pass",
-        _SPAN,
-        spans=1,
-        where="thread",
-    ),
-    Case(
-        "with span, new, in an asyncio task",
-        "with span('bench_task'): pass",
-        _SPAN,
-        spans=1,
-        where="task",
-    ),
-    # --- peers ---
-    Case(
-        "torch record_function, idle",
+        "torch record_function",
         "with R('x'): pass",
         "from torch.profiler import record_function as R",
         "torch",
-        calls=2_000,
     ),
-    Case("_RecordFunctionFast, idle, new", "with fast('x'): pass", _TORCH, "torch"),
-    Case("_RecordFunctionFast, idle, reused", "with r: pass", f"{_TORCH}; r = fast('x')", "torch"),
-    Case("nvtx.annotate, new", "with nvtx.annotate('x'): pass", "import nvtx", "nvtx"),
     Case(
-        "OpenTelemetry SDK",
-        "with tracer.start_as_current_span('x'): pass",
-        "from opentelemetry.sdk.trace import TracerProvider\n"
-        "    tracer = TracerProvider().get_tracer('x')",
-        "opentelemetry.sdk",
-        calls=500,
+        "codetiming.Timer, reused",
+        "with t: pass",
+        "from codetiming import Timer; t = Timer(name='x', logger=None)",
+        "codetiming",
     ),
     Case(
         "prometheus_client Histogram.time",
@@ -132,96 +212,57 @@ CASES = (
         "from prometheus_client import CollectorRegistry, Histogram\n"
         "    h = Histogram('x', 'x', registry=CollectorRegistry())",
         "prometheus_client",
-        calls=5_000,
     ),
     Case(
-        "codetiming Timer, reused",
-        "with t: pass",
-        "from codetiming import Timer; t = Timer(name='x', logger=None)",
-        "codetiming",
-        calls=5_000,
+        "OpenTelemetry API alone",
+        "with tracer.start_as_current_span('x'): pass",
+        "from opentelemetry.trace import NoOpTracerProvider\n"
+        "    tracer = NoOpTracerProvider().get_tracer('x')",
+        "opentelemetry",
+    ),
+    Case(
+        "OpenTelemetry SDK",
+        "with tracer.start_as_current_span('x'): pass",
+        "from opentelemetry.sdk.trace import TracerProvider\n"
+        "    tracer = TracerProvider().get_tracer('x')",
+        "opentelemetry.sdk",
     ),
 )
 
-
-@dataclass(frozen=True)
-class Budget:
-    """A promise: `case`, less `less`, is at most `factor` times `beside`, or at most `most_ns`."""
-
-    what: str
-    case: str
-    less: str = ""
-    beside: str = ""
-    factor: float = 0.0
-    most_ns: float = 0.0
-    aim: str = field(default="")
+CASES = (*_PYTHON, *_STAGESPAN, *_PEERS)
+PEERS = tuple(case.name for case in _PEERS)
+PACKAGES = {
+    "opentelemetry": "opentelemetry-api",
+    "opentelemetry.sdk": "opentelemetry-sdk",
+    "prometheus_client": "prometheus-client",
+}
+"""What to install for a module, where the name differs."""
 
 
-BUDGETS = (
-    Budget("C++ span, on", "cpp on", beside="cpp floor", factor=1.5, aim="aim 1.3 x"),
-    Budget("C++ span, on, at depth 3", "cpp depth 3", beside="cpp floor", factor=1.5),
-    Budget("C++ span, off", "cpp off", most_ns=1.0),
-    Budget("with span, reused", "with span, reused", beside="with Lock", factor=0.7),
-    Budget(
-        "with span, new", "with span, new", beside="hand-written pair", factor=1.0, aim="aim 0.85 x"
-    ),
-    Budget("  at depth 3", "with span, new, at depth 3", beside="hand-written pair", factor=1.0),
-    Budget(
-        "  in a request", "with span, new, in a request", beside="hand-written pair", factor=1.0
-    ),
-    Budget("  over 200 stages", f"with span, new, over {STAGES} stages"),
-    Budget(
-        "  on a worker thread",
-        "with span, new, on a worker thread",
-        beside="hand-written pair",
-        factor=1.0,
-    ),
-    Budget("  in an asyncio task", "with span, new, in an asyncio task"),
-    Budget("ProfilingContext, new, peak RSS", "with ProfilingContext, new", most_ns=1500.0),
-    Budget("decorated call, over the bare call", "decorated call", less="bare call", most_ns=45.0),
-    Budget("  debug context, off", "decorated call, debug off", less="bare call", most_ns=0.0),
-    Budget(
-        "with debug context, off",
-        "with debug context off, new",
-        beside="with nullcontext, new",
-        factor=1.0,
-        aim="better 90 ns",
-    ),
-    Budget("begin and end", "begin and end"),
-)
-PEERS = (
-    *(case.name for case in CASES if case.needs),
-    "with a Python class, reused",
-    "bare call",
-)
-
-
-def installed(case: Case) -> bool:
-    """Whether the peer that a case needs can be imported."""
+def is_installed(case: Case) -> bool:
+    """Whether the peer that a case needs is there."""
     if not case.needs:
         return True
     try:
-        importlib.import_module(case.needs)
-    except ImportError:
+        return importlib.util.find_spec(case.needs) is not None
+    except ModuleNotFoundError:  # the package around it
         return False
-    return True
 
 
-def loop(case: Case, unroll: int = 10) -> Any:
-    """Compile `run(calls) -> ns` whose loop holds the statement `unroll` times."""
-    body = "\n        ".join([case.statement] * unroll)
+def loop(case: Case) -> Callable[[int], Any]:
+    """Compile `run(rounds) -> ns`; a coroutine function where the case runs as one."""
+    body = "\n        ".join([case.statement] * UNROLL)
+    prefix = "async " if case.where == "coroutine" else ""
     source = (
-        "def run(calls, pc=perf_counter_ns):\n"
+        f"{prefix}def run(rounds, pc=perf_counter_ns):\n"
         f"    {case.setup or 'pass'}\n"
-        f"    rounds = repeat(None, calls // {unroll})\n"
+        "    rounds = repeat(None, rounds)\n"
         "    began = pc()\n"
         "    for _ in rounds:\n"
         f"        {body}\n"
         "    return pc() - began\n"
     )
-    from itertools import repeat
-    from time import perf_counter_ns
-
     namespace: dict[str, Any] = {"repeat": repeat, "perf_counter_ns": perf_counter_ns}
     exec(compile(source, f"<{case.name}>", "exec"), namespace)
-    return namespace["run"]
+    run: Callable[[int], Any] = namespace["run"]
+    return run

@@ -1,6 +1,6 @@
-"""One process's share: every case in turn, round after round, and a check that nothing was lost.
+"""One process's share: every case in turns, and a check that nothing that was timed is missing.
 
-Prints JSON: medians in ns of one run of each statement, the empty loop taken off.
+Run by `benchmarks` as `python -m benchmarks.measure ROUNDS CHUNK_US`; prints JSON.
 """
 
 from __future__ import annotations
@@ -11,94 +11,162 @@ import gc
 import json
 import logging
 import os
+import random
 import statistics
 import sys
-import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import cases
 import stagespan
+from benchmarks import cases
+
+_worker = ThreadPoolExecutor(1)
+_log = logging.getLogger("stagespan")
 
 
-def _in_place(case: cases.Case, body: Callable[[], int]) -> int:
-    """Run the loop where the case wants it."""
-    if case.where == "request":
-        with stagespan.request("benchmark"):
-            return body()
-    if case.where == "thread":
-        found: list[int] = []
-        thread = threading.Thread(target=lambda: found.append(body()))
-        thread.start()
-        thread.join()
-        return found[0]
-    if case.where == "task":
-
-        async def task() -> int:
-            return body()
-
-        return asyncio.run(task())
+async def _as_task(body: Callable[[], int]) -> int:
     return body()
 
 
-def _counted() -> int:
-    return sum(
-        stage.count for name, stage in stagespan.stats().items() if name.startswith("bench_")
-    )
+def _run(case: cases.Case, body: Callable[[int], Any], rounds: int) -> int:
+    """Run the loop where the case wants it; ns."""
+    found: int
+    match case.where:
+        case "nested":
+            with stagespan.span("outer"), stagespan.span("middle"):
+                found = body(rounds)
+        case "request":
+            with stagespan.request("benchmark"):
+                found = body(rounds)
+        case "worker":
+            found = _worker.submit(body, rounds).result()
+        case "task":
+            found = asyncio.run(_as_task(lambda: body(rounds)))
+        case "coroutine":
+            found = asyncio.run(body(rounds))
+        case "off":
+            stagespan.disable()
+            found = body(rounds)
+            stagespan.enable()
+        case "served" | "logged":
+            _log.setLevel(logging.INFO if case.where == "logged" else logging.WARNING)
+            began = time.perf_counter_ns()
+            body(rounds)
+            stagespan.flush()  # the service thread's work is part of the price, and ends here
+            found = time.perf_counter_ns() - began
+        case _:
+            found = body(rounds)
+    return found
 
 
-def measure(rounds: int, scale: float) -> dict[str, Any]:
-    """Medians over `rounds` of every case that can run here, in ns."""
-    logging.getLogger("stagespan").setLevel(logging.WARNING)
-    ready = [case for case in cases.CASES if cases.installed(case)]
-    empty = cases.loop(cases.Case("empty", "pass"))
-    runs = {case.name: cases.loop(case) for case in ready}
-    found: dict[str, list[float]] = {case.name: [] for case in ready}
-    # The first round warms up; spans that the setup of a case leaves open end with the process.
-    timed = 0
-    for number in range(rounds + 1):
-        for case in ready:
-            calls = max(10, int(case.calls * scale) // 10 * 10)
-            gc.collect()
-            gc.disable()
-            nothing = empty(calls)
-            whole = _in_place(case, lambda case=case, calls=calls: runs[case.name](calls))
-            gc.enable()
-            timed += case.spans * calls
-            if number:
-                found[case.name].append((whole - nothing) / calls)
+def _rounds_for(case: cases.Case, body: Callable[[int], Any], chunk_ns: float) -> int:
+    """So many rounds of the loop as take about `chunk_ns`: too short to be interrupted often."""
+    quickest = min(_run(case, body, 2) for _ in range(3)) / 2
+    return max(1, min(10_000, int(chunk_ns / max(quickest, 1.0))))
+
+
+class _Expected:
+    """How many spans each stage must have in the end."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, int] = {}
+
+    def add(self, case: cases.Case, rounds: int) -> None:
+        if case.stage:
+            spans = 1 if case.per_loop else rounds * cases.UNROLL
+            self._of[case.stage] = self._of.get(case.stage, 0) + spans
+
+    def check(self) -> int:
+        """Compare with `stats()`; the number of spans, or a message and the end."""
+        counts = {name: stage.count for name, stage in stagespan.stats().items()}
+        for beginning, timed in self._of.items():
+            counted = sum(n for name, n in counts.items() if name.startswith(beginning))
+            if counted != timed:
+                sys.exit(f"{timed:,} spans of {beginning} were timed, stats() has {counted:,}.")
+        return sum(self._of.values())
+
+
+def measure(turns: int, chunk_us: float) -> dict[str, Any]:
+    """Every case `turns` times in turn, so that a drift of the machine meets all of them."""
+    _log.addHandler(logging.StreamHandler(open(os.devnull, "w")))  # noqa: SIM115
+    _log.setLevel(logging.WARNING)
+    ready = [case for case in cases.CASES if cases.is_installed(case)]
+    empty = cases.Case("empty", "pass")
+    bodies = {case: cases.loop(case) for case in (empty, *ready)}
+    expected = _Expected()
+    rounds = {}
+    for case, body in bodies.items():
+        rounds[case] = _rounds_for(case, body, chunk_us * 1e3)
+        for _ in range(3):
+            expected.add(case, 2)
+    found: dict[cases.Case, list[float]] = {case: [] for case in bodies}
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    order = list(bodies.items())
+    shuffle = random.Random(turns).shuffle
+    for _ in range(turns):
+        shuffle(order)  # what a case leaves behind in the caches meets another one each time
+        for case, body in order:
+            ns = _run(case, body, rounds[case])
+            expected.add(case, rounds[case])
+            found[case].append(ns / rounds[case] / cases.UNROLL)
+    gc.enable()
+    nothing = statistics.median(found.pop(empty))
     return {
-        "ns": {name: statistics.median(values) for name, values in found.items()},
-        "timed": timed,
-        "counted": _counted(),
-        "skipped": [f"{case.name} ({case.needs})" for case in cases.CASES if case not in ready],
-        "growth_bytes": _growth_bytes(scale),
+        "ns": {
+            case.name: [round(ns - nothing, 2) for ns in values] for case, values in found.items()
+        },
+        "spans": expected.check(),
+        "skipped": {case.name: case.needs for case in cases.CASES if case not in ready},
+        **_readers(turns),
+        **_growth(int(1_000_000 * min(1.0, turns / 25))),
     }
 
 
-def _growth_bytes(scale: float) -> float:
-    """Resident bytes that a span adds, over many spans after the rings have filled."""
+def _readers(turns: int) -> dict[str, Any]:
+    """What reading costs, with about 220 stages and full rings; ms."""
+
+    def ms(read: Callable[[], object]) -> float:
+        times = []
+        for _ in range(min(turns, 15)):
+            began = time.perf_counter_ns()
+            read()
+            times.append((time.perf_counter_ns() - began) / 1e6)
+        return statistics.median(times)
+
+    return {
+        "stats_ms": ms(stagespan.stats),
+        "spans_ms": ms(stagespan.spans),
+        "spans_read": len(stagespan.spans()),
+        "stages": len(stagespan.stats()),
+    }
+
+
+def _growth(spans: int) -> dict[str, Any]:
+    """Resident bytes that spans add, after the ring has been filled once."""
 
     def resident() -> int:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     span = stagespan.span("growth")
-    count = int(1_000_000 * scale)
     for _ in range(20_000):
         with span:
             pass
     gc.collect()
     before = resident()
-    for _ in range(count):
+    for _ in range(spans):
         with span:
             pass
     gc.collect()
-    return (resident() - before) / count
+    return {"growth_bytes": max(0, resident() - before), "growth_spans": spans}
 
 
 if __name__ == "__main__":
     # One core, so that no figure is of a cold cache after a move.
     with contextlib.suppress(OSError, AttributeError):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     json.dump(measure(int(sys.argv[1]), float(sys.argv[2])), sys.stdout)

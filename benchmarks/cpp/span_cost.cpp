@@ -1,7 +1,15 @@
-// span_cost.cpp: a C++ span, on and off, against two readings of its clock. Prints one line of JSON.
+// span_cost.cpp: what a C++ span costs, beside two readings of its clock. Prints JSON, times in ns.
+//
+//   span_cost COUNT TURNS      COUNT spans at a time, all ways in turn, TURNS times
+#include <sched.h>
+
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
+#include <semaphore>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "stagespan/scoped_timer.h"
@@ -11,54 +19,117 @@ namespace {
 
 using namespace stagespan;
 
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+constexpr std::uint32_t kStages = 200;
+
+/// Two readings of the clock, for as little as is possible besides.
+void read_twice(std::uint64_t count) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    std::uint64_t sum = now_ticks();
+    sum += now_ticks();
+    asm volatile("" ::"r"(sum));
+  }
 }
 
+void flat(std::uint64_t count, std::uint32_t stage) {
+  for (std::uint64_t i = 0; i < count; ++i) {
+    ScopedTimer timer(stage);
+    asm volatile("" ::: "memory");
+  }
+}
+
+void in_threes(std::uint64_t count, const std::array<std::uint32_t, 3>& stages) {
+  for (std::uint64_t i = 0; i < count / 3; ++i) {
+    ScopedTimer outer(stages[0]);
+    ScopedTimer middle(stages[1]);
+    ScopedTimer inner(stages[2]);
+  }
+}
+
+void over_many(std::uint64_t count, const std::vector<std::uint32_t>& stages) {
+  for (std::uint64_t i = 0; i < count / kStages; ++i)
+    for (const std::uint32_t stage : stages) ScopedTimer timer(stage);
+}
+
+void pin_to_last_core() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return;
+  int last = -1;
+  for (int core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &set)) last = core;
+  if (last < 0) return;
+  CPU_ZERO(&set);
+  CPU_SET(last, &set);
+  static_cast<void>(sched_setaffinity(0, sizeof(set), &set));
+}
+
+struct Way {
+  const char* name;
+  std::vector<double> ticks;  // each, by turn
+};
+
 template <class Body>
-double ticks_each(int count, Body body) {
+void take(Way& way, std::uint64_t count, Body body) {
   const std::uint64_t begin = now_ticks();
-  for (int i = 0; i < count; ++i) body();
-  return static_cast<double>(now_ticks() - begin) / count;
+  body();
+  way.ticks.push_back(static_cast<double>(now_ticks() - begin) / static_cast<double>(count));
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int count = argc > 1 ? std::atoi(argv[1]) : 1'000'000;
-  const int rounds = argc > 2 ? std::atoi(argv[2]) : 11;
+  // A whole number of threes and of rounds over the stages.
+  const std::uint64_t count = std::max(1L, (argc > 1 ? std::atol(argv[1]) : 12'000L) / (3 * kStages)) * 3 * kStages;
+  const int turns = argc > 2 ? std::atoi(argv[2]) : 101;
+  pin_to_last_core();
+
   Recorder& recorder = Recorder::get();
-  const std::uint32_t stage = recorder.intern("span_cost");
-  std::vector<double> floor, on, off, nested;
+  const std::uint32_t stage = recorder.intern("bench");
+  const std::uint32_t off_stage = recorder.intern("bench off");
+  const std::array<std::uint32_t, 3> nested = {recorder.intern("bench 0"), recorder.intern("bench 1"),
+                                               recorder.intern("bench 2")};
+  std::vector<std::uint32_t> many;
+  for (std::uint32_t i = 0; i < kStages; ++i) many.push_back(recorder.intern("bench many " + std::to_string(i)));
+
+  Way floor{"cpp floor", {}}, on{"cpp on", {}}, depth{"cpp at depth 3", {}}, stages{"cpp over 200 stages", {}},
+      worker{"cpp on a worker thread", {}}, off{"cpp off", {}};
   std::uint64_t timed = 0;
-  for (int round = 0; round < rounds; ++round) {
-    floor.push_back(ticks_each(count, [] {
-      std::uint64_t sum = now_ticks();
-      sum += now_ticks();
-      asm volatile("" ::"r"(sum));
-    }));
-    on.push_back(ticks_each(count, [stage] { const ScopedTimer timer(stage); }));
-    nested.push_back(ticks_each(count / 3, [stage] {
-      const ScopedTimer outer(stage);
-      const ScopedTimer middle(stage);
-      const ScopedTimer inner(stage);
-    }) / 3);
-    timed += static_cast<std::uint64_t>(count) + 3 * static_cast<std::uint64_t>(count / 3);
+  // One worker for all turns: what a thread's first spans cost is not what its spans cost.
+  std::binary_semaphore go{0}, done{0};
+  std::thread thread([&] {
+    for (int turn = 0; turn < turns; ++turn) {
+      go.acquire();
+      take(worker, count, [&] { flat(count, stage); });
+      done.release();
+    }
+  });
+  for (int turn = 0; turn < turns; ++turn) {
+    take(floor, count, [&] { read_twice(count); });
+    take(on, count, [&] { flat(count, stage); });
+    take(depth, count, [&] { in_threes(count, nested); });
+    take(stages, count, [&] { over_many(count, many); });
+    go.release();
+    done.acquire();
+    timed += 4 * count;
     g_mode.fetch_and(~std::uint32_t{kModeEnabled});
-    off.push_back(ticks_each(count, [stage] {
-      const ScopedTimer timer(stage);
-      asm volatile("" ::: "memory");
-    }));
+    take(off, count, [&] { flat(count, off_stage); });
     g_mode.fetch_or(kModeEnabled);
   }
+  thread.join();
+
   const ClockFit fit = recorder.clock_fit();
   const Snapshot snapshot = take_snapshot(recorder.arena(), fit);
-  const std::uint64_t counted = snapshot.stages.at(stage).host.count;
-  const double ns = fit.ns_per_tick();
-  std::printf(
-      "{\"floor_ns\": %.3f, \"on_ns\": %.3f, \"depth3_ns\": %.3f, \"off_ns\": %.3f, \"timed\": %llu, \"counted\": %llu}\n",
-      median(floor) * ns, median(on) * ns, median(nested) * ns, median(off) * ns,
-      static_cast<unsigned long long>(timed), static_cast<unsigned long long>(counted));
+  std::uint64_t counted = 0;
+  for (const auto& [id, figures] : snapshot.stages) counted += figures.host.count;
+  std::printf("{\"timed\": %llu, \"counted\": %llu, \"ns\": {", static_cast<unsigned long long>(timed),
+              static_cast<unsigned long long>(counted));
+  const char* comma = "";
+  for (const Way* way : {&floor, &on, &depth, &stages, &worker, &off}) {
+    std::printf("%s\"%s\": [", comma, way->name);
+    comma = ", ";
+    for (std::size_t i = 0; i < way->ticks.size(); ++i)
+      std::printf("%s%.3f", i == 0 ? "" : ", ", way->ticks[i] * fit.ns_per_tick());
+    std::printf("]");
+  }
+  std::printf("}}\n");
   return counted == timed ? 0 : 1;
 }

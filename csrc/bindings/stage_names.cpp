@@ -78,7 +78,7 @@ std::uint32_t stage_of_slow(PyObject* name) noexcept {
     if (!number || PyDict_SetItem(g_stages, name, number.get()) != 0) PyErr_Clear();
   }
   if (kept) {
-    CachedName& cached = g_name_cache[(reinterpret_cast<std::uintptr_t>(name) >> 4) % kNameCacheSize];
+    CachedName& cached = cached_name(name);
     PyObject* const before = std::exchange(cached.name, Py_NewRef(name));
     cached.stage = stage;
     Py_XDECREF(before);

@@ -3,13 +3,14 @@
 
 #include <Python.h>
 
+#include <bit>
 #include <cstdint>
 
 #include "stagespan/layout.h"
 
 namespace stagespan::python {
 
-inline constexpr std::size_t kNameCacheSize = 1024;
+inline constexpr std::size_t kNameCacheSize = 4096;  // a power of two
 
 struct CachedName {
   PyObject* name;  // kept alive, so that its address stands for it
@@ -18,13 +19,19 @@ struct CachedName {
 
 extern CachedName g_name_cache[kNameCacheSize];
 
+/// The place of a name in the cache. Names made in a row lie at equal distances, so the address is mixed.
+STAGESPAN_HOT CachedName& cached_name(PyObject* name) noexcept {
+  const std::uint64_t mixed = std::uint64_t{reinterpret_cast<std::uintptr_t>(name)} * 0x9e3779b97f4a7c15;
+  return g_name_cache[mixed >> (64 - std::bit_width(kNameCacheSize - 1))];
+}
+
 /// Finds or makes the stage of any object that is offered as a name. A name that is no string, or empty, is
 /// counted and goes to a stage of its own; the caller's code goes on.
 std::uint32_t stage_of_slow(PyObject* name) noexcept;
 
 /// The stage of a name. Names in source code are one object each, so their address is looked up first.
 STAGESPAN_HOT std::uint32_t stage_of(PyObject* name) noexcept {
-  const CachedName& cached = g_name_cache[(reinterpret_cast<std::uintptr_t>(name) >> 4) % kNameCacheSize];
+  const CachedName& cached = cached_name(name);
   if (cached.name == name) [[likely]]
     return cached.stage;
   return stage_of_slow(name);

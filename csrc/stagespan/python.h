@@ -55,12 +55,15 @@ class StageName {
 /// Times the scope it lives in, with or without the interpreter's lock, on any thread.
 class ScopedTimer {
  public:
-  explicit ScopedTimer(StageName& name) noexcept : span_{nullptr, 0} {
+  explicit ScopedTimer(StageName& name) noexcept {
     const Api* const api = detail::g_api;
-    if (api != nullptr && (*api->mode & 1U) != 0) span_ = api->open(name.stage(*api));
+    if (api == nullptr || (*api->mode & 1U) == 0) return;
+    const ApiSpan span = api->open(name.stage(*api));
+    frame_ = span.frame;
+    id_ = span.id;
   }
   ~ScopedTimer() {
-    if (span_.frame != nullptr) detail::g_api->close(span_, flags_);
+    if (frame_ != nullptr) detail::g_api->close({frame_, id_}, flags_);
   }
   ScopedTimer(const ScopedTimer&) = delete;
   ScopedTimer& operator=(const ScopedTimer&) = delete;
@@ -68,7 +71,9 @@ class ScopedTimer {
   void mark_error() noexcept { flags_ |= 1U; }
 
  private:
-  ApiSpan span_;
+  // Single values, and timers that are not const: the compiler then keeps them in registers.
+  void* frame_ = nullptr;
+  std::uint64_t id_ = 0;
   std::uint32_t flags_ = 0;
 };
 
@@ -80,6 +85,6 @@ class ScopedTimer {
 /// Times the rest of the enclosing scope as a stage.
 #define STAGESPAN_SCOPE(name)                                                              \
   static ::stagespan::StageName STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__){name};   \
-  const ::stagespan::ScopedTimer STAGESPAN_DETAIL_JOIN(stagespan_timer_, __LINE__) {       \
+  ::stagespan::ScopedTimer STAGESPAN_DETAIL_JOIN(stagespan_timer_, __LINE__) {       \
     STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__)                                      \
   }

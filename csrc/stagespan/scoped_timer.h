@@ -26,11 +26,15 @@ void close_span(OpenSpan span, std::uint16_t flags) noexcept;
 /// and passed by value, so that a timer that is off needs no memory at all.
 class ScopedTimer {
  public:
-  [[gnu::always_inline]] explicit ScopedTimer(std::uint32_t stage) noexcept
-      : span_(mode_has(kModeEnabled) ? open_span(stage) : OpenSpan{nullptr, 0}) {}
+  [[gnu::always_inline]] explicit ScopedTimer(std::uint32_t stage) noexcept {
+    if (!mode_has(kModeEnabled)) return;
+    const OpenSpan span = open_span(stage);
+    frame_ = span.frame;
+    id_ = span.id;
+  }
 
   [[gnu::always_inline]] ~ScopedTimer() {
-    if (span_.frame != nullptr) close_span(span_, flags_);
+    if (frame_ != nullptr) close_span({frame_, id_}, flags_);
   }
 
   ScopedTimer(const ScopedTimer&) = delete;
@@ -39,7 +43,9 @@ class ScopedTimer {
   void mark_error() noexcept { flags_ |= kFlagError; }
 
  private:
-  OpenSpan span_;
+  // Single values: the compiler keeps them in registers, unless the timer is const.
+  OpenFrame* frame_ = nullptr;
+  std::uint64_t id_ = 0;
   std::uint16_t flags_ = 0;
 };
 

@@ -22,7 +22,8 @@ def test_the_quick_benchmark_prints_a_row_for_every_budget_and_loses_no_span(
 
     # WHEN it runs for a few seconds, its figures left aside
     done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "run.py", "--quick", "--json", target],
+        [sys.executable, "-m", "benchmarks", "--quick", "--json", target],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=280,
@@ -30,8 +31,28 @@ def test_the_quick_benchmark_prints_a_row_for_every_budget_and_loses_no_span(
 
     # THEN it has printed all rows, and stats() had counted each span (it fails otherwise)
     assert done.returncode == 0, done.stderr
-    for row in ("with span, reused", "decorated call", "memory, bytes a span", "import stagespan"):
+    for row in (
+        "with span, reused",
+        "decorated call",
+        "with ProfilingContext, new",
+        "with debug context off, new",
+        "memory, a span",
+        "import stagespan",
+        "on a worker thread",
+        "in an asyncio task",
+        "with threading.Lock",
+        "hand-written pair",
+    ):
         assert row in done.stdout
+    assert "C++ span, on" in done.stdout or "Skipped: C++ spans" in done.stdout
+    for peer in ("nvtx", "codetiming", "prometheus_client", "OpenTelemetry SDK", "record_function"):
+        assert peer in done.stdout  # measured, or named as skipped
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+    # THEN the raw figures are of every turn, and say what they were taken on
     found = json.loads(target.read_text())
     assert found["spans"] > 10_000
-    assert all(run["timed"] == run["counted"] for run in found["runs"])
+    (process,) = found["processes"]
+    assert len(process["ns"]["with span, reused"]) == found["turns"]
+    assert found["machine"]["python"]
+    assert found["versions"]["stagespan"]

@@ -1,0 +1,1 @@
+"""What stagespan costs, beside its budgets and other tools: `python -m benchmarks`."""

@@ -1,0 +1,172 @@
+"""The lines of the table: which figure stands beside which, and what was promised."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import cases
+
+
+@dataclass(frozen=True)
+class Line:
+    """A figure, less that of another case, beside a third; `most` times that, or `most_ns`."""
+
+    what: str
+    case: str
+    less: str = ""
+    beside: str = ""
+    most: float = 0.0
+    aim: float = 0.0
+    most_ns: float = 0.0
+    nothing: bool = False
+    """The promise is 0 ns within noise."""
+    indent: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line with its figures, all in ns; `verdict` is "" where nothing was promised."""
+
+    what: str
+    ns: float
+    spread_ns: float
+    beside: str
+    ratio: float | None
+    budget: str
+    verdict: str
+
+
+_HAND = "hand-written pair"
+
+SECTIONS = (
+    (
+        "Budgets",
+        (
+            Line("C++ span, on", "cpp on", beside="cpp floor", most=1.5, aim=1.3),
+            Line("C++ span, off", "cpp off", most_ns=1.0),
+            Line("with span, reused", "with span, reused", "", "with threading.Lock", 0.7),
+            Line("with span, new", "with span, new", "", _HAND, 1.0, 0.85),
+            Line("with ProfilingContext, new", "with ProfilingContext, new", most_ns=1500),
+            Line("decorated call", "decorated call", "bare call", most_ns=45),
+            Line("  debug context, off", "decorated call, debug off", "bare call", nothing=True),
+            Line(
+                "with debug context off, new",
+                "with debug context off, new",
+                "",
+                "with nullcontext, new",
+                1.0,
+            ),
+        ),
+    ),
+    (
+        "The same spans elsewhere",
+        (
+            Line("C++ span at depth 3", "cpp at depth 3", beside="cpp floor", most=1.5),
+            Line(
+                f"  over {cases.STAGES} stages", "cpp over 200 stages", beside="cpp floor", most=1.5
+            ),
+            Line("  on a worker thread", "cpp on a worker thread", beside="cpp floor", most=1.5),
+            Line("with span, new, at depth 3", "at depth 3", "", _HAND, 1.0),
+            Line("  in a request", "in a request", "", _HAND, 1.0),
+            Line("  on a worker thread", "on a worker thread", "", _HAND, 1.0),
+            Line(
+                f"  over {cases.STAGES} stages", f"over {cases.STAGES} stages", "next name", _HAND
+            ),
+            Line("  in an asyncio task", "in an asyncio task", "", _HAND),
+        ),
+    ),
+    (
+        "The rest of stagespan",
+        (
+            Line("async with span, reused", "async with span, reused"),
+            Line("  an empty class", "async with an empty Python class"),
+            Line("decorated coroutine, a call", "decorated coroutine", "bare coroutine"),
+            Line(
+                "decorated generator, a turn",
+                "decorated generator, a turn",
+                "bare generator, a turn",
+            ),
+            Line("begin and end", "begin and end"),
+            Line("record()", "record"),
+            Line("s.add(tokens=1)", "s.add(tokens=1)"),
+            Line("with span, recorder off", "with span, recorder off"),
+            Line("decorated call, recorder off", "decorated call, recorder off", "bare call"),
+            Line("ProfilingContext, lines written", "ProfilingContext, lines written"),
+        ),
+    ),
+    (
+        "What Python costs",
+        tuple(
+            Line(name, name, beside="with span, new")
+            for name in (
+                "bare call",
+                "with an empty Python class",
+                "with threading.Lock",
+                "with nullcontext, new",
+                _HAND,
+            )
+        ),
+    ),
+    ("Other tools", tuple(Line(name, name, beside="with span, new") for name in cases.PEERS)),
+)
+
+_SHORT = {
+    "cpp floor": "2 clock reads",
+    "with threading.Lock": "Lock",
+    "with nullcontext, new": "nullcontext",
+    _HAND: "hand-written",
+    "with span, new": "span",
+    "bare call": "over bare call",
+    "bare coroutine": "over bare one",
+    "bare generator, a turn": "over bare one",
+    "next name": "hand-written",
+}
+
+Runs = list[dict[str, float]]
+"""Of each process, the median in ns by case."""
+
+
+def medians(processes: list[dict[str, Any]]) -> Runs:
+    """Sum each process's turns up."""
+    return [
+        {name: statistics.median(turns) for name, turns in process["ns"].items()}
+        for process in processes
+    ]
+
+
+def noise_ns(runs: Runs) -> float:
+    """How far equal bare calls differ in one process; the median over the processes."""
+    differences = []
+    for run in runs:
+        copies = [ns for name, ns in run.items() if name.startswith("bare call")]
+        differences.append(max(copies) - min(copies))
+    return statistics.median(differences)
+
+
+def row_of(line: Line, runs: Runs) -> Row | None:
+    """One line with its figures; None where a case was skipped."""
+    needed = [name for name in (line.case, line.less, line.beside) if name]
+    runs = [run for run in runs if all(name in run for name in needed)]
+    if not runs:
+        return None
+    own = [run[line.case] - (run[line.less] if line.less else 0.0) for run in runs]
+    ns = statistics.median(own)
+    ratio = None
+    if line.beside:
+        ratio = statistics.median(
+            value / run[line.beside] for value, run in zip(own, runs, strict=True)
+        )
+    budget, within = "", True
+    if line.most:
+        budget = f"{line.most:g} x" + (f" ({line.aim:g})" if line.aim else "")
+        within = ratio is not None and ratio <= line.most
+    elif line.most_ns:
+        budget, within = f"{line.most_ns:,g} ns", ns <= line.most_ns
+    elif line.nothing:
+        noise = max(noise_ns(runs), 0.5)
+        budget, within = f"0 +-{noise:.1f} ns", abs(ns) <= noise
+    verdict = ("within" if within else "OVER") if budget else ""
+    beside = _SHORT[line.beside or line.less] if line.beside or line.less else ""
+    return Row(line.what, ns, (max(own) - min(own)) / 2, beside, ratio, budget, verdict)

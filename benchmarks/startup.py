@@ -1,0 +1,42 @@
+"""What `import stagespan` costs a fresh interpreter."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+_CODE = """
+import json, sys, time
+began = time.perf_counter()
+import stagespan
+took = time.perf_counter() - began
+print(json.dumps([took, [name for name in ("torch", "numpy") if name in sys.modules]]))
+"""
+
+
+def _whole_ms(code: str) -> tuple[float, str]:
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE)
+    return (time.perf_counter() - began) * 1e3, done.stdout.decode()
+
+
+def measure(times: int) -> dict[str, Any]:
+    """The statement's time, that of the whole process beyond an empty one, and what came along."""
+    statement, whole, empty, heavy = [], [], [], set()
+    for _ in range(times):
+        empty.append(_whole_ms("pass")[0])
+        ms, output = _whole_ms(_CODE)
+        took, found = json.loads(output)
+        whole.append(ms)
+        statement.append(took * 1e3)
+        heavy.update(found)
+    return {
+        "import_ms": statistics.median(statement),
+        "import_spread_ms": (max(statement) - min(statement)) / 2,
+        "process_ms": statistics.median(whole) - statistics.median(empty),
+        "imported_too": sorted(heavy),
+    }

@@ -1,0 +1,134 @@
+"""One table of all figures, readable in 100 columns."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import cases, rows
+
+_NARROWEST = 100
+_VERDICTS = {"": "", "within": "[green]within[/]", "OVER": "[bold red]OVER[/]"}
+
+
+def _figure(value: float) -> str:
+    return (
+        f"{value:,.2f}" if abs(value) < 2 else f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+    )
+
+
+def _special(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Rows whose figures are no ns of a statement."""
+    processes, startup = found["processes"], found["startup"]
+    grown = max(process["growth_bytes"] / process["growth_spans"] for process in processes)
+    heavy = ", ".join(startup["imported_too"])
+    imported = startup["import_ms"]
+    return [
+        (
+            "memory, a span",
+            f"{grown:.3f} B",
+            "",
+            f"in {processes[0]['growth_spans']:,}",
+            "",
+            "0 B",
+            # A page or two that the interpreter took for itself are no growth.
+            "within" if grown < 0.05 else "OVER",
+        ),
+        (
+            "import stagespan",
+            f"{imported:.1f} ms",
+            f"{startup['import_spread_ms']:.1f}",
+            heavy or "without torch",
+            "",
+            "50 ms",
+            "within" if imported < 50 and "torch" not in heavy else "OVER",
+        ),
+    ]
+
+
+def _reading(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    process = found["processes"][0]
+    return [
+        (f"stats() of {process['stages']} stages", f"{process['stats_ms']:.2f} ms", *[""] * 5),
+        (f"spans(), {process['spans_read']:,} of them", f"{process['spans_ms']:.2f} ms", *[""] * 5),
+    ]
+
+
+def show(found: dict[str, Any]) -> bool:
+    """Print the table; whether every budget is kept."""
+    console = Console()
+    if console.width < _NARROWEST or not console.is_terminal:
+        console = Console(width=_NARROWEST)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), width=_NARROWEST)
+    table.add_column("ns, median of the processes", no_wrap=True, ratio=1)
+    for title in ("cost", "+-"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("beside", no_wrap=True)
+    table.add_column("ratio", justify="right", no_wrap=True)
+    table.add_column("budget", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    runs = rows.medians(found["processes"])
+    verdicts = []
+    for title, lines in rows.SECTIONS:
+        table.add_row(f"[bold]{title}[/]")
+        made = [rows.row_of(line, runs) for line in lines]
+        cells = [
+            (
+                row.what,
+                _figure(row.ns),
+                _figure(row.spread_ns),
+                row.beside,
+                "" if row.ratio is None else f"{row.ratio:.2f}",
+                row.budget,
+                row.verdict,
+            )
+            for row in made
+            if row is not None
+        ]
+        if title == "Budgets":
+            cells += _special(found)
+        elif title == "The rest of stagespan":
+            cells += _reading(found)
+        for cell in cells:
+            verdicts.append(cell[-1])
+            shown = "" if found["quick"] else _VERDICTS[cell[-1]]
+            table.add_row(*cell[:-1], shown)
+        table.add_section()
+    console.print(table)
+    _foot(console, found)
+    return "OVER" not in verdicts
+
+
+def _foot(console: Console, found: dict[str, Any]) -> None:
+    for name, module in found["processes"][0]["skipped"].items():
+        package = cases.PACKAGES.get(module, module)
+        console.print(f"Skipped: {name}; pip install {package}", highlight=False)
+    if found["cpp_skipped"]:
+        console.print(f"Skipped: C++ spans; {found['cpp_skipped']}", highlight=False)
+    if found["quick"]:
+        console.print("Quick: every case ran, but too short for its figures to mean anything.")
+    machine = found["machine"]
+    console.print(
+        f"{found['spans']:,} spans were timed, and the statistics have every one of them. "
+        f"Medians of {len(found['processes'])} processes, each the median of {found['turns']} "
+        f"turns; +- is half the range over the processes.\n"
+        f"Python {machine['python']}, {machine['build']}; {machine['cpu']}, {machine['cores']} "
+        f"cores, load {machine['load']:.1f}, clock {machine['clock']}.",
+        highlight=False,
+    )
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what was measured."""
+    result: dict[str, str | None] = {}
+    needed = {case.needs for case in cases.CASES if case.needs}
+    for module in ("stagespan", *sorted(needed)):
+        try:
+            result[module] = importlib.metadata.version(cases.PACKAGES.get(module, module))
+        except importlib.metadata.PackageNotFoundError:
+            result[module] = None
+    return result
