@@ -1,0 +1,337 @@
+// test_stats_threads.cpp: statistics of threads: folded when they leave, shared when blocks run
+// out.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <latch>
+
+#include "support.h"
+
+namespace stagespan {
+namespace {
+
+using test::count_of;
+using test::figures_of;
+using test::in_buckets;
+using test::lost;
+using test::made_span;
+using test::Random;
+
+class Stats : public test::RecorderTest {
+ protected:
+  ThreadState& thread() { return recorder().this_thread(); }
+
+  void expect_consistent(const StageFigures& figures, std::uint64_t count) {
+    EXPECT_EQ(figures.host.count, count);
+    EXPECT_EQ(in_buckets(figures.host), count);
+    std::uint64_t in_edges = 0, ticks = 0;
+    for (const auto& [parent, edge] : figures.parents) {
+      in_edges += edge.count;
+      ticks += edge.sum_ticks;
+    }
+    EXPECT_EQ(in_edges, count);
+    EXPECT_EQ(ticks, figures.host.sum_ticks);
+  }
+};
+
+TEST_F(Stats, FiguresOfThreadsThatLiveAndHaveLeftAddUp) {
+  const std::uint32_t stage = recorder().intern("add up");
+  // GIVEN threads that leave one after the other, and one that stays
+  std::uint64_t total = 0, ticks = 0;
+  for (std::uint64_t i = 1; i <= 20; ++i) {
+    test::in_thread([&] {
+      for (std::uint64_t n = 0; n < i; ++n) commit_span(thread(), made_span(stage, 1, i * 100 + n));
+    });
+    for (std::uint64_t n = 0; n < i; ++n) ticks += i * 100 + n;
+    total += i;
+    // WHEN a snapshot is taken after each
+    const StageFigures figures = figures_of(stage);
+    // THEN all are in it
+    expect_consistent(figures, total);
+    EXPECT_EQ(figures.host.sum_ticks, ticks);
+    EXPECT_EQ(figures.host.min_ticks, 100U);
+    EXPECT_EQ(figures.host.max_ticks, i * 100 + i - 1);
+    commit_span(thread(), made_span(stage, 1, 100));
+    ++total;
+    ticks += 100;
+  }
+  EXPECT_EQ(lost(kLostBlocks), 0U);
+  EXPECT_EQ(lost(kLostThreads), 0U);
+}
+
+TEST_F(Stats, BlocksOfThreadsThatHaveLeftAreUsedAgain) {
+  const std::uint32_t stage = recorder().intern("reused blocks");
+  test::in_thread([&] { const ScopedTimer timer(stage); });
+  const std::uint32_t blocks = arena().header().block_count.load();
+  // GIVEN a thousand threads, one after the other
+  for (int i = 0; i < 1000; ++i) test::in_thread([&] { const ScopedTimer timer(stage); });
+  // WHEN all have left
+  // THEN they have taken one block more, and nothing was lost
+  EXPECT_LE(arena().header().block_count.load(), blocks + 1);
+  EXPECT_EQ(count_of(stage), 1001U);
+}
+
+TEST_F(Stats, MoreThreadsThanSlotsAreTimedWithoutRecords) {
+  const std::uint32_t stage = recorder().intern("slots");
+  const std::uint32_t other = recorder().intern("slots.other");
+  constexpr unsigned kThreads = kMaxThreads + 40;
+  constexpr std::uint64_t kSpans = 20;
+  {
+    const ScopedTimer timer(other);
+  }  // this thread has a slot of its own
+  // GIVEN more threads than there are slots, all alive at once
+  std::latch all_ran(kThreads);
+  std::latch may_leave(1);
+  auto threads = test::start_threads(kThreads, [&](unsigned) {
+    for (std::uint64_t i = 0; i < kSpans; ++i) {
+      const ScopedTimer outer(stage);
+      const ScopedTimer inner(other);
+    }
+    all_ran.count_down();
+    may_leave.wait();
+  });
+  all_ran.wait();
+  // WHEN all have run
+  // THEN their statistics are whole while they live, and what has no record is counted
+  expect_consistent(figures_of(stage), kThreads * kSpans);
+  expect_consistent(figures_of(other), kThreads * kSpans + 1);
+  EXPECT_EQ(figures_of(other).parents.at(stage).count, kThreads * kSpans);
+  EXPECT_EQ(lost(kLostThreads), 2 * kSpans * (kThreads - (kMaxThreads - 1)));
+  EXPECT_EQ(lost(kLostBlocks), 0U);
+  EXPECT_EQ(test::spans_of(stage).size(), (kMaxThreads - 1) * kSpans);
+  may_leave.count_down();
+  test::join(threads);
+  // THEN nor is anything lost when they leave
+  expect_consistent(figures_of(stage), kThreads * kSpans);
+  // THEN their slots are free for others
+  const std::uint64_t lost_before = lost(kLostThreads);
+  test::in_thread([&] { const ScopedTimer timer(stage); });
+  EXPECT_EQ(lost(kLostThreads), lost_before);
+  EXPECT_EQ(count_of(stage), kThreads * kSpans + 1);
+}
+
+TEST_F(Stats, WhenOwnBlocksRunOutThreadsShareThem) {
+  constexpr unsigned kThreads = 40;
+  constexpr std::uint32_t kStages =
+      200;  // 8,000 pairs of thread and stage, more than there are blocks for
+  constexpr std::uint64_t kSpans = 3;
+  std::vector<std::uint32_t> stages;
+  for (std::uint32_t i = 0; i < kStages; ++i)
+    stages.push_back(recorder().intern("share." + std::to_string(i)));
+  // GIVEN threads that all run all stages
+  std::latch all_ran(kThreads);
+  std::latch may_leave(1);
+  auto threads = test::start_threads(kThreads, [&](unsigned i) {
+    for (std::uint64_t n = 0; n < kSpans; ++n)
+      for (std::uint32_t s = 0; s < kStages; ++s)
+        const ScopedTimer timer(stages[(s + i * 7) % kStages]);
+    all_ran.count_down();
+    may_leave.wait();
+  });
+  all_ran.wait();
+  // WHEN the blocks have run out
+  EXPECT_GT(lost(kLostBlocks), 0U);
+  // THEN every stage's figures are exact, while the threads live and after
+  Snapshot snapshot = test::snapshot();
+  for (const std::uint32_t stage : stages)
+    expect_consistent(figures_of(snapshot, stage), kThreads * kSpans);
+  may_leave.count_down();
+  test::join(threads);
+  snapshot = test::snapshot();
+  for (const std::uint32_t stage : stages)
+    expect_consistent(figures_of(snapshot, stage), kThreads * kSpans);
+  EXPECT_EQ(count_of(kStageOverflow), 0U);
+  // THEN there are blocks for others again
+  recorder().reset();
+  test::in_thread([&] { const ScopedTimer timer(stages[0]); });
+  EXPECT_EQ(lost(kLostBlocks), 0U);
+}
+
+TEST_F(Stats, WhenAllBlocksRunOutTheOverflowTakesTheRest) {
+  const auto fill = [&] {
+    // GIVEN four threads that each run nearly all the stages there can be
+    std::vector<std::uint32_t> stages;
+    for (std::uint32_t i = 0; stages.empty() || stages.back() != kStageOverflow; ++i)
+      stages.push_back(recorder().intern("all." + std::to_string(i)));
+    stages.pop_back();
+    constexpr unsigned kThreads = 4;
+    std::latch all_ran(kThreads);
+    std::latch may_leave(1);
+    auto threads = test::start_threads(kThreads, [&](unsigned) {
+      for (int n = 0; n < 2; ++n)
+        for (const std::uint32_t stage : stages) const ScopedTimer timer(stage);
+      all_ran.count_down();
+      may_leave.wait();
+    });
+    all_ran.wait();
+    const auto total = [] {
+      std::uint64_t count = 0, buckets = 0;
+      for (const auto& [stage, figures] : test::snapshot().stages) {
+        count += figures.host.count;
+        buckets += in_buckets(figures.host);
+      }
+      return count == buckets ? count : 0;
+    };
+    // WHEN no block is left
+    if (arena().header().block_count.load() != kMaxBlocks) return 1;
+    // THEN no span is lost: what has no block is summed under the overflow
+    if (count_of(kStageOverflow) == 0) return 2;
+    if (total() != 2 * kThreads * stages.size()) return 3;
+    may_leave.count_down();
+    test::join(threads);
+    if (total() != 2 * kThreads * stages.size()) return 4;
+    // THEN the next thread's are neither
+    test::in_thread([&] {
+      for (const std::uint32_t stage : stages) const ScopedTimer timer(stage);
+    });
+    return total() == (2 * kThreads + 1) * stages.size() ? 0 : 5;
+  };
+  EXPECT_EXIT(_exit(fill()), ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(Stats, AnOwnBlockNeedsNoLock) {
+  const std::uint32_t stage = recorder().intern("no lock");
+  const std::uint32_t inner = recorder().intern("no lock.inner");
+  // GIVEN a thread that has run its stages once
+  std::latch ready(1);
+  std::latch go(1);
+  std::atomic<bool> done{false};
+  std::jthread worker([&] {
+    {
+      const ScopedTimer outer(stage);
+      const ScopedTimer timer(inner);
+    }
+    ready.count_down();
+    go.wait();
+    for (int i = 0; i < 10'000; ++i) {
+      const ScopedTimer outer(stage);
+      const ScopedTimer timer(inner);
+    }
+    done = true;
+    done.notify_one();
+  });
+  ready.wait();
+  {
+    // WHEN it runs them while somebody holds the recorder's lock
+    const std::lock_guard lock(recorder().cold_mutex());
+    go.count_down();
+    // THEN it does not wait for it
+    done.wait(false);
+  }
+  worker.join();
+  EXPECT_EQ(count_of(stage), 10'001U);
+}
+
+TEST_F(Stats, ASharedBlockNeedsNoLock) {
+  const std::uint32_t stage = recorder().intern("no lock.shared");
+  // GIVEN a thread that shares its block, because no own one was left for it
+  std::latch ready(1);
+  std::latch go(1);
+  std::atomic<bool> done{false};
+  test::in_thread([&] { const ScopedTimer timer(stage); });  // leaves its block as the shared one
+  std::jthread worker([&] {
+    thread().stats[stage].store(arena().slot(kSharedSlot).stats[stage].load());
+    ready.count_down();
+    go.wait();
+    for (int i = 0; i < 10'000; ++i) const ScopedTimer timer(stage);
+    done = true;
+    done.notify_one();
+  });
+  ready.wait();
+  {
+    // WHEN it runs while somebody holds the recorder's lock
+    const std::lock_guard lock(recorder().cold_mutex());
+    go.count_down();
+    // THEN it does not wait for it
+    done.wait(false);
+  }
+  worker.join();
+  EXPECT_EQ(count_of(stage), 10'001U);
+}
+
+// --- reading while threads come and go
+// -------------------------------------------------------------------
+
+/// Snapshots while threads run and leave: no figure goes back, and none is missing or double.
+void expect_whole_while_threads_leave(bool with_lock) {
+  Recorder& recorder = Recorder::get();
+  constexpr unsigned kAtOnce = 6;
+  const std::uint64_t threads_in_all = test::scaled(2000);
+  const std::uint32_t stages[] = {recorder.intern("leaving.0"), recorder.intern("leaving.1"),
+                                  recorder.intern("leaving.2")};
+  // GIVEN threads that come, run and leave, and count what they are about to add and what they have
+  // added
+  std::atomic<std::uint64_t> begun[3] = {};
+  std::atomic<std::uint64_t> ended[3] = {};
+  std::atomic<std::uint64_t> started{0};
+  std::atomic<unsigned> running{kAtOnce};
+  auto spawners = test::start_threads(kAtOnce, [&](unsigned i) {
+    Random random(600 + i);
+    while (started.fetch_add(1) < threads_in_all) {
+      const std::uint64_t spans = random.below(200);
+      const std::uint64_t first = random.below(3);
+      test::in_thread([&] {
+        for (std::uint64_t n = 0; n < spans; ++n) {
+          const std::size_t s = (first + n) % 3;
+          begun[s].fetch_add(1);
+          {
+            const ScopedTimer timer(stages[s]);
+          }
+          ended[s].fetch_add(1);
+        }
+      });
+    }
+    running.fetch_sub(1);
+  });
+  Snapshot before;
+  std::uint64_t snapshots = 0;
+  bool last = false;
+  while (!last) {
+    last = running.load() == 0;
+    const std::uint64_t at_least[3] = {ended[0].load(), ended[1].load(), ended[2].load()};
+    // WHEN snapshots are taken meanwhile
+    const Snapshot now =
+        with_lock ? test::snapshot() : take_snapshot(recorder.arena(), recorder.clock_fit());
+    ++snapshots;
+    for (std::size_t s = 0; s < 3; ++s) {
+      const StageFigures was = figures_of(before, stages[s]);
+      const StageFigures is = figures_of(now, stages[s]);
+      // THEN all spans that had ended are in it, and none twice
+      ASSERT_GE(is.host.count, at_least[s]);
+      ASSERT_LE(is.host.count, begun[s].load());
+      // THEN nothing goes back
+      ASSERT_GE(is.host.count, was.host.count);
+      ASSERT_GE(is.host.sum_ticks, was.host.sum_ticks);
+      ASSERT_GE(is.host.max_ticks, was.host.max_ticks);
+      ASSERT_GE(in_buckets(is.host) + kAtOnce, is.host.count);
+      ASSERT_LE(in_buckets(is.host), is.host.count + kAtOnce);
+      if (was.host.count != 0) {
+        ASSERT_LE(is.host.min_ticks, was.host.min_ticks);
+        for (const auto& [bucket, n] : was.host.buckets) {
+          const auto found = std::lower_bound(is.host.buckets.begin(), is.host.buckets.end(),
+                                              std::pair(bucket, std::uint64_t{0}));
+          // A thread that runs may have had its latest span twice.
+          const bool is_there = found != is.host.buckets.end() && found->first == bucket;
+          ASSERT_GE((is_there ? found->second : 0) + kAtOnce, n);
+        }
+      }
+    }
+    before = now;
+    if (with_lock) std::this_thread::yield();  // threads that wait for the lock get it
+  }
+  test::join(spawners);
+  // THEN in the end all is exact
+  for (std::size_t s = 0; s < 3; ++s) EXPECT_EQ(count_of(stages[s]), ended[s].load());
+  EXPECT_GT(snapshots, 1U);
+}
+
+TEST_F(Stats, NothingIsMissingOrDoubleWhileThreadsLeave) {
+  expect_whole_while_threads_leave(true);
+}
+
+TEST_F(Stats, NothingIsMissingOrDoubleForAReaderWithoutTheLock) {
+  expect_whole_while_threads_leave(false);
+}
+
+}  // namespace
+}  // namespace stagespan
