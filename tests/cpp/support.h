@@ -45,9 +45,7 @@ class Random {
   std::string trace() const { return "STAGESPAN_TEST_SEED=" + std::to_string(seed_); }
 
   std::uint64_t below(std::uint64_t limit) { return engine_() % limit; }
-  std::uint64_t between(std::uint64_t low, std::uint64_t high) {
-    return low + below(high - low + 1);
-  }
+  std::uint64_t between(std::uint64_t low, std::uint64_t high) { return low + below(high - low + 1); }
   bool chance(std::uint64_t one_in) { return below(one_in) == 0; }
   double unit() { return std::uniform_real_distribution<double>(0, 1)(engine_); }
   double normal() { return std::normal_distribution<double>(0, 1)(engine_); }
@@ -73,9 +71,7 @@ std::vector<std::jthread> start_threads(unsigned count, Body body) {
   return threads;
 }
 
-inline void join(std::vector<std::jthread>& threads) {
-  threads.clear();
-}
+inline void join(std::vector<std::jthread>& threads) { threads.clear(); }
 
 /// Runs `body` in a thread of its own, to its end.
 template <class Body>
@@ -97,13 +93,9 @@ inline StageFigures figures_of(const Snapshot& snapshot, std::uint32_t stage) {
   return found == snapshot.stages.end() ? StageFigures{} : found->second;
 }
 
-inline StageFigures figures_of(std::uint32_t stage) {
-  return figures_of(snapshot(), stage);
-}
+inline StageFigures figures_of(std::uint32_t stage) { return figures_of(snapshot(), stage); }
 
-inline std::uint64_t count_of(std::uint32_t stage) {
-  return figures_of(stage).host.count;
-}
+inline std::uint64_t count_of(std::uint32_t stage) { return figures_of(stage).host.count; }
 
 inline std::uint64_t in_buckets(const Distribution& distribution) {
   std::uint64_t total = 0;
@@ -124,8 +116,8 @@ inline std::vector<SpanCopy> spans_of(std::uint32_t stage) {
 
 /// All that a span says, to be compared.
 inline auto fields(const SpanCopy& span) {
-  return std::tuple(span.begin_ticks, span.end_ticks, span.id, span.parent, span.request,
-                    span.suspended_ticks, span.stage, span.thread, span.depth, span.flags);
+  return std::tuple(span.begin_ticks, span.end_ticks, span.id, span.parent, span.request, span.suspended_ticks,
+                    span.stage, span.thread, span.depth, span.flags);
 }
 
 /// A finished span of a known duration, to be committed by the calling thread.

@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cstring>
+#include <fstream>
 #include <memory>
 
 #include "stagespan/arena.h"
@@ -25,9 +27,7 @@ struct DestroyArena {
 };
 using OwnedArena = std::unique_ptr<std::byte, DestroyArena>;
 
-OwnedArena make_arena(std::uint32_t ring_spans) {
-  return OwnedArena(create_arena({ring_spans}).base());
-}
+OwnedArena make_arena(std::uint32_t ring_spans) { return OwnedArena(create_arena({ring_spans}).base()); }
 
 TEST(Arena, HeaderTellsWhatLiesWhere) {
   for (const std::uint32_t ring_spans : {64U, 1024U, kDefaultRingSpans}) {
@@ -142,8 +142,7 @@ TEST(Arena, ClearingKeepsNamesAndNothingElse) {
   // THEN the names are there
   EXPECT_EQ(header.name_count.load(), 1U);
   EXPECT_EQ(header.name_pool_used.load(), 6U);
-  EXPECT_EQ(std::string(arena.name_pool() + arena.name(0).offset, arena.name(0).length_bytes),
-            "decode");
+  EXPECT_EQ(std::string(arena.name_pool() + arena.name(0).offset, arena.name(0).length_bytes), "decode");
   EXPECT_EQ(header.work_key_count.load(), 1U);
   EXPECT_STREQ(arena.work_keys()[0].text, "tokens");
   EXPECT_EQ(header.clock_source, static_cast<std::uint32_t>(ClockSource::kTsc));
@@ -176,6 +175,14 @@ TEST(Arena, AnArenaThatIsNotTouchedTakesNoMemory) {
   EXPECT_LE(pages, 8U);
 }
 
+/// What counts against RLIMIT_AS.
+std::uint64_t addresses_in_use() {
+  std::ifstream file("/proc/self/statm");
+  std::uint64_t pages = 0;
+  file >> pages;
+  return pages * 4096;
+}
+
 TEST(Arena, RingsShrinkWhereTheSystemRefusesTheirSizeAndNothingFails) {
 #if STAGESPAN_TEST_SANITIZED
   GTEST_SKIP() << "sanitizers reserve more addresses than the limit of this test";
@@ -193,16 +200,21 @@ TEST(Arena, RingsShrinkWhereTheSystemRefusesTheirSizeAndNothingFails) {
     waitpid(child, &status, 0);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   };
-  // GIVEN a process that may have 200 MB of addresses; the arena of the default size has more
-  // WHEN it creates one
-  const int shrunk = ring_spans_within(200U << 20);
-  // THEN it gets smaller rings
-  EXPECT_GT(shrunk, 0);
-  EXPECT_LT(shrunk, std::countr_zero(kDefaultRingSpans));
-  // GIVEN a process that may have 20 MB
+  // GIVEN a process that may have as many addresses as an arena with smaller rings takes
+  const auto size_with = [](std::uint32_t ring_spans) {
+    return ArenaView(make_arena(ring_spans).get()).header().size_bytes;
+  };
+  const std::uint64_t in_use = addresses_in_use();
+  ASSERT_GT(in_use, 0U);
+  // WHEN it creates one of the default size
+  // THEN it gets the smaller rings
+  const std::uint64_t smaller = size_with(kDefaultRingSpans / 4);
+  ASSERT_LT(smaller + (std::uint64_t{16} << 20), size_with(kDefaultRingSpans));
+  EXPECT_EQ(ring_spans_within(in_use + smaller + (std::uint64_t{8} << 20)), std::countr_zero(kDefaultRingSpans / 4));
+  // GIVEN a process that may have hardly any more than it has
   // WHEN it creates an arena
   // THEN it gets none, and goes on
-  EXPECT_EQ(ring_spans_within(20U << 20), 0);
+  EXPECT_EQ(ring_spans_within(in_use + (std::uint64_t{8} << 20)), 0);
 #endif
 }
 
@@ -228,14 +240,13 @@ class MovedArena : public test::RecorderTest {
   // stays small.
   ArenaView copy() {
     const std::uint64_t size = arena().header().size_bytes;
-    void* const memory = mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const memory =
+        mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     EXPECT_NE(memory, MAP_FAILED);
     static const std::byte zeros[4096] = {};
     auto* const to = static_cast<std::byte*>(memory);
     for (std::uint64_t at = 0; at < size; at += 4096)
-      if (std::memcmp(arena().base() + at, zeros, 4096) != 0)
-        std::memcpy(to + at, arena().base() + at, 4096);
+      if (std::memcmp(arena().base() + at, zeros, 4096) != 0) std::memcpy(to + at, arena().base() + at, 4096);
     owned_.reset(to);
     return ArenaView(to);
   }
@@ -277,8 +288,7 @@ TEST_F(MovedArena, SpansStatisticsAndOpenSpansAreReadFromACopyElsewhere) {
   const std::vector<SpanCopy> moved_spans = read_spans(moved);
   ASSERT_EQ(moved_spans.size(), spans.size());
   EXPECT_EQ(spans.size(), 64U + 1);
-  for (std::size_t i = 0; i < spans.size(); ++i)
-    EXPECT_EQ(test::fields(moved_spans[i]), test::fields(spans[i]));
+  for (std::size_t i = 0; i < spans.size(); ++i) EXPECT_EQ(test::fields(moved_spans[i]), test::fields(spans[i]));
   EXPECT_EQ(overwritten(moved), lost_spans);
   EXPECT_EQ(lost_spans, 200U - 64);
   const std::vector<OpenCopy> moved_open = read_open(moved);
@@ -307,11 +317,8 @@ TEST_F(MovedArena, SpansStatisticsAndOpenSpansAreReadFromACopyElsewhere) {
   }
   EXPECT_EQ(figures_of(moved_snapshot, inner).work.at("tokens"), 230.5);
   EXPECT_EQ(moved.header().lost[kLostHookErrors].load(), 3U);
-  EXPECT_EQ(
-      std::string(moved.name_pool() + moved.name(inner).offset, moved.name(inner).length_bytes),
-      "moved.inner");
-  EXPECT_EQ(read_clock(moved.header()).unix_ns(spans[0].begin_ticks),
-            fit.unix_ns(spans[0].begin_ticks));
+  EXPECT_EQ(std::string(moved.name_pool() + moved.name(inner).offset, moved.name(inner).length_bytes), "moved.inner");
+  EXPECT_EQ(read_clock(moved.header()).unix_ns(spans[0].begin_ticks), fit.unix_ns(spans[0].begin_ticks));
   // THEN the arena itself holds nothing but what is open
   EXPECT_TRUE(read_spans(arena()).empty());
   EXPECT_EQ(read_open(arena()).size(), 3U);

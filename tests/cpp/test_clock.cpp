@@ -23,9 +23,7 @@ class World {
       : ticks_per_ns_(ticks_per_ns), first_ticks_(first_ticks), first_unix_ns_(first_unix_ns) {}
 
   /// From `at_s` on the system's clock runs `parts_per_million` faster than the counter says.
-  void steer(double at_s, double parts_per_million) {
-    steers_.push_back({at_s * 1e9, parts_per_million * 1e-6});
-  }
+  void steer(double at_s, double parts_per_million) { steers_.push_back({at_s * 1e9, parts_per_million * 1e-6}); }
 
   std::uint64_t ticks(double elapsed_ns) const {
     return first_ticks_ + static_cast<std::uint64_t>(std::llround(elapsed_ns * ticks_per_ns_));
@@ -33,15 +31,12 @@ class World {
   std::int64_t monotonic_ns(double elapsed_ns) const {
     double total = elapsed_ns;
     for (std::size_t i = 0; i < steers_.size(); ++i) {
-      const double end =
-          i + 1 < steers_.size() ? std::min(steers_[i + 1].at_ns, elapsed_ns) : elapsed_ns;
+      const double end = i + 1 < steers_.size() ? std::min(steers_[i + 1].at_ns, elapsed_ns) : elapsed_ns;
       if (end > steers_[i].at_ns) total += (end - steers_[i].at_ns) * steers_[i].share;
     }
     return 5 * kSecond + std::llround(total);
   }
-  std::int64_t unix_ns(double elapsed_ns) const {
-    return monotonic_ns(elapsed_ns) - 5 * kSecond + first_unix_ns_;
-  }
+  std::int64_t unix_ns(double elapsed_ns) const { return monotonic_ns(elapsed_ns) - 5 * kSecond + first_unix_ns_; }
 
   ClockStamp stamp(double elapsed_ns, double error_ns = 0) const {
     const std::int64_t monotonic = monotonic_ns(elapsed_ns) + std::llround(error_ns);
@@ -59,12 +54,9 @@ class World {
   std::vector<Steer> steers_;
 };
 
-World some_world(double ticks_per_ns = 2.5961) {
-  return World(ticks_per_ns, 123'456'789'012, 1'760'000'000 * kSecond);
-}
+World some_world(double ticks_per_ns = 2.5961) { return World(ticks_per_ns, 123'456'789'012, 1'760'000'000 * kSecond); }
 
-const double kRates[] = {0.025, 0.0625, 1.0, 2.5961,
-                         4.7};  // two of aarch64, CLOCK_MONOTONIC, two of x86-64
+const double kRates[] = {0.025, 0.0625, 1.0, 2.5961, 4.7};  // two of aarch64, CLOCK_MONOTONIC, two of x86-64
 
 TEST(ClockFit, StaysWithinAMicrosecondOverAMinuteOfStampsWithBracketsOf100ns) {
   Random random(7001);
@@ -74,15 +66,13 @@ TEST(ClockFit, StaysWithinAMicrosecondOverAMinuteOfStampsWithBracketsOf100ns) {
     // GIVEN a minute of stamps, one a second, each off by half its bracket of 100 ns at most
     const World world = some_world(rate);
     std::vector<ClockStamp> stamps;
-    for (int second = 0; second <= 60; ++second)
-      stamps.push_back(world.stamp(second * 1e9, random.unit() * 100 - 50));
+    for (int second = 0; second <= 60; ++second) stamps.push_back(world.stamp(second * 1e9, random.unit() * 100 - 50));
     // WHEN they are fitted
     const ClockFit fit(stamps);
     // THEN no time in it, or a second beyond, is off by more than a microsecond
     for (int i = 0; i < 5000; ++i) {
       const double elapsed = random.unit() * 61e9;
-      ASSERT_LE(std::abs(fit.unix_ns(world.ticks(elapsed)) - world.unix_ns(elapsed)), 1000)
-          << elapsed;
+      ASSERT_LE(std::abs(fit.unix_ns(world.ticks(elapsed)) - world.unix_ns(elapsed)), 1000) << elapsed;
     }
     EXPECT_NEAR(fit.ns_per_tick() * rate, 1, 1e-7);
     EXPECT_NEAR(fit.duration_ns(world.ticks(1e9) - world.ticks(0)), 1e9, 100);
@@ -112,16 +102,14 @@ TEST(ClockFit, FollowsAClockThatIsSteered) {
   for (int second = 0; second <= 300; ++second) {
     if (second % 7 == 3) world.steer(second, random.unit() * 1000 - 500);
   }
-  for (int second = 0; second <= 300; ++second)
-    stamps.push_back(world.stamp(second * 1e9, random.unit() * 100 - 50));
+  for (int second = 0; second <= 300; ++second) stamps.push_back(world.stamp(second * 1e9, random.unit() * 100 - 50));
   // WHEN a stamp a second is fitted
   const ClockFit fit(stamps);
   for (int i = 0; i < 20'000; ++i) {
     const double elapsed = random.unit() * 300e9;
     // THEN every time is right within a microsecond, however far the clock has gone from a straight
     // line
-    ASSERT_LE(std::abs(fit.unix_ns(world.ticks(elapsed)) - world.unix_ns(elapsed)), 1000)
-        << elapsed;
+    ASSERT_LE(std::abs(fit.unix_ns(world.ticks(elapsed)) - world.unix_ns(elapsed)), 1000) << elapsed;
   }
 }
 
@@ -135,16 +123,14 @@ TEST(ClockFit, TimeNeverGoesBack) {
     for (int second = 0; second < 50; second += 5) world.steer(second, random.unit() * 1000 - 500);
     std::vector<ClockStamp> stamps;
     double at = 0;
-    for (int i = 0; i < 40; ++i)
-      stamps.push_back(world.stamp(at += 2e8 + random.unit() * 3e9, random.unit() * 100));
+    for (int i = 0; i < 40; ++i) stamps.push_back(world.stamp(at += 2e8 + random.unit() * 3e9, random.unit() * 100));
     const ClockFit fit(stamps);
     // WHEN ticks go up, by one at every stamp and by anything between, from before the first to
     // past the last
     std::vector<std::uint64_t> ticks;
     for (const ClockStamp& stamp : stamps)
       for (std::uint64_t i = 0; i < 9; ++i) ticks.push_back(stamp.ticks + i - 4);
-    for (int i = 0; i < 10'000; ++i)
-      ticks.push_back(world.ticks(random.unit() * (at + 20e9)) - 5'000'000'000);
+    for (int i = 0; i < 10'000; ++i) ticks.push_back(world.ticks(random.unit() * (at + 20e9)) - 5'000'000'000);
     std::sort(ticks.begin(), ticks.end());
     // THEN so does the time
     std::int64_t before = std::numeric_limits<std::int64_t>::min();
@@ -172,8 +158,7 @@ TEST(ClockFit, TicksAndTimeTurnIntoEachOther) {
       const auto ticks = world.ticks(random.unit() * 12e9) - static_cast<std::uint64_t>(1e9 * rate);
       const std::int64_t unix_ns = fit.unix_ns(ticks);
       // THEN what is lost is the coarser of the two units
-      ASSERT_NEAR(static_cast<double>(static_cast<std::int64_t>(fit.ticks(unix_ns) - ticks)), 0,
-                  1 + rate);
+      ASSERT_NEAR(static_cast<double>(static_cast<std::int64_t>(fit.ticks(unix_ns) - ticks)), 0, 1 + rate);
       ASSERT_NEAR(static_cast<double>(fit.unix_ns(fit.ticks(unix_ns)) - unix_ns), 0, 1 + 1 / rate);
     }
   }
@@ -187,9 +172,8 @@ TEST(ClockFit, TellsTimesLongBeforeTheFirstStamp) {
   const std::uint64_t before = world.ticks(0) - (world.ticks(100e9) - world.ticks(0));
   // THEN the first piece's rate is used: 100 ns in 2 s, 50 times over
   EXPECT_NEAR(static_cast<double>(fit.unix_ns(before) - world.unix_ns(0) + 100 * kSecond), 0, 6000);
-  EXPECT_NEAR(static_cast<double>(
-                  static_cast<std::int64_t>(fit.ticks(world.unix_ns(0) - 100 * kSecond) - before)),
-              0, 6000 * 2.6);
+  EXPECT_NEAR(static_cast<double>(static_cast<std::int64_t>(fit.ticks(world.unix_ns(0) - 100 * kSecond) - before)), 0,
+              6000 * 2.6);
 }
 
 TEST(ClockFit, TimesOutsideOfEverythingStayWithin64Bits) {
@@ -200,13 +184,10 @@ TEST(ClockFit, TimesOutsideOfEverythingStayWithin64Bits) {
     // GIVEN the smallest and largest numbers there are
     // WHEN they are turned into each other
     // THEN nothing overflows, and order is kept
-    EXPECT_GT(fit.unix_ns(std::numeric_limits<std::uint64_t>::max() / 2),
-              fit.unix_ns(world.ticks(0)));
+    EXPECT_GT(fit.unix_ns(std::numeric_limits<std::uint64_t>::max() / 2), fit.unix_ns(world.ticks(0)));
     EXPECT_LT(fit.unix_ns(0), fit.unix_ns(world.ticks(0)));
-    const auto latest =
-        static_cast<std::int64_t>(fit.ticks(std::numeric_limits<std::int64_t>::max()));
-    const auto earliest =
-        static_cast<std::int64_t>(fit.ticks(std::numeric_limits<std::int64_t>::min()));
+    const auto latest = static_cast<std::int64_t>(fit.ticks(std::numeric_limits<std::int64_t>::max()));
+    const auto earliest = static_cast<std::int64_t>(fit.ticks(std::numeric_limits<std::int64_t>::min()));
     EXPECT_GT(latest, static_cast<std::int64_t>(world.ticks(0)));
     EXPECT_LT(earliest, 0);
   }
@@ -245,8 +226,7 @@ class ClockStamps : public ::testing::Test {
 
   /// Lets time pass, as seen from the stamps: moves them into the past.
   void pass(double seconds) {
-    for (std::uint32_t i = 0; i < count(); ++i)
-      header().stamps[i] = earlier(header().stamps[i], seconds);
+    for (std::uint32_t i = 0; i < count(); ++i) header().stamps[i] = earlier(header().stamps[i], seconds);
   }
 
   ClockStamp earlier(ClockStamp stamp, double seconds) const {
@@ -305,11 +285,9 @@ TEST_F(ClockStamps, ReadingOftenAddsNoStamps) {
 TEST_F(ClockStamps, ThinningKeepsTheFirstStampAndTheOrderAndTheTime) {
   constexpr int kReads = 250;
   constexpr double kApart_s = 1.01;
-  const double uptime_s = std::min(static_cast<double>(monotonic_ns()),
-                                   static_cast<double>(now_ticks()) * ns_per_tick()) /
-                          1e9;
-  if (uptime_s < 300)
-    GTEST_SKIP() << "the clocks began " << uptime_s << " s ago: stamps would lie before that";
+  const double uptime_s =
+      std::min(static_cast<double>(monotonic_ns()), static_cast<double>(now_ticks()) * ns_per_tick()) / 1e9;
+  if (uptime_s < 300) GTEST_SKIP() << "the clocks began " << uptime_s << " s ago: stamps would lie before that";
   // GIVEN a recorder that is read about once a second, four times as often as there is room for
   // stamps
   std::vector<ClockStamp> all = {header().stamps[0]};
@@ -330,8 +308,7 @@ TEST_F(ClockStamps, ThinningKeepsTheFirstStampAndTheOrderAndTheTime) {
                   static_cast<double>(stamp.monotonic_ns - last.monotonic_ns), 200'000);
   }
   EXPECT_GE(count(), kMaxStamps / 2);
-  EXPECT_GE(header().stamps[count() - 1].monotonic_ns - header().stamps[0].monotonic_ns,
-            kReads * kSecond);
+  EXPECT_GE(header().stamps[count() - 1].monotonic_ns - header().stamps[0].monotonic_ns, kReads * kSecond);
 }
 
 TEST_F(ClockStamps, AnArenaThatIsOnlyReadGivesTheSameTimes) {

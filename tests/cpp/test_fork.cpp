@@ -46,11 +46,8 @@ TEST_F(Fork, AChildStartsWithNothingButTheNames) {
   // WHEN it forks
   const int result = in_child([&] {
     // THEN the child has the names and nothing else
-    if (recorder().name_of(stage) != "fork.names" || recorder().intern("fork.names") != stage)
-      return 1;
-    if (!test::snapshot().stages.empty() || !read_spans(arena()).empty() ||
-        !read_open(arena()).empty())
-      return 2;
+    if (recorder().name_of(stage) != "fork.names" || recorder().intern("fork.names") != stage) return 1;
+    if (!test::snapshot().stages.empty() || !read_spans(arena()).empty() || !read_open(arena()).empty()) return 2;
     if (lost(kLostHookErrors) != 0 || overwritten(arena()) != 0) return 3;
     if (arena().header().pid != static_cast<std::uint32_t>(getpid())) return 4;
     if (recorder().generation() != generation + 1) return 5;
@@ -60,9 +57,7 @@ TEST_F(Fork, AChildStartsWithNothingButTheNames) {
     }
     recorder().add_work(stage, "tokens", 2, 0);
     if (count_of(stage) != 1 || figures_of(stage).work.at("tokens") != 2) return 6;
-    if (spans_of(stage).size() != 1 ||
-        spans_of(stage)[0].thread != static_cast<std::uint32_t>(gettid()))
-      return 7;
+    if (spans_of(stage).size() != 1 || spans_of(stage)[0].thread != static_cast<std::uint32_t>(gettid())) return 7;
     return recorder().intern("fork.new in the child") == recorder().names().size() - 1 ? 0 : 8;
   });
   EXPECT_EQ(result, 0);
@@ -102,8 +97,7 @@ TEST_F(Fork, EndsOfSpansThatTheParentBeganAreNoneOfTheChilds) {
   }
   if (is_child) {
     // THEN the ends that it came through were ignored
-    if (result == 0 && (count_of(stage) != 0 || count_of(own) != 1 || lost(kLostUnmatched) != 0))
-      result = 4;
+    if (result == 0 && (count_of(stage) != 0 || count_of(own) != 1 || lost(kLostUnmatched) != 0)) result = 4;
     if (result == 0 && !read_open(arena()).empty()) result = 5;
     _exit(result);
   }
@@ -123,8 +117,7 @@ TEST_F(Fork, ATokenOfTheParentDoesNotHideOneOfTheChilds) {
   const int result = in_child([&] {
     // WHEN a child opens as many as there are frames for, and the parent's are ended there
     std::vector<DetachedSpan> own;
-    for (std::uint32_t i = 0; i < kMaxDetached; ++i)
-      own.push_back(recorder().open_detached(stage, 0));
+    for (std::uint32_t i = 0; i < kMaxDetached; ++i) own.push_back(recorder().open_detached(stage, 0));
     for (DetachedSpan& token : tokens) recorder().close_detached(token, 0);
     // THEN all of its own are still shown
     return read_open(arena()).size() == kMaxDetached ? 0 : 1;
@@ -164,8 +157,7 @@ TEST_F(Fork, AChildOfAChildRecordsOnItsOwn) {
 
 TEST_F(Fork, AForkAmidThreadsLeavesTheChildFreeToRecord) {
 #if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP()
-      << "AddressSanitizer's own allocator may be locked in the child of a fork amid threads";
+  GTEST_SKIP() << "AddressSanitizer's own allocator may be locked in the child of a fork amid threads";
 #endif
   constexpr unsigned kThreads = 4;
   const int forks = static_cast<int>(test::scaled(60));
@@ -207,8 +199,7 @@ TEST_F(Fork, AForkAmidThreadsLeavesTheChildFreeToRecord) {
         for (int n = 0; n < 100; ++n) const ScopedTimer timer(stage);
       };
 #if STAGESPAN_TEST_TSAN
-      for (unsigned n = 0; n < 3; ++n)
-        run(n);  // ThreadSanitizer starts no threads after such a fork
+      for (unsigned n = 0; n < 3; ++n) run(n);  // ThreadSanitizer starts no threads after such a fork
 #else
       auto own = test::start_threads(3, run);
       test::join(own);

@@ -14,8 +14,7 @@ namespace {
 using test::Random;
 
 constexpr double kPromised = 0.03;
-constexpr std::uint64_t kBeyond = std::uint64_t{1}
-                                  << 46;  // first duration that has no bucket of its own
+constexpr std::uint64_t kBeyond = std::uint64_t{1} << 46;  // first duration that has no bucket of its own
 
 double relative_error(std::uint64_t ticks) {
   const double value = bucket_value(bucket_of(ticks));

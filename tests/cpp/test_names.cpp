@@ -21,11 +21,7 @@ class Names : public test::RecorderTest {};
 bool is_whole_utf8(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     const auto lead = static_cast<unsigned char>(text[i]);
-    const std::size_t length = lead < 0x80       ? 1
-                               : lead >> 5 == 6  ? 2
-                               : lead >> 4 == 14 ? 3
-                               : lead >> 3 == 30 ? 4
-                                                 : 0;
+    const std::size_t length = lead < 0x80 ? 1 : lead >> 5 == 6 ? 2 : lead >> 4 == 14 ? 3 : lead >> 3 == 30 ? 4 : 0;
     if (length == 0 || i + length > text.size()) return false;
     for (std::size_t k = 1; k < length; ++k)
       if ((static_cast<unsigned char>(text[i + k]) & 0xC0) != 0x80) return false;
@@ -45,8 +41,8 @@ TEST_F(Names, StagesThatExistFromTheStartHaveTheirNumbers) {
 
 TEST_F(Names, TheSameNameIsTheSameStage) {
   // GIVEN names that differ in little
-  const std::string texts[] = {
-      "a", "A", "a ", " a", "a/b", "a.b", "", "a\nb", "\"a\"", std::string("a\0b", 3), "\xC3\xA4"};
+  const std::string texts[] = {"a",       "A", "a ", " a", "a/b", "a.b", "", "a\nb", "\"a\"", std::string("a\0b", 3),
+                               "\xC3\xA4"};
   std::set<std::uint32_t> stages;
   for (const std::string& text : texts) {
     // WHEN each is interned twice
@@ -182,8 +178,7 @@ TEST_F(Names, BeyondTheTableAllNamesShareAStageAndAreCounted) {
     // GIVEN as many names as there is room for
     const std::size_t room = kMaxStages - recorder().names().size();
     std::set<std::uint32_t> stages;
-    for (std::size_t i = 0; i < room; ++i)
-      stages.insert(recorder().intern("full." + std::to_string(i)));
+    for (std::size_t i = 0; i < room; ++i) stages.insert(recorder().intern("full." + std::to_string(i)));
     if (stages.size() != room || stages.contains(kStageOverflow) || lost(kLostNames) != 0) return 1;
     // WHEN more come
     for (int i = 0; i < 100; ++i) {

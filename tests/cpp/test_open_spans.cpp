@@ -21,17 +21,13 @@ constexpr auto relaxed = std::memory_order_relaxed;
 class OpenSpans : public test::RecorderTest {
  protected:
   ThreadState& thread() { return recorder().this_thread(); }
-  OpenFrame& open(std::uint32_t stage, const void* owner = nullptr) {
-    return *open_frame(thread(), stage, owner);
-  }
+  OpenFrame& open(std::uint32_t stage, const void* owner = nullptr) { return *open_frame(thread(), stage, owner); }
   void close(OpenFrame& frame) { close_frame(thread(), frame, 0); }
 
   /// What the calling thread has open, outermost first.
   std::vector<OpenCopy> own_open() {
     std::vector<OpenCopy> result = read_open(arena());
-    std::erase_if(result, [&](const OpenCopy& open) {
-      return open.thread != thread().thread || open.detached;
-    });
+    std::erase_if(result, [&](const OpenCopy& open) { return open.thread != thread().thread || open.detached; });
     return result;
   }
 };
@@ -162,16 +158,13 @@ TEST_F(OpenSpans, AnyOrderOfEndsKeepsParentsDepthsAndCharges) {
     std::vector<Entry> model;
     std::uint64_t finished_spans = 0;
     for (int step = 0; step < 400; ++step) {
-      const auto innermost =
-          std::find_if(model.rbegin(), model.rend(), [](const Entry& e) { return e.active; });
+      const auto innermost = std::find_if(model.rbegin(), model.rend(), [](const Entry& e) { return e.active; });
       if (model.empty() || (random.chance(2) && model.size() < 40)) {
         // GIVEN spans that open, some of them while the recorder is off
         const bool active = !random.chance(3);
-        OpenFrame* const frame =
-            active ? &open(stages[random.below(4)]) : open_inactive(thread(), nullptr);
+        OpenFrame* const frame = active ? &open(stages[random.below(4)]) : open_inactive(thread(), nullptr);
         ASSERT_NE(frame, nullptr);
-        const std::uint16_t depth =
-            innermost == model.rend() ? 0 : static_cast<std::uint16_t>(innermost->depth + 1);
+        const std::uint16_t depth = innermost == model.rend() ? 0 : static_cast<std::uint16_t>(innermost->depth + 1);
         if (active) {
           // THEN the parent is the innermost active one
           ASSERT_EQ(frame->parent.load(relaxed), innermost == model.rend() ? 0 : innermost->id);
@@ -197,16 +190,13 @@ TEST_F(OpenSpans, AnyOrderOfEndsKeepsParentsDepthsAndCharges) {
             if (model[i - 1].active) above_begin = model[i - 1].frame->begin_ticks.load(relaxed);
           close(*entry.frame);
           ++finished_spans;
-          const SpanRecord& record =
-              arena().ring(thread().slot_index)[(thread().head - 1) & thread().ring_mask];
+          const SpanRecord& record = arena().ring(thread().slot_index)[(thread().head - 1) & thread().ring_mask];
           ASSERT_EQ(record.id.load(), entry.id);
-          const std::uint64_t charged_until =
-              above_begin != 0 ? above_begin : record.end_ticks.load();
+          const std::uint64_t charged_until = above_begin != 0 ? above_begin : record.end_ticks.load();
           const std::uint64_t ticks = charged_until - record.begin_ticks.load();
           for (const Entry& e : model) {
             if (!e.active) continue;
-            ASSERT_EQ(e.frame->child_ticks.load(relaxed),
-                      before[e.id] + (e.id == charged_to ? ticks : 0));
+            ASSERT_EQ(e.frame->child_ticks.load(relaxed), before[e.id] + (e.id == charged_to ? ticks : 0));
           }
         } else {
           drop_frame(thread(), *entry.frame);
@@ -300,8 +290,7 @@ TEST_F(OpenSpans, AThreadThatLeavesWithOpenSpansAbandonsThem) {
 
 TEST_F(OpenSpans, TasksThatTakeTurnsAreNotEachOthersChildren) {
   const std::uint32_t outer = recorder().intern("task.outer");
-  const std::uint32_t work[] = {recorder().intern("task.0"), recorder().intern("task.1"),
-                                recorder().intern("task.2")};
+  const std::uint32_t work[] = {recorder().intern("task.0"), recorder().intern("task.1"), recorder().intern("task.2")};
   const std::uint32_t step = recorder().intern("task.step");
   // GIVEN three tasks that were created inside a span, each with a scope of its own on the same
   // thread

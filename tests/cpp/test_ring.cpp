@@ -13,8 +13,7 @@ using test::made_span;
 using test::spans_of;
 
 constexpr std::uint32_t kRing = 256;
-const bool g_small_rings =
-    setenv("STAGESPAN_RING_SPANS", "200", 1) == 0;  // rounded up to a power of two
+const bool g_small_rings = setenv("STAGESPAN_RING_SPANS", "200", 1) == 0;  // rounded up to a power of two
 
 class Ring : public test::RecorderTest {
  protected:
@@ -89,9 +88,8 @@ TEST_F(Ring, HoldsAllThatASpanSays) {
   // THEN nothing is cut, and of the flags those are shown that are meant to be
   ASSERT_EQ(spans.size(), 1U);
   EXPECT_EQ(test::fields(spans[0]),
-            std::tuple(span.begin_ticks, span.end_ticks, span.id, span.parent, span.request,
-                       span.suspended_ticks, stage, thread().thread, std::uint16_t{0xffff},
-                       std::uint16_t{kFlagPublished}));
+            std::tuple(span.begin_ticks, span.end_ticks, span.id, span.parent, span.request, span.suspended_ticks,
+                       stage, thread().thread, std::uint16_t{0xffff}, std::uint16_t{kFlagPublished}));
 }
 
 TEST_F(Ring, ReadsInTheOrderOfBeginsOverAllThreads) {
@@ -108,8 +106,7 @@ TEST_F(Ring, ReadsInTheOrderOfBeginsOverAllThreads) {
   const std::vector<SpanCopy> spans = spans_of(stage);
   // THEN they stand by begin
   ASSERT_EQ(spans.size(), 160U);
-  for (std::size_t i = 1; i < spans.size(); ++i)
-    EXPECT_LE(spans[i - 1].begin_ticks, spans[i].begin_ticks);
+  for (std::size_t i = 1; i < spans.size(); ++i) EXPECT_LE(spans[i - 1].begin_ticks, spans[i].begin_ticks);
 }
 
 TEST_F(Ring, OutlivesItsThreadAndGivesItsNumbersOn) {
@@ -274,9 +271,9 @@ FinishedSpan telling_span(std::uint32_t stage, std::uint64_t n) {
 void expect_whole(const SpanCopy& span, std::uint32_t stage) {
   const std::uint64_t n = span.id ^ 0xaaaaaaaaaaaaaaaa;
   const FinishedSpan should = telling_span(stage, n);
-  ASSERT_EQ(test::fields(span), std::tuple(should.begin_ticks, should.end_ticks, should.id,
-                                           should.parent, should.request, should.suspended_ticks,
-                                           stage, span.thread, should.depth, should.flags))
+  ASSERT_EQ(test::fields(span),
+            std::tuple(should.begin_ticks, should.end_ticks, should.id, should.parent, should.request,
+                       should.suspended_ticks, stage, span.thread, should.depth, should.flags))
       << n;
 }
 
@@ -288,8 +285,7 @@ TEST_F(Ring, NoRecordIsReadTornWhileWritersWrap) {
   std::atomic<unsigned> running{kThreads};
   auto threads = test::start_threads(kThreads, [&](unsigned i) {
     ThreadState& self = recorder().this_thread();
-    for (std::uint64_t n = 0; n < rounds; ++n)
-      commit_span(self, telling_span(stage, n * kThreads + i));
+    for (std::uint64_t n = 0; n < rounds; ++n) commit_span(self, telling_span(stage, n * kThreads + i));
     running.fetch_sub(1);
   });
   // WHEN readers read them meanwhile

@@ -45,9 +45,7 @@ TEST_F(Timers, AScopeIsTimed) {
   EXPECT_EQ(spans[0].suspended_ticks, 0U);
 }
 
-void timed_by_macro() {
-  STAGESPAN_SCOPE("macro");
-}
+void timed_by_macro() { STAGESPAN_SCOPE("macro"); }
 
 TEST_F(Timers, TheMacroTimesTheRestOfItsScope) {
   // GIVEN a function, and a block with two scopes in a row
@@ -61,8 +59,7 @@ TEST_F(Timers, TheMacroTimesTheRestOfItsScope) {
   // THEN each was timed under its name, the second scope inside the first
   EXPECT_EQ(count_of(stage), 5U);
   EXPECT_EQ(count_of(recorder().intern("macro.outer")), 1U);
-  EXPECT_EQ(figures_of(recorder().intern("macro.inner")).parents.begin()->first,
-            recorder().intern("macro.outer"));
+  EXPECT_EQ(figures_of(recorder().intern("macro.inner")).parents.begin()->first, recorder().intern("macro.outer"));
 }
 
 TEST_F(Timers, AnErrorIsMarkedWhereItIsSaid) {
@@ -189,8 +186,7 @@ TEST_F(Timers, AResetTakesAllThatWasRecorded) {
   EXPECT_TRUE(test::snapshot().stages.empty());
   EXPECT_TRUE(read_spans(arena()).empty());
   EXPECT_EQ(overwritten(arena()), 0U);
-  for (std::uint32_t cause = 0; cause < kCauseCount; ++cause)
-    EXPECT_EQ(lost(static_cast<Cause>(cause)), 0U);
+  for (std::uint32_t cause = 0; cause < kCauseCount; ++cause) EXPECT_EQ(lost(static_cast<Cause>(cause)), 0U);
   EXPECT_EQ(test::snapshot().resets, resets + 1);
   // THEN what comes next is counted from nothing
   for (int i = 0; i < 7; ++i) const ScopedTimer timer(stage);
@@ -227,8 +223,7 @@ TEST_F(Timers, SpansThatAreOpenAtAResetStayOpenAndAreCountedWhenTheyEnd) {
 
 TEST_F(Timers, BlocksThatAResetSetAsideAreUsedAgain) {
   std::vector<std::uint32_t> stages;
-  for (int i = 0; i < 50; ++i)
-    stages.push_back(recorder().intern("set aside." + std::to_string(i)));
+  for (int i = 0; i < 50; ++i) stages.push_back(recorder().intern("set aside." + std::to_string(i)));
   const auto run = [&] {
     for (const std::uint32_t stage : stages) const ScopedTimer timer(stage);
   };

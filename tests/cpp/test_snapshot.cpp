@@ -38,10 +38,7 @@ TEST_F(Snapshots, QuantilesAreWithinThreePercentOfAnExactSort) {
       {"uniform", [&] { return 1e5 * random.unit(); }},
       {"log-normal", [&] { return std::exp(14 + 2 * random.normal()); }},
       {"heavy tail", [&] { return 1000 / std::pow(1 - random.unit(), 1.2); }},
-      {"two peaks",
-       [&] {
-         return random.chance(2) ? 3000 + 10 * random.normal() : 9e8 + 1e6 * random.normal();
-       }},
+      {"two peaks", [&] { return random.chance(2) ? 3000 + 10 * random.normal() : 9e8 + 1e6 * random.normal(); }},
       {"constant", [] { return 123'456'789.0; }},
       {"few ticks", [&] { return 40 * random.unit(); }},
       {"hours", [&] { return 3e13 * random.unit(); }},
@@ -50,11 +47,9 @@ TEST_F(Snapshots, QuantilesAreWithinThreePercentOfAnExactSort) {
     for (const std::size_t size : {1U, 2U, 3U, 10U, 1000U, 20'000U}) {
       SCOPED_TRACE(std::string(name) + " x " + std::to_string(size));
       // GIVEN durations of some distribution
-      const std::uint32_t stage =
-          recorder().intern(std::string("quantile ") + name + std::to_string(size));
+      const std::uint32_t stage = recorder().intern(std::string("quantile ") + name + std::to_string(size));
       std::vector<std::uint64_t> durations;
-      for (std::size_t i = 0; i < size; ++i)
-        durations.push_back(static_cast<std::uint64_t>(std::abs(draw())));
+      for (std::size_t i = 0; i < size; ++i) durations.push_back(static_cast<std::uint64_t>(std::abs(draw())));
       run(stage, durations);
       std::sort(durations.begin(), durations.end());
       // WHEN quantiles are read
@@ -158,10 +153,8 @@ TEST_F(Snapshots, OnlyStagesThatHaveRunAreInASnapshot) {
 TEST_F(Snapshots, ADifferenceIsWhatHappenedBetween) {
   Random random(9903);
   SCOPED_TRACE(random.trace());
-  const std::uint32_t parents[] = {recorder().intern("difference.a"),
-                                   recorder().intern("difference.b")};
-  const std::uint32_t stages[] = {recorder().intern("difference.0"),
-                                  recorder().intern("difference.1"),
+  const std::uint32_t parents[] = {recorder().intern("difference.a"), recorder().intern("difference.b")};
+  const std::uint32_t stages[] = {recorder().intern("difference.0"), recorder().intern("difference.1"),
                                   recorder().intern("difference.2")};
   Snapshot earlier = test::snapshot();
   for (int round = 0; round < 30; ++round) {
@@ -203,8 +196,7 @@ TEST_F(Snapshots, ADifferenceIsWhatHappenedBetween) {
       ASSERT_EQ(figures.errors, errors[stage]);
       ASSERT_EQ(figures.suspended_ticks, suspended[stage]);
       ASSERT_EQ(figures.children_ticks, children[stage]);
-      ASSERT_EQ(figures.parents.contains(parents[0]) ? figures.parents.at(parents[0]).count : 0,
-                under_a[stage]);
+      ASSERT_EQ(figures.parents.contains(parents[0]) ? figures.parents.at(parents[0]).count : 0, under_a[stage]);
       // THEN minimum and maximum are bounds, and at most a bucket away
       ASSERT_LE(figures.host.min_ticks, sorted.front());
       ASSERT_GE(figures.host.max_ticks, sorted.back());

@@ -26,10 +26,8 @@ std::unique_ptr<StatsBlock> new_block() {
 
 SpanFigures some_span(Random& random, std::uint32_t parents) {
   const std::uint64_t duration = random.engine()() >> random.between(20, 63);
-  return {duration, random.chance(3) ? random.below(1000) : 0,
-          random.chance(2) ? random.below(1000) : 0,
-          random.chance(parents) ? kNoStage : static_cast<std::uint32_t>(random.below(parents)),
-          random.chance(5)};
+  return {duration, random.chance(3) ? random.below(1000) : 0, random.chance(2) ? random.below(1000) : 0,
+          random.chance(parents) ? kNoStage : static_cast<std::uint32_t>(random.below(parents)), random.chance(5)};
 }
 
 /// What a block should hold, added up the plain way.
@@ -211,19 +209,14 @@ void expect_wraps_are_noted() {
   EXPECT_EQ(block->buckets[1], 0U);
 }
 
-TEST(StatsBlock, BucketsThatRunOverAreNotedByOneWriter) {
-  expect_wraps_are_noted<SingleWriter>();
-}
-TEST(StatsBlock, BucketsThatRunOverAreNotedByManyWriters) {
-  expect_wraps_are_noted<ManyWriters>();
-}
+TEST(StatsBlock, BucketsThatRunOverAreNotedByOneWriter) { expect_wraps_are_noted<SingleWriter>(); }
+TEST(StatsBlock, BucketsThatRunOverAreNotedByManyWriters) { expect_wraps_are_noted<ManyWriters>(); }
 
 TEST(StatsBlock, FoldingCarriesBucketsOver32Bits) {
   const std::uint32_t bucket = bucket_of(5000);
   const auto to = new_block();
   std::uint64_t expected = 0;
-  for (const std::uint64_t count :
-       {0xffffffffULL, 1ULL, 0xfffffff0ULL, 0x20ULL, 0x7'0000'0003ULL}) {
+  for (const std::uint64_t count : {0xffffffffULL, 1ULL, 0xfffffff0ULL, 0x20ULL, 0x7'0000'0003ULL}) {
     // GIVEN a block with a count that may be above 32 bits
     const auto from = new_block();
     from->edges[0].used.store(edge_mark(kNoStage));
@@ -270,8 +263,7 @@ TEST(StatsBlock, FoldingKeepsSeveralParentsApartFromSingleOnes) {
   const auto from = new_block();
   const auto to = new_block();
   // GIVEN a block whose spans had seven parents
-  for (std::uint32_t parent = 10; parent < 17; ++parent)
-    add_span<SingleWriter>(*from, {1, 0, 0, parent, false});
+  for (std::uint32_t parent = 10; parent < 17; ++parent) add_span<SingleWriter>(*from, {1, 0, 0, parent, false});
   // WHEN it is folded into an empty one, and another parent comes there
   fold(*from, *to);
   // THEN the four that stood alone still do, and the others are where others belong
@@ -300,8 +292,7 @@ TEST(StatsBlock, AClearedBlockIsANewOne) {
   clear(*block);
   // THEN every byte is zero
   const auto* const bytes = reinterpret_cast<const unsigned char*>(block.get());
-  EXPECT_TRUE(
-      std::all_of(bytes, bytes + sizeof(StatsBlock), [](unsigned char byte) { return byte == 0; }));
+  EXPECT_TRUE(std::all_of(bytes, bytes + sizeof(StatsBlock), [](unsigned char byte) { return byte == 0; }));
 }
 
 }  // namespace

@@ -112,19 +112,16 @@ TEST_F(Stats, MoreThreadsThanSlotsAreTimedWithoutRecords) {
 
 TEST_F(Stats, WhenOwnBlocksRunOutThreadsShareThem) {
   constexpr unsigned kThreads = 40;
-  constexpr std::uint32_t kStages =
-      200;  // 8,000 pairs of thread and stage, more than there are blocks for
+  constexpr std::uint32_t kStages = 200;  // 8,000 pairs of thread and stage, more than there are blocks for
   constexpr std::uint64_t kSpans = 3;
   std::vector<std::uint32_t> stages;
-  for (std::uint32_t i = 0; i < kStages; ++i)
-    stages.push_back(recorder().intern("share." + std::to_string(i)));
+  for (std::uint32_t i = 0; i < kStages; ++i) stages.push_back(recorder().intern("share." + std::to_string(i)));
   // GIVEN threads that all run all stages
   std::latch all_ran(kThreads);
   std::latch may_leave(1);
   auto threads = test::start_threads(kThreads, [&](unsigned i) {
     for (std::uint64_t n = 0; n < kSpans; ++n)
-      for (std::uint32_t s = 0; s < kStages; ++s)
-        const ScopedTimer timer(stages[(s + i * 7) % kStages]);
+      for (std::uint32_t s = 0; s < kStages; ++s) const ScopedTimer timer(stages[(s + i * 7) % kStages]);
     all_ran.count_down();
     may_leave.wait();
   });
@@ -133,13 +130,11 @@ TEST_F(Stats, WhenOwnBlocksRunOutThreadsShareThem) {
   EXPECT_GT(lost(kLostBlocks), 0U);
   // THEN every stage's figures are exact, while the threads live and after
   Snapshot snapshot = test::snapshot();
-  for (const std::uint32_t stage : stages)
-    expect_consistent(figures_of(snapshot, stage), kThreads * kSpans);
+  for (const std::uint32_t stage : stages) expect_consistent(figures_of(snapshot, stage), kThreads * kSpans);
   may_leave.count_down();
   test::join(threads);
   snapshot = test::snapshot();
-  for (const std::uint32_t stage : stages)
-    expect_consistent(figures_of(snapshot, stage), kThreads * kSpans);
+  for (const std::uint32_t stage : stages) expect_consistent(figures_of(snapshot, stage), kThreads * kSpans);
   EXPECT_EQ(count_of(kStageOverflow), 0U);
   // THEN there are blocks for others again
   recorder().reset();
@@ -290,8 +285,7 @@ void expect_whole_while_threads_leave(bool with_lock) {
     last = running.load() == 0;
     const std::uint64_t at_least[3] = {ended[0].load(), ended[1].load(), ended[2].load()};
     // WHEN snapshots are taken meanwhile
-    const Snapshot now =
-        with_lock ? test::snapshot() : take_snapshot(recorder.arena(), recorder.clock_fit());
+    const Snapshot now = with_lock ? test::snapshot() : take_snapshot(recorder.arena(), recorder.clock_fit());
     ++snapshots;
     for (std::size_t s = 0; s < 3; ++s) {
       const StageFigures was = figures_of(before, stages[s]);
@@ -308,8 +302,8 @@ void expect_whole_while_threads_leave(bool with_lock) {
       if (was.host.count != 0) {
         ASSERT_LE(is.host.min_ticks, was.host.min_ticks);
         for (const auto& [bucket, n] : was.host.buckets) {
-          const auto found = std::lower_bound(is.host.buckets.begin(), is.host.buckets.end(),
-                                              std::pair(bucket, std::uint64_t{0}));
+          const auto found =
+              std::lower_bound(is.host.buckets.begin(), is.host.buckets.end(), std::pair(bucket, std::uint64_t{0}));
           // A thread that runs may have had its latest span twice.
           const bool is_there = found != is.host.buckets.end() && found->first == bucket;
           ASSERT_GE((is_there ? found->second : 0) + kAtOnce, n);
@@ -325,13 +319,9 @@ void expect_whole_while_threads_leave(bool with_lock) {
   EXPECT_GT(snapshots, 1U);
 }
 
-TEST_F(Stats, NothingIsMissingOrDoubleWhileThreadsLeave) {
-  expect_whole_while_threads_leave(true);
-}
+TEST_F(Stats, NothingIsMissingOrDoubleWhileThreadsLeave) { expect_whole_while_threads_leave(true); }
 
-TEST_F(Stats, NothingIsMissingOrDoubleForAReaderWithoutTheLock) {
-  expect_whole_while_threads_leave(false);
-}
+TEST_F(Stats, NothingIsMissingOrDoubleForAReaderWithoutTheLock) { expect_whole_while_threads_leave(false); }
 
 }  // namespace
 }  // namespace stagespan

@@ -19,12 +19,8 @@ void* operator new(std::size_t size) {
   if (void* memory = std::malloc(size)) return memory;
   throw std::bad_alloc();
 }
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
 #endif
 
 namespace stagespan {
@@ -42,8 +38,7 @@ class Stress : public test::RecorderTest {
  protected:
   void SetUp() override {
     RecorderTest::SetUp();
-    for (std::uint32_t i = 0; i < 4; ++i)
-      stages_[i] = recorder().intern("stress." + std::to_string(i));
+    for (std::uint32_t i = 0; i < 4; ++i) stages_[i] = recorder().intern("stress." + std::to_string(i));
   }
 
   // 1 + 2 + 3 + 4 spans of four stages: the depth tells the stage, and how many there are of it in

@@ -136,12 +136,10 @@ TEST_F(Work, BeyondTheTableOfKeysWorkIsCounted) {
     const std::uint32_t stage = recorder().intern("work.keys");
     // GIVEN as many keys as there is room for
     const std::uint32_t room = kMaxWorkKeys - arena().header().work_key_count.load();
-    for (std::uint32_t i = 0; i < room; ++i)
-      recorder().add_work(stage, "key" + std::to_string(i), 1, 0);
+    for (std::uint32_t i = 0; i < room; ++i) recorder().add_work(stage, "key" + std::to_string(i), 1, 0);
     if (lost(kLostWork) != 0) return 1;
     // WHEN more come
-    for (std::uint32_t i = 0; i < 50; ++i)
-      recorder().add_work(stage, "more" + std::to_string(i), 1, 0);
+    for (std::uint32_t i = 0; i < 50; ++i) recorder().add_work(stage, "more" + std::to_string(i), 1, 0);
     // THEN they are counted, and those that are there still add up
     if (lost(kLostWork) != 50) return 2;
     recorder().add_work(stage, "key0", 41, 0);

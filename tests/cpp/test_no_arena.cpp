@@ -1,0 +1,67 @@
+// test_no_arena.cpp: a process that cannot have an arena runs on, untimed.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <fstream>
+
+#include "support.h"
+
+namespace stagespan {
+namespace {
+
+TEST(NoArena, NothingIsRecordedAndNothingFails) {
+#if STAGESPAN_TEST_SANITIZED
+  GTEST_SKIP() << "sanitizers reserve more addresses than the limit of this test";
+#else
+  // GIVEN a process that may not have as many addresses as the smallest arena takes
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlim_t limit = pages * 4096 + (rlim_t{64} << 20);
+  const rlimit limits{limit, limit};
+  ASSERT_EQ(setrlimit(RLIMIT_AS, &limits), 0);
+  // WHEN the recorder starts
+  Recorder& recorder = Recorder::get();
+  ASSERT_FALSE(recorder.arena());
+  // THEN it is off, and whatever is called does nothing
+  EXPECT_FALSE(mode_has(kModeEnabled));
+  const std::uint32_t stage = recorder.intern("without an arena");
+  EXPECT_EQ(stage, kStageOverflow);
+  EXPECT_EQ(recorder.name_of(stage), "(overflow)");
+  EXPECT_TRUE(recorder.names().empty());
+  {
+    const ScopedTimer timer(stage);
+  }
+  {
+    STAGESPAN_SCOPE("without an arena, by macro");
+  }
+  recorder.add_work(stage, "tokens", 5, 0.5);
+  recorder.lose(kLostHookErrors);
+  EXPECT_FALSE(recorder.record(stage, 1, 2, 0));
+  recorder.reset();
+  const ClockFit fit = recorder.clock_fit();
+  EXPECT_GT(fit.unix_ns(now_ticks()), 0);
+  EXPECT_TRUE(take_snapshot(recorder.arena(), fit).stages.empty());
+  EXPECT_TRUE(read_spans(recorder.arena()).empty());
+  EXPECT_TRUE(read_open(recorder.arena()).empty());
+  EXPECT_EQ(overwritten(recorder.arena()), 0U);
+  int key = 0;
+  ThreadState* found_in = nullptr;
+  EXPECT_EQ(recorder.find_elsewhere(&key, &found_in), nullptr);
+  // THEN what pairs begins and ends of spans that are off works, in threads that come and go as well
+  const auto open_and_drop = [&] {
+    ThreadState& thread = recorder.this_thread();
+    OpenFrame* const outer = open_inactive(thread, &key);
+    OpenFrame* const inner = open_inactive(thread, &key);
+    ASSERT_NE(outer, nullptr);
+    ASSERT_NE(inner, nullptr);
+    drop_frame(thread, *outer);
+    drop_frame(thread, *inner);
+    EXPECT_EQ(thread.scope->top, thread.scope->root);
+  };
+  open_and_drop();
+  test::in_thread(open_and_drop);
+#endif
+}
+
+}  // namespace
+}  // namespace stagespan
