@@ -60,8 +60,7 @@ ArenaView create_arena(ArenaOptions options) noexcept {
   RegionInfo regions[kRegionCount];
   for (std::uint32_t ring_spans = options.ring_spans; ring_spans >= 64; ring_spans /= 4) {
     const std::uint64_t size = plan(regions, ring_spans);
-    void* memory =
-        mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) continue;
     // A huge page for every corner that is touched would make a small recording large.
     madvise(memory, size, MADV_NOHUGEPAGE);

@@ -42,9 +42,7 @@ bool kernel_trusts_tsc() {
 // Farther from a stamp than this, in ticks or nanoseconds, sums would leave 64 bits.
 constexpr double kFarthest = 3.2e18;
 
-std::int64_t rounded(double distance) noexcept {
-  return std::llround(std::clamp(distance, -kFarthest, kFarthest));
-}
+std::int64_t rounded(double distance) noexcept { return std::llround(std::clamp(distance, -kFarthest, kFarthest)); }
 
 constexpr int kStampTries = 9;
 constexpr std::int64_t kShortestFit_ns = 50'000;
@@ -133,9 +131,9 @@ std::int64_t ClockFit::unix_ns(std::uint64_t ticks) const noexcept {
                                 [](std::uint64_t t, const ClockStamp& stamp) { return t < stamp.ticks; });
   const ClockStamp& b = *upper;
   const ClockStamp& a = *(upper - 1);
-  const double rate = b.ticks > a.ticks ? static_cast<double>(b.monotonic_ns - a.monotonic_ns) /
-                                              static_cast<double>(b.ticks - a.ticks)
-                                        : ns_per_tick_;
+  const double rate =
+      b.ticks > a.ticks ? static_cast<double>(b.monotonic_ns - a.monotonic_ns) / static_cast<double>(b.ticks - a.ticks)
+                        : ns_per_tick_;
   // Whole and fraction apart: a double holds the distance to the nearer stamp exactly enough, not the date.
   const auto distance = static_cast<double>(static_cast<std::int64_t>(ticks - a.ticks));
   return a.monotonic_ns + unix_offset_ns_ + rounded(distance * rate);

@@ -63,19 +63,19 @@ inline constexpr std::uint32_t kSeveralStages = 0xfffffffe;
 
 /// Why something was not kept; each cause has a counter in the header.
 enum Cause : std::uint32_t {
-  kLostNames,          // spans under a name beyond the table
-  kLostInvalidNames,   // spans whose name was no usable string
-  kLostThreads,        // records of threads beyond the slots: statistics only
-  kLostBlocks,         // statistics that went to a shared block because no own one was left
-  kLostOpen,           // open spans that found no frame: not timed
-  kLostDetached,       // tokens and suspended coroutines that are timed but not shown as open
-  kLostUnmatched,      // ends without a begin
-  kLostAbandoned,      // begins whose end never came
-  kLostWork,           // work counters beyond the table
-  kLostCompletions,    // log lines that found the queue full
-  kLostHookErrors,     // exceptions inside hooks
-  kLostRecords,        // `record` with times that cannot be placed
-  kLostDecorators,     // decorated functions that could not be switched on or off
+  kLostNames,            // spans under a name beyond the table
+  kLostInvalidNames,     // spans whose name was no usable string
+  kLostThreads,          // records of threads beyond the slots: statistics only
+  kLostBlocks,           // statistics that went to a shared block because no own one was left
+  kLostOpen,             // open spans that found no frame: not timed
+  kLostDetached,         // tokens and suspended coroutines that are timed but not shown as open
+  kLostUnmatched,        // ends without a begin
+  kLostAbandoned,        // begins whose end never came
+  kLostWork,             // work counters beyond the table
+  kLostCompletions,      // log lines that found the queue full
+  kLostHookErrors,       // exceptions inside hooks
+  kLostRecords,          // `record` with times that cannot be placed
+  kLostDecorators,       // decorated functions that could not be switched on or off
   kLostDevicePool,       // spans that found no free event: their device time is unknown
   kLostDeviceFailed,     // spans whose events the driver refused
   kLostDeviceCaptured,   // spans inside a graph capture: nothing runs there that could be timed
@@ -87,10 +87,26 @@ enum Cause : std::uint32_t {
 };
 
 inline constexpr const char* kCauseNames[kCauseCount] = {
-    "names",     "invalid_names", "threads", "statistics_blocks", "open_spans",  "detached_open_spans",
-    "unmatched", "abandoned",     "work",    "log_lines",         "hook_errors", "records",
-    "decorator_errors", "device_pool", "device_failed", "device_captured", "device_timeout",
-    "device_elsewhere", "device_clamped", "device_place",
+    "names",
+    "invalid_names",
+    "threads",
+    "statistics_blocks",
+    "open_spans",
+    "detached_open_spans",
+    "unmatched",
+    "abandoned",
+    "work",
+    "log_lines",
+    "hook_errors",
+    "records",
+    "decorator_errors",
+    "device_pool",
+    "device_failed",
+    "device_captured",
+    "device_timeout",
+    "device_elsewhere",
+    "device_clamped",
+    "device_place",
 };
 
 enum Region : std::uint32_t {
@@ -142,7 +158,7 @@ struct ArenaHeader {
   std::atomic<std::uint32_t> fold_version;     // odd while a leaving thread's statistics move
   std::atomic<std::uint64_t> lost[kCauseCount];
   std::atomic<std::uint32_t> stamp_count;
-  std::atomic<std::uint32_t> resets;  // figures before and after one cannot be subtracted
+  std::atomic<std::uint32_t> resets;              // figures before and after one cannot be subtracted
   std::atomic<std::uint64_t> device_head;         // device records ever written
   std::atomic<std::uint64_t> device_floor;        // those before this number went with a reset
   std::atomic<std::uint32_t> device_stage_count;  // stages with device figures
@@ -179,9 +195,9 @@ struct alignas(64) ThreadSlot {
   std::atomic<std::uint32_t> frames_high_water;
   std::atomic<std::uint64_t> name[2];  // 16 characters, zero at the end
   // The ring's writer owns this line.
-  alignas(64) std::atomic<std::uint64_t> head;  // records ever written
-  std::atomic<std::uint64_t> floor;             // records before this number went with a reset
-  std::atomic<std::uint64_t> next_id;           // kept over a change of threads, so that ids stay unique
+  alignas(64) std::atomic<std::uint64_t> head;               // records ever written
+  std::atomic<std::uint64_t> floor;                          // records before this number went with a reset
+  std::atomic<std::uint64_t> next_id;                        // kept over a change of threads, so that ids stay unique
   alignas(64) std::atomic<std::uint32_t> stats[kMaxStages];  // 0, or 1 + index of a StatsBlock
 };
 

@@ -15,8 +15,6 @@ enum Mode : std::uint32_t {
 /// What is switched on. Relaxed loads: a switch takes effect soon, and each span latches what it saw.
 extern std::atomic<std::uint32_t> g_mode;
 
-inline bool mode_has(std::uint32_t bits) noexcept {
-  return (g_mode.load(std::memory_order_relaxed) & bits) == bits;
-}
+inline bool mode_has(std::uint32_t bits) noexcept { return (g_mode.load(std::memory_order_relaxed) & bits) == bits; }
 
 }  // namespace stagespan

@@ -21,8 +21,7 @@ inline bool attach() {
   if (detail::g_api != nullptr) return true;
   PyObject* module = PyImport_ImportModule("stagespan._core");
   PyObject* capsule = module != nullptr ? PyObject_CallMethod(module, "c_api", nullptr) : nullptr;
-  const auto* api =
-      capsule != nullptr ? static_cast<const Api*>(PyCapsule_GetPointer(capsule, kApiCapsule)) : nullptr;
+  const auto* api = capsule != nullptr ? static_cast<const Api*>(PyCapsule_GetPointer(capsule, kApiCapsule)) : nullptr;
   PyErr_Clear();
   // The table lives as long as the process, so it outlives the capsule.
   Py_XDECREF(capsule);
@@ -83,8 +82,8 @@ class ScopedTimer {
 #define STAGESPAN_DETAIL_JOIN(a, b) STAGESPAN_DETAIL_JOIN2(a, b)
 
 /// Times the rest of the enclosing scope as a stage.
-#define STAGESPAN_SCOPE(name)                                                              \
-  static ::stagespan::StageName STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__){name};   \
-  ::stagespan::ScopedTimer STAGESPAN_DETAIL_JOIN(stagespan_timer_, __LINE__) {       \
-    STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__)                                      \
+#define STAGESPAN_SCOPE(name)                                                            \
+  static ::stagespan::StageName STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__){name}; \
+  ::stagespan::ScopedTimer STAGESPAN_DETAIL_JOIN(stagespan_timer_, __LINE__) {           \
+    STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__)                                    \
   }

@@ -290,8 +290,8 @@ void Recorder::detach(ThreadState* thread) noexcept {
   }
   const std::lock_guard lock(cold_);
   std::uint64_t open = 0;
-  const std::uint32_t end = thread->slot != nullptr ? thread->slot->frames_high_water.load(relaxed)
-                                                    : thread->frame_capacity;
+  const std::uint32_t end =
+      thread->slot != nullptr ? thread->slot->frames_high_water.load(relaxed) : thread->frame_capacity;
   for (std::uint32_t index = 1; index < end; ++index) {
     OpenFrame& frame = thread->frames[index];
     if (frame.id.load(relaxed) != 0 && (frame.flags.load(relaxed) & kFrameClosedAway) == 0) ++open;

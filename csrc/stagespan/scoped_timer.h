@@ -55,9 +55,9 @@ class ScopedTimer {
 #define STAGESPAN_DETAIL_JOIN(a, b) STAGESPAN_DETAIL_JOIN2(a, b)
 
 /// Times the rest of the enclosing scope as a stage. The name is interned once.
-#define STAGESPAN_SCOPE(name)                                                                             \
-  static const std::uint32_t STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__) =                          \
-      ::stagespan::Recorder::get().intern(name);                                                          \
-  ::stagespan::ScopedTimer STAGESPAN_DETAIL_JOIN(stagespan_timer_, __LINE__) {                            \
-    STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__)                                                     \
+#define STAGESPAN_SCOPE(name)                                                    \
+  static const std::uint32_t STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__) = \
+      ::stagespan::Recorder::get().intern(name);                                 \
+  ::stagespan::ScopedTimer STAGESPAN_DETAIL_JOIN(stagespan_timer_, __LINE__) {   \
+    STAGESPAN_DETAIL_JOIN(stagespan_stage_, __LINE__)                            \
   }

@@ -189,7 +189,8 @@ Snapshot difference(const Snapshot& later, const Snapshot& earlier) {
     if (found == result.stages.end()) continue;
     StageFigures& now = found->second;
     subtract(now.host, before.host);
-    for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure) subtract(now.device[figure], before.device[figure]);
+    for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure)
+      subtract(now.device[figure], before.device[figure]);
     now.errors -= before.errors;
     now.suspended_ticks -= before.suspended_ticks;
     now.children_ticks -= before.children_ticks;

@@ -13,8 +13,8 @@ namespace stagespan {
 
 /// Fills a frame that was taken, and reads the clock.
 template <class Clock>
-STAGESPAN_HOT void fill_frame(ThreadState& thread, std::uint32_t index, std::uint32_t stage,
-                              const void* owner, Clock clock) noexcept {
+STAGESPAN_HOT void fill_frame(ThreadState& thread, std::uint32_t index, std::uint32_t stage, const void* owner,
+                              Clock clock) noexcept {
   constexpr auto relaxed = std::memory_order_relaxed;
   OpenFrame* const frames = thread.frames;
   Scope& scope = *thread.scope;
@@ -49,8 +49,7 @@ OpenFrame* open_frame_slow(ThreadState& thread, std::uint32_t stage, const void*
 /// The short way of the same; null, with nothing changed, where it cannot be taken. What it leaves
 /// out remains to the caller as one call, at its end if possible: then the short way needs no
 /// registers saved.
-STAGESPAN_HOT OpenFrame* try_open_frame(ThreadState& thread, std::uint32_t stage,
-                                        const void* owner) noexcept {
+STAGESPAN_HOT OpenFrame* try_open_frame(ThreadState& thread, std::uint32_t stage, const void* owner) noexcept {
   constexpr auto relaxed = std::memory_order_relaxed;
   if (thread.attention.load(relaxed) != 0) [[unlikely]]
     return nullptr;
@@ -65,15 +64,13 @@ STAGESPAN_HOT OpenFrame* try_open_frame(ThreadState& thread, std::uint32_t stage
   return &thread.frames[index];
 }
 
-STAGESPAN_HOT OpenFrame* open_frame(ThreadState& thread, std::uint32_t stage,
-                                    const void* owner) noexcept {
+STAGESPAN_HOT OpenFrame* open_frame(ThreadState& thread, std::uint32_t stage, const void* owner) noexcept {
   OpenFrame* const frame = try_open_frame(thread, stage, owner);
   return frame != nullptr ? frame : open_frame_slow(thread, stage, owner);
 }
 
 /// Ends a span that this thread opened, and records it.
-void close_frame_at(ThreadState& thread, OpenFrame& frame, std::uint64_t end_ticks,
-                    std::uint16_t flags) noexcept;
+void close_frame_at(ThreadState& thread, OpenFrame& frame, std::uint64_t end_ticks, std::uint16_t flags) noexcept;
 
 // The same, short where it can be: for an active span that is innermost in the current scope, has
 // no flags, and whose figures have their place already. Processors may start no clock read before
@@ -81,14 +78,13 @@ void close_frame_at(ThreadState& thread, OpenFrame& frame, std::uint64_t end_tic
 // wait for what depends on the time just read. Here that is sums at known addresses, and no branch:
 // a span costs a fifth less. Fields are read again rather than kept, so that no register must be
 // saved.
-STAGESPAN_HOT void close_frame(ThreadState& thread, OpenFrame& frame,
-                               std::uint16_t flags) noexcept {
+STAGESPAN_HOT void close_frame(ThreadState& thread, OpenFrame& frame, std::uint16_t flags) noexcept {
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::uint64_t end_ticks = now_ticks();
   const std::uint32_t own_block = thread.stats[frame.stage.load(relaxed)].load(relaxed) - 1U;
   // An active frame's effective one is itself.
-  if (thread.scope->top != frame.effective.load(relaxed) ||
-      (flags | frame.flags.load(relaxed)) != 0 || own_block >= kSharedBlock - 1U) [[unlikely]] {
+  if (thread.scope->top != frame.effective.load(relaxed) || (flags | frame.flags.load(relaxed)) != 0 ||
+      own_block >= kSharedBlock - 1U) [[unlikely]] {
     close_frame_at(thread, frame, end_ticks, flags);
     return;
   }

@@ -73,9 +73,7 @@ struct ManyWriters {
 };
 
 /// Makes a zeroed block ready. Not for a block that anybody may be writing.
-inline void prepare(StatsBlock& block) noexcept {
-  block.min_ticks.store(~std::uint64_t{0}, std::memory_order_relaxed);
-}
+inline void prepare(StatsBlock& block) noexcept { block.min_ticks.store(~std::uint64_t{0}, std::memory_order_relaxed); }
 
 // An edge is claimed by writing its parent into `used`, in one word: no reader or second writer sees half an
 // edge. Shifted by three, so that kSeveralStages and kNoStage wrap to 1 and 2, and 0 is left for a free one.

@@ -2,7 +2,6 @@
 #include "thread_state.h"
 
 #include <algorithm>
-
 #include <cstdlib>
 #include <utility>
 
@@ -44,12 +43,11 @@ void leave_child_behind(ThreadState& thread, std::uint32_t child, std::uint32_t 
 }
 
 void drop_closed_away(ThreadState& thread) noexcept {
-  const std::uint32_t end = thread.slot != nullptr ? thread.slot->frames_high_water.load(relaxed)
-                                                   : thread.frame_capacity;
+  const std::uint32_t end =
+      thread.slot != nullptr ? thread.slot->frames_high_water.load(relaxed) : thread.frame_capacity;
   for (std::uint32_t index = 1; index < end; ++index) {
     OpenFrame& frame = thread.frames[index];
-    if (frame.id.load(relaxed) == 0 || (frame.flags.load(std::memory_order_acquire) & kFrameClosedAway) == 0)
-      continue;
+    if (frame.id.load(relaxed) == 0 || (frame.flags.load(std::memory_order_acquire) & kFrameClosedAway) == 0) continue;
     device_drop(thread, frame);
     drop_frame(thread, frame);
   }

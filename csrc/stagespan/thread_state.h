@@ -32,13 +32,11 @@ struct FrameLocal {
   alignas(std::atomic_ref<const void*>::required_alignment) const void* owner = nullptr;
   Scope* scope = nullptr;
   std::uint64_t request = 0;
-  void* note = nullptr;  // the bindings' own
+  void* note = nullptr;                   // the bindings' own
   std::uint32_t parent_stage = kNoStage;  // of a frame whose parent is no longer below it
 
   /// The owner is the one field that other threads look at.
-  void open_by(const void* who) noexcept {
-    std::atomic_ref<const void*>(owner).store(who, std::memory_order_relaxed);
-  }
+  void open_by(const void* who) noexcept { std::atomic_ref<const void*>(owner).store(who, std::memory_order_relaxed); }
   const void* opened_by() noexcept { return std::atomic_ref<const void*>(owner).load(std::memory_order_relaxed); }
 };
 
@@ -132,15 +130,13 @@ struct ThreadState {
   std::uint32_t slot_index = kSharedSlot;
   std::uint64_t ident = 0;
   std::unique_ptr<FrameLocal[], FreeMemory> locals_storage;
-  std::vector<std::uint32_t> retired_blocks;    // taken by a reset; guarded by Recorder::cold_mutex()
-  std::unique_ptr<OpenFrame[]> frames_storage;  // only without a slot
-  std::unique_ptr<ScopeTable> scopes;           // made by the bindings when a task first opens a span
-  void* device = nullptr;                       // the device layer's own
+  std::vector<std::uint32_t> retired_blocks;         // taken by a reset; guarded by Recorder::cold_mutex()
+  std::unique_ptr<OpenFrame[]> frames_storage;       // only without a slot
+  std::unique_ptr<ScopeTable> scopes;                // made by the bindings when a task first opens a span
+  void* device = nullptr;                            // the device layer's own
   std::unique_ptr<void*[], FreeMemory> device_open;  // what DeviceHooks::begin gave, by frame
 
-  std::uint32_t index_of(const OpenFrame& frame) const noexcept {
-    return static_cast<std::uint32_t>(&frame - frames);
-  }
+  std::uint32_t index_of(const OpenFrame& frame) const noexcept { return static_cast<std::uint32_t>(&frame - frames); }
 };
 
 /// The calling thread's state, null until it opens its first span. Initial-exec: a general access would cost
@@ -265,7 +261,7 @@ STAGESPAN_HOT void drop_frame(ThreadState& thread, OpenFrame& frame, std::uint64
 
 /// What `frame` says of its span, which ended at `end_ticks`.
 STAGESPAN_HOT FinishedSpan finished(const ThreadState& thread, const OpenFrame& frame, std::uint64_t end_ticks,
-                             std::uint16_t flags) noexcept {
+                                    std::uint16_t flags) noexcept {
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::uint32_t index = thread.index_of(frame);
   const OpenFrame& below = thread.frames[frame.below.load(relaxed)];
