@@ -77,6 +77,9 @@ void define_hooks(py::module_& module) {
         if (PyErr_Occurred() != nullptr) throw py::error_already_set();
       },
       py::arg("names"));
+  module.def(
+      "raise_later", [](const py::object& error) { raise_later(error.ptr()); }, py::arg("error"),
+      "Raise an exception as soon as the program's own code goes on in this thread.");
   module.def("set_memory_hook", [](bool on) { g_memory_hook = on; }, py::arg("on"));
   module.def(
       "set_torch_callback", [](const py::object& callback) { set_torch_callback(or_null(callback)); },

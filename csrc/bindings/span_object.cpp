@@ -80,6 +80,7 @@ bool leave_in_other_thread(SpanObject* self, std::uint16_t flags, PyObject* erro
     hooks_exit(call.get(), nullptr, error, span);
   }
   complete(*self, span, current_thread(), call.get());
+  raise_kept();
   return true;
 }
 

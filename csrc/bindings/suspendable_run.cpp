@@ -217,6 +217,7 @@ void SuspendableRun::finish(const Turn& turn, bool failed, PyObject* result, boo
   commit_span(thread, span_);
   if (context_->kind != Kind::kSpan) complete(*context_, span_, thread, call_);
   drop_from(call_);
+  raise_kept();
 }
 
 }  // namespace stagespan::python

@@ -3,7 +3,9 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "stage_names.h"
 #include "stagespan/clock.h"
@@ -22,6 +24,12 @@ bool g_profile_all = false;
 bool g_profiled[kMaxStages];
 std::uint32_t g_service_generation = ~0U;
 
+struct KeptError {
+  unsigned long thread;
+  PyObject* error;
+};
+std::vector<KeptError> g_kept;
+
 int raise_pending(void* owned) {
   const Ref error(static_cast<PyObject*>(owned));
   PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
@@ -37,25 +45,14 @@ bool is_main_thread() noexcept {
   return is_main;
 }
 
-// KeyboardInterrupt, SystemExit of a signal handler and their like are meant for the program; they only happened
-// to arrive while a hook ran. The program gets them as soon as its own code goes on.
-void raise_later() noexcept {
-  PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
-  PyErr_Fetch(&type, &value, &traceback);
-  PyErr_NormalizeException(&type, &value, &traceback);
-  if (value != nullptr && traceback != nullptr) PyException_SetTraceback(value, traceback);
-  const Ref owned_type(type), owned_traceback(traceback);
-  Ref owned_value(value);
-  if (!is_main_thread())
-    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), type);
-  else if (value != nullptr && Py_AddPendingCall(raise_pending, value) == 0)
-    static_cast<void>(owned_value.release());
-}
-
 // What goes wrong in a hook is nothing to the code that is timed.
 void lose_hook_error() noexcept {
   if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0) {
-    raise_later();
+    {
+      ErrorAside interrupt;
+      raise_later(interrupt.value());
+    }
+    PyErr_Clear();
     return;
   }
   Recorder::get().lose(kLostHookErrors);
@@ -84,6 +81,26 @@ void ensure_service() noexcept {
   g_service_generation = generation;
   const Ref done(PyObject_CallNoArgs(g_service_start));
   if (!done) lose_hook_error();
+}
+
+void raise_later(PyObject* error) noexcept {
+  if (error != nullptr) g_kept.push_back({PyThread_get_thread_ident(), Py_NewRef(error)});
+}
+
+void raise_kept() noexcept {
+  if (g_kept.empty()) [[likely]]
+    return;
+  const ErrorAside pending;
+  const bool is_main = is_main_thread();
+  const auto mine = [](const KeptError& kept) { return kept.thread == PyThread_get_thread_ident(); };
+  const auto found = std::find_if(g_kept.begin(), g_kept.end(), mine);
+  if (found == g_kept.end()) return;
+  PyObject* const error = found->error;
+  g_kept.erase(std::remove_if(found, g_kept.end(), mine), g_kept.end());
+  // A second one that came before the first was raised goes with it.
+  if (is_main && Py_AddPendingCall(raise_pending, error) == 0) return;
+  if (!is_main) PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), reinterpret_cast<PyObject*>(Py_TYPE(error)));
+  Py_DECREF(error);
 }
 
 void set_profiled(PyObject* names) {
@@ -127,10 +144,13 @@ PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyOb
   PyObject* const arguments[] = {reinterpret_cast<PyObject*>(&span), function, no_args.get(), no_kwargs.get()};
   PyObject* const call = PyObject_Vectorcall(g_hooks.enter, arguments, 4, nullptr);
   if (call == nullptr) lose_hook_error();
+  raise_kept();
   return call;
 }
 
 void hooks_leave(PyObject* call) noexcept {
+  // What waits to be raised would be raised in the hooks, which must be left.
+  if (Py_MakePendingCalls() != 0) lose_hook_error();
   const Ref done(PyObject_CallOneArg(g_hooks.leave, call));
   if (!done) lose_hook_error();
 }
@@ -206,6 +226,7 @@ void end_run_slow(ThreadState& thread, const SpanObject& span, OpenFrame& frame,
     drop_frame(thread, frame, finished_span.end_ticks);
     drop_if_idle(thread, scope);
     complete(span, finished_span, thread, call.get());
+    raise_kept();
   }
   // The hooks, or what happened to run as references went, may have left another scope current.
   publish(current_thread());

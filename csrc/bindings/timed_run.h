@@ -39,6 +39,13 @@ extern bool g_memory_hook;
 void set_profiled(PyObject* names);
 bool is_profiled(std::uint32_t stage) noexcept;
 
+/// Keeps an exception that is meant for the program and only happened to arrive while a hook ran, as
+/// KeyboardInterrupt and SystemExit of a signal handler do.
+void raise_later(PyObject* error) noexcept;
+/// Has what was kept for this thread raised as soon as the program's own code goes on. To be called where no hook
+/// runs any more.
+void raise_kept() noexcept;
+
 /// Looks, until it is there, whether torch has been imported, and calls `callback` once when it has.
 void set_torch_callback(PyObject* callback);
 

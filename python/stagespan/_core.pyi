@@ -180,6 +180,11 @@ def set_context_hooks(
     exit(call, result, error, span_id, begin_ns, end_ns) -> flags to set on the record.
     """
 
+def raise_later(error: BaseException) -> None:
+    """Raise `error` as soon as the program's own code goes on in this thread; in threads other than
+    the main one, an exception of its type.
+    """
+
 # Requests
 def request_enter(request: int) -> int:
     """Make `request` (a number above 0) current in this execution context; returns the one

@@ -13,7 +13,6 @@ import importlib
 import itertools
 import logging
 import os
-import sys
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -140,12 +139,14 @@ def lazy_hook(event: str, module: str) -> None:
 
 def need(event: str) -> None:
     """Import the modules that wait for `event`."""
-    modules, _lazy[event][:] = _lazy[event][:], []
-    for module in modules:
+    for module in tuple(_lazy[event]):
+        # Taken off the list afterwards: who needs it meanwhile in another thread waits for it.
         try:
             importlib.import_module(module)
         except Exception as error:
             hook_failed(module, error)
+        with contextlib.suppress(ValueError):
+            _lazy[event].remove(module)
 
 
 def hook_failed(name: str, error: BaseException) -> None:
@@ -162,11 +163,15 @@ def hook_failed(name: str, error: BaseException) -> None:
         )
 
 
-def _run(hook: Hook, step: Callable[[Call], Any], call: Call) -> None:
+def _run(hook: Hook, step: Callable[[Call], Any], call: Call) -> Any:
     try:
-        step(call)
+        return step(call)
     except Exception as error:
         hook_failed(f"hook {hook.name!r}", error)
+    except BaseException as error:
+        # KeyboardInterrupt and its like are meant for the program; the other hooks get their turn.
+        _core.raise_later(error)
+    return None
 
 
 def _enter(
@@ -182,12 +187,7 @@ def _enter(
         need("memory")
     call = Call(span, function, args, kwargs)
     for hook in _hooks:
-        try:
-            wanted = hook.wants(call)
-        except Exception as error:
-            hook_failed(f"hook {hook.name!r}", error)
-            continue
-        if wanted:
+        if _run(hook, hook.wants, call):
             call.hooks.append(hook)
             _run(hook, hook.enter, call)
     return call
@@ -234,6 +234,15 @@ def _service_is_needed() -> None:
 
 # --- switches ---------------------------------------------------------------------------------
 
+_switched: list[Callable[[], None]] = []
+
+
+def on_switch(callback: Callable[[], None]) -> None:
+    """Have `callback` called now, and after the recorder or debug mode has been switched."""
+    _switched.append(callback)
+    callback()
+
+
 debug_switched: list[Callable[[bool], None]] = []
 """Called when debug mode is switched, after the core knows."""
 
@@ -241,13 +250,13 @@ debug_switched: list[Callable[[bool], None]] = []
 def enable() -> None:
     """Record from now on. Spans that are open keep to what they were opened with."""
     _core.enable()
-    _switch_functions()
+    _tell_switched()
 
 
 def disable() -> None:
     """Turn everything off: spans, contexts and decorated functions record nothing from now on."""
     _core.disable()
-    _switch_functions()
+    _tell_switched()
 
 
 def set_debug(on: bool = True) -> None:
@@ -259,19 +268,16 @@ def set_debug(on: bool = True) -> None:
     if isinstance(given, str):
         raise SettingsError(f"set_debug() was given the text {on!r}: pass True or False.")
     _core.set_debug(bool(on))
-    _switch_functions()
+    _tell_switched()
     if on:
         need("debug")
     for callback in debug_switched:
         callback(bool(on))
 
 
-def _switch_functions() -> None:
-    # Only where something has been decorated is there anything to switch.
-    decorators = sys.modules.get("stagespan.decorators")
-    if decorators is not None:
-        decorators.switch_recorder(_core.is_enabled())
-        decorators.switch_debug(_core.is_debug())
+def _tell_switched() -> None:
+    for callback in tuple(_switched):
+        callback()
 
 
 def _decorate(span: _core.Span, function: Any) -> Any:

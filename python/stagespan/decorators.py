@@ -20,7 +20,7 @@ import weakref
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from stagespan import _core, trampoline
+from stagespan import _core, context, trampoline
 
 if TYPE_CHECKING:
     from stagespan._core import Span
@@ -72,19 +72,12 @@ def decorate(span: Span, function: _F) -> _F:
     return cast(_F, _decorate(span, function))
 
 
-def switch_debug(on: bool) -> None:
-    """Turn the timing of all functions that debug contexts decorate on or off."""
-    global _debug
+def follow_switches() -> None:
+    """Time the decorated functions, or stop timing them, as the recorder and debug mode are now."""
+    global _debug, _enabled
     with _lock:
-        _debug = on
-        _apply_to_all()
-
-
-def switch_recorder(on: bool) -> None:
-    """Turn the timing of all decorated plain functions on or off with the recorder."""
-    global _enabled
-    with _lock:
-        _enabled = on
+        # Read under the lock: of two threads that switch at once, the last one here sees the end.
+        _debug, _enabled = _core.is_debug(), _core.is_enabled()
         _apply_to_all()
 
 
@@ -250,3 +243,4 @@ def _forget_lock() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_lock)
+context.on_switch(follow_switches)
