@@ -77,8 +77,7 @@ ParentLink innermost(const ThreadState& thread, const Scope& scope) {
 
 // The interpreter's PyContext up to the field that matters; whether it is like that is tried before it is used.
 struct ContextLayout {
-  PyObject_HEAD
-  PyObject* previous;
+  PyObject_HEAD PyObject* previous;
   PyObject* variables;
   PyObject* weak_references;
   int entered;
@@ -167,9 +166,8 @@ void switch_scope(ThreadState& thread, PyObject* context) noexcept {
   Inherited inherited{innermost(thread, thread.base), 0};
   Inherited stored;
   Scope& scope = *scopes.add(context);
-  scope.follows_base =
-      !read_inherited(stored) || stored.base_thread == kNothing ||
-      (stored.base_thread != 0 && (stored.base_thread == thread.thread || stored.link.request == 0));
+  scope.follows_base = !read_inherited(stored) || stored.base_thread == kNothing ||
+                       (stored.base_thread != 0 && (stored.base_thread == thread.thread || stored.link.request == 0));
   if (!scope.follows_base) inherited = stored;
   scope.root = scope.top = root;
   scope.request = inherited.link.request;

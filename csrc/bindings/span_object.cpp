@@ -53,14 +53,13 @@ OpenFrame* find_in_scope(ThreadState& thread, const SpanObject* self) noexcept {
 // The frame that this object opened last, in whichever scope of the thread.
 OpenFrame* find_in_thread(ThreadState& thread, const SpanObject* self) noexcept {
   OpenFrame* latest = nullptr;
-  const std::uint32_t end = thread.slot != nullptr
-                                ? thread.slot->frames_high_water.load(std::memory_order_relaxed)
-                                : thread.frame_capacity;
+  const std::uint32_t end =
+      thread.slot != nullptr ? thread.slot->frames_high_water.load(std::memory_order_relaxed) : thread.frame_capacity;
   for (std::uint32_t i = 1; i < end; ++i) {
     OpenFrame& frame = thread.frames[i];
     if (thread.locals[i].owner != self || !is_open(frame)) continue;
-    if (latest == nullptr || frame.begin_ticks.load(std::memory_order_relaxed) >
-                                 latest->begin_ticks.load(std::memory_order_relaxed))
+    if (latest == nullptr ||
+        frame.begin_ticks.load(std::memory_order_relaxed) > latest->begin_ticks.load(std::memory_order_relaxed))
       latest = &frame;
   }
   return latest;
@@ -152,8 +151,7 @@ PyObject* span_vectorcall(PyObject* callable, PyObject* const* args, std::size_t
 
 // What the type has under `__enter__` and `__exit__`.
 struct BindsToItself {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
 };
 
 PyObject* bind(PyObject* descriptor, PyObject* object, PyObject*) {
@@ -177,8 +175,7 @@ PyTypeObject g_binds_to_itself_type =
 
 // Awaits nothing: an iterator that is at its end at once, with a value.
 struct ReadyObject {
-  PyObject_HEAD
-  PyObject* value;
+  PyObject_HEAD PyObject* value;
 };
 
 PyTypeObject g_ready_type = static_type("stagespan._core.Ready", sizeof(ReadyObject), 0);
@@ -477,8 +474,7 @@ bool init_span_type(PyObject* module) {
   g_span_type.tp_members = g_span_members;
   g_span_type.tp_getset = g_span_getset;
 
-  if (PyType_Ready(&g_ready_type) != 0 || PyType_Ready(&g_binds_to_itself_type) != 0 ||
-      PyType_Ready(&g_span_type) != 0)
+  if (PyType_Ready(&g_ready_type) != 0 || PyType_Ready(&g_binds_to_itself_type) != 0 || PyType_Ready(&g_span_type) != 0)
     return false;
   for (const char* const name : {"__enter__", "__exit__"}) {
     auto* const binds = PyObject_New(BindsToItself, &g_binds_to_itself_type);

@@ -14,11 +14,10 @@ enum class Kind : std::uint8_t { kSpan, kProfiling, kDebug };
 /// Immutable but for two counters: what a run needs while it is open lies in its thread's frame, so one object may
 /// serve many call sites, threads and levels of recursion.
 struct SpanObject {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* name;
   std::uint32_t stage;
-  std::uint32_t mask;  // Mode bits that must be on for this kind to record
+  std::uint32_t mask;    // Mode bits that must be on for this kind to record
   std::uint32_t open;    // entered and not yet left, in all threads
   std::uint32_t missed;  // the same, but no frame was left
   Kind kind;

@@ -41,8 +41,8 @@ std::uint32_t invalid_name(PyObject* name) noexcept {
 
 // Interns the text, and notes the name that the stage got where that is another one.
 std::uint32_t intern(PyObject* name, PyObject* text) {
-  const std::uint32_t stage = Recorder::get().intern(
-      {PyBytes_AS_STRING(text), static_cast<std::size_t>(PyBytes_GET_SIZE(text))});
+  const std::uint32_t stage =
+      Recorder::get().intern({PyBytes_AS_STRING(text), static_cast<std::size_t>(PyBytes_GET_SIZE(text))});
   if (stage == kStageOverflow || g_renamed[stage] != nullptr) return stage;
   PyObject* const called = stage_name(stage);
   if (called == nullptr || PyUnicode_Compare(called, name) == 0)

@@ -62,16 +62,8 @@ void SuspendableRun::start() noexcept {
   state_ = State::kRecording;
   generation_ = Recorder::get().generation();
   const OpenFrame& below = thread.frames[thread.scope->top];
-  span_ = {0,
-           0,
-           ++thread.next_id,
-           below.as_parent_id.load(relaxed),
-           thread.scope->request,
-           0,
-           0,
-           context_->stage,
-           below.as_parent_stage.load(relaxed),
-           below.as_parent_depth.load(relaxed),
+  span_ = {0,     0, ++thread.next_id, below.as_parent_id.load(relaxed),    thread.scope->request,
+           0,     0, context_->stage,  below.as_parent_stage.load(relaxed), below.as_parent_depth.load(relaxed),
            flags_};
   if (context_->kind == Kind::kDebug) span_.flags |= kFlagDebug;
   span_.begin_ticks = suspended_at_ticks_ = now_ticks();

@@ -64,7 +64,7 @@ class SuspendableRun {
   std::uint32_t generation_ = 0;
   std::uint64_t suspended_at_ticks_ = 0;
   FinishedSpan span_{};
-  Scope* parked_ = nullptr;  // the run's frame and those above it, between turns
+  Scope* parked_ = nullptr;      // the run's frame and those above it, between turns
   std::uint64_t parked_in_ = 0;  // serial of the thread whose frames they are
   SpanObject* context_;
   PyObject* function_;

@@ -73,8 +73,8 @@ class HeldSpans {
   std::vector<SpanObject*> spans_;
 };
 
-PyObject* call_level(const std::vector<SpanObject*>& spans, std::size_t level, vectorcallfunc plain,
-                     PyObject* function, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+PyObject* call_level(const std::vector<SpanObject*>& spans, std::size_t level, vectorcallfunc plain, PyObject* function,
+                     PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   if (level == 0) return plain(function, args, nargsf, kwnames);
   return call_timed(*spans[level - 1], function, args, nargsf, kwnames,
                     [&] { return call_level(spans, level - 1, plain, function, args, nargsf, kwnames); });
@@ -99,8 +99,7 @@ PyObject* intercepted(PyObject* function, PyObject* const* args, std::size_t nar
     if (interception->spans.size() == 1) [[likely]] {
       SpanObject* const span = interception->spans[0];
       const Ref held(Py_NewRef(as_object(span)));
-      return call_timed(*span, function, args, nargsf, kwnames,
-                        [&] { return plain(function, args, nargsf, kwnames); });
+      return call_timed(*span, function, args, nargsf, kwnames, [&] { return plain(function, args, nargsf, kwnames); });
     }
     const HeldSpans spans(interception->spans);
     return call_level(*spans, (*spans).size(), plain, function, args, nargsf, kwnames);

@@ -15,8 +15,7 @@ PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count);
 namespace {
 
 struct TimedFunctionObject {
-  PyObject_HEAD
-  vectorcallfunc vectorcall;
+  PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* function;
   SpanObject* span;
   PyObject* dict;
@@ -167,9 +166,8 @@ PyObject* call_timed_function(PyObject*, PyObject* const* args, Py_ssize_t count
   const Ref named(values ? PySequence_Tuple(values.get()) : nullptr);
   const Ref all(named ? PySequence_Concat(args[2], named.get()) : nullptr);
   if (!all) return nullptr;
-  return call_timed(span, args[1], &PyTuple_GET_ITEM(all.get(), 0),
-                    static_cast<std::size_t>(PyTuple_GET_SIZE(args[2])), names.get(),
-                    [&] { return PyObject_Call(args[1], args[2], args[3]); });
+  return call_timed(span, args[1], &PyTuple_GET_ITEM(all.get(), 0), static_cast<std::size_t>(PyTuple_GET_SIZE(args[2])),
+                    names.get(), [&] { return PyObject_Call(args[1], args[2], args[3]); });
 }
 
 }  // namespace
@@ -185,8 +183,7 @@ PyMethodDef g_timed_function_functions[] = {
 };
 
 bool init_timed_functions(PyObject* module) {
-  return ready_type(g_function_type, bind) &&
-         ready_type(g_callable_type, nullptr) &&
+  return ready_type(g_function_type, bind) && ready_type(g_callable_type, nullptr) &&
          PyModule_AddObjectRef(module, "TimedFunction", reinterpret_cast<PyObject*>(&g_function_type)) == 0;
 }
 

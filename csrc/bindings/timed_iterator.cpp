@@ -15,15 +15,13 @@ namespace {
 // TimedAsyncGenerator makes such awaitables, whose turns all belong to the one run that it owns.
 
 struct AsyncGeneratorObject {
-  PyObject_HEAD
-  PyObject* inner;
+  PyObject_HEAD PyObject* inner;
   PyObject* weak_references;
   SuspendableRun run;
 };
 
 struct IteratorObject {
-  PyObject_HEAD
-  PyObject* inner;
+  PyObject_HEAD PyObject* inner;
   AsyncGeneratorObject* generator;  // owns the run of a step of an async generator
   PyObject* weak_references;
   bool has_run;
@@ -35,9 +33,7 @@ struct IteratorObject {
   }
 };
 
-PyTypeObject iterator_type(const char* name) {
-  return static_type(name, sizeof(IteratorObject), Py_TPFLAGS_HAVE_GC);
-}
+PyTypeObject iterator_type(const char* name) { return static_type(name, sizeof(IteratorObject), Py_TPFLAGS_HAVE_GC); }
 
 PyTypeObject g_coroutine_type = iterator_type("stagespan._core.TimedCoroutine");
 PyTypeObject g_generator_type = iterator_type("stagespan._core.TimedGenerator");
@@ -64,7 +60,8 @@ bool is_over(PyObject* inner) noexcept {
   if (PyGen_CheckExact(inner)) return frame_is_gone(inner, "gi_frame");
   if (PyCoro_CheckExact(inner)) return frame_is_gone(inner, "cr_frame");
   if (PyAsyncGen_CheckExact(inner)) return frame_is_gone(inner, "ag_frame");
-  if (Py_TYPE(inner) == &g_coroutine_type || Py_TYPE(inner) == &g_generator_type) return is_over(iterator_of(inner)->inner);
+  if (Py_TYPE(inner) == &g_coroutine_type || Py_TYPE(inner) == &g_generator_type)
+    return is_over(iterator_of(inner)->inner);
   if (Py_TYPE(inner) == &g_async_generator_type) return is_over(generator_of(inner)->inner);
   return true;
 }
@@ -158,8 +155,7 @@ Ref stop_value() {
 // `throw` and `close` have no slot: the inner object's own methods are called, and a StopIteration tells the end.
 PyObject* forward(IteratorObject* self, const char* method, PyObject* args, bool closes) {
   if (!has_inner(self->inner)) return nullptr;
-  const SuspendableRun::Turn turn =
-      self->run().started() ? self->run().begin_turn() : SuspendableRun::Turn{};
+  const SuspendableRun::Turn turn = self->run().started() ? self->run().begin_turn() : SuspendableRun::Turn{};
   PyObject* const result = call_method(self->inner, method, args);
   if (result != nullptr) {
     if (closes && self->generator == nullptr)
@@ -175,7 +171,9 @@ PyObject* forward(IteratorObject* self, const char* method, PyObject* args, bool
   return result;
 }
 
-PyObject* iterator_throw(PyObject* object, PyObject* args) { return forward(iterator_of(object), "throw", args, false); }
+PyObject* iterator_throw(PyObject* object, PyObject* args) {
+  return forward(iterator_of(object), "throw", args, false);
+}
 
 PyObject* iterator_close(PyObject* object, PyObject*) { return forward(iterator_of(object), "close", nullptr, true); }
 
@@ -427,8 +425,7 @@ PyMethodDef g_timed_iterator_functions[] = {
 };
 
 bool init_timed_iterators() {
-  if (!ready_iterator(g_coroutine_type, &g_awaitable_methods) ||
-      !ready_iterator(g_step_type, &g_awaitable_methods) ||
+  if (!ready_iterator(g_coroutine_type, &g_awaitable_methods) || !ready_iterator(g_step_type, &g_awaitable_methods) ||
       !ready_iterator(g_generator_type, &g_generator_async_methods))
     return false;
   PyTypeObject& type = g_async_generator_type;

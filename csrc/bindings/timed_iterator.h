@@ -10,8 +10,7 @@ namespace stagespan::python {
 /// Wraps what `function` has returned; steals `inner`. `args` and `kwargs` are for the hooks and may be null.
 PyObject* wrap_coroutine(SpanObject* span, PyObject* inner, PyObject* function, PyObject* args, PyObject* kwargs);
 PyObject* wrap_generator(SpanObject* span, PyObject* inner, PyObject* function, PyObject* args, PyObject* kwargs);
-PyObject* wrap_async_generator(SpanObject* span, PyObject* inner, PyObject* function, PyObject* args,
-                               PyObject* kwargs);
+PyObject* wrap_async_generator(SpanObject* span, PyObject* inner, PyObject* function, PyObject* args, PyObject* kwargs);
 
 /// `timed_coroutine(span, function, args, kwargs)` and its two siblings, for the module's method table.
 extern PyMethodDef g_timed_iterator_functions[];
