@@ -10,6 +10,7 @@ from time import perf_counter_ns
 from typing import Any, Literal
 
 STAGES = 200
+NAMES = tuple(f"bench_stages_{i}" for i in range(STAGES))
 UNROLL = 20
 COPIES = 5
 """Equal bare functions: how far their figures differ is what a difference of 0 is worth."""
@@ -39,9 +40,7 @@ _SPAN = "from stagespan import span"
 _PROFILING = "from stagespan import ProfilingContext as P"
 _DEBUG = "from stagespan import ProfilingContext4Debug as D"
 _FAST = "import torch; from torch._C._profiler import _RecordFunctionFast as fast"
-_NAMES = (
-    f"import itertools; names = itertools.cycle([f'bench_stages_{{i}}' for i in range({STAGES})])"
-)
+_NAMES = "from itertools import cycle; from benchmarks.cases import NAMES; names = cycle(NAMES)"
 
 _PYTHON = (
     Case("bare call", "f()", "def f(): pass"),
@@ -192,8 +191,8 @@ _PEERS = (
         "import nvtx; a = nvtx.annotate('x')",
         "nvtx",
     ),
-    Case("torch _RecordFunctionFast, new", "with fast('x'): pass", _FAST, "torch"),
-    Case("torch _RecordFunctionFast, reused", "with r: pass", f"{_FAST}; r = fast('x')", "torch"),
+    Case("_RecordFunctionFast, new", "with fast('x'): pass", _FAST, "torch"),
+    Case("_RecordFunctionFast, reused", "with r: pass", f"{_FAST}; r = fast('x')", "torch"),
     Case(
         "torch record_function",
         "with R('x'): pass",
@@ -207,7 +206,7 @@ _PEERS = (
         "codetiming",
     ),
     Case(
-        "prometheus_client Histogram.time",
+        "prometheus Histogram.time",
         "with h.time(): pass",
         "from prometheus_client import CollectorRegistry, Histogram\n"
         "    h = Histogram('x', 'x', registry=CollectorRegistry())",

@@ -32,8 +32,11 @@ void leave_child_behind(ThreadState& thread, std::uint32_t child, std::uint32_t 
                         std::uint64_t charged_until) noexcept {
   OpenFrame& frame = thread.frames[index];
   OpenFrame& orphan = thread.frames[child];
-  if ((orphan.flags.fetch_or(kFrameOrphan, relaxed) & kFrameOrphan) == 0)
+  if ((orphan.flags.load(relaxed) & kFrameOrphan) == 0) {
     thread.locals[child].parent_stage = frame.as_parent_stage.load(relaxed);
+    // Release: a thread that ends the span in this one's place reads the parent, too.
+    orphan.flags.fetch_or(kFrameOrphan, std::memory_order_release);
+  }
   const std::uint64_t shared_from = std::max(orphan.begin_ticks.load(relaxed), frame.begin_ticks.load(relaxed));
   if (charged_until <= shared_from) return;
   const OpenFrame& below = thread.frames[frame.below.load(relaxed)];

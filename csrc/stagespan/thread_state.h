@@ -265,7 +265,7 @@ STAGESPAN_HOT FinishedSpan finished(const ThreadState& thread, const OpenFrame& 
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::uint32_t index = thread.index_of(frame);
   const OpenFrame& below = thread.frames[frame.below.load(relaxed)];
-  const std::uint16_t frame_flags = frame.flags.load(relaxed);
+  const std::uint16_t frame_flags = frame.flags.load(std::memory_order_acquire);
   std::uint32_t parent_stage = below.as_parent_stage.load(relaxed);
   if ((frame_flags & kFrameOrphan) != 0) [[unlikely]]
     parent_stage = thread.locals[index].parent_stage;

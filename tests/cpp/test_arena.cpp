@@ -75,6 +75,9 @@ TEST(Arena, RegionsHaveRoomForWhatTheLayoutPromises) {
       {kRegionDetached, sizeof(OpenFrame), kMaxDetached},
       {kRegionRings, sizeof(SpanRecord), 1024 * kMaxThreads},
       {kRegionBlocks, sizeof(StatsBlock), kMaxBlocks},
+      {kRegionDevice, sizeof(DeviceRecord), kDeviceSpans},
+      {kRegionDeviceStages, sizeof(std::uint32_t), kMaxStages},
+      {kRegionDeviceBlocks, sizeof(StatsBlock), std::uint64_t{kMaxDeviceStages} * kDeviceFigures},
   };
   for (const auto& want : expected) {
     // WHEN a region's size is read
