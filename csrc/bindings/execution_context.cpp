@@ -212,7 +212,8 @@ void exit_request(std::uint64_t request, std::uint64_t before) {
     scope = task_scopes(thread).find_by_request(request);
     if (scope == nullptr && thread.base.request == request) scope = &thread.base;
     if (scope == nullptr) {
-      Recorder::get().lose(kLostUnmatched);
+      // In the child of a fork, what the parent had entered is not the child's to leave.
+      if (Recorder::get().generation() == 0) Recorder::get().lose(kLostUnmatched);
       return;
     }
   }

@@ -117,13 +117,11 @@ void define_hot_objects(py::module_& module) {
 
 }  // namespace stagespan::python
 
-PYBIND11_MODULE(_core, module) {
+PYBIND11_MODULE(_core_of_main, module) {
 #ifdef Py_GIL_DISABLED
   throw py::import_error("stagespan does not support free-threaded Python yet: use a build with the global lock");
 #else
   namespace sp = stagespan::python;
-  if (PyInterpreterState_Get() != PyInterpreterState_Main())
-    throw py::import_error("stagespan works in the main interpreter only: import it there, not in a sub-interpreter");
   module.doc() = "Hot objects written by hand against the C API, cold calls through pybind11.";
   stagespan::Recorder::get();
   pthread_atfork(nullptr, nullptr, sp::completions_after_fork);
@@ -144,4 +142,12 @@ PYBIND11_MODULE(_core, module) {
       },
       "Capsule that other extensions attach to.");
 #endif
+}
+
+// The entry itself, because pybind11's waits forever in a sub-interpreter, or takes it for the main one.
+extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__core_of_main();
+  PyErr_SetString(PyExc_ImportError,
+                  "stagespan works in the main interpreter only: import it there, not in a sub-interpreter");
+  return nullptr;
 }

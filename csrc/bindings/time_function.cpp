@@ -19,10 +19,41 @@ namespace {
 // PyFunction_SetVectorcall gives a function another entry for calls. What the entry needs is looked up by the
 // function's address: nothing is stored in the function, so torch.compile and others see it as it was written.
 
+constexpr int kKinds = CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR;
+
+// The interpreter takes short cuts to a function by its version, which it has from its code as long as nothing in it
+// is replaced. Functions that are not made by `def` have none in 3.13, and one that no other function has in 3.12;
+// another entry takes it away, in 3.13 for good. Each call then costs up to a quarter more, timed or not.
+struct Version {
+  std::uint32_t number;  // of the function while it has this code and these defaults
+  std::uint32_t code;
+  PyObject* defaults;
+  PyObject* named_defaults;
+};
+
+std::uint32_t version_of_code(const PyFunctionObject& function) {
+  return reinterpret_cast<const PyCodeObject*>(function.func_code)->co_version;
+}
+
+Version version_of(const PyFunctionObject& function) {
+  return {function.func_version, version_of_code(function), function.func_defaults, function.func_kwdefaults};
+}
+
+// To be called while the function's entry is its own.
+void set_version(PyFunctionObject& function, const Version& version) {
+  constexpr std::uint32_t kFirstValid = 2;
+  if (version.number >= kFirstValid && version.code == version_of_code(function) &&
+      version.defaults == function.func_defaults && version.named_defaults == function.func_kwdefaults)
+    function.func_version = version.number;
+}
+
+PyFunctionObject& as_function(PyObject* function) { return *reinterpret_cast<PyFunctionObject*>(function); }
+
 struct Interception {
   std::vector<SpanObject*> spans;  // innermost first
   vectorcallfunc plain;
   PyObject* watch;  // weak reference that takes this entry away with the function
+  Version version;
 };
 
 using Table = std::unordered_map<PyObject*, std::unique_ptr<Interception>>;
@@ -34,24 +65,18 @@ Table& table() {
 
 vectorcallfunc g_plain = nullptr;  // the entry of functions that nobody has changed
 
+// What a call needs, at one address: the clock does not start before all that is looked up is there.
 struct Recent {
-  PyObject* function;
-  Interception* interception;
+  PyObject* function = nullptr;
+  Interception* interception = nullptr;
+  SpanObject* only = nullptr;  // the one span of a function that does not suspend, as long as it has this code
+  PyObject* code = nullptr;    // borrowed
+  vectorcallfunc plain = nullptr;
 };
 constexpr std::size_t kRecent = 512;
 Recent g_recent[kRecent];
 
 Recent& recent(PyObject* function) { return g_recent[(reinterpret_cast<std::uintptr_t>(function) >> 4) % kRecent]; }
-
-Interception* find(PyObject* function) {
-  Recent& slot = recent(function);
-  if (slot.function == function) [[likely]]
-    return slot.interception;
-  const auto found = table().find(function);
-  if (found == table().end()) return nullptr;
-  slot = {function, found->second.get()};
-  return slot.interception;
-}
 
 PyObject* as_object(SpanObject* span) { return reinterpret_cast<PyObject*>(span); }
 
@@ -87,20 +112,33 @@ PyObject* wrap(SpanObject* span, int kind, PyObject* inner, PyObject* function, 
   return wrap_coroutine(span, inner, function, args, kwargs);
 }
 
+int kind_of(PyObject* function) {
+  return reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(function))->co_flags & kKinds;
+}
+
+void remember(Recent& slot, PyObject* function, Interception& interception) {
+  const bool is_simple = interception.spans.size() == 1 && kind_of(function) == 0;
+  slot = {function, &interception, is_simple ? interception.spans[0] : nullptr, PyFunction_GET_CODE(function),
+          interception.plain};
+}
+
 PyObject* intercepted(PyObject* function, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
-  const Interception* const interception = find(function);
-  // A finalizer may bring a function back, or call it, after the collector has announced its end.
-  if (interception == nullptr) [[unlikely]]
-    return g_plain(function, args, nargsf, kwnames);
-  const vectorcallfunc plain = interception->plain;
-  const int kind = reinterpret_cast<PyCodeObject*>(PyFunction_GET_CODE(function))->co_flags &
-                   (CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR);
-  if (kind == 0) [[likely]] {
-    if (interception->spans.size() == 1) [[likely]] {
-      SpanObject* const span = interception->spans[0];
-      const Ref held(Py_NewRef(as_object(span)));
-      return call_timed(*span, function, args, nargsf, kwnames, [&] { return plain(function, args, nargsf, kwnames); });
-    }
+  Recent& slot = recent(function);
+  if (slot.function != function) [[unlikely]] {
+    const auto found = table().find(function);
+    // A finalizer may bring a function back, or call it, after the collector has announced its end.
+    if (found == table().end()) return g_plain(function, args, nargsf, kwnames);
+    remember(slot, function, *found->second);
+  }
+  const vectorcallfunc plain = slot.plain;
+  if (slot.only != nullptr && slot.code == PyFunction_GET_CODE(function)) [[likely]] {
+    SpanObject* const span = slot.only;
+    const Ref held(Py_NewRef(as_object(span)));
+    return call_timed(*span, function, args, nargsf, kwnames, [&] { return plain(function, args, nargsf, kwnames); });
+  }
+  const Interception* const interception = slot.interception;
+  const int kind = kind_of(function);
+  if (kind == 0) {
     const HeldSpans spans(interception->spans);
     return call_level(*spans, (*spans).size(), plain, function, args, nargsf, kwnames);
   }
@@ -162,7 +200,8 @@ PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
     PyObject* const watch = callback ? PyWeakref_NewRef(function, callback.get()) : nullptr;
     if (watch == nullptr) return nullptr;
     auto made = std::make_unique<Interception>();
-    const vectorcallfunc entry = reinterpret_cast<PyFunctionObject*>(function)->vectorcall;
+    const vectorcallfunc entry = as_function(function).vectorcall;
+    made->version = version_of(as_function(function));
     if (g_plain == nullptr) g_plain = entry;
     made->plain = entry == intercepted ? g_plain : entry;
     made->watch = watch;
@@ -173,9 +212,20 @@ PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
   for (Py_ssize_t i = 0; i < wanted; ++i)
     spans.push_back(reinterpret_cast<SpanObject*>(Py_NewRef(PyTuple_GET_ITEM(args[1], i))));
   interception.spans.swap(spans);
-  PyFunction_SetVectorcall(reinterpret_cast<PyFunctionObject*>(function),
-                           wanted != 0 ? intercepted : interception.plain);
+  remember(recent(function), function, interception);
+  PyFunction_SetVectorcall(&as_function(function), wanted != 0 ? intercepted : interception.plain);
+  if (wanted == 0) set_version(as_function(function), interception.version);
   give_up(std::move(spans));
+  Py_RETURN_NONE;
+}
+
+PyObject* share_version(PyObject*, PyObject* const* args, Py_ssize_t count) {
+  if (count != 2 || !PyFunction_Check(args[0]) || !PyFunction_Check(args[1])) {
+    PyErr_SetString(PyExc_TypeError, "expected (function, original)");
+    return nullptr;
+  }
+  const auto found = table().find(args[1]);
+  set_version(as_function(args[0]), found != table().end() ? found->second->version : version_of(as_function(args[1])));
   Py_RETURN_NONE;
 }
 

@@ -11,6 +11,7 @@ namespace stagespan::python {
 
 // time_function.cpp, where the interpreter allows it.
 PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* share_version(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 namespace {
 
@@ -178,6 +179,8 @@ PyMethodDef g_timed_function_functions[] = {
 #if PY_VERSION_HEX >= 0x030c0000
     {"time_function", as_method(time_function), METH_FASTCALL,
      "time_function(function, spans)\n--\n\nTime all calls of a plain function, innermost span first; () to stop."},
+    {"share_version", as_method(share_version), METH_FASTCALL,
+     "share_version(function, original)\n--\n\nHave a function that was made of another's parts called as fast."},
 #endif
     {nullptr, nullptr, 0, nullptr},
 };

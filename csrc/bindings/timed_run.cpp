@@ -77,7 +77,7 @@ std::int64_t peak_rss_bytes() noexcept {
 
 void ensure_service() noexcept {
   const std::uint32_t generation = Recorder::get().generation();
-  if (g_service_start == nullptr || g_service_generation == generation) return;
+  if (g_service_start == nullptr || g_service_generation == generation || Py_IsInitialized() == 0) return;
   g_service_generation = generation;
   const Ref done(PyObject_CallNoArgs(g_service_start));
   if (!done) lose_hook_error();
@@ -119,6 +119,8 @@ bool is_profiled(std::uint32_t stage) noexcept { return g_profile_all || g_profi
 void set_torch_callback(PyObject* callback) { keep(g_torch_callback, callback); }
 
 bool wants_hooks(const SpanObject& span) noexcept {
+  // A finalizer at the very end of the interpreter: the modules that would take part are gone.
+  if (Py_IsInitialized() == 0) return false;
   if (g_torch_callback != nullptr) {
     const ErrorAside pending;
     look_for_torch();

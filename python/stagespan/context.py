@@ -13,6 +13,7 @@ import importlib
 import itertools
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
@@ -137,16 +138,22 @@ def lazy_hook(event: str, module: str) -> None:
     _lazy[event].append(module)
 
 
+_importing = threading.RLock()
+
+
 def need(event: str) -> None:
     """Import the modules that wait for `event`."""
-    for module in tuple(_lazy[event]):
-        # Taken off the list afterwards: who needs it meanwhile in another thread waits for it.
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            hook_failed(module, error)
-        with contextlib.suppress(ValueError):
-            _lazy[event].remove(module)
+    if not _lazy[event]:
+        return
+    # Taken off the list afterwards: who needs them meanwhile in another thread waits for them.
+    with _importing:
+        for module in tuple(_lazy[event]):
+            try:
+                importlib.import_module(module)
+            except Exception as error:
+                hook_failed(module, error)
+            with contextlib.suppress(ValueError):
+                _lazy[event].remove(module)
 
 
 def hook_failed(name: str, error: BaseException) -> None:
@@ -281,8 +288,8 @@ def _tell_switched() -> None:
 
 
 def _decorate(span: _core.Span, function: Any) -> Any:
-    from stagespan import decorators
-
+    with _importing:
+        from stagespan import decorators
     return decorators.decorate(span, function)
 
 
@@ -409,6 +416,30 @@ def _start() -> None:
 
 _start()
 
-if hasattr(os, "register_at_fork"):
+_LONGEST_WAIT_S = 5.0
+_forking = threading.local()
+
+
+def _before_fork() -> None:
+    # A child that forks off while another thread imports could never import the same.
+    _forking.waited = _importing.acquire(timeout=_LONGEST_WAIT_S)
+
+
+def _after_fork_in_parent() -> None:
+    if _forking.waited:
+        _importing.release()
+
+
+def _after_fork_in_child() -> None:
+    global _importing
+    _importing = threading.RLock()
     # What the parent's requests came to is the parent's to report.
-    os.register_at_fork(after_in_child=finished_requests.clear)
+    finished_requests.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork,
+        after_in_parent=_after_fork_in_parent,
+        after_in_child=_after_fork_in_child,
+    )

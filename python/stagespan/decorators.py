@@ -167,6 +167,7 @@ def fresh_function(function: FunctionType) -> FunctionType:
     fresh.__doc__ = function.__doc__
     if sys.version_info >= (3, 12):
         fresh.__type_params__ = function.__type_params__
+        _core.share_version(fresh, function)
     return fresh
 
 

@@ -229,8 +229,10 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_parent() -> None:
-    if _forking.service is not None:
-        _forking.service.resume()
+    # Nothing was paused when this module was imported between the two.
+    service = getattr(_forking, "service", None)
+    if service is not None:
+        service.resume()
 
 
 def _after_fork_in_child() -> None:

@@ -240,7 +240,7 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
     known = (column for column in _DEVICE_COLUMNS if column in (spans.dtype.names or ()))
     on_device = [spans[column] for column in known] or [np.full(len(spans), np.nan)] * 3
     found = {}
-    for index in np.unique(spans["stage"]):
+    for index in _distinct(spans["stage"]):
         mine = spans["stage"] == index
         name = names[int(index)]
         suspended = int(spans["suspended_ns"][mine].sum())
@@ -253,10 +253,17 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
     return Stats(ordered, lost, (now_ns - began_ns) / 1e9, is_lifetime=False)
 
 
+def _distinct(column: Any) -> Any:
+    # Not numpy.unique: where the interpreter ends meanwhile, a daemon thread in its table of hashes
+    # takes the whole process down.
+    in_order = np.sort(column)
+    return in_order[np.append(True, in_order[1:] != in_order[:-1])[: len(in_order)]]
+
+
 def _reach_back(spans: Any, began_ns: int) -> bool:
     """Whether each thread's ring holds a span from before the window, and so all those in it."""
     in_order = spans[(spans["flags"] & _core.FLAG_RECORDED) == 0]
-    threads = np.unique(in_order["thread"])
+    threads = _distinct(in_order["thread"])
     ends = (in_order["end_ns"][in_order["thread"] == thread] for thread in threads)
     return len(threads) > 0 and all(end.min() <= began_ns for end in ends)
 

@@ -178,14 +178,6 @@ TEST(Arena, AnArenaThatIsNotTouchedTakesNoMemory) {
   EXPECT_LE(pages, 8U);
 }
 
-/// What counts against RLIMIT_AS.
-std::uint64_t addresses_in_use() {
-  std::ifstream file("/proc/self/statm");
-  std::uint64_t pages = 0;
-  file >> pages;
-  return pages * 4096;
-}
-
 TEST(Arena, RingsShrinkWhereTheSystemRefusesTheirSizeAndNothingFails) {
 #if STAGESPAN_TEST_SANITIZED
   GTEST_SKIP() << "sanitizers reserve more addresses than the limit of this test";
@@ -207,7 +199,9 @@ TEST(Arena, RingsShrinkWhereTheSystemRefusesTheirSizeAndNothingFails) {
   const auto size_with = [](std::uint32_t ring_spans) {
     return ArenaView(make_arena(ring_spans).get()).header().size_bytes;
   };
-  const std::uint64_t in_use = addresses_in_use();
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const std::uint64_t in_use = pages * 4096;
   ASSERT_GT(in_use, 0U);
   // WHEN it creates one of the default size
   // THEN it gets the smaller rings

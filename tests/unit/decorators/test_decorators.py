@@ -329,7 +329,7 @@ def test_below_and_above_other_decorators() -> None:
         """Denoise."""
         return latents * steps
 
-    timed = wrapper(decorate(debug("between"), wrapper(process)))
+    timed = wrapper(decorate(debug("between others"), wrapper(process)))
 
     # WHEN it is called, on and off
     results = [timed(None, 2, steps=3)]
@@ -338,7 +338,7 @@ def test_below_and_above_other_decorators() -> None:
 
     # THEN it works, and still shows the innermost function's signature and documentation
     assert results == [6, 4]
-    assert runs("between") == 1
+    assert runs("between others") == 1
     assert inspect.signature(timed) == inspect.signature(process)
     assert timed.__doc__ == "Denoise."
     assert inspect.unwrap(timed) is process
