@@ -1,4 +1,4 @@
-// span_object.cpp: the span type and the built-in functions that make it.
+// span_object.cpp: the span type: entering, leaving, and what a block says of itself.
 #include "span_object.h"
 
 #include <structmember.h>
@@ -6,16 +6,13 @@
 #include <cstddef>
 
 #include "object.h"
-#include "stage_names.h"
+#include "ready_object.h"
 #include "timed_run.h"
 
 namespace stagespan::python {
 
 namespace {
 
-constexpr int kMostSpare = 64;
-SpanObject* g_spare[kMostSpare];  // guarded by the interpreter's lock, like all Python objects
-int g_spare_count = 0;
 PyObject* g_decorate = nullptr;
 
 SpanObject* self_of(PyObject* object) { return reinterpret_cast<SpanObject*>(object); }
@@ -122,10 +119,12 @@ void leave(SpanObject* self, PyObject* error) noexcept {
   end_run(thread, *self, thread.frames[top], flags, nullptr, error);
 }
 
+}  // namespace
+
 // `with` looks `__enter__` and `__exit__` up on the type and binds them: two objects made and thrown away for
 // every block. Here binding gives the span itself, which tells by the number of arguments what is meant:
 // none to enter, three to leave, one to decorate. That saves a third of the block's cost.
-PyObject* span_vectorcall(PyObject* callable, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+PyObject* call_span(PyObject* callable, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   SpanObject* const self = self_of(callable);
   const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
   if (kwnames == nullptr || PyTuple_GET_SIZE(kwnames) == 0) {
@@ -149,6 +148,8 @@ PyObject* span_vectorcall(PyObject* callable, PyObject* const* args, std::size_t
   return nullptr;
 }
 
+namespace {
+
 // What the type has under `__enter__` and `__exit__`.
 struct BindsToItself {
   PyObject_HEAD vectorcallfunc vectorcall;
@@ -165,47 +166,13 @@ PyObject* call_unbound(PyObject*, PyObject* const* args, std::size_t nargsf, PyO
     PyErr_SetString(PyExc_TypeError, "a context of stagespan must be the first argument");
     return nullptr;
   }
-  return span_vectorcall(args[0], args + 1, static_cast<std::size_t>(count - 1), kwnames);
+  return call_span(args[0], args + 1, static_cast<std::size_t>(count - 1), kwnames);
 }
 
 PyTypeObject g_binds_to_itself_type =
     static_type("stagespan._core.BindsToItself", sizeof(BindsToItself), Py_TPFLAGS_HAVE_VECTORCALL);
 
 // --- async with ------------------------------------------------------------------------------------------
-
-// Awaits nothing: an iterator that is at its end at once, with a value.
-struct ReadyObject {
-  PyObject_HEAD PyObject* value;
-};
-
-PyTypeObject g_ready_type = static_type("stagespan._core.Ready", sizeof(ReadyObject), 0);
-
-PyObject* ready(PyObject* owned_value) {
-  if (owned_value == nullptr) return nullptr;
-  auto* const object = PyObject_New(ReadyObject, &g_ready_type);
-  if (object == nullptr) {
-    Py_DECREF(owned_value);
-    return nullptr;
-  }
-  object->value = owned_value;
-  return reinterpret_cast<PyObject*>(object);
-}
-
-void ready_dealloc(PyObject* object) {
-  Py_XDECREF(reinterpret_cast<ReadyObject*>(object)->value);
-  PyObject_Free(object);
-}
-
-PyObject* ready_next(PyObject* object) {
-  PyObject* const value = reinterpret_cast<ReadyObject*>(object)->value;
-  if (value != Py_None) {
-    const Ref stop(PyObject_CallOneArg(PyExc_StopIteration, value));
-    if (stop) PyErr_SetObject(PyExc_StopIteration, stop.get());
-  }
-  return nullptr;
-}
-
-PyAsyncMethods g_ready_async = {PyObject_SelfIter, nullptr, nullptr, nullptr};
 
 PyObject* span_aenter(PyObject* object, PyObject*) { return ready(enter(self_of(object))); }
 
@@ -302,10 +269,7 @@ void span_dealloc(PyObject* object) {
   if (self->open != 0) [[unlikely]]
     abandon(self);
   Py_XDECREF(self->name);
-  if (g_spare_count < kMostSpare)
-    g_spare[g_spare_count++] = self;
-  else
-    PyObject_Free(self);
+  give_back(self);
 }
 
 PyObject* kind_text(PyObject* object, void*) {
@@ -328,27 +292,6 @@ PyObject* span_repr(PyObject* object) {
   return PyUnicode_FromFormat("%s(%R)", made_by, self->name);
 }
 
-PyObject* make(PyObject* name, Kind kind, bool reset_peak_memory, bool capture_memory, bool compile_safe) {
-  SpanObject* self = nullptr;
-  if (g_spare_count != 0) [[likely]] {
-    self = g_spare[--g_spare_count];
-    PyObject_Init(reinterpret_cast<PyObject*>(self), &g_span_type);
-  } else {
-    self = PyObject_New(SpanObject, &g_span_type);
-    if (self == nullptr) return nullptr;
-    self->vectorcall = span_vectorcall;
-  }
-  self->stage = stage_of(name);
-  self->name = Py_NewRef(shown_name(self->stage, name));
-  self->mask = kind == Kind::kDebug ? kModeEnabled | kModeDebug : kModeEnabled;
-  self->open = self->missed = 0;
-  self->kind = kind;
-  self->reset_peak_memory = reset_peak_memory;
-  self->capture_memory = capture_memory;
-  self->compile_safe = compile_safe;
-  return reinterpret_cast<PyObject*>(self);
-}
-
 // Pickles and copies as the call that makes it: an open run belongs to its process.
 PyObject* span_reduce(PyObject* object, PyObject*) {
   const SpanObject* const self = self_of(object);
@@ -359,54 +302,6 @@ PyObject* span_reduce(PyObject* object, PyObject*) {
   return Py_BuildValue("O(Oiiii)", make_again.get(), self->name, static_cast<int>(self->kind),
                        static_cast<int>(self->reset_peak_memory), static_cast<int>(self->capture_memory),
                        static_cast<int>(self->compile_safe));
-}
-
-PyObject* span_from(PyObject*, PyObject* args) {
-  PyObject* name = nullptr;
-  int kind = 0, reset_peak_memory = 0, capture_memory = 0, compile_safe = 0;
-  if (PyArg_ParseTuple(args, "Oiiii", &name, &kind, &reset_peak_memory, &capture_memory, &compile_safe) == 0)
-    return nullptr;
-  if (kind < 0 || kind > 2) {
-    PyErr_Format(PyExc_ValueError, "no kind of context has the number %d", kind);
-    return nullptr;
-  }
-  return make(name, static_cast<Kind>(kind), reset_peak_memory != 0, capture_memory != 0, compile_safe != 0);
-}
-
-PyObject* span_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
-  if (count == 1 && kwnames == nullptr) [[likely]]
-    return make(args[0], Kind::kSpan, false, false, false);
-  static const char* const names[] = {"name", "compile_safe", nullptr};
-  const Ref positional = positional_tuple(args, static_cast<std::size_t>(count));
-  const Ref named = keyword_dict(args, static_cast<std::size_t>(count), kwnames);
-  if (!positional || !named) return nullptr;
-  PyObject* name = nullptr;
-  int compile_safe = 0;
-  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(), "O|$p:span", const_cast<char**>(names), &name,
-                                  &compile_safe) == 0)
-    return nullptr;
-  return make(name, Kind::kSpan, false, false, compile_safe != 0);
-}
-
-// The contexts share one list of arguments; a debug context has no use for the last one.
-template <Kind kind>
-PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
-  constexpr bool is_debug = kind == Kind::kDebug;
-  if (count == 1 && kwnames == nullptr) [[likely]]
-    return make(args[0], kind, true, false, is_debug);
-  static const char* const names[] = {"name", "reset_peak_memory", "capture_memory", "compile_safe", nullptr};
-  static const char* const debug_names[] = {"name", "reset_peak_memory", "capture_memory", nullptr};
-  const Ref positional = positional_tuple(args, static_cast<std::size_t>(count));
-  const Ref named = keyword_dict(args, static_cast<std::size_t>(count), kwnames);
-  if (!positional || !named) return nullptr;
-  PyObject* name = nullptr;
-  int reset_peak_memory = 1, capture_memory = 0, compile_safe = is_debug ? 1 : 0;
-  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(),
-                                  is_debug ? "O|p$p:ProfilingContext4Debug" : "O|p$pp:ProfilingContext",
-                                  const_cast<char**>(is_debug ? debug_names : names), &name, &reset_peak_memory,
-                                  &capture_memory, &compile_safe) == 0)
-    return nullptr;
-  return make(name, kind, reset_peak_memory != 0, capture_memory != 0, compile_safe != 0);
 }
 
 PyMethodDef g_span_methods[] = {
@@ -439,28 +334,9 @@ PyGetSetDef g_span_getset[] = {
 
 PyTypeObject g_span_type = static_type("stagespan.Span", sizeof(SpanObject), Py_TPFLAGS_HAVE_VECTORCALL);
 
-PyMethodDef g_span_functions[] = {
-    {"span", as_method(span_new), METH_FASTCALL | METH_KEYWORDS,
-     "span(name, *, compile_safe=False)\n--\n\n"
-     "A timed context: `with span(\"decode\"):`, `async with`, or a decorator."},
-    {"ProfilingContext", as_method(context_new<Kind::kProfiling>), METH_FASTCALL | METH_KEYWORDS,
-     "ProfilingContext(name, reset_peak_memory=True, *, capture_memory=False, compile_safe=False)\n--\n\n"
-     "Like span, and logs the time and the peak memory of each run; under torch.profiler when it is named."},
-    {"ProfilingContext4Debug", as_method(context_new<Kind::kDebug>), METH_FASTCALL | METH_KEYWORDS,
-     "ProfilingContext4Debug(name, reset_peak_memory=True, *, capture_memory=False)\n--\n\n"
-     "Like ProfilingContext, in debug mode only, synchronised at both ends, with input and output signatures."},
-    {"_span_from", span_from, METH_VARARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
 void set_decorator(PyObject* decorate) { keep(g_decorate, decorate); }
 
 bool init_span_type(PyObject* module) {
-  g_ready_type.tp_dealloc = ready_dealloc;
-  g_ready_type.tp_iter = PyObject_SelfIter;
-  g_ready_type.tp_iternext = ready_next;
-  g_ready_type.tp_as_async = &g_ready_async;
-
   g_binds_to_itself_type.tp_vectorcall_offset = offsetof(BindsToItself, vectorcall);
   g_binds_to_itself_type.tp_call = PyVectorcall_Call;
   g_binds_to_itself_type.tp_descr_get = bind;
@@ -474,8 +350,7 @@ bool init_span_type(PyObject* module) {
   g_span_type.tp_members = g_span_members;
   g_span_type.tp_getset = g_span_getset;
 
-  if (PyType_Ready(&g_ready_type) != 0 || PyType_Ready(&g_binds_to_itself_type) != 0 || PyType_Ready(&g_span_type) != 0)
-    return false;
+  if (!init_ready_type() || PyType_Ready(&g_binds_to_itself_type) != 0 || PyType_Ready(&g_span_type) != 0) return false;
   for (const char* const name : {"__enter__", "__exit__"}) {
     auto* const binds = PyObject_New(BindsToItself, &g_binds_to_itself_type);
     if (binds == nullptr) return false;

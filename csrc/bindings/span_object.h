@@ -3,6 +3,7 @@
 
 #include <Python.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "stagespan/recorder.h"
@@ -30,8 +31,14 @@ extern PyTypeObject g_span_type;
 
 inline bool is_span(PyObject* object) noexcept { return Py_TYPE(object) == &g_span_type; }
 
-/// The three built-in functions, for the module's method table.
+/// Enters, leaves or decorates, by the number of arguments: 0, 3 or 1.
+PyObject* call_span(PyObject* span, PyObject* const* args, std::size_t nargsf, PyObject* kwnames);
+
+/// The built-in functions that make contexts, for the module's method table.
 extern PyMethodDef g_span_functions[];
+
+/// Takes the memory of one that nobody refers to any more.
+void give_back(SpanObject* span) noexcept;
 
 /// `decorate(span, function)` is called when a span is called with one argument.
 void set_decorator(PyObject* decorate);

@@ -94,6 +94,8 @@ class Recorder {
  private:
   Recorder();
   void prepare_arena();
+  void watch_for_leaving_threads() noexcept;
+  void forget_to_leave() noexcept;
   std::uint32_t intern_locked(std::string_view name);
   bool take_away_locked(ThreadState& owner, OpenFrame& frame, void** note) noexcept;
   std::uint64_t first_id(std::uint32_t slot_index) const noexcept;

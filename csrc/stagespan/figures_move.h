@@ -1,0 +1,27 @@
+// figures_move.h: tells readers of statistics that figures move from block to block.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "layout.h"
+
+namespace stagespan {
+
+/// While one lives, figures move from block to block, and readers that saw some of them twice or not at all try
+/// again: the version is odd.
+class FiguresMove {
+ public:
+  explicit FiguresMove(ArenaHeader& header) noexcept : version_(header.fold_version) {
+    version_.fetch_add(1, std::memory_order_relaxed);
+    store_fence();
+  }
+  ~FiguresMove() { version_.fetch_add(1, std::memory_order_release); }
+  FiguresMove(const FiguresMove&) = delete;
+  FiguresMove& operator=(const FiguresMove&) = delete;
+
+ private:
+  std::atomic<std::uint32_t>& version_;
+};
+
+}  // namespace stagespan
