@@ -122,3 +122,8 @@ def python(
     )
     assert (done.returncode, done.stderr) == (returncode, ""), done.stdout + done.stderr
     return done
+
+
+def in_child(code: str, tmp_path: Path, *options: str) -> list[str]:
+    """Run a program; what it prints, line by line."""
+    return python(textwrap.dedent(code), tmp_path, *options).stdout.splitlines()

@@ -1,0 +1,223 @@
+"""Contexts that are left late, elsewhere or never, and switches meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from recording import assert_closed, count, counts, eventually, lost, only, parents, recorded
+
+import stagespan
+from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+Make = Callable[[str], _core.Span]
+
+
+@pytest.fixture(params=[span, ProfilingContext, ProfilingContext4Debug])
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Each kind of context, while it is active."""
+    stagespan.set_debug(request.param is ProfilingContext4Debug)
+    yield request.param
+    stagespan.set_debug(False)
+
+
+# --- switches in the middle -----------------------------------------------------------------------
+
+
+def test_disabled_in_the_middle(make: Make) -> None:
+    # WHEN the recorder is switched off inside of a block, and on again inside of another
+    with make("begun on"):
+        stagespan.disable()
+        with make("begun off"):
+            stagespan.enable()
+            with make("begun on again"):
+                pass
+    # THEN each block is what it was when it began, and what was off is nobody's parent
+    assert counts("begun on", "begun off", "begun on again") == [1, 0, 1]
+    assert parents() == {"begun on": {None}, "begun on again": {"begun on"}}
+    assert lost() == {}
+    assert_closed()
+
+
+def test_one_object_across_switches(make: Make) -> None:
+    # GIVEN one object that is entered on, off, on
+    context = make("one object")
+    # WHEN
+    with context:
+        stagespan.disable()
+        with context:
+            with context:
+                pass
+            stagespan.enable()
+            with context:
+                pass
+    # THEN
+    assert [span.depth for span in recorded("one object")] == [0, 1]
+    assert lost() == {}
+
+
+def test_debug_mode_switched_in_the_middle() -> None:
+    # GIVEN
+    debug = ProfilingContext4Debug
+    # WHEN debug mode is switched off inside of a block, and on inside of another
+    stagespan.set_debug(True)
+    with debug("begun in debug mode"):
+        stagespan.set_debug(False)
+        with debug("begun without"):
+            stagespan.set_debug(True)
+            with debug("begun in it again"):
+                pass
+    # THEN
+    assert counts("begun in debug mode", "begun without", "begun in it again") == [1, 0, 1]
+    assert parents()["begun in it again"] == {"begun in debug mode"}
+    assert only("begun in debug mode").flags & _core.FLAG_DEBUG
+
+
+def test_left_out_of_order_across_switches() -> None:
+    # GIVEN contexts that are entered one in the other, some of them off
+    first, second, third = span("first"), span("second"), span("third")
+    first.__enter__()
+    stagespan.disable()
+    second.__enter__()
+    stagespan.enable()
+    third.__enter__()
+    # WHEN they are left from the outermost inwards
+    for context in (first, second, third):
+        context.__exit__(None, None, None)
+    # THEN
+    assert counts("first", "second", "third") == [1, 0, 1]
+    assert parents()["third"] == {"first"}
+    assert lost() == {}
+    assert_closed()
+
+
+def test_contexts_that_are_off_time_nothing_and_pass_everything() -> None:
+    # GIVEN
+    stagespan.disable()
+    # WHEN
+    with span("off") as context, ProfilingContext("off"), pytest.raises(KeyError), context:
+        raise KeyError
+    # THEN
+    assert count("off") == 0
+    assert recorded() == []
+
+
+# --- out of order ---------------------------------------------------------------------------------
+
+
+def test_left_in_another_order_than_entered() -> None:
+    # GIVEN a span, and two in it of which the first ends first
+    outer, first, second = span("outer"), span("first"), span("second")
+    with outer:
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        with span("in second"):
+            pass
+        second.__exit__(None, None, None)
+        with span("after both"):
+            pass
+    # THEN the second remains the first one's child, and what follows is right
+    assert parents() == {
+        "outer": {None},
+        "first": {"outer"},
+        "second": {"first"},
+        "in second": {"second"},
+        "after both": {"outer"},
+    }
+    assert _core.snapshot().stages()["second"].parents.keys() == {"first"}
+    assert lost() == {}
+    assert_closed()
+
+
+def test_many_left_in_the_order_in_which_they_were_entered() -> None:
+    # GIVEN a chain of spans that is closed from its beginning, with time in each step
+    with span("around"):
+        chain = [span(f"link {i}") for i in range(20)]
+        for link in chain:
+            link.__enter__()
+            sum(range(2000))
+        for link in chain:
+            link.__exit__(None, None, None)
+            sum(range(2000))
+    # THEN what they share is not counted twice
+    assert_closed()
+    assert lost() == {}
+
+
+def test_left_without_having_been_entered(make: Make) -> None:
+    # WHEN
+    context = make("never entered")
+    context.__exit__(None, None, None)
+    with context:
+        pass
+    context.__exit__(None, None, None)
+    # THEN it is counted, and nothing else was closed instead
+    assert count("never entered") == 1
+    assert lost() == {"unmatched": 2}
+
+
+def test_entered_and_thrown_away(make: Make) -> None:
+    # GIVEN a span that is entered in another one, and never left
+    with make("outer"):
+        make("thrown away").__enter__()
+        gc.collect()
+        with make("inner"):
+            pass
+    # THEN it is counted, and not shown as open any more
+    assert lost() == {"abandoned": 1}
+    assert parents() == {"outer": {None}, "inner": {"outer"}}
+    assert _core.open_spans() == []
+
+
+# --- across threads -------------------------------------------------------------------------------
+
+
+def in_thread(work: Callable[[], object]) -> None:
+    """Run in another thread, and wait for it."""
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_entered_in_one_thread_and_left_in_another(make: Make) -> None:
+    # GIVEN
+    context = make("handed over")
+    context.__enter__()
+    # WHEN another thread leaves it
+    in_thread(lambda: context.__exit__(None, None, None))
+    # THEN it is recorded once, is open no more, and the next span has no parent
+    assert _core.open_spans() == []
+    with make("next"):
+        pass
+    assert count("handed over") == 1
+    assert parents()["next"] == {None}
+    assert lost() == {}
+
+
+def test_thrown_away_in_another_thread() -> None:
+    # GIVEN a context entered here, whose last reference goes in another thread
+    contexts = [span("elsewhere")]
+    contexts[0].__enter__()
+    # WHEN
+    in_thread(contexts.clear)
+    with span("elsewhere"):
+        pass
+    # THEN a new object, which may have the old one's address, is not taken for it
+    assert lost() == {"abandoned": 1}
+    assert [span.depth for span in recorded("elsewhere")] == [0]
+    assert _core.open_spans() == []
+
+
+def test_a_thread_that_ends_inside_of_a_span() -> None:
+    # WHEN
+    context = span("thread ended")
+    in_thread(context.__enter__)
+    # THEN it is counted, once the system has ended the thread
+    assert eventually(lambda: _core.open_spans() == [])
+    assert lost() == {"abandoned": 1}
+    assert count("thread ended") == 0

@@ -1,0 +1,321 @@
+"""Timed coroutine functions, and what tasks leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import time
+import weakref
+from collections.abc import Callable
+
+import pytest
+from recording import assert_closed, count, eventually, lost, only, parents, recorded
+
+import stagespan
+from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+MS = 1_000_000
+
+
+# --- timed coroutine functions --------------------------------------------------------------------
+
+
+def test_a_coroutine_that_sleeps_is_suspended() -> None:
+    # GIVEN
+    @span("sleeps")
+    async def sleeps() -> None:
+        await asyncio.sleep(0.05)
+
+    # WHEN
+    asyncio.run(sleeps())
+    # THEN its wall time holds the sleep, and it ran for almost none of it
+    sleeping = only("sleeps")
+    assert sleeping.duration_ns >= 50 * MS
+    assert sleeping.duration_ns - sleeping.suspended_ns < sleeping.duration_ns // 2
+    assert sleeping.suspended_ns >= 49 * MS
+    assert sleeping.flags & _core.FLAG_ASYNC
+
+
+def test_a_coroutine_that_computes_is_not() -> None:
+    # GIVEN a coroutine that works, gives others a turn, and works
+    @span("works")
+    async def works() -> None:
+        for _ in range(2):
+            until = time.perf_counter() + 0.02
+            while time.perf_counter() < until:
+                pass
+            await asyncio.sleep(0)
+
+    # WHEN
+    asyncio.run(works())
+    # THEN
+    working = only("works")
+    assert working.duration_ns - working.suspended_ns >= 39 * MS
+
+
+def test_a_timed_coroutine_is_the_parent_of_what_runs_in_it() -> None:
+    # GIVEN
+    @span("inner")
+    async def inner() -> int:
+        with span("block"):
+            await asyncio.sleep(0.001)
+        return 1
+
+    @span("outer")
+    async def outer() -> int:
+        first = await inner()
+        task = asyncio.create_task(inner())
+        with span("waits"):
+            return first + await task
+
+    # WHEN
+    assert asyncio.run(outer()) == 2
+    # THEN
+    assert parents() == {
+        "outer": {None},
+        "inner": {"outer"},
+        "block": {"inner"},
+        "waits": {"outer"},
+    }
+    assert_closed()
+
+
+def test_who_awaits_a_coroutine_waits_for_all_of_it() -> None:
+    # GIVEN a timed coroutine that sleeps, awaited in a span; one awaited in a timed coroutine
+    @span("sleeps")
+    async def sleeps() -> None:
+        await asyncio.sleep(0.02)
+
+    @span("awaits")
+    async def awaits() -> None:
+        await sleeps()
+
+    async def main() -> None:
+        with span("block"):
+            await sleeps()
+        await awaits()
+
+    # WHEN
+    asyncio.run(main())
+    # THEN the sleep is the child's, and hardly anything is left unattributed
+    stages = _core.snapshot().stages()
+    for parent in ("block", "awaits"):
+        assert stages[parent].children_ns >= 19 * MS
+        assert stages[parent].children_ns >= 0.9 * stages[parent].total_ns
+    assert_closed()
+
+
+def test_coroutines_driven_by_hand_in_turns() -> None:
+    # GIVEN two coroutines that one span drives in turns, so that their times overlap
+    @span("driven")
+    async def driven() -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            time.sleep(0.001)
+
+    # WHEN
+    with span("driver"):
+        waiting = [driven(), driven(), driven()]
+        while waiting:
+            for coroutine in tuple(waiting):
+                try:
+                    coroutine.send(None)
+                except StopIteration:
+                    waiting.remove(coroutine)
+    # THEN together they are still no more than their parent
+    assert parents()["driven"] == {"driver"}
+    assert count("driven") == 3
+    assert_closed()
+
+
+@pytest.mark.parametrize("kind", [span, ProfilingContext, ProfilingContext4Debug])
+def test_wait_for_cancels(kind: Callable[[str], _core.Span]) -> None:
+    # GIVEN coroutines that are cancelled in the middle, before they begin, and when they are done
+    stagespan.set_debug(True)
+
+    @kind("cancelled")
+    async def sleeps(delay_s: float) -> str:
+        try:
+            await asyncio.sleep(delay_s)
+        finally:
+            with span("cleans up"):
+                pass
+        return "done"
+
+    async def main() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(sleeps(60), 0.01)
+        task = asyncio.create_task(sleeps(60))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.wait_for(sleeps(0), 60) == "done"
+
+    # WHEN
+    asyncio.run(main())
+    # THEN what never began is no span; what was cancelled is marked
+    assert [span.failed for span in recorded("cancelled")] == [True, False]
+    assert parents()["cleans up"] == {"cancelled"}
+    assert lost() == {}
+
+
+def test_cancelled_and_going_on() -> None:
+    # GIVEN a coroutine that handles its cancellation
+    @span("goes on")
+    async def goes_on() -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            return "handled"
+        return "slept"
+
+    async def main() -> str:
+        task = asyncio.create_task(goes_on())
+        await asyncio.sleep(0)
+        task.cancel()
+        return await task
+
+    # WHEN / THEN
+    assert asyncio.run(main()) == "handled"
+    assert not only("goes on").failed
+
+
+def test_a_coroutine_object_is_what_asyncio_takes_for_one() -> None:
+    # GIVEN
+    @span("coroutine")
+    async def work(value: int) -> int:
+        await asyncio.sleep(0)
+        return value
+
+    async def main() -> list[int]:
+        loop = asyncio.get_running_loop()
+        shielded = asyncio.shield(work(3))
+        threadsafe = asyncio.to_thread(
+            lambda: asyncio.run_coroutine_threadsafe(work(4), loop).result()
+        )
+        as_completed = [await next(asyncio.as_completed([work(5)]))]
+        return [
+            await work(0),
+            *await asyncio.gather(work(1), asyncio.ensure_future(work(2)), shielded, threadsafe),
+            *as_completed,
+        ]
+
+    # WHEN / THEN
+    assert asyncio.run(main()) == [0, 1, 2, 3, 4, 5]
+    assert asyncio.run(work(6)) == 6
+    assert asyncio.iscoroutinefunction(work)
+    assert count("coroutine") == 7
+
+
+def test_a_coroutine_that_is_never_awaited(recwarn: pytest.WarningsRecorder) -> None:
+    # GIVEN
+    @span("never awaited")
+    async def never() -> None:
+        pass
+
+    # WHEN
+    never()
+    gc.collect()
+    # THEN Python says so, as it would without the span, and nothing was timed
+    assert [str(warning.message) for warning in recwarn] == [
+        f"coroutine '{never.__qualname__}' was never awaited"
+    ]
+    assert count("never awaited") == 0
+
+
+def test_a_coroutine_awaited_twice() -> None:
+    # GIVEN
+    @span("twice")
+    async def once() -> int:
+        await asyncio.sleep(0.001)
+        return 1
+
+    async def main() -> None:
+        coroutine = once()
+        assert await coroutine == 1
+        with pytest.raises(RuntimeError, match="cannot reuse already awaited coroutine"):
+            await coroutine
+        # AND a second await while the first one is under way is refused, and harms it not
+        coroutine = once()
+        first = asyncio.create_task(coroutine)
+        await asyncio.sleep(0)
+        with pytest.raises(RuntimeError, match="already"):
+            await coroutine
+        assert await first == 1
+
+    # WHEN
+    asyncio.run(main())
+    # THEN
+    assert [span.failed for span in recorded("twice")] == [False, False]
+    assert lost() == {}
+
+
+# --- what tasks leave behind ----------------------------------------------------------------------
+
+
+class _Kept:
+    """Something that a context variable holds."""
+
+
+def test_nothing_of_a_task_is_kept_when_it_has_ended() -> None:
+    # GIVEN tasks with an object in their contexts; some end well, some are cancelled, some given up
+    variable: contextvars.ContextVar[_Kept] = contextvars.ContextVar("variable")
+    kept: list[weakref.ref[_Kept]] = []
+
+    async def work(how: str) -> None:
+        value = _Kept()
+        kept.append(weakref.ref(value))
+        variable.set(value)
+        with span(how):
+            await asyncio.sleep(0 if how == "ends" else 60)
+
+    async def main() -> None:
+        tasks = [asyncio.create_task(work(how)) for how in ("ends", "cancelled", "given up")]
+        await asyncio.sleep(0.01)
+        tasks[1].cancel()
+        await asyncio.gather(*tasks[:2], return_exceptions=True)
+
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # of a pending task that goes
+    loop.run_until_complete(main())
+    loop.close()
+    del loop
+    gc.collect()
+    # WHEN another span looks around
+    with span("afterwards"):
+        pass
+    # THEN
+    assert [reference() for reference in kept] == [None, None, None]
+    assert _core.open_spans() == []
+    assert lost() == {}
+    assert parents()["afterwards"] == {None}
+
+
+def test_many_tasks_that_are_given_up_cost_no_room() -> None:
+    # GIVEN more tasks than a thread has frames for, given up inside of spans, a few at a time
+    async def waits() -> None:
+        with span("given up"):
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        for _ in range(200):
+            tasks = [asyncio.ensure_future(waits()) for _ in range(100)]
+            await asyncio.sleep(0)
+            for task in tasks:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+            tasks.clear()
+            task = None
+            gc.collect(1)
+
+    # WHEN
+    asyncio.run(main())
+    gc.collect()
+    # THEN each is recorded, and there is room for the next
+    assert eventually(lambda: count("given up") == 20_000)
+    assert lost().keys() <= {"overwritten"}
+    with span("afterwards"):
+        assert [span["stage"] for span in _core.open_spans()] == ["afterwards"]

@@ -1,0 +1,295 @@
+"""Timed generators: suspended time, and whose parent they are."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+from recording import assert_closed, count, eventually, lost, only, parents, recorded
+
+import stagespan
+from stagespan import _core, span
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+MS = 1_000_000
+
+
+@span("counts")
+def counts(n: int) -> Generator[int, Any, str]:
+    """Yield numbers, and tell what was sent."""
+    sent = []
+    for i in range(n):
+        sent.append((yield i))  # noqa: PERF401
+    return repr(sent)
+
+
+def test_time_between_turns_is_suspended() -> None:
+    # GIVEN a generator that works for a moment in each turn, and a consumer that takes longer
+    @span("generates")
+    def generate() -> Iterator[int]:
+        for i in range(3):
+            time.sleep(0.002)
+            yield i
+
+    # WHEN
+    with span("consumer"):
+        for _ in generate():
+            time.sleep(0.01)
+    # THEN only the turns are the generator's running time, and the consumer's children
+    made = only("generates")
+    assert made.suspended_ns >= 29 * MS
+    assert made.duration_ns - made.suspended_ns >= 5 * MS
+    consumer = _core.snapshot().stages()["consumer"]
+    assert 5 * MS <= consumer.children_ns <= consumer.total_ns - 29 * MS
+    assert parents()["generates"] == {"consumer"}
+    assert_closed()
+
+
+def test_a_generator_is_nobodys_parent_between_its_turns() -> None:
+    # GIVEN
+    @span("generates")
+    def generate() -> Iterator[int]:
+        for i in range(2):
+            with span("in turn"):
+                pass
+            yield i
+
+    # WHEN
+    with span("consumer"):
+        for _ in generate():
+            with span("between turns"):
+                pass
+    # THEN
+    assert parents() == {
+        "consumer": {None},
+        "generates": {"consumer"},
+        "in turn": {"generates"},
+        "between turns": {"consumer"},
+    }
+    assert [span.depth for span in recorded("between turns")] == [1, 1]
+
+
+def test_spans_that_are_open_between_turns_stay_in_their_generator() -> None:
+    # GIVEN a timed generator that yields inside of blocks
+    @span("generates")
+    def generate() -> Iterator[int]:
+        with span("block"):
+            with span("nested"):
+                yield 1
+            with span("after a turn"):
+                yield 2
+        with span("after the block"):
+            pass
+
+    # WHEN
+    with span("consumer"):
+        for value in generate():
+            with span(f"uses {value}"):
+                pass
+    # THEN
+    assert parents() == {
+        "consumer": {None},
+        "generates": {"consumer"},
+        "block": {"generates"},
+        "nested": {"block"},
+        "after a turn": {"block"},
+        "after the block": {"generates"},
+        "uses 1": {"consumer"},
+        "uses 2": {"consumer"},
+    }
+    assert lost() == {}
+    assert_closed()
+
+
+def test_a_block_of_a_generator_that_the_consumer_ends() -> None:
+    # GIVEN a span that a generator enters and hands out
+    @span("generates")
+    def generate() -> Iterator[_core.Span]:
+        yield span("handed out").__enter__()
+        yield span("second").__enter__()
+
+    # WHEN the consumer ends it, between turns or after the last
+    with span("consumer"):
+        generator = generate()
+        next(generator).__exit__(None, None, None)
+        second = next(generator)
+        assert list(generator) == []
+        with span("uses"):
+            pass
+        second.__exit__(None, None, None)
+        with span("afterwards"):
+            pass
+    # THEN
+    assert parents()["handed out"] == {"generates"}
+    assert parents()["second"] == {"generates"}
+    assert parents()["afterwards"] == {"consumer"}
+    assert lost() == {}
+    assert_closed()
+
+
+def test_blocks_of_a_generator_that_moves_to_another_thread() -> None:
+    # GIVEN a generator that has blocks open while it goes from thread to thread
+    @span("moves")
+    def generate() -> Iterator[int]:
+        with span("first block"):
+            yield 1
+            with span("second block"):
+                yield 2
+            yield 3
+
+    generator = generate()
+
+    # WHEN
+    for _ in range(4):
+        thread = threading.Thread(target=lambda: next(generator, None))
+        thread.start()
+        thread.join()
+        with span("here"):
+            pass
+    # THEN every block that began and ended is recorded or counted, and nothing stays open
+    assert count("moves") == 1
+    assert parents()["here"] == {None}
+    assert eventually(lambda: _core.open_spans() == [])
+    assert count("first block") + count("second block") + sum(lost().values()) >= 2
+
+
+def test_interleaved_generators() -> None:
+    # GIVEN many timed generators with blocks in them that are open between turns
+    @span("generates")
+    def generate(name: str, n: int) -> Iterator[int]:
+        with span(name):
+            for i in range(n):
+                with span(f"step of {name}"):
+                    yield i
+
+    # WHEN they take turns, and end one after the other
+    with span("consumer"):
+        generators = [generate(f"g{n}", n) for n in range(1, 9)]
+        turns = [
+            [value for value in turn if value is not None]
+            for turn in itertools.zip_longest(*generators)
+        ]
+    # THEN each block and each step belongs to its own generator
+    assert [len(turn) for turn in turns] == [8, 7, 6, 5, 4, 3, 2, 1]
+    found = parents()
+    assert found["generates"] == {"consumer"}
+    for n in range(1, 9):
+        assert found[f"g{n}"] == {"generates"}
+        assert found[f"step of g{n}"] == {f"g{n}"}
+    assert [count(f"step of g{n}") for n in range(1, 9)] == list(range(1, 9))
+    assert [count(f"g{n}") for n in range(1, 9)] == [1] * 8
+    assert lost() == {}
+    assert _core.open_spans() == []
+    assert_closed()
+
+
+def test_blocks_of_interleaved_generators_end_their_own_spans() -> None:
+    # GIVEN plain generators that each build their own span, and keep it open between their turns
+    def generate(name: str, turns: int) -> Iterator[None]:
+        with span(name):
+            for _ in range(turns):
+                yield
+            time.sleep(0.001)
+
+    # WHEN the one that began first ends first
+    begun = {name: generate(name, turns) for name, turns in (("a", 1), ("b", 2), ("c", 3))}
+    with span("around"):
+        for generator in begun.values():
+            next(generator)
+        for generator in begun.values():
+            list(generator)
+        with span("afterwards"):
+            pass
+    # THEN each has the times of its own block
+    a, b, c = only("a"), only("b"), only("c")
+    assert a.begin_ns < b.begin_ns < c.begin_ns < a.end_ns < b.end_ns < c.end_ns
+    assert parents()["afterwards"] == {"around"}
+    assert lost() == {}
+    assert_closed()
+
+
+def test_turns_that_another_span_drives() -> None:
+    # GIVEN a generator that is begun in a span, driven in another, and ended in the first
+    @span("driven")
+    def generate() -> Iterator[int]:
+        for i in range(20):
+            time.sleep(0.0005)
+            yield i
+
+    # WHEN
+    with span("begins"):
+        generator = generate()
+        next(generator)
+        with span("drives"):
+            for _ in range(18):
+                next(generator)
+        list(generator)
+    # THEN the time of those turns is counted once
+    assert parents()["driven"] == {"begins"}
+    assert_closed()
+    stages = _core.snapshot().stages()
+    assert stages["begins"].children_ns >= 0.9 * stages["begins"].total_ns
+
+
+def test_a_generator_moves_between_threads() -> None:
+    # GIVEN
+    generator = counts(100)
+    got: list[int] = []
+
+    def advance() -> None:
+        with span("advances"):
+            got.append(next(generator))
+
+    # WHEN each turn happens on another thread
+    for _ in range(100):
+        thread = threading.Thread(target=advance)
+        thread.start()
+        thread.join()
+    assert list(generator) == []
+    # THEN
+    assert got == list(range(100))
+    assert count("counts") == 1
+    assert lost() == {}
+    assert_closed()
+
+
+def test_switched_off_between_turns() -> None:
+    # GIVEN a generator that begins while the recorder is on, and one that begins while it is off
+    on = counts(3)
+    next(on)
+    stagespan.disable()
+    off = counts(3)
+    next(off)
+    # WHEN
+    assert list(on) == [1, 2]
+    stagespan.enable()
+    assert list(off) == [1, 2]
+    # THEN
+    assert count("counts") == 1
+
+
+def test_recursive_generators() -> None:
+    # GIVEN a generator that delegates to itself
+    @span("walks")
+    def walk(depth: int) -> Iterator[int]:
+        yield depth
+        if depth:
+            yield from walk(depth - 1)
+            yield from walk(depth - 1)
+
+    # WHEN
+    assert len(list(walk(6))) == 127
+    # THEN
+    spans = {span.id: span for span in recorded("walks")}
+    assert len(spans) == 127
+    for one in spans.values():
+        assert one.depth == (0 if not one.parent else spans[one.parent].depth + 1)
+    assert sorted(span.depth for span in spans.values()) == sorted(
+        depth for depth in range(7) for _ in range(2**depth)
+    )
+    assert_closed()

@@ -1,0 +1,205 @@
+"""Hooks that fail, and modules that cannot be imported when they are needed."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from hook_recorder import Recorder, steps
+
+from stagespan import ProfilingContext4Debug, _core, context
+from stagespan.context import Call
+
+
+# --- hooks that fail ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", ["wants", "enter", "leave", "exit"])
+def test_an_exception_in_a_hook_is_counted_and_told_once(
+    hooks: tuple[Recorder, Recorder],
+    step: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # GIVEN
+    def fail(call: Call) -> None:
+        raise ValueError(f"in {step}")
+
+    hooks[0].before[step] = fail
+    monkeypatch.setattr(context, "_warned", False)
+
+    @ProfilingContext4Debug("hooked")
+    def function() -> int:
+        return 7
+
+    # WHEN
+    with caplog.at_level(logging.WARNING, "stagespan"), ProfilingContext4Debug("hooked"):
+        assert function() == 7
+    # THEN the other hook and the code are as they were
+    assert [name for _, name in steps(hooks[1])].count("second") == 6
+    assert _core.lost()["hook_errors"] == 2
+    (warning,) = caplog.records
+    assert f"hook 'first' failed with ValueError: in {step}" in warning.getMessage()
+    assert len(_core.spans()) == 2
+
+
+def test_an_exception_in_a_hook_does_not_replace_that_of_the_code(
+    hooks: tuple[Recorder, Recorder],
+) -> None:
+    # GIVEN
+    def fail(call: Call) -> None:
+        raise ValueError
+
+    for step in ("leave", "exit"):
+        hooks[0].before[step] = fail
+    error = KeyError("of the code")
+    # WHEN
+    with pytest.raises(KeyError) as caught, ProfilingContext4Debug("hooked"):
+        raise error
+    # THEN
+    assert caught.value is error
+    assert error.__context__ is None
+
+
+@pytest.mark.parametrize("step", ["wants", "enter", "leave", "exit"])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_in_a_hook_reaches_the_program(
+    hooks: tuple[Recorder, Recorder], step: str, kind: type[BaseException]
+) -> None:
+    # GIVEN an interrupt that arrives while a hook runs
+    interrupt = kind(3)
+
+    def interrupted(call: Call) -> None:
+        raise interrupt
+
+    hooks[0].before[step] = interrupted
+
+    def program() -> None:
+        with ProfilingContext4Debug("hooked"):
+            pass
+        for _ in range(10):
+            pass
+
+    # WHEN
+    with pytest.raises(kind) as caught:
+        program()
+    # THEN it is the same, the other hook had its turns, and nothing is open
+    assert caught.value is interrupt
+    assert [name for _, name in steps(hooks[1]) if name == "second"] == ["second"] * 3
+    assert _core.open_spans() == []
+    assert _core.lost()["hook_errors"] == 0
+
+
+def test_a_signal_handler_that_raises_in_a_hook(hooks: tuple[Recorder, Recorder]) -> None:
+    # GIVEN a handler as services have it
+    def handler(number: int, frame: object) -> None:
+        sys.exit(4)
+
+    def wait_for_signal(call: Call) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        time.sleep(0.01)
+
+    hooks[0].before["leave"] = wait_for_signal
+    before = signal.signal(signal.SIGUSR1, handler)
+
+    def program() -> None:
+        ProfilingContext4Debug("hooked")(lambda: None)()
+        for _ in range(10):
+            pass
+
+    # WHEN
+    try:
+        with pytest.raises(SystemExit) as caught:
+            program()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    # THEN
+    assert caught.value.code == 4
+
+
+def test_an_interrupt_in_a_hook_of_another_thread_reaches_that_thread(
+    hooks: tuple[Recorder, Recorder],
+) -> None:
+    # GIVEN
+    def interrupted(call: Call) -> None:
+        raise SystemExit
+
+    hooks[0].before["enter"] = interrupted
+    seen: list[type[BaseException]] = []
+
+    def program() -> None:
+        try:
+            with ProfilingContext4Debug("hooked"):
+                for _ in range(100):
+                    time.sleep(0)
+        except SystemExit as error:
+            seen.append(type(error))
+
+    # WHEN
+    thread = threading.Thread(target=program)
+    thread.start()
+    thread.join()
+    # THEN
+    assert seen == [SystemExit]
+
+
+# --- modules that are imported when they are needed -----------------------------------------------
+
+
+def test_a_lazy_module_is_imported_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    # GIVEN
+    (tmp_path / "lazy_module_of_a_test.py").write_text("import builtins\nbuiltins.lazily += 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("builtins.lazily", 0, raising=False)
+    monkeypatch.setitem(context._lazy, "memory", [])
+    # WHEN
+    context.lazy_hook("memory", "lazy_module_of_a_test")
+    context.need("memory")
+    sys.modules.pop("lazy_module_of_a_test")
+    context.need("memory")
+    # THEN
+    import builtins
+
+    assert builtins.lazily == 1  # type: ignore[attr-defined]
+
+
+def test_threads_wait_for_a_module_that_another_imports(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    # GIVEN a module that takes its time
+    (tmp_path / "slow_module_of_a_test.py").write_text(
+        "import time\ntime.sleep(0.1)\nready = True\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(context._lazy, "memory", ["slow_module_of_a_test"])
+    ready: list[bool] = []
+
+    def work() -> None:
+        context.need("memory")
+        ready.append(hasattr(sys.modules["slow_module_of_a_test"], "ready"))
+
+    # WHEN
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # THEN
+    assert ready == [True] * 4
+    assert context._lazy["memory"] == []
+
+
+def test_a_module_that_cannot_be_imported_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN
+    monkeypatch.setitem(context._lazy, "memory", ["no_such_module_anywhere"])
+    _core.reset()
+    # WHEN
+    context.need("memory")
+    context.need("memory")
+    # THEN
+    assert _core.lost()["hook_errors"] == 1
