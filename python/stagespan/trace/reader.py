@@ -29,16 +29,21 @@ def read_trace(path: str | os.PathLike[str], *, chunk_bytes: int = CHUNK_BYTES) 
     Raises TraceError, with a sentence that says what to do, when there is no such file, it is a
     folder, empty, not JSON, not a trace, or cut off before its first whole event.
     """
-    return _Reader(ByteStream(path, chunk_bytes)).read()
+    return _Reader(ByteStream(path, chunk_bytes), Assembly()).read()
+
+
+def read_with(path: str, assembly: Assembly) -> None:
+    """Read a trace file into an assembly of another kind."""
+    _Reader(ByteStream(path, CHUNK_BYTES), assembly).read()
 
 
 class _Reader:
-    def __init__(self, stream: ByteStream) -> None:
+    def __init__(self, stream: ByteStream, assembly: Assembly) -> None:
         self._stream = stream
         self._chunks = stream.chunks()
         self._buffer = b""
         self._ended = False
-        self._assembly = Assembly()
+        self._assembly = assembly
         self._metadata: dict[str, Any] = {}
 
     def read(self) -> Trace:
