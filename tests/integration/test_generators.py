@@ -17,8 +17,6 @@ from stagespan import ProfilingContext4Debug, _core, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
-MS = 1_000_000
-
 
 @span("counts")
 def counts(n: int) -> Generator[int, Any, str]:
