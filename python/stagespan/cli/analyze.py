@@ -28,6 +28,12 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
 )
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write all tables as Markdown.")
 @click.option(
+    "--html",
+    "html_file",
+    metavar="FILE",
+    help="Write one page with charts, which needs no network.",
+)
+@click.option(
     "--json-schema",
     is_flag=True,
     is_eager=True,
@@ -35,7 +41,9 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
     callback=_print_schema,
     help="Print the JSON Schema of what --json writes.",
 )
-def command(path: Path, json_file: str | None, markdown_file: str | None) -> None:
+def command(
+    path: Path, json_file: str | None, markdown_file: str | None, html_file: str | None
+) -> None:
     """Say where the time of a trace went and why the device was idle.
 
     PATH is what torch.profiler exported: .json or .json.gz.
@@ -53,7 +61,11 @@ def command(path: Path, json_file: str | None, markdown_file: str | None) -> Non
         from stagespan.trace.analysis.markdown import markdown
 
         _write(markdown_file, markdown(analysis))
-    if "-" not in (json_file, markdown_file):
+    if html_file is not None:
+        from stagespan.trace.analysis.html import html_page
+
+        _write(html_file, html_page(analysis))
+    if "-" not in (json_file, markdown_file, html_file):
         from stagespan.trace.analysis.terminal import print_analysis
 
         print_analysis(analysis)

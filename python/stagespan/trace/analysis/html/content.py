@@ -1,0 +1,126 @@
+"""What the HTML page shows, as plain lists and texts: bounded in size, every name printable."""
+
+from __future__ import annotations
+
+import math
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from stagespan.trace.analysis import Analysis
+from stagespan.trace.analysis.device_use import Use
+from stagespan.trace.analysis.html.lanes import timeline
+from stagespan.trace.analysis.html.pictures import pictures
+from stagespan.trace.analysis.markdown import heading, summary
+from stagespan.trace.analysis.result import (
+    Cell,
+    Finding,
+    Nothing,
+    Table,
+    printable,
+    shortened,
+    window_of,
+)
+
+MOST_ROWS = 5_000
+"""Rows of a table; the others are in --json and --markdown, and the page says so."""
+LONGEST_TEXT = 2_000
+_EXACT = 1 << 53
+
+
+def content(analysis: Analysis) -> dict[str, Any]:
+    """All that the page shows. Times in ns from the begin of the trace's window."""
+    trace = analysis.trace
+    notes = [printable(trace.incomplete)] if trace.incomplete else []
+    for what, counts in (("Left out", trace.left_out), ("Adjusted", trace.adjusted)):
+        if counts:
+            told = ", ".join(f"{printable(cause)} ({n:,})" for cause, n in counts.items())
+            notes.append(f"{what}: {told}.")
+    window = window_of(trace)
+    lanes = timeline(trace)
+    return {
+        "title": shortened(Path(trace.path).name, 120),
+        "path": shortened(trace.path, LONGEST_TEXT),
+        "summary": summary(analysis),
+        "made_by": f"stagespan {metadata.version('stagespan')}",
+        "incomplete": trace.incomplete is not None,
+        "notes": notes,
+        "verdict": _verdict(analysis),
+        "device": _device(analysis),
+        "findings": [_finding(each) for each in analysis.findings()],
+        "window_ns": 0 if window is None else window[1] - window[0],
+        "lanes": [lane.to_dict() for lane in lanes],
+        "pictures": pictures(analysis),
+        "sections": [_section(name, result) for name, result in analysis.results.items()],
+    }
+
+
+def _verdict(analysis: Analysis) -> dict[str, str] | None:
+    result = analysis.results.get("verdict")
+    if result is None:
+        return None
+    if isinstance(result, Nothing):
+        return {"word": "cannot tell", "sentence": printable(result.reason)}
+    said = result.to_dict()
+    return {"word": str(said["verdict"]), "sentence": printable(str(said["sentence"]))}
+
+
+def _device(analysis: Analysis) -> list[tuple[str, int, str]]:
+    """The parts of the device's time, which sum to its span, each with the key of its colour."""
+    use = analysis.results.get("device_use")
+    if not isinstance(use, Use):
+        return []
+    parts = (
+        ("computing", use.use.compute_ns, "computing"),
+        ("communicating, nothing else", use.use.exposed_communication_ns, "communicating"),
+        ("copying, nothing else", use.use.exposed_copy_ns, "copying"),
+        ("idle", use.use.idle_ns, "idle"),
+    )
+    return [(name, time, key) for name, time, key in parts if time]
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "severity": finding.severity,
+        "sentence": shortened(finding.sentence, LONGEST_TEXT),
+        "evidence": [
+            (shortened(each.event, LONGEST_TEXT), each.time_ns, _cell(each.figure), each.unit)
+            for each in finding.evidence
+        ],
+    }
+
+
+def _section(name: str, result: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "heading": heading(name),
+        "unknown": shortened(result.reason, LONGEST_TEXT) if isinstance(result, Nothing) else None,
+        "tables": [_table(table) for table in result.tables()],
+    }
+
+
+def _table(table: Table) -> dict[str, Any]:
+    note = printable(table.note)
+    rows = list(table.rows[:MOST_ROWS])
+    if len(table.rows) > len(rows):
+        note = (
+            f"{note} The first {len(rows):,} of {len(table.rows):,} rows are here; all are in"
+            " --json and --markdown."
+        ).strip()
+    return {
+        "title": printable(table.title),
+        "columns": [(printable(name), unit) for name, unit in table.columns],
+        "rows": [[_cell(cell) for cell in row] for row in rows],
+        "note": shortened(note, LONGEST_TEXT),
+    }
+
+
+def _cell(cell: Cell) -> Cell:
+    """A cell as JSON and a browser hold it: no NaN, no integer that it would round."""
+    if isinstance(cell, str):
+        return shortened(cell, LONGEST_TEXT)
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return None
+    if isinstance(cell, int) and abs(cell) >= _EXACT:
+        return f"{cell:,}"
+    return cell

@@ -1,0 +1,181 @@
+"use strict";
+// Tables that are searched and sorted, and figures in words. Texts only enter by textContent.
+
+const FIRST_ROWS = 40;
+const SEARCHED_FROM = 9;
+// What looks like a name from a program rather than like words.
+const NAME = /[_:<(=/]|^\S{25}/;
+
+function element(name, properties, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(properties || {})) {
+    if (key === "class") made.className = value;
+    else if (key.includes("-")) made.setAttribute(key, value);
+    else made[key] = value;
+  }
+  made.append(...children);
+  return made;
+}
+
+function number(value, digits) {
+  return value.toLocaleString("en-US", {
+    minimumFractionDigits: digits, maximumFractionDigits: digits,
+  });
+}
+
+// [size, name] of the unit that suits times up to `most` ns.
+function timeUnit(most) {
+  if (most >= 1e9) return [1e9, "s"];
+  return most >= 1e6 ? [1e6, "ms"] : [1e3, "us"];
+}
+
+function inWords(value, unit) {
+  if (value === null) return "unknown";
+  if (typeof value === "string") return value;
+  if (unit === "ns") {
+    const [size, name] = timeUnit(Math.abs(value));
+    return `${number(value / size, 3)} ${name}`;
+  }
+  if (unit === "%") return `${number(value, 1)} %`;
+  if (unit === "bytes") {
+    for (const [power, name] of [[30, "GiB"], [20, "MiB"], [10, "KiB"]]) {
+      if (Math.abs(value) >= 2 ** power) return `${number(value / 2 ** power, 2)} ${name}`;
+    }
+  }
+  return `${number(value, Number.isInteger(value) ? 0 : 3)} ${unit}`.trim();
+}
+
+// How a column is shown: one unit of time for all its cells, so that they can be compared.
+function columnStyle(unit, cells) {
+  const figures = cells.filter((cell) => typeof cell === "number");
+  const texts = cells.some((cell) => typeof cell === "string");
+  const figure = !texts && (unit !== "" || figures.length > 0);
+  if (unit !== "ns" || !figures.length) return { figure, suffix: "", text: (v) => inWords(v, unit) };
+  const most = figures.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  const [size, name] = timeUnit(most >= 1e10 || most < 1e9 ? most : 1e8);
+  return {
+    figure,
+    suffix: name,
+    text: (v) => (typeof v === "number" ? number(v / size, 3) : inWords(v, unit)),
+  };
+}
+
+function compare(one, other) {
+  if (typeof one === "number" && typeof other === "number") return one - other;
+  return String(one).localeCompare(String(other), "en", { numeric: true });
+}
+
+class DataTable {
+  // `goTo(ns)`, if given, shows a time in the timeline.
+  constructor(table, goTo, hideTitle) {
+    this.table = table;
+    this.goTo = goTo;
+    this.wanted = "";
+    this.all = false;
+    this.order = null;
+    this.styles = table.columns.map(([, unit], at) =>
+      columnStyle(unit, table.rows.map((row) => row[at])));
+    this.words = table.rows.map((row) =>
+      row.filter((cell) => typeof cell === "string").join(" ").toLowerCase());
+    this.body = element("tbody");
+    this.count = element("span", { class: "soft", "aria-live": "polite" });
+    this.more = element("button", { type: "button", onclick: () => { this.all = true; this.fill(); } });
+    this.node = this.build(hideTitle);
+    this.fill();
+  }
+
+  build(hideTitle) {
+    const { title, columns, rows, note } = this.table;
+    const heads = columns.map(([name, unit], at) => {
+      const suffix = this.styles[at].suffix;
+      const words = [name || (unit === "" ? "what" : unit), suffix && `(${suffix})`];
+      const button = element("button", { type: "button" }, words.filter(Boolean).join(" "));
+      const head = element("th", { scope: "col", class: this.styles[at].figure ? "figure" : "" }, button);
+      button.onclick = () => this.sort(at);
+      return head;
+    });
+    this.heads = heads;
+    const made = element("div", { class: "table" }, element("h3", { hidden: hideTitle }, title));
+    const tools = element("div", { class: "tools" });
+    if (rows.length >= SEARCHED_FROM) {
+      this.search = element("input", {
+        type: "search", placeholder: "Search: words, all must occur", "aria-label": `Search ${title}`,
+        oninput: () => { this.wanted = this.search.value; this.fill(); },
+      });
+      tools.append(this.search);
+    }
+    tools.append(this.count, this.more);
+    made.append(tools);
+    made.append(element("div", { class: "wide", tabIndex: 0, role: "region", "aria-label": title },
+      element("table", {}, element("thead", {}, element("tr", {}, ...heads)), this.body)));
+    if (note) made.append(element("p", { class: "note" }, note));
+    return made;
+  }
+
+  sort(at) {
+    const head = this.heads[at];
+    // Figures are wanted largest first, texts from A.
+    const first = this.styles[at].figure ? "descending" : "ascending";
+    const before = head.getAttribute("aria-sort");
+    const other = first === "descending" ? "ascending" : "descending";
+    const direction = before === first ? other : first;
+    this.heads.forEach((each) => each.removeAttribute("aria-sort"));
+    head.setAttribute("aria-sort", direction);
+    const sign = direction === "ascending" ? 1 : -1;
+    const rows = this.table.rows;
+    this.order = rows.map((_, row) => row).sort((one, other) => {
+      const [a, b] = [rows[one][at], rows[other][at]];
+      // What is unknown comes last, whichever way.
+      if (a === null || b === null) return (a === null) - (b === null) || one - other;
+      return sign * compare(a, b) || one - other;
+    });
+    this.fill();
+  }
+
+  fill() {
+    const words = this.wanted.toLowerCase().split(/\s+/).filter(Boolean);
+    const order = this.order || this.table.rows.map((_, row) => row);
+    const found = order.filter((row) => words.every((word) => this.words[row].includes(word)));
+    const shown = this.all ? found : found.slice(0, FIRST_ROWS);
+    this.body.replaceChildren(...shown.map((row) => this.row(this.table.rows[row])));
+    const total = this.table.rows.length;
+    const of = words.length ? `${number(found.length, 0)} of ${number(total, 0)} rows`
+      : `${number(total, 0)} rows`;
+    this.count.textContent = total >= SEARCHED_FROM || words.length ? of : "";
+    this.more.hidden = shown.length === found.length;
+    this.more.textContent = `Show all ${number(found.length, 0)}`;
+  }
+
+  row(cells) {
+    return element("tr", {}, ...cells.map((cell, at) => this.cell(cell, at)));
+  }
+
+  cell(value, at) {
+    const [name, unit] = this.table.columns[at];
+    const style = this.styles[at];
+    const made = element("td", { class: style.figure ? "figure" : "" });
+    if (value === null) {
+      made.classList.add("unknown");
+      made.textContent = unit === "" ? "-" : "unknown";
+    } else if (typeof value === "string") {
+      const code = element(NAME.test(value) ? "code" : "span", { dir: "auto" }, value);
+      if (value.length < 25) made.classList.add("short");
+      if (value.length > 90) {
+        code.title = "Click to see all of it";
+        code.onclick = () => code.classList.toggle("whole");
+      }
+      made.append(code);
+    } else if (unit === "ns" && name === "at" && this.goTo) {
+      made.append(element("button", {
+        type: "button", class: "at", title: "Show in the timeline", onclick: () => this.goTo(value),
+      }, style.text(value)));
+    } else {
+      made.textContent = style.text(value);
+      if (unit === "%" && value > 0) {
+        made.classList.add("share");
+        made.style.setProperty("--part", `${Math.min(value, 100)}%`);
+      }
+    }
+    return made;
+  }
+}
