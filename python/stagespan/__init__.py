@@ -36,6 +36,7 @@ from stagespan.context import (
     set_debug,
     span,
 )
+from stagespan.device import set_device_every
 from stagespan.live import open_spans
 from stagespan.settings import (
     output_dir as get_profiler_output_dir,
@@ -48,6 +49,7 @@ from stagespan.settings import (
 )
 
 if TYPE_CHECKING:
+    from stagespan.errors import StagespanError
     from stagespan.harness import HarnessConfig, StageBenchHarness
     from stagespan.memory import memory_snapshot
     from stagespan.platforms import current_platform
@@ -69,6 +71,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "HarnessConfig": "stagespan.harness",
     "StageBenchHarness": "stagespan.harness",
+    "StagespanError": "stagespan.errors",
     "compare_timing_reports": "stagespan.report.compare",
     "current_platform": "stagespan.platforms",
     "dump_io_signatures": "stagespan.signature",
@@ -90,6 +93,7 @@ __all__ = [
     "ProfilingContext4Debug",
     "Span",
     "StageBenchHarness",
+    "StagespanError",
     "Token",
     "begin",
     "compare_timing_reports",
@@ -115,6 +119,7 @@ __all__ = [
     "request",
     "reset_timing_registry",
     "set_debug",
+    "set_device_every",
     "set_pipeline_name",
     "set_profiler_output_dir",
     "set_timing_metadata",

@@ -31,6 +31,7 @@ _refused: set[str] = set()
 _is_attached = False
 _is_forked = False
 _has_warned = False
+_every: int | None = None  # None: as the environment says
 
 
 def install() -> None:
@@ -70,6 +71,16 @@ def is_attached() -> bool:
     return _is_attached
 
 
+def set_device_every(every: int) -> None:
+    """Time the device's part of every ``every``-th span of a stage in a thread from now on.
+
+    0 is none, 1 is all. Until it is called ``STAGESPAN_DEVICE_EVERY`` holds. Raises ValueError for
+    a number that is negative or does not fit 32 bits, TypeError for what is no whole number.
+    """
+    global _every
+    _every = _core.device_every(every)
+
+
 def _torch_is_there() -> None:
     """Leave word with torch's accelerators. Asks no driver: that could hinder a later fork."""
     torch: Any = sys.modules.get("torch")
@@ -102,7 +113,7 @@ def _kind_of(platform: Platform) -> str:
 
 def _attach(kind: str) -> None:
     global _is_attached
-    every = settings.get("STAGESPAN_DEVICE_EVERY")
+    every = settings.get("STAGESPAN_DEVICE_EVERY") if _every is None else _every
     if _is_attached or _is_forked or kind in _refused or every == 0:
         return
     _core.device_every(every)

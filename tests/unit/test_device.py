@@ -6,9 +6,11 @@ import logging
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import stagespan
 from stagespan import _core, device
 from stagespan.imports import ImportFinder
 
@@ -30,6 +32,16 @@ def test_one_connection_is_warned_of(
         assert caplog.messages == []
         device._warn_of_connections("cuda")
     assert "STAGESPAN_DEVICE_EVERY" in caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("every", "error"), [(-1, ValueError), (2**32, ValueError), ("3", TypeError)]
+)
+def test_a_sample_that_cannot_be_is_refused(every: Any, error: type[Exception]) -> None:
+    before = _core.device_every()
+    with pytest.raises(error):
+        stagespan.set_device_every(every)
+    assert _core.device_every() == before
 
 
 def test_without_a_device_nothing_is_attached_or_waited_for() -> None:

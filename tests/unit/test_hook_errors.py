@@ -15,7 +15,6 @@ from hook_recorder import Recorder, steps
 from stagespan import ProfilingContext4Debug, _core, context
 from stagespan.context import Call
 
-
 # --- hooks that fail ------------------------------------------------------------------------------
 
 

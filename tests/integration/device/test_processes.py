@@ -77,12 +77,18 @@ def test_zero_turns_it_off(run: Run) -> None:
     assert told(done) == [[True, False, 0, None]]
 
 
-def test_the_variable_sets_the_sample(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("call", "variable"), [("", "10"), ("stagespan.set_device_every(10)", "0")]
+)
+def test_a_sample_is_set_by_the_variable_or_before_the_device_is_there(
+    run: Run, call: str, variable: str
+) -> None:
     done = run(
-        """
+        f"""
         import json, stagespan
         from standin import Standin
         from stagespan import device as wiring
+        {call}
         device = Standin.of_environment()
         device.set_up()
         wiring.watch()
@@ -92,7 +98,7 @@ def test_the_variable_sets_the_sample(run: Run) -> None:
         stagespan.flush(20)
         print(json.dumps(stagespan.stats()["stage"].device_elapsed_ns.count))
         """,
-        STAGESPAN_DEVICE_EVERY="10",
+        STAGESPAN_DEVICE_EVERY=variable,
     )
     assert told(done) == [3]
 
