@@ -10,6 +10,9 @@ from recording import count, in_child, lost, python
 
 from stagespan import ProfilingContext, _core, begin, end, span
 
+# Python itself warns of forks with threads from 3.12 on.
+FORK_WARNING = ("-W", "ignore::DeprecationWarning")
+
 pytestmark = pytest.mark.usefixtures("fresh")
 
 
@@ -148,9 +151,7 @@ def test_forks_while_threads_time_and_read(tmp_path: Path) -> None:
         print(failed)
         """,
         tmp_path,
-        # Python itself warns of forks with threads from 3.12 on.
-        "-W",
-        "ignore::DeprecationWarning",
+        *FORK_WARNING,
     )
     # THEN no child hangs, or finds what is not its own
     assert lines == ["0"]
@@ -238,7 +239,7 @@ if __name__ == "__main__":
 def test_workers(method: str, tmp_path: Path) -> None:
     # GIVEN a pool of workers that time, log and end
     code = WORKER.replace("METHOD", repr(method))
-    lines = python(code, tmp_path, "-W", "ignore::DeprecationWarning").stdout.splitlines()
+    lines = python(code, tmp_path, *FORK_WARNING).stdout.splitlines()
     # THEN each has its own figures and writes its own lines, and nothing of its parent's
     assert lines[-1] == "True ['main']"
     if method == "fork":  # the others have not configured logging
@@ -266,6 +267,7 @@ def test_a_childs_end_writes_nothing_of_the_parents(tmp_path: Path) -> None:
         os.waitpid(pid, 0)
         """,
         tmp_path,
+        *FORK_WARNING,
     )
     # THEN each line is there once, from the process that it is about
     parent = lines[0].split()[0]
