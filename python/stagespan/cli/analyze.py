@@ -21,6 +21,12 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
 @click.command()
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @click.option(
+    "--against",
+    metavar="BEFORE",
+    type=click.Path(path_type=Path),
+    help="Say what changed since this trace of the same program, and why.",
+)
+@click.option(
     "--json",
     "json_file",
     metavar="FILE",
@@ -42,16 +48,19 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
     help="Print the JSON Schema of what --json writes.",
 )
 def command(
-    path: Path, json_file: str | None, markdown_file: str | None, html_file: str | None
+    path: Path,
+    against: Path | None,
+    json_file: str | None,
+    markdown_file: str | None,
+    html_file: str | None,
 ) -> None:
     """Say where the time of a trace went and why the device was idle.
 
     PATH is what torch.profiler exported: .json or .json.gz.
     """
-    from stagespan.trace.analysis import analyze
-    from stagespan.trace.reader import read_trace
+    from stagespan.trace.opening import analyze_path
 
-    analysis = analyze(read_trace(path))
+    analysis = analyze_path(path, against)
     if json_file is not None:
         import json
 
@@ -66,9 +75,9 @@ def command(
 
         _write(html_file, html_page(analysis))
     if "-" not in (json_file, markdown_file, html_file):
-        from stagespan.trace.analysis.terminal import print_analysis
+        from stagespan.trace.comparison.terminal import print_comparison
 
-        print_analysis(analysis)
+        print_comparison(analysis)
 
 
 def _write(file: str, text: str) -> None:

@@ -30,16 +30,25 @@ _COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
 
 def print_analysis(analysis: Analysis, console: Console | None = None) -> None:
     """Print the page on `console`, by default standard output; as much of it as fits a screen."""
+    blocks = [*_head(analysis), *_idle(analysis)]
+    blocks += [text_block("")] if blocks else []
+    print_page(blocks, analysis.findings(), _unknown(analysis), console)
+
+
+def print_page(
+    blocks: list[RenderableType],
+    findings: list[Finding],
+    tail: list[RenderableType],
+    console: Console | None = None,
+) -> None:
+    """Print blocks, then as many findings as a screen has room for, then `tail`."""
     from rich.console import Console
 
     console = console or Console()
     if not console.is_terminal:
         console.width = _WIDTH
     room = max(console.height - 2, _FEWEST_LINES) if console.is_terminal else _LINES
-    blocks = [*_head(analysis), *_idle(analysis)]
-    blocks += [_text("")] if blocks else []
-    findings = analysis.findings()
-    tail = _unknown(analysis)
+    blocks = list(blocks)
     left = room - sum(_height(block, console) for block in [*blocks, *tail])
     shown = 0
     for finding in findings:
@@ -52,9 +61,11 @@ def print_analysis(analysis: Analysis, console: Console | None = None) -> None:
         left -= height
         shown += 1
     if shown < len(findings):
-        blocks.append(_text(f"and {len(findings) - shown} more findings: see --markdown", "dim"))
+        blocks.append(
+            text_block(f"and {len(findings) - shown} more findings: see --markdown", "dim")
+        )
     if not findings:
-        blocks.append(_text("No findings."))
+        blocks.append(text_block("No findings."))
     for block in [*blocks, *tail]:
         console.print(block, highlight=False)
 
@@ -62,18 +73,18 @@ def print_analysis(analysis: Analysis, console: Console | None = None) -> None:
 def _head(analysis: Analysis) -> list[RenderableType]:
     trace, results = analysis.trace, analysis.results
     blocks: list[RenderableType] = [
-        _text(f"{Path(trace.path).name}: {summary(analysis)}", "bold"),
+        text_block(f"{Path(trace.path).name}: {summary(analysis)}", "bold"),
     ]
     if trace.incomplete:
-        blocks.append(_text(trace.incomplete, "yellow"))
+        blocks.append(text_block(trace.incomplete, "yellow"))
     told = ", ".join(f"{c} {n:,}" for c, n in trace.left_out.items() if c not in _NOT_TOLD)
     if told:
-        blocks.append(_text(f"left out: {told}", "dim"))
+        blocks.append(text_block(f"left out: {told}", "dim"))
     verdict = results.get("verdict")
     if isinstance(verdict, Verdict):
-        blocks.append(_text(verdict.sentence, "bold"))
+        blocks.append(text_block(verdict.sentence, "bold"))
     elif isinstance(verdict, Nothing):
-        blocks.append(_text(verdict.reason, "bold"))
+        blocks.append(text_block(verdict.reason, "bold"))
     use = results.get("device_use")
     if isinstance(use, Use):
         blocks.append(_bar(use))
@@ -145,10 +156,11 @@ def _unknown(analysis: Analysis) -> list[RenderableType]:
         for name, result in analysis.results.items()
         if isinstance(result, Nothing) and name not in _NOT_MISSED
     ]
-    return [_text(f"Not in this trace: {', '.join(names)}.", "dim")] if names else []
+    return [text_block(f"Not in this trace: {', '.join(names)}.", "dim")] if names else []
 
 
-def _text(text: str, style: str = "") -> RenderableType:
+def text_block(text: str, style: str = "") -> RenderableType:
+    """A line, with what would steer a terminal taken out."""
     from rich.text import Text
 
     return Text(printable(text), style)

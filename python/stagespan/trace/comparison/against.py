@@ -1,0 +1,269 @@
+"""What changed between two traces: figures that sum to the change, tables and findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stagespan.trace.analysis.causes import CAUSES
+from stagespan.trace.analysis.kinds import KINDS
+from stagespan.trace.analysis.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    in_words,
+    share,
+    shortened,
+)
+from stagespan.trace.comparison import cells as parts
+from stagespan.trace.comparison.cells import Cell, Cells
+from stagespan.trace.comparison.spent import DONE
+from stagespan.trace.comparison.windows import Windows
+
+TOP = 50
+# Of the time before: changes below it are no finding.
+_SHARES: tuple[tuple[float, Severity], ...] = ((10.0, "high"), (5.0, "medium"), (2.0, "low"))
+# Means that are closer than this many standard errors are not told apart.
+_ERRORS = 2.0
+_NO_STAGE, _NO_LAYER, _NO_OPERATOR = "(no annotation)", "(no module)", "(unknown operator)"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two traces."""
+
+    path: str
+    windows: Windows
+    cells: Cells
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Times of one step (or of all, without steps) before and after, in ns."""
+
+    name: str
+    before_ns: int
+    after_ns: int
+    before_count: float = 0.0
+    after_count: float = 0.0
+    """Launches or calls in a step."""
+    operator: str = ""
+    """Of a kernel the operator that launched it."""
+    old_name: str = ""
+    """Of a kernel that was renamed."""
+
+    @property
+    def change_ns(self) -> int:
+        """After less before."""
+        return self.after_ns - self.before_ns
+
+
+def part_name(cell: Cell) -> str:
+    """A cell's part for a reader."""
+    if cell.group == parts.IDLE:
+        cause = "the host went on after the device's last work"
+        return f"idle: {cause if cell.part == DONE else CAUSES[cell.part]}"
+    if cell.group == parts.COMMUNICATING:
+        return "communicating, nothing else"
+    if cell.group == parts.COPYING:
+        return "copying, nothing else"
+    if cell.part == parts.OUTSIDE:
+        return "outside of operators"
+    return f"{'computing' if cell.group == parts.COMPUTING else 'operators'}: {KINDS[cell.part]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """The comparison; every list of changes sums to `after` less `before`."""
+
+    before: Side
+    after: Side
+    renamed: dict[str, str]
+    """Kernels taken for the same under another name: the old name by the new one."""
+    remarks: tuple[str, ...]
+    """What to know before the figures are used."""
+    on_device: bool
+
+    @property
+    def unit(self) -> str:
+        """What the times are of."""
+        return "step" if self.before.windows.steps else "trace"
+
+    @property
+    def before_ns(self) -> int:
+        """Time of a step, or of all."""
+        return self.before.cells.total_ns
+
+    @property
+    def after_ns(self) -> int:
+        """Time of a step, or of all."""
+        return self.after.cells.total_ns
+
+    @property
+    def change_ns(self) -> int:
+        """After less before."""
+        return self.after_ns - self.before_ns
+
+    def parts(self) -> list[Change]:
+        """By kind of work and cause of idleness; they sum to the change."""
+        return self._by(lambda cell: (part_name(cell), ""))
+
+    def stages(self) -> list[Change]:
+        """Device work (or operators) by annotation; idle time is no stage's."""
+        return self._by(lambda cell: (cell.stage or _NO_STAGE, ""), events_only=True)
+
+    def layers(self) -> list[Change]:
+        """By module, where both traces have stacks of Python."""
+        return self._by(lambda cell: (cell.layer or _NO_LAYER, ""), events_only=True)
+
+    def operators(self) -> list[Change]:
+        """By the operator that launched the work, or that ran."""
+        return self._by(lambda cell: (cell.operator or _NO_OPERATOR, ""), events_only=True)
+
+    def kernels(self) -> list[Change]:
+        """By kernel and the operator that launched it; empty without a device."""
+        if not self.on_device:
+            return []
+
+        def key(cell: Cell) -> tuple[str, str]:
+            return cell.kernel, cell.operator or _NO_OPERATOR
+
+        return self._by(key, events_only=True)
+
+    def new_kernels(self) -> list[Change]:
+        """Kernels that only the second trace has."""
+        return [each for each in self._by_kernel() if not each.before_count]
+
+    def vanished_kernels(self) -> list[Change]:
+        """Kernels that only the first trace has."""
+        return [each for each in self._by_kernel() if not each.after_count]
+
+    def renamed_kernels(self) -> list[Change]:
+        """Kernels taken for the same under another name."""
+        return [each for each in self._by_kernel() if each.old_name]
+
+    def within_variation(self) -> bool:
+        """Whether the change of the mean is no larger than what steps vary by anyway."""
+        errors = [_squared_error(side.windows) for side in (self.before, self.after)]
+        if errors[0] is None or errors[1] is None:
+            return False
+        return abs(self.change_ns) < _ERRORS * math.sqrt(errors[0] + errors[1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "per": self.unit,
+            "before": _side(self.before),
+            "after": _side(self.after),
+            "change_us": self.change_ns / 1000,
+            "change_percent": share(self.change_ns, self.before_ns) if self.before_ns else None,
+            "within_variation": self.within_variation(),
+            "remarks": list(self.remarks),
+            "parts": [_change(each) for each in self.parts()],
+            "stages": [_change(each) for each in self.stages()],
+            "layers": [_change(each) for each in self.layers()],
+            "operators": [_change(each) for each in self.operators()],
+            "kernels": [
+                {**_change(each), "operator": each.operator, "old_name": each.old_name or None}
+                for each in self.kernels()
+            ],
+            "new_kernels": [_change(each) for each in self.new_kernels()],
+            "vanished_kernels": [_change(each) for each in self.vanished_kernels()],
+            "renamed_kernels": [
+                {**_change(each), "old_name": each.old_name} for each in self.renamed_kernels()
+            ],
+        }
+
+    def findings(self) -> list[Finding]:
+        """The change, and the parts that made it, where they are large enough."""
+        from stagespan.trace.comparison.words import findings
+
+        return findings(self)
+
+    def tables(self) -> list[Table]:
+        """What explains the change, then by stage, layer, operator and kernel."""
+        from stagespan.trace.comparison.words import tables
+
+        return tables(self)
+
+    def _by_kernel(self) -> list[Change]:
+        if not self.on_device:
+            return []
+        return self._by(lambda cell: (cell.kernel, ""), events_only=True)
+
+    def _by(
+        self, key: Callable[[Cell], tuple[str, str]], events_only: bool = False
+    ) -> list[Change]:
+        """Sums over cells with one key, the largest change first."""
+        sums: dict[tuple[str, str, str], list[float]] = {}
+        new_names = {old: new for new, old in self.renamed.items()}
+        for at, side in enumerate((self.before, self.after)):
+            for cell, time in side.cells.time_ns.items():
+                count = side.cells.count.get(cell)
+                if events_only and count is None:
+                    continue
+                name, operator = key(cell)
+                old = ""
+                if name == cell.kernel:
+                    # Both names of a renamed kernel are one row.
+                    name = new_names.get(name, name)
+                    old = self.renamed.get(name, "")
+                row = sums.setdefault((name, operator, old), [0, 0, 0.0, 0.0])
+                row[at] += time
+                row[2 + at] += (count or 0) / side.cells.per
+        found = [
+            Change(name, int(row[0]), int(row[1]), row[2], row[3], operator, old)
+            for (name, operator, old), row in sums.items()
+        ]
+        return sorted(found, key=lambda each: (-abs(each.change_ns), each.name, each.operator))
+
+
+def _squared_error(windows: Windows) -> float | None:
+    """Of the mean step, squared; None for fewer than three steps."""
+    if windows.steps < 3:
+        return None
+    return float(windows.dur_ns.var(ddof=1)) / windows.steps
+
+
+def _side(side: Side) -> dict[str, Any]:
+    windows = side.windows
+    return {
+        "path": side.path,
+        "steps": windows.steps,
+        "time_us": side.cells.total_ns / 1000,
+        "each_step_us": [int(time) / 1000 for time in windows.dur_ns] if windows.steps else [],
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "name": change.name,
+        "before_us": change.before_ns / 1000,
+        "after_us": change.after_ns / 1000,
+        "change_us": change.change_ns / 1000,
+        "before_count": change.before_count,
+        "after_count": change.after_count,
+    }
+
+
+def signed(time_ns: int) -> str:
+    """A change as text, with its sign."""
+    return f"{'+' if time_ns > 0 else ''}{in_words(time_ns, 'ns')}"
+
+
+def evidence_of(change: Change, title: str | None = None) -> tuple[Evidence, Evidence]:
+    """The figures before and after."""
+    name = shortened(title or change.name, 70)
+    return (
+        Evidence(f"{name}, before", None, change.before_ns, "ns"),
+        Evidence(f"{name}, after", None, change.after_ns, "ns"),
+    )
+
+
+def severity_of(change_ns: int, before_ns: int) -> Severity | None:
+    """How much a change matters; None for too little."""
+    percent = abs(share(change_ns, before_ns)) if before_ns else 100.0
+    return next((s for least, s in _SHARES if percent >= least), None)

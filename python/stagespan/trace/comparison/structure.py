@@ -1,0 +1,97 @@
+"""Where in the program device work and operators belong: stage, layer and operator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.analysis.causes import MARKS
+from stagespan.trace.analysis.host_time import named
+from stagespan.trace.analysis.launchers import launchers
+from stagespan.trace.analysis.nesting import Lanes, Nesting
+from stagespan.trace.analysis.steps_begin import step_rows
+from stagespan.trace.model import Trace
+
+Rows = NDArray[np.intp]
+_MODULE = "nn.Module: "
+_BETWEEN = " / "
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """A text for each of some events: `texts[codes[i]]`; "" where there is none."""
+
+    texts: list[str]
+    codes: NDArray[np.int64]
+
+
+class Structure:
+    """The program as its trace shows it: annotations, modules and operators around a call."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        operators = trace.rows_of(["cpu_op"])
+        marks = trace.rows_of(["user_annotation"])
+        if not marks.any():
+            marks = operators & named(trace, MARKS)
+        steps = step_rows(trace)
+        marks[steps] = False
+        operators &= ~marks
+        operators[steps] = False
+        self.operators = np.flatnonzero(operators)
+        self.marks = np.flatnonzero(marks)
+
+    def stages(self, calls: Rows, written: list[str]) -> Labels:
+        """The annotations around each call (-1 for none); `written` are their names, by code.
+
+        What runs on a thread without annotations, as the backward pass does, belongs to the
+        annotation that the thread with the most of them is in.
+        """
+        return self._paths(self.marks, calls, written, everywhere=True)
+
+    def layers(self, calls: Rows) -> Labels:
+        """The modules around each call, where the trace has stacks of Python."""
+        trace = self.trace
+        is_module = np.array([name.startswith(_MODULE) for name in trace.names] + [False])
+        rows = np.flatnonzero(is_module[trace.events.name] & trace.rows_of(["python_function"]))
+        names = [name.removeprefix(_MODULE) for name in trace.names]
+        return self._paths(rows, calls, names)
+
+    def operator(self, rows: Rows) -> Labels:
+        """The name of the innermost operator that launched each device event."""
+        found = launchers(self.trace, rows)
+        return self.names_of(np.full(len(rows), -1) if found is None else found.operator)
+
+    def names_of(self, rows: Rows) -> Labels:
+        """The names of events (-1 for none)."""
+        codes = np.where(rows >= 0, self.trace.events.name[rows], len(self.trace.names))
+        return Labels([*self.trace.names, ""], codes.astype(np.int64))
+
+    def _paths(self, rows: Rows, calls: Rows, names: list[str], everywhere: bool = False) -> Labels:
+        """The names of those of `rows` around each call, from the outermost to the innermost."""
+        trace, codes = self.trace, np.zeros(len(calls), dtype=np.int64)
+        known = np.flatnonzero(calls >= 0)
+        lanes = Lanes(trace, rows, calls[known])
+        if len(rows) == 0 or len(known) == 0 or not lanes.fits:
+            return Labels([""], codes)
+        nesting = Nesting.of(trace, lanes.axis, rows, lanes.of[0])
+        time = trace.events.begin_ns[calls[known]]
+        found = nesting.at(lanes.axis.place(lanes.of[1], time))
+        if everywhere:
+            main = np.full(len(known), np.bincount(lanes.of[0]).argmax())
+            found = np.where(found >= 0, found, nesting.at(lanes.axis.place(main, time)))
+        texts = {"": 0}
+        used, index = np.unique(found, return_inverse=True)
+        of_used = [texts.setdefault(_path(nesting, at, trace, names), len(texts)) for at in used]
+        codes[known] = np.array(of_used, dtype=np.int64)[index.reshape(-1)]
+        return Labels(list(texts), codes)
+
+
+def _path(nesting: Nesting, at: int, trace: Trace, names: list[str]) -> str:
+    words: list[str] = []
+    while at >= 0:
+        words.append(names[int(trace.events.name[nesting.rows[at]])])
+        at = int(nesting.parent[at])
+    return _BETWEEN.join(reversed(words))

@@ -1,0 +1,181 @@
+"""A comparison in sentences and tables."""
+
+from __future__ import annotations
+
+from stagespan.trace.analysis.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    in_words,
+    share,
+    shortened,
+)
+from stagespan.trace.comparison.against import (
+    TOP,
+    Against,
+    Change,
+    evidence_of,
+    severity_of,
+    signed,
+)
+
+
+def headline(found: Against) -> str:
+    """The change in one sentence."""
+    what = "A step" if found.unit == "step" else "All of it"
+    change, before = found.change_ns, found.before_ns
+    if change == 0:
+        return f"{what} takes {in_words(found.after_ns, 'ns')}, as before."
+    than = "less" if change < 0 else "more"
+    percent = f"{100 * change / before:+.1f} %" if before else "from nothing"
+    return (
+        f"{what} takes {in_words(found.after_ns, 'ns')}, {in_words(abs(change), 'ns')} {than} than"
+        f" before ({in_words(before, 'ns')}, {percent})."
+    )
+
+
+def findings(found: Against) -> list[Finding]:
+    """The change of the total, and of each part that is a good share of it."""
+    severity = severity_of(found.change_ns, found.before_ns)
+    noise = found.within_variation()
+    shown: list[Finding] = []
+    if severity is not None:
+        sentence = headline(found)
+        if noise:
+            sentence += " The steps vary so much that this may be chance."
+        else:
+            sentence += _mostly(found)
+        total = Change(
+            "mean step" if found.unit == "step" else "time", found.before_ns, found.after_ns
+        )
+        shown.append(Finding("low" if noise else severity, sentence, evidence_of(total)))
+    for part in found.parts():
+        own = severity_of(part.change_ns, found.before_ns)
+        if own is None:
+            continue
+        name = part.name[0].upper() + part.name[1:]
+        than = "less" if part.change_ns < 0 else "more"
+        sentence = (
+            f"{name}: {in_words(abs(part.change_ns), 'ns')} {than} a {found.unit}"
+            f" ({in_words(part.before_ns, 'ns')} before, {in_words(part.after_ns, 'ns')} after)."
+        )
+        shown.append(Finding("low" if noise else own, sentence, evidence_of(part)))
+    shown += _kernels(found, "low" if noise else None)
+    return shown
+
+
+def _mostly(found: Against) -> str:
+    """Which parts made the change, and which went against it."""
+    same = [p for p in found.parts() if p.change_ns * found.change_ns > 0]
+    other = [p for p in found.parts() if p.change_ns * found.change_ns < 0]
+    least = abs(found.change_ns) / 10
+
+    def told(parts: list[Change]) -> str:
+        large = [p for p in parts if abs(p.change_ns) >= least][:3]
+        return "; ".join(f"{p.name} ({signed(p.change_ns)})" for p in large)
+
+    text = f" What made it: {told(same)}." if told(same) else ""
+    return text + (f" Against it: {told(other)}." if told(other) else "")
+
+
+def _kernels(found: Against, at_most: Severity | None) -> list[Finding]:
+    """New, vanished and renamed kernels, as one finding each, where they take enough time."""
+    shown = []
+    for kernels, verb in (
+        (found.new_kernels(), "came"),
+        (found.vanished_kernels(), "vanished"),
+    ):
+        time = sum(each.change_ns for each in kernels)
+        severity = severity_of(time, found.before_ns)
+        if severity is None:
+            continue
+        most = kernels[0]
+        sentence = (
+            f"{len(kernels)} kernel{'s' if len(kernels) > 1 else ''} {verb}, with"
+            f" {in_words(abs(time), 'ns')} a {found.unit}: the largest is"
+            f" {shortened(most.name)}."
+        )
+        evidence = tuple(
+            Evidence(each.name, None, abs(each.change_ns), "ns") for each in kernels[:3]
+        )
+        shown.append(Finding(at_most or severity, sentence, evidence))
+    for each in found.renamed_kernels():
+        severity = severity_of(each.change_ns, found.before_ns)
+        if severity is not None:
+            sentence = (
+                f"{shortened(each.name)} is taken for {shortened(each.old_name)}, which it stands"
+                f" in the place of: {signed(each.change_ns)} a {found.unit}."
+            )
+            shown.append(Finding(at_most or severity, sentence, evidence_of(each)))
+    return shown
+
+
+def tables(found: Against) -> list[Table]:
+    """The parts with their sum, then stages, layers, operators and kernels."""
+    head = (("before", "ns"), ("after", "ns"), ("change", "ns"), ("of the change", "%"))
+    counts = (("calls before", ""), ("calls after", ""))
+    parts: list[tuple[str | int | float | None, ...]] = [
+        (p.name, p.before_ns, p.after_ns, p.change_ns, share(p.change_ns, found.change_ns))
+        for p in found.parts()
+    ]
+    parts.append(("all", found.before_ns, found.after_ns, found.change_ns, 100.0))
+    shown = [
+        Table(
+            f"What explains the change, per {found.unit}",
+            (("", ""), *head),
+            parts,
+            " ".join([headline(found), *found.remarks]),
+        )
+    ]
+    device = "device time" if found.on_device else "own time"
+    for title, changes in (
+        (f"Change by stage, {device}", found.stages()),
+        (f"Change by layer, {device}", found.layers()),
+        (f"Change by operator, {device}", found.operators()),
+    ):
+        if len(changes) > 1:
+            shown.append(_table(title, (("name", ""), *head[:3], *counts), changes))
+    kernels = found.kernels()
+    if kernels:
+        rows: list[tuple[str | int | float | None, ...]] = [
+            (_renamed(k), k.operator, k.before_ns, k.after_ns, k.change_ns, *_counts(k))
+            for k in kernels[:TOP]
+        ]
+        columns = (("kernel", ""), ("launched by", ""), *head[:3], *counts)
+        shown.append(Table("Change by kernel", columns, rows, _left(kernels)))
+    for title, changes in (
+        ("New kernels", found.new_kernels()),
+        ("Vanished kernels", found.vanished_kernels()),
+        ("Kernels taken for the same under another name", found.renamed_kernels()),
+    ):
+        if changes:
+            shown.append(_table(title, (("name", ""), *head[:3], *counts), changes))
+    return shown
+
+
+def _table(title: str, columns: tuple[tuple[str, str], ...], changes: list[Change]) -> Table:
+    rows: list[tuple[str | int | float | None, ...]] = [
+        (_renamed(c), c.before_ns, c.after_ns, c.change_ns, *_counts(c)) for c in changes[:TOP]
+    ]
+    return Table(title, columns, rows, _left(changes))
+
+
+def _renamed(change: Change) -> str:
+    return f"{change.name}, before: {change.old_name}" if change.old_name else change.name
+
+
+def _counts(change: Change) -> tuple[int | float, int | float]:
+    return _whole(change.before_count), _whole(change.after_count)
+
+
+def _whole(count: float) -> int | float:
+    return int(count) if float(count).is_integer() else round(count, 2)
+
+
+def _left(changes: list[Change]) -> str:
+    rest = changes[TOP:]
+    if not rest:
+        return ""
+    change = sum(each.change_ns for each in rest)
+    return f"{len(rest)} more changed by {signed(change)} together."

@@ -1,0 +1,30 @@
+"""What `stagespan analyze` does with a path: one trace, or the traces of many ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stagespan.trace.analysis import Analysis, analyze
+from stagespan.trace.model import Trace
+
+
+def open_trace(path: Path) -> Trace:
+    """The one trace that a path names. Raises TraceError with a sentence where it names none."""
+    from stagespan.trace.reader import read_trace
+
+    return read_trace(path)
+
+
+def analyze_path(path: Path, against: Path | None = None) -> Analysis:
+    """All that is found out about a path; with `against`, first what changed since that trace.
+
+    Raises TraceError with a sentence for what cannot be read.
+    """
+    trace = open_trace(path)
+    if against is None:
+        return analyze(trace)
+    from stagespan.trace.comparison import compare
+
+    compared = compare(open_trace(against), trace)
+    analysis = analyze(trace)
+    return Analysis(trace, {"against": compared, **analysis.results})
