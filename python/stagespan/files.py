@@ -28,12 +28,9 @@ def safe_name(stage: str) -> str:
     return f"{stem}_{digest}" if stem else f"stage_{digest}"
 
 
-def stage_path(
-    folder: str | os.PathLike[str], stage: str, suffix: str, rank: int | None = None
-) -> Path:
-    """Path of a stage's file in ``folder``: ``{stage}{suffix}``, or ``{stage}_rank{R}{suffix}``."""
-    stem = safe_name(stage) if rank is None else f"{safe_name(stage)}_rank{rank}"
-    return Path(folder) / f"{stem}{suffix}"
+def stage_path(folder: str | os.PathLike[str], stage: str, suffix: str) -> Path:
+    """Path of a stage's file in ``folder``: ``{stage}{suffix}``."""
+    return Path(folder) / f"{safe_name(stage)}{suffix}"
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes | str) -> Path:

@@ -324,6 +324,12 @@ def worker_in_names() -> int | None:
     return os.getpid() if is_worker() and shares_rank else None
 
 
+def whose_file() -> str:
+    """What a stage's files have in their names to tell processes apart: "", "_rank1", "_pid42"."""
+    rank, worker = rank_in_names(), worker_in_names()
+    return ("" if rank is None else f"_rank{rank}") + ("" if worker is None else f"_pid{worker}")
+
+
 def is_worker() -> bool:
     """Whether another process began this run, so that the plain file names are that one's."""
     return os.getpid() != _run.owner

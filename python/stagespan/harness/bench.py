@@ -212,7 +212,7 @@ class StageBenchHarness:
         return window
 
     def _path(self, suffix: str) -> Path:
-        return stage_path(self.output_dir, self.stage_name, suffix, settings.rank_in_names())
+        return stage_path(self.output_dir, self.stage_name, settings.whose_file() + suffix)
 
     def _tell(self, part: str, done: int, total: int | None = None) -> None:
         if self.config.progress is not None:

@@ -46,8 +46,7 @@ def write_script(
     folder: Path,
 ) -> Path:
     """Write ``profile_{stage}.py``; returns its path, raises OSError when it cannot be written."""
-    rank = settings.rank_in_names()
-    stem = safe_name(signature.stage_name) + ("" if rank is None else f"_rank{rank}")
+    stem = safe_name(signature.stage_name) + settings.whose_file()
     step = adapter.script(stage, signature.arguments) if adapter is not None else None
     text = script_text(signature, step, config, stem=stem)
     return write_whole(folder / f"profile_{stem}.py", text)

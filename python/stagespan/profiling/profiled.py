@@ -86,14 +86,13 @@ class ProfiledHook:
         self._runs.clear()
 
     def _write(self, window: Window, stage: str, finished: dict[int, int]) -> None:
-        rank, worker = settings.rank_in_names(), settings.worker_in_names()
-        whose = "" if worker is None else f"_pid{worker}"
+        whose = settings.whose_file()
         folder = settings.output_dir()
         try:
-            target = stage_path(folder, stage, f"{whose}_trace.json.gz", rank)
+            target = stage_path(folder, stage, f"{whose}_trace.json.gz")
             trace = window.export(target, finished)
             lines.say("[Profiler] Chrome trace saved to: %s", trace)
-            target = stage_path(folder, stage, f"{whose}_breakdown.json", rank)
+            target = stage_path(folder, stage, f"{whose}_breakdown.json")
             write_breakdown(trace, stage, target)
             lines.say("[Profiler] Kernel breakdown saved to: %s", target)
         except OSError as error:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import logging
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -292,6 +294,41 @@ def test_ranks_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     # THEN
     assert results.trace_path.name == "s_rank1_trace.json.gz"
     assert results.script_path.name == "profile_s_rank1.py"
+
+
+WORKER = """
+import json, multiprocessing, os, stagespan
+
+def replay():
+    harness = stagespan.StageBenchHarness.from_signature_file("signatures.json", "s", str.upper)
+    results = harness.profile()
+    print(os.getpid(), results.trace_path.name, results.script_path.name, flush=True)
+
+if __name__ == "__main__":
+    stagespan.get_profiler_output_dir()  # the folder of the run, which workers share
+    worker = multiprocessing.get_context("spawn").Process(target=replay)
+    worker.start()
+    worker.join()
+    replay()
+"""
+
+
+def test_workers_write_files_of_their_own(tmp_path: Path) -> None:
+    # GIVEN a stage that is replayed in a worker process, and in the one that started it
+    signatures = {"stages": {"s": {"stage_name": "s", "input_signatures": {"self": "abc"}}}}
+    (tmp_path / "signatures.json").write_text(json.dumps(signatures))
+    (tmp_path / "program.py").write_text(WORKER)
+
+    # WHEN
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+
+    # THEN
+    assert done.returncode == 0, done.stderr
+    workers, own = (line.split() for line in done.stdout.splitlines())
+    assert workers[1:] == [f"s_pid{workers[0]}_trace.json.gz", f"profile_s_pid{workers[0]}.py"]
+    assert own[1:] == ["s_trace.json.gz", "profile_s.py"]
 
 
 def test_a_coroutine_is_run_to_its_end(tmp_path: Path) -> None:
