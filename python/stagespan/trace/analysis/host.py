@@ -43,7 +43,7 @@ _SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"),
 # Of operators that are called one after the other so much may pass between them.
 _BETWEEN_LEAST = 25.0
 _ONLY = np.zeros(1, dtype=np.int64)
-_COMMUNICATES = re.compile(r"^(?:gloo|mpi|ucc|nccl|hccl|xccl)\w*:|^c10d::|^record_param_comms$")
+COMMUNICATES = re.compile(r"^(?:gloo|mpi|ucc|nccl|hccl|xccl)\w*:|^c10d::|^record_param_comms$")
 _SENTENCES = {
     DATA_LOADING: "the program loaded data. More loader workers or prefetching would help",
     COMMUNICATION: "it communicated with no operator beside it, so that nothing hid it",
@@ -107,7 +107,7 @@ def analyze(trace: Trace) -> Host | Nothing:
     if device_work(trace).kind.any():
         return Nothing("The trace has device events: the causes of idle time tell about the host.")
     events = trace.events
-    communicates = named(trace, _COMMUNICATES)
+    communicates = named(trace, COMMUNICATES)
     marks = trace.rows_of(["user_annotation", "cpu_op"])
     operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & ~communicates
     if not operators.any():

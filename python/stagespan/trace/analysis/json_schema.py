@@ -12,6 +12,7 @@ from stagespan.trace.analysis import SCHEMA_VERSION
 from stagespan.trace.analysis.causes import CAUSES
 from stagespan.trace.analysis.gaps import ISSUED
 from stagespan.trace.analysis.host import PARTS
+from stagespan.trace.analysis.json_schema_program import PROGRAM
 from stagespan.trace.analysis.result import SEVERITIES
 from stagespan.trace.analysis.verdict import VERDICTS
 
@@ -188,4 +189,5 @@ _ANALYSES = {
     "idle": _IDLE,
     "launches": _LAUNCHES,
     "host": _HOST,
+    **PROGRAM,
 }

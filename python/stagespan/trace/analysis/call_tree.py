@@ -1,0 +1,128 @@
+"""The tree that the events of a thread are: which holds which, sums over it, and its paths."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.analysis.host_time import threads
+from stagespan.trace.intervals import _Edges
+from stagespan.trace.model import Numbers, Trace
+
+Rows = NDArray[np.intp]
+
+
+class Tree:
+    """Intervals in lanes. Where some cross without nesting, the one begun last holds what follows.
+
+    Those of no length hold nothing, and are held as the others are.
+    """
+
+    def __init__(self, begin: Numbers, end: Numbers, lane: Numbers) -> None:
+        long = np.flatnonzero(end > begin)
+        edges = _Edges(begin[long], end[long], lane[long])
+        owner, nested = edges.innermost()
+        if not nested:
+            owner = edges.innermost_of_crossing()
+        self._time = edges._time
+        self._lane = lane[long][edges._row]
+        # The last is for what no interval holds.
+        of = np.append(long, -1)
+        self._owner = of[owner]
+        self.parent: Rows = np.full(len(begin), -1, dtype=np.intp)
+        """Of each interval the index of the one that holds it, or -1."""
+        opens = np.flatnonzero(edges._is_begin)
+        before = np.where(opens > 0, owner[opens - 1], -1)
+        self.parent[long[edges._row[opens]]] = of[before]
+        short = np.flatnonzero(end <= begin)
+        self.parent[short] = self.at(lane[short], begin[short])
+
+    def at(self, lane: Numbers, time_ns: Numbers) -> Rows:
+        """The index of the innermost interval around each time in a lane, or -1."""
+        found = np.full(len(time_ns), -1, dtype=np.intp)
+        for number in np.intersect1d(self._lane, lane):
+            low, high = np.searchsorted(self._lane, [number, number + 1])
+            asked = np.flatnonzero(lane == number)
+            at = np.searchsorted(self._time[low:high], time_ns[asked], side="right") - 1
+            found[asked] = np.where(at >= 0, self._owner[low + np.maximum(at, 0)], -1)
+        return found
+
+    def levels(self) -> NDArray[np.int64]:
+        """How many intervals hold each."""
+        level = np.zeros(len(self.parent), dtype=np.int64)
+        deeper = np.flatnonzero(self.parent >= 0)
+        above = self.parent[deeper]
+        while len(deeper):
+            level[deeper] += 1
+            above = self.parent[above]
+            deeper, above = deeper[above >= 0], above[above >= 0]
+        return level
+
+
+class Paths:
+    """A tree with intervals of the same words on the way to them as one node.
+
+    `node` has one element an interval, the others one a node; parents stand before children.
+    """
+
+    def __init__(self, tree: Tree, word: NDArray[np.int64]) -> None:
+        self.node: Rows = np.full(len(word), -1, dtype=np.intp)
+        level = tree.levels()
+        order = np.argsort(level, kind="stable")
+        words = int(word.max(initial=0)) + 1
+        parents: list[Rows] = [np.empty(0, dtype=np.intp)]
+        named: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+        count = begin = 0
+        for stop in np.cumsum(np.bincount(level)).tolist():
+            here = order[begin:stop]
+            holder = tree.parent[here]
+            above = np.where(holder >= 0, self.node[holder], -1)
+            codes, of = np.unique((above + 1) * words + word[here], return_inverse=True)
+            self.node[here] = count + of.reshape(-1)
+            parents.append((codes // words - 1).astype(np.intp))
+            named.append(codes % words)
+            count, begin = count + len(codes), stop
+        self.parent: Rows = np.concatenate(parents)
+        """Of each node the one above, or -1."""
+        self.word: NDArray[np.int64] = np.concatenate(named)
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def sums(self, figure: Numbers) -> Numbers:
+        """Of each node the sum over its intervals."""
+        return sums(self.node, figure, len(self))
+
+    def inclusive(self, own: Numbers) -> Numbers:
+        """Of each node its own figure and those of all below it."""
+        total = own.tolist()
+        parent = self.parent.tolist()
+        for node in range(len(total) - 1, -1, -1):
+            if parent[node] >= 0:
+                total[parent[node]] += total[node]
+        return np.array(total, dtype=np.int64)
+
+
+def sums(index: Rows, figure: Numbers, count: int) -> Numbers:
+    """Sums of figures by index; those of index -1 are left out."""
+    known = index >= 0
+    # Whole numbers below 2**53: doubles add them exactly.
+    total = np.bincount(index[known], weights=figure[known], minlength=count)
+    result: Numbers = total.astype(np.int64)
+    return result
+
+
+def tree_of(trace: Trace, rows: Rows) -> tuple[Tree, NDArray[np.int64], Numbers]:
+    """The tree of some events on their threads; the threads (process, thread), and each one's."""
+    events = trace.events
+    found, lane = threads(trace, rows)
+    return Tree(events.begin_ns[rows], events.end_ns[rows], lane), found, lane
+
+
+def lanes_of(wanted: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
+    """Of each event the number of its thread among `wanted`, or -1."""
+    found, lane = threads(trace, rows)
+    known = {(int(pid), int(tid)): number for number, (pid, tid) in enumerate(wanted)}
+    number = [known.get((int(pid), int(tid)), -1) for pid, tid in found]
+    result: Numbers = np.array(number, dtype=np.int64)[lane]
+    return result

@@ -1,0 +1,97 @@
+"""The parts of the JSON Schema about the program's structure: steps, stages, layers, memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stagespan.trace.analysis.step_time import HOST_PARTS, PARTS
+
+_Schema = dict[str, Any]
+_TEXT: _Schema = {"type": "string"}
+_MAYBE_TEXT: _Schema = {"type": ["string", "null"]}
+_FLAG: _Schema = {"type": "boolean"}
+_COUNT: _Schema = {"type": "integer", "minimum": 0}
+_MAYBE_COUNT: _Schema = {"type": ["integer", "null"], "minimum": 0}
+_TIME: _Schema = {"type": "number"}
+_MAYBE_TIME: _Schema = {"type": ["number", "null"]}
+
+
+def _object(properties: dict[str, _Schema]) -> _Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: _Schema) -> _Schema:
+    return {"type": "array", "items": items}
+
+
+_PARTS: _Schema = {
+    "type": "object",
+    "additionalProperties": _TIME,
+    "propertyNames": {"enum": list(dict.fromkeys([*PARTS, *HOST_PARTS]))},
+}
+_STEPS = _object(
+    {
+        "count": _COUNT,
+        "told_from": {"enum": ["profiler", "annotation", "optimizer", "operators", "kernels"]},
+        "how": _TEXT,
+        "inferred": _FLAG,
+        "step_us": _object(
+            dict.fromkeys(
+                ("mean", "min", "first_quartile", "median", "third_quartile", "max"), _TIME
+            )
+        ),
+        "parts_us": _PARTS,
+        "steps": _list(
+            _object(
+                {
+                    "name": _TEXT,
+                    "time_us": _TIME,
+                    "step_us": _TIME,
+                    "host_us": _MAYBE_TIME,
+                    "parts_us": _PARTS,
+                    "device_events": _MAYBE_COUNT,
+                    "device_us": _MAYBE_TIME,
+                    "after_host_us": _MAYBE_TIME,
+                }
+            )
+        ),
+        "steps_left_out": _COUNT,
+        "between": _object(
+            {
+                "total_us": _TIME,
+                "median_us": _MAYBE_TIME,
+                "parts_us": _PARTS,
+                "largest": _list(
+                    _object(
+                        {
+                            "after": _TEXT,
+                            "time_us": _TIME,
+                            "gap_us": _TIME,
+                            "parts_us": _PARTS,
+                            "host_event": _MAYBE_TEXT,
+                        }
+                    )
+                ),
+            }
+        ),
+        "before_device_us": _TIME,
+        "behind_device_us": _TIME,
+        "outliers": _list(
+            _object(
+                {
+                    "name": _TEXT,
+                    "step_us": _TIME,
+                    "part": {"enum": list(dict.fromkeys([*PARTS, *HOST_PARTS]))},
+                    "part_us": _TIME,
+                    "part_of_others_us": _TIME,
+                    "event": _MAYBE_TEXT,
+                }
+            )
+        ),
+        "device_events_outside": _COUNT,
+        "device_events_outside_us": _TIME,
+    }
+)
+PROGRAM = {
+    "steps": _STEPS,
+}

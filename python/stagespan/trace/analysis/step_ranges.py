@@ -1,0 +1,291 @@
+"""Where the steps of a program are: the profiler's marks, else what repeats.
+
+A pattern that repeats is only taken for steps when it cannot be the layers of a model: its block
+holds an exchange with the host, or an optimizer's step.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from stagespan.trace.analysis.call_tree import Rows, tree_of
+from stagespan.trace.analysis.causes import MARKS
+from stagespan.trace.analysis.host_time import named, threads
+from stagespan.trace.analysis.repeats import Repeat, longest_repeat
+from stagespan.trace.analysis.result import shortened
+from stagespan.trace.device import COMPUTE, device_work, launch_of, streams
+from stagespan.trace.model import Numbers, Trace
+
+Source = Literal["profiler", "annotation", "optimizer", "operators", "kernels"]
+PROFILER_STEP = re.compile(r"^ProfilerStep[#*]")
+OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
+# Annotations of the framework, which are parts of steps.
+FRAMEWORK = re.compile(
+    r"^(?:nccl|gloo|rccl|hccl|mpi|ucc|c10d)\w*:|^## Call Compiled|^Optimizer\.|compile_id="
+    r"|^enumerate\(DataLoader\)|\(dynamo_timed\)$|^DistributedDataParallel|^PyTorch Profiler"
+)
+_DIGITS = re.compile(r"\d+")
+_EXCHANGES = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost", re.IGNORECASE)
+_ENDS_STEP = re.compile(r"^aten::(?:item|_local_scalar_dense|is_nonzero)$|^Optimizer\.step")
+_LEAST = 3
+# A block of fewer operators or kernels is a loop within a step.
+_LEAST_BLOCK = 8
+# Of the stretch that holds all work.
+_LEAST_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class StepRanges:
+    """Steps in the order of time, which do not overlap."""
+
+    names: list[str]
+    begin_ns: Numbers
+    end_ns: Numbers
+    """The host's part; for steps told from kernels the device's."""
+    source: Source
+    how: str
+    """A sentence: by what the steps were told."""
+
+    @property
+    def inferred(self) -> bool:
+        """Whether the trace does not say itself that these are steps."""
+        return self.source not in ("profiler", "annotation")
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the ranges are times of the host."""
+        return self.source != "kernels"
+
+    def __len__(self) -> int:
+        return len(self.begin_ns)
+
+    def at(self, time_ns: Numbers) -> Numbers:
+        """Of each time the step that it lies in, or -1."""
+        found = np.searchsorted(self.begin_ns, time_ns, side="right") - 1
+        inside = (found >= 0) & (time_ns < self.end_ns[np.maximum(found, 0)])
+        result: Numbers = np.where(inside, found, -1).astype(np.int64)
+        return result
+
+
+def step_ranges(trace: Trace) -> StepRanges | None:
+    """The steps of a trace, or None where nothing tells them."""
+    for search in (_of_profiler, _of_annotations, _of_optimizer, _of_operators, _of_kernels):
+        found = search(trace)
+        if found is not None:
+            return found
+    return None
+
+
+def _of_profiler(trace: Trace) -> StepRanges | None:
+    events = trace.events
+    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, PROFILER_STEP)
+    rows = _apart(trace, np.flatnonzero(marks))
+    how = "The profiler marked the steps."
+    # The profiler opens a step that the program may not begin.
+    if len(rows) > 1 and not _has_work(trace, int(rows[-1])):
+        rows = rows[:-1]
+        how = "The profiler marked the steps; its last mark holds no work and is left out."
+    if len(rows) == 0:
+        return None
+    names = [trace.names[code] for code in events.name[rows]]
+    return StepRanges(names, events.begin_ns[rows], events.end_ns[rows], "profiler", how)
+
+
+def _of_annotations(trace: Trace) -> StepRanges | None:
+    events = trace.events
+    marks = trace.rows_of(["user_annotation"]) & ~named(trace, FRAMEWORK)
+    all_rows = np.flatnonzero(marks & (events.dur_ns > 0))
+    words = {code: _DIGITS.sub("#", trace.names[code]) for code in np.unique(events.name[all_rows])}
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(words.values()))}
+    least = _LEAST_SHARE * _length_of_work(trace)
+    best: tuple[int, StepRanges] | None = None
+    tree, found, lane = tree_of(trace, all_rows)
+    level = tree.levels()
+    for number in range(len(found)):
+        for depth in range(3):
+            here = np.flatnonzero((lane == number) & (level == depth))
+            rows = all_rows[here[np.argsort(events.begin_ns[all_rows[here]], kind="stable")]]
+            codes = np.array([numbers[words[c]] for c in events.name[rows]], dtype=np.int64)
+            repeat = longest_repeat(codes, _LEAST) if len(codes) else None
+            if repeat is None:
+                continue
+            steps = _blocks(trace, rows, repeat)
+            length = int(steps.end_ns[-1] - steps.begin_ns[0])
+            covered = int((steps.end_ns - steps.begin_ns).sum())
+            if length >= least and (best is None or covered > best[0]):
+                best = (covered, steps)
+            break
+    return None if best is None or _overlaps(trace, all_rows, best[1]) else best[1]
+
+
+def _blocks(trace: Trace, rows: Rows, repeat: Repeat) -> StepRanges:
+    """The steps that are the blocks of a repetition of annotations."""
+    events = trace.events
+    firsts = rows[repeat.begin : repeat.end : repeat.length]
+    lasts = rows[repeat.begin + repeat.length - 1 : repeat.end : repeat.length]
+    first, last = (trace.names[events.name[each[0]]] for each in (firsts, lasts))
+    names = [trace.names[code] for code in events.name[firsts]]
+    if repeat.length == 1:
+        how = f"The annotation {shortened(first)} repeats and is taken for the step."
+    else:
+        how = (
+            f"{repeat.length} annotations repeat, from {shortened(first)} to {shortened(last)};"
+            " once through them is taken for a step."
+        )
+    if len(set(names)) < len(names):
+        names = _numbered("step", len(names))
+    return StepRanges(names, events.begin_ns[firsts], events.end_ns[lasts], "annotation", how)
+
+
+def _overlaps(trace: Trace, rows: Rows, steps: StepRanges) -> bool:
+    """Whether another thread is in the same annotations at the same time, as a server's are."""
+    events = trace.events
+    codes = {
+        _DIGITS.sub("#", trace.names[events.name[row]])
+        for row in rows[np.isin(events.begin_ns[rows], steps.begin_ns[:_LEAST])]
+    }
+    same = np.array([_DIGITS.sub("#", name) in codes for name in trace.names])
+    alike = rows[same[events.name[rows]]]
+    _, lane = threads(trace, alike)
+    order = np.argsort(events.begin_ns[alike], kind="stable")
+    alike, lane = alike[order], lane[order]
+    crossed = events.begin_ns[alike][1:] < events.end_ns[alike][:-1]
+    return bool(np.any(crossed & (lane[1:] != lane[:-1])))
+
+
+def _of_optimizer(trace: Trace) -> StepRanges | None:
+    """From the end of an optimizer's step to that of the next."""
+    events = trace.events
+    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, OPTIMIZER_STEP)
+    rows = np.flatnonzero(marks)
+    if len(rows) == 0:
+        return None
+    codes, counts = np.unique(events.name[rows], return_counts=True)
+    rows = _apart(trace, rows[events.name[rows] == codes[np.argmax(counts)]])
+    if len(rows) < _LEAST:
+        return None
+    ends = events.end_ns[rows]
+    how = (
+        f"No annotation marks steps; they are taken to go from the end of one"
+        f" {shortened(trace.names[events.name[rows[0]]])} to the end of the next."
+    )
+    return StepRanges(_numbered("step", len(rows) - 1), ends[:-1], ends[1:], "optimizer", how)
+
+
+def _of_operators(trace: Trace) -> StepRanges | None:
+    """A sequence of operators that repeats, on the thread that launches the most."""
+    events = trace.events
+    work = device_work(trace)
+    calls = launch_of(trace, work.rows)
+    calls = calls[calls >= 0]
+    rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & (events.dur_ns > 0))
+    if len(calls) == 0 or len(rows) == 0:
+        return None
+    _, lane = threads(trace, np.concatenate((calls, rows)))
+    main = np.argmax(np.bincount(lane[: len(calls)]))
+    rows = rows[lane[len(calls) :] == main]
+    rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
+    if len(rows) == 0:
+        return None
+    reach = np.maximum.accumulate(events.end_ns[rows])
+    outer = rows[np.concatenate(([True], events.begin_ns[rows][1:] >= reach[:-1]))]
+    repeat = longest_repeat(events.name[outer].astype(np.int64), _LEAST, _LEAST_BLOCK)
+    if repeat is None:
+        return None
+    begin = events.begin_ns[outer[repeat.begin : repeat.end : repeat.length]]
+    end = events.end_ns[outer[repeat.end - 1 : repeat.end]]
+    if end[0] - begin[0] < _LEAST_SHARE * _length_of_work(trace):
+        return None
+    edges = np.concatenate((begin, end))
+    copies = work.rows[named(trace, _EXCHANGES)[work.rows]]
+    launched = launch_of(trace, copies)
+    exchanges = np.concatenate(
+        (
+            events.begin_ns[launched[launched >= 0]],
+            events.begin_ns[rows[named(trace, _ENDS_STEP)[rows]]],
+        )
+    )
+    kernels = launch_of(trace, work.rows[work.kind[work.rows] == COMPUTE])
+    computes = events.begin_ns[kernels[kernels >= 0]]
+    if not _in_each(exchanges, edges) or not _in_each(computes, edges):
+        return None
+    how = (
+        f"Nothing marks steps; {repeat.length:,} operators, from"
+        f" {shortened(trace.names[events.name[outer[repeat.begin]]])} on, repeat, and once through"
+        " them is taken for a step."
+    )
+    names = _numbered("step", repeat.times)
+    return StepRanges(names, edges[:-1], edges[1:], "operators", how)
+
+
+def _of_kernels(trace: Trace) -> StepRanges | None:
+    """A sequence of kernels and copies that repeats, on the stream that has the most."""
+    events = trace.events
+    rows = device_work(trace).rows
+    if len(rows) == 0:
+        return None
+    device, stream = streams(trace, rows)
+    lane = np.unique(device, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    names, of = np.unique(stream, return_inverse=True)
+    lane = lane * len(names) + of.reshape(-1)
+    rows = rows[lane == np.argmax(np.bincount(lane))]
+    rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
+    repeat = longest_repeat(events.name[rows].astype(np.int64), _LEAST, _LEAST_BLOCK)
+    if repeat is None:
+        return None
+    begin = events.begin_ns[rows[repeat.begin : repeat.end : repeat.length]]
+    end = events.end_ns[rows[repeat.end - 1 : repeat.end]]
+    edges = np.concatenate((begin, end))
+    copies = rows[named(trace, _EXCHANGES)[rows]]
+    kernels = rows[device_work(trace).kind[rows] == COMPUTE]
+    if not all(_in_each(events.begin_ns[each], edges) for each in (copies, kernels)):
+        return None
+    if edges[-1] - edges[0] < _LEAST_SHARE * _length_of_work(trace):
+        return None
+    how = (
+        f"Nothing marks steps; {repeat.length:,} kernels and copies of a stream, from"
+        f" {shortened(trace.names[events.name[rows[repeat.begin]]])} on, repeat, and once through"
+        " them is taken for a step."
+    )
+    return StepRanges(_numbered("step", repeat.times), edges[:-1], edges[1:], "kernels", how)
+
+
+def _apart(trace: Trace, rows: Rows) -> Rows:
+    """Marks by time; of those that overlap the first."""
+    events = trace.events
+    rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
+    kept: list[int] = []
+    for row in rows.tolist():
+        if not kept or events.begin_ns[row] >= events.end_ns[kept[-1]]:
+            kept.append(row)
+    return np.array(kept, dtype=np.intp)
+
+
+def _has_work(trace: Trace, row: int) -> bool:
+    events = trace.events
+    work = trace.rows_of(["cpu_op", "cuda_runtime", "cuda_driver"]) & ~named(trace, MARKS)
+    inside = (events.begin_ns >= events.begin_ns[row]) & (events.begin_ns < events.end_ns[row])
+    return bool(np.any(work & inside))
+
+
+def _length_of_work(trace: Trace) -> int:
+    """From the first operator or device event to the end of the last."""
+    events = trace.events
+    work = device_work(trace).kind.astype(np.bool_) | trace.rows_of(["cpu_op"])
+    if not work.any():
+        return 0
+    return int(events.end_ns[work].max() - events.begin_ns[work].min())
+
+
+def _in_each(times: Numbers, edges: Numbers) -> bool:
+    """Whether each stretch between two edges has one of the times."""
+    counts = np.diff(np.searchsorted(np.sort(times), edges))
+    return bool(np.all(counts > 0))
+
+
+def _numbered(word: str, count: int) -> list[str]:
+    return [f"{word} {number}" for number in range(1, count + 1)]
