@@ -113,6 +113,13 @@ void define_hot_objects(py::module_& module) {
     throw py::error_already_set();
 }
 
+bool require_main_interpreter() {
+  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return true;
+  PyErr_SetString(PyExc_ImportError,
+                  "stagespan works in the main interpreter only: import it there, not in a sub-interpreter");
+  return false;
+}
+
 }  // namespace
 
 }  // namespace stagespan::python
@@ -134,6 +141,10 @@ PYBIND11_MODULE(_core_of_main, module) {
   sp::define_statistics(module);
   sp::define_reading(module);
   sp::define_device(module);
+  // Python 3.13 runs the entry below in the main interpreter, whichever imports.
+  module.def("require_main_interpreter", [] {
+    if (!sp::require_main_interpreter()) throw py::error_already_set();
+  });
   module.def(
       "c_api",
       [] {
@@ -146,8 +157,5 @@ PYBIND11_MODULE(_core_of_main, module) {
 
 // The entry itself, because pybind11's waits forever in a sub-interpreter, or takes it for the main one.
 extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
-  if (PyInterpreterState_Get() == PyInterpreterState_Main()) return PyInit__core_of_main();
-  PyErr_SetString(PyExc_ImportError,
-                  "stagespan works in the main interpreter only: import it there, not in a sub-interpreter");
-  return nullptr;
+  return stagespan::python::require_main_interpreter() ? PyInit__core_of_main() : nullptr;
 }

@@ -336,5 +336,8 @@ def now_ns() -> int:
     """Unix time on the recorder's clock."""
 
 def arena_info() -> dict[str, int]: ...
+def require_main_interpreter() -> None:
+    """Raise ImportError in a sub-interpreter: what is recorded belongs to the process."""
+
 def c_api() -> object:
     """Capsule that other extensions attach to (`stagespan/python.h`)."""
