@@ -1,7 +1,8 @@
 """The JSON Schema of what `stagespan analyze --json` writes.
 
 Keys may be added without a new `schema_version`; none is renamed or removed without one. Times end
-in `_us`, or stand under a key that does, and are microseconds; null is what the trace cannot show.
+in `_us`, or stand under a key that does, and are microseconds (but for `kernels.breakdown`, which
+is the file of a stage, in milliseconds); null is what the trace cannot show.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from stagespan.trace.analysis.causes import CAUSES
 from stagespan.trace.analysis.gaps import ISSUED
 from stagespan.trace.analysis.host import PARTS
 from stagespan.trace.analysis.json_schema_program import PROGRAM
+from stagespan.trace.analysis.json_schema_work import WORK
 from stagespan.trace.analysis.result import SEVERITIES
 from stagespan.trace.analysis.verdict import VERDICTS
+from stagespan.trace.comparison.schema import AGAINST
 
 _Schema = dict[str, Any]
 _TEXT: _Schema = {"type": "string"}
@@ -184,10 +187,12 @@ _HOST = _object(
     }
 )
 _ANALYSES = {
+    "against": AGAINST,
     "verdict": _VERDICT,
     "device_use": _DEVICE_USE,
     "idle": _IDLE,
     "launches": _LAUNCHES,
     "host": _HOST,
     **PROGRAM,
+    **WORK,
 }

@@ -22,7 +22,7 @@ _FEWEST_LINES = 20
 _WIDTH = 100
 _CAUSES = 5
 # The verdict stands above; the host is told about where there is no device.
-_NOT_MISSED = ("verdict", "host")
+_NOT_MISSED = ("against", "verdict", "host")
 # Every trace has some, and they hold nothing that is missed.
 _NOT_TOLD = ("metadata entry that is no name",)
 _COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan"}

@@ -8,6 +8,6 @@ operator and kernel each sum to the change exactly.
 from __future__ import annotations
 
 from stagespan.trace.comparison.against import Against
-from stagespan.trace.comparison.compare import compare
+from stagespan.trace.comparison.alignment import compare
 
 __all__ = ["Against", "compare"]

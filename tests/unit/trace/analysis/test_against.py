@@ -1,0 +1,299 @@
+"""Before and after: planted changes of a program come out to the nanosecond."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from planted import Program
+
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analysis.result import Nothing
+from stagespan.trace.comparison import Against, compare
+
+US = 1_000
+LOADING = "idle: the host waited for the data loader"
+MATMUL = "computing: matrix products"
+
+
+def training(
+    folder: Path,
+    name: str,
+    steps: int = 4,
+    load: int = 400,
+    gemm: int = 100,
+    kernel: str = "kernel_gemm",
+    extra: bool = False,
+    first: int = 1,
+) -> Trace:
+    """Steps that load, multiply, add, and wait: load + 18 + gemm + 50 + 2 us each."""
+    program = Program()
+    for step in range(first, first + steps):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            with program.within("enumerate(DataLoader)#x", "user_annotation"):
+                program.work(load)
+            with program.within("forward", "user_annotation"):
+                with program.within("aten::mm"):
+                    program.work(10)
+                    program.launch(kernel, gemm)
+                program.operator("aten::add", 50)
+                if extra:
+                    program.operator("aten::relu", 30)
+            program.wait()
+    (folder / name).mkdir(exist_ok=True)
+    return program.trace(folder / name)
+
+
+def against(before: Trace, after: Trace) -> Against:
+    found = compare(before, after)
+    assert isinstance(found, Against)
+    return found
+
+
+def test_the_parts_explain_the_change(tmp_path: Path) -> None:
+    # GIVEN a program that then loads 300 us faster and multiplies 40 us slower
+    before = training(tmp_path, "before")
+    after = training(tmp_path, "after", load=100, gemm=140)
+    # WHEN they are compared
+    found = against(before, after)
+    # THEN the mean step goes from 570 to 310 us
+    assert (found.before_ns, found.after_ns) == (570 * US, 310 * US)
+    # AND loading and multiplying explain it, nothing else changed
+    changes = {part.name: part.change_ns for part in found.parts() if part.change_ns}
+    assert changes == {LOADING: -300 * US, MATMUL: 40 * US}
+    # AND it is told so
+    first, second, third = found.findings()
+    assert first.severity == "high"
+    assert first.sentence == (
+        "A step takes 310.000 us, 260.000 us less than before (570.000 us, -45.6 %). What made it:"
+        f" {LOADING} (-300.000 us). Against it: {MATMUL} (+40.000 us)."
+    )
+    assert [each.figure for each in first.evidence] == [570 * US, 310 * US]
+    assert "300.000 us less a step (400.000 us before, 100.000 us after)" in second.sentence
+    assert (third.severity, third.evidence[1].figure) == ("medium", 140 * US)
+    # AND by stage, operator and kernel the device's change is the same
+    stages = {each.name: each.change_ns for each in found.stages()}
+    operators = {each.name: each.change_ns for each in found.operators()}
+    kernels = {(each.name, each.operator): each.change_ns for each in found.kernels()}
+    assert stages == {"forward": 40 * US}
+    assert operators == {"aten::mm": 40 * US, "aten::add": 0}
+    assert kernels == {("kernel_gemm", "aten::mm"): 40 * US, ("kernel_add", "aten::add"): 0}
+    assert {each.before_count for each in found.kernels()} == {1}
+
+
+def test_a_trace_against_itself(tmp_path: Path) -> None:
+    # GIVEN a trace
+    trace = training(tmp_path, "one")
+    # WHEN it is compared with itself
+    found = against(trace, trace)
+    # THEN nothing changed, and there is nothing to say
+    assert found.change_ns == 0
+    assert all(part.change_ns == 0 for part in found.parts())
+    assert found.findings() == []
+    assert "as before" in found.tables()[0].note
+
+
+def test_another_number_of_steps(tmp_path: Path) -> None:
+    # GIVEN 4 steps before, and 6 steps after that compute 10 us longer
+    before = training(tmp_path, "before")
+    after = training(tmp_path, "after", steps=6, gemm=110, first=7)
+    # WHEN they are compared
+    found = against(before, after)
+    # THEN it is per step, which is said
+    assert found.change_ns == 10 * US
+    assert sum(part.change_ns for part in found.parts()) == 10 * US
+    assert "4 and 6 steps" in found.remarks[0]
+    assert {k.name: (k.before_count, k.after_count) for k in found.kernels()} == {
+        "kernel_gemm": (1, 1),
+        "kernel_add": (1, 1),
+    }
+
+
+def test_new_and_vanished_kernels(tmp_path: Path) -> None:
+    # GIVEN a program that later launches one kernel more
+    before = training(tmp_path, "before")
+    after = training(tmp_path, "after", extra=True)
+    # WHEN they are compared, either way round
+    found, back = against(before, after), against(after, before)
+    # THEN it is new, or vanished
+    (new,) = found.new_kernels()
+    assert (new.name, new.change_ns, new.after_count) == ("kernel_relu", 30 * US, 1)
+    assert found.vanished_kernels() == []
+    (gone,) = back.vanished_kernels()
+    assert (gone.name, gone.change_ns) == ("kernel_relu", -30 * US)
+    assert any("1 kernel came, with 30.000 us a step" in f.sentence for f in found.findings())
+    assert any("1 kernel vanished" in f.sentence for f in back.findings())
+
+
+def test_a_kernel_under_another_name(tmp_path: Path) -> None:
+    # GIVEN the same program with another library's matrix product
+    before = training(tmp_path, "before")
+    after = training(tmp_path, "after", gemm=160, kernel="cutlass_gemm_128x64")
+    # WHEN they are compared
+    found = against(before, after)
+    # THEN the two are one row, which says so
+    (renamed,) = found.renamed_kernels()
+    assert (renamed.name, renamed.old_name) == ("cutlass_gemm_128x64", "kernel_gemm")
+    assert (renamed.before_ns, renamed.after_ns) == (100 * US, 160 * US)
+    assert found.new_kernels() == found.vanished_kernels() == []
+    assert any(
+        f.sentence.startswith("cutlass_gemm_128x64 is taken for kernel_gemm")
+        for f in found.findings()
+    )
+
+
+def test_a_kernel_of_another_kind_is_not_taken_for_the_old(tmp_path: Path) -> None:
+    # GIVEN a kernel that is no matrix product in the place of one
+    before = training(tmp_path, "before")
+    after = training(tmp_path, "after", kernel="layer_norm_kernel")
+    # WHEN they are compared
+    found = against(before, after)
+    # THEN one is new and the other vanished
+    assert found.renamed == {}
+    assert [each.name for each in found.new_kernels()] == ["layer_norm_kernel"]
+    assert [each.name for each in found.vanished_kernels()] == ["kernel_gemm"]
+
+
+def test_one_kernel_of_two_operators(tmp_path: Path) -> None:
+    # GIVEN a kernel that two operators launch, and that one of them later launches twice
+    def launched(name: str, times: int) -> Trace:
+        program = Program()
+        for step in range(2):
+            with program.within(f"ProfilerStep#{step}", "user_annotation"):
+                for operator in ["aten::mul"] * times + ["aten::add"]:
+                    with program.within(operator):
+                        program.launch("vectorized_elementwise", 100)
+                program.wait()
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN they are compared
+    found = against(launched("before", 1), launched("after", 2))
+    # THEN the change is that operator's
+    assert {(k.operator, k.change_ns, k.before_count, k.after_count) for k in found.kernels()} == {
+        ("aten::mul", 100 * US, 1, 2),
+        ("aten::add", 0, 1, 1),
+    }
+    assert found.change_ns == 100 * US
+
+
+def test_a_change_within_the_variation_of_the_steps(tmp_path: Path) -> None:
+    # GIVEN steps of 470 to 770 us, and after that the same but for the last
+    def varied(name: str, last: int) -> Trace:
+        program = Program()
+        for step, load in enumerate((300, 500, 400, last)):
+            with program.within(f"ProfilerStep#{step}", "user_annotation"):
+                with program.within("enumerate(DataLoader)#x", "user_annotation"):
+                    program.work(load)
+                program.operator("aten::mm", 100)
+                program.operator("aten::add", 50)
+                program.wait()
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN they are compared
+    found = against(varied("before", 600), varied("after", 400))
+    # THEN the change is there, but no more than low
+    assert found.change_ns == -50 * US
+    assert found.within_variation()
+    assert {finding.severity for finding in found.findings()} == {"low"}
+    assert "may be chance" in found.findings()[0].sentence
+
+
+def test_without_a_device_operators_are_compared(tmp_path: Path) -> None:
+    # GIVEN a program on the host whose operator takes 30 us longer afterwards
+    def hosted(name: str, us: int) -> Trace:
+        program = Program()
+        for step in range(3):
+            with program.within(f"ProfilerStep#{step}", "user_annotation"):
+                with program.within("aten::linear"):
+                    program.work(5)
+                    with program.within("aten::addmm"):
+                        program.work(us)
+                program.work(20)
+            # Another thread, which has little to do.
+            program.thread += 1
+            program.event("aten::copy_", "cpu_op", program.now - 40, program.now - 30)
+            program.thread -= 1
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN they are compared
+    found = against(hosted("before", 100), hosted("after", 130))
+    # THEN its own time explains the change
+    assert (found.before_ns, found.after_ns) == (125 * US, 155 * US)
+    assert {each.name: each.change_ns for each in found.operators()} == {
+        "aten::addmm": 30 * US,
+        "aten::linear": 0,
+    }
+    assert {part.name: part.change_ns for part in found.parts() if part.change_ns} == {
+        "operators: matrix products": 30 * US
+    }
+    assert found.kernels() == []
+
+
+def test_a_device_on_one_side_only(tmp_path: Path) -> None:
+    # GIVEN a trace with device events and one without
+    program = Program()
+    with program.within("aten::mm"):
+        program.work(10)
+    host, device = program.trace(tmp_path), training(tmp_path, "device")
+    # WHEN they are compared
+    found = compare(host, device)
+    # THEN nothing is, and it says why
+    assert isinstance(found, Nothing)
+    assert "Only the second of the two traces has device events" in found.reason
+
+
+def test_windows_without_steps_that_hold_different_work(tmp_path: Path) -> None:
+    # GIVEN traces without steps, of which one holds three times the work
+    def launched(name: str, times: int, us: int = 20) -> Trace:
+        program = Program()
+        for number in range(times):
+            program.operator(f"aten::op{number % 7}", us)
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN they are compared
+    found = compare(launched("before", 7), launched("after", 21))
+    # THEN their totals are not
+    assert isinstance(found, Nothing)
+    assert "7 launches of kernels and copies before, 21 after" in found.reason
+    # AND where the work is the same, all of it is compared, which is said
+    same = against(launched("fast", 7), launched("slow", 7, us=30))
+    assert same.unit == "trace"
+    assert same.change_ns == 70 * US
+    assert "All of each trace is compared" in same.remarks[0]
+
+
+def test_unlike_programs_are_said_to_be(tmp_path: Path) -> None:
+    # GIVEN two programs with steps and nothing else in common
+    program = Program()
+    for step in range(4):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            program.operator("aten::conv2d", 300)
+            program.wait()
+    (tmp_path / "other").mkdir(exist_ok=True)
+    other = program.trace(tmp_path / "other")
+    # WHEN they are compared
+    found = against(training(tmp_path, "one"), other)
+    # THEN it is said first
+    assert "Only 0 % of the kernels" in found.remarks[0]
+
+
+def test_the_known_pair(traces: Path) -> None:
+    # GIVEN a training without and with four workers that load data
+    before = read_trace(traces / "old_v100_resnet_workers0.json.gz")
+    after = read_trace(traces / "old_v100_resnet_workers4.json.gz")
+    # WHEN they are compared
+    found = against(before, after)
+    # THEN the mean step is what is known about them
+    assert found.before_ns == pytest.approx(177_592.167 * US, abs=US)
+    assert found.after_ns == 141_068 * US
+    # AND the loader is why, and all parts sum to the change
+    assert found.parts()[0].name == LOADING
+    assert found.parts()[0].change_ns < -57e6
+    assert sum(part.change_ns for part in found.parts()) == found.change_ns
+    # AND cudnn chose other kernels, which is not a change of the program
+    assert len(found.vanished_kernels()) == 6
+    assert not found.within_variation()
