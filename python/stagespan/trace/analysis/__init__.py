@@ -22,6 +22,7 @@ ANALYSES: tuple[str, ...] = (
     "idle",
     "launches",
     "host",
+    "kernels",
     "steps",
 )
 

@@ -1,0 +1,142 @@
+"""What on the host launched the device's work: call, operator, stage, and forward operator."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.analysis.causes import GRAPH_LAUNCHES
+from stagespan.trace.analysis.forward import forward_operators
+from stagespan.trace.analysis.gaps import graph_calls
+from stagespan.trace.analysis.host_time import named, pairs, processes
+from stagespan.trace.analysis.nesting import Lanes, Nesting, joined
+from stagespan.trace.device import launch_of
+from stagespan.trace.model import Mask, Trace
+
+Rows = NDArray[np.intp]
+SPANS = "stagespan"
+"""The process that the spans of stagespan have in a trace; their threads are the program's."""
+_ASCEND = "Ascend Hardware"
+# Annotations that the framework makes by itself, and those that count steps.
+_NO_STAGE = re.compile(
+    r"^(?:nccl|gloo|rccl|hccl|xccl|mpi|ucc|c10d)\w*:|^## Call Compiled|compile_id="
+    r"|\(dynamo_timed\)$|^PyTorch Profiler|^ProfilerStep[#*]|^Iteration#\d"
+)
+NO_OPERATOR = re.compile(
+    r"^ProfilerStep[#*]|\[memory\]$| \(dynamo_timed\)$|_data: .*compile_id=|^Torch-Compiled Region"
+    r"|^## Call CompiledFxGraph|^TorchDynamo Cache Lookup$|^Pregraph bytecode$"
+    r"|^AOTDispatcher Runtime Wrapper Prologue$|^autograd::engine::evaluate_function: "
+)
+"""Events of category cpu_op that surround operators: no kernel is launched by these themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launchers:
+    """Of some device events what launched each: rows of `Trace.events`, or -1 where unknown."""
+
+    rows: Rows
+    calls: Rows
+    """The launching call."""
+    of_graph: Mask
+    """Launched as part of a device graph: then call and operator are the graph's."""
+    operator: Rows
+    """The innermost operator around the call."""
+    stage: Rows
+    """The innermost annotation of the user, or span of a stage, around the call."""
+    forward: Rows
+    """Of work of a backward pass the forward operator that it belongs to."""
+
+
+def launchers(trace: Trace, rows: Rows) -> Launchers | None:
+    """Find what launched each of some device events; None where times lie years apart."""
+    events = trace.events
+    calls = launch_of(trace, rows)
+    known = np.flatnonzero(calls >= 0)
+    called, which = np.unique(calls[known], return_inverse=True)
+    operators = np.flatnonzero(trace.rows_of(["cpu_op"]))
+    lanes = Lanes(trace, operators, called)
+    if not lanes.fits:
+        return None
+    forest = Nesting.of(trace, lanes.axis, operators, lanes.of[0])
+    inside = np.full(len(rows), -1, dtype=np.intp)
+    inside[known] = forest.at(lanes.axis.place(lanes.of[1], events.begin_ns[called]))[
+        which.reshape(-1)
+    ]
+    _by_arrows(trace, rows, inside, lanes, forest)
+    work = ~named(trace, NO_OPERATOR)[forest.rows]
+    stage = np.full(len(rows), -1, dtype=np.intp)
+    stage[known] = stages(trace, called)[which.reshape(-1)]
+    return Launchers(
+        rows=rows,
+        calls=calls,
+        of_graph=_graph_calls(trace, calls),
+        operator=_at(forest.rows, _at(forest.first_around(work), inside)),
+        stage=stage,
+        forward=_at(forward_operators(trace, lanes, forest), inside),
+    )
+
+
+def _graph_calls(trace: Trace, calls: Rows) -> Mask:
+    """On Ascend one call launches several kernels of an operator: there, by its name alone."""
+    of_graph = graph_calls(trace, calls)
+    if _ASCEND in trace.process_names.values():
+        return of_graph & named(trace, GRAPH_LAUNCHES)[calls]
+    return of_graph
+
+
+def _at(values: Rows, index: Rows) -> Rows:
+    """values[index], -1 where the index is."""
+    return np.where(index >= 0, np.append(values, -1)[index], -1)
+
+
+def _by_arrows(trace: Trace, rows: Rows, inside: Rows, lanes: Lanes, forest: Nesting) -> None:
+    """Ascend's queue launches from a thread of its own: its arrows lead from the operators."""
+    flows, events = trace.flows, trace.events
+    starts, ends = joined(flows, np.isin(flows.category, trace.category_codes(["async_npu"])))
+    missing = np.flatnonzero(inside < 0)
+    if len(ends) == 0 or len(missing) == 0 or len(forest) == 0:
+        return
+    here = rows[missing]
+    # Ends of arrows and begins of events as numbers of the same places.
+    _, lane = pairs(
+        np.concatenate((flows.pid[ends], events.pid[here])),
+        np.concatenate((flows.tid[ends], events.tid[here])),
+    )
+    times = np.concatenate((flows.begin_ns[ends], events.begin_ns[here]))
+    _, place = pairs(lane, times)
+    offered, wanted = place[: len(ends)], place[len(ends) :]
+    order = np.argsort(offered, kind="stable")
+    at = np.searchsorted(offered[order], wanted)
+    hit = np.flatnonzero(at < len(order))
+    hit = hit[offered[order[at[hit]]] == wanted[hit]]
+    places = lanes.places_of_flows(trace, starts[order[at[hit]]])
+    inside[missing[hit]] = forest.at(places)
+
+
+def stages(trace: Trace, calls: Rows) -> Rows:
+    """Of each call the innermost stage around it on its thread.
+
+    Threads without any stage, such as autograd's, work for the one thread that has stages.
+    """
+    events = trace.events
+    marks = np.flatnonzero(trace.rows_of(["user_annotation"]) & ~named(trace, _NO_STAGE))
+    if len(marks) == 0 or len(calls) == 0:
+        return np.full(len(calls), -1, dtype=np.intp)
+    process = processes(trace)
+    spans = [pid for pid, name in trace.process_names.items() if name == SPANS]
+    if spans:
+        program, count = np.unique(process[calls], return_counts=True)
+        process = np.where(np.isin(process, spans), program[count.argmax()], process)
+    lanes = Lanes(trace, marks, calls, process=process)
+    if not lanes.fits:
+        return np.full(len(calls), -1, dtype=np.intp)
+    of_marks, lane = lanes.of
+    forest = Nesting.of(trace, lanes.axis, marks, of_marks)
+    with_stages = np.unique(of_marks)
+    if len(with_stages) == 1:
+        same = lanes.threads[lane][:, 0] == lanes.threads[with_stages[0]][0]
+        lane = np.where(same, with_stages[0], lane)
+    return _at(forest.rows, forest.at(lanes.axis.place(lane, events.begin_ns[calls])))
