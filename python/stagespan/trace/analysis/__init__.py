@@ -24,6 +24,7 @@ ANALYSES: tuple[str, ...] = (
     "host",
     "kernels",
     "steps",
+    "stages",
 )
 
 

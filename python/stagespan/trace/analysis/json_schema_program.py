@@ -92,6 +92,35 @@ _STEPS = _object(
         "device_events_outside_us": _TIME,
     }
 )
+_STAGES = _object(
+    {
+        "stages": _list(
+            _object(
+                {
+                    "path": _list(_TEXT) | {"minItems": 1},
+                    "calls": _COUNT,
+                    "host_us": _TIME,
+                    "host_self_us": _TIME,
+                    "device_us": _MAYBE_TIME,
+                    "device_self_us": _MAYBE_TIME,
+                    "device_events": _MAYBE_COUNT,
+                    "device_events_self": _MAYBE_COUNT,
+                    "launches_self": _COUNT,
+                    "device_idle_self_us": _MAYBE_TIME,
+                    "steps": _MAYBE_COUNT,
+                    "host_us_a_step": _MAYBE_TIME,
+                    "device_us_a_step": _MAYBE_TIME,
+                }
+            )
+        ),
+        "stages_left_out": _COUNT,
+        "device_us": _MAYBE_TIME,
+        "device_events_outside": _COUNT,
+        "device_events_outside_us": _TIME,
+        "device_events_told_by_time": _COUNT,
+    }
+)
 PROGRAM = {
     "steps": _STEPS,
+    "stages": _STAGES,
 }

@@ -101,7 +101,7 @@ def _of_annotations(trace: Trace) -> StepRanges | None:
     all_rows = np.flatnonzero(marks & (events.dur_ns > 0))
     words = {code: _DIGITS.sub("#", trace.names[code]) for code in np.unique(events.name[all_rows])}
     numbers = {word: number for number, word in enumerate(dict.fromkeys(words.values()))}
-    least = _LEAST_SHARE * _length_of_work(trace)
+    least = _LEAST_SHARE * length_of_work(trace)
     best: tuple[int, StepRanges] | None = None
     tree, found, lane = tree_of(trace, all_rows)
     level = tree.levels()
@@ -198,7 +198,7 @@ def _of_operators(trace: Trace) -> StepRanges | None:
         return None
     begin = events.begin_ns[outer[repeat.begin : repeat.end : repeat.length]]
     end = events.end_ns[outer[repeat.end - 1 : repeat.end]]
-    if end[0] - begin[0] < _LEAST_SHARE * _length_of_work(trace):
+    if end[0] - begin[0] < _LEAST_SHARE * length_of_work(trace):
         return None
     edges = np.concatenate((begin, end))
     copies = work.rows[named(trace, _EXCHANGES)[work.rows]]
@@ -244,7 +244,7 @@ def _of_kernels(trace: Trace) -> StepRanges | None:
     kernels = rows[device_work(trace).kind[rows] == COMPUTE]
     if not all(_in_each(events.begin_ns[each], edges) for each in (copies, kernels)):
         return None
-    if edges[-1] - edges[0] < _LEAST_SHARE * _length_of_work(trace):
+    if edges[-1] - edges[0] < _LEAST_SHARE * length_of_work(trace):
         return None
     how = (
         f"Nothing marks steps; {repeat.length:,} kernels and copies of a stream, from"
@@ -272,7 +272,7 @@ def _has_work(trace: Trace, row: int) -> bool:
     return bool(np.any(work & inside))
 
 
-def _length_of_work(trace: Trace) -> int:
+def length_of_work(trace: Trace) -> int:
     """From the first operator or device event to the end of the last."""
     events = trace.events
     work = device_work(trace).kind.astype(np.bool_) | trace.rows_of(["cpu_op"])
