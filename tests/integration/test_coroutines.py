@@ -116,7 +116,7 @@ def test_who_awaits_a_coroutine_waits_for_all_of_it() -> None:
     stages = _core.snapshot().stages()
     for parent, child in zip(("block", "awaits"), recorded("sleeps"), strict=True):
         assert child.duration_ns >= 19 * MS
-        assert abs(stages[parent].children_ns - child.duration_ns) <= 2  # each is rounded
+        assert child.suspended_ns <= stages[parent].children_ns <= child.duration_ns + 1
     assert_closed()
 
 
