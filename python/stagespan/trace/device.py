@@ -60,6 +60,12 @@ def device_work(trace: Trace) -> DeviceWork:
     return DeviceWork(kind, is_kernel)
 
 
+def is_ascend(trace: Trace) -> bool:
+    """Whether a trace is one of torch_npu.profiler: its processes have the names of its parts."""
+    parts = {_ASCEND_DEVICE, _ASCEND_HOST, "Overlap Analysis"}
+    return not parts.isdisjoint(trace.process_names.values())
+
+
 def launches(trace: Trace) -> Mask:
     """Rows that are calls of a runtime or driver, which may have launched device work."""
     chosen = np.array([name.endswith(_LAUNCH_SUFFIXES) for name in [*trace.categories, ""]])

@@ -10,9 +10,10 @@ from stagespan.trace.model import Trace
 
 def open_trace(path: Path) -> Trace:
     """The one trace that a path names. Raises TraceError with a sentence where it names none."""
+    from stagespan.trace.ascend import is_ascend_folder, read_ascend_trace
     from stagespan.trace.reader import read_trace
 
-    return read_trace(path)
+    return read_ascend_trace(path) if is_ascend_folder(path) else read_trace(path)
 
 
 def analyze_path(path: Path, against: Path | None = None) -> Analysis:
@@ -20,6 +21,11 @@ def analyze_path(path: Path, against: Path | None = None) -> Analysis:
 
     Raises TraceError with a sentence for what cannot be read.
     """
+    from stagespan.trace.ascend import is_ascend_folder, read_ascend_folder
+    from stagespan.trace.ascend.report import analyze_ascend
+
+    if against is None and is_ascend_folder(path):
+        return analyze_ascend(read_ascend_folder(path))
     trace = open_trace(path)
     if against is None:
         return analyze(trace)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagespan.trace.analysis.result import SEVERITIES, Finding, Nothing, Result, window_of
+from stagespan.trace.device import is_ascend
 from stagespan.trace.model import Trace
 
 SCHEMA_VERSION = 1
@@ -25,6 +26,15 @@ ANALYSES: tuple[str, ...] = (
     "kernels",
     "steps",
     "stages",
+)
+
+# Those of traces of torch_npu.profiler alone.
+ASCEND: tuple[str, ...] = (
+    "head_overhead",
+    "ascend_steps",
+    "ascend_free",
+    "ascend_waits",
+    "ascend_host_waits",
 )
 
 
@@ -62,14 +72,15 @@ class Analysis:
 
 
 def analyze(trace: Trace, only: Iterable[str] | None = None) -> Analysis:
-    """Run all analyses on a trace, or those that `only` names.
+    """Run all analyses on a trace (`ASCEND` if it is of an NPU), or those that `only` names.
 
-    Raises KeyError for a name that is not in `ANALYSES`.
+    Raises KeyError for a name that is in neither list.
     """
-    names = list(ANALYSES) if only is None else list(only)
-    unknown = [name for name in names if name not in ANALYSES]
+    names = [*ANALYSES, *(ASCEND if is_ascend(trace) else ())] if only is None else list(only)
+    known = (*ANALYSES, *ASCEND)
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise KeyError(f"There is no analysis {unknown[0]!r}: choose from {', '.join(ANALYSES)}.")
+        raise KeyError(f"There is no analysis {unknown[0]!r}: choose from {', '.join(known)}.")
     results: dict[str, Result | Nothing] = {}
     for name in names:
         module = importlib.import_module(f"stagespan.trace.analysis.{name}")

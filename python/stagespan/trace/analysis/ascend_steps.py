@@ -1,0 +1,208 @@
+"""Each step's time on an Ascend device: computing, communicating, free; checked three ways.
+
+The lanes that the profiler wrote are summed up, made again from the operators, and compared with
+step_trace_time.csv where that is at hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from stagespan.trace.analysis.result import (
+    Evidence,
+    Finding,
+    Nothing,
+    Severity,
+    Table,
+    in_words,
+    share,
+)
+from stagespan.trace.ascend.lanes import lanes_from_events, lanes_in
+from stagespan.trace.ascend.step_ranges import step_ranges, whole_range
+from stagespan.trace.ascend.step_times import (
+    COLUMNS,
+    StepTime,
+    step_times,
+    step_times_of_file,
+)
+from stagespan.trace.ascend.tables import CsvTable
+from stagespan.trace.device import device_work
+from stagespan.trace.model import Trace
+
+LANES, OPERATORS, FILE = "lanes", "operators", "file"
+_SOURCES = {
+    LANES: "the lanes of the trace's Overlap Analysis",
+    OPERATORS: "the operators in the trace",
+    FILE: "step_trace_time.csv",
+}
+_FREE: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
+_SHARE = 1e-6
+_COARSE = ("stage_ns", "preparing_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A figure that two of the three do not have in common; times in ns."""
+
+    step: str
+    figure: str
+    """The name of its column."""
+    says: str
+    time_ns: int
+    other: str
+    other_ns: int
+
+    @property
+    def sentence(self) -> str:
+        """Who says what."""
+        return (
+            f"{self.figure} of {self.step}: {_SOURCES[self.says]} say"
+            f"{'s' if self.says == FILE else ''} {in_words(self.time_ns, 'ns')},"
+            f" {_SOURCES[self.other]} {in_words(self.other_ns, 'ns')}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps by device, and who said so."""
+
+    source: str
+    steps: list[StepTime]
+    checked: dict[str, list[StepTime]]
+    """The same steps by the others that are there."""
+    differences: list[Difference] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "source": self.source,
+            "steps": [step.to_dict() for step in self.steps],
+            "checked_against": {
+                source: [step.to_dict() for step in steps] for source, steps in self.checked.items()
+            },
+            "differences": [
+                {
+                    "step": d.step,
+                    "figure": d.figure,
+                    "source": d.says,
+                    "time_us": d.time_ns / 1000,
+                    "other": d.other,
+                    "other_us": d.other_ns / 1000,
+                }
+                for d in self.differences
+            ],
+        }
+
+    def findings(self) -> list[Finding]:
+        """Steps with much free time, and figures that do not agree."""
+        found = []
+        known = [s for s in self.steps if s.free_ns is not None and _span(s)]
+        free, span = sum(s.free_ns or 0 for s in known), sum(_span(s) for s in known)
+        percent = share(free, span)
+        severity = next((s for least, s in _FREE if percent >= least), None)
+        if severity is not None:
+            worst = sorted(known, key=lambda s: -(s.free_ns or 0))[:3]
+            found.append(
+                Finding(
+                    severity,
+                    f"For {in_words(free, 'ns')} ({percent:.1f} % of its time) the device was"
+                    " free: it neither computed nor communicated.",
+                    tuple(Evidence(f"Free of {s.name}", None, s.free_ns, "ns") for s in worst),
+                )
+            )
+        if self.differences:
+            found.append(
+                Finding(
+                    "medium",
+                    f"{len(self.differences):,} figures of the folder's files do not agree:"
+                    f" {self.differences[0].sentence}. Parse the folder again, or do not trust"
+                    " them.",
+                    tuple(
+                        Evidence(d.sentence, None, abs(d.time_ns - d.other_ns), "ns")
+                        for d in self.differences[:5]
+                    ),
+                )
+            )
+        return found
+
+    def tables(self) -> list[Table]:
+        """Steps as rows, with the columns of step_trace_time.csv."""
+        rows = [
+            (s.step or "all", *([s.device] if self._devices else []), *s.figures().values())
+            for s in self.steps
+        ]
+        columns = [("step", ""), *([("device", "")] if self._devices else [])]
+        columns += [(title, "ns") for title in COLUMNS.values()]
+        return [Table("Steps on the device", tuple(columns), rows, self._note())]
+
+    @property
+    def _devices(self) -> bool:
+        return any(step.device for step in self.steps)
+
+    def _note(self) -> str:
+        note = f"From {_SOURCES[self.source]}."
+        if self.checked:
+            others = " and ".join(_SOURCES[other] for other in self.checked)
+            agree = f"{len(self.differences):,} figures differ" if self.differences else "all agree"
+            note += f" Checked against {others}: {agree}."
+        return note
+
+
+def analyze(trace: Trace, table: CsvTable | None = None) -> Steps | Nothing:
+    """Sum up steps from a trace, and compare with the rows of step_trace_time.csv if given."""
+    ranges = step_ranges(trace)
+    in_file = [] if table is None else step_times_of_file(table)
+    if not ranges or (in_file and not any(step.step for step in in_file)):
+        ranges = [whole_range(trace)]
+    found = {
+        LANES: step_times(lanes_in(trace), ranges),
+        OPERATORS: step_times(lanes_from_events(trace, device_work(trace)), ranges),
+        FILE: in_file,
+    }
+    found = {source: steps for source, steps in found.items() if steps}
+    if not found:
+        return Nothing(
+            "Neither the trace nor step_trace_time.csv tells about an Ascend device's time:"
+            " record it with the NPU's activity."
+        )
+    source = next(iter(found))
+    others = {other: steps for other, steps in found.items() if other != source}
+    return Steps(source, found[source], others, _differences(source, found[source], others))
+
+
+def _differences(
+    source: str, steps: list[StepTime], others: dict[str, list[StepTime]]
+) -> list[Difference]:
+    found = []
+    for other, theirs in others.items():
+        by_step = {(s.device, s.step): s for s in theirs}
+        # Older files do not name the only device.
+        alone = len({s.device for s in theirs} | {s.device for s in steps} - {""}) <= 1
+        if alone or not any(s.device for s in theirs):
+            by_step |= {("", s.step): s for s in theirs}
+        for step in steps:
+            same = by_step.get((step.device, step.step)) or by_step.get(("", step.step))
+            if same is None:
+                continue
+            for name, mine in step.figures().items():
+                their = same.figures()[name]
+                if mine is None or their is None:
+                    continue
+                if abs(mine - their) > _apart(name, other, mine, step, same):
+                    found.append(Difference(step.name, COLUMNS[name], source, mine, other, their))
+    return found
+
+
+def _apart(figure: str, other: str, time_ns: int, *steps: StepTime) -> float:
+    """How far apart two figures may be that are equal: 1 ns, 1e-6, or what rounding makes out."""
+    apart = max(1.0, _SHARE * abs(time_ns))
+    if other == OPERATORS:
+        # Operators last fractions of ns; trace and lanes round each to ns.
+        return max(apart, *(step.intervals or 0 for step in steps))
+    # The file's are differences of times of day in doubles, which are 250 ns apart.
+    return max(apart, 500.0) if figure in _COARSE else apart
+
+
+def _span(step: StepTime) -> int:
+    return (step.computing_ns or 0) + (step.exposed_ns or 0) + (step.free_ns or 0)

@@ -1,0 +1,309 @@
+"""Calls of graphs that TorchAir compiled: the events that mark their parts, call by call."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.device import COPY, device_work, launch_of
+from stagespan.trace.model import Mask, Numbers, Trace
+
+# With a space in TorchAir's sources, with an underscore in documents; cached graphs have their own.
+COMPILER = re.compile(r"^(?:npu_fx_compiler|cache_compiler)[ _]inference$")
+_REGION = re.compile(r"^Torch-Compiled Region\b")
+_LOOKUP = re.compile(r"^TorchDynamo Cache Lookup$")
+_GUARDS = re.compile(r"guard", re.IGNORECASE)
+_FUNCTION = re.compile(r"^CompiledFunction(?:Backward)?$")
+_RUN = re.compile(r"^TorchNpuGraphBase::Run$")
+EXECUTE = re.compile(r"^(?:ExecuteGraph|RunGraph|RunGraphWithStreamAsync)$")
+_REPLAY = re.compile(r"^acl_graph_replay$")
+_COMPILES = re.compile(
+    r"\(dynamo_timed\)$|^TorchNpuGraphBase::(?:Load|Compile|AutoTune)$|^(?:Load|Compile|Add)Graph$"
+)
+# What TorchAir's Python calls for inputs that are no tensors, or are not contiguous.
+SCALARS = re.compile(r"^aten::(?:scalar_tensor|tensor|lift_fresh|full|empty|to|_to_copy|detach_?)$")
+CONTIGUOUS = re.compile(r"^aten::(?:contiguous|clone)$")
+_ATEN = re.compile(r"^aten::")
+# From a look-up to the region that it found nothing else happens.
+_ADJACENT_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call; times in ns, None where the trace does not show the part."""
+
+    row: int
+    """Of the compiler's event."""
+    begin_ns: int
+    """Where the framework's part begins; where TorchAir's does if that is unknown."""
+    end_ns: int
+    """The end of the compiler's event."""
+    region: str | None
+    """The compiled region's name, such as `Torch-Compiled Region: 0/0`."""
+    framework_ns: int | None
+    lookup_ns: int
+    """Of the framework's: dynamo's look-up in its cache, in which it checks guards."""
+    guards_ns: int
+    """Of the framework's: guards that have an event of their own."""
+    torchair_ns: int | None
+    python_ns: int | None
+    """Of TorchAir's: until `TorchNpuGraphBase::Run`."""
+    cpp_ns: int | None
+    """Of TorchAir's: from there to where the graph is run."""
+    ge_ns: int | None
+    """From where the graph is run to the compiler event's end."""
+    execute_ns: int | None
+    """Of that: the call that runs the graph."""
+    execute: str | None
+    """Its name."""
+    first_operator_ns: int | None
+    """From where the graph is run to the begin of its first operator on the device."""
+    first_operator: int
+    """Row of that operator, or -1."""
+    by_launch: bool
+    """Whether its launch shows that it is the graph's; else it is the next one in time."""
+    replay_ns: int | None
+    """Where a captured graph is replayed instead: that call."""
+    compiles: bool
+    """Whether something was compiled or loaded on the way: then the call is not like others."""
+    scalars: tuple[int, int]
+    """Inputs that Python made tensors of: how many operators, and their time."""
+    contiguous: tuple[int, int]
+    """Inputs that it made contiguous."""
+    named: dict[str, int] = field(default_factory=dict)
+    """Other events that fill the framework's part and TorchAir's, by name: their time."""
+
+    @property
+    def head_ns(self) -> int:
+        """All before the first operator; until the compiler event's end if that is unknown."""
+        executed = (self.end_ns - self.begin_ns) - (self.ge_ns or 0)
+        after = self.first_operator_ns if self.first_operator_ns is not None else self.ge_ns
+        return executed + (after or 0)
+
+
+def compiled_calls(trace: Trace) -> list[Call]:
+    """All calls in order of time; empty for traces without TorchAir."""
+    events, holds = trace.events, _Names(trace)
+    marks = trace.rows_of(["cpu_op", "user_annotation"])
+    compilers = np.flatnonzero(marks & holds(COMPILER)[events.name])
+    compilers = compilers[np.argsort(events.begin_ns[compilers], kind="stable")]
+    threads = {}
+    for pid, tid in {(int(events.pid[r]), int(events.tid[r])) for r in compilers}:
+        rows = np.flatnonzero(marks & (events.pid == pid) & (events.tid == tid))
+        threads[pid, tid] = _Thread(trace, rows, holds)
+    calls = [
+        threads[int(events.pid[row]), int(events.tid[row])].call(int(row)) for row in compilers
+    ]
+    return _with_first_operators(trace, [call for call in calls if call is not None])
+
+
+class _Names:
+    """Which names hold a pattern, looked up once a pattern."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._names = trace.names
+        self._known: dict[str, Mask] = {}
+
+    def __call__(self, pattern: re.Pattern[str]) -> Mask:
+        """By the code of a name."""
+        if pattern.pattern not in self._known:
+            found = [pattern.search(name) is not None for name in self._names]
+            self._known[pattern.pattern] = np.array([*found, False], dtype=np.bool_)
+        return self._known[pattern.pattern]
+
+
+class _Thread:
+    """One thread's events by time, outer before inner."""
+
+    def __init__(self, trace: Trace, rows: NDArray[np.intp], holds: _Names) -> None:
+        events = trace.events
+        self._holds = holds
+        order = np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))
+        self._trace, self._rows = trace, rows[order]
+        self._begin, self._end = events.begin_ns[self._rows], events.end_ns[self._rows]
+        self._name = events.name[self._rows]
+        self._compilers = self._places(COMPILER)
+        self._regions = self._places(_REGION)
+        self._lookups = self._places(_LOOKUP)
+        self._functions = self._places(_FUNCTION)
+
+    def call(self, row: int) -> Call | None:
+        """The parts of one call; None for one within another."""
+        begin = int(self._trace.events.begin_ns[row])
+        end = int(self._trace.events.end_ns[row])
+        if self._around(self._compilers, begin, end, row) >= 0:
+            return None
+        region = self._around(self._regions, begin, end, -1)
+        start, lookup = self._start(region, begin, end)
+        framework = None if start is None else begin - start
+        run, execute = self._first(_RUN, begin, end), self._first(EXECUTE, begin, end)
+        replay = self._first(_REPLAY, begin, end)
+        executed = execute if execute >= 0 else replay
+        at = int(self._begin[executed]) if executed >= 0 else None
+        entered = int(self._begin[run]) if run >= 0 else None
+        python_until = entered if entered is not None else at
+        framework_parts = self._outermost(start, begin) if start is not None else {}
+        inputs = self._outermost(begin, python_until, _ATEN) if python_until is not None else {}
+        air_parts = self._outermost(begin, at) if at is not None else {}
+        if entered is not None and at is not None:
+            air_parts |= self._outermost(entered, at)
+        named = {
+            name: time
+            for name, (_, time) in (framework_parts | air_parts).items()
+            if not (_LOOKUP.match(name) or _GUARDS.search(name) or _ATEN.match(name))
+        }
+        first = start if start is not None else begin
+        graph = execute >= 0 and at is not None
+        return Call(
+            row=row,
+            begin_ns=first,
+            end_ns=end,
+            region=self._text(region) if region >= 0 else None,
+            framework_ns=framework,
+            lookup_ns=lookup,
+            guards_ns=_sum(framework_parts, _GUARDS)[1],
+            torchair_ns=None if at is None else at - begin,
+            python_ns=None if entered is None else entered - begin,
+            cpp_ns=None if entered is None or at is None else at - entered,
+            ge_ns=end - at if graph and at is not None else None,
+            execute_ns=int(self._end[execute] - self._begin[execute]) if graph else None,
+            execute=self._text(execute) if graph else None,
+            first_operator_ns=None,
+            first_operator=-1,
+            by_launch=False,
+            replay_ns=int(self._end[replay] - self._begin[replay]) if replay >= 0 else None,
+            compiles=self._first(_COMPILES, first, end) >= 0,
+            scalars=_sum(inputs, SCALARS),
+            contiguous=_sum(inputs, CONTIGUOUS),
+            named=dict(sorted(named.items(), key=lambda item: -item[1])),
+        )
+
+    def _start(self, region: int, begin: int, end: int) -> tuple[int | None, int]:
+        """Where the framework's part of a call begins, and how much of it is look-up."""
+        before = self._compilers[self._end[self._compilers] <= begin]
+        last = int(self._end[before].max()) if len(before) else None
+        if region >= 0:
+            start = int(self._begin[region])
+            if last is not None and last > start:  # a further call in the same region
+                start = last
+            found = self._lookups[self._end[self._lookups] <= start]
+            lookup = self._within(self._lookups, start, begin)
+            if len(found) and start == int(self._begin[region]):
+                at = int(found[-1])
+                # Nothing lies between: the look-up found this region.
+                following = int(np.searchsorted(self._begin, self._end[at], side="left"))
+                following += following == at
+                if following == region and start - int(self._end[at]) <= _ADJACENT_NS:
+                    return int(self._begin[at]), lookup + int(self._end[at] - self._begin[at])
+            return start, lookup
+        function = self._around(self._functions, begin, end, -1)
+        if function >= 0:
+            return int(self._begin[function]), self._within(
+                self._lookups, int(self._begin[function]), begin
+            )
+        # Before torch 2.3 there are no regions: the look-up is where the call begins.
+        found = self._lookups[self._end[self._lookups] <= begin]
+        if len(found) and (last is None or last <= int(self._begin[found[-1]])):
+            at = int(found[-1])
+            if begin - int(self._end[at]) <= _ADJACENT_NS:
+                return int(self._begin[at]), int(self._end[at] - self._begin[at])
+        return None, 0
+
+    def _places(self, pattern: re.Pattern[str]) -> NDArray[np.intp]:
+        return np.flatnonzero(self._holds(pattern)[self._name])
+
+    def _around(self, places: NDArray[np.intp], begin: int, end: int, own: int) -> int:
+        """The innermost of `places` that holds a stretch, or -1."""
+        holds = places[(self._begin[places] <= begin) & (self._end[places] >= end)]
+        holds = holds[self._rows[holds] != own]
+        return int(holds[-1]) if len(holds) else -1
+
+    def _first(self, pattern: re.Pattern[str], begin: int, end: int) -> int:
+        """The first event of a name within a stretch, or -1."""
+        low, high = np.searchsorted(self._begin, (begin, end)).tolist()
+        found = np.flatnonzero(self._holds(pattern)[self._name[low:high]])
+        found = found[self._end[low:high][found] <= end]
+        return int(low + found[0]) if len(found) else -1
+
+    def _within(self, places: NDArray[np.intp], begin: int, end: int) -> int:
+        inside = places[(self._begin[places] >= begin) & (self._end[places] <= end)]
+        return int((self._end[inside] - self._begin[inside]).sum())
+
+    def _outermost(
+        self, begin: int, end: int, pattern: re.Pattern[str] | None = None
+    ) -> dict[str, tuple[int, int]]:
+        """Events within a stretch that lie in no other such one: by name their count and time."""
+        low, high = np.searchsorted(self._begin, (begin, end))
+        places = np.arange(low, high)
+        places = places[self._end[places] <= end]
+        if pattern is not None:
+            places = places[self._holds(pattern)[self._name[places]]]
+        if len(places) == 0:
+            return {}
+        reach = np.maximum.accumulate(self._end[places])
+        outer = places[np.concatenate(([True], self._begin[places][1:] >= reach[:-1]))]
+        found: dict[str, tuple[int, int]] = {}
+        for place in outer.tolist():
+            count, time = found.get(self._text(place), (0, 0))
+            length = int(self._end[place] - self._begin[place])
+            found[self._text(place)] = count + 1, time + length
+        return found
+
+    def _text(self, place: int) -> str:
+        return self._trace.names[int(self._name[place])]
+
+
+def _sum(parts: dict[str, tuple[int, int]], pattern: re.Pattern[str]) -> tuple[int, int]:
+    """Count and time of those whose name holds the pattern."""
+    mine = [part for name, part in parts.items() if pattern.search(name)]
+    return sum(count for count, _ in mine), sum(time for _, time in mine)
+
+
+def _with_first_operators(trace: Trace, calls: list[Call]) -> list[Call]:
+    """The calls with the first operator on the device of each."""
+    events, work = trace.events, device_work(trace)
+    rows = work.rows
+    rows = rows[work.kind[rows] != COPY]
+    rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
+    launch = launch_of(trace, rows)
+    known = launch >= 0
+    launched_ns = np.where(known, events.begin_ns[launch], np.iinfo(np.int64).max)
+    launched_by = np.where(known, events.tid[launch], -1)
+    order = np.argsort(launched_ns, kind="stable")
+    starts = [c.end_ns - (c.ge_ns or 0) for c in calls]
+    found = []
+    for number, call in enumerate(calls):
+        if call.ge_ns is None:
+            found.append(call)
+            continue
+        begin = starts[number]
+        low, high = np.searchsorted(launched_ns[order], (begin, call.end_ns))
+        mine = order[low:high]
+        own = mine[launched_by[mine] == events.tid[call.row]]
+        mine = own if len(own) else mine
+        by_launch = len(mine) > 0
+        row = int(rows[mine.min()]) if by_launch else -1
+        if not by_launch:
+            row = _next(events.begin_ns[rows], rows, known, begin)
+            following = min((s for s in starts[number + 1 :] if s > begin), default=None)
+            if row >= 0 and following is not None and events.begin_ns[row] >= following:
+                row = -1
+        if row >= 0:
+            call = replace(
+                call,
+                first_operator=row,
+                first_operator_ns=int(events.begin_ns[row]) - begin,
+                by_launch=by_launch,
+            )
+        found.append(call)
+    return found
+
+
+def _next(begins: Numbers, rows: NDArray[np.intp], known: Mask, begin_ns: int) -> int:
+    """The first operator from a time on whose launch is not known to be another's, or -1."""
+    at = int(np.searchsorted(begins, begin_ns))
+    free = np.flatnonzero(~known[at:])
+    return int(rows[at + free[0]]) if len(free) else -1

@@ -1,0 +1,12 @@
+"""Result folders of torch_npu.profiler: their files, and what they say beyond the trace."""
+
+from __future__ import annotations
+
+from stagespan.trace.ascend.folder import (
+    AscendFolder,
+    is_ascend_folder,
+    read_ascend_folder,
+    read_ascend_trace,
+)
+
+__all__ = ["AscendFolder", "is_ascend_folder", "read_ascend_folder", "read_ascend_trace"]

@@ -1,0 +1,221 @@
+"""Calls of CANN's interfaces, from api_statistic.csv, compared with those in the trace."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.analysis.result import (
+    Evidence,
+    Finding,
+    Nothing,
+    Severity,
+    Table,
+    in_words,
+    share,
+    window_of,
+)
+from stagespan.trace.ascend.cells import count, scaled
+from stagespan.trace.ascend.tables import CsvTable
+from stagespan.trace.model import Trace
+
+API = "api_statistic.csv"
+_COMPILES = re.compile(r"^aclopCompile")
+_SYNCHRONISES = re.compile(r"^aclrtSynchronize")
+_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_TOP = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """All calls of one function; times in ns."""
+
+    level: str
+    name: str
+    count: int
+    total_ns: int
+    min_ns: int | None
+    max_ns: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "level": self.level or None,
+            "name": self.name,
+            "count": self.count,
+            "total_us": self.total_ns / 1000,
+            "avg_us": self.total_ns / self.count / 1000 if self.count else None,
+            "min_us": None if self.min_ns is None else self.min_ns / 1000,
+            "max_us": None if self.max_ns is None else self.max_ns / 1000,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls by function, those with the most time first; calls within others are counted too."""
+
+    source: str
+    calls: list[Call]
+    window_ns: int | None
+    """The length of the trace, if there is one."""
+    unread: int = 0
+    compared: int = 0
+    """Functions that both the file and the trace hold."""
+    differences: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "source": self.source,
+            "calls": [call.to_dict() for call in self.calls],
+            "unread_rows": self.unread,
+            "compared_functions": self.compared,
+            "differences": list(self.differences),
+        }
+
+    def findings(self) -> list[Finding]:
+        """Operators compiled while the program runs; synchronisation where no trace tells more."""
+        found = []
+        for pattern, words, advice in (
+            (
+                _COMPILES,
+                "compiled or looked up operators while the program ran",
+                "torch_npu.npu.set_compile_mode(jit_compile=False) uses those that come compiled",
+            ),
+            (
+                _SYNCHRONISES,
+                "waited for the device",
+                "The trace (trace_view.json) tells which operator waits",
+            ),
+        ):
+            mine = [call for call in self.calls if pattern.search(call.name)]
+            if not mine or (pattern is _SYNCHRONISES and self.window_ns is not None):
+                continue
+            time, calls = sum(c.total_ns for c in mine), sum(c.count for c in mine)
+            whole = self.window_ns or sum(call.total_ns for call in self.calls)
+            percent = share(time, whole)
+            severity = next((s for least, s in _SHARES if percent >= least), None)
+            if severity is None:
+                continue
+            of = "the trace" if self.window_ns is not None else "all calls"
+            found.append(
+                Finding(
+                    severity,
+                    f"For {in_words(time, 'ns')} ({percent:.1f} % of {of}) the host {words}, in"
+                    f" {calls:,} calls. {advice}.",
+                    tuple(
+                        Evidence(f"{c.name}, {c.count:,} times", None, c.total_ns, "ns")
+                        for c in mine[:3]
+                    ),
+                )
+            )
+        if self.differences:
+            found.append(
+                Finding(
+                    "low",
+                    f"{API} and the trace do not agree: {self.differences[0]}.",
+                    tuple(Evidence(each, None, None, "") for each in self.differences[:5]),
+                )
+            )
+        return found
+
+    def tables(self) -> list[Table]:
+        """Functions with the columns of api_statistic.csv."""
+        rows = [
+            (
+                call.name,
+                call.level,
+                call.count,
+                call.total_ns,
+                call.total_ns // call.count if call.count else None,
+                call.min_ns,
+                call.max_ns,
+            )
+            for call in self.calls[:_TOP]
+        ]
+        columns = (
+            ("function", ""),
+            ("level", ""),
+            ("calls", ""),
+            ("total", "ns"),
+            ("mean", "ns"),
+            ("min", "ns"),
+            ("max", "ns"),
+        )
+        note = f"From {self.source}; calls within others are counted with both."
+        if self.compared:
+            agree = f"{len(self.differences):,} differ" if self.differences else "all agree"
+            note += f" {self.compared:,} functions are in the trace too: {agree}."
+        return [Table("Calls of CANN", columns, rows, note)]
+
+
+def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Nothing:
+    """The calls of the file, or those of the trace where there is no file."""
+    seen = {} if trace is None else _of_trace(trace)
+    window = None if trace is None else window_of(trace)
+    length = None if window is None else window[1] - window[0]
+    read, unread = ([], 0) if table is None else _of_table(table)
+    if read:
+        both = [call for call in read if call.name in seen]
+        told = [text for call in both if (text := _difference(call, seen[call.name]))]
+        return Calls(API, read, length, unread, len(both), told)
+    if seen:
+        most = sorted(seen.values(), key=lambda call: (-call.total_ns, call.name))
+        return Calls("the trace", most, length)
+    return Nothing(
+        f"The folder has neither {API} nor a trace with CANN's calls: both are written from Level1"
+        " on."
+    )
+
+
+def _of_table(table: CsvTable) -> tuple[list[Call], int]:
+    found, unread = [], 0
+    columns = ("time", "min", "max")
+    unit = table.unit("time", "us")
+    cells = zip(
+        table.texts("level"),
+        table.texts("api name", "name"),
+        table.texts("count"),
+        *(table.texts(name) for name in columns),
+        strict=True,
+    )
+    for level, name, number, total, least, most in cells:
+        times, time = count(number), scaled(total, unit)
+        if times is None or time is None or not name:
+            unread += 1
+            continue
+        low, high = (scaled(t, table.unit(c, unit)) for t, c in ((least, "min"), (most, "max")))
+        found.append(Call(level, name, times, time, low, high))
+    return sorted(found, key=lambda call: (-call.total_ns, call.name)), unread
+
+
+def _of_trace(trace: Trace) -> dict[str, Call]:
+    """Calls in the process CANN by name, without what stands before its @."""
+    events = trace.events
+    pids = [pid for pid, name in trace.process_names.items() if name == "CANN"]
+    rows = np.flatnonzero(np.isin(events.pid, np.array(pids, dtype=np.int64)))
+    codes, group = np.unique(events.name[rows], return_inverse=True)
+    group = group.reshape(-1)
+    found: dict[str, Call] = {}
+    for number, code in enumerate(codes.tolist()):
+        level, _, name = trace.names[code].rpartition("@")
+        times = events.dur_ns[rows[group == number]]
+        if name and level:
+            found[name] = Call(
+                level, name, len(times), int(times.sum()), int(times.min()), int(times.max())
+            )
+    return found
+
+
+def _difference(mine: Call, seen: Call) -> str | None:
+    if mine.count != seen.count:
+        return f"{mine.name}: {mine.count:,} calls in the file, {seen.count:,} in the trace"
+    if abs(mine.total_ns - seen.total_ns) > max(mine.count, 1e-6 * mine.total_ns):
+        return (
+            f"{mine.name}: {in_words(mine.total_ns, 'ns')} in the file,"
+            f" {in_words(seen.total_ns, 'ns')} in the trace"
+        )
+    return None

@@ -1,0 +1,228 @@
+"""Collectives and their links, from communication.json and communication_matrix.json."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from stagespan.trace.analysis.result import (
+    Evidence,
+    Finding,
+    Nothing,
+    Severity,
+    Table,
+    in_words,
+    share,
+)
+from stagespan.trace.ascend.cells import scaled
+
+COMMUNICATION, MATRIX = "communication.json", "communication_matrix.json"
+_TOTAL = "Total Op Info"
+_TIMES = {
+    "elapse_ns": "Elapse Time(ms)",
+    "transit_ns": "Transit Time(ms)",
+    "wait_ns": "Wait Time(ms)",
+    "synchronization_ns": "Synchronization Time(ms)",
+    "idle_ns": "Idle Time(ms)",
+}
+_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
+_TOP = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One operation; times in ns, None where the file does not say."""
+
+    step: str
+    name: str
+    elapse_ns: int | None
+    transit_ns: int | None
+    wait_ns: int | None
+    synchronization_ns: int | None
+    idle_ns: int | None
+    sent: dict[str, tuple[float, float | None]]
+    """By link: megabytes, and GB/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What all operations sent from one rank to another; ns, and bytes as MB of the file."""
+
+    step: str
+    source: str
+    target: str
+    transport: str
+    megabytes: float
+    transit_ns: int
+
+    @property
+    def bandwidth(self) -> float | None:
+        """GB/s."""
+        return self.megabytes / 1000 / (self.transit_ns / 1e9) if self.transit_ns else None
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """Operations, the longest first."""
+
+    operations: list[Collective]
+    links: list[Link] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds and MB."""
+        return {
+            "operations": [
+                {
+                    "step": each.step,
+                    "name": each.name,
+                    **{
+                        name.replace("_ns", "_us"): None if time is None else time / 1000
+                        for name, time in self._times(each).items()
+                    },
+                    "sent": {
+                        link: {"megabytes": size, "gb_per_s": speed}
+                        for link, (size, speed) in each.sent.items()
+                    },
+                }
+                for each in self.operations
+            ],
+            "links": [
+                {
+                    "step": link.step,
+                    "from": link.source,
+                    "to": link.target,
+                    "transport": link.transport,
+                    "megabytes": link.megabytes,
+                    "transit_us": link.transit_ns / 1000,
+                    "gb_per_s": link.bandwidth,
+                }
+                for link in self.links
+            ],
+        }
+
+    def findings(self) -> list[Finding]:
+        """Operations that waited for most of their time."""
+        known = [e for e in self.operations if e.elapse_ns is not None and e.wait_ns is not None]
+        elapsed = sum(each.elapse_ns or 0 for each in known)
+        waited = sum(each.wait_ns or 0 for each in known)
+        percent = share(waited, elapsed)
+        severity = next((s for least, s in _SHARES if percent >= least), None)
+        if severity is None:
+            return []
+        worst = sorted(known, key=lambda each: -(each.wait_ns or 0))[:3]
+        return [
+            Finding(
+                severity,
+                f"Collectives waited for other ranks for {in_words(waited, 'ns')} of"
+                f" {in_words(elapsed, 'ns')} ({percent:.1f} %): ranks do not arrive together.",
+                tuple(Evidence(each.name, None, each.wait_ns, "ns") for each in worst),
+            )
+        ]
+
+    def tables(self) -> list[Table]:
+        """Operations, then links."""
+        tables = []
+        if self.operations:
+            rows = [
+                (each.name, each.step, *self._times(each).values())
+                for each in self.operations[:_TOP]
+            ]
+            titles = [(title.removesuffix("(ms)").lower(), "ns") for title in _TIMES.values()]
+            columns = (("operation", ""), ("step", ""), *titles)
+            tables.append(Table("Collectives", columns, rows, f"From {COMMUNICATION}."))
+        if self.links:
+            links = [
+                (
+                    f"{link.source} to {link.target}",
+                    link.transport,
+                    link.step,
+                    link.megabytes,
+                    link.transit_ns,
+                    link.bandwidth,
+                )
+                for link in self.links[:_TOP]
+            ]
+            heads = (("ranks", ""), ("transport", ""), ("step", ""))
+            figures = (("sent", "MB"), ("transit", "ns"), ("bandwidth", "GB/s"))
+            tables.append(
+                Table("Links between ranks", (*heads, *figures), links, f"From {MATRIX}.")
+            )
+        return tables
+
+    @staticmethod
+    def _times(each: Collective) -> dict[str, int | None]:
+        return {name: getattr(each, name) for name in _TIMES}
+
+
+def collectives(documents: dict[str, Any]) -> Collectives | Nothing:
+    """Read both files, whichever is there; what is not as expected is left out."""
+    found: list[Collective] = []
+    for step, name, value in _entries(documents.get(COMMUNICATION)):
+        times = value.get("Communication Time Info")
+        if isinstance(times, dict) and name != _TOTAL:
+            read = {key: _time(times.get(title), "ms") for key, title in _TIMES.items()}
+            sent = _sent(value.get("Communication Bandwidth Info"))
+            found.append(Collective(step, name.partition("@")[0], **read, sent=sent))
+    links = _links(documents.get(MATRIX))
+    if not found and not links:
+        return Nothing(
+            f"The folder has neither {COMMUNICATION} nor {MATRIX} with operations: both are written"
+            " from Level1 on when ranks communicate."
+        )
+    found.sort(key=lambda each: -(each.elapse_ns or 0))
+    return Collectives(found, links)
+
+
+def _entries(document: Any) -> list[tuple[str, str, dict[str, Any]]]:
+    """Step, name and content of each operation."""
+    found = []
+    for step, groups in _items(document):
+        for _, operations in _items(groups):
+            for name, value in _items(operations):
+                if isinstance(value, dict):
+                    found.append((step.removeprefix("step"), name, value))
+    return found
+
+
+def _links(document: Any) -> list[Link]:
+    sums: dict[tuple[str, str, str, str], tuple[float, int]] = {}
+    for step, name, value in _entries(document):
+        if not name.partition("@")[0].endswith("-total"):
+            continue  # the fastest, the median and the slowest of an operation are in it
+        for pair, content in _items(value):
+            source, _, target = pair.partition("-")
+            time = _time(content.get("Transit Time(ms)"), "ms") if _is(content) else None
+            size = content.get("Transit Size(MB)") if _is(content) else None
+            if time is None or not isinstance(size, (int, float)) or source == target:
+                continue
+            key = (step, source, target, str(content.get("Transport Type", "")))
+            before = sums.get(key, (0.0, 0))
+            sums[key] = before[0] + size, before[1] + time
+    found = [Link(*key, *value) for key, value in sums.items()]
+    return sorted(found, key=lambda link: link.bandwidth or 0.0)
+
+
+def _sent(value: Any) -> dict[str, tuple[float, float | None]]:
+    found: dict[str, tuple[float, float | None]] = {}
+    for link, content in _items(value):
+        size = content.get("Transit Size(MB)") if _is(content) else None
+        if isinstance(size, (int, float)) and size:
+            speed = content.get("Bandwidth(GB/s)")
+            found[link] = float(size), float(speed) if isinstance(speed, (int, float)) else None
+    return found
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _is(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _time(value: Any, unit: str) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    # The shortest decimals of a double are those that the file has.
+    return scaled(value if isinstance(value, str) else str(Decimal(repr(value))), unit)

@@ -1,0 +1,194 @@
+"""An Ascend result folder: which of its files are there, and their contents."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stagespan.errors import TraceError
+from stagespan.trace.ascend.tables import CsvTable, read_table
+from stagespan.trace.model import Trace
+
+OUTPUT = "ASCEND_PROFILER_OUTPUT"
+TRACE = "trace_view.json"
+TABLES = (
+    "step_trace_time.csv",
+    "kernel_details.csv",
+    "op_statistic.csv",
+    "api_statistic.csv",
+    "operator_details.csv",
+    "memory_record.csv",
+    "operator_memory.csv",
+)
+DOCUMENTS = ("communication.json", "communication_matrix.json")
+_TELLING = (TRACE, "kernel_details.csv", "step_trace_time.csv", "op_statistic.csv")
+_SUFFIX = re.compile(r"_ascend_(?:pt|ms)$")
+_INFO = re.compile(r"^profiler_info(?:_(\d+))?\.json$")
+
+
+@dataclass(frozen=True, slots=True)
+class AscendFolder:
+    """What a folder holds; what is wrong with its files stands in `problems`."""
+
+    path: Path
+    output: Path
+    """The folder of the parsed files: `path`, or the one within it."""
+    trace: Trace | None
+    tables: dict[str, CsvTable]
+    """By the file's usual name, such as `kernel_details.csv`."""
+    documents: dict[str, Any]
+    """The decoded files of communication."""
+    level: str | None
+    """The profiler's level as it was set, such as `Level1`; None when no file says."""
+    rank: int | None
+    problems: list[str] = field(default_factory=list)
+    """Sentences about files that could not be read whole."""
+
+    @property
+    def missing(self) -> list[str]:
+        """The usual files that are not there."""
+        known = {**self.tables, **self.documents}
+        names = [name for name in (*TABLES, *DOCUMENTS) if name not in known]
+        return names if self.trace is not None else [TRACE, *names]
+
+
+def is_ascend_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is the result folder of one process: `..._ascend_pt`, or what lies in it."""
+    folder = Path(path)
+    try:
+        if not folder.is_dir():
+            return False
+        if _SUFFIX.search(folder.resolve().name) or (folder / OUTPUT).is_dir():
+            return True
+        return any(_found(folder, name) for name in _TELLING)
+    except OSError:
+        return False
+
+
+def read_ascend_folder(path: str | os.PathLike[str]) -> AscendFolder:
+    """Read what is there.
+
+    Raises TraceError, with a sentence that says what to do, when no file of it can be read.
+    """
+    folder = Path(path)
+    output = folder / OUTPUT if (folder / OUTPUT).is_dir() else folder
+    problems: list[str] = []
+    trace = _trace(output, problems)
+    tables: dict[str, CsvTable] = {}
+    documents: dict[str, Any] = {}
+    for name in TABLES:
+        file = _found(output, name)
+        if file is not None:
+            tables[name] = read_table(file)
+            problem = tables[name].problem
+            if problem:
+                problems.append(problem)
+    for name in DOCUMENTS:
+        file = _found(output, name)
+        if file is not None:
+            document = _document(file, problems)
+            if document is not None:
+                documents[name] = document
+    if trace is None and not documents and not any(tables.values()):
+        raise TraceError(_nothing(folder, output, problems))
+    level, rank = _info(folder, output)
+    return AscendFolder(folder, output, trace, tables, documents, level, rank, problems)
+
+
+def read_ascend_trace(path: str | os.PathLike[str]) -> Trace:
+    """The trace of a folder, without its other files.
+
+    Raises TraceError, with a sentence that says what to do, when there is none that can be read.
+    """
+    folder = Path(path)
+    output = folder / OUTPUT if (folder / OUTPUT).is_dir() else folder
+    problems: list[str] = []
+    trace = _trace(output, problems)
+    if trace is None:
+        raise TraceError(
+            problems[0] if problems else f"{output} holds no {TRACE}: parse the folder with it."
+        )
+    return trace
+
+
+def _found(folder: Path, name: str) -> Path | None:
+    """A file by its name, packed or not."""
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def _trace(output: Path, problems: list[str]) -> Trace | None:
+    from stagespan.trace.reader import read_trace
+
+    file = _found(output, TRACE)
+    if file is None:
+        return None
+    try:
+        trace = read_trace(file)
+    except TraceError as error:
+        problems.append(str(error))
+        return None
+    if trace.incomplete:
+        problems.append(trace.incomplete)
+    return trace
+
+
+def _document(file: Path, problems: list[str]) -> Any:
+    try:
+        data = file.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            import gzip
+
+            data = gzip.decompress(data)
+        document = msgspec.json.decode(data)
+    except (OSError, EOFError) as error:
+        problems.append(f"{file.name} cannot be read ({error}).")
+        return None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        problems.append(f"{file.name} is cut off or not JSON, and is left out.")
+        return None
+    if not isinstance(document, dict):
+        problems.append(f"{file.name} is not as the profiler writes it, and is left out.")
+        return None
+    return document
+
+
+def _info(folder: Path, output: Path) -> tuple[str | None, int | None]:
+    """The profiler's level and the rank."""
+    for place in dict.fromkeys((folder, output, output.parent)):
+        for file in sorted(place.glob("profiler_info*.json")):
+            named = _INFO.match(file.name)
+            if named is None:
+                continue
+            document = _document(file, [])
+            config = document.get("config") if isinstance(document, dict) else None
+            config = config.get("experimental_config") if isinstance(config, dict) else None
+            level = config.get("_profiler_level") if isinstance(config, dict) else None
+            rank = document.get("rank_id") if isinstance(document, dict) else None
+            if not isinstance(rank, int) or isinstance(rank, bool) or rank < 0:
+                rank = int(named[1]) if named[1] else None
+            return level if isinstance(level, str) else None, rank
+    return None, None
+
+
+def _nothing(folder: Path, output: Path, problems: list[str]) -> str:
+    if problems:
+        return f"No file of {folder} can be read: {' '.join(problems)}"
+    if any(output.glob("*.db")):
+        return (
+            f"{folder} holds databases alone: parse it with export_type Text, which writes"
+            f" {TRACE} and tables."
+        )
+    if any(folder.glob("PROF_*")) or (folder / "FRAMEWORK").is_dir():
+        return (
+            f"{folder} holds raw data alone: parse it with"
+            " torch_npu.profiler.profiler.analyse(path) first."
+        )
+    return f"{folder} holds none of the files that torch_npu.profiler writes: check the path."

@@ -1,0 +1,194 @@
+"""Memory of the device over time, from memory_record.csv and operator_memory.csv."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from stagespan.trace.analysis.result import Evidence, Finding, Nothing, Table, in_words, share
+from stagespan.trace.ascend.cells import scaled
+from stagespan.trace.ascend.tables import CsvTable
+
+RECORD, OPERATOR = "memory_record.csv", "operator_memory.csv"
+_TOP = 30
+_MUCH = 2**30
+# Of what is reserved so much unused at the peak is fragmentation that is worth a word.
+_UNUSED_PERCENT = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """One component's memory on one device; bytes, None where the file does not say."""
+
+    component: str
+    device: str
+    reserved: int | None
+    allocated: int | None
+    allocated_at_ns: int | None
+    """When it was highest, from the file's first record."""
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """All allocations of one operator; bytes."""
+
+    name: str
+    count: int
+    total: int
+    largest: int
+    kept: int
+    """Of `count` those that were not released before the profile ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Peaks by component, and operators that allocate, the most first."""
+
+    peaks: list[Peak]
+    operators: list[Allocations] = field(default_factory=list)
+    unread: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in bytes."""
+        return {
+            "peaks": [
+                {
+                    "component": peak.component,
+                    "device": peak.device or None,
+                    "reserved_bytes": peak.reserved,
+                    "allocated_bytes": peak.allocated,
+                    "allocated_at_us": None
+                    if peak.allocated_at_ns is None
+                    else peak.allocated_at_ns / 1000,
+                    "records": peak.records,
+                }
+                for peak in self.peaks
+            ],
+            "operators": [
+                {
+                    "name": each.name,
+                    "allocations": each.count,
+                    "total_bytes": each.total,
+                    "largest_bytes": each.largest,
+                    "not_released": each.kept,
+                }
+                for each in self.operators[:_TOP]
+            ],
+            "unread_rows": self.unread,
+        }
+
+    def findings(self) -> list[Finding]:
+        """Much memory that is reserved and not used at the peak."""
+        found = []
+        for peak in self.peaks:
+            if peak.reserved is None or peak.allocated is None:
+                continue
+            unused = peak.reserved - peak.allocated
+            percent = share(unused, peak.reserved)
+            if unused >= _MUCH and percent >= _UNUSED_PERCENT:
+                found.append(
+                    Finding(
+                        "low",
+                        f"{peak.component} reserved {in_words(peak.reserved, 'bytes')} and never"
+                        f" used more than {in_words(peak.allocated, 'bytes')} of it"
+                        f" ({percent:.1f} % unused): its memory is fragmented, or held in reserve.",
+                        (Evidence(f"reserved by {peak.component}", None, peak.reserved, "bytes"),),
+                    )
+                )
+        return found
+
+    def tables(self) -> list[Table]:
+        """Peaks, then operators."""
+        tables = []
+        if self.peaks:
+            rows = [
+                (peak.component, peak.device, peak.reserved, peak.allocated, peak.allocated_at_ns)
+                for peak in self.peaks
+            ]
+            columns = (("component", ""), ("device", ""), ("reserved", "bytes"))
+            columns_2 = (("allocated", "bytes"), ("highest at", "ns"))
+            tables.append(Table("Peaks of memory", (*columns, *columns_2), rows, f"From {RECORD}."))
+        if self.operators:
+            most = [
+                (each.name, each.count, each.total, each.largest, each.kept)
+                for each in self.operators[:_TOP]
+            ]
+            heads = (("operator", ""), ("allocations", ""), ("total", "bytes"))
+            others = (("largest", "bytes"), ("not released", ""))
+            tables.append(
+                Table("Operators that allocate", (*heads, *others), most, f"From {OPERATOR}.")
+            )
+        return tables
+
+
+def memory(tables: dict[str, CsvTable]) -> Memory | Nothing:
+    """Read both files, whichever is there."""
+    peaks, unread = _peaks(tables[RECORD]) if RECORD in tables else ([], 0)
+    operators, odd = _operators(tables[OPERATOR]) if OPERATOR in tables else ([], 0)
+    if not peaks and not operators:
+        return Nothing(
+            f"The folder has neither {RECORD} nor {OPERATOR} with rows: record with"
+            " profile_memory=True."
+        )
+    return Memory(peaks, operators, unread + odd)
+
+
+def _peaks(table: CsvTable) -> tuple[list[Peak], int]:
+    names = ("total reserved", "total allocated")
+    units = [table.unit(name, "mb") for name in names]
+    time_unit = table.unit("timestamp", "us")
+    rows: dict[tuple[str, str], list[tuple[int | None, int | None, int | None]]] = defaultdict(list)
+    unread = 0
+    cells = zip(
+        table.texts("component"),
+        table.texts("device type", "device id", "device"),
+        *(table.texts(name) for name in names),
+        table.texts("timestamp"),
+        strict=True,
+    )
+    for component, device, reserved, allocated, time in cells:
+        read = scaled(reserved, units[0]), scaled(allocated, units[1])
+        if read == (None, None):
+            unread += 1
+            continue
+        rows[component, device].append((*read, scaled(time, time_unit)))
+    times = [time for records in rows.values() for *_, time in records if time is not None]
+    begin = min(times, default=0)
+    found = []
+    for (component, device), records in rows.items():
+        most = [(allocated, time) for _, allocated, time in records if allocated is not None]
+        highest = max(most, key=lambda each: each[0], default=(None, None))
+        at = highest[1]
+        found.append(
+            Peak(
+                component,
+                device,
+                max((r for r, *_ in records if r is not None), default=None),
+                highest[0],
+                None if at is None else at - begin,
+                len(records),
+            )
+        )
+    return sorted(found, key=lambda peak: -(peak.reserved or peak.allocated or 0)), unread
+
+
+def _operators(table: CsvTable) -> tuple[list[Allocations], int]:
+    unit = table.unit("size", "kb")
+    sizes: dict[str, list[int]] = defaultdict(list)
+    kept: dict[str, int] = defaultdict(int)
+    unread = 0
+    cells = zip(table.texts("name"), table.texts("size"), table.texts("release time"), strict=True)
+    for name, text, release in cells:
+        size = scaled(text, unit)
+        if size is None:
+            unread += 1
+        elif size > 0:
+            sizes[name].append(size)
+            kept[name] += table.has("release time") and not release
+    found = [
+        Allocations(name, len(each), sum(each), max(each), kept[name])
+        for name, each in sizes.items()
+    ]
+    return sorted(found, key=lambda each: -each.total), unread

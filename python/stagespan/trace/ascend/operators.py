@@ -1,0 +1,263 @@
+"""Operators on the device by type and core: from kernel_details.csv, against op_statistic.csv."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from stagespan.trace.analysis.result import (
+    Evidence,
+    Finding,
+    Nothing,
+    Severity,
+    Table,
+    in_words,
+    share,
+)
+from stagespan.trace.ascend.cells import count, scaled
+from stagespan.trace.ascend.tables import CsvTable
+
+KERNELS, STATISTIC = "kernel_details.csv", "op_statistic.csv"
+_AI_CPU = re.compile(r"AI_?CPU", re.IGNORECASE)
+_CONVERSIONS = {
+    "TransData": "between formats",
+    "Cast": "between types",
+    "Transpose": "between layouts",
+}
+_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
+_TOP = 50
+# The file's cells are rounded to ns, and each is a sum of doubles.
+_NS_EACH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorType:
+    """All operators of one type on one kind of core; times in ns."""
+
+    type: str
+    core: str
+    count: int
+    total_ns: int
+    min_ns: int | None
+    max_ns: int | None
+
+    def to_dict(self, whole_ns: int) -> dict[str, Any]:
+        """For JSON, with the columns of op_statistic.csv; microseconds."""
+        return {
+            "type": self.type,
+            "core": self.core,
+            "count": self.count,
+            "total_us": self.total_ns / 1000,
+            "min_us": None if self.min_ns is None else self.min_ns / 1000,
+            "avg_us": self.total_ns / self.count / 1000 if self.count else None,
+            "max_us": None if self.max_ns is None else self.max_ns / 1000,
+            "percent": share(self.total_ns, whole_ns),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """Types, the one with the most time first."""
+
+    source: str
+    types: list[OperatorType]
+    slowest: dict[str, Evidence] = field(default_factory=dict)
+    """By core the longest operator."""
+    unread: int = 0
+    """Rows whose duration is no number."""
+    compared: bool = False
+    differences: list[str] = field(default_factory=list)
+    """Sentences about types of which the other file says something else."""
+
+    @property
+    def total_ns(self) -> int:
+        """Of all types."""
+        return sum(each.total_ns for each in self.types)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "source": self.source,
+            "operators": sum(each.count for each in self.types),
+            "total_us": self.total_ns / 1000,
+            "unread_rows": self.unread,
+            "by_type": [each.to_dict(self.total_ns) for each in self.types],
+            "compared": self.compared,
+            "differences": list(self.differences),
+        }
+
+    def findings(self) -> list[Finding]:
+        """Operators of the AI CPU, conversions, and files that do not agree."""
+        found = []
+        slow = [each for each in self.types if _AI_CPU.search(each.core)]
+        if slow:
+            time, calls = sum(t.total_ns for t in slow), sum(t.count for t in slow)
+            percent = share(time, self.total_ns)
+            severity: Severity = next((s for least, s in _SHARES if percent >= least), "low")
+            names = ", ".join(each.type for each in slow[:5])
+            found.append(
+                Finding(
+                    severity,
+                    f"{calls:,} operators ran on the AI CPU, which is slow:"
+                    f" {in_words(time, 'ns')} ({percent:.1f} % of all operators' time), of types"
+                    f" {names}. Other types of data, or another operator, run on the AI Core.",
+                    tuple(
+                        Evidence(f"{t.type} on {t.core}, {t.count:,} times", None, t.total_ns, "ns")
+                        for t in slow[:5]
+                    ),
+                )
+            )
+        changes = [t for t in self.types if t.type in _CONVERSIONS]
+        time = sum(t.total_ns for t in changes)
+        percent = share(time, self.total_ns)
+        limit = next((s for least, s in _SHARES if percent >= least), None)
+        if limit is not None:
+            told = ", ".join(
+                f"{t.type} {t.count:,} times ({_CONVERSIONS[t.type]})" for t in changes
+            )
+            found.append(
+                Finding(
+                    limit,
+                    f"Conversions take {in_words(time, 'ns')} ({percent:.1f} % of all operators'"
+                    f" time): {told}. Data kept in one format and type between operators spares"
+                    " them.",
+                    tuple(
+                        Evidence(f"{t.type} on {t.core}, {t.count:,} times", None, t.total_ns, "ns")
+                        for t in changes[:5]
+                    ),
+                )
+            )
+        if self.differences:
+            found.append(
+                Finding(
+                    "medium",
+                    f"{KERNELS} and {STATISTIC} do not agree: {self.differences[0]}.",
+                    tuple(Evidence(each, None, None, "") for each in self.differences[:5]),
+                )
+            )
+        return found
+
+    def tables(self) -> list[Table]:
+        """Types with the columns of op_statistic.csv."""
+        rows = [
+            (
+                each.type,
+                each.core,
+                each.count,
+                each.total_ns,
+                each.min_ns,
+                each.total_ns // each.count if each.count else None,
+                each.max_ns,
+                share(each.total_ns, self.total_ns),
+            )
+            for each in self.types[:_TOP]
+        ]
+        columns = (
+            ("type", ""),
+            ("core", ""),
+            ("count", ""),
+            ("total", "ns"),
+            ("min", "ns"),
+            ("mean", "ns"),
+            ("max", "ns"),
+            ("of all", "%"),
+        )
+        note = f"From {self.source}."
+        if self.compared:
+            agree = f"{len(self.differences):,} types differ" if self.differences else "equal"
+            note += f" Against {STATISTIC}: {agree}."
+        if self.unread:
+            note += f" {self.unread:,} rows without a duration are left out."
+        return [Table("Operators by type", columns, rows, note)]
+
+
+def operators(tables: dict[str, CsvTable]) -> Operators | Nothing:
+    """Group kernels by type and core, and compare with the profiler's own statistic."""
+    known = tables.get(STATISTIC)
+    theirs = None if known is None else _of_statistic(known)
+    kernels = tables.get(KERNELS)
+    if kernels is not None and kernels.has("duration"):
+        mine, unread = _of_kernels(kernels)
+        if mine:
+            compares = theirs is not None and bool(theirs.types) and kernels.has("type")
+            told = _differences(mine, theirs.types) if compares and theirs is not None else []
+            return Operators(KERNELS, mine, {}, unread, compares, told)
+    if theirs is not None and theirs.types:
+        return theirs
+    return Nothing(
+        f"The folder has neither {KERNELS} nor {STATISTIC} with rows: both are written from Level1"
+        " on with the NPU's activity."
+    )
+
+
+def _of_kernels(table: CsvTable) -> tuple[list[OperatorType], int]:
+    unit = table.unit("duration", "us")
+    types = table.texts("type", "op type", "name")
+    cores = table.texts("accelerator core", "core type", "task type")
+    times: dict[tuple[str, str], list[int]] = defaultdict(list)
+    unread = 0
+    for type_, core, text in zip(types, cores, table.texts("duration"), strict=True):
+        time = scaled(text, unit)
+        if time is None:
+            unread += 1
+        elif not core.startswith(("HCCL", "COMMUNICATION")):  # collectives are no operators
+            times[type_, core].append(time)
+    found = [
+        OperatorType(type_, core, len(all_), sum(all_), min(all_), max(all_))
+        for (type_, core), all_ in times.items()
+    ]
+    return sorted(found, key=lambda each: (-each.total_ns, each.type)), unread
+
+
+def _of_statistic(table: CsvTable) -> Operators:
+    sums: dict[tuple[str, str], OperatorType] = {}
+    unread = 0
+    cells = zip(
+        table.texts("op type"),
+        table.texts("core type"),
+        table.texts("count"),
+        *(table.texts(name) for name in ("total time", "min time", "max time")),
+        strict=True,
+    )
+    units = [table.unit(name, "us") for name in ("total time", "min time", "max time")]
+    for type_, core, calls, total, least, most in cells:
+        number, time = count(calls), scaled(total, units[0])
+        if number is None or time is None:
+            unread += 1
+            continue
+        low, high = scaled(least, units[1]), scaled(most, units[2])
+        other = sums.get((type_, core))  # of another device
+        if other is not None:
+            number, time = number + other.count, time + other.total_ns
+            low, high = _either(min, low, other.min_ns), _either(max, high, other.max_ns)
+        sums[type_, core] = OperatorType(type_, core, number, time, low, high)
+    found = sorted(sums.values(), key=lambda each: (-each.total_ns, each.type))
+    return Operators(STATISTIC, found, unread=unread)
+
+
+def _either(choose: Any, first: int | None, second: int | None) -> int | None:
+    known = [each for each in (first, second) if each is not None]
+    return choose(known) if known else None
+
+
+def _differences(mine: list[OperatorType], theirs: list[OperatorType]) -> list[str]:
+    other = {(each.type, each.core): each for each in theirs}
+    found = []
+    for each in mine:
+        same = other.pop((each.type, each.core), None)
+        name = f"{each.type} on {each.core}"
+        if same is None:
+            found.append(f"{name} is not in {STATISTIC}")
+        elif same.count != each.count:
+            found.append(
+                f"{name} ran {each.count:,} times by the first, {same.count:,} by the other"
+            )
+        elif abs(same.total_ns - each.total_ns) > max(_NS_EACH * each.count, 1e-6 * each.total_ns):
+            found.append(
+                f"{name}: {in_words(each.total_ns, 'ns')} in {KERNELS},"
+                f" {in_words(same.total_ns, 'ns')} in {STATISTIC}"
+            )
+    found += [f"{type_} on {core} is not in {KERNELS}" for type_, core in other]
+    return found

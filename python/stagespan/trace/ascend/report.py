@@ -1,0 +1,94 @@
+"""All that is found out about an Ascend result folder, as an Analysis like that of a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.analysis import Analysis, analyze, ascend_steps
+from stagespan.trace.analysis.result import Finding, Nothing, Result, Table
+from stagespan.trace.ascend.api import API, calls
+from stagespan.trace.ascend.communication import collectives
+from stagespan.trace.ascend.folder import DOCUMENTS, TABLES, TRACE, AscendFolder
+from stagespan.trace.ascend.host_operators import DETAILS, host_operators
+from stagespan.trace.ascend.memory import memory
+from stagespan.trace.ascend.operators import operators
+from stagespan.trace.model import Events, Flows, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Which of the folder's files are there."""
+
+    folder: AscendFolder
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        folder = self.folder
+        return {
+            "path": str(folder.path),
+            "output": str(folder.output),
+            "level": folder.level,
+            "rank": folder.rank,
+            "read": self._read(),
+            "missing": folder.missing,
+            "problems": list(folder.problems),
+        }
+
+    def findings(self) -> list[Finding]:
+        """None: what could not be read stands at the head of every page."""
+        return []
+
+    def tables(self) -> list[Table]:
+        """File by file."""
+        read = self._read()
+        rows = [
+            (name, read[name]) if name in read else (name, None)
+            for name in (TRACE, *TABLES, *DOCUMENTS)
+        ]
+        level = f"The profiler's level was {self.folder.level}." if self.folder.level else ""
+        rank = "" if self.folder.rank is None else f" The folder is of rank {self.folder.rank}."
+        note = f"Rows or entries; - is a file that is not there. {level}{rank}".strip()
+        return [Table("Files", (("file", ""), ("rows", "")), rows, note)]
+
+    def _read(self) -> dict[str, int]:
+        folder = self.folder
+        found = {} if folder.trace is None else {TRACE: folder.trace.total}
+        found |= {name: len(table) for name, table in folder.tables.items()}
+        return found | {name: len(document) for name, document in folder.documents.items()}
+
+
+def analyze_ascend(folder: AscendFolder) -> Analysis:
+    """Run the analyses of the trace, where there is one, and those of each file that is there."""
+    tables, trace = folder.tables, folder.trace
+    results: dict[str, Result | Nothing] = {}
+    if trace is not None:
+        results = dict(analyze(trace).results)
+    times = ascend_steps.analyze(
+        empty_trace(str(folder.path)) if trace is None else trace,
+        tables.get("step_trace_time.csv"),
+    )
+    ours: dict[str, Result | Nothing] = {
+        "ascend_steps": times,
+        "ascend_operators": operators(tables),
+        "ascend_api": calls(tables.get(API), trace),
+        "ascend_collectives": collectives(folder.documents),
+        "ascend_memory": memory(tables),
+        "ascend_host_operators": host_operators(tables.get(DETAILS)),
+        "ascend_files": Files(folder),
+    }
+    first = {name: results[name] for name in ("verdict",) if name in results}
+    shown = empty_trace(str(folder.path)) if trace is None else trace
+    shown = replace(shown, incomplete=" ".join(folder.problems) or shown.incomplete)
+    return Analysis(shown, {**first, "ascend_steps": times, **results, **ours})
+
+
+def empty_trace(path: str) -> Trace:
+    """A trace without events, for a folder that has none."""
+    none, codes = np.empty(0, np.int64), np.empty(0, np.int32)
+    # In the order of the columns: name and category first, task_type last.
+    events = Events(codes, codes, *([none] * 10), codes)
+    flows = Flows(none, codes, np.empty(0, np.bool_), none, none, none)
+    return Trace(path, events, events, flows, [], [], None, 0)

@@ -1,0 +1,106 @@
+"""A CSV file of an Ascend folder: its columns by name, whatever their order, unit and layout."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from stagespan.trace.ascend.cells import heading
+
+_LONGEST_CELL = 1 << 27
+
+
+@dataclass(frozen=True, slots=True)
+class CsvTable:
+    """A table's cells as written, blanks and tabs around them left out."""
+
+    name: str
+    """The file's."""
+    headings: dict[str, tuple[int, str]]
+    """By a column's name in lower case: its place and its unit, "" if the heading has none."""
+    rows: list[list[str]]
+    problem: str | None
+    """A sentence when the file is not whole, else None."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def has(self, *names: str) -> bool:
+        """Whether all these columns are there; names without their unit, in any case."""
+        return all(name.lower() in self.headings for name in names)
+
+    def texts(self, *names: str) -> list[str]:
+        """The cells of the first of these columns that is there; "" in every row if none is."""
+        for name in names:
+            found = self.headings.get(name.lower())
+            if found is not None:
+                return [row[found[0]] for row in self.rows]
+        return [""] * len(self.rows)
+
+    def unit(self, name: str, default: str) -> str:
+        """A column's unit, or the one that the table's columns have when they do not say."""
+        return self.headings.get(name.lower(), (0, ""))[1] or default
+
+
+def read_table(path: Path) -> CsvTable:
+    """Read a CSV file, plain or gzip; what is wrong with it is said in its `problem`.
+
+    Never raises: of a file that cannot be read the table is empty.
+    """
+    text, problem = _text_of(path)
+    name = path.name
+    # A mark at the begin, and rows of blanks, mean nothing.
+    lines = csv.reader(io.StringIO(text.lstrip("\ufeff").replace("\0", ""), newline=""))
+    rows: list[list[str]] = []
+    limit = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        rows.extend([cell.strip() for cell in row] for row in lines if any(map(str.strip, row)))
+    except csv.Error as error:
+        problem = problem or f"{name} is no table from line {lines.line_num} on ({error})."
+    finally:
+        csv.field_size_limit(limit)
+    if not rows:
+        return CsvTable(name, {}, [], problem or f"{name} is empty.")
+    headings: dict[str, tuple[int, str]] = {}
+    for place, title in enumerate(rows[0]):
+        column, unit = heading(title)
+        headings.setdefault(column, (place, unit))
+    width = len(rows[0])
+    whole = [row for row in rows[1:] if len(row) == width]
+    odd = len(rows) - 1 - len(whole)
+    if odd and problem is None:
+        last = len(rows[-1]) != width and len(rows) > 1
+        problem = (
+            f"{name} ends in the middle of a row, which is left out."
+            if odd == 1 and last
+            else f"{odd:,} rows of {name} have not as many cells as its head and are left out."
+        )
+    return CsvTable(name, headings, whole, problem)
+
+
+def _text_of(path: Path) -> tuple[str, str | None]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        return "", f"{path.name} cannot be read ({error.strerror or error})."
+    problem = None
+    if data[:2] == b"\x1f\x8b":
+        data, cut = _gunzipped(data)
+        problem = f"{path.name} is cut off: its compressed data ends early." if cut else None
+    text = data.decode("utf-8", "replace")
+    return text, problem
+
+
+def _gunzipped(data: bytes) -> tuple[bytes, bool]:
+    try:
+        return gzip.decompress(data), False
+    except (OSError, EOFError, zlib.error):
+        pass
+    try:
+        return zlib.decompressobj(wbits=31).decompress(data), True
+    except zlib.error:
+        return b"", True
