@@ -13,6 +13,7 @@ from stagespan.trace.analysis import SCHEMA_VERSION
 from stagespan.trace.analysis.causes import CAUSES
 from stagespan.trace.analysis.gaps import ISSUED
 from stagespan.trace.analysis.host import PARTS
+from stagespan.trace.analysis.json_schema_ascend import ASCEND
 from stagespan.trace.analysis.json_schema_program import PROGRAM
 from stagespan.trace.analysis.json_schema_work import WORK
 from stagespan.trace.analysis.result import SEVERITIES
@@ -195,4 +196,5 @@ _ANALYSES = {
     "host": _HOST,
     **PROGRAM,
     **WORK,
+    **ASCEND,
 }

@@ -1,4 +1,7 @@
-"""Operators on the device by type and core: from kernel_details.csv, against op_statistic.csv."""
+"""Operators on the device by type and core: from op_statistic.csv, against kernel_details.csv.
+
+Where both are there the statistic counts: it sums durations before they are rounded to ns.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +46,14 @@ class OperatorType:
     min_ns: int | None
     max_ns: int | None
 
-    def to_dict(self, whole_ns: int) -> dict[str, Any]:
+    def to_dict(self, whole_ns: int, kernels_ns: int | None) -> dict[str, Any]:
         """For JSON, with the columns of op_statistic.csv; microseconds."""
         return {
             "type": self.type,
             "core": self.core,
             "count": self.count,
             "total_us": self.total_ns / 1000,
+            "total_of_kernel_details_us": None if kernels_ns is None else kernels_ns / 1000,
             "min_us": None if self.min_ns is None else self.min_ns / 1000,
             "avg_us": self.total_ns / self.count / 1000 if self.count else None,
             "max_us": None if self.max_ns is None else self.max_ns / 1000,
@@ -63,8 +67,8 @@ class Operators:
 
     source: str
     types: list[OperatorType]
-    slowest: dict[str, Evidence] = field(default_factory=dict)
-    """By core the longest operator."""
+    kernels_ns: dict[tuple[str, str], int] = field(default_factory=dict)
+    """By type and core the sum of the rows of kernel_details.csv, where both files are there."""
     unread: int = 0
     """Rows whose duration is no number."""
     compared: bool = False
@@ -83,7 +87,10 @@ class Operators:
             "operators": sum(each.count for each in self.types),
             "total_us": self.total_ns / 1000,
             "unread_rows": self.unread,
-            "by_type": [each.to_dict(self.total_ns) for each in self.types],
+            "by_type": [
+                each.to_dict(self.total_ns, self.kernels_ns.get((each.type, each.core)))
+                for each in self.types
+            ],
             "compared": self.compared,
             "differences": list(self.differences),
         }
@@ -167,25 +174,25 @@ class Operators:
         note = f"From {self.source}."
         if self.compared:
             agree = f"{len(self.differences):,} types differ" if self.differences else "equal"
-            note += f" Against {STATISTIC}: {agree}."
+            note += f" Against the sums of {KERNELS}: {agree}."
         if self.unread:
             note += f" {self.unread:,} rows without a duration are left out."
         return [Table("Operators by type", columns, rows, note)]
 
 
 def operators(tables: dict[str, CsvTable]) -> Operators | Nothing:
-    """Group kernels by type and core, and compare with the profiler's own statistic."""
-    known = tables.get(STATISTIC)
-    theirs = None if known is None else _of_statistic(known)
-    kernels = tables.get(KERNELS)
-    if kernels is not None and kernels.has("duration"):
-        mine, unread = _of_kernels(kernels)
-        if mine:
-            compares = theirs is not None and bool(theirs.types) and kernels.has("type")
-            told = _differences(mine, theirs.types) if compares and theirs is not None else []
-            return Operators(KERNELS, mine, {}, unread, compares, told)
-    if theirs is not None and theirs.types:
+    """Types by the profiler's statistic, compared with its kernels; or grouped from these."""
+    known, kernels = tables.get(STATISTIC), tables.get(KERNELS)
+    theirs = Operators(STATISTIC, []) if known is None else _of_statistic(known)
+    mine, unread = _of_kernels(kernels) if kernels is not None else ([], 0)
+    if theirs.types and mine and kernels is not None and kernels.has("type"):
+        sums = {(each.type, each.core): each.total_ns for each in mine}
+        told = _differences(mine, theirs.types)
+        return Operators(STATISTIC, theirs.types, sums, theirs.unread + unread, True, told)
+    if theirs.types:
         return theirs
+    if mine:
+        return Operators(KERNELS, mine, unread=unread)
     return Nothing(
         f"The folder has neither {KERNELS} nor {STATISTIC} with rows: both are written from Level1"
         " on with the NPU's activity."
@@ -194,6 +201,8 @@ def operators(tables: dict[str, CsvTable]) -> Operators | Nothing:
 
 def _of_kernels(table: CsvTable) -> tuple[list[OperatorType], int]:
     unit = table.unit("duration", "us")
+    if not table.has("duration"):
+        return [], len(table)
     types = table.texts("type", "op type", "name")
     cores = table.texts("accelerator core", "core type", "task type")
     times: dict[tuple[str, str], list[int]] = defaultdict(list)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from stagespan.trace.analysis import Analysis, analyze, ascend_steps
 from stagespan.trace.analysis.result import Finding, Nothing, Result, Table
 from stagespan.trace.ascend.api import API, calls
@@ -15,7 +13,8 @@ from stagespan.trace.ascend.folder import DOCUMENTS, TABLES, TRACE, AscendFolder
 from stagespan.trace.ascend.host_operators import DETAILS, host_operators
 from stagespan.trace.ascend.memory import memory
 from stagespan.trace.ascend.operators import operators
-from stagespan.trace.model import Events, Flows, Trace
+from stagespan.trace.assemble import Assembly
+from stagespan.trace.model import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +86,4 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
 
 def empty_trace(path: str) -> Trace:
     """A trace without events, for a folder that has none."""
-    none, codes = np.empty(0, np.int64), np.empty(0, np.int32)
-    # In the order of the columns: name and category first, task_type last.
-    events = Events(codes, codes, *([none] * 10), codes)
-    flows = Flows(none, codes, np.empty(0, np.bool_), none, none, none)
-    return Trace(path, events, events, flows, [], [], None, 0)
+    return Assembly().trace(path, {}, None)
