@@ -20,18 +20,18 @@ from typing import Any
 
 from stagespan.errors import StagespanError
 from stagespan.trace.analysis import Analysis
-from stagespan.trace.analysis.html.content import content
+from stagespan.trace.analysis.html.data import page_data
 
 _SLOT = re.compile(r"\{\{ (\w+) \}\}")
 
 
 def html_page(analysis: Analysis) -> str:
     """The page. Raises StagespanError where plotly is not installed."""
-    return filled(content(analysis))
+    return filled(page_data(analysis))
 
 
 def filled(shown: dict[str, Any]) -> str:
-    """The page of what `content` returned."""
+    """The page of what `page_data` returned."""
     charts, charts_hash = _plotly()
     scripts = [_file("table.js"), _file("page.js")]
     hashes = " ".join(f"'sha256-{each}'" for each in (*map(_sha256, scripts), charts_hash))

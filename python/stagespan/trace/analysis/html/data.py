@@ -28,7 +28,7 @@ LONGEST_TEXT = 2_000
 _EXACT = 1 << 53
 
 
-def content(analysis: Analysis) -> dict[str, Any]:
+def page_data(analysis: Analysis) -> dict[str, Any]:
     """All that the page shows. Times in ns from the begin of the trace's window."""
     trace = analysis.trace
     notes = [printable(trace.incomplete)] if trace.incomplete else []

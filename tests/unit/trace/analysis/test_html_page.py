@@ -1,0 +1,256 @@
+"""The HTML page as text: what is in it, what cannot be in it, and how large it gets."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import importlib.util
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from planted import Program
+
+from stagespan.cli import command
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analysis import analyze, html
+from stagespan.trace.analysis.html import data as contents
+from stagespan.trace.analysis.html import lanes
+from stagespan.trace.analysis.result import Table
+from stagespan.trace.intervals import covered
+
+pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
+
+HOSTILE = (
+    "</script><script>window.hostile = 1</script>",
+    "<img src=x onerror='window.hostile = 1'>",
+    "\"'`;window.hostile=1//${window.hostile=1}",
+    "\x1b[31mred\x07\u202egnirts\u2066",
+    "<b>bold</b><a href='http://example.invalid/'>link</a>&lt;i&gt;",
+    "<!--<script>",
+    "x" * 10_000,
+    "\ud83d\ude80 שלום 模型 {{ data }}",
+)
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """The page's data block, as a browser finds it."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def a_program(names: tuple[str, ...] = ("one", "two")) -> Program:
+    """Two streams, waits, steps and stages, whose names hold what is given."""
+    program = Program()
+    for step in range(12):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            for name in names:
+                stage = program.within(f"stage {name}", "user_annotation")
+                with stage, program.within(f"aten::{name}"):
+                    program.launch(f"kernel {name}", 80)
+                    program.launch(f"ncclKernel {name}", 200, stream=20)
+                with program.within("aten::item"):
+                    program.wait(call=f"cudaStreamSynchronize{name}", tail=150)
+            program.work(900)
+    return program
+
+
+def hostile_trace(folder: Path) -> Trace:
+    return a_program(HOSTILE).trace(folder)
+
+
+def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
+    # GIVEN a page
+    page = html.html_page(analyze(a_program().trace(tmp_path)))
+    # WHEN the scripts in it are hashed, plotly's as it is unpacked
+    texts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    packed = re.search(r'id="charts" data-hash="[^"]*">(.*?)</script>', page, re.DOTALL)
+    assert packed is not None
+    texts.append(gzip.decompress(base64.b64decode(packed[1])).decode())
+    # THEN the policy names these hashes and no others, and allows no connection
+    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert found is not None
+    policy = dict(each.strip().split(" ", 1) for each in found[1].split(";"))
+    hashes = {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts}
+    assert set(policy["script-src"].split()) == {f"'sha256-{each}'" for each in hashes}
+    assert policy["default-src"] == "'none'"
+    assert policy["img-src"] == "data: blob:"
+    assert not {"connect-src", "font-src", "frame-src"} & policy.keys()
+    # AND outside of the charts no address of the network is named
+    rest = page.replace(packed[1], "")
+    assert re.findall(r"https?://|//cdn|@import|url\(", rest) == []
+
+
+def test_hostile_names_stay_in_the_data(tmp_path: Path) -> None:
+    # GIVEN names that would end a script, open tags, or fill a slot of the page
+    analysis = analyze(hostile_trace(tmp_path))
+    # WHEN the page is made
+    page = html.html_page(analysis)
+    # THEN its own scripts are all there are, nothing opens a tag, and the page is plain ASCII data
+    assert len(re.findall(r"<script\b", page)) == 4
+    start = page.index('id="data">') + len('id="data">')
+    block = page[start : page.index("</script>", start)]
+    assert "<" not in block
+    assert block.isascii()
+    # AND the names are whole up to their limit, without what would steer a terminal or turn text
+    data = data_of(page)
+    texts = json.dumps(data, ensure_ascii=False)
+    assert "</script><script>window.hostile" in texts
+    assert "\x1b" not in texts
+    assert "\u202e" not in texts
+    assert "{{ data }}" in texts
+    assert max(map(len, re.findall(r"x+", texts))) <= contents.LONGEST_TEXT
+    assert len(page) < 3_000_000
+
+
+def test_everything_that_was_found_is_in_the_page(tmp_path: Path) -> None:
+    # GIVEN what was found out about a trace
+    analysis = analyze(a_program().trace(tmp_path))
+    # WHEN the page is made
+    data = data_of(html.html_page(analysis))
+    # THEN it holds every finding with its evidence, every table and every reason
+    assert analysis.findings()
+    assert [each["sentence"] for each in data["findings"]] == [
+        each.sentence for each in analysis.findings()
+    ]
+    for shown, finding in zip(data["findings"], analysis.findings(), strict=True):
+        assert shown["evidence"] == [
+            [each.event, each.time_ns, each.figure, each.unit] for each in finding.evidence
+        ]
+    assert [each["name"] for each in data["sections"]] == list(analysis.results)
+    for shown, result in zip(data["sections"], analysis.results.values(), strict=True):
+        assert shown["unknown"] == getattr(result, "reason", None)
+        assert [t["title"] for t in shown["tables"]] == [t.title for t in result.tables()]
+        for written, table in zip(shown["tables"], result.tables(), strict=True):
+            assert written["rows"] == [list(row) for row in table.rows]
+            assert written["columns"] == [list(column) for column in table.columns]
+    # AND the parts of the device's time sum to its span
+    use = analysis.to_dict()["device_use"]
+    assert sum(time for _, time, _ in data["device"]) == use["span_us"] * 1000
+
+
+def test_the_timeline_has_every_lane_and_its_times(tmp_path: Path) -> None:
+    # GIVEN a program of twelve steps with two stages each
+    trace = a_program().trace(tmp_path)
+    # WHEN its timeline is made
+    found = {lane.name: lane for lane in lanes.timeline(trace)}
+    # THEN there are lanes for steps, stages, streams, idle time and the host
+    assert list(found) == ["steps", "stages", "stream 20", "stream 7", "idle", "thread 100"]
+    assert [len(found[name].bars) for name in ("steps", "stages", "stream 7")] == [12, 24, 24]
+    assert found["stream 20"].bars[0][3] == "communicating"
+    assert found["stream 7"].bars[0][1:] == (80_000, "kernel one", "computing")
+    assert {bar[3] for bar in found["idle"].bars} >= {"synchronisation", "between_steps"}
+    # AND the idle bars are the idle time, to the nanosecond
+    idle = analyze(trace).to_dict()["idle"]["idle_us"]
+    assert sum(bar[1] for bar in found["idle"].bars) == idle * 1000
+    assert all(lane.note == "" for lane in found.values())
+
+
+def test_many_events_are_summed_up_and_said(tmp_path: Path) -> None:
+    # GIVEN more events than a lane has bars
+    program = Program()
+    for number in range(1_500):
+        program.operator(us=2 if number % 3 else 9, before=5 + number % 7)
+    trace = program.trace(tmp_path)
+    # WHEN the timeline is made
+    found = {lane.name: lane for lane in lanes.timeline(trace)}
+    # THEN no lane has more bars, each says what it leaves out, and what is left out closes
+    assert max(len(lane.bars) for lane in found.values()) == lanes.MOST_BARS
+    assert found["stream 7"].note == "stream 7: 1,500 events summed up in 600 bars."
+    counts = [
+        int(many[1].replace(",", "")) if (many := re.match(r"([\d,]+) events, ", bar[2])) else 1
+        for bar in found["stream 7"].bars
+    ]
+    assert sum(counts) == 1_500
+    rest = re.search(r"the ([\d,]+) others, .* sum to ([\d.]+) (us|ms)", found["idle"].note)
+    assert rest is not None
+    left = float(rest[2]) * (1_000 if rest[3] == "us" else 1_000_000)
+    idle = analyze(trace).to_dict()["idle"]["idle_us"] * 1000
+    assert sum(bar[1] for bar in found["idle"].bars) + left == pytest.approx(idle, abs=1_000)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.integers(0, 60)), min_size=1, max_size=80),
+    st.integers(2, 30),
+)
+def test_stretches_cover_what_their_events_cover(times: list[tuple[int, int]], most: int) -> None:
+    # GIVEN events in the order of their begins
+    times.sort()
+    begin = np.array([b for b, _ in times], dtype=np.int64)
+    end = begin + np.array([d for _, d in times], dtype=np.int64)
+    # WHEN they are summed up
+    bars = lanes.summed_up(begin, end, most)
+    # THEN there are no more than asked for, and each event is in one, within its bounds
+    assert len(bars.begin) == min(most, len(begin))
+    assert bars.count.sum() == len(begin)
+    assert (np.diff(bars.of) >= 0).all()
+    assert (bars.begin[bars.of] <= begin).all()
+    assert (bars.end[bars.of] >= end).all()
+    assert [bars.of[at] for at in bars.longest] == list(range(len(bars.begin)))
+    # AND each is busy as long as any event covers of it
+    for number in range(len(bars.begin)):
+        low, high = bars.begin[number], bars.end[number]
+        inside = covered(np.clip(begin, low, high), np.clip(end, low, high))
+        assert bars.busy[number] == inside
+    # AND they are parted at the largest gaps
+    gaps = begin[1:] - np.maximum.accumulate(end)[:-1]
+    chosen = np.sort(gaps[np.flatnonzero(np.diff(bars.of))])[::-1]
+    assert chosen.tolist() == np.sort(gaps)[::-1][: most - 1].tolist()
+
+
+def test_figures_that_json_or_a_browser_lacks() -> None:
+    # GIVEN cells with what JSON has no word for, and an integer that a browser would round
+    table = Table("t", (("a", ""), ("b", "ns")), [(2**60 + 1, math.nan), (None, -math.inf)], "n")
+    # WHEN they are written
+    written = contents._table(table)
+    # THEN they are unknown, and the integer is exact as text
+    assert written["rows"] == [["1,152,921,504,606,846,977", None], [None, None]]
+    json.dumps(written, allow_nan=False)
+
+
+def test_long_tables_are_cut_and_say_so() -> None:
+    rows = [(number,) for number in range(contents.MOST_ROWS + 7)]
+    written = contents._table(Table("t", (("a", ""),), rows, "A note."))
+    assert len(written["rows"]) == contents.MOST_ROWS
+    assert written["note"].startswith("A note. The first 5,000 of 5,007 rows are here")
+
+
+def test_without_the_charts_one_sentence_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN an installation without plotly
+    a_program().trace(tmp_path)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name)
+    )
+    html._plotly.cache_clear()
+    # WHEN a page is asked for
+    target = tmp_path / "page.html"
+    arguments = ["analyze", str(tmp_path / "planted.json"), "--html", str(target)]
+    result = CliRunner().invoke(command, arguments)
+    html._plotly.cache_clear()
+    # THEN one sentence says what to install, and nothing is written
+    assert result.exit_code == 2
+    assert "pip install stagespan[html]" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("content", [b"[]", b'[{"ph":"X","name":"a","ts":1,"dur":2}]'])
+def test_a_trace_with_next_to_nothing_gets_a_page(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    path.write_bytes(content)
+    data = data_of(html.html_page(analyze(read_trace(path))))
+    assert data["verdict"]["word"] == "cannot tell"
+    assert data["findings"] == []
