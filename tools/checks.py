@@ -7,8 +7,10 @@ Runs with the Python of `.venv`. Logs lie in `.make/logs/`. Ends with status 1 i
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +19,18 @@ from pathlib import Path
 import cpp_tests
 import other_pythons
 from bootstrap import read_stamp
-from common import ROOT, STATE, VENV_PYTHON, StepError, Timer, log_text, main_guard, run, say
+from common import (
+    ROOT,
+    STATE,
+    VENV_PYTHON,
+    StepError,
+    Timer,
+    apt_install,
+    log_text,
+    main_guard,
+    run,
+    say,
+)
 
 _CPP_FOLDERS = ("csrc", "tests", "examples", "benchmarks")
 # Without torch most of its tests skip themselves: that is what these runs are for.
@@ -87,8 +100,19 @@ def demo() -> Result:
     return Result("ran; the script's figures agree with the harness's")
 
 
+@functools.cache
+def browser() -> None:
+    """Install a browser for the tests of the HTML page; without one they say so and skip."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    if not any(shutil.which(name) for name in names):
+        reason = apt_install("chromium")
+        if reason is not None:
+            say(f"  no browser for the tests of the HTML page: {reason}")
+
+
 def pytest(python: Path, log: str, *arguments: str) -> Result:
     """Run the Python tests with an interpreter; what they skipped comes back with the reasons."""
+    browser()
     skips = STATE / f"{log}-skips.json"
     skips.unlink(missing_ok=True)
     command = [python, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *arguments]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import json
 import os
 import select
@@ -26,9 +27,17 @@ os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
+@functools.cache
 def program() -> str | None:
-    """The browser of this machine, or None."""
-    return next((found for name in PROGRAMS if (found := shutil.which(name))), None)
+    """The browser of this machine, or None. What only says how to install one is none."""
+    for name in PROGRAMS:
+        found = shutil.which(name)
+        if found is None:
+            continue
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=60)
+        if done.returncode == 0 and "snap" not in done.stdout + done.stderr:
+            return found
+    return None
 
 
 class Browser:
