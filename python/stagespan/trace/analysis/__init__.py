@@ -26,6 +26,7 @@ ANALYSES: tuple[str, ...] = (
     "kernels",
     "steps",
     "stages",
+    "layers",
 )
 
 # Those of traces of torch_npu.profiler alone.

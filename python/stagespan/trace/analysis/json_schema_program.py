@@ -120,7 +120,51 @@ _STAGES = _object(
         "device_events_told_by_time": _COUNT,
     }
 )
+_SPREAD = _object(dict.fromkeys(("min", "median", "max"), _TIME))
+_LAYERS = _object(
+    {
+        "told_from": {"enum": ["modules", "repetition"]},
+        "inferred": _FLAG,
+        "modules": _list(
+            _object(
+                {
+                    "path": _list(_TEXT) | {"minItems": 1},
+                    "instances": _COUNT,
+                    "calls": _COUNT,
+                    "host_us": _TIME,
+                    "host_self_us": _TIME,
+                    "device_us": _MAYBE_TIME,
+                    "device_self_us": _MAYBE_TIME,
+                    "device_events": _MAYBE_COUNT,
+                    "backward_device_us": _MAYBE_TIME,
+                    "call_of_an_instance_us": _SPREAD,
+                    "slowest": _TEXT,
+                }
+            )
+        ),
+        "modules_left_out": _COUNT,
+        "device_events_outside": _MAYBE_COUNT,
+        "device_events_outside_us": _MAYBE_TIME,
+        "blocks": _list(
+            _object(
+                {
+                    "first": _TEXT,
+                    "heaviest": _TEXT,
+                    "events": _COUNT,
+                    "times": _COUNT,
+                    "time_us": _TIME,
+                    "total_us": _TIME,
+                    "block_us": _SPREAD,
+                    "slowest": _COUNT,
+                }
+            )
+        ),
+        "blocks_of": {"enum": ["kernels", "operators", None]},
+        "blocks_in_step": _MAYBE_TEXT,
+    }
+)
 PROGRAM = {
     "steps": _STEPS,
     "stages": _STAGES,
+    "layers": _LAYERS,
 }

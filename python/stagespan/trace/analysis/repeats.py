@@ -34,20 +34,19 @@ def longest_repeat(codes: Codes, least_times: int = 3, least_length: int = 1) ->
     best: Repeat | None = None
     for length in _lengths(codes, least_times, least_length):
         same = codes[:-length] == codes[length:]
-        begin, run = _longest_run(same)
-        times = (run + length) // length
-        if times < least_times:
-            continue
-        if best is None or length * times > best.length * best.times:
-            best = Repeat(begin, length, times)
+        for begin, run in _runs(same, (least_times - 1) * length):
+            times = (run + length) // length
+            if best is not None and length * times <= best.length * best.times:
+                break
+            if not _is_shorter(codes[begin : begin + length], least_length):
+                best = Repeat(begin, length, times)
+                break
     return best
 
 
-def all_repeats(
-    codes: Codes, least_times: int, least_length: int, most: int
-) -> list[tuple[Repeat, int]]:
-    """The largest repetitions that do not overlap, each with how much it covers, largest first."""
-    found: list[tuple[Repeat, int]] = []
+def all_repeats(codes: Codes, least_times: int, least_length: int, most: int) -> list[Repeat]:
+    """Repetitions that do not overlap, in order: of each longest piece the one that covers most."""
+    found: list[Repeat] = []
     pieces = [(0, len(codes))]
     while pieces and len(found) < most:
         begin, end = pieces.pop(int(np.argmax([stop - start for start, stop in pieces])))
@@ -55,9 +54,9 @@ def all_repeats(
         if repeat is None:
             continue
         repeat = Repeat(begin + repeat.begin, repeat.length, repeat.times)
-        found.append((repeat, repeat.end - repeat.begin))
+        found.append(repeat)
         pieces += [(begin, repeat.begin), (repeat.end, end)]
-    return sorted(found, key=lambda pair: -pair[1])
+    return sorted(found, key=lambda repeat: repeat.begin)
 
 
 def _lengths(codes: Codes, least_times: int, least_length: int) -> list[int]:
@@ -73,11 +72,24 @@ def _lengths(codes: Codes, least_times: int, least_length: int) -> list[int]:
     return sorted(int(length) for length in chosen)
 
 
-def _longest_run(same: NDArray[np.bool_]) -> tuple[int, int]:
-    """Where the longest run of True begins, and its length."""
+def _is_shorter(block: Codes, least_length: int) -> bool:
+    """Whether a block is itself a repetition of a block that is too short."""
+    lengths = (length for length in range(1, least_length) if len(block) % length == 0)
+    return any(bool(np.all(block[:-length] == block[length:])) for length in lengths)
+
+
+def same_block(first: Codes, second: Codes) -> bool:
+    """Whether one block is the other, begun at another of its elements."""
+    if len(first) != len(second):
+        return False
+    turns = np.flatnonzero(second == first[0])
+    return any(bool(np.all(np.roll(second, -int(turn)) == first)) for turn in turns)
+
+
+def _runs(same: NDArray[np.bool_], least: int) -> list[tuple[int, int]]:
+    """Where runs of at least so many True begin, and their lengths, the longest first."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
-    begins, ends = edges[::2], edges[1::2]
-    if len(begins) == 0:
-        return 0, 0
-    at = int(np.argmax(ends - begins))
-    return int(begins[at]), int(ends[at] - begins[at])
+    begins, lengths = edges[::2], edges[1::2] - edges[::2]
+    long = np.flatnonzero(lengths >= max(least, 1))
+    long = long[np.argsort(-lengths[long], kind="stable")]
+    return list(zip(begins[long].tolist(), lengths[long].tolist(), strict=True))
