@@ -15,6 +15,7 @@
 #include "timed_iterator.h"
 #include "timed_run.h"
 #include "token_object.h"
+#include "trace_scanner.h"
 #include "waiting.h"
 
 namespace py = pybind11;
@@ -141,6 +142,7 @@ PYBIND11_MODULE(_core_of_main, module) {
   sp::define_statistics(module);
   sp::define_reading(module);
   sp::define_device(module);
+  sp::define_trace_scanner(module);
   // Python 3.13 runs the entry below in the main interpreter, whichever imports.
   module.def("require_main_interpreter", [] {
     if (!sp::require_main_interpreter()) throw py::error_already_set();

@@ -341,3 +341,36 @@ def require_main_interpreter() -> None:
 
 def c_api() -> object:
     """Capsule that other extensions attach to (`stagespan/python.h`)."""
+
+# Traces of profilers
+SCAN_MORE: int
+SCAN_CLOSED: int
+SCAN_ODD: int
+
+class TraceColumn:
+    """Values of one type, as a buffer that numpy takes over without a copy."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class TraceScanner:
+    """Reads a trace's list of events, piece by piece, into columns; without the GIL."""
+
+    def scan(self, buffer: bytes, start: int) -> tuple[int, int]:
+        """Read whole entries from ``start``, a position within the list before an entry or a comma.
+
+        (How far it came, a state): ``SCAN_MORE``, what follows is not a whole entry;
+        ``SCAN_CLOSED``, the list has ended; ``SCAN_ODD``, an entry that is not JSON follows.
+        """
+
+    def leave_out(self, cause: str, count: int) -> None:
+        """Count entries that are in no table."""
+
+    def take(self) -> dict[str, Any]:
+        """Everything that was read, once; the scanner is of no use afterwards."""
+
+    @property
+    def total(self) -> int:
+        """Entries so far, whatever became of them."""
+    @property
+    def looks_like_a_trace(self) -> bool:
+        """Whether some entry was an event."""

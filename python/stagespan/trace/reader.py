@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Any
 
 import msgspec
 
+from stagespan import _core
 from stagespan.errors import TraceError
 from stagespan.trace import split
-from stagespan.trace.assemble import Assembly
+from stagespan.trace.gather import gather
 from stagespan.trace.model import Trace
 from stagespan.trace.stream import CHUNK_BYTES, ByteStream
 
@@ -29,22 +31,20 @@ def read_trace(path: str | os.PathLike[str], *, chunk_bytes: int = CHUNK_BYTES) 
     Raises TraceError, with a sentence that says what to do, when there is no such file, it is a
     folder, empty, not JSON, not a trace, or cut off before its first whole event.
     """
-    return _Reader(ByteStream(path, chunk_bytes), Assembly()).read()
-
-
-def read_with(path: str, assembly: Assembly) -> None:
-    """Read a trace file into an assembly of another kind."""
-    _Reader(ByteStream(path, CHUNK_BYTES), assembly).read()
+    return _Reader(ByteStream(path, chunk_bytes)).read()
 
 
 class _Reader:
-    def __init__(self, stream: ByteStream, assembly: Assembly) -> None:
+    def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
         self._chunks = stream.chunks()
         self._buffer = b""
         self._ended = False
-        self._assembly = assembly
+        self._scanner = _core.TraceScanner()
+        self._adjusted: Counter[str] = Counter()
         self._metadata: dict[str, Any] = {}
+        self._names_right_to = 0
+        """Up to here quotes in names of the buffer are escaped."""
 
     def read(self) -> Trace:
         top = self._first_character()
@@ -130,37 +130,38 @@ class _Reader:
 
     def _read_events(self) -> bool:
         """Read entries until the list closes; False when the file ends before."""
+        at = 0
         while True:
-            cut = split.likely_boundary(self._buffer)
-            if cut > 0:
-                piece = b"".join((b"[", memoryview(self._buffer)[:cut], b"]"))
-                if self._assembly.add_piece(piece):
-                    self._buffer = self._buffer[cut:].lstrip()[1:]  # and the comma
-                else:
-                    closed = self._read_carefully()
-                    if closed:
-                        return True
+            at, state = self._scanner.scan(self._buffer, at)
+            if state == _core.SCAN_ODD:
+                behind = self._read_odd(at)
+                if behind is not None:
+                    at = behind
+                    continue
+            self._buffer = self._buffer[at:]
+            self._names_right_to = max(self._names_right_to - at, 0)
+            at = 0
+            if state == _core.SCAN_CLOSED:
+                return True
             if not self._more():
-                return self._read_carefully()
+                return False
 
-    def _read_carefully(self) -> bool:
-        """Read the buffer's whole entries by a scan; True when the list closes in it."""
-        self._buffer, names = split.with_quotes_in_names_escaped(self._buffer)
-        self._assembly.count_quoted(names)
-        found = split.scan(self._buffer)
-        view = memoryview(self._buffer)
-        if found.entries:
-            begin, end = found.entries[0][0], found.entries[-1][1]
-            whole = b"".join((b"[", view[begin:end], b"]"))
-            if found.strays or not self._assembly.add_piece(whole):
-                for begin, end in found.entries:
-                    self._assembly.add_entry(bytes(view[begin:end]))
-        self._assembly.count_left_out("entry that is no object", found.strays)
-        at = found.closed_at if found.closed_at >= 0 else found.rest
-        self._buffer = self._buffer[at:]
-        if found.closed_at < 0 and found.entries:
-            self._buffer = self._buffer.lstrip().removeprefix(b",")
-        return found.closed_at >= 0
+    def _read_odd(self, at: int) -> int | None:
+        """Set right the entry that begins at `at`, or leave it out; where to go on.
+
+        None when it takes more of the file to tell where the entry ends.
+        """
+        start = max(at, self._names_right_to)
+        self._buffer, names, self._names_right_to = split.with_quotes_in_names_escaped(
+            self._buffer, start
+        )
+        if names:
+            self._adjusted["quotes in a name that were not escaped"] += names
+            return at
+        end = split.entry_end(self._buffer, at)
+        if end is not None:
+            self._scanner.leave_out("malformed entry", 1)
+        return end
 
     def _read_tail(self, in_object: bool) -> str | None:
         """Read what stands behind the list of events; a clause when it is not as it should be."""
@@ -175,14 +176,13 @@ class _Reader:
         del tail[""]
         again = tail.pop("traceEvents", None)
         if again is not None:
-            self._assembly.count_left_out(
-                "entry of a second `traceEvents`", len(again) if isinstance(again, list) else 1
-            )
+            count = len(again) if isinstance(again, list) else 1
+            self._scanner.leave_out("entry of a second `traceEvents`", count)
         self._metadata.update(tail)
         return None
 
     def _finish(self, closed: bool, broken: str | None) -> Trace:
-        count = self._assembly.total
+        count = self._scanner.total
         problem = broken
         if not closed:
             problem = self._stream.damage or "the file ends in the middle of its events"
@@ -193,7 +193,7 @@ class _Reader:
                 )
         elif self._stream.damage:
             problem = self._stream.damage
-        if count and not self._assembly.looks_like_a_trace:
+        if count and not self._scanner.looks_like_a_trace:
             raise TraceError(
                 f"{self._where} is JSON but not a trace: none of its {count} entries is an event."
             )
@@ -202,7 +202,8 @@ class _Reader:
             incomplete = (
                 f"{self._where} is incomplete: {problem}; the {count} whole entries were read."
             )
-        return self._assembly.trace(str(self._stream.path), self._metadata, incomplete)
+        path = str(self._stream.path)
+        return gather(self._scanner, path, self._metadata, self._adjusted, incomplete)
 
     @property
     def _where(self) -> str:

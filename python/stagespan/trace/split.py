@@ -1,13 +1,10 @@
-"""Where the entries of a JSON list begin and end, without decoding them."""
+"""Parts of a file that are not as JSON has them: where they end, and how they are set right."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|["{}\[\]]', re.DOTALL)
-_NEXT_ENTRY = re.compile(rb"\}\s*,\s*\{")
-_STRAY = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[^\s,]+', re.DOTALL)
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*(\[|[^\s\[])')
 
 _WORD_OR_STRING = re.compile(
@@ -27,73 +24,33 @@ _BARE_QUOTE = re.compile(rb'(\\.)|"')
 _CONTROLS = bytes(range(32))
 
 
-def likely_boundary(buffer: bytes | bytearray) -> int:
-    """Just behind the last `}` that is followed by `, {`, or -1.
-
-    It may lie within an entry: it is a true boundary exactly when what stands before it, closed by
-    `]`, is valid JSON, because a cut within a string or an object never is.
-    """
-    at = len(buffer)
-    while (at := buffer.rfind(b"}", 0, at)) >= 0:
-        if _NEXT_ENTRY.match(buffer, at):
-            return at + 1
-    return -1
-
-
 def events_key(buffer: bytes | bytearray, start: int) -> tuple[int, int, bool] | None:
     """The next `"traceEvents":`: where it begins, where its value does, and if that is a list."""
     found = _EVENTS_KEY.search(buffer, start)
     return None if found is None else (found.start(), found.start(1), found[1] == b"[")
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """What a scan of a part of a list found."""
+def entry_end(buffer: bytes, start: int) -> int | None:
+    """Just behind the list's entry that begins at `start`, told by brackets and strings alone.
 
-    entries: list[tuple[int, int]]
-    """Begin and end of each whole object in the list."""
-    strays: int
-    """Values between the objects that are no objects."""
-    closed_at: int
-    """Just behind the `]` that ends the list, or -1."""
-    rest: int
-    """Where what is not part of a whole entry begins."""
-
-
-def scan(buffer: bytes | bytearray) -> Scan:
-    """Follow strings and brackets from a position within a list, before an entry."""
-    entries: list[tuple[int, int]] = []
-    depth, begin, rest, strays = 0, 0, 0, 0
-    for token in _TOKEN.finditer(buffer):
+    None when it does not end in the buffer.
+    """
+    depth = 0
+    for token in _TOKEN.finditer(buffer, start):
         text = token[0]
         if text in b"{[":
-            if depth == 0:
-                strays += _strays(buffer, rest, token.start())
-                begin = token.start()
             depth += 1
         elif text in b"}]":
-            if depth == 0:
-                strays += _strays(buffer, rest, token.start())
-                if text == b"]":
-                    return Scan(entries, strays, token.end(), token.end())
-                strays += 1
-                rest = token.end()
-                continue
             depth -= 1
             if depth == 0:
-                rest = token.end()
-                entries.append((begin, rest))
+                return token.end()
         elif text == b'"':  # a string that does not end here
-            break
-    return Scan(entries, strays, -1, rest)
+            return None
+    return None
 
 
-def _strays(buffer: bytes | bytearray, begin: int, end: int) -> int:
-    return sum(1 for _ in _STRAY.finditer(buffer, begin, end))
-
-
-def with_quotes_in_names_escaped(buffer: bytes | bytearray) -> tuple[bytes, int]:
-    """The buffer with quotes within names escaped, and how many names that changed.
+def with_quotes_in_names_escaped(buffer: bytes, start: int) -> tuple[bytes, int, int]:
+    """The buffer with quotes within names behind `start` escaped, how many names, and up to where.
 
     Only whole lines are looked at: of a part one cannot tell where a name in it ends.
     """
@@ -108,7 +65,10 @@ def with_quotes_in_names_escaped(buffer: bytes | bytearray) -> tuple[bytes, int]
         changed += name != found[2]
         return found[1] + name
 
-    return _NAME.sub(escape, buffer[:lines]) + buffer[lines:], changed
+    if lines <= start:
+        return buffer, 0, start
+    right = _NAME.sub(escape, buffer[start:lines])
+    return b"".join((buffer[:start], right, buffer[lines:])), changed, start + len(right)
 
 
 def repaired(entry: bytes) -> bytes:

@@ -1,0 +1,101 @@
+// tables.h: what becomes of the entries of a trace: rows in columns, or counts.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "trace/arguments.h"
+#include "trace/growing.h"
+#include "trace/interner.h"
+#include "trace/value.h"
+
+namespace stagespan::trace {
+
+/// One entry of the list of events, as it stands in the file.
+struct Entry {
+  std::string_view written;
+  Value phase, name, category, pid, tid, id, begin, duration;
+  Value arguments_as_written;  // when they are no object
+  std::uint32_t shape = ArgumentKeys::kRoot;
+  std::vector<Argument> arguments;
+
+  void clear() noexcept;
+};
+
+/// Ids as they are counted here: numbers and numerals as they are, other words as negative numbers of their own.
+class Ids {
+ public:
+  std::int64_t of_text(std::string_view text);
+  const std::vector<std::pair<std::int64_t, std::string>>& named() const noexcept { return named_; }
+
+ private:
+  std::unordered_map<std::string, std::int64_t> known_;
+  std::vector<std::pair<std::int64_t, std::string>> named_;
+};
+
+/// Events with a duration, or instants.
+struct EventTable {
+  Growing<std::int32_t> name, category, shape;
+  Growing<std::int64_t> begin_ns, duration_ns, pid, tid;
+  std::vector<ArgumentColumn> arguments;  // by key
+};
+
+struct FlowTable {
+  Growing<std::int64_t> id, begin_ns, pid, tid;
+  Growing<std::int32_t> category;
+  Growing<std::uint8_t> starts;
+};
+
+/// A name that an entry of the kind "metadata" gives to a process or thread.
+struct Naming {
+  std::string what;  // process_name, process_labels or thread_name
+  std::int64_t pid, tid;
+  std::string name;
+};
+
+class Tables {
+ public:
+  /// Takes an entry, and says what became of it in one of the tables or counts.
+  void add(const Entry& entry);
+  /// Counts what is no object, or is malformed.
+  void leave_out(const char* cause, std::uint64_t count);
+  /// Counts begins whose end did not come.
+  void finish();
+
+  std::uint64_t total = 0;
+  bool looks_like_a_trace = false;
+  EventTable events, instants;
+  FlowTable flows;
+  Interner names, categories, texts;
+  ArgumentKeys keys;
+  Ids ids;
+  std::vector<Naming> namings;
+  std::map<std::string, std::uint64_t> left_out, adjusted;
+
+ private:
+  void add_event(const Entry& entry, EventTable* table, std::int64_t begin_ns, std::int64_t duration_ns);
+  void add_complete(const Entry& entry);
+  void add_flow(const Entry& entry, bool starts);
+  void add_naming(const Entry& entry);
+  void add_half(const Entry& entry, bool begins);
+  void add_arguments(const Entry& entry, EventTable* table);
+  void add_argument(const Argument& argument, EventTable* table);
+  /// What a field says that should be a text; anything else is taken as written, and counted.
+  std::string_view text(const Value& value, const char* what);
+  std::int64_t id(const Value& value, const char* what);
+  std::int64_t time(const Value& value);
+  bool timed(std::int64_t begin_ns, const char* cause);
+
+  std::string scratch_;
+  std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::pair<std::string, std::int64_t>>> open_;
+};
+
+/// Reads the entry whose `{` is at `at`. Gives where it ends; null when it is malformed, or not whole: then `*cut`.
+const char* read_entry(const char* at, const char* end, ArgumentKeys* keys, Entry* entry, bool* cut);
+
+}  // namespace stagespan::trace
