@@ -32,15 +32,44 @@ def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise ReportError(f"{file} is not whole JSON ({error}): write the report again") from None
     stages = report.get("stages") if isinstance(report, dict) else None
     if not isinstance(stages, dict):
-        raise ReportError(f'{file} is no timing report: it has no "stages"')
+        raise ReportError(f'{file} is no timing report: it has no "stages"; {_NAME_ONE}')
     for name, stage in stages.items():
-        if not isinstance(stage, dict) or number(stage.get("duration_ms")) is None:
-            raise ReportError(f'{file} is no timing report: stage {name!r} has no "duration_ms"')
+        problem = _problem(stage)
+        if problem is not None:
+            hint = _NAME_ONE
+            if isinstance(stage, dict) and "input_signatures" in stage:
+                hint = "it is a signature file; name the timing.json that lies beside it"
+            raise ReportError(f"{file} is no timing report: stage {name!r} {problem}; {hint}")
     return dict(report)
+
+
+_NAME_ONE = "name a timing.json of a run"
+
+
+def _problem(stage: object) -> str | None:
+    """What is wrong with a stage's entry, as far as everything else that is read rests on it."""
+    if not isinstance(stage, dict) or number(stage.get("duration_ms")) is None:
+        return 'has no "duration_ms"'
+    parents = stage.get("parents")
+    if parents is not None and not (isinstance(parents, list) and all(map(_is_place, parents))):
+        return 'has "parents" that are none'
+    return None
+
+
+def _is_place(place: object) -> bool:
+    return (
+        isinstance(place, dict)
+        and isinstance(place.get("parent"), (str, type(None)))
+        and "parent" in place
+        and number(place.get("duration_ms")) is not None
+    )
 
 
 def number(value: object) -> float | None:
     """``value`` as a number; None for anything else, a truth value included."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # more digits than any figure has
+        return None

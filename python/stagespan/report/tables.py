@@ -24,7 +24,7 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
     from rich.text import Text
 
     console = console or Console()
-    console.print(Text(_headline(report)))
+    console.print(Text(_one_line(_headline(report))))
     if report["stages"]:
         table = _table(report, [])
         if console.is_terminal:
@@ -36,10 +36,15 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
             # rich would cut the table at 80 columns.
             console.width = max(console.width, _width(table, console))
         console.print(table, highlight=False)
-    lost = {cause: n for cause, n in (report.get("lost") or {}).items() if n}
-    if lost:
-        told = ", ".join(f"{cause} {n:,}" for cause, n in lost.items())
+    told = _lost(report.get("lost"))
+    if told:
         console.print(Text(f"not kept: {told}"))
+
+
+def _lost(lost: object) -> str:
+    """What was not kept, by cause; empty where all was."""
+    counts = {cause: number(n) for cause, n in lost.items()} if isinstance(lost, dict) else {}
+    return ", ".join(f"{_one_line(cause)} {n:,.0f}" for cause, n in counts.items() if n)
 
 
 def _width(table: Table, console: Console) -> int:
@@ -59,8 +64,9 @@ def _headline(report: dict[str, Any]) -> str:
     stages = report["stages"]
     request = report.get("request_id")
     parts = [f"Timing report{f' of request {request}' if request else ''}"]
-    if number(report.get("world_size")) and report["world_size"] > 1:
-        parts.append(f"rank {report.get('rank')} of {report['world_size']}")
+    world_size = number(report.get("world_size"))
+    if world_size is not None and world_size > 1:
+        parts.append(f"rank {report.get('rank')} of {world_size:.0f}")
     parts.append(f"{len(stages)} stage{'' if len(stages) == 1 else 's'}")
     for label, key in (("wall clock", "wall_clock_ms"), ("in stages", "total_stages_ms")):
         value = number(report.get(key))

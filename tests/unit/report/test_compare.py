@@ -132,6 +132,9 @@ def test_a_different_environment_is_shown(tmp_path: Path) -> None:
         (b'{"stages": {"a": 1}}', "stage 'a'"),
         (b'{"stages": {"a": {"duration_ms": "fast"}}}', "stage 'a'"),
         (b'{"stages": {"a": {"duration_ms": true}}}', "stage 'a'"),
+        (b'{"stages": {"a": {"duration_ms": 1, "parents": 3}}}', '"parents"'),
+        (b'{"stages": {"a": {"duration_ms": 1, "parents": [{}]}}}', '"parents"'),
+        (b'{"stages": {"a": {"input_signatures": {}}}}', r"name the timing\.json that lies beside"),
     ],
 )
 def test_what_is_no_report_is_refused_in_one_sentence(

@@ -72,6 +72,11 @@ def test_a_name_cannot_break_the_table_nor_colour_it() -> None:
     assert "[red]a\\n\\x1b[31mb[/red]" in text
 
 
+def test_a_request_s_name_stays_on_its_line() -> None:
+    text = shown({"stages": {}, "request_id": "a\n\x1b[2Jb"})
+    assert text == "Timing report of request a\\n\\x1b[2Jb, 0 stages\n"
+
+
 def test_a_pipe_gets_whole_rows(monkeypatch: Any) -> None:
     # GIVEN a long name and a console that would wrap at 80 columns
     monkeypatch.setenv("COLUMNS", "80")

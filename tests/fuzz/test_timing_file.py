@@ -1,0 +1,133 @@
+"""Timing reports of any content: shown and compared, or refused in one sentence; never a crash."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from stagespan.errors import ReportError
+from stagespan.report.compare import compare_timing_reports
+from stagespan.report.reader import read_timing_report
+from stagespan.report.tables import print_report
+
+QUIET = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+JUNK = [None, True, -1, 10**30, 10**400, 1e308, "x", "a\0b\n", [], [1], [{}], {}, {"a": "b"}]
+
+# As this version writes it, with all that a table reads.
+WHOLE = {
+    "schema_version": 1,
+    "request_id": "night",
+    "wall_clock_ms": 30.0,
+    "total_stages_ms": 20.0,
+    "rank": 1,
+    "world_size": 2,
+    "stages": {
+        "pipeline": {
+            "duration_ms": 20.0,
+            "count": 1,
+            "mean_ms": 20.0,
+            "p50_ms": 20.0,
+            "errors": 1,
+            "suspended_ms": 2.0,
+            "children_ms": 15.0,
+            "unattributed_ms": 5.0,
+            "device_elapsed_ms": 7.0,
+            "device_runs": 1,
+            "work_per_s": {"tokens": 230.0},
+            "memory": {"peak_allocated_mb": 1.0, "peak_rss_mb": None},
+            "parent": None,
+            "parents": [{"parent": None, "count": 1, "duration_ms": 20.0}],
+        },
+        "denoise": {
+            "duration_ms": 15.0,
+            "count": 3,
+            "unattributed_ms": 15.0,
+            "parent": "pipeline",
+            "parents": [
+                {"parent": "pipeline", "count": 2, "duration_ms": 10.0},
+                {"parent": "(several)", "count": 1, "duration_ms": 5.0},
+            ],
+        },
+    },
+    "environment": {"torch": "2.13", "pid": 1},
+    "lost": {"overwritten": 3, "names": 0},
+}
+
+
+def damaged(node: Any, chance: random.Random) -> Any:
+    """The node with one part of it replaced, taken away or added."""
+    if isinstance(node, list) and node and chance.random() < 0.9:
+        at = chance.randrange(len(node))
+        return [*node[:at], damaged(node[at], chance), *node[at + 1 :]]
+    if isinstance(node, dict) and node and chance.random() < 0.95:
+        name = chance.choice(list(node))
+        rest = {key: value for key, value in node.items() if key != name}
+        if chance.random() < 0.1:
+            return rest
+        return {**rest, name: damaged(node[name], chance)}
+    return chance.choice(JUNK)
+
+
+def shown_and_compared(path: Path, whole: Path) -> str:
+    """What a terminal and a comparison show of the file."""
+    stream = io.StringIO()
+    print_report(read_timing_report(path), Console(file=stream, width=200))
+    return stream.getvalue() + compare_timing_reports(path, whole)
+
+
+@QUIET
+@given(chance=st.randoms(use_true_random=False))
+def test_damaged_reports_are_shown_or_refused(chance: random.Random, tmp_path: Path) -> None:
+    # GIVEN a report, damaged in one or two places
+    whole, path = tmp_path / "whole.json", tmp_path / "timing.json"
+    whole.write_text(json.dumps(WHOLE))
+    report: Any = WHOLE
+    for _ in range(chance.randint(1, 2)):
+        report = damaged(report, chance)
+    path.write_text(json.dumps(report))
+
+    # WHEN it is shown and compared
+    text = refused = ""
+    try:
+        text = shown_and_compared(path, whole)
+    except ReportError as error:
+        refused = str(error)
+
+    # THEN it is shown, or one sentence names the file
+    assert text.startswith("Timing report") or str(path) in refused
+    assert "\n" not in refused
+
+
+@QUIET
+@given(content=st.binary(max_size=200))
+def test_any_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    # GIVEN a file of any content
+    path = tmp_path / "timing.json"
+    path.write_bytes(content)
+
+    # WHEN it is read, THEN one sentence names it
+    with pytest.raises(ReportError) as refused:
+        read_timing_report(path)
+    assert str(path) in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_report_itself_is_shown(tmp_path: Path) -> None:
+    # GIVEN the report of the tests above, undamaged
+    path = tmp_path / "timing.json"
+    path.write_text(json.dumps(WHOLE))
+
+    # WHEN it is shown, THEN with all its parts: the tests above begin with what can be read
+    text = shown_and_compared(path, path)
+    for part in ("rank 1 of 2", "230 tokens/s", "(unattributed)", "overwritten 3", "| denoise |"):
+        assert part in text
