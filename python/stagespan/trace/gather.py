@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -89,3 +90,8 @@ def gather(
         incomplete=incomplete,
         arguments=arguments,
     )
+
+
+def without_events(path: str, total: int = 0) -> Trace:
+    """A trace that holds nothing, for what is no single file; `total` entries stand in others."""
+    return replace(gather(_core.TraceScanner(), path, {}, Counter(), None), total=total)

@@ -13,7 +13,7 @@ from stagespan.trace.ascend.folder import DOCUMENTS, TABLES, TRACE, AscendFolder
 from stagespan.trace.ascend.host_operators import DETAILS, host_operators
 from stagespan.trace.ascend.memory import memory
 from stagespan.trace.ascend.operators import operators
-from stagespan.trace.assemble import Assembly
+from stagespan.trace.gather import without_events
 from stagespan.trace.model import Trace
 
 
@@ -86,4 +86,4 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
 
 def empty_trace(path: str) -> Trace:
     """A trace without events, for a folder that has none."""
-    return Assembly().trace(path, {}, None)
+    return without_events(path)
