@@ -404,6 +404,7 @@ def _torch_was_imported() -> None:
 
 def _start() -> None:
     _core.require_main_interpreter()
+    settings.check()
     _core.set_context_hooks(_enter, _leave, _exit)
     _core.set_decorator(_decorate)
     _core.set_service_start(_service_is_needed)

@@ -53,7 +53,6 @@ class _Service:
             self._thread = thread
 
     def _run(self) -> None:
-        settings.check()
         sleep_s, before = SPACING_S, -1
         while not self._stopping:
             _core.wait_for_work(sleep_s)

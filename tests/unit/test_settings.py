@@ -107,6 +107,7 @@ def test_names_are_split_stripped_and_kept_in_order(monkeypatch: pytest.MonkeyPa
         ("STAGESPAN_RING_SPANS", "1048577"),
         ("STAGESPAN_RING_SPANS", "9" * 40),
         ("STAGESPAN_CLOCK", "sundial"),
+        ("STAGESPAN_DEVICE_EVERY", "-3"),
     ],
 )
 def test_a_value_that_cannot_be_used_is_warned_about_once(
@@ -124,6 +125,29 @@ def test_a_value_that_cannot_be_used_is_warned_about_once(
     assert record.levelno == logging.WARNING
     assert name in record.getMessage()
     assert text in record.getMessage()
+
+
+def test_a_program_with_spans_alone_is_told_of_every_wrong_value(tmp_path: Path) -> None:
+    # GIVEN a program that never asks for what a variable says, and a wrong value in each
+    wrong = {v.name: "-oops-" for v in settings.VARIABLES if v.kind not in ("text", "names")}
+    code = "import stagespan\nwith stagespan.span('a'): pass\nprint(len(stagespan.spans()))"
+    environment = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
+
+    # WHEN
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, **wrong},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    # THEN it runs, and has one sentence for each
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert len(wrong) > 5
+    told = sorted(line.split()[1].partition("=")[0] for line in done.stderr.splitlines())
+    assert told == sorted(wrong)
 
 
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))

@@ -123,7 +123,9 @@ def dump_timing_report(path: str | os.PathLike[str]) -> Path:
         return files.write_whole(path, encoded + b"\n")
     except (OSError, ValueError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ReportError(f"the timing report cannot be written to {path}: {reason}") from error
+        raise ReportError(
+            f"the timing report cannot be written to {path}: {reason}; choose another folder"
+        ) from error
 
 
 def _wall_clock_ms(report: _Report, now_ns: int) -> float | None:

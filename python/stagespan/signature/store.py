@@ -181,7 +181,9 @@ def dump_io_signatures(path: str | os.PathLike[str], request_id: str | None = No
         return file.write(path)
     except (OSError, ValueError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SignatureError(f"the signatures cannot be written to {path}: {reason}") from error
+        raise SignatureError(
+            f"the signatures cannot be written to {path}: {reason}; choose another folder"
+        ) from error
 
 
 def signature_stats() -> dict[str, list[dict[str, Any]]]:
