@@ -27,6 +27,14 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
     help="Say what changed since this trace of the same program, and why.",
 )
 @click.option(
+    "--jobs",
+    metavar="N",
+    type=int,
+    default=-1,
+    show_default="one a core",
+    help="Of a folder read so many traces at a time (needs joblib).",
+)
+@click.option(
     "--json",
     "json_file",
     metavar="FILE",
@@ -50,17 +58,19 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
 def command(
     path: Path,
     against: Path | None,
+    jobs: int,
     json_file: str | None,
     markdown_file: str | None,
     html_file: str | None,
 ) -> None:
     """Say where the time of a trace went and why the device was idle.
 
-    PATH is what torch.profiler exported: .json or .json.gz.
+    PATH is what torch.profiler exported, .json or .json.gz; or a folder with the traces of many
+    ranks: then it says who waited for whom.
     """
     from stagespan.trace.opening import analyze_path
 
-    analysis = analyze_path(path, against)
+    analysis = analyze_path(path, against, jobs)
     if json_file is not None:
         import json
 
@@ -75,9 +85,9 @@ def command(
 
         _write(html_file, html_page(analysis))
     if "-" not in (json_file, markdown_file, html_file):
-        from stagespan.trace.comparison.terminal import print_comparison
+        from stagespan.trace.opening import print_page_of
 
-        print_comparison(analysis)
+        print_page_of(analysis)
 
 
 def _write(file: str, text: str) -> None:

@@ -16,8 +16,10 @@ def open_trace(path: Path) -> Trace:
     return read_ascend_trace(path) if is_ascend_folder(path) else read_trace(path)
 
 
-def analyze_path(path: Path, against: Path | None = None) -> Analysis:
+def analyze_path(path: Path, against: Path | None = None, jobs: int | None = None) -> Analysis:
     """All that is found out about a path; with `against`, first what changed since that trace.
+
+    Traces of many ranks are read by `jobs` worker processes, see `summarise_all`.
 
     Raises TraceError with a sentence for what cannot be read.
     """
@@ -26,6 +28,10 @@ def analyze_path(path: Path, against: Path | None = None) -> Analysis:
 
     if against is None and is_ascend_folder(path):
         return analyze_ascend(read_ascend_folder(path))
+    if against is None and path.is_dir():
+        from stagespan.trace.ranks import analyze_folder
+
+        return analyze_folder(path, jobs)
     trace = open_trace(path)
     if against is None:
         return analyze(trace)
@@ -34,3 +40,18 @@ def analyze_path(path: Path, against: Path | None = None) -> Analysis:
     compared = compare(open_trace(against), trace)
     analysis = analyze(trace)
     return Analysis(trace, {"against": compared, **analysis.results})
+
+
+def print_page_of(analysis: Analysis) -> None:
+    """Print on the terminal the page that suits what was analysed."""
+    from stagespan.trace.ranks.report import Ranks
+
+    ranks = analysis.results.get("ranks")
+    if isinstance(ranks, Ranks):
+        from stagespan.trace.ranks.terminal import print_ranks
+
+        print_ranks(ranks)
+        return
+    from stagespan.trace.comparison.terminal import print_comparison
+
+    print_comparison(analysis)

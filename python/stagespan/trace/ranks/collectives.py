@@ -1,0 +1,148 @@
+"""The collectives of one rank's trace: which, in which group, when, and the computing before."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.analysis.axis import Cover
+from stagespan.trace.analysis.host_time import named
+from stagespan.trace.analysis.nesting import Lanes, Nesting
+from stagespan.trace.device import COMMUNICATION, COMPUTE, device_work
+from stagespan.trace.model import Numbers, Trace
+
+MOST = 5_000
+"""Collectives of a rank that are kept: what travels back from a worker stays small."""
+
+_OPS = (
+    ("all_reduce", r"all_?reduce"),
+    ("all_gather", r"all_?gather"),
+    ("reduce_scatter", r"reduce_?scatter"),
+    ("all_to_all", r"all_?to_?all"),
+    ("broadcast", r"broadcast"),
+    ("barrier", r"barrier"),
+    ("send_recv", r"send_?recv"),
+    ("send", r"(?:^|:|_)i?send"),
+    ("recv", r"(?:^|:|_)i?recv"),
+    ("gather", r"gather"),
+    ("scatter", r"scatter"),
+    ("reduce", r"reduce"),
+)
+_COMPILED = tuple((op, re.compile(pattern, re.IGNORECASE)) for op, pattern in _OPS)
+TOGETHER = frozenset(
+    {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "send_recv"}
+)
+"""Those that end on all ranks at about the same time: no rank is done before all have come."""
+ALONE = frozenset({"send", "recv"})
+"""Between two ranks only."""
+_ON_HOST = re.compile(r"^(?:gloo|mpi|ucc|xccl):", re.IGNORECASE)
+_WAITS = re.compile(r"^(?:c10d|gloo|mpi|ucc)(?:::|:)|^record_param_comms")
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """One element a collective, by begin; times in ns."""
+
+    ops: list[str]
+    op: NDArray[np.int32]
+    """Index into `ops`."""
+    groups: list[str]
+    group: NDArray[np.int32]
+    """Index into `groups`; "" where the trace does not name the group."""
+    elements: Numbers
+    """Elements that the rank puts in; -1 where the trace does not tell."""
+    begin_ns: Numbers
+    end_ns: Numbers
+    computed_ns: Numbers
+    """Time that the rank computed from the trace's begin until the collective began."""
+    left_out: int
+    """Collectives beyond `MOST`."""
+
+    def __len__(self) -> int:
+        return len(self.begin_ns)
+
+
+def op_of(name: str) -> str:
+    """The collective that a kernel's, an annotation's or the profiler's own name tells."""
+    return next((op for op, pattern in _COMPILED if pattern.search(name)), "other")
+
+
+def collectives(trace: Trace) -> Collectives:
+    """The collectives on the device, or on the host where no device runs any."""
+    events, work = trace.events, device_work(trace)
+    rows = np.flatnonzero(work.kind == COMMUNICATION)
+    if len(rows):
+        computing = np.flatnonzero(work.kind == COMPUTE)
+    else:
+        marks = trace.rows_of(["user_annotation", "cpu_op"])
+        rows = _outermost(trace, np.flatnonzero(marks & named(trace, _ON_HOST)))
+        computing = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, _WAITS))
+    order = np.lexsort((events.end_ns[rows], events.begin_ns[rows]))
+    rows = rows[order]
+    left_out = max(0, len(rows) - MOST)
+    rows = rows[:MOST]
+    group, groups = _argument(trace, rows, "Process Group Name")
+    names, ops_known = (
+        _argument(trace, rows, "Collective name") if groups else (np.full(len(rows), -1), [])
+    )
+    written = [
+        ops_known[code] if code >= 0 else trace.names[int(name)]
+        for code, name in zip(names.tolist(), events.name[rows].tolist(), strict=True)
+    ]
+    spelled: dict[str, int] = {}
+    known: dict[str, str] = {}
+    op = [spelled.setdefault(known.setdefault(name, op_of(name)), len(spelled)) for name in written]
+    elements = np.full(len(rows), -1, dtype=np.int64)
+    if groups:
+        found = trace.argument("In msg nelems")
+        if found is not None and found.numbers is not None:
+            at, hit = _looked_up(found.rows, rows)
+            elements[hit] = found.numbers[at[hit]].astype(np.int64)
+    cover = Cover(events.begin_ns[computing], events.end_ns[computing])
+    begin = events.begin_ns[rows]
+    first = cover.begin[0] if len(cover.begin) else 0
+    return Collectives(
+        ops=list(spelled),
+        op=np.array(op, dtype=np.int32),
+        groups=["", *groups],
+        group=(group + 1).astype(np.int32),
+        elements=elements,
+        begin_ns=begin,
+        end_ns=events.end_ns[rows],
+        computed_ns=cover.within(np.full(len(rows), min(first, begin.min(initial=first))), begin),
+        left_out=left_out,
+    )
+
+
+def _outermost(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Those that lie within no other, as a host's collective can be marked twice."""
+    lanes = Lanes(trace, rows)
+    if len(rows) == 0 or not lanes.fits:
+        return rows
+    nesting = Nesting.of(trace, lanes.axis, rows, lanes.of[0])
+    return nesting.rows[nesting.parent < 0]
+
+
+def _argument(trace: Trace, rows: NDArray[np.intp], key: str) -> tuple[Numbers, list[str]]:
+    """Of each row the code of its argument (-1 for none), and the texts."""
+    found = trace.argument(key) if len(rows) else None
+    codes = np.full(len(rows), -1, dtype=np.int64)
+    if found is None:
+        return codes, []
+    at, hit = _looked_up(found.rows, rows)
+    if found.numbers is None:
+        codes[hit] = found.codes[at[hit]]
+        return codes, found.texts
+    values, code = np.unique(found.numbers, return_inverse=True)
+    codes[hit] = code.reshape(-1)[at[hit]]
+    return codes, [str(value) for value in values.tolist()]
+
+
+def _looked_up(
+    known: Numbers, rows: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    at = np.minimum(np.searchsorted(known, rows), len(known) - 1)
+    return at, known[at] == rows

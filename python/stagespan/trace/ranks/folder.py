@@ -1,0 +1,223 @@
+"""A folder with the traces of many ranks: which there are, what is wrong with them, one result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from stagespan.errors import TraceError
+from stagespan.trace.analysis import Analysis
+from stagespan.trace.gather import without_events
+from stagespan.trace.model import Trace
+from stagespan.trace.ranks.clocks import align
+from stagespan.trace.ranks.find import traces_in
+from stagespan.trace.ranks.many import summarise_all
+from stagespan.trace.ranks.match import Matched, match
+from stagespan.trace.ranks.report import Ranks
+from stagespan.trace.ranks.summary import RankSummary, Unreadable
+from stagespan.trace.ranks.waits import waits
+
+# How many numbers or names a sentence lists.
+_LISTED = 10
+# Windows whose lengths differ more are said to be different.
+_DIFFERENT = 1.5
+# Half of each window.
+_OVERLAP = 0.5
+
+
+def analyze_folder(folder: Path, jobs: int | None = None) -> Analysis:
+    """All that the traces of a folder say together; `jobs` as in `summarise_all`.
+
+    Raises TraceError when the folder holds no trace that tells its rank.
+    """
+    result = ranks_of(folder, summarise_all(traces_in(folder), jobs))
+    return Analysis(_nothing(folder, result), {"ranks": result})
+
+
+def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
+    """The result from the summaries of all files."""
+    unreadable = [each for each in found if isinstance(each, Unreadable)]
+    readable = [each for each in found if isinstance(each, RankSummary)]
+    if not readable:
+        raise TraceError(
+            f"{folder} holds no trace that can be read; the first problem: {unreadable[0].reason}"
+        )
+    without_rank = [each.path for each in readable if each.rank is None]
+    if len(without_rank) == len(readable):
+        raise TraceError(
+            f"None of the {len(readable)} traces in {folder} tells its rank: initialise"
+            " torch.distributed before profiling, or name the files rank0.json, rank1.json, ..."
+        )
+    job, others, world = _one_job(readable)
+    summaries, duplicated = _one_of_each(job)
+    if len(summaries) == 1 and len(readable) > 1:
+        raise TraceError(
+            f"The {len(readable)} traces in {folder} are not those of the ranks of one job: name"
+            " one of them, or a folder with the traces of one job."
+        )
+    numbers = [each.rank for each in summaries if each.rank is not None]
+    missing = sorted(set(range(world or max(numbers) + 1)) - set(numbers))
+    matched = match(summaries)
+    clocks = align(summaries, matched)
+    remarks = [
+        *_about_files(summaries, missing, duplicated, without_rank, unreadable),
+        *_about_jobs(others),
+        *_about_windows(summaries),
+        *_about_matching(summaries, matched),
+    ]
+    return Ranks(
+        folder=str(folder),
+        summaries=summaries,
+        world_size=world,
+        missing=missing,
+        duplicated=duplicated,
+        without_rank=without_rank,
+        unreadable=unreadable,
+        matched=matched,
+        clocks=clocks,
+        waits=waits(len(summaries), matched, clocks),
+        remarks=tuple(remarks),
+    )
+
+
+def _one_job(
+    readable: list[RankSummary],
+) -> tuple[list[RankSummary], list[RankSummary], int | None]:
+    """The traces of the job with the most ranks here, those of others, and that job's size."""
+    with_rank = [each for each in readable if each.rank is not None]
+    ranks: dict[int, set[int | None]] = {}
+    for each in with_rank:
+        if each.world_size is not None:
+            ranks.setdefault(each.world_size, set()).add(each.rank)
+    if not ranks:
+        return with_rank, [], None
+    world = max(ranks, key=lambda size: (len(ranks[size]), size))
+    job = [each for each in with_rank if each.world_size in (None, world)]
+    others = [each for each in with_rank if each.world_size not in (None, world)]
+    return job, others, world
+
+
+def _one_of_each(
+    readable: list[RankSummary],
+) -> tuple[list[RankSummary], dict[int, list[str]]]:
+    """One trace of each rank, by rank: of several the one nearest in time to the others'."""
+    by_rank: dict[int, list[RankSummary]] = {}
+    for each in readable:
+        if each.rank is not None:
+            by_rank.setdefault(each.rank, []).append(each)
+    single = [each[0].begin_ns for each in by_rank.values() if len(each) == 1]
+    about = int(np.median(single)) if single else min((e.begin_ns for e in readable), default=0)
+    kept, duplicated = [], {}
+    for rank in sorted(by_rank):
+        several = sorted(by_rank[rank], key=lambda each: abs(each.begin_ns - about))
+        kept.append(several[0])
+        if len(several) > 1:
+            duplicated[rank] = [each.path for each in several[1:]]
+    return kept, duplicated
+
+
+def _about_files(
+    summaries: list[RankSummary],
+    missing: list[int],
+    duplicated: dict[int, list[str]],
+    without_rank: list[str],
+    unreadable: list[Unreadable],
+) -> list[str]:
+    told = []
+    if missing:
+        told.append(
+            f"{len(missing)} of {len(missing) + len(summaries)} ranks are missing:"
+            f" {_listed(list(map(str, missing)))}. Who was last among all is not known, only among"
+            " those here."
+        )
+    for rank, paths in list(duplicated.items())[:_LISTED]:
+        used = next(each.path for each in summaries if each.rank == rank)
+        told.append(
+            f"Rank {rank} has {len(paths) + 1} traces: {Path(used).name} is used, which is nearest"
+            " in time to the other ranks'."
+        )
+    if len(duplicated) > _LISTED:
+        told.append(f"{len(duplicated) - _LISTED} more ranks have several traces.")
+    if without_rank:
+        names = [Path(path).name for path in without_rank]
+        told.append(f"Left out, as nothing tells their rank: {_listed(names)}.")
+    if unreadable:
+        names = [Path(each.path).name for each in unreadable]
+        told.append(f"Left out, as they cannot be read as traces: {_listed(names)}.")
+    cut = [f"{each.rank}" for each in summaries if each.incomplete]
+    if cut:
+        told.append(f"The traces of ranks {_listed(cut)} are cut off: what is whole is used.")
+    return told
+
+
+def _about_jobs(others: list[RankSummary]) -> list[str]:
+    if not others:
+        return []
+    names = [f"{Path(each.path).name} (of {each.world_size})" for each in others]
+    return [f"Left out, as they are of jobs with another number of ranks: {_listed(names)}."]
+
+
+def _about_windows(summaries: list[RankSummary]) -> list[str]:
+    told = []
+    backends: dict[str, list[str]] = {}
+    for each in summaries:
+        backends.setdefault(each.backend, []).append(str(each.rank))
+    if len(backends) > 1:
+        parts = [f"{name} on {_listed(ranks)}" for name, ranks in sorted(backends.items())]
+        told.append(f"The ranks ran on different backends: {'; '.join(parts)}.")
+    if len(summaries) < 2:
+        return told
+    lengths = [each.window_ns for each in summaries]
+    if max(lengths) > _DIFFERENT * max(min(lengths), 1):
+        told.append(
+            "The traces are of different lengths: only collectives that several of them hold are"
+            " compared."
+        )
+    if all(each.unix_clock for each in summaries):
+        begin, end = (
+            np.array([each.begin_ns for each in summaries]),
+            np.array([each.end_ns for each in summaries]),
+        )
+        overlap = np.minimum(end, np.median(end)) - np.maximum(begin, np.median(begin))
+        apart = [
+            str(each.rank)
+            for each, length in zip(summaries, overlap.tolist(), strict=True)
+            if length < _OVERLAP * min(each.window_ns, float(np.median(end) - np.median(begin)))
+        ]
+        if apart:
+            told.append(
+                f"The traces of ranks {_listed(apart)} were recorded at another time than those of"
+                " most others."
+            )
+    return told
+
+
+def _about_matching(summaries: list[RankSummary], matched: Matched) -> list[str]:
+    told = []
+    without = [str(each.rank) for each in summaries if not len(each.collectives)]
+    if without and len(summaries) > 1:
+        told.append(f"No collectives are in the traces of ranks {_listed(without)}.")
+    if matched.unmatched and len(summaries) > 1:
+        ranks = [str(summaries[at].rank) for at in matched.unmatched]
+        told.append(
+            f"The collectives of ranks {_listed(ranks)} do not match those of the others, by group,"
+            " operation and order: nothing is said about their waiting."
+        )
+    if matched.alone:
+        told.append(f"{matched.alone:,} sends and receives between two ranks are left out.")
+    left = sum(each.collectives.left_out for each in summaries)
+    if left:
+        told.append(f"{left:,} collectives beyond the first of each rank are left out.")
+    return told
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - _LISTED
+    return ", ".join(names[:_LISTED]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def _nothing(folder: Path, result: Ranks) -> Trace:
+    """What stands for the trace in the pages: no events of its own."""
+    return without_events(str(folder), sum(each.entries for each in result.summaries))

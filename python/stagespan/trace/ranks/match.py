@@ -1,0 +1,175 @@
+"""The same collective found on every rank: by group, operation and order, whatever the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.model import Numbers
+from stagespan.trace.ranks.collectives import ALONE, Collectives
+from stagespan.trace.ranks.summary import RankSummary
+
+UNKNOWN = np.iinfo(np.int64).min
+"""In a block: the rank's trace does not hold this collective."""
+# How far two ranks' windows may be shifted, in collectives, besides what their clocks say.
+_SHIFTS = 8
+# Of the collectives that two ranks are matched by, how many must be the same operation.
+_LEAST_ALIKE = 0.95
+# Clocks of hosts are set to within this.
+_SAME_TIME_NS = 1_000_000_000
+# Traces of other times must be alike in more collectives, and their ends keep their distances to
+# this part of the usual time from one to the next.
+_LEAST_COUNT, _SPREAD = 4, 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The collectives of one group: one row a rank, one column a collective; times in ns."""
+
+    group: str
+    ranks: NDArray[np.intp]
+    """Which rank each row is, as index into the list of summaries."""
+    ops: list[str]
+    """Of each column."""
+    elements: Numbers
+    """Of each column; -1 where no trace tells."""
+    begin_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    computed_ns: NDArray[np.int64]
+
+    @property
+    def known(self) -> NDArray[np.bool_]:
+        """Where a rank's trace holds a collective."""
+        known: NDArray[np.bool_] = self.begin_ns != UNKNOWN
+        return known
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """All that could be matched, and what could not."""
+
+    blocks: list[Block]
+    unmatched: list[int]
+    """Ranks (indices of summaries) with collectives none of which could be matched."""
+    alone: int
+    """Sends and receives between two ranks, which are left out."""
+
+    @property
+    def count(self) -> int:
+        """Collectives that at least two ranks' traces hold."""
+        return sum(len(block.ops) for block in self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lane:
+    """A group's collectives in one rank's trace."""
+
+    rank: int
+    ops: NDArray[np.object_]
+    rows: NDArray[np.intp]
+    of: Collectives
+
+    @property
+    def end_ns(self) -> Numbers:
+        return self.of.end_ns[self.rows]
+
+
+def match(summaries: Sequence[RankSummary]) -> Matched:
+    """Match the collectives of all ranks.
+
+    Within a group the k-th of one rank is the k-th of another, but for a shift where the windows
+    began at different collectives: the shift at which the operations agree and the ends of the
+    collectives keep the most constant distance. Ranks whose operations agree at no shift are left
+    unmatched.
+    """
+    lanes: dict[str, list[_Lane]] = {}
+    alone = 0
+    for number, summary in enumerate(summaries):
+        found = summary.collectives
+        names = np.array(found.ops, dtype=object)[found.op]
+        private = np.isin(found.op, [at for at, op in enumerate(found.ops) if op in ALONE])
+        alone += int(private.sum())
+        for group, name in enumerate(found.groups):
+            rows = np.flatnonzero((found.group == group) & ~private)
+            if len(rows):
+                lanes.setdefault(name, []).append(_Lane(number, names[rows], rows, found))
+    blocks, matched = [], set()
+    for name, members in lanes.items():
+        block = _block(name, members)
+        if block is not None:
+            blocks.append(block)
+            matched.update(block.ranks.tolist())
+    with_some = {lane.rank for members in lanes.values() for lane in members}
+    return Matched(blocks, sorted(with_some - matched), alone)
+
+
+def _block(group: str, members: list[_Lane]) -> Block | None:
+    if len(members) < 2:
+        return None
+    base = max(members, key=lambda lane: len(lane.rows))
+    placed = [(lane, 0 if lane is base else _shift(base, lane)) for lane in members]
+    kept = [(lane, shift) for lane, shift in placed if shift is not None]
+    if len(kept) < 2:
+        return None
+    first = min(shift for _, shift in kept)
+    last = max(shift + len(lane.rows) for lane, shift in kept)
+    size = (len(kept), last - first)
+    begin, end, computed = (np.full(size, UNKNOWN, dtype=np.int64) for _ in range(3))
+    ops = np.full(size[1], "", dtype=object)
+    elements = np.full(size[1], -1, dtype=np.int64)
+    for row, (lane, shift) in enumerate(kept):
+        here = slice(shift - first, shift - first + len(lane.rows))
+        begin[row, here] = lane.of.begin_ns[lane.rows]
+        end[row, here] = lane.of.end_ns[lane.rows]
+        computed[row, here] = lane.of.computed_ns[lane.rows]
+        ops[here] = np.where(ops[here] == "", lane.ops, ops[here])
+        elements[here] = np.maximum(elements[here], lane.of.elements[lane.rows])
+    shared = np.flatnonzero((begin != UNKNOWN).sum(axis=0) >= 2)
+    if len(shared) == 0:
+        return None
+    return Block(
+        group,
+        np.array([lane.rank for lane, _ in kept], dtype=np.intp),
+        ops[shared].tolist(),
+        elements[shared],
+        begin[:, shared],
+        end[:, shared],
+        computed[:, shared],
+    )
+
+
+def _shift(base: _Lane, lane: _Lane) -> int | None:
+    """Which of the base's collectives the lane's first is; None when the operations disagree."""
+    end, base_end = lane.end_ns, base.end_ns
+    middle = len(end) // 2
+    nearest = int(np.searchsorted(base_end, end[middle])) - middle
+    tried = {about + by for about in (0, nearest) for by in range(-_SHIFTS, _SHIFTS + 1)}
+    best: tuple[float, int, int] | None = None
+    for shift in tried:
+        low, high = max(0, shift), min(len(base_end), shift + len(end))
+        # With less in common a chance agreement would do.
+        if high - low < min(2, len(end), len(base_end)) or high - low < len(end) / 2:
+            continue
+        mine = slice(low - shift, high - shift)
+        if np.mean(base.ops[low:high] == lane.ops[mine]) < _LEAST_ALIKE:
+            continue
+        apart = end[mine] - base_end[low:high]
+        spread = float(np.median(np.abs(apart - np.median(apart))))
+        quality = (spread, abs(shift), shift)
+        if not _at_one_time(apart, spread, base_end[low:high]):
+            continue
+        if best is None or quality < best:
+            best = quality
+    return None if best is None else best[2]
+
+
+def _at_one_time(apart: Numbers, spread: float, base_end: Numbers) -> bool:
+    """Whether two ranks' collectives can be the same: alike in time, or at least in rhythm."""
+    if abs(float(np.median(apart))) <= _SAME_TIME_NS:
+        return True
+    if len(apart) < _LEAST_COUNT:
+        return False
+    return spread <= _SPREAD * float(np.median(np.diff(base_end)))

@@ -1,0 +1,133 @@
+"""Who came last to each collective, and how long the others waited for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.ranks.clocks import Clocks
+from stagespan.trace.ranks.match import UNKNOWN, Block, Matched
+
+NOBODY = -1
+# Below the clocks' errors times this nobody is said to be last.
+_ERRORS = 3
+_LEAST_NS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One collective on its ranks; times in ns, on the common clock."""
+
+    op: str
+    group: str
+    index: int
+    """Its number among the matched ones of its group, from 0."""
+    elements: int
+    begin_ns: int
+    """When the last rank came."""
+    ranks: int
+    """On how many ranks it is known."""
+    last: int
+    """The rank (index of its summary) that came last, or NOBODY when they came together."""
+    late_ns: int
+    """How much later than the one before it the last came."""
+    waited_ns: int
+    """Waiting of all ranks together."""
+    pure_ns: int
+    """The shortest duration on any rank: what is left when nobody waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """All collectives, and sums by rank; times in ns."""
+
+    instances: list[Instance]
+    waited_ns: NDArray[np.int64]
+    """By rank: its time in collectives before the last rank had come."""
+    caused_ns: NDArray[np.int64]
+    """By rank: how much later than the next to last it came, summed over its last places."""
+    last: NDArray[np.int64]
+    """By rank: how often it came last."""
+    took_part: NDArray[np.int64]
+    """By rank: in how many matched collectives."""
+    common_ns: NDArray[np.int64]
+    """By rank: from the begin of its first matched collective to the end of its last."""
+    computed_ns: NDArray[np.int64]
+    """By rank: computing between the begins of its first and last matched collectives."""
+
+
+def waits(count: int, matched: Matched, clocks: Clocks) -> Waits:
+    """Work out the waiting of `count` ranks from their collectives and clocks."""
+    waited, caused, last, took_part, common, computed = (
+        np.zeros(count, dtype=np.int64) for _ in range(6)
+    )
+    instances: list[Instance] = []
+    edges = np.full((count, 2), UNKNOWN, dtype=np.int64)
+    for block in matched.blocks:
+        known = block.known
+        begin = block.begin_ns - clocks.offset_ns[block.ranks][:, None]
+        end = block.end_ns - clocks.offset_ns[block.ranks][:, None]
+        come = np.where(known, begin, UNKNOWN)
+        order = np.sort(come, axis=0)
+        latest, before = order[-1], order[-2]
+        who = np.argmax(come, axis=0)
+        late = latest - before
+        lost = np.where(known, np.clip(latest - begin, 0, end - begin), 0)
+        tolerance = _tolerance(block, clocks)
+        alone = late > tolerance
+        np.add.at(waited, block.ranks, lost.sum(axis=1))
+        np.add.at(took_part, block.ranks, known.sum(axis=1))
+        np.add.at(last, block.ranks[who[alone]], 1)
+        np.add.at(caused, block.ranks[who[alone]], late[alone])
+        pure = np.where(known, end - begin, np.iinfo(np.int64).max).min(axis=0)
+        totals = lost.sum(axis=0)
+        known_on = known.sum(axis=0)
+        instances += [
+            Instance(
+                op=block.ops[at],
+                group=block.group,
+                index=at,
+                elements=int(block.elements[at]),
+                begin_ns=int(latest[at]),
+                ranks=int(known_on[at]),
+                last=int(block.ranks[who[at]]) if alone[at] else NOBODY,
+                late_ns=int(late[at]),
+                waited_ns=int(totals[at]),
+                pure_ns=int(pure[at]),
+            )
+            for at in range(len(block.ops))
+        ]
+        _widen(edges, common, computed, block)
+    return Waits(instances, waited, caused, last, took_part, common, computed)
+
+
+def _tolerance(block: Block, clocks: Clocks) -> int:
+    errors = clocks.error_ns[block.ranks]
+    return max(_LEAST_NS, _ERRORS * int(errors.max(initial=0)))
+
+
+def _widen(
+    edges: NDArray[np.int64],
+    common: NDArray[np.int64],
+    computed: NDArray[np.int64],
+    block: Block,
+) -> None:
+    """Take the block with the most collectives of each rank as what its ranks have in common."""
+    for row, rank in enumerate(block.ranks.tolist()):
+        at = np.flatnonzero(block.known[row])
+        if len(at) <= edges[rank, 0]:
+            continue
+        edges[rank, 0] = len(at)
+        common[rank] = block.end_ns[row, at[-1]] - block.begin_ns[row, at[0]]
+        computed[rank] = block.computed_ns[row, at[-1]] - block.computed_ns[row, at[0]]
+
+
+def by_op(instances: Sequence[Instance]) -> dict[tuple[str, str], list[Instance]]:
+    """Collectives by operation and group, those that cost most waiting first."""
+    found: dict[tuple[str, str], list[Instance]] = {}
+    for each in instances:
+        found.setdefault((each.op, each.group), []).append(each)
+    return dict(sorted(found.items(), key=lambda item: -sum(each.waited_ns for each in item[1])))
