@@ -100,7 +100,9 @@ class Calls:
             severity = next((s for least, s in _SHARES if percent >= least), None)
             if severity is None:
                 continue
-            of = "the trace" if self.window_ns is not None else "all calls"
+            of = "the trace"
+            if self.window_ns is None:  # calls within others are counted twice
+                severity, of = "low", "all calls"
             found.append(
                 Finding(
                     severity,

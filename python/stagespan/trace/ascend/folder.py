@@ -25,6 +25,16 @@ TABLES = (
     "memory_record.csv",
     "operator_memory.csv",
 )
+# A column of each without which it says nothing.
+_NEEDED = {
+    "step_trace_time.csv": ("computing",),
+    "kernel_details.csv": ("duration",),
+    "op_statistic.csv": ("op type", "count", "total time"),
+    "api_statistic.csv": ("api name", "count", "time"),
+    "operator_details.csv": ("host self duration",),
+    "memory_record.csv": ("total reserved",),
+    "operator_memory.csv": ("size",),
+}
 DOCUMENTS = ("communication.json", "communication_matrix.json")
 _TELLING = (TRACE, "kernel_details.csv", "step_trace_time.csv", "op_statistic.csv")
 _SUFFIX = re.compile(r"_ascend_(?:pt|ms)$")
@@ -84,10 +94,15 @@ def read_ascend_folder(path: str | os.PathLike[str]) -> AscendFolder:
     for name in TABLES:
         file = _found(output, name)
         if file is not None:
-            tables[name] = read_table(file)
-            problem = tables[name].problem
-            if problem:
-                problems.append(problem)
+            table = tables[name] = read_table(file)
+            lacking = [column for column in _NEEDED[name] if not table.has(column)]
+            if table.problem:
+                problems.append(table.problem)
+            elif lacking:
+                problems.append(
+                    f"{file.name} is not as the profiler writes it: it has no column"
+                    f" {lacking[0]!r}."
+                )
     for name in DOCUMENTS:
         file = _found(output, name)
         if file is not None:

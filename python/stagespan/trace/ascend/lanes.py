@@ -60,7 +60,7 @@ def lanes_in(trace: Trace) -> dict[str, Lanes]:
                 lanes.of[kind] = _joined(lanes[kind], (events.begin_ns[rows], events.end_ns[rows]))
     received = _received(trace)
     for device, lanes in found.items():
-        if device in received:
+        if lanes.of and device in received:
             lanes.of[RECEIVING] = received[device]
     return {device: lanes for device, lanes in found.items() if lanes.of}
 

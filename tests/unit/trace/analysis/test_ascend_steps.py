@@ -1,0 +1,173 @@
+"""Steps on an Ascend device: three ways to the same figures, and files that say something else."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_ascend import QUEUE, SyntheticAscend
+
+from stagespan.trace import read_trace
+from stagespan.trace.analysis import ascend_steps
+from stagespan.trace.analysis.ascend_steps import Steps
+from stagespan.trace.analysis.result import Nothing
+from stagespan.trace.ascend.lanes import minus
+from stagespan.trace.ascend.tables import read_table
+from stagespan.trace.intervals import merged
+
+# Computing, not overlapped, overlapped, communication, free, stage, bubble, without receive,
+# preparing.
+FIRST = (350_000, 100_000, 50_000, 150_000, 450_000, 900_000, 0, 100_000, 200_000)
+SECOND = (200_000, 60_000, 0, 60_000, 40_000, 240_000, 60_000, 0, 100_000)
+
+
+def program() -> SyntheticAscend:
+    """Two steps; a collective overlaps a kernel in the first, the second receives."""
+    it = SyntheticAscend()
+    it.host("ProfilerStep#7", 0, 1_000_000)
+    it.host("aten::mm", 10_000, 100_000)
+    it.kernel("mm_MatMulV2", 200_000, 400_000, launched=(50_000, 60_000))
+    it.kernel("add_Add", 500_000, 650_000, launched=(90_000, 95_000))
+    it.collective("hcom_allReduce__1", 600_000, 750_000)
+    it.kernel("add_Add", 500_000, 520_000, stream=3, launched=(80_000, 85_000))
+    # Free from the first step's last to what comes next is its own until it ends.
+    it.collective("hcom_allReduce__2", 800_000, 800_000)
+    it.host("ProfilerStep#8", 1_000_000, 1_500_000)
+    it.kernel("mm_MatMulV2", 1_100_000, 1_300_000, launched=(1_020_000, 1_030_000))
+    it.collective("hcom_receive__1", 1_340_000, 1_400_000)
+    return it
+
+
+def steps_of(folder: Path, rows: dict[str, tuple[int, ...]] | None, lanes: bool = True) -> Steps:
+    it = program()
+    trace = it.trace(folder, lanes=lanes)
+    table = None
+    if rows is not None:
+        path = it.write(folder, rows) / "ASCEND_PROFILER_OUTPUT" / "step_trace_time.csv"
+        table = read_table(path)
+    found = ascend_steps.analyze(trace, table)
+    assert isinstance(found, Steps)
+    return found
+
+
+def figures(steps: Steps) -> list[tuple[int | None, ...]]:
+    return [tuple(step.figures().values()) for step in steps.steps]
+
+
+def test_lanes_and_operators_give_the_same_steps(tmp_path: Path) -> None:
+    # GIVEN two steps with figures known by hand
+    found = steps_of(tmp_path, None)
+    # WHEN the lanes are summed up
+    assert found.source == "lanes"
+    assert [step.step for step in found.steps] == ["7", "8"]
+    # THEN all figures are those; the time from the last work of a step to the next is the first's
+    assert figures(found) == [FIRST, SECOND]
+    # AND the operators alone, in a trace without lanes, give the same
+    without = steps_of(tmp_path, None, lanes=False)
+    assert without.source == "operators"
+    assert figures(without) == [FIRST, SECOND]
+    assert found.differences == []
+
+
+def test_the_file_agrees_or_its_difference_is_said(tmp_path: Path) -> None:
+    # GIVEN a step_trace_time.csv with these figures
+    (tmp_path / "a").mkdir()
+    found = steps_of(tmp_path / "a", {"7": FIRST, "8": SECOND})
+    # THEN nothing differs, and both checks are named
+    assert found.differences == []
+    assert "Checked against the operators in the trace and step_trace_time.csv: all agree" in (
+        found.tables()[0].note
+    )
+    # AND GIVEN one that says 2 ns more computing, which is more than 1e-6 of it
+    (tmp_path / "b").mkdir()
+    changed = (350_002, *FIRST[1:])
+    found = steps_of(tmp_path / "b", {"7": changed, "8": SECOND})
+    # THEN it is said, once
+    (difference,) = found.differences
+    assert (difference.figure, difference.step) == ("Computing", "step 7")
+    assert (difference.time_ns, difference.other_ns) == (350_000, 350_002)
+    assert [f.severity for f in found.findings() if "do not agree" in f.sentence] == ["medium"]
+
+
+def test_stage_and_preparing_are_as_coarse_as_the_file_has_them(tmp_path: Path) -> None:
+    # GIVEN a file whose Stage is off by what a double of today's time cannot hold
+    first = (*FIRST[:5], 900_250, 0, 100_000, 199_750)
+    found = steps_of(tmp_path, {"7": first, "8": SECOND})
+    assert found.differences == []
+
+
+def test_a_lane_that_does_not_fit_the_operators_is_found(tmp_path: Path) -> None:
+    # GIVEN lanes of which one is longer than its operator by 10 us
+    it = program()
+    entries = it.entries()
+    lane = next(e for e in entries if e.get("name") == "Computing")
+    lane["dur"] += 10
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(entries))
+    found = ascend_steps.analyze(read_trace(path))
+    assert isinstance(found, Steps)
+    assert [d.figure for d in found.differences] == ["Computing"]
+
+
+def test_without_steps_all_is_one(tmp_path: Path) -> None:
+    # GIVEN a trace without steps, whose first operator begins at 30 us
+    it = SyntheticAscend()
+    it.host("aten::mm", 30_000, 90_000)
+    it.kernel("mm_MatMulV2", 130_000, 150_000)
+    found = ascend_steps.analyze(it.trace(tmp_path))
+    assert isinstance(found, Steps)
+    assert found.steps[0].name == "the whole trace"
+    assert figures(found) == [(20_000, 0, 0, 0, 0, 20_000, 0, 0, 100_000)]
+
+
+def test_what_a_queue_launches_belongs_to_the_step_that_asked(tmp_path: Path) -> None:
+    # GIVEN work that the first step asks for, and that ends behind the second's begin
+    it = SyntheticAscend()
+    it.host("ProfilerStep#0", 0, 100_000)
+    queued = (20_000, 40_000)
+    it.kernel("a_Mul", 150_000, 250_000, launched=(50_000, 60_000), tid=QUEUE, queued=queued)
+    it.host("ProfilerStep#1", 100_000, 300_000)
+    it.kernel("b_Mul", 260_000, 290_000, launched=(110_000, 120_000))
+    found = ascend_steps.analyze(it.trace(tmp_path))
+    assert isinstance(found, Steps)
+    assert [step.computing_ns for step in found.steps] == [100_000, 30_000]
+    # AND the free time between the two began as the first step ended
+    assert [step.free_ns for step in found.steps] == [0, 0]
+
+
+def test_free_time_has_a_finding_only_where_there_is_much(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    for number in range(10):
+        it.kernel("a_Mul", number * 100_000, number * 100_000 + 95_000)
+    assert ascend_steps.analyze(it.trace(tmp_path)).findings() == []
+    it.kernel("a_Mul", 3_000_000, 3_010_000)
+    (finding,) = ascend_steps.analyze(it.trace(tmp_path)).findings()
+    assert finding.severity == "high"
+    assert "For 2.050 ms (68.1 % of its time) the device was free" in finding.sentence
+
+
+def test_a_trace_without_a_device(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    it.host("aten::mm", 0, 10)
+    assert isinstance(ascend_steps.analyze(it.trace(tmp_path)), Nothing)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_differences_of_intervals_against_counting(seed: int) -> None:
+    # GIVEN disjoint random intervals
+    draw = random.Random(seed)
+    sets = []
+    for _ in range(2):
+        begin = np.array([draw.randrange(60) for _ in range(draw.randrange(8))], dtype=np.int64)
+        sets.append(merged(begin, begin + draw.randrange(1, 9)))
+    # WHEN one is taken from the other
+    begin, end = minus(*sets)
+    # THEN what is left are the moments that only the first holds
+    points = [
+        {p for b, e in zip(*map(list, each), strict=True) for p in range(b, e)} for each in sets
+    ]
+    left = {p for b, e in zip(begin, end, strict=True) for p in range(b, e)}
+    assert left == points[0] - points[1]

@@ -1,0 +1,145 @@
+"""Waits on an Ascend device and for it: synthetic traces with exact answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from synthetic_ascend import SyntheticAscend
+
+from stagespan.trace import Trace
+from stagespan.trace.analysis import ascend_host_waits, ascend_waits
+from stagespan.trace.analysis.ascend_host_waits import HostWaits
+from stagespan.trace.analysis.ascend_waits import Waits
+from stagespan.trace.analysis.result import Nothing
+
+SYNCHRONISE = "AscendCL@aclrtSynchronizeStreamWithTimeout"
+
+
+def waits_in(trace: Trace) -> Waits:
+    found = ascend_waits.analyze(trace)
+    assert isinstance(found, Waits)
+    return found
+
+
+def host_waits_in(trace: Trace) -> HostWaits:
+    found = ascend_host_waits.analyze(trace)
+    assert isinstance(found, HostWaits)
+    return found
+
+
+def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:
+    # GIVEN a stream that waits 600 us for a collective, while another computes for 100 of them
+    it = SyntheticAscend()
+    it.kernel("a_MatMul", 0, 100_000)
+    it.wait("EVENT_WAIT", 100_000, 700_000)
+    it.collective("hcom_allReduce__1", 100_000, 690_000)
+    it.kernel("b_Add", 150_000, 250_000, stream=3)
+    it.kernel("c_Mul", 700_000, 1_000_000)
+    # WHEN waits are listed
+    found = waits_in(it.trace(tmp_path))
+    # THEN the wait, what waited and what it waited beside are known
+    (wait,) = found.largest
+    assert (wait.event.event, wait.event.time_ns, wait.event.figure) == (
+        "EVENT_WAIT",
+        100_000,
+        600_000,
+    )
+    assert (wait.operator, wait.beside, wait.stream) == ("c_Mul", "hcom_allReduce__1", "Stream 2")
+    assert (found.total_ns, found.exposed_ns) == ({"event": 600_000}, {"event": 500_000})
+    assert wait.exposed_ns == 500_000
+    (finding,) = found.findings()
+    assert finding.severity == "high"
+    assert "For 500.000 us (50.0 % of its time)" in finding.sentence
+    assert "before c_Mul, while hcom_allReduce__1 ran" in finding.sentence
+
+
+def test_waits_for_other_ranks_are_told_apart(tmp_path: Path) -> None:
+    # GIVEN a collective that waits for most of its time, in two planes at once
+    it = SyntheticAscend()
+    it.kernel("a_MatMul", 0, 300_000)
+    it.collective("hcom_allReduce__1", 300_000, 1_000_000)
+    it.wait("Notify Wait", 310_000, 900_000, stream=4)
+    it.wait("Notify Wait", 310_000, 410_000, stream=5)
+    found = waits_in(it.trace(tmp_path))
+    # THEN their sum counts both, the time that they took one
+    assert found.count == {"notify": 2}
+    assert (found.total_ns, found.exposed_ns) == ({"notify": 690_000}, {"notify": 590_000})
+    assert found.largest[0].operator == "hcom_allReduce__1"
+    (finding,) = found.findings()
+    assert "on stream 4 in hcom_allReduce__1" in finding.sentence
+    assert "compare the ranks" in finding.sentence
+
+
+def test_waits_that_computation_hides_are_no_finding(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    it.kernel("a_MatMul", 0, 1_000_000)
+    it.wait("EVENT_WAIT", 100_000, 900_000, stream=3)
+    it.kernel("b_Add", 900_000, 910_000, stream=3)
+    found = waits_in(it.trace(tmp_path))
+    assert found.exposed_ns == {"event": 0}
+    assert found.findings() == []
+    clean = SyntheticAscend()
+    clean.kernel("a_MatMul", 0, 1_000_000)
+    assert isinstance(ascend_waits.analyze(clean.trace(tmp_path)), Nothing)
+
+
+def item(it: SyntheticAscend, begin: int, wait: int, name: str = "aten::item") -> None:
+    """An operator that waits for the device."""
+    it.host(name, begin, begin + wait + 20_000)
+    it.host("aten::_local_scalar_dense", begin + 5_000, begin + wait + 15_000)
+    it.cann(SYNCHRONISE, begin + 10_000, begin + 10_000 + wait)
+
+
+def test_item_and_to_are_named_with_their_waits(tmp_path: Path) -> None:
+    # GIVEN three times item, of which the device is busy for half, and once to
+    it = SyntheticAscend()
+    for number in range(3):
+        begin = number * 1_000_000
+        item(it, begin, 400_000)
+        it.kernel("a_Mul", begin + 10_000, begin + 210_000)
+    item(it, 3_000_000, 100_000, name="aten::to")
+    it.host("aten::mm", 3_900_000, 4_000_000)
+    # WHEN waits of the host are listed
+    found = host_waits_in(it.trace(tmp_path))
+    # THEN they are grouped by operator and call
+    assert [(g.operator, g.call, g.waits, g.total_ns, g.busy_ns) for g in found.groups] == [
+        ("aten::item", SYNCHRONISE, 3, 1_200_000, 600_000),
+        ("aten::to", SYNCHRONISE, 1, 100_000, 0),
+    ]
+    assert (found.total_ns, found.window_ns) == (1_300_000, 4_000_000)
+    (finding,) = found.findings()
+    assert finding.severity == "high"
+    assert f"most of it in aten::item ({SYNCHRONISE}): 1.200 ms in 3 calls" in finding.sentence
+
+
+def test_level_0_has_no_calls_then_the_operators_time_counts(tmp_path: Path) -> None:
+    # GIVEN the same on level 0, a to of 5 ms, and one that is too short to have waited
+    it = SyntheticAscend(level=0)
+    item(it, 0, 2_000_000)
+    it.host("aten::to", 3_000_000, 8_000_000)
+    it.host("aten::copy_", 3_100_000, 7_900_000)
+    it.host("aten::to", 9_000_000, 9_100_000)
+    it.kernel("a_Mul", 0, 10_000_000)
+    found = host_waits_in(it.trace(tmp_path))
+    # THEN operators that last are named, the outermost of each, without a call
+    assert [(g.operator, g.call, g.waits, g.total_ns) for g in found.groups] == [
+        ("aten::to", None, 1, 5_000_000),
+        ("aten::item", None, 1, 2_020_000),
+    ]
+
+
+def test_a_to_that_does_other_things_is_no_wait_where_calls_are_seen(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    item(it, 0, 100_000)
+    it.host("aten::to", 1_000_000, 9_000_000)
+    it.kernel("a_Mul", 0, 10_000_000)
+    found = host_waits_in(it.trace(tmp_path))
+    assert [group.operator for group in found.groups] == ["aten::item"]
+    assert found.findings() == []
+
+
+def test_a_trace_without_waits(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    it.host("aten::mm", 0, 10_000)
+    it.kernel("a_Mul", 0, 10_000)
+    assert isinstance(ascend_host_waits.analyze(it.trace(tmp_path)), Nothing)
