@@ -48,6 +48,12 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
     help="Write one page with charts, which needs no network.",
 )
 @click.option(
+    "--flame",
+    "flame_file",
+    metavar="FILE",
+    help="Write the recorded stacks, folded, as tools that draw flame graphs read them.",
+)
+@click.option(
     "--json-schema",
     is_flag=True,
     is_eager=True,
@@ -62,6 +68,7 @@ def command(
     json_file: str | None,
     markdown_file: str | None,
     html_file: str | None,
+    flame_file: str | None,
 ) -> None:
     """Say where the time of a trace went and why the device was idle.
 
@@ -84,7 +91,11 @@ def command(
         from stagespan.trace.analysis.html import html_page
 
         _write(html_file, html_page(analysis))
-    if "-" not in (json_file, markdown_file, html_file):
+    if flame_file is not None:
+        from stagespan.trace.analysis.flame import folded_of
+
+        _write(flame_file, folded_of(analysis))
+    if "-" not in (json_file, markdown_file, html_file, flame_file):
         from stagespan.trace.opening import print_page_of
 
         print_page_of(analysis)

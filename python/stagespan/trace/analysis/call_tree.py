@@ -49,14 +49,7 @@ class Tree:
 
     def levels(self) -> NDArray[np.int64]:
         """How many intervals hold each."""
-        level = np.zeros(len(self.parent), dtype=np.int64)
-        deeper = np.flatnonzero(self.parent >= 0)
-        above = self.parent[deeper]
-        while len(deeper):
-            level[deeper] += 1
-            above = self.parent[above]
-            deeper, above = deeper[above >= 0], above[above >= 0]
-        return level
+        return levels(self.parent)
 
 
 class Paths:
@@ -65,9 +58,10 @@ class Paths:
     `node` has one element an interval, the others one a node; parents stand before children.
     """
 
-    def __init__(self, tree: Tree, word: NDArray[np.int64]) -> None:
+    def __init__(self, parents_of: Rows, word: NDArray[np.int64]) -> None:
+        """`parents_of` has of each interval the one that holds it, or -1."""
         self.node: Rows = np.full(len(word), -1, dtype=np.intp)
-        level = tree.levels()
+        level = levels(parents_of)
         order = np.argsort(level, kind="stable")
         words = int(word.max(initial=0)) + 1
         parents: list[Rows] = [np.empty(0, dtype=np.intp)]
@@ -75,7 +69,7 @@ class Paths:
         count = begin = 0
         for stop in np.cumsum(np.bincount(level)).tolist():
             here = order[begin:stop]
-            holder = tree.parent[here]
+            holder = parents_of[here]
             above = np.where(holder >= 0, self.node[holder], -1)
             codes, of = np.unique((above + 1) * words + word[here], return_inverse=True)
             self.node[here] = count + of.reshape(-1)
@@ -101,6 +95,18 @@ class Paths:
             if parent[node] >= 0:
                 total[parent[node]] += total[node]
         return np.array(total, dtype=np.int64)
+
+
+def levels(parent: Rows) -> NDArray[np.int64]:
+    """How many of a tree's elements are above each."""
+    level = np.zeros(len(parent), dtype=np.int64)
+    deeper = np.flatnonzero(parent >= 0)
+    above = parent[deeper]
+    while len(deeper):
+        level[deeper] += 1
+        above = parent[above]
+        deeper, above = deeper[above >= 0], above[above >= 0]
+    return level
 
 
 def sums(index: Rows, figure: Numbers, count: int) -> Numbers:

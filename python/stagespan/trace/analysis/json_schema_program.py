@@ -163,8 +163,26 @@ _LAYERS = _object(
         "blocks_in_step": _MAYBE_TEXT,
     }
 )
+# Those within have the same keys, and so on.
+_FRAME = _object(
+    {
+        "name": _TEXT,
+        "self_us": _TIME,
+        "total_us": _TIME,
+        "children": _list({"type": "object"}),
+    }
+)
+_FLAME = _object(
+    {
+        "told_from": {"enum": ["frames", "call_stack"]},
+        "frames": _COUNT,
+        "total_us": _TIME,
+        "tree": _FRAME,
+    }
+)
 PROGRAM = {
     "steps": _STEPS,
     "stages": _STAGES,
     "layers": _LAYERS,
+    "flame": _FLAME,
 }

@@ -89,7 +89,7 @@ def modules_of(trace: Trace) -> Modules | None:
     classes = [_class(trace.names[code]) for code in codes]
     number = {name: at for at, name in enumerate(dict.fromkeys(classes))}
     word = np.array([number[name] for name in classes], dtype=np.int64)[instance]
-    paths = Paths(tree, word)
+    paths = Paths(tree.parent, word)
     device = device_work(trace).rows
     durations = events.dur_ns[device]
     calls = launch_of(trace, device)

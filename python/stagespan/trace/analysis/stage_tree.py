@@ -82,7 +82,7 @@ def stage_tree(trace: Trace) -> StageTree | None:
     lanes, lane = _lanes(trace, rows, calls)
     tree = Tree(events.begin_ns[rows], events.end_ns[rows], lane)
     names, word = _words(trace, rows)
-    paths = Paths(tree, word)
+    paths = Paths(tree.parent, word)
     stage_of, by_time = _stages_of(trace, tree, lanes, lane, calls)
     known = stage_of >= 0
     launch, first = np.unique(calls[known], return_index=True)
