@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stagespan.trace.analysis.axis import Cover
-from stagespan.trace.analysis.compiled_calls import Call, compiled_calls
+from stagespan.trace.analysis.torchair_calls import Call, compiled_calls
 from stagespan.trace.analysis.result import (
     Evidence,
     Finding,

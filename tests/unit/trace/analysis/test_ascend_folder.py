@@ -174,6 +174,10 @@ def test_every_file_of_a_folder_is_told(tmp_path: Path) -> None:
     # THEN each gives its figures, exactly
     assert found["ascend_steps"]["differences"] == []
     assert found["ascend_steps"]["checked_against"].keys() == {"operators", "file"}
+    assert (found["ascend_operators"]["compared"], found["ascend_operators"]["differences"]) == (
+        True,
+        [],
+    )
     assert [each["type"] for each in found["ascend_operators"]["by_type"]] == [
         "TransData",
         "MatMulV2",
@@ -289,6 +293,23 @@ def test_other_layouts_and_units_of_tables(tmp_path: Path) -> None:
     assert [each["total_us"] for each in found["by_type"]] == [
         each["total_us"] for each in plain["by_type"]
     ]
+
+
+def test_statistics_of_several_devices_are_summed(tmp_path: Path) -> None:
+    # GIVEN a statistic of two devices, and a row that holds no number
+    (tmp_path / "op_statistic.csv").write_text(
+        "Device_id,OP Type,Core Type,Count,Total Time(us),Min Time(us),Avg Time(us),Max Time(us)\n"
+        "0,Add,AI_CORE,3,30.5,5,10,20\n1,Add,AI_CORE,2,10,4,5,6\n1,Mul,AI_CORE,1,N/A,1,1,1\n"
+        "0,Mul,AI_CORE,1,50,50,50,50\n"
+    )
+    # WHEN it is read
+    found = analysed(tmp_path)["ascend_operators"]
+    # THEN the types are those of both, and the row is counted
+    mul, add = found["by_type"]
+    assert (mul["type"], mul["total_us"], mul["percent"]) == ("Mul", 50.0, pytest.approx(55.2486))
+    figures = add["count"], add["total_us"], add["min_us"], add["max_us"], add["avg_us"]
+    assert figures == (5, 40.5, 4.0, 20.0, 8.1)
+    assert (found["unread_rows"], found["compared"]) == (1, False)
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
