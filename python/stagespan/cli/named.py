@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -240,6 +241,9 @@ def _why_missing(module_name: str, stage: NamedStage) -> str:
     sentence = f"stage {stage.target} was not timed: "
     module = sys.modules.get(module_name)
     if module is None:
+        script = getattr(sys.modules.get("__main__"), "__file__", None) or ""
+        if Path(script).stem == module_name:
+            return sentence + f"{module_name} is the script itself; write __main__:{stage.path}"
         close = difflib.get_close_matches(module_name, list(sys.modules), n=3)
         return sentence + f"the module {module_name} was never imported" + _suggest(close)
     owner: Any = module

@@ -23,10 +23,16 @@ def load(target: str) -> Any:
         sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            hint = "; start where it lies, or set PYTHONPATH"
+        raise ReplayError(f"{target!r} cannot be loaded: {told(error)}{hint}") from error
+    try:
         for part in name.split("."):
             found = getattr(found, part)
-    except (Exception, SystemExit) as error:
-        raise ReplayError(f"{target!r} cannot be loaded: {told(error)}") from error
+    except Exception as error:
+        raise ReplayError(f"{target!r} cannot be loaded: {told(error)}; check the name") from error
     return found
 
 
@@ -45,8 +51,10 @@ def load_stage(target: str) -> Any:
 
 
 def told(error: BaseException) -> str:
-    """An exception on one line, with where it was raised."""
+    """An exception on one line, with where it was raised if that is in a file of the user's."""
     message = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    file = frames[-1].filename if frames else __file__
+    is_users = file != __file__ and not file.startswith("<")
+    where = f" ({file}, line {frames[-1].lineno})" if is_users else ""
     return f"{type(error).__name__}: {message[:300]}{where}"

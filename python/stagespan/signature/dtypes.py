@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 
 # Size of one element in bytes. Also the list of types that mock inputs can be made of.
 ELEMENT_BYTES: dict[str, int] = {
@@ -66,8 +67,9 @@ def is_integer(name: str) -> bool:
     return name.startswith(("int", "uint"))
 
 
-def unknown_dtype(name: str) -> str:
+def unknown_dtype(name: str, known: Iterable[str] = ELEMENT_BYTES) -> str:
     """The end of a sentence about a type that no mock can be made of: what is known, and near."""
-    near = difflib.get_close_matches(name, ELEMENT_BYTES, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"known are {', '.join(ELEMENT_BYTES)}{hint}"
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f", the closest of them {near[0]}" if near else ""
+    return f"known are {', '.join(names)}{hint}"

@@ -45,8 +45,9 @@ def make_inputs(
     if dtype is not None:
         dtype = dtypes.canonical(dtype)
         if not dtypes.is_floating(dtype) or dtype not in dtypes.ELEMENT_BYTES:
+            known = filter(dtypes.is_floating, dtypes.ELEMENT_BYTES)
             raise HarnessError(
-                f"dtype {dtype!r} is no floating-point type; {dtypes.unknown_dtype(dtype)}."
+                f"dtype {dtype!r} is no floating-point type; {dtypes.unknown_dtype(dtype, known)}."
             )
     nodes = {name: node for name, node in signature.arguments.items() if name not in given}
     _check_memory(signature.stage_name, nodes, device, dtype)

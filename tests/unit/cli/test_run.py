@@ -186,12 +186,14 @@ def test_the_end_is_the_script_s_own(project: Path, body: str) -> None:
 def test_a_stage_that_was_never_found_is_named_with_what_is_close(project: Path) -> None:
     done = run(
         *("--stage", "pipes.models:Model.stepp", "--stage", "pipes.modles:encode"),
-        *("--stage", "__main__:denoice", "--stage", "pipes.models:Model", "app/script.py"),
+        *("--stage", "__main__:denoice", "--stage", "pipes.models:Model"),
+        *("--stage", "script:denoise", "app/script.py"),
         cwd=project,
     )
     assert done.returncode == 0
     told = [line for line in done.stderr.splitlines() if "was not timed" in line]
-    assert len(told) == 4
+    assert len(told) == 5
+    assert any("script is the script itself; write __main__:denoise" in line for line in told)
     assert any("Model.step" in line for line in told)
     assert any("pipes.models" in line and "never imported" in line for line in told)
     assert any("__main__ has no 'denoice'; close to it: denoise" in line for line in told)

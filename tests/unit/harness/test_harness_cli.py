@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,6 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "my_pipeline.py").write_text(PROGRAM)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "needy.py").write_text("import no_such_module")
     sys.modules.pop("my_pipeline", None)
     stages = {
         "denoise": StageSignature(
@@ -115,19 +120,21 @@ def test_bench_takes_seed_device_dtype_and_step(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "given", "says"),
     [
-        ([], {"factory": "my_pipeline:fails"}, "raised RuntimeError: no weights"),
+        ([], {"factory": "my_pipeline:fails"}, "raised RuntimeError: no weights ("),
         ([], {"factory": "my_pipeline:leaves"}, "raised SystemExit: 3"),
         ([], {"factory": "my_pipeline:nothing"}, "returned None"),
         ([], {"factory": "my_pipeline:not_a_stage"}, "has no step to run"),
-        ([], {"factory": "my_pipeline:absent"}, "has no attribute 'absent'"),
-        ([], {"factory": "no_such_module:x"}, "No module named"),
+        ([], {"factory": "my_pipeline:absent"}, "has no attribute 'absent'; check the name.\n"),
+        ([], {"factory": "no_such_module:x"}, "'no_such_module'; start where it lies"),
+        ([], {"factory": "needy:x"}, "needy.py, line 1).\n"),
         ([], {"factory": "my_pipeline"}, "must be written as module:name"),
         ([], {"stage": "denoize"}, "did you mean 'denoise'?"),
         ([], {"stage": ""}, "the file holds 'denoise', 'vae_decode'"),
         ([], {"stage": "vae_decode"}, "is a pkg.Engine, which cannot be made"),
         (["--device", "cuda:77"], {}, "--device cpu"),
         (["--device", "nonsense"], {}, "does not know"),
-        (["--dtype", "int8"], {}, "no floating-point type"),
+        (["--dtype", "int8"], {}, "no floating-point type; known are float64"),
+        (["--dtype", "flaot16"], {}, "x2, the closest of them float16.\n"),
         (["--warmup", "-1"], {}, "warmup=-1"),
         (["--steps", "0"], {}, "profile_steps=0"),
         (["--seed", "-5"], {}, "seed=-5"),
@@ -150,6 +157,36 @@ def test_what_is_wrong_is_told_in_one_sentence(
     assert errors[0].startswith("Error: ")
     assert "Traceback" not in done.output
     assert not Path("out").exists() or list(Path("out").iterdir()) == []
+
+
+def test_a_terminal_sees_how_far_it_is(folder: Path) -> None:
+    # GIVEN a terminal for what is told, and a pipe for the figures
+    ours, terminal = pty.openpty()
+    arguments = ["--stage", "denoise", "--factory", "my_pipeline:get_stage", "--output", "out"]
+
+    # WHEN
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stagespan", "bench", "signatures.json", *arguments],
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    told = b""
+    with contextlib.suppress(OSError):  # how the end of a terminal is told on Linux
+        while piece := os.read(ours, 1 << 16):
+            told += piece
+    os.close(ours)
+    figures, _ = process.communicate()
+
+    # THEN a bar moved below whole log lines, and none of it is among the figures
+    assert process.returncode == 0, told.decode()
+    assert b"\x1b" in told
+    assert "\u2501".encode() in told
+    assert b"loading the stage" in told
+    assert b"[Harness] Setup complete for stage 'denoise'\r\n" in told
+    assert b"\x1b" not in figures
+    assert b"One iteration takes" in figures
 
 
 @pytest.mark.parametrize("verb", ["stages", "bench"])

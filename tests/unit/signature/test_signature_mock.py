@@ -233,7 +233,7 @@ def test_dtype_changes_floating_point_inputs_only() -> None:
         (tensor([1 << 70]), "more than any tensor"),
         (tensor([1 << 40, 4]), "GiB on cpu"),
         (tensor([1 << 61, 1 << 61]), "EiB on cpu"),
-        (tensor([2], "float33"), "did you mean float3"),
+        (tensor([2], "float33"), "the closest of them float3"),
         (tensor([2], "qint8"), "known are float64"),
         (tensor([2], "__class__"), "known are"),
         ({"shape": 3, "dtype": "float32"}, "no list of whole numbers"),
