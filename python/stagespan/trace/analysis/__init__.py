@@ -24,9 +24,11 @@ ANALYSES: tuple[str, ...] = (
     "launches",
     "host",
     "kernels",
+    "compiled",
     "steps",
     "stages",
     "layers",
+    "flame",
 )
 
 # Those of traces of torch_npu.profiler alone.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stagespan.trace.analysis.compile_time import PHASES
+from stagespan.trace.analysis.compiled_work import CLASSES
 from stagespan.trace.analysis.kinds import KINDS
 
 _Schema = dict[str, Any]
@@ -84,5 +86,78 @@ _KERNELS = _object(
         "breakdown": _BREAKDOWN,
     }
 )
-WORK = {"kernels": _KERNELS}
+_COUNTS: _Schema = {"type": "object", "additionalProperties": _COUNT}
+_COMPILE_TIME = _object(
+    {
+        "time_us": _TIME,
+        "percent_of_window": _TIME,
+        "phases_us": {
+            "type": "object",
+            "additionalProperties": _TIME,
+            "propertyNames": {"enum": list(PHASES)},
+        },
+        "steps": _rows({"step": _TEXT, "self_us": _TIME, "count": _COUNT}),
+        "compilations": _rows(
+            {
+                "id": _MAYBE_TEXT,
+                "begin_us": _TIME,
+                "time_us": _TIME,
+                "recompilation": {"type": ["boolean", "null"]},
+                "ran": {"type": ["boolean", "null"]},
+            }
+        ),
+    }
+)
+_COMPILED = _object(
+    {
+        "regions": _MAYBE_COUNT,
+        "calls": _MAYBE_COUNT,
+        "frames": _rows(
+            {
+                "frame": _MAYBE_TEXT,
+                "variants": _COUNTS,
+                "calls": _COUNT,
+                "time_us": _TIME,
+                "graph_us": _TIME,
+                "backward_calls": _COUNT,
+                "backward_us": _TIME,
+            }
+        ),
+        "graphs": _object({"forward": _COUNT, "backward": _COUNT, "backward_linked": _COUNT}),
+        "graph_breaks": _or_null(
+            _rows(
+                {
+                    "before": _TEXT,
+                    "after": _TEXT,
+                    "count": _COUNT,
+                    "time_us": _MAYBE_TIME,
+                    "operators": _or_null(_COUNTS),
+                }
+            )
+        ),
+        "recompilations": _rows(
+            {
+                "frame": _TEXT,
+                "times": _COUNT,
+                "in_window": _COUNT,
+                "compiled": {"type": "array", "items": _TEXT},
+                "time_us": _TIME,
+                "variants_run": {"type": "array", "items": _TEXT},
+            }
+        ),
+        "compile_time": _or_null(_COMPILE_TIME),
+        "cache_lookups": _PART,
+        "in_graphs": _rows(
+            {
+                "of": {"enum": list(CLASSES)},
+                "name": _TEXT,
+                "calls": _COUNT,
+                "host_us": _MAYBE_TIME,
+                "device_us": _MAYBE_TIME,
+            }
+        ),
+        "triton_kinds": {"type": "object", "additionalProperties": _PART},
+    }
+)
+WORK = {"kernels": _KERNELS, "compiled": _COMPILED}
 """By the analysis' name."""

@@ -91,7 +91,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             COPY,
             (
-                r"copy|memcpy|memset|transpose|permute|::(?:_to_copy|clone|contiguous|to|cat|concat"
+                r"copy|memcpy|memset|transpose|permute(?!d)|::(?:_to_copy|clone|contiguous|to|cat|concat"
                 r"|stack|pad|constant_pad_nd|fill_|zero_|repeat|index_copy_|slice_scatter)$"
                 r"|tensormove|aicore_cast$|cast\d*$|broadcastto|concatd?\d*$|::(?:zeros|ones|full)(?:_like)?$"
                 r"|onnxconcat|stridedslice|_fill\d*$|zeroslike|oneslike|::_foreach_(?:copy|zero)_"

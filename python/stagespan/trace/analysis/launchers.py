@@ -31,6 +31,8 @@ NO_OPERATOR = re.compile(
     r"|^AOTDispatcher Runtime Wrapper Prologue$|^autograd::engine::evaluate_function: "
 )
 """Events of category cpu_op that surround operators: no kernel is launched by these themselves."""
+# What the compiler times has a mark, and under today's torch an event without the ending, too.
+_TIMED = re.compile(r"^(?P<name>.+?)(?: \(dynamo_timed\)|_data: .*compile_id=.*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def launchers(trace: Trace, rows: Rows) -> Launchers | None:
         which.reshape(-1)
     ]
     _by_arrows(trace, rows, inside, lanes, forest)
-    work = ~named(trace, NO_OPERATOR)[forest.rows]
+    work = ~no_operators(trace)[forest.rows]
     stage = np.full(len(rows), -1, dtype=np.intp)
     stage[known] = stages(trace, called)[which.reshape(-1)]
     return Launchers(
@@ -77,6 +79,22 @@ def launchers(trace: Trace, rows: Rows) -> Launchers | None:
         stage=stage,
         forward=_at(forward_operators(trace, lanes, forest), inside),
     )
+
+
+def compiler_parts(trace: Trace) -> set[str]:
+    """Names of the events in which torch.compile was at work, such as `compile_file`."""
+    found = map(_TIMED.match, trace.names)
+    return {each["name"] for each in found if each is not None}
+
+
+def no_operators(trace: Trace) -> Mask:
+    """Rows of events that surround operators, and those of the compiler at work."""
+    parts = compiler_parts(trace)
+    chosen = np.array(
+        [name in parts or NO_OPERATOR.search(name) is not None for name in trace.names] + [False]
+    )
+    rows: Mask = chosen[trace.events.name]
+    return rows
 
 
 def _graph_calls(trace: Trace, calls: Rows) -> Mask:

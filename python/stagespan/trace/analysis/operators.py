@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analysis.host_time import named
-from stagespan.trace.analysis.launchers import NO_OPERATOR
+from stagespan.trace.analysis.launchers import compiler_parts, no_operators
 from stagespan.trace.analysis.nesting import Lanes, Nesting
 from stagespan.trace.model import Numbers, Trace
 
 Rows = NDArray[np.intp]
+_TIMED = " (dynamo_timed)"
 # What Inductor compiled for the host leaves no other event; some builds call it an annotation.
 _COMPILED = re.compile(r"^## Call CompiledFxGraph")
 
@@ -27,14 +28,25 @@ class HostOperators:
 
 
 def host_operators(trace: Trace) -> HostOperators | None:
-    """The operators of a trace; None where their times lie years apart."""
-    compiled = named(trace, _COMPILED)
-    work = trace.rows_of(["cpu_op"]) & ~named(trace, NO_OPERATOR)
-    rows = np.flatnonzero(work | (compiled & trace.rows_of(["cpu_op", "user_annotation"])))
+    """The operators of a trace; None where their times lie years apart.
+
+    What torch.compile runs while it compiles, on tensors without data, is left out.
+    """
+    parts = compiler_parts(trace)
+    compiles = np.array(
+        [name in parts or name.endswith(_TIMED) for name in trace.names] + [False], dtype=np.bool_
+    )[trace.events.name] & trace.rows_of(["cpu_op"])
+    compiled = named(trace, _COMPILED) & trace.rows_of(["cpu_op", "user_annotation"])
+    work = trace.rows_of(["cpu_op"]) & ~no_operators(trace)
+    rows = np.flatnonzero(work | compiled | compiles)
     lanes = Lanes(trace, rows)
     if not lanes.fits:
         return None
     forest = Nesting.of(trace, lanes.axis, rows, lanes.of[0])
+    shown = forest.first_around(compiles[forest.rows]) < 0
     own = np.zeros(len(trace.events), dtype=np.int64)
     own[forest.rows] = forest.own_ns()
+    # Events without a duration are in no forest, but they are calls.
+    compiles[forest.rows[~shown]] = True
+    rows = rows[~compiles[rows]]
     return HostOperators(rows, own[rows])

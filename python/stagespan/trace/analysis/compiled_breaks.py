@@ -1,0 +1,125 @@
+"""Graph breaks: which frame follows which within one call, and what ran between them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from stagespan.trace.analysis.axis import Cover
+from stagespan.trace.analysis.compiled_forest import (
+    BACKWARD,
+    COMPILING,
+    GRAPH,
+    OPERATOR,
+    REGION,
+    Forest,
+    frame_of,
+)
+from stagespan.trace.analysis.nesting import Rows
+
+# What gives outputs their shape again, and allocates: no work of the program's.
+NO_WORK = re.compile(
+    r"^aten::(?:empty\w*|as_strided\w*|_?reinterpret_tensor|view\w*|_?unsafe_view|t|transpose|permute|expand"
+    r"|slice|select|squeeze|unsqueeze|detach\w*|alias|resize_|resolve_\w+|_reshape_alias|reshape"
+    r"|new_empty\w*|lift_fresh|set_)$|^detach$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """All graph breaks between two frames; times in ns."""
+
+    before: str
+    """The frame that was left, `?` where regions have no numbers."""
+    after: str
+    """The frame that went on."""
+    count: int
+    time_ns: int | None
+    """From the end of one graph to the begin of the next region, compiling left out.
+
+    None where the trace does not show graphs, as with backends that make none: then what is
+    between them cannot be told from what is in them.
+    """
+    operators: dict[str, int] | None
+    """What ran outside of graphs between them, by how often; None as `time_ns`."""
+    nodes: Rows
+    """The regions that went on, in the order of time."""
+
+
+def breaks_of(forest: Forest) -> list[Break]:
+    """Regions within regions, the most frequent pair of frames first.
+
+    A region within a graph is none: there an operator calls a compiled function of its own.
+    """
+    nodes = forest.nodes
+    parts = forest.having(REGION, GRAPH, BACKWARD)
+    around = forest.around(parts)
+    holds = np.append(forest.role, -1)[around] == REGION
+    inside = np.flatnonzero(parts & holds & (around >= 0))
+    if not (forest.role[inside] == REGION).any():
+        return []
+    # Parts of one region lie behind each other: each gap begins where the part before ended.
+    inside = inside[np.lexsort((nodes.begin[inside], around[inside]))]
+    follows = np.concatenate(([False], around[inside][1:] == around[inside][:-1]))
+    gap_begin = np.where(follows, np.roll(nodes.end[inside], 1), nodes.begin[around[inside]])
+    is_break = forest.role[inside] == REGION
+    after, gap_begin = inside[is_break], gap_begin[is_break]
+    gap_end = nodes.begin[after]
+    compiling = np.flatnonzero(forest.having(COMPILING))
+    compiled = Cover(nodes.begin[compiling], nodes.end[compiling])
+    time = gap_end - gap_begin - compiled.within(gap_begin, gap_end)
+    with_graph = np.zeros(len(nodes), dtype=np.bool_)
+    with_graph[around[inside[~is_break]]] = True
+    seen = with_graph[around[after]]
+    between = _operators_between(forest, gap_begin, gap_end, around, parts)
+    groups: dict[tuple[str, str], list[int]] = {}
+    frames = [frame_of(name)[0] or "?" for name in forest.trace.names]
+    for at, (left, went_on) in enumerate(
+        zip(forest.name[around[after]].tolist(), forest.name[after].tolist(), strict=True)
+    ):
+        groups.setdefault((frames[left], frames[went_on]), []).append(at)
+    found = []
+    for (before, following), members in groups.items():
+        index = np.array(members)
+        shown = bool(seen[index].all())
+        names: dict[str, int] = {}
+        for member in members:
+            for name in between.get(member, ()):
+                names[name] = names.get(name, 0) + 1
+        ordered = dict(sorted(names.items(), key=lambda item: -item[1]))
+        found.append(
+            Break(
+                before,
+                following,
+                len(members),
+                int(time[index].sum()) if shown else None,
+                ordered if shown else None,
+                after[index],
+            )
+        )
+    return sorted(found, key=lambda each: (-each.count, each.before, each.after))
+
+
+def _operators_between(
+    forest: Forest, gap_begin: Rows, gap_end: Rows, around: Rows, parts: np.ndarray
+) -> dict[int, list[str]]:
+    """By gap the outermost operators in it that do not stand in a graph."""
+    nodes = forest.nodes
+    held = np.flatnonzero((forest.role == OPERATOR) & (around >= 0))
+    held = held[forest.role[around[held]] == REGION]
+    above = forest.around(forest.having(OPERATOR, COMPILING))[held]
+    # Outermost: what is above it, if anything, lies outside the region.
+    held = held[(above < 0) | (above < around[held])]
+    order = np.argsort(gap_begin, kind="stable")
+    at = np.searchsorted(gap_begin[order], nodes.begin[held], side="right") - 1
+    hit = at >= 0
+    gap = order[at[hit]]
+    held = held[hit]
+    inside = nodes.end[held] <= gap_end[gap]
+    found: dict[int, list[str]] = {}
+    for which, name in zip(gap[inside].tolist(), forest.names(held[inside]), strict=True):
+        if NO_WORK.match(name) is None:
+            found.setdefault(which, []).append(name)
+    return found

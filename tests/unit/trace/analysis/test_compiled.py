@@ -1,0 +1,321 @@
+"""torch.compile in planted traces: breaks, recompilations, compiling and graphs, in exact times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted import HOST, Program
+
+from stagespan.trace import Trace
+from stagespan.trace.analysis import compiled
+from stagespan.trace.analysis.compiled import Compiled
+from stagespan.trace.analysis.result import Finding, Nothing
+
+AUTOGRAD = 300
+GRAPH = "## Call CompiledFxGraph fabc ##"
+
+
+def compiled_of(trace: Trace) -> Compiled:
+    found = compiled.analyze(trace)
+    assert isinstance(found, Compiled)
+    return found
+
+
+def of(program: Program, folder: Path) -> tuple[dict[str, Any], list[Finding]]:
+    found = compiled_of(program.trace(folder))
+    assert found.tables()
+    return found.to_dict(), found.findings()
+
+
+@contextmanager
+def region(program: Program, frame: str = ": 0/0", lookup: int = 2) -> Iterator[None]:
+    with program.within("TorchDynamo Cache Lookup"):
+        program.work(lookup)
+    with program.within(f"Torch-Compiled Region{frame}"):
+        program.work(1)
+        yield
+        program.work(1)
+
+
+def graph(program: Program, us: int = 40, cat: str = "cpu_op") -> None:
+    with program.within(GRAPH, cat):
+        program.work(us)
+
+
+def test_a_function_compiled_in_one_piece_has_no_finding(tmp_path: Path) -> None:
+    # GIVEN three calls of one region each, whose graph calls a library
+    program = Program()
+    for _ in range(3):
+        with region(program), program.within(GRAPH, "user_annotation"):
+            program.work(100)
+            with program.within("aten::mm"):
+                program.work(50)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN it is one frame without a break, and nothing to say
+    assert (found["regions"], found["calls"], found["graph_breaks"]) == (3, 3, [])
+    assert found["frames"] == [
+        {
+            "frame": "0",
+            "variants": {"0": 3},
+            "calls": 3,
+            "time_us": 3 * 152,
+            "graph_us": 3 * 150,
+            "backward_calls": 0,
+            "backward_us": 0,
+        }
+    ]
+    assert found["recompilations"] == []
+    assert found["compile_time"] is None
+    assert found["cache_lookups"] == {"count": 3, "time_us": 6}
+    assert [(row["of"], row["name"], row["host_us"]) for row in found["in_graphs"]] == [
+        ("inductor_cpp", "the graphs' own time", 300),
+        ("extern", "aten::mm", 150),
+    ]
+    assert findings == []
+
+
+def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
+    # GIVEN four calls that break twice: 0 goes on in 1 behind item(), 1 in 2
+    program = Program()
+    for _ in range(4):
+        with region(program, ": 0/0"):
+            graph(program)
+            with program.within("aten::item"):
+                program.work(1)
+                with program.within("aten::_local_scalar_dense"):
+                    program.work(6)
+            with program.within("aten::view"):
+                program.work(1)
+            with region(program, ": 1/0"):
+                graph(program)
+                with region(program, ": 2/0"):
+                    graph(program)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN both breaks are counted, with the time from graph to region, and what ran
+    assert found["graph_breaks"] == [
+        {
+            "before": "0",
+            "after": "1",
+            "count": 4,
+            "time_us": 4 * (7 + 1 + 2),
+            "operators": {"aten::item": 4},
+        },
+        {"before": "1", "after": "2", "count": 4, "time_us": 4 * 2, "operators": {}},
+    ]
+    assert (found["regions"], found["calls"]) == (12, 4)
+    # Each frame's own time: the frames that it calls left out.
+    assert {row["frame"]: row["time_us"] for row in found["frames"]} == {
+        "0": 4 * (2 + 40 + 8 + 2),
+        "1": 4 * (2 + 40 + 2),
+        "2": 4 * (2 + 40),
+    }
+    (finding,) = findings
+    assert finding.sentence.startswith(
+        "8 graph breaks in 4 calls of compiled functions: frame 0 goes on in frame 1, and 1 more"
+    )
+    assert "between them ran aten::item" in finding.sentence
+    assert "48.000 us (8.7 %" in finding.sentence
+    assert finding.severity == "medium"
+    assert finding.evidence[0].event == "Torch-Compiled Region: 1/0"
+
+
+def test_regions_without_numbers_of_older_versions(tmp_path: Path) -> None:
+    program = Program()
+    with region(program, ""):
+        graph(program)
+        with region(program, ""):
+            graph(program)
+    found, findings = of(program, tmp_path)
+    assert [(b["before"], b["after"], b["count"]) for b in found["graph_breaks"]] == [("?", "?", 1)]
+    assert found["frames"][0]["frame"] is None
+    assert findings[0].sentence.startswith("1 graph break in 1 call of compiled functions.")
+
+
+def test_two_functions_side_by_side_and_one_within_a_graph_are_no_breaks(tmp_path: Path) -> None:
+    # GIVEN two compiled functions, the second of which calls a third by an operator in its graph
+    program = Program()
+    with region(program, ": 0/0"):
+        graph(program)
+    with (
+        region(program, ": 1/0"),
+        program.within(GRAPH),
+        program.within("my::operator"),
+        region(program, ": 2/0"),
+    ):
+        graph(program)
+    # WHEN breaks are looked for
+    found, findings = of(program, tmp_path)
+    # THEN there are none
+    assert found["graph_breaks"] == []
+    assert findings == []
+
+
+def compilation(program: Program, id_: str, parts: dict[str, int], nested: bool = True) -> None:
+    """dynamo compiles a frame, as torch 2.13 shows it (nested), or as torch 2.3 does."""
+    name = "_compile.compile_inner" if nested else "_compile.<locals>.compile_inner"
+    begin = program.now
+    if nested:
+        program.event(f"dynamo_data: compile_id={id_}", "user_annotation", begin, begin + 0.5)
+    with program.within("dynamo") if nested else program.within(f"{name} (dynamo_timed)"):
+        program.work(1)
+        with program.within(f"{name} (dynamo_timed)") if nested else region_of_nothing():
+            for part, us in parts.items():
+                # Compiling runs operators on tensors without data.
+                with program.within(f"{part} (dynamo_timed)"), program.within("aten::mm"):
+                    program.work(us)
+
+
+@contextmanager
+def region_of_nothing() -> Iterator[None]:
+    yield
+
+
+PARTS = {
+    "bytecode_tracing": 100,
+    "create_aot_dispatcher_function": 200,
+    "GraphLowering.run": 300,
+    "async_compile.wait": 5_000,
+    "build_guards": 50,
+}
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["today", "torch 2.3"])
+def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> None:
+    # GIVEN a frame that is compiled for two shapes, and called with each
+    program = Program()
+    for variant in (0, 1):
+        compilation(program, f"0/{variant}", PARTS, nested)
+        with region(program, f": 0/{variant}"):
+            graph(program)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN the phases sum to the time, and the second compilation is one anew
+    time = found["compile_time"]
+    assert time["time_us"] == 2 * 5_651
+    assert time["phases_us"] == {
+        "kernels": 10_000,
+        "inductor": 600,
+        "autograd": 400,
+        "dynamo": 202,
+        "guards": 100,
+    }
+    assert time["steps"][0] == {"step": "async_compile.wait", "self_us": 10_000, "count": 2}
+    assert [(c["id"], c["recompilation"], c["ran"]) for c in time["compilations"]] == [
+        ("0/0", False, True),
+        ("0/1", True, True),
+    ]
+    single = 5_650 if nested else 5_651
+    assert found["recompilations"] == [
+        {
+            "frame": "0",
+            "times": 1,
+            "in_window": 1,
+            "compiled": ["0/1"],
+            "time_us": single,
+            "variants_run": ["0/0", "0/1"],
+        }
+    ]
+    again, first = findings
+    assert again.sentence.startswith("Frame 0 was compiled again, 1 time (0/1), for 5.65")
+    assert (again.severity, first.severity) == ("high", "medium")
+    assert "1 frame for the first time" in first.sentence
+    # What ran while compiling is no work of the program.
+    assert [row["name"] for row in found["in_graphs"]] == ["the graphs' own time"]
+    assert sum(row["time_us"] for row in found["frames"]) == 2 * 42
+
+
+def test_a_frame_that_is_compiled_within_a_call_does_not_lengthen_it(tmp_path: Path) -> None:
+    # GIVEN a break behind which the next frame is compiled before it runs
+    program = Program()
+    with region(program, ": 0/0"):
+        graph(program)
+        compilation(program, "1/0", {"bytecode_tracing": 1_000})
+        with region(program, ": 1/0"):
+            graph(program)
+    # WHEN the break's time is taken
+    found, _ = of(program, tmp_path)
+    # THEN compiling is not in it, and not in the frames
+    assert found["graph_breaks"][0]["time_us"] == 2
+    assert {row["frame"]: row["time_us"] for row in found["frames"]} == {"0": 44, "1": 42}
+    assert found["recompilations"] == []
+
+
+def test_a_frame_that_dynamo_gave_up(tmp_path: Path) -> None:
+    program = Program()
+    compilation(program, "3/0", {"bytecode_tracing": 1_000})
+    found, _ = of(program, tmp_path)
+    (row,) = found["compile_time"]["compilations"]
+    assert (row["id"], row["ran"]) == ("3/0", False)
+
+
+def test_variants_from_before_the_window(tmp_path: Path) -> None:
+    # GIVEN a frame that runs in its first and its third compilation, and another in its second
+    program = Program()
+    for frame in (": 0/0", ": 0/2", ": 0/0", ": 1/1"):
+        with region(program, frame):
+            graph(program)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN both were compiled anew at some time; two variants in turn are worth a word
+    assert [(r["frame"], r["times"], r["in_window"]) for r in found["recompilations"]] == [
+        ("0", 2, 0),
+        ("1", 1, 0),
+    ]
+    (finding,) = findings
+    assert finding.sentence.startswith("Frame 0 ran in 2 compiled variants:")
+    assert [each.event[-3:] for each in finding.evidence] == ["0/0", "0/2"]
+
+
+def backward(program: Program, arrows: bool = True) -> None:
+    """A region whose graph autograd sees, and its backward pass in another thread."""
+    with region(program):
+        begin = program.now
+        with program.within("CompiledFunction"):
+            program.work(5)
+            graph(program)
+    program.thread = AUTOGRAD
+    end = program.now
+    name = "CompiledFunctionBackward"
+    with program.within(f"autograd::engine::evaluate_function: {name}"), program.within(name):
+        program.work(3)
+        graph(program, 60)
+    common = {"id": 1, "pid": HOST, "cat": "fwdbwd", "name": "fwdbwd"}
+    program.events += [
+        {"ph": "s", "ts": begin, "tid": 100, **common},
+        {"ph": "f", "ts": end, "tid": AUTOGRAD, "bp": "e", **common},
+    ]
+
+
+def test_a_backward_graph_belongs_to_its_frame(tmp_path: Path) -> None:
+    program = Program()
+    backward(program)
+    found, findings = of(program, tmp_path)
+    assert found["graphs"] == {"forward": 1, "backward": 1, "backward_linked": 1}
+    (frame,) = found["frames"]
+    assert (frame["frame"], frame["graph_us"]) == ("0", 45)
+    assert (frame["backward_calls"], frame["backward_us"]) == (1, 63)
+    assert findings == []
+
+
+def test_graphs_without_regions_say_nothing_about_breaks(tmp_path: Path) -> None:
+    # GIVEN a trace of torch 2.0, where regions did not exist
+    program = Program()
+    for _ in range(2):
+        with program.within("CompiledFunction"):
+            program.work(10)
+    found, findings = of(program, tmp_path)
+    assert found["regions"] is found["calls"] is found["graph_breaks"] is None
+    assert found["frames"][0]["calls"] == 2
+    assert findings == []
+
+
+def test_nothing_of_torch_compile(tmp_path: Path) -> None:
+    program = Program()
+    program.operator()
+    assert isinstance(compiled.analyze(program.trace(tmp_path)), Nothing)
