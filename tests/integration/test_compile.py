@@ -204,7 +204,7 @@ def test_dynamic_shapes_stay_dynamic(on: bool) -> None:
 
 
 @pytest.mark.parametrize("on", [False, True])
-def test_the_seeds_order_of_decorators(on: bool) -> None:
+def test_telefusers_order_of_decorators(on: bool) -> None:
     # GIVEN a context above torch.inference_mode
     stagespan.set_debug(on)
 

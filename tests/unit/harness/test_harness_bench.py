@@ -33,7 +33,7 @@ def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
     stage = signature_of(x=torch.zeros(8, 32), scale=0.5)
     SignatureFile({"mlp": stage}).write(path)
 
-    # WHEN it is set up and profiled as the seed has it
+    # WHEN it is set up and profiled as TeleFuser's page has it
     with caplog.at_level(logging.INFO, logger="stagespan"):
         bench = StageBenchHarness.from_signature_file(
             signature_path=str(path),
@@ -44,7 +44,7 @@ def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
         bench.setup()
         results = bench.profile()
 
-    # THEN the log has the seed's lines
+    # THEN the log has TeleFuser's lines
     trace, table = tmp_path / "mlp_trace.json.gz", tmp_path / "mlp_breakdown.json"
     script = tmp_path / "profile_mlp.py"
     assert caplog.messages == [

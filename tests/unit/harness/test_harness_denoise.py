@@ -15,7 +15,7 @@ from stagespan.harness.denoise import DenoiseStep  # noqa: E402
 
 
 class FlowScheduler:
-    """A scheduler as the seed's stages have it: a shift, no dictionaries, tensors in and out."""
+    """A scheduler as TeleFuser's stages have it: a shift, no dictionaries, tensors in and out."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, float | None]] = []
@@ -57,8 +57,8 @@ def inputs(**more: Any) -> dict[str, Any]:
     return {**made, **more}
 
 
-def test_a_stage_with_dit_runs_as_the_seed_says(stage: Any) -> None:
-    # GIVEN the inputs of the seed
+def test_a_stage_with_dit_runs_as_telefuser_says(stage: Any) -> None:
+    # GIVEN the inputs of TeleFuser's page
     given = inputs()
 
     # WHEN one step is run

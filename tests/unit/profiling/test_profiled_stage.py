@@ -290,7 +290,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
 
 
 def test_names_from_the_environment(tmp_path: Path) -> None:
-    # GIVEN the seed's variable
+    # GIVEN TeleFuser's variable
     import os
 
     code = (

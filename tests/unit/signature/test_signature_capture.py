@@ -36,7 +36,7 @@ class Pair(NamedTuple):
     second: Any
 
 
-def test_tensors_are_kept_as_the_files_of_the_seed_have_them() -> None:
+def test_tensors_are_kept_as_the_files_of_telefuser_have_them() -> None:
     # GIVEN a contiguous tensor of the usual kind
     latents = torch.zeros(1, 16, 21, 6, 10, dtype=torch.bfloat16)
 

@@ -210,7 +210,7 @@ def test_an_input_passed_in_changes_no_other() -> None:
 
 
 def test_metadata_alone_is_an_argument_too() -> None:
-    # GIVEN a stage as in the seed
+    # GIVEN a stage as in TeleFuser's page
     signature = StageSignature("denoise", {"cfg_scale": 5.0}, metadata={"num_inference_steps": 40})
 
     # WHEN / THEN

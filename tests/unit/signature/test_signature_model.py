@@ -1,4 +1,4 @@
-"""The file of signatures: the seed's format, TeleFuser's files, and what is no such file."""
+"""The file of signatures: that of TeleFuser's page, TeleFuser's files, and what is no such file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from stagespan.errors import SignatureError
 from stagespan.signature import SignatureFile, StageSignature, describe
 
-SEED = {
+TELEFUSER = {
     "request_id": "req_20260402_1",
     "timestamp": "2026-04-02T00:00:00Z",
     "stages": {
@@ -33,9 +33,9 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def test_the_seeds_file_is_read_whole(tmp_path: Path) -> None:
-    # GIVEN the file that the seed shows
-    path = write(tmp_path / "timing_io_signature.json", SEED)
+def test_telefusers_file_is_read_whole(tmp_path: Path) -> None:
+    # GIVEN the file that TeleFuser's page shows
+    path = write(tmp_path / "timing_io_signature.json", TELEFUSER)
 
     # WHEN it is read
     file = SignatureFile.read(path)
@@ -50,7 +50,7 @@ def test_the_seeds_file_is_read_whole(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_written_has_the_seeds_keys_and_is_read_back(tmp_path: Path) -> None:
+def test_what_is_written_has_telefusers_keys_and_is_read_back(tmp_path: Path) -> None:
     # GIVEN a stage with a second signature
     stage = StageSignature("vae", {"x": 1}, {"a": 2}, {"x": 1}, {"grad": False}, "k1", 3)
     stage.variants = [StageSignature("vae", {"x": 2.0}, key="k2", count=1)]
@@ -60,11 +60,11 @@ def test_what_is_written_has_the_seeds_keys_and_is_read_back(tmp_path: Path) -> 
     raw = json.loads((tmp_path / "f.json").read_text())
     again = SignatureFile.read(tmp_path / "f.json")
 
-    # THEN nothing is lost, and the keys of the seed are there
+    # THEN nothing is lost, and the keys of TeleFuser's page are there
     assert again.stages["vae"] == stage
-    assert set(SEED) <= set(raw)
+    assert set(TELEFUSER) <= set(raw)
     assert raw["schema_version"] == 1
-    assert set(SEED["stages"]["denoise"]) <= set(raw["stages"]["vae"])  # type: ignore[index]
+    assert set(TELEFUSER["stages"]["denoise"]) <= set(raw["stages"]["vae"])  # type: ignore[index]
 
 
 def test_values_that_telefuser_could_not_describe_are_unreplayable(tmp_path: Path) -> None:
