@@ -13,6 +13,7 @@ _VERBS = {
     "analyze": "Say where the time of a trace went, and why the device was idle.",
     "bench": "Replay one stage alone from its signature and profile it.",
     "doctor": "Show what works on this machine, what does not, and why.",
+    "ncu": "Say what bounds a stage's top kernels, by Nsight Compute.",
     "report": "Show a timing report as a table, or compare two.",
     "run": "Run a script and time its stages without changing it.",
     "stages": "List the stages of a signature file.",

@@ -31,21 +31,27 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 def profile_replay(
     replay: Replay, *, warmup: int, steps: int, timing_steps: int | None, trace_path: Path
 ) -> dict[str, Any]:
-    """Warm up, time without the profiler, then run under it; prints figures, returns them."""
+    """Warm up, time without the profiler, then run under it; prints figures, returns them.
+
+    Without steps no profiler is started: another tool may be measuring.
+    """
     with random_state_kept():
         say(f"Running {warmup} warmup iteration(s)...")
         replay.measure(warmup)
         times = replay.measure(timing_steps)
-        say(f"Running {steps} profile iteration(s)...")
-        write_trace(replay, steps, trace_path)
+        if steps:
+            say(f"Running {steps} profile iteration(s)...")
+            write_trace(replay, steps, trace_path)
     timing = summary(times)
-    say(f"Chrome trace saved to: {trace_path}")
-    print_table(trace_path)
+    if steps:
+        say(f"Chrome trace saved to: {trace_path}")
+        print_table(trace_path)
     say(
         f"Average iteration time: {timing['mean']:.2f} ms (min {timing['min']:.2f}, "
         f"p50 {timing['p50']:.2f}, max {timing['max']:.2f}, {timing['iterations']} iterations)"
     )
-    return {"timing_ms": timing, "times_ms": times, "trace_path": str(trace_path)}
+    written = str(trace_path) if steps else None
+    return {"timing_ms": timing, "times_ms": times, "trace_path": written}
 
 
 def write_trace(replay: Replay, steps: int, path: Path) -> None:
@@ -124,7 +130,7 @@ def main(profile_stage: Callable[..., Any], stage_name: str) -> int:
         "--factory", metavar="MODULE:NAME", required=True, help="callable that returns the stage"
     )
     parser.add_argument("--warmup", type=int, default=1, help="iterations before measuring")
-    parser.add_argument("--steps", type=int, default=1, help="iterations under the profiler")
+    parser.add_argument("--steps", type=int, default=1, help="iterations under the profiler, or 0")
     parser.add_argument("--timing-steps", type=int, default=None, help="timed iterations")
     parser.add_argument("--device", default=None, help="where the inputs are made")
     parser.add_argument("--output", default=None, help="folder of the trace")

@@ -33,7 +33,7 @@ def markdown(analysis: Analysis) -> str:
         if tables:
             lines += [f"## {heading(name)}", ""]
         for table in tables:
-            lines += [*_table(table), ""]
+            lines += [*markdown_table(table), ""]
     unknown = {n: r.reason for n, r in analysis.results.items() if isinstance(r, Nothing)}
     if unknown:
         lines += ["## Not known", ""]
@@ -59,7 +59,8 @@ def escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", printable(text))
 
 
-def _table(table: Table) -> list[str]:
+def markdown_table(table: Table) -> list[str]:
+    """A table as lines, its note below."""
     heads = [name for name, _ in table.columns]
     units = [unit for _, unit in table.columns]
     figures = [

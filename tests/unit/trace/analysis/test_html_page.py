@@ -212,7 +212,7 @@ def test_figures_that_json_or_a_browser_lacks() -> None:
     # GIVEN cells with what JSON has no word for, and an integer that a browser would round
     table = Table("t", (("a", ""), ("b", "ns")), [(2**60 + 1, math.nan), (None, -math.inf)], "n")
     # WHEN they are written
-    written = contents._table(table)
+    written = contents.written_table(table)
     # THEN they are unknown, and the integer is exact as text
     assert written["rows"] == [["1,152,921,504,606,846,977", None], [None, None]]
     json.dumps(written, allow_nan=False)
@@ -220,7 +220,7 @@ def test_figures_that_json_or_a_browser_lacks() -> None:
 
 def test_long_tables_are_cut_and_say_so() -> None:
     rows = [(number,) for number in range(contents.MOST_ROWS + 7)]
-    written = contents._table(Table("t", (("a", ""),), rows, "A note."))
+    written = contents.written_table(Table("t", (("a", ""),), rows, "A note."))
     assert len(written["rows"]) == contents.MOST_ROWS
     assert written["note"].startswith("A note. The first 5,000 of 5,007 rows are here")
 

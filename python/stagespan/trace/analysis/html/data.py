@@ -47,7 +47,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
         "notes": notes,
         "verdict": _verdict(analysis),
         "device": _device(analysis),
-        "findings": [_finding(each) for each in analysis.findings()],
+        "findings": [written_finding(each) for each in analysis.findings()],
         "window_ns": 0 if window is None else window[1] - window[0],
         "lanes": [lane.to_dict() for lane in lanes],
         "pictures": pictures(analysis),
@@ -79,7 +79,8 @@ def _device(analysis: Analysis) -> list[tuple[str, int, str]]:
     return [(name, time, key) for name, time, key in parts if time]
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def written_finding(finding: Finding) -> dict[str, Any]:
+    """A finding for the page."""
     return {
         "severity": finding.severity,
         "sentence": shortened(finding.sentence, LONGEST_TEXT),
@@ -95,11 +96,12 @@ def _section(name: str, result: Any) -> dict[str, Any]:
         "name": name,
         "heading": heading(name),
         "unknown": shortened(result.reason, LONGEST_TEXT) if isinstance(result, Nothing) else None,
-        "tables": [_table(table) for table in result.tables()],
+        "tables": [written_table(table) for table in result.tables()],
     }
 
 
-def _table(table: Table) -> dict[str, Any]:
+def written_table(table: Table) -> dict[str, Any]:
+    """A table for the page, cut where it is too long."""
     note = printable(table.note)
     rows = list(table.rows[:MOST_ROWS])
     if len(table.rows) > len(rows):

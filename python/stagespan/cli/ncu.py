@@ -1,0 +1,227 @@
+"""``stagespan ncu``: what bounds each of a stage's top kernels, by Nsight Compute."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stagespan.errors import StagespanError, TraceError
+
+if TYPE_CHECKING:
+    from stagespan.trace.ncu.command import Command, TopKernels
+    from stagespan.trace.ncu.report import NcuReport
+
+_SUFFIX = "_breakdown.json"
+_FILE = click.Path(path_type=Path)
+
+
+@click.command("ncu")
+@click.argument("breakdown", metavar="[BREAKDOWN]", type=_FILE, required=False)
+@click.option("--csv", "csv_file", type=_FILE, help="Read this CSV file of ncu, run nothing.")
+@click.option("--report", "report_file", type=_FILE, help="Read this .ncu-rep file, through ncu.")
+@click.option("--factory", metavar="MODULE:CALLABLE", help="Returns the loaded stage.")
+@click.option("--script", type=_FILE, help="The stage's script. [default: beside BREAKDOWN]")
+@click.option("--step", metavar="MODULE:CALLABLE", help="Handed on to the script.")
+@click.option("--top", "count", default=5, show_default=True, help="How many kernels.")
+@click.option("--warmup", default=1, show_default=True, help="Iterations that are not measured.")
+@click.option("--launch-skip", type=int, help="Matching launches to skip. [default: the warm-up's]")
+@click.option("--launch-count", type=int, help="Launches to measure. [default: one iteration's]")
+@click.option("--set", "metric_set", help="A set of ncu, such as full, in place of sections.")
+@click.option("--metrics", help="More metrics, with commas.")
+@click.option("--output", type=_FILE, help="Folder of the files. [default: BREAKDOWN's]")
+@click.option("--dry-run", is_flag=True, help="Only print the commands.")
+@click.option("--trace", "trace_file", type=_FILE, help="Names operators. [default: the stage's]")
+@click.option("--json", "json_file", metavar="FILE", help="Write all figures; - is stdout.")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables as Markdown.")
+@click.option("--svg", "svg_file", metavar="FILE", help="Draw the roofline.")
+@click.option("--html", "html_file", metavar="FILE", help="Write one page with the roofline.")
+def command(
+    breakdown: Path | None,
+    csv_file: Path | None,
+    report_file: Path | None,
+    trace_file: Path | None,
+    count: int,
+    json_file: str | None,
+    markdown_file: str | None,
+    svg_file: str | None,
+    html_file: str | None,
+    **options: Any,
+) -> None:
+    """Say for the top kernels of a stage what bounds them: memory, computing, latency, or both.
+
+    BREAKDOWN is {stage}_breakdown.json. ncu measures the kernels while the stage's generated
+    script replays it; where there is no ncu, the commands are printed, to be run elsewhere.
+    """
+    from stagespan.trace.ncu.command import read_breakdown
+    from stagespan.trace.ncu.reading import read_ncu
+    from stagespan.trace.ncu.report import report
+
+    if breakdown is None and csv_file is None and report_file is None:
+        raise TraceError("Name a stage's breakdown.json, or what ncu wrote with --csv or --report.")
+    if count < 1:
+        raise TraceError(f"--top {count} leaves no kernel: give 1 or more.")
+    top = None if breakdown is None else read_breakdown(breakdown)
+    table = csv_file
+    if report_file is not None:
+        table = _exported(report_file)
+    elif table is None:
+        assert breakdown is not None
+        assert top is not None
+        built = _built(breakdown, top, count, options)
+        if options["dry_run"] or shutil.which("ncu") is None:
+            _print_commands(built, breakdown, there=options["dry_run"])
+            return
+        table = _run(built)
+    launchers = _launchers(breakdown, trace_file)
+    found = report(read_ncu(table), top, count if csv_file is None else None, launchers)
+    _write(found, json_file, markdown_file, svg_file, html_file)
+    if "-" not in (json_file, markdown_file, svg_file, html_file):
+        _print(found)
+
+
+def _built(breakdown: Path, top: TopKernels, count: int, options: dict[str, Any]) -> Command:
+    from stagespan.trace.ncu import command as commands
+
+    stem = breakdown.name.removesuffix(_SUFFIX).removesuffix(".json")
+    script = options["script"] or breakdown.with_name(f"profile_{stem}.py")
+    if not script.is_file():
+        raise TraceError(
+            f"{script} does not exist, and ncu needs it to replay the stage: name it with --script,"
+            " or write it with `stagespan bench`."
+        )
+    if options["factory"] is None:
+        raise TraceError("Say what returns the loaded stage: --factory MODULE:CALLABLE.")
+    program = commands.replay_program(
+        script, options["factory"], options["warmup"], options["step"]
+    )
+    folder = options["output"] or breakdown.parent
+    return commands.command(
+        top,
+        program,
+        folder / f"{stem}_ncu",
+        count=count,
+        metric_set=options["metric_set"],
+        metrics=[each for each in (options["metrics"] or "").split(",") if each],
+        warmup=options["warmup"],
+        launch_skip=options["launch_skip"],
+        launch_count=options["launch_count"],
+    )
+
+
+def _print_commands(built: Command, breakdown: Path, there: bool) -> None:
+    import shlex
+
+    if not there:
+        click.echo("No ncu on this machine: run this where Nsight Compute is installed.", err=True)
+    click.echo(built.text())
+    click.echo(f"stagespan ncu {shlex.quote(str(breakdown))} --csv {shlex.quote(str(built.table))}")
+
+
+def _run(built: Command) -> Path:
+    """Measure and export; what ncu and the program print passes through, to standard error."""
+    built.report.parent.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        built.measure,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    click.echo(done.stdout, err=True, nl=False)
+    if done.returncode != 0 or not built.report.is_file():
+        raise TraceError(_failure(done.stdout, done.returncode))
+    return _exported(built.report, built.table)
+
+
+def _failure(output: str, status: int) -> str:
+    from stagespan.trace.ncu.reading import parse
+
+    try:
+        parse(output, "ncu's output")
+    except TraceError as error:
+        if "holds no kernels" in str(error):
+            return str(error)
+    return f"ncu ended with status {status} and wrote no report: see what it printed above."
+
+
+def _exported(report: Path, table: Path | None = None) -> Path:
+    from stagespan.files import write_whole
+
+    if not report.is_file():
+        raise TraceError(f"{report} does not exist: name the report that ncu wrote.")
+    if shutil.which("ncu") is None:
+        raise TraceError(
+            f"{report} can only be read by ncu, which is not on this machine: where it is, run"
+            f" `ncu --import {report} --csv --page raw`, and pass what it prints with --csv."
+        )
+    target = table or report.with_suffix(".csv")
+    done = subprocess.run(
+        ["ncu", "--import", str(report), "--csv", "--page", "raw"],
+        check=False, capture_output=True, text=True, errors="replace",
+    )  # fmt: skip
+    if done.returncode != 0:
+        said = " ".join((done.stderr or done.stdout).split())[-300:]
+        raise TraceError(f"ncu cannot read {report}: {said or 'it does not say why'}")
+    return write_whole(target, done.stdout)
+
+
+def _launchers(
+    breakdown: Path | None, trace_file: Path | None
+) -> Mapping[str, tuple[str | None, str | None]]:
+    """Operator and stage by kernel, from the trace that the breakdown was made from."""
+    if trace_file is None and breakdown is not None and breakdown.name.endswith(_SUFFIX):
+        beside = breakdown.with_name(f"{breakdown.name.removesuffix(_SUFFIX)}_trace.json.gz")
+        trace_file = beside if beside.is_file() else None
+    if trace_file is None:
+        return {}
+    from stagespan.trace.analysis import analyze
+    from stagespan.trace.reader import read_trace
+
+    kernels = analyze(read_trace(trace_file), only=["kernels"]).to_dict()["kernels"]
+    return {row["name"]: (row["operator"], row["stage"]) for row in kernels.get("top", ())}
+
+
+def _write(
+    found: NcuReport,
+    json_file: str | None,
+    markdown_file: str | None,
+    svg_file: str | None,
+    html_file: str | None,
+) -> None:
+    from stagespan.trace.ncu import pages
+
+    if json_file is not None:
+        _to(json_file, json.dumps(found.to_dict(), indent=1) + "\n")
+    if markdown_file is not None:
+        _to(markdown_file, pages.markdown(found))
+    if svg_file is not None:
+        _to(svg_file, pages.roofline(found))
+    if html_file is not None:
+        _to(html_file, pages.html(found))
+
+
+def _to(file: str, text: str) -> None:
+    from stagespan.files import write_whole
+
+    if file == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        write_whole(file, text)
+    except OSError as error:
+        raise StagespanError(
+            f"{file} cannot be written ({error.strerror or error}): choose another file."
+        ) from error
+
+
+def _print(found: NcuReport) -> None:
+    from stagespan.trace.ncu import pages
+
+    pages.show(found)

@@ -1,0 +1,179 @@
+"""The command that lets ncu measure a stage's top kernels, around the script that replays it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stagespan.errors import TraceError
+from stagespan.trace.ncu.names import base_name
+
+SECTIONS = (
+    "SpeedOfLight",
+    "SpeedOfLight_RooflineChart",
+    "ComputeWorkloadAnalysis",
+    "MemoryWorkloadAnalysis",
+    "SchedulerStats",
+    "WarpStateStats",
+    "Occupancy",
+    "LaunchStats",
+)
+"""Of ncu: those that hold what the verdict and the roofline need."""
+MOST_LAUNCHES = 50
+"""Each is replayed some forty times: more take long."""
+_SPECIAL = re.compile(r"([\\.^$|?*+()\[\]{}])")
+
+
+@dataclass(frozen=True, slots=True)
+class Top:
+    """A kernel of a breakdown."""
+
+    name: str
+    ms: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopKernels:
+    """What `{stage}_breakdown.json` says about a stage."""
+
+    stage: str
+    kernels: list[Top]
+    total_ms: float
+    steps: int
+    """Iterations in the profile that it was made from."""
+
+
+def read_breakdown(path: str | Path) -> TopKernels:
+    """Read a breakdown. Raises TraceError for what is none, or was made without a device."""
+    try:
+        data: Any = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise TraceError(
+            f"{path} cannot be read ({error.strerror or error}): name a stage's breakdown.json."
+        ) from None
+    except ValueError:
+        raise TraceError(f"{path} is no JSON: name a stage's breakdown.json.") from None
+    rows = data.get("top_kernels") if isinstance(data, dict) else None
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise TraceError(
+            f"{path} has no top_kernels: name the breakdown.json that the harness or the profiler"
+            " wrote for a stage."
+        )
+    kernels = [
+        Top(row["name"], float(row.get("ms") or 0), max(int(row.get("count") or 1), 1))
+        for row in rows
+        if isinstance(row.get("name"), str) and row.get("cuda_ms", row.get("device_ms"))
+    ]
+    if not kernels:
+        raise TraceError(
+            f"{path} lists no kernels of a device, and ncu measures nothing else: replay the stage"
+            " on a GPU of NVIDIA first."
+        )
+    total = data.get("total_kernel_time_ms")
+    steps = data.get("profile_steps")
+    return TopKernels(
+        stage=str(data.get("name") or Path(path).name),
+        kernels=kernels,
+        total_ms=float(total) if isinstance(total, (int, float)) else sum(k.ms for k in kernels),
+        steps=steps if isinstance(steps, int) and steps > 0 else 1,
+    )
+
+
+def kernel_filter(kernels: Sequence[Top]) -> str:
+    """ncu's filter for these kernels: their functions' own names, each in full."""
+    names = dict.fromkeys(base_name(kernel.name) for kernel in kernels)
+    # Some versions of ncu keep the namespace.
+    return f"regex:(^|::)({'|'.join(_SPECIAL.sub(_escaped, name) for name in names)})$"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\{found[1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The two commands, as lists of words: to measure, and to turn the report into CSV."""
+
+    measure: list[str]
+    export: list[str]
+    report: Path
+    table: Path
+    """Where the output of `export` goes."""
+
+    def text(self) -> str:
+        """As lines for a shell."""
+        measure = [shlex.quote(word) for word in self.measure]
+        breaks = "".join(
+            f" \\\n  {word}"
+            if word.startswith("--") or word == shlex.quote(sys.executable)
+            else f" {word}"
+            for word in measure[1:]
+        )
+        export = " ".join(shlex.quote(word) for word in self.export)
+        return f"{measure[0]}{breaks}\n{export} > {shlex.quote(str(self.table))}"
+
+
+def command(
+    top: TopKernels,
+    program: Sequence[str],
+    output: Path,
+    *,
+    count: int,
+    ncu: str = "ncu",
+    metric_set: str | None = None,
+    metrics: Sequence[str] = (),
+    warmup: int = 1,
+    launch_skip: int | None = None,
+    launch_count: int | None = None,
+    more: Sequence[str] = (),
+) -> Command:
+    """Build the commands for the `count` kernels that take the longest; `output` has no suffix.
+
+    Without `launch_skip` the warm-up is skipped, without `launch_count` one iteration is measured,
+    at most `MOST_LAUNCHES` launches of it.
+    """
+    chosen = top.kernels[:count]
+    wanted = {base_name(kernel.name) for kernel in chosen}
+    # ncu counts by the functions' own names, which kernels further down may share.
+    matching = sum(k.count for k in top.kernels if base_name(k.name) in wanted)
+    per_step = max(round(matching / top.steps), 1)
+    skip = warmup * per_step if launch_skip is None else launch_skip
+    launches = min(per_step, MOST_LAUNCHES) if launch_count is None else launch_count
+    report = output.with_name(f"{output.name}.ncu-rep")
+    collect = (
+        ["--set", metric_set]
+        if metric_set
+        else [word for section in SECTIONS for word in ("--section", section)]
+    )
+    if metrics:
+        collect += ["--metrics", ",".join(metrics)]
+    measure = [
+        ncu,
+        "--target-processes", "all",
+        "--kernel-name-base", "function",
+        "--kernel-name", kernel_filter(chosen),
+        "--launch-skip", str(skip),
+        "--launch-count", str(launches),
+        *collect,
+        "--force-overwrite",
+        "--export", os.fspath(report),
+        *more,
+        *program,
+    ]  # fmt: skip
+    export = [ncu, "--import", os.fspath(report), "--csv", "--page", "raw"]
+    return Command(measure, export, report, output.with_name(f"{output.name}.csv"))
+
+
+def replay_program(script: Path, factory: str, warmup: int, step: str | None) -> list[str]:
+    """The generated script as ncu is to run it: no profiler of its own, one timed iteration."""
+    words = [sys.executable, os.fspath(script), "--factory", factory]
+    words += ["--warmup", str(warmup), "--timing-steps", "1", "--steps", "0"]
+    return words + (["--step", step] if step is not None else [])

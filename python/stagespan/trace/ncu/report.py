@@ -1,0 +1,285 @@
+"""What ncu's figures say about a stage's kernels, beside the time that the trace gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stagespan.trace.analysis.result import Evidence, Finding, Severity, Table, in_words, share
+from stagespan.trace.ncu import metrics as m
+from stagespan.trace.ncu.command import Top, TopKernels
+from stagespan.trace.ncu.names import base_name, one_way, without_parameters
+from stagespan.trace.ncu.picture import Placed
+from stagespan.trace.ncu.reading import Measured, Reading
+from stagespan.trace.ncu.roofline import Point, Roofs, bytes_of, point_of, roofs_of
+from stagespan.trace.ncu.verdict import CANNOT_TELL, Judgement, judge
+
+# Of the stage's kernel time.
+_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (0.0, "low"))
+_ADVICE = {
+    "memory-bound": "Less traffic helps: fuse it with its neighbours, or use a smaller type",
+    "compute-bound": "Less arithmetic, or a type that the tensor cores take, helps",
+    "latency-bound": "More parallel work in flight helps: larger inputs, more blocks or warps",
+    "balanced": "It is near to both limits",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One kernel of the stage: its longest launch that ncu measured, and where it comes from."""
+
+    kernel: Measured
+    launches: int
+    """How many launches of the same name ncu measured."""
+    judgement: Judgement
+    point: Point | None
+    traced: Top | None
+    """The kernel of the breakdown; None where none or several could be meant."""
+    operator: str | None
+    stage: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class NcuReport:
+    """All kernels of a file of ncu; the one that takes most of the stage's time first."""
+
+    reading: Reading
+    top: TopKernels | None
+    judged: list[Judged]
+    roofs: Roofs
+    missing: list[Top]
+    """Kernels of the breakdown that were asked for and not measured."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "schema_version": 1,
+            "file": self.reading.path,
+            "incomplete": self.reading.incomplete,
+            "left_out": dict(self.reading.left_out),
+            "stage": None if self.top is None else self.top.stage,
+            "not_measured": [kernel.name for kernel in self.missing],
+            "roofs": {
+                "bytes_per_second": self.roofs.bandwidth,
+                "operations_per_second": dict(self.roofs.rates),
+            },
+            "kernels": [self._kernel(each) for each in self.judged],
+        }
+
+    def _kernel(self, each: Judged) -> dict[str, Any]:
+        said, values, point = each.judgement, each.kernel.metrics, each.point
+        seconds = values.get(m.DURATION)
+        moved = bytes_of(each.kernel)
+        return {
+            "name": each.kernel.name,
+            "bound": said.bound,
+            "reasons": list(said.reasons),
+            "operator": each.operator,
+            "stage": each.stage,
+            "traced_ms": None if each.traced is None else each.traced.ms,
+            "traced_percent": self._percent(each),
+            "launches_measured": each.launches,
+            "duration_us": None if seconds is None else seconds * 1e6,
+            "compute_percent": said.compute,
+            "memory_percent": said.memory,
+            "memory_level": said.level,
+            "occupancy_percent": said.occupancy,
+            "stall": None if said.stall is None else said.stall[0],
+            "stall_percent": None if said.stall is None else said.stall[1],
+            "dram_bytes": moved,
+            "dram_bytes_per_second": moved / seconds if moved and seconds else None,
+            "operations": None if point is None else point.operations,
+            "operations_per_second": None if point is None else point.rate,
+            "operations_per_byte": None if point is None else point.intensity,
+            "grid": each.kernel.grid,
+            "block": each.kernel.block,
+        }
+
+    def _percent(self, each: Judged) -> float | None:
+        if each.traced is None or self.top is None or not self.top.total_ms:
+            return None
+        return share(each.traced.ms, self.top.total_ms)
+
+    def findings(self) -> list[Finding]:
+        """One sentence a kernel that can be judged, the gravest first."""
+        found = []
+        for each in self.judged:
+            said = each.judgement
+            if said.bound == CANNOT_TELL:
+                continue
+            percent = self._percent(each)
+            severity: Severity = "low"
+            if percent is not None:
+                severity = next(s for least, s in _SHARES if percent >= least)
+            found.append(Finding(severity, self._sentence(each, percent), _evidence(each)))
+        order = ("high", "medium", "low")
+        return sorted(found, key=lambda finding: order.index(finding.severity))
+
+    def _sentence(self, each: Judged, percent: float | None) -> str:
+        said = each.judgement
+        of = ""
+        if percent is not None and self.top is not None:
+            of = f" ({percent:.1f} % of the kernel time of {self.top.stage}"
+            of += f", launched by {each.operator})" if each.operator else ")"
+        where = f"computing {said.compute:.1f} %, memory {said.memory:.1f} % of the peak"
+        reasons = "; ".join(said.reasons)
+        return (
+            f"{base_name(each.kernel.name)}{of} is {said.bound}: {where}; {reasons}."
+            f" {_ADVICE[said.bound]}."
+        )
+
+    def tables(self) -> list[Table]:
+        """Verdicts, and the figures of the roofline."""
+        rows = [
+            (
+                each.kernel.name,
+                each.judgement.bound,
+                self._percent(each),
+                each.operator,
+                _ns(each.kernel),
+                each.judgement.compute,
+                each.judgement.memory,
+                each.judgement.occupancy,
+                None
+                if each.judgement.stall is None
+                else f"{each.judgement.stall[0]} ({each.judgement.stall[1]:.1f} %)",
+            )
+            for each in self.judged
+        ]
+        note = ""
+        if self.missing:
+            names = ", ".join(base_name(kernel.name) for kernel in self.missing)
+            note = f"Not measured: {names}."
+        verdicts = Table(
+            "Kernels",
+            (
+                ("kernel", ""),
+                ("bound", ""),
+                ("of the stage", "%"),
+                ("operator", ""),
+                ("one launch", "ns"),
+                ("computing", "%"),
+                ("memory", "%"),
+                ("occupancy", "%"),
+                ("largest stall", ""),
+            ),
+            rows,
+            note,
+        )
+        points = [
+            (
+                each.kernel.name,
+                each.point.precision,
+                each.point.intensity,
+                each.point.rate / 1e9,
+                each.point.bytes / each.point.seconds / 1e9,
+            )
+            for each in self.judged
+            if each.point is not None
+        ]
+        roofs = [f"{rate / 1e12:.2f} TFLOP/s {name}" for name, rate in self.roofs.rates.items()]
+        if self.roofs.bandwidth:
+            roofs.append(f"{self.roofs.bandwidth / 1e9:,.1f} GB/s")
+        roofline = Table(
+            "Roofline",
+            (
+                ("kernel", ""),
+                ("precision", ""),
+                ("operations", "a byte"),
+                ("computing", "GFLOP/s"),
+                ("device memory", "GB/s"),
+            ),
+            points,
+            f"Roofs: {', '.join(roofs)}."
+            if roofs
+            else "The file does not hold the device's peaks, so the roofs are unknown.",
+        )
+        return [table for table in (verdicts, roofline) if table.rows]
+
+    def placed(self) -> list[Placed]:
+        """The kernels of the roofline's picture."""
+        return [
+            Placed(base_name(each.kernel.name), each.judgement.bound, each.point)
+            for each in self.judged
+            if each.point is not None
+        ]
+
+
+def report(
+    reading: Reading,
+    top: TopKernels | None = None,
+    asked: int | None = None,
+    launchers: Mapping[str, tuple[str | None, str | None]] | None = None,
+) -> NcuReport:
+    """Judge what ncu measured; `launchers` are operator and stage by the trace's kernel name."""
+    by_name: dict[str, list[Measured]] = {}
+    for kernel in reading.kernels:
+        by_name.setdefault(kernel.name, []).append(kernel)
+    judged = []
+    for kernels in by_name.values():
+        longest = max(kernels, key=lambda kernel: kernel.metrics.get(m.DURATION, 0))
+        traced = None if top is None else _traced(longest.name, top.kernels)
+        operator, stage = (launchers or {}).get(traced.name if traced else "", (None, None))
+        judged.append(
+            Judged(
+                kernel=longest,
+                launches=len(kernels),
+                judgement=judge(longest),
+                point=point_of(longest),
+                traced=traced,
+                operator=operator,
+                stage=stage or (top.stage if top is not None and traced is not None else None),
+            )
+        )
+    judged.sort(
+        key=lambda each: (
+            -(each.traced.ms if each.traced else 0.0),
+            -each.kernel.metrics.get(m.DURATION, 0),
+        )
+    )
+    measured = {base_name(kernel.name) for kernel in reading.kernels}
+    wanted = [] if top is None or asked is None else top.kernels[:asked]
+    return NcuReport(
+        reading=reading,
+        top=top,
+        judged=judged,
+        roofs=roofs_of(reading.kernels),
+        missing=[kernel for kernel in wanted if base_name(kernel.name) not in measured],
+    )
+
+
+def _traced(name: str, kernels: list[Top]) -> Top | None:
+    """The kernel of the breakdown that ncu calls `name`: by all of it, or by what only one has."""
+    for same in (one_way, without_parameters, base_name):
+        found = [kernel for kernel in kernels if same(kernel.name) == same(name)]
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def _ns(kernel: Measured) -> float | None:
+    seconds = kernel.metrics.get(m.DURATION)
+    return None if seconds is None else round(seconds * 1e9, 3)
+
+
+def _evidence(each: Judged) -> tuple[Evidence, ...]:
+    said, name = each.judgement, each.kernel.name
+    found = [Evidence(name, None, _ns(each.kernel), "ns")]
+    figures = (
+        (m.COMPUTE, said.compute),
+        (m.MEMORY, said.memory),
+        (m.ACHIEVED, said.occupancy),
+    )
+    found += [Evidence(metric, None, value, "%") for metric, value in figures if value is not None]
+    if said.stall is not None:
+        found.append(Evidence(m.STALLED.format(said.stall[0]), None, said.stall[1], "%"))
+    return tuple(found)
+
+
+def summary(report: NcuReport) -> str:
+    """How much was read, as one line."""
+    launches = len(report.reading.kernels)
+    time = sum(kernel.metrics.get(m.DURATION, 0) for kernel in report.reading.kernels)
+    length = f", {in_words(time * 1e9, 'ns')} on the device" if time else ""
+    return f"{launches:,} launches of {len(report.judged):,} kernels measured{length}"

@@ -1,0 +1,153 @@
+"""What bounds a kernel, by the measures and thresholds of Nsight Compute's own guidance.
+
+Throughput decides, as in the rule `SOLBottleneck` of the section "GPU Speed Of Light Throughput"
+(Nsight Compute, sections/SpeedOfLight.py): below 60 % of the peak in both computing and memory a
+kernel waits for latencies; else the one that is at least 10 points higher bounds it; else both do.
+Occupancy and stalls say why a kernel waits: a grid of less than one wave (the same rule, and
+LaunchStatistics.py), a theoretical occupancy below 80 % (TheoreticalOccupancy.py) or an achieved
+one 10 points below it (AchievedOccupancy.py), and the reasons that take at least 30 % of the cycles
+between two instructions of a warp while schedulers issue in less than 80 % of the cycles
+(CPIStall.py, IssueSlotUtilization.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stagespan.trace.ncu import metrics as m
+from stagespan.trace.ncu.reading import Measured
+
+MEMORY_BOUND = "memory-bound"
+COMPUTE_BOUND = "compute-bound"
+LATENCY_BOUND = "latency-bound"
+BALANCED = "balanced"
+CANNOT_TELL = "cannot tell"
+BOUNDS = (MEMORY_BOUND, COMPUTE_BOUND, LATENCY_BOUND, BALANCED, CANNOT_TELL)
+
+LATENCY_BELOW = 60.0
+BALANCED_WITHIN = 10.0
+FEWEST_WAVES = 1.0
+LOW_OCCUPANCY = 80.0
+LOST_OCCUPANCY = 10.0
+LARGE_STALL = 30.0
+BUSY_SCHEDULER = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The verdict on one launch, and what it rests on; percentages of the peak."""
+
+    bound: str
+    compute: float | None
+    memory: float | None
+    level: str | None
+    """Of memory the part that is used most: "device memory", "L2" or "L1"."""
+    occupancy: float | None
+    """Achieved."""
+    stall: tuple[str, float] | None
+    """What warps waited for most, and its share of the time between two instructions in percent."""
+    reasons: tuple[str, ...]
+    """Sentences without a full stop: why it waits, or what it is near to."""
+
+
+def judge(kernel: Measured) -> Judgement:
+    """Say what bounds a kernel; "cannot tell" names the metrics that are missing."""
+    values = kernel.metrics
+    compute, memory = values.get(m.COMPUTE), values.get(m.MEMORY)
+    level, top = _level(values)
+    if memory is None and top is not None and values.get(m.DRAM) is not None:
+        memory = top  # the throughput of memory is that of its busiest part
+    stall = _largest_stall(values)
+    if compute is None or memory is None:
+        missing = [
+            what for what, value in (("computing", compute), ("memory", memory)) if value is None
+        ]
+        bound = CANNOT_TELL
+        lacks = " and ".join(missing)
+        reasons = [
+            f"the file has no throughput of {lacks}: let ncu collect the section SpeedOfLight"
+        ]
+    elif compute < LATENCY_BELOW and memory < LATENCY_BELOW:
+        bound = LATENCY_BOUND
+        reasons = _waits(values, stall)
+    elif abs(compute - memory) < BALANCED_WITHIN:
+        bound = BALANCED
+        reasons = ["computing and memory are both in use: less of one alone gains little"]
+    else:
+        bound = MEMORY_BOUND if memory > compute else COMPUTE_BOUND
+        reasons = [_busiest(bound, level, values)]
+    return Judgement(
+        bound=bound,
+        compute=compute,
+        memory=memory,
+        level=level,
+        occupancy=values.get(m.ACHIEVED),
+        stall=stall,
+        reasons=tuple(reasons),
+    )
+
+
+def _level(values: dict[str, float | int]) -> tuple[str | None, float | None]:
+    known = [
+        (float(values[name]), what)
+        for name, what in ((m.DRAM, "device memory"), (m.L2, "L2"), (m.L1, "L1"))
+        if name in values
+    ]
+    if not known:
+        return None, None
+    value, what = max(known)
+    return what, value
+
+
+def _busiest(bound: str, level: str | None, values: dict[str, float | int]) -> str:
+    if bound == COMPUTE_BOUND:
+        if any(values.get(name, 0) > 0 for name in m.TENSOR):
+            return "the arithmetic pipes are the busiest part, the tensor cores among them"
+        return "the arithmetic pipes are the busiest part"
+    return f"{level or 'memory'} is the busiest part"
+
+
+def _largest_stall(values: dict[str, float | int]) -> tuple[str, float] | None:
+    """The largest reason to wait, as a share of all cycles between two instructions of a warp."""
+    shares: dict[str, float] = {}
+    whole = values.get(m.CYCLES_PER_ISSUE)
+    for name in m.STALLS:
+        cycles = values.get(m.STALLED.format(name), values.get(m.STALLED_LATENCY.format(name)))
+        percent = values.get(m.STALLED_PERCENT.format(name))
+        if cycles is not None and whole:
+            shares[name] = 100.0 * cycles / whole
+        elif percent is not None:
+            shares[name] = float(percent)
+    if not shares:
+        return None
+    most = max(shares, key=lambda name: shares[name])
+    return most, shares[most]
+
+
+def _waits(values: dict[str, float | int], stall: tuple[str, float] | None) -> list[str]:
+    reasons = []
+    waves = values.get(m.WAVES)
+    if waves is not None and waves < FEWEST_WAVES:
+        reasons.append(f"its grid fills the device only {waves:.2f} times: too few blocks")
+    theoretical, achieved = values.get(m.THEORETICAL), values.get(m.ACHIEVED)
+    if theoretical is not None and theoretical < LOW_OCCUPANCY:
+        limits = {what: values[name] for name, what in m.LIMITS.items() if values.get(name, 0) > 0}
+        by = f", by {min(limits, key=lambda what: limits[what])}" if limits else ""
+        reasons.append(f"its occupancy is limited to {theoretical:.1f} %{by}")
+    if theoretical is not None and achieved is not None and theoretical - achieved > LOST_OCCUPANCY:
+        reasons.append(
+            f"of the possible occupancy of {theoretical:.1f} % it reaches {achieved:.1f} %: blocks"
+            " that differ in length, or too few of them"
+        )
+    issued = values.get(m.ISSUED)
+    if issued is None and m.ISSUED_PERCENT in values:
+        issued = values[m.ISSUED_PERCENT] / 100.0
+    if (
+        stall is not None
+        and stall[1] >= LARGE_STALL
+        and (issued is None or issued < BUSY_SCHEDULER)
+    ):
+        reasons.append(
+            f"its warps spend {stall[1]:.1f} % of the time waiting for {m.STALLS[stall[0]]}"
+        )
+    return reasons or ["neither computing nor memory is in use for most of the time"]
