@@ -18,6 +18,7 @@ from stagespan.trace.analysis.result import (
     in_words,
     share,
 )
+from stagespan.trace.ascend.kernel_lanes import step_times_of_kernels
 from stagespan.trace.ascend.lanes import lanes_from_events, lanes_in
 from stagespan.trace.ascend.step_ranges import step_ranges, whole_range
 from stagespan.trace.ascend.step_times import (
@@ -30,15 +31,20 @@ from stagespan.trace.ascend.tables import CsvTable
 from stagespan.trace.device import device_work
 from stagespan.trace.model import Trace
 
-LANES, OPERATORS, FILE = "lanes", "operators", "file"
+LANES, OPERATORS, FILE, KERNELS = "lanes", "operators", "file", "kernels"
 _SOURCES = {
     LANES: "the lanes of the trace's Overlap Analysis",
     OPERATORS: "the operators in the trace",
     FILE: "step_trace_time.csv",
+    KERNELS: "the rows of kernel_details.csv",
 }
 _FREE: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
 _SHARE = 1e-6
+_SHOWN = 4
 _COARSE = ("stage_ns", "preparing_ns")
+# What kernel_details.csv cannot tell: not every release has collectives in it, and a step's free
+# time reaches to the next one's first operator.
+_OF_TRACE = tuple(name for name in COLUMNS if name != "computing_ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +63,8 @@ class Difference:
     def sentence(self) -> str:
         """Who says what."""
         return (
-            f"{self.figure} of {self.step}: {_SOURCES[self.says]} say"
-            f"{'s' if self.says == FILE else ''} {in_words(self.time_ns, 'ns')},"
-            f" {_SOURCES[self.other]} {in_words(self.other_ns, 'ns')}"
+            f"{self.figure} of {self.step}: {in_words(self.time_ns, 'ns')} by"
+            f" {_SOURCES[self.says]}, {in_words(self.other_ns, 'ns')} by {_SOURCES[self.other]}"
         )
 
 
@@ -137,20 +142,41 @@ class Steps:
         return [Table("Steps on the device", tuple(columns), rows, self._note())]
 
     @property
+    def headlines(self) -> list[str]:
+        """The first steps on a line each, for a screen."""
+        lines = []
+        for step in self.steps[:_SHOWN]:
+            times = {
+                "computing": step.computing_ns,
+                "communicating alone": step.exposed_ns,
+                "free": step.free_ns,
+                "stage": step.stage_ns,
+                "bubble": step.bubble_ns,
+                "preparing": step.preparing_ns,
+            }
+            told = [f"{what} {in_words(time, 'ns')}" for what, time in times.items() if time]
+            lines.append(f"{step.name}: {', '.join(told)}")
+        if len(self.steps) > _SHOWN:
+            lines.append(f"and {len(self.steps) - _SHOWN:,} more: see --markdown")
+        return lines
+
+    @property
     def _devices(self) -> bool:
         return any(step.device for step in self.steps)
 
     def _note(self) -> str:
         note = f"From {_SOURCES[self.source]}."
         if self.checked:
-            others = " and ".join(_SOURCES[other] for other in self.checked)
+            others = ", ".join(_SOURCES[other] for other in self.checked)
             agree = f"{len(self.differences):,} figures differ" if self.differences else "all agree"
             note += f" Checked against {others}: {agree}."
         return note
 
 
-def analyze(trace: Trace, table: CsvTable | None = None) -> Steps | Nothing:
-    """Sum up steps from a trace, and compare with the rows of step_trace_time.csv if given."""
+def analyze(
+    trace: Trace, table: CsvTable | None = None, kernels: CsvTable | None = None
+) -> Steps | Nothing:
+    """Sum up steps from a trace, and compare with step_trace_time.csv and kernel_details.csv."""
     ranges = step_ranges(trace)
     in_file = [] if table is None else step_times_of_file(table)
     if not ranges or (in_file and not any(step.step for step in in_file)):
@@ -159,6 +185,7 @@ def analyze(trace: Trace, table: CsvTable | None = None) -> Steps | Nothing:
         LANES: step_times(lanes_in(trace), ranges),
         OPERATORS: step_times(lanes_from_events(trace, device_work(trace)), ranges),
         FILE: in_file,
+        KERNELS: [] if kernels is None else step_times_of_kernels(kernels),
     }
     found = {source: steps for source, steps in found.items() if steps}
     if not found:
@@ -186,6 +213,8 @@ def _differences(
             if same is None:
                 continue
             for name, mine in step.figures().items():
+                if other == KERNELS and name in _OF_TRACE:
+                    continue
                 their = same.figures()[name]
                 if mine is None or their is None:
                     continue
@@ -197,7 +226,7 @@ def _differences(
 def _apart(figure: str, other: str, time_ns: int, *steps: StepTime) -> float:
     """How far apart two figures may be that are equal: 1 ns, 1e-6, or what rounding makes out."""
     apart = max(1.0, _SHARE * abs(time_ns))
-    if other == OPERATORS:
+    if other in (OPERATORS, KERNELS):
         # Operators last fractions of ns; trace and lanes round each to ns.
         return max(apart, *(step.intervals or 0 for step in steps))
     # The file's are differences of times of day in doubles, which are 250 ns apart.

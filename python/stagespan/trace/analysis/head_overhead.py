@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from stagespan.trace.analysis.axis import Cover
-from stagespan.trace.analysis.torchair_calls import Call, compiled_calls
 from stagespan.trace.analysis.result import (
     Evidence,
     Finding,
@@ -25,6 +24,7 @@ from stagespan.trace.analysis.result import (
     shortened,
     window_of,
 )
+from stagespan.trace.analysis.torchair_calls import Call, compiled_calls
 from stagespan.trace.device import device_work
 from stagespan.trace.model import Trace
 

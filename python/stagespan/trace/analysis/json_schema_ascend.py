@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stagespan.trace.analysis.ascend_free import PARTS
-from stagespan.trace.analysis.ascend_steps import FILE, LANES, OPERATORS
+from stagespan.trace.analysis.ascend_steps import FILE, KERNELS, LANES, OPERATORS
 
 _Schema = dict[str, Any]
 _TEXT: _Schema = {"type": "string"}
@@ -36,7 +36,7 @@ def _maybe(*names: str) -> dict[str, _Schema]:
     return dict.fromkeys(names, _MAYBE)
 
 
-_SOURCE: _Schema = {"enum": [LANES, OPERATORS, FILE]}
+_SOURCE: _Schema = {"enum": [LANES, OPERATORS, FILE, KERNELS]}
 _STEP = _object(
     {
         "device": _MAYBE_TEXT,

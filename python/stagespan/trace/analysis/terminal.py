@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagespan.trace.analysis import Analysis
+from stagespan.trace.analysis.ascend_steps import Steps
 from stagespan.trace.analysis.causes import CAUSES
 from stagespan.trace.analysis.device_use import Use
 from stagespan.trace.analysis.idle import Idle
@@ -73,7 +74,7 @@ def print_page(
 def _head(analysis: Analysis) -> list[RenderableType]:
     trace, results = analysis.trace, analysis.results
     blocks: list[RenderableType] = [
-        text_block(f"{Path(trace.path).name}: {summary(analysis)}", "bold"),
+        text_block(f"{_name(Path(trace.path))}: {summary(analysis)}", "bold"),
     ]
     if trace.incomplete:
         blocks.append(text_block(trace.incomplete, "yellow"))
@@ -88,7 +89,16 @@ def _head(analysis: Analysis) -> list[RenderableType]:
     use = results.get("device_use")
     if isinstance(use, Use):
         blocks.append(_bar(use))
+    steps = results.get("ascend_steps")
+    if isinstance(steps, Steps):
+        blocks += [text_block(line) for line in steps.headlines]
     return blocks
+
+
+def _name(path: Path) -> str:
+    """The file's name; of a folder of Ascend, where all traces have one name, the folder's."""
+    folders = [each.name for each in path.parents if each.name.endswith("_ascend_pt")]
+    return folders[0] if path.name.startswith("trace_view.json") and folders else path.name
 
 
 def _bar(use: Use) -> RenderableType:

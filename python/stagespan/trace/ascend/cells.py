@@ -52,10 +52,15 @@ def scaled(text: str, unit: str) -> int | None:
     """
     whole, _, rest = text.partition(".")
     # The common case: microseconds with at most three decimals.
-    if unit == "us" and len(rest) <= 3 and whole.isdecimal() and (not rest or rest.isdecimal()):
-        if len(whole) <= 15:
-            return int(whole) * 1000 + int(rest.ljust(3, "0"))
-        return None
+    if (
+        unit == "us"
+        and len(rest) <= 3
+        and len(whole) < 20
+        and whole.isdecimal()
+        and (not rest or rest.isdecimal())
+    ):
+        result = int(whole) * 1000 + int(rest.ljust(3, "0"))
+        return result if result < _LARGEST else None
     value = number(text)
     if value is None or unit not in _SCALES:
         return None

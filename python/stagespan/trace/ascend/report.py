@@ -68,6 +68,7 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
     times = ascend_steps.analyze(
         empty_trace(str(folder.path)) if trace is None else trace,
         tables.get("step_trace_time.csv"),
+        tables.get("kernel_details.csv"),
     )
     ours: dict[str, Result | Nothing] = {
         "ascend_steps": times,

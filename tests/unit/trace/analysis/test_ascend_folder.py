@@ -173,7 +173,11 @@ def test_every_file_of_a_folder_is_told(tmp_path: Path) -> None:
     found = analysed(synthetic(tmp_path))
     # THEN each gives its figures, exactly
     assert found["ascend_steps"]["differences"] == []
-    assert found["ascend_steps"]["checked_against"].keys() == {"operators", "file"}
+    assert found["ascend_steps"]["checked_against"].keys() == {
+        "operators",
+        "file",
+        "kernels",
+    }
     assert (found["ascend_operators"]["compared"], found["ascend_operators"]["differences"]) == (
         True,
         [],
@@ -340,6 +344,28 @@ def test_a_folder_of_few_files(tmp_path: Path) -> None:
     assert found["ascend_steps"]["steps"][0]["communication_us"] == 250.0
     assert "verdict" not in found
     assert found["trace"]["entries"] == 0
+
+
+def test_kernel_details_alone_give_the_steps(tmp_path: Path) -> None:
+    # GIVEN kernels of two steps, and a collective that overlaps one of them
+    (tmp_path / "kernel_details.csv").write_text(
+        "Step Id,Device_id,Name,Type,Accelerator Core,Start Time(us),Duration(us)\n"
+        "1,0,a,Mul,AI_CORE,1736408883000100.000\t,50.5\n"
+        "1,0,hcom_allReduce__1,hcom_allReduce_,HCCL,1736408883000140.500\t,30\n"
+        "1,0,b,Mul,AI_CORE,1736408883000200\t,10\n"
+        "2,0,c,Mul,AI_CORE,1736408883000300.000\t,1\n"
+        "2,0,d,Mul,AI_CORE,N/A,1\n"
+    )
+    # WHEN it is analysed
+    found = analysed(tmp_path)["ascend_steps"]
+    # THEN the figures are exact, and the host's are unknown
+    assert found["source"] == "kernels"
+    first, second = found["steps"]
+    assert (first["step"], first["device"], first["preparing_us"]) == ("1", "0", None)
+    assert (first["computing_us"], first["communication_us"]) == (60.5, 30.0)
+    assert (first["communication_not_overlapped_us"], first["overlapped_us"]) == (20.0, 10.0)
+    assert (first["free_us"], first["stage_us"]) == (29.5, 110.0)
+    assert (second["computing_us"], second["free_us"]) == (1.0, 0.0)
 
 
 def test_what_is_an_ascend_folder(tmp_path: Path) -> None:

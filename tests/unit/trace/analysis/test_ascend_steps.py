@@ -78,7 +78,7 @@ def test_the_file_agrees_or_its_difference_is_said(tmp_path: Path) -> None:
     found = steps_of(tmp_path / "a", {"7": FIRST, "8": SECOND})
     # THEN nothing differs, and both checks are named
     assert found.differences == []
-    assert "Checked against the operators in the trace and step_trace_time.csv: all agree" in (
+    assert "Checked against the operators in the trace, step_trace_time.csv: all agree" in (
         found.tables()[0].note
     )
     # AND GIVEN one that says 2 ns more computing, which is more than 1e-6 of it
@@ -147,6 +147,16 @@ def test_free_time_has_a_finding_only_where_there_is_much(tmp_path: Path) -> Non
     (finding,) = ascend_steps.analyze(it.trace(tmp_path)).findings()
     assert finding.severity == "high"
     assert "For 2.050 ms (68.1 % of its time) the device was free" in finding.sentence
+
+
+def test_the_screen_has_a_line_a_step(tmp_path: Path) -> None:
+    found = steps_of(tmp_path, None)
+    assert found.headlines[0] == (
+        "step 7: computing 350.000 us, communicating alone 100.000 us, free 450.000 us,"
+        " stage 900.000 us, preparing 200.000 us"
+    )
+    many = Steps("lanes", found.steps * 5, {})
+    assert many.headlines[4:] == ["and 6 more: see --markdown"]
 
 
 def test_a_trace_without_a_device(tmp_path: Path) -> None:

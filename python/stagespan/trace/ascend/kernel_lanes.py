@@ -1,0 +1,77 @@
+"""Steps' times from kernel_details.csv alone, for folders without a trace, and as a check."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from stagespan.trace.ascend.cells import scaled
+from stagespan.trace.ascend.lanes import (
+    COMMUNICATING,
+    COMPUTING,
+    EXPOSED,
+    FREE,
+    RECEIVING,
+    Lanes,
+    minus,
+)
+from stagespan.trace.ascend.step_ranges import StepRange
+from stagespan.trace.ascend.step_times import StepTime, step_times
+from stagespan.trace.ascend.tables import CsvTable
+from stagespan.trace.intervals import merged
+
+_COMMUNICATES = re.compile(r"^(?:HCCL|COMMUNICATION)", re.IGNORECASE)
+_COLLECTIVE = re.compile(r"^hcom_|^hccl", re.IGNORECASE)
+_RECEIVE = re.compile(r"^hcom_receive")
+
+
+def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
+    """Each step's times by device; empty where the table has no times of day.
+
+    A step is the rows with its `Step Id`, or all rows where there is no such column. Collectives
+    are rows of core HCCL or COMMUNICATION, which only some releases write.
+    """
+    if not table.has("start time", "duration"):
+        return []
+    start, length = table.unit("start time", "us"), table.unit("duration", "us")
+    rows: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+    cells = zip(
+        table.texts("device_id"),
+        table.texts("step id", "step"),
+        table.texts("name"),
+        table.texts("accelerator core", "core type", "task type"),
+        table.texts("start time"),
+        table.texts("duration"),
+        strict=True,
+    )
+    for device, step, name, core, begin_text, time_text in cells:
+        begin, time = scaled(begin_text, start), scaled(time_text, length)
+        if begin is None or time is None or time < 0:
+            continue
+        kind = COMMUNICATING if _COMMUNICATES.match(core) or _COLLECTIVE.match(name) else COMPUTING
+        kind = RECEIVING if _RECEIVE.match(name) else kind
+        rows.setdefault((device, step), []).append((begin, begin + time, kind))
+    found = []
+    for (device, step), mine in sorted(rows.items(), key=lambda item: (item[0], item[1][0])):
+        limits = np.iinfo(np.int64)
+        whole = StepRange(step, int(limits.min), int(limits.max), None)
+        found += step_times({device: _lanes(np.array(mine, dtype=np.int64))}, [whole])
+    return found
+
+
+def _lanes(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Lanes:
+    begin, end, kind = rows[:, 0], rows[:, 1], rows[:, 2]
+    computes, receives = kind == COMPUTING, kind == RECEIVING
+    computing = merged(begin[computes], end[computes])
+    talking = merged(begin[~computes], end[~computes])
+    busy = merged(begin, end)
+    return Lanes(
+        {
+            COMPUTING: computing,
+            COMMUNICATING: talking,
+            EXPOSED: minus(talking, computing),
+            FREE: (busy[1][:-1], busy[0][1:]),
+            RECEIVING: (begin[receives], end[receives]),
+        }
+    )
