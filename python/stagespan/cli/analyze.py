@@ -27,6 +27,13 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
     help="Say what changed since this trace of the same program, and why.",
 )
 @click.option(
+    "--merge",
+    "merge_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Of a folder write all ranks' timelines as one (.json.gz), for Perfetto.",
+)
+@click.option(
     "--jobs",
     metavar="N",
     type=int,
@@ -64,6 +71,7 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
 def command(
     path: Path,
     against: Path | None,
+    merge_file: Path | None,
     jobs: int,
     json_file: str | None,
     markdown_file: str | None,
@@ -75,9 +83,11 @@ def command(
     PATH is what torch.profiler exported, .json or .json.gz; or a folder with the traces of many
     ranks: then it says who waited for whom.
     """
-    from stagespan.trace.opening import analyze_path
+    from stagespan.trace.opening import analyze_path, merge_ranks
 
     analysis = analyze_path(path, against, jobs)
+    if merge_file is not None:
+        merge_ranks(analysis, merge_file)
     if json_file is not None:
         import json
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stagespan.errors import StagespanError
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.model import Trace
 
@@ -40,6 +41,23 @@ def analyze_path(path: Path, against: Path | None = None, jobs: int | None = Non
     compared = compare(open_trace(against), trace)
     analysis = analyze(trace)
     return Analysis(trace, {"against": compared, **analysis.results})
+
+
+def merge_ranks(analysis: Analysis, target: Path) -> None:
+    """Write the timelines of all ranks of an analysed folder as one file.
+
+    Raises StagespanError with a sentence when the analysis is of one trace, or for a file that
+    cannot be written.
+    """
+    from stagespan.trace.ranks.merge import merge
+    from stagespan.trace.ranks.report import Ranks
+
+    ranks = analysis.results.get("ranks")
+    if not isinstance(ranks, Ranks):
+        raise StagespanError(
+            "Only the traces of several ranks can be merged: name the folder that holds them."
+        )
+    merge(ranks, target)
 
 
 def print_page_of(analysis: Analysis) -> None:

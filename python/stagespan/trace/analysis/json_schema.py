@@ -19,6 +19,7 @@ from stagespan.trace.analysis.json_schema_work import WORK
 from stagespan.trace.analysis.result import SEVERITIES
 from stagespan.trace.analysis.verdict import VERDICTS
 from stagespan.trace.comparison.schema import AGAINST
+from stagespan.trace.ranks.schema import RANKS
 
 _Schema = dict[str, Any]
 _TEXT: _Schema = {"type": "string"}
@@ -189,6 +190,7 @@ _HOST = _object(
 )
 _ANALYSES = {
     "against": AGAINST,
+    "ranks": RANKS,
     "verdict": _VERDICT,
     "device_use": _DEVICE_USE,
     "idle": _IDLE,

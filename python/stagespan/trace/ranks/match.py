@@ -23,6 +23,8 @@ _SAME_TIME_NS = 1_000_000_000
 # Traces of other times must be alike in more collectives, and their ends keep their distances to
 # this part of the usual time from one to the next.
 _LEAST_COUNT, _SPREAD = 4, 0.05
+# Spreads of the ends are told apart when one is so many times the other, and above the noise.
+_ALIKE, _NOISE_NS = 4.0, 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def match(summaries: Sequence[RankSummary]) -> Matched:
 
     Within a group the k-th of one rank is the k-th of another, but for a shift where the windows
     began at different collectives: the shift at which the operations agree and the ends of the
-    collectives keep the most constant distance. Ranks whose operations agree at no shift are left
+    collectives keep the most constant distance; where several do, the one with the smallest. Ranks whose operations agree at no shift are left
     unmatched.
     """
     lanes: dict[str, list[_Lane]] = {}
@@ -147,7 +149,7 @@ def _shift(base: _Lane, lane: _Lane) -> int | None:
     middle = len(end) // 2
     nearest = int(np.searchsorted(base_end, end[middle])) - middle
     tried = {about + by for about in (0, nearest) for by in range(-_SHIFTS, _SHIFTS + 1)}
-    best: tuple[float, int, int] | None = None
+    found: list[tuple[float, float, int]] = []
     for shift in tried:
         low, high = max(0, shift), min(len(base_end), shift + len(end))
         # With less in common a chance agreement would do.
@@ -157,13 +159,18 @@ def _shift(base: _Lane, lane: _Lane) -> int | None:
         if np.mean(base.ops[low:high] == lane.ops[mine]) < _LEAST_ALIKE:
             continue
         apart = end[mine] - base_end[low:high]
-        spread = float(np.median(np.abs(apart - np.median(apart))))
-        quality = (spread, abs(shift), shift)
-        if not _at_one_time(apart, spread, base_end[low:high]):
-            continue
-        if best is None or quality < best:
-            best = quality
-    return None if best is None else best[2]
+        middle_apart = float(np.median(apart))
+        spread = float(np.median(np.abs(apart - middle_apart)))
+        if _at_one_time(apart, spread, base_end[low:high]):
+            found.append((spread, abs(middle_apart), shift))
+    if not found:
+        return None
+    # Steps that are all alike keep their distance at several shifts: then the clocks decide.
+    least = max(_ALIKE * min(found)[0], _NOISE_NS)
+    alike = [each for each in found if each[0] <= least]
+    return min(alike, key=lambda each: (min(each[1], float(_SAME_TIME_NS)), abs(each[2]), each[0]))[
+        2
+    ]
 
 
 def _at_one_time(apart: Numbers, spread: float, base_end: Numbers) -> bool:

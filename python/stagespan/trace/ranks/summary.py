@@ -39,6 +39,8 @@ class RankSummary:
     host: str | None
     unix_clock: bool
     """Whether its times are Unix times, which those of other hosts can be compared with."""
+    base_ns: int
+    """What the file's own times are counted from; 0 where it does not say."""
     begin_ns: int
     end_ns: int
     entries: int
@@ -88,6 +90,7 @@ def summarise(path: str | os.PathLike[str]) -> RankSummary | Unreadable:
         backend=_backend(trace),
         host=host if isinstance(host, str) and host else None,
         unix_clock=window[0] > _UNIX_NS,
+        base_ns=trace.base_ns or 0,
         begin_ns=window[0],
         end_ns=window[1],
         entries=trace.total,

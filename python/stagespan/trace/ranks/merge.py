@@ -1,0 +1,287 @@
+"""The timelines of many ranks in one file that Perfetto opens, written rank after rank."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from decimal import Decimal, DecimalException
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from stagespan.errors import StagespanError
+from stagespan.trace.ranks.entries import copy_entries
+from stagespan.trace.ranks.report import Ranks
+
+Entry = dict[str, msgspec.Raw]
+# Ids from here on (patterns of 64 bits) are numbered anew, smaller ones are moved.
+_LARGE_ID = 1 << 40
+# Arguments that join events of one process.
+_JOINING = (
+    "correlation",
+    "connection_id",
+    "External id",
+    "external id",
+    "Python id",
+    "Python parent id",
+    "Python module id",
+)
+_HINTS = tuple(f'"{key}"'.encode() for key in _JOINING)
+_FLOWS = frozenset((b'"s"', b'"t"', b'"f"'))
+_WITH_ID = frozenset(
+    (b'"b"', b'"n"', b'"e"', b'"N"', b'"O"', b'"D"', b'"S"', b'"T"', b'"F"', b'"p"')
+)
+_PER_RANK = 10_000
+_LEVEL = 4
+
+
+def merge(found: Ranks, target: str | os.PathLike[str]) -> int:
+    """Write the timelines of all ranks, on the common clock, to one file; how many entries.
+
+    `target` ends in .gz for gzip. Ids of processes, threads, arrows and calls are numbered so that
+    no two ranks share one; processes are named and sorted by rank. Every event is kept with all its
+    arguments. The file is whole or not there: it is renamed once it is complete.
+
+    Raises StagespanError, with a sentence, when the file cannot be written, and TraceError when a
+    trace has gone since it was read.
+    """
+    path = Path(target)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:60]}.", dir=path.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        with os.fdopen(handle, "wb") as raw:
+            packed = path.name.endswith(".gz")
+            with (
+                gzip.GzipFile("", "wb", _LEVEL, raw, 0)
+                if packed
+                else contextlib.nullcontext(raw) as file
+            ):
+                count = _write(found, file)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise _unwritable(path, error) from error
+        raise
+    return count
+
+
+def _unwritable(path: Path, error: OSError) -> StagespanError:
+    return StagespanError(
+        f"{path} cannot be written ({error.strerror or error}): choose another file."
+    )
+
+
+def _write(found: Ranks, file: IO[bytes] | gzip.GzipFile) -> int:
+    base = found.window_begin_ns() // 10**9 * 10**9 if _all_unix(found) else 0
+    file.write(b'{"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": %d,' % base)
+    told = [
+        {"rank": summary.rank, "path": summary.path, "clock_offset_ns": int(offset)}
+        for summary, offset in zip(found.summaries, found.clocks.offset_ns, strict=True)
+    ]
+    file.write(b'\n"merged_ranks": ' + msgspec.json.encode(told) + b',\n"traceEvents": [')
+    first = True
+    count = 0
+
+    def write(entries: Sequence[Any]) -> None:
+        nonlocal first, count
+        if not entries:
+            return
+        file.write((b"\n" if first else b",\n") + msgspec.json.encode(entries)[1:-1])
+        first = False
+        count += len(entries)
+
+    numbers = _Numbers()
+    for summary, offset in zip(found.summaries, found.clocks.offset_ns, strict=True):
+        rank = _Rank(summary.rank or 0, numbers, write)
+        rank.copy(Path(summary.path), summary.base_ns - int(offset) - base)
+    file.write(b"\n]}\n")
+    return count
+
+
+def _all_unix(found: Ranks) -> bool:
+    return all(summary.unix_clock for summary in found.summaries)
+
+
+class _Numbers:
+    """Ids that were given out, so that ranks never share one."""
+
+    def __init__(self) -> None:
+        self.process = 0
+        self.thread = 0
+        self.highest = 0
+        """The highest id of arrows and calls so far."""
+
+
+class _Rank:
+    """Rewrites one rank's entries."""
+
+    def __init__(
+        self, rank: int, numbers: _Numbers, write: Callable[[Sequence[Any]], None]
+    ) -> None:
+        self._rank, self._numbers, self._write = rank, numbers, write
+        self._processes: dict[str, int] = {}
+        self._threads: dict[tuple[str, str], int] = {}
+        self._named: set[int] = set()
+        self._named_threads: set[int] = set()
+        self._sort: dict[int, float] = {}
+        self._move = numbers.highest + 1
+        self._large: dict[str, int] = {}
+
+    def copy(self, path: Path, shift_ns: int) -> None:
+        """Copy all entries, their times moved, and name the processes."""
+        copy_entries(path, lambda entries: self._take(entries, shift_ns))
+        self._write(self._about_processes())
+
+    def _take(self, entries: list[Entry], shift_ns: int) -> None:
+        kept = [each for each in entries if self._rewrite(each, shift_ns)]
+        self._write(kept)
+
+    def _rewrite(self, entry: Entry, shift_ns: int) -> bool:
+        """Change an entry in place; False to leave it out."""
+        phase = bytes(entry.get("ph", b""))
+        written = _text(entry.get("pid"))
+        process = self._process(written) if "pid" in entry else None
+        if process is not None:
+            entry["pid"] = _raw(process)
+        of_process = phase == b'"M"' and bytes(entry.get("name", b"")).startswith(b'"process_')
+        if of_process:
+            entry["tid"] = _raw(0)
+        elif "tid" in entry:
+            entry["tid"] = _raw(self._thread(written, _text(entry["tid"])))
+        if phase == b'"M"':
+            entry.pop("ts", None)
+            return self._metadata(entry, process)
+        if "ts" in entry:
+            time = _time_ns(bytes(entry["ts"]))
+            if time is not None:
+                entry["ts"] = _microseconds(time + shift_ns)
+        if "id" in entry and (phase in _FLOWS or phase in _WITH_ID):
+            entry["id"] = self._id(_text(entry["id"]))
+        if "bind_id" in entry:
+            entry["bind_id"] = self._id(_text(entry["bind_id"]))
+        args = entry.get("args")
+        if args is not None and any(hint in bytes(args) for hint in _HINTS):
+            self._arguments(entry, bytes(args))
+        return True
+
+    def _arguments(self, entry: Entry, args: bytes) -> None:
+        try:
+            values = msgspec.json.decode(args, type=Entry)
+        except msgspec.ValidationError:
+            return
+        for key in _JOINING:
+            if key in values and bytes(values[key]) != b"null":
+                values[key] = self._id(_text(values[key]))
+        entry["args"] = msgspec.Raw(msgspec.json.encode(values))
+
+    def _metadata(self, entry: Entry, process: int | None) -> bool:
+        name = _text(entry.get("name"))
+        if process is None or name not in ("process_name", "process_sort_index", "thread_name"):
+            return True
+        try:
+            args = msgspec.json.decode(entry.get("args", b"{}"))
+        except msgspec.DecodeError:
+            return True
+        if not isinstance(args, dict):
+            return True
+        if name == "process_sort_index":
+            index = args.get("sort_index")
+            self._sort[process] = float(index) if isinstance(index, (int, float)) else 0.0
+            return False
+        if name == "thread_name":
+            self._named_threads.add(int(bytes(entry.get("tid", b"-1"))))
+            return True
+        args["name"] = f"rank {self._rank}: {args.get('name', '')}"
+        entry["args"] = msgspec.Raw(msgspec.json.encode(args))
+        self._named.add(process)
+        return True
+
+    def _about_processes(self) -> list[dict[str, Any]]:
+        """Names where the trace has none, and the order: by rank, then as in the trace."""
+        made: list[dict[str, Any]] = []
+
+        def add(what: str, pid: int, tid: int, **args: Any) -> None:
+            made.append({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args})
+
+        order = sorted(self._processes.values(), key=lambda pid: (self._sort.get(pid, 0.0), pid))
+        of = {pid: written for written, pid in self._processes.items()}
+        for position, pid in enumerate(order):
+            if pid not in self._named:
+                add("process_name", pid, 0, name=f"rank {self._rank}: {of[pid]}")
+            add("process_sort_index", pid, 0, sort_index=self._rank * _PER_RANK + position)
+        for (process, thread), tid in self._threads.items():
+            if tid not in self._named_threads:
+                add("thread_name", self._processes[process], tid, name=thread)
+        return made
+
+    def _process(self, written: str) -> int:
+        known = self._processes.get(written)
+        if known is None:
+            self._numbers.process += 1
+            known = self._processes[written] = self._numbers.process
+        return known
+
+    def _thread(self, process: str, written: str) -> int:
+        known = self._threads.get((process, written))
+        if known is None:
+            self._process(process)
+            self._numbers.thread += 1
+            known = self._threads[process, written] = self._numbers.thread
+        return known
+
+    def _id(self, written: str) -> msgspec.Raw:
+        numbers = self._numbers
+        try:
+            value = int(written, 0)
+        except ValueError:
+            value = -1
+        if 0 <= value < _LARGE_ID:
+            moved = value + self._move
+        else:
+            # Behind all that moving can give: below, every rank stays clear of the next.
+            known = self._large.get(written)
+            if known is None:
+                known = self._large[written] = len(self._large)
+            moved = self._move + _LARGE_ID + known
+        if moved > numbers.highest:
+            numbers.highest = moved
+        return _raw(moved)
+
+
+def _text(raw: msgspec.Raw | None) -> str:
+    """A number or text as it is written, without quotes."""
+    return "" if raw is None else bytes(raw).decode("utf-8", "replace").strip('"')
+
+
+def _raw(number: int) -> msgspec.Raw:
+    return msgspec.Raw(b"%d" % number)
+
+
+def _time_ns(written: bytes) -> int | None:
+    """Microseconds as written to ns; None for what is no time."""
+    whole, point, rest = written.strip(b'"').partition(b".")
+    if whole.isdigit() and (rest.isdigit() or not point) and len(rest) <= 3:
+        return int(whole) * 1000 + (int(rest.ljust(3, b"0")) if rest else 0)
+    try:
+        exact = Decimal(written.strip(b'"').decode("utf-8", "replace")) * 1000
+        return int(exact.to_integral_value())
+    except (DecimalException, ValueError, OverflowError):
+        return None
+
+
+def _microseconds(time_ns: int) -> msgspec.Raw:
+    sign = b"-" if time_ns < 0 else b""
+    whole, rest = divmod(abs(time_ns), 1000)
+    return msgspec.Raw(b"%s%d.%03d" % (sign, whole, rest))

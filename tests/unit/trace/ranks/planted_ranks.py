@@ -1,0 +1,80 @@
+"""Traces of many ranks with known clocks, arrivals and computing. All times are in us."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stagespan.trace.analysis import Analysis
+from stagespan.trace.ranks import Ranks, analyze_folder
+
+US = 1_000
+BASE_NS = 1_700_000_000_000_000_000
+Call = tuple[str, float, float]
+"""A collective on one rank: operation, begin and end."""
+
+
+def write_rank(
+    folder: Path,
+    rank: int,
+    calls: Sequence[Call],
+    world: int | None = None,
+    clock: float = 0,
+    computing: Sequence[tuple[float, float]] = (),
+    name: str | None = None,
+    groups: Sequence[str] = (),
+    host: str | None = None,
+    info: bool = True,
+    call: str = "cudaLaunchKernel",
+    begin: float = 0,
+    end: float | None = None,
+) -> Path:
+    """One rank's trace, by a clock that is `clock` ahead; `begin` and `end` are the window's."""
+    last = max([stop for _, _, stop in calls] + [stop for _, stop in computing] + [begin])
+    entries: list[dict[str, Any]] = []
+
+    def add(name: str, cat: str, start: float, stop: float, tid: int, **args: Any) -> None:
+        entry = {"ph": "X", "name": name, "cat": cat, "ts": start + clock, "dur": stop - start}
+        entries.append(entry | {"pid": 0 if "stream" in args else 77, "tid": tid, "args": args})
+
+    add("main", "cpu_op", begin, last if end is None else end, 1)
+    for number, (start, stop) in enumerate(computing):
+        add(call, "cuda_runtime", start - 1, start, 1, correlation=number + 1)
+        add("gemm", "kernel", start, stop, 7, device=0, stream=7, correlation=number + 1)
+    for number, (op, start, stop) in enumerate(calls):
+        extra = {"Process Group Name": groups[number]} if groups else {}
+        add(f"ncclDevKernel_{op}_RING", "kernel", start, stop, 20, device=0, stream=20, **extra)
+    path = folder / (name or f"rank{rank}.json.gz")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    top: dict[str, Any] = {"baseTimeNanoseconds": BASE_NS, "traceEvents": entries}
+    if info:
+        top["distributedInfo"] = {"backend": "nccl", "rank": rank}
+        if world is not None:
+            top["distributedInfo"]["world_size"] = world
+    if host is not None:
+        top["host_name"] = host
+    data = json.dumps(top).encode()
+    path.write_bytes(gzip.compress(data, 1) if path.name.endswith(".gz") else data)
+    return path
+
+
+def together(arrivals: Sequence[Sequence[float]], took: float = 10) -> list[list[Call]]:
+    """Of every rank its collectives: each ends on all ranks `took` after the last has come."""
+    ends = [max(each) + took for each in zip(*arrivals, strict=True)]
+    return [
+        [("AllReduce_Sum_f32", begin, end) for begin, end in zip(mine, ends, strict=True)]
+        for mine in arrivals
+    ]
+
+
+def ranks_in(folder: Path, jobs: int | None = 1) -> Ranks:
+    return result_of(analyze_folder(folder, jobs))
+
+
+def result_of(analysis: Analysis) -> Ranks:
+    found = analysis.results["ranks"]
+    assert isinstance(found, Ranks)
+    return found

@@ -1,0 +1,225 @@
+"""Clocks, waiting and stragglers of planted ranks, to the nanosecond; and of real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from planted_ranks import US, ranks_in, together, write_rank
+
+
+def test_clocks_are_aligned_by_ends_of_collectives(tmp_path: Path) -> None:
+    # GIVEN four ranks whose clocks are 0, 300, -120 and 50 us ahead
+    clocks = (0, 300, -120, 50)
+    arrivals = [[100 + 1_000 * n + 10 * rank for n in range(6)] for rank in range(4)]
+    for rank, calls in enumerate(together(arrivals)):
+        write_rank(tmp_path, rank, calls, world=4, clock=clocks[rank])
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the clocks are known, but for the middle one, which is taken as 0
+    assert (found.clocks.offset_ns - found.clocks.offset_ns[0]).tolist() == [
+        clock * US for clock in clocks
+    ]
+    assert found.clocks.error_ns.tolist() == [0, 0, 0, 0]
+    assert set(found.clocks.how) == {"collectives"}
+    # AND the last to come is known although its clock says otherwise: 30 us behind the first
+    assert found.waits.last.tolist() == [0, 0, 0, 6]
+    assert found.waits.waited_ns.tolist() == [6 * 30 * US, 6 * 20 * US, 6 * 10 * US, 0]
+
+
+def test_some_ends_are_late(tmp_path: Path) -> None:
+    # GIVEN two of seven collectives that end 400 us late on one rank
+    arrivals = [[100 + 1_000 * n for n in range(7)] for _ in range(3)]
+    calls = together(arrivals)
+    for at in (2, 5):
+        op, begin, end = calls[1][at]
+        calls[1][at] = (op, begin, end + 400)
+    for rank, each in enumerate(calls):
+        write_rank(tmp_path, rank, each, world=3, clock=70 * rank)
+    # WHEN the clocks are aligned
+    found = ranks_in(tmp_path)
+    # THEN those do not move them
+    assert found.clocks.offset_ns.tolist() == [-70 * US, 0, 70 * US]
+
+
+def test_one_host_has_one_clock(tmp_path: Path) -> None:
+    # GIVEN two ranks of one host, on one of which every collective ends 40 us later
+    calls = together([[100, 1_100, 2_100]] * 2)
+    late = [(op, begin, end + 40) for op, begin, end in calls[1]]
+    for rank, each in enumerate((calls[0], late)):
+        write_rank(tmp_path, rank, each, world=2, host="node1")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the clock is not to blame
+    assert found.clocks.offset_ns.tolist() == [0, 0]
+    assert set(found.clocks.how) == {"host"}
+
+
+def test_a_straggler(tmp_path: Path) -> None:
+    # GIVEN eight ranks of which rank 5 comes 200 us late to nine of ten collectives
+    arrivals = [
+        [1_000.0 * n + 10 * rank + (200 if rank == 5 and n != 4 else 0) for n in range(10)]
+        for rank in range(8)
+    ]
+    for rank, calls in enumerate(together(arrivals)):
+        write_rank(tmp_path, rank, calls, world=8)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN rank 5 is last nine times, 180 us behind rank 7, which is last once, 10 behind rank 6
+    assert found.waits.last.tolist() == [0, 0, 0, 0, 0, 9, 0, 1]
+    assert found.waits.caused_ns.tolist() == [0, 0, 0, 0, 0, 9 * 180 * US, 0, 10 * US]
+    # AND rank 0 waited 250 us nine times and 70 once
+    assert found.waits.waited_ns[0] == (9 * 250 + 70) * US
+    assert found.lost_ns == sum(each.waited_ns for each in found.waits.instances)
+    # AND it is told, with the worst as evidence
+    waiting, straggler = found.findings()
+    assert waiting.sentence.startswith("Waiting for each other in collectives took 13.960 ms")
+    assert straggler.severity == "high"
+    assert "Rank 5 came last to 9 of 10 collectives, and 1.620 ms" in straggler.sentence
+    assert straggler.evidence[0].figure == 180 * US
+    assert "rank 5 last" in straggler.evidence[0].event
+
+
+def test_ranks_that_come_last_in_turn_are_no_stragglers(tmp_path: Path) -> None:
+    # GIVEN two ranks each of which comes late to half of the collectives
+    arrivals = [
+        [1_000.0 * n + (300 if n % 2 == rank else 0) for n in range(10)] for rank in range(2)
+    ]
+    for rank, calls in enumerate(together(arrivals)):
+        write_rank(tmp_path, rank, calls, world=2)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN waiting is told, and nobody is blamed
+    assert found.waits.last.tolist() == [5, 5]
+    assert len(found.findings()) == 1
+    assert "Waiting" in found.findings()[0].sentence
+
+
+def test_ranks_that_come_together_have_no_finding(tmp_path: Path) -> None:
+    # GIVEN ranks that compute alike and come at the same time
+    for rank, calls in enumerate(together([[100, 1_100, 2_100, 3_100]] * 4)):
+        write_rank(tmp_path, rank, calls, world=4, computing=[(200, 1_000), (1_200, 2_000)])
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN there is nothing to say
+    assert found.findings() == []
+    assert found.remarks == ()
+    assert found.waits.last.tolist() == [0, 0, 0, 0]
+    assert found.lost_ns == 0
+
+
+def test_windows_that_begin_at_another_collective(tmp_path: Path) -> None:
+    # GIVEN a rank whose trace misses the first three of ten collectives, clocks 40 us apart
+    arrivals = [[100.0 + 1_000 * n + (n % 3) * 50 * rank for n in range(10)] for rank in range(2)]
+    first, second = together(arrivals)
+    write_rank(tmp_path, 0, first, world=2)
+    write_rank(tmp_path, 1, second[3:], world=2, clock=40, begin=3_000)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the seven that both hold are matched, each with itself
+    assert found.matched.count == 7
+    assert (found.clocks.offset_ns[1] - found.clocks.offset_ns[0]) == 40 * US
+    assert [each.late_ns for each in found.waits.instances] == [
+        50 * US * (n % 3) for n in range(3, 10)
+    ]
+
+
+def test_groups_are_matched_apart(tmp_path: Path) -> None:
+    # GIVEN four ranks in two groups of two, and one of all, in an order that differs by group
+    for rank in range(4):
+        own = f"tp{rank // 2}"
+        late = 30 if rank == 3 else 0
+        calls = [
+            ("AllGather", 100 + late, 140),
+            ("AllReduce_Sum_f32", 500, 520),
+            ("AllGather", 900 + late, 940),
+            ("AllReduce_Sum_f32", 1_500, 1_520),
+        ]
+        if rank < 2:
+            # The other group gathers once more.
+            calls.insert(3, ("AllGather", 1_200, 1_240))
+        groups = ["world" if op.startswith("AllReduce") else own for op, _, _ in calls]
+        write_rank(tmp_path, rank, calls, world=4, groups=groups)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN each group's calls are matched within it
+    counts = {(each.op, each.group): each.ranks for each in found.waits.instances}
+    assert counts == {
+        ("all_gather", "tp0"): 2,
+        ("all_gather", "tp1"): 2,
+        ("all_reduce", "world"): 4,
+    }
+    assert found.matched.count == 3 + 2 + 2
+    assert found.waits.last.tolist() == [0, 0, 0, 2]
+    assert found.waits.waited_ns.tolist() == [0, 0, 60 * US, 0]
+
+
+def test_sends_between_two_ranks_are_left_out(tmp_path: Path) -> None:
+    # GIVEN collectives and a send
+    calls = together([[100, 1_100]] * 2)
+    write_rank(tmp_path, 0, [*calls[0], ("Send", 2_000, 2_100)], world=2)
+    write_rank(tmp_path, 1, [*calls[1], ("Recv", 2_050, 2_100)], world=2)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN they are not matched, which is said
+    assert found.matched.count == 2
+    assert "2 sends and receives between two ranks are left out." in found.remarks
+
+
+def test_collectives_that_do_not_agree_are_not_matched(tmp_path: Path) -> None:
+    # GIVEN ranks that run different collectives
+    write_rank(tmp_path, 0, [("AllReduce", 100 * n, 100 * n + 10) for n in range(6)], world=2)
+    write_rank(tmp_path, 1, [("AllGather", 100 * n, 100 * n + 10) for n in range(6)], world=2)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN nothing is made up
+    assert found.matched.count == 0
+    assert found.findings() == []
+    assert any("do not match those of the others" in remark for remark in found.remarks)
+    assert found.to_dict()["waited_us"] is None
+    assert found.to_dict()["ranks"][0]["waited_us"] is None
+
+
+def test_imbalance_of_computing(tmp_path: Path) -> None:
+    # GIVEN three ranks that compute 400, 400 and 700 us between their first and last collectives
+    calls = together([[100, 1_100, 2_100]] * 3)
+    for rank, us in enumerate((200, 200, 350)):
+        computing = [(n + 150, n + 150 + us) for n in (0, 1_000, 2_000)]
+        write_rank(tmp_path, rank, calls[rank], world=3, computing=computing)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN that is known, and what rank 2 computes beyond the mean
+    assert found.waits.computed_ns.tolist() == [400 * US, 400 * US, 700 * US]
+    assert found.imbalance == (2, pytest.approx(40.0))
+    (finding,) = found.findings()
+    assert "Rank 2 computed 40.0 % longer than the mean" in finding.sentence
+    assert [each.figure for each in finding.evidence] == [700 * US, 400 * US]
+
+
+def test_eight_real_ranks(traces: Path) -> None:
+    # GIVEN eight ranks of one job on one machine
+    # WHEN they are read together
+    found = ranks_in(traces / "nccl_dlrm_8rank")
+    # THEN all are there, and their clocks are one to a few us
+    assert found.numbers == list(range(8))
+    assert (found.world_size, found.missing, found.matched.count) == (8, [], 8)
+    assert abs(found.clocks.offset_ns).max() < 2 * US
+    # AND rank 7 came last to five: to the first 505 us behind rank 6, as their begins say
+    assert found.waits.last.tolist() == [0, 0, 0, 0, 1, 2, 0, 5]
+    first = found.waits.instances[0]
+    assert (first.op, first.last) == ("send_recv", 7)
+    assert first.late_ns == pytest.approx(505 * US, abs=2 * US)
+    # AND the waiting is what the begins and durations in the files say: 7,624 us of rank 1 there
+    assert first.waited_ns == pytest.approx(
+        sum((2_135, 7_624, 508, 0, 4_872, 4_669, 505)) * US + _third(found), abs=10 * US
+    )
+    assert "Rank 7 came last to 5 of 8" in found.findings()[1].sentence
+
+
+def _third(found: object) -> int:
+    """Of rank 3, which the sum above leaves out, from its own begin."""
+    from planted_ranks import Ranks
+
+    assert isinstance(found, Ranks)
+    block = found.matched.blocks[0]
+    return int(block.begin_ns[7, 0] - block.begin_ns[3, 0])
