@@ -1,0 +1,109 @@
+"""Imports and includes point one way, as docs/design.md draws them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "python" / "stagespan"
+
+# From below to above: a room may import from its own line and those before it.
+ROOMS = (
+    "errors files _core",
+    "imports settings dynamo live history platforms",
+    "context decorators trampoline lines memory device synchronize",
+    "service statistics",
+    "trace signature profiling",
+    "harness report export",
+    "doctor",
+    "cli __main__",
+)
+LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}
+# What needs torch to be of any use; everything else imports it where it is needed.
+NEED_TORCH = {
+    *("harness/replay.py", "harness/denoise.py", "harness/program.py"),
+    *("signature/values.py", "signature/mock.py"),
+}
+# In C++ the same: whose headers each folder may include.
+FOLDERS = {
+    "stagespan": {"stagespan"},
+    "device": {"stagespan", "device"},
+    "trace": {"trace"},
+    "bindings": {"stagespan", "device", "trace", "bindings"},
+}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """The modules that code names, wherever in it; those of ``from x import y`` as ``x.y``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.parent != PACKAGE) + sorted(
+        path for path in PACKAGE.glob("*.py") if path.name != "__init__.py"
+    )
+
+
+@pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
+def test_no_room_imports_from_a_higher_one() -> None:
+    # GIVEN all modules but the one that names what is public
+    wrong = []
+    for path in modules():
+        room = room_of(path)
+        # WHEN each import of the package is looked at, also those inside functions
+        for name in imported(ast.parse(path.read_text())):
+            if not name.startswith("stagespan."):
+                continue
+            # THEN it leads to a room as low, or lower; public names are the command line's alone
+            if LEVEL.get(name.split(".")[1], LEVEL["cli"]) > LEVEL[room]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert wrong == []
+
+
+@pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
+def test_torch_is_imported_where_it_is_needed() -> None:
+    found = set()
+    for path in modules():
+        name = path.relative_to(PACKAGE).as_posix()
+        tree = ast.parse(path.read_text())
+        top = ast.Module([node for node in tree.body if not hasattr(node, "body")], [])
+        if any(module.split(".")[0] == "torch" for module in imported(top)):
+            found.add(name)
+        if room_of(path) == "trace":
+            assert not any(module.split(".")[0] == "torch" for module in imported(tree)), name
+    assert found == NEED_TORCH
+
+
+@pytest.mark.skipif(not (ROOT / "csrc").is_dir(), reason="the sources are not here")
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_no_folder_includes_from_a_higher_one(folder: str) -> None:
+    # GIVEN the sources of a folder
+    files = [path for path in (ROOT / "csrc" / folder).rglob("*") if path.suffix in (".h", ".cpp")]
+    assert files
+
+    # WHEN their includes are looked at
+    wrong = []
+    for path in files:
+        for target in re.findall(r'#include\s+[<"]([^">]+)[">]', path.read_text()):
+            first = target.split("/")[0] if "/" in target else folder
+            is_python = target == "Python.h" or first == "pybind11"
+            # THEN they lead to lower folders; only the bindings, and the header for other
+            # extensions, know Python
+            if (first in FOLDERS and first not in FOLDERS[folder]) or (
+                is_python and folder != "bindings" and path.name != "python.h"
+            ):
+                wrong.append(f"{path.relative_to(ROOT)} includes {target}")
+    assert wrong == []
