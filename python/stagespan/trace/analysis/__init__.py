@@ -28,6 +28,7 @@ ANALYSES: tuple[str, ...] = (
     "steps",
     "stages",
     "layers",
+    "memory",
     "flame",
 )
 

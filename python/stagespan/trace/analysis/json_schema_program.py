@@ -180,9 +180,68 @@ _FLAME = _object(
         "tree": _FRAME,
     }
 )
+_HOLDER = _object(
+    {
+        "operator": _MAYBE_TEXT,
+        "stage": _MAYBE_TEXT,
+        "python": _MAYBE_TEXT,
+        "allocations": _COUNT,
+        "allocated_bytes": _COUNT,
+        "bytes_at_peak": _MAYBE_COUNT,
+    }
+)
+_BYTES: _Schema = {"type": "integer"}
+_MAYBE_BYTES: _Schema = {"type": ["integer", "null"]}
+_MEMORY = _object(
+    {
+        "devices": _list(
+            _object(
+                {
+                    "device": _TEXT,
+                    "events": _COUNT,
+                    "total_known": _FLAG,
+                    "peak_bytes": _BYTES,
+                    "peak_time_us": _TIME,
+                    "peak_in_step": _MAYBE_TEXT,
+                    "peak_by": {"anyOf": [{"type": "null"}, _HOLDER]},
+                    "from_before_at_peak_bytes": _MAYBE_BYTES,
+                    "first_bytes": _BYTES,
+                    "last_bytes": _BYTES,
+                    "reserved_at_peak_bytes": _MAYBE_BYTES,
+                    "reserved_unused_at_peak_bytes": _MAYBE_BYTES,
+                    "most_reserved_bytes": _MAYBE_BYTES,
+                    "holders": _list(_HOLDER),
+                    "steps": {
+                        "anyOf": [
+                            {"type": "null"},
+                            _object(
+                                {
+                                    "steps": _list(
+                                        _object(
+                                            {
+                                                "name": _TEXT,
+                                                "peak_bytes": _BYTES,
+                                                "end_bytes": _BYTES,
+                                            }
+                                        )
+                                    ),
+                                    "growing_steps": _COUNT,
+                                    "left_bytes": _BYTES,
+                                    "left_by": _MAYBE_TEXT,
+                                }
+                            ),
+                        ]
+                    },
+                    "curve": _list(_list(_TIME)),
+                }
+            )
+        )
+    }
+)
 PROGRAM = {
     "steps": _STEPS,
     "stages": _STAGES,
     "layers": _LAYERS,
     "flame": _FLAME,
+    "memory": _MEMORY,
 }

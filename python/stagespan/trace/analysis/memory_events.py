@@ -1,0 +1,121 @@
+"""What the profiler wrote about memory: each allocation and each freeing, by device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.analysis.call_tree import Rows
+from stagespan.trace.model import Numbers, Trace
+
+_EVENT = "[memory]"
+# torch's numbers of devices.
+_DEVICES = {
+    0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia",
+    20: "npu",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvents:
+    """One device's events in the order of time; all arrays have one element an event."""
+
+    device: str
+    rows: Rows
+    """Rows of `trace.instants`."""
+    time_ns: Numbers
+    bytes: Numbers
+    """Allocated, or below zero freed."""
+    allocated: Numbers
+    """In all behind each event; where the trace does not say, what came to it since its begin."""
+    is_total: bool
+    """Whether the trace says how much was allocated in all."""
+    reserved: Numbers | None
+    """By the allocator from the device."""
+    freed_at: Rows | None
+    """Of an allocation the index of its freeing; of one that the trace does not see freed, and of
+    freeings, the number of events. None where the trace has no addresses."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def peak(self) -> int:
+        """Index of the event behind which the most was allocated."""
+        return int(np.argmax(self.allocated))
+
+    def live_at(self, index: int) -> Rows:
+        """Indices of the allocations of the trace that were not yet freed behind an event."""
+        if self.freed_at is None:
+            return np.empty(0, dtype=np.intp)
+        here = np.arange(len(self)) <= index
+        return np.flatnonzero(here & (self.bytes > 0) & (self.freed_at > index))
+
+
+def memory_events(trace: Trace) -> list[MemoryEvents]:
+    """The events of each device, that with the highest figures first; empty without any."""
+    if _EVENT not in trace.names:
+        return []
+    instants = trace.instants
+    chosen = instants.name == trace.names.index(_EVENT)
+    size = _numbers(trace, "Bytes")
+    if not chosen.any() or size is None:
+        return []
+    chosen &= size[1]
+    kind, number = _numbers(trace, "Device Type"), _numbers(trace, "Device Id")
+    total, reserved = _numbers(trace, "Total Allocated"), _numbers(trace, "Total Reserved")
+    address = _numbers(trace, "Addr")
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.argsort(instants.begin_ns[rows], kind="stable")]
+    none = np.full(len(instants), -1, dtype=np.int64)
+    kinds = none if kind is None else np.where(kind[1], kind[0], -1)
+    numbers = none if number is None else np.where(number[1], number[0], -1)
+    found = []
+    for device in np.unique(np.stack((kinds[rows], numbers[rows])), axis=1).T.tolist():
+        mine = rows[(kinds[rows] == device[0]) & (numbers[rows] == device[1])]
+        sizes = size[0][mine]
+        is_total = total is not None and bool(total[1][mine].all())
+        found.append(
+            MemoryEvents(
+                device=_device(*device),
+                rows=mine,
+                time_ns=instants.begin_ns[mine],
+                bytes=sizes,
+                allocated=total[0][mine] if total is not None and is_total else np.cumsum(sizes),
+                is_total=is_total,
+                reserved=reserved[0][mine]
+                if reserved is not None and bool((reserved[0][mine] > 0).any())
+                else None,
+                freed_at=_freed_at(address[0][mine], sizes) if address is not None else None,
+            )
+        )
+    return sorted(found, key=lambda each: -int(each.allocated.max()))
+
+
+def _numbers(trace: Trace, key: str) -> tuple[Numbers, NDArray[np.bool_]] | None:
+    """An argument of all instants, and which of them have it."""
+    written = trace.argument(key, "instants")
+    if written is None or written.numbers is None:
+        return None
+    values = np.zeros(len(trace.instants), dtype=np.int64)
+    known = np.zeros(len(trace.instants), dtype=np.bool_)
+    values[written.rows], known[written.rows] = written.numbers.astype(np.int64), True
+    return values, known
+
+
+def _freed_at(address: Numbers, sizes: Numbers) -> Rows:
+    """The next event of the same address, if that frees."""
+    count = len(address)
+    order = np.lexsort((np.arange(count), address))
+    following = np.full(count, count, dtype=np.intp)
+    here, then = order[:-1], order[1:]
+    pairs = (address[here] == address[then]) & (sizes[here] > 0) & (sizes[then] < 0)
+    following[here[pairs]] = then[pairs]
+    return following
+
+
+def _device(kind: int, number: int) -> str:
+    name = _DEVICES.get(kind, "device" if kind < 0 else f"device type {kind}")
+    return name if number < 0 else f"{name}:{number}"

@@ -1,0 +1,92 @@
+"""What the program was doing at a time: its operator, stage and step."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.analysis.call_tree import Rows, Tree
+from stagespan.trace.analysis.causes import MARKS
+from stagespan.trace.analysis.host_time import named, processes
+from stagespan.trace.analysis.nesting import Lanes, Nesting
+from stagespan.trace.analysis.step_ranges import PROFILER_STEP
+from stagespan.trace.model import Numbers, Trace
+
+# Operators that only allocate, which others call for their results.
+_ALLOCATORS = re.compile(r"^aten::(?:empty|empty_strided|empty_like|new_empty\w*|resize_)$")
+
+
+class Place:
+    """Looks up what was innermost on a thread of `trace.instants` at their time."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
+        marks = trace.rows_of(["user_annotation"]) | (
+            trace.rows_of(["cpu_op"]) & named(trace, MARKS)
+        )
+        self._operators = _Forest(trace, np.flatnonzero(operators))
+        self._marks = np.flatnonzero(marks & ~named(trace, PROFILER_STEP))
+        _, self._mark_lane = np.unique(trace.events.tid[self._marks], return_inverse=True)
+        self._mark_lane = self._mark_lane.reshape(-1).astype(np.int64)
+
+    def operators(self, instants: Rows) -> Rows:
+        """Of each instant the row of the innermost operator around it, or -1.
+
+        Where an operator that only allocates is called by another one, that other one.
+        """
+        return self._operators.around(instants)
+
+    def stages(self, instants: Rows) -> Rows:
+        """Of each the row of the innermost annotation: of its own thread, else of the only one
+        that was in any at that time; or -1.
+        """
+        trace, rows = self._trace, self._marks
+        found = np.full(len(instants), -1, dtype=np.intp)
+        if len(rows) == 0:
+            return found
+        events = trace.events
+        tree = Tree(events.begin_ns[rows], events.end_ns[rows], self._mark_lane)
+        times = trace.instants.begin_ns[instants]
+        count = np.zeros(len(instants), dtype=np.int64)
+        only, own = found.copy(), found.copy()
+        threads = events.tid[rows][np.unique(self._mark_lane, return_index=True)[1]]
+        for lane, thread in enumerate(threads.tolist()):
+            here = tree.at(np.full(len(instants), lane, dtype=np.int64), times)
+            inside = here >= 0
+            count += inside
+            only = np.where(inside, here, only)
+            own = np.where(inside & (trace.instants.tid[instants] == thread), here, own)
+        chosen = np.where(own >= 0, own, np.where(count == 1, only, -1))
+        return np.where(chosen >= 0, rows[chosen], -1)
+
+
+class _Forest:
+    """Events of threads that instants can be placed in."""
+
+    def __init__(self, trace: Trace, rows: Rows) -> None:
+        self._trace = trace
+        self._lanes = Lanes(trace, rows, process=processes(trace))
+        self._known = len(rows) > 0 and self._lanes.fits
+        if self._known:
+            self._forest = Nesting.of(trace, self._lanes.axis, rows, self._lanes.of[0])
+            other = ~named(trace, _ALLOCATORS)[self._forest.rows]
+            caller = self._forest.first_around(other)
+            self._shown = np.where(caller >= 0, caller, np.arange(len(self._forest)))
+
+    def around(self, instants: Rows) -> Rows:
+        found: Rows = np.full(len(instants), -1, dtype=np.intp)
+        if not self._known:
+            return found
+        table = self._trace.instants
+        pid, tid, time = table.pid[instants], table.tid[instants], table.begin_ns[instants]
+        for lane, (process, thread) in enumerate(self._lanes.threads.tolist()):
+            here: NDArray[np.intp] = np.flatnonzero((pid == process) & (tid == thread))
+            if len(here):
+                lanes: Numbers = np.full(len(here), lane, dtype=np.int64)
+                inner = self._forest.at(self._lanes.axis.place(lanes, time[here]))
+                row = self._forest.rows[self._shown[inner]]
+                found[here] = np.where(inner >= 0, row, -1)
+        return found

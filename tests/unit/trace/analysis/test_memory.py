@@ -1,0 +1,262 @@
+"""Memory of planted programs: peaks, who held them, and what steps leave behind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted import HOST, MAIN, Program
+
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analysis import memory
+from stagespan.trace.analysis.memory import DeviceMemory, Memory
+from stagespan.trace.analysis.result import Nothing
+
+US = 1_000
+MIB = 1 << 20
+NOTE = "user_annotation"
+
+
+class Allocating(Program):
+    """A program whose allocator the profiler watches; sizes in MiB."""
+
+    def __init__(self, before: int = 0) -> None:
+        super().__init__()
+        self.total, self.reserved, self._address = before, before, 0
+        self.with_totals = self.with_addresses = True
+
+    def allocate(self, size: int, kind: int = 1) -> tuple[int, int]:
+        """Of a size; returns what `release` takes."""
+        self._address += 1
+        self.total += size
+        self.reserved = max(self.reserved, self.total)
+        self._write(self._address, size, kind)
+        return self._address, size
+
+    def release(self, block: tuple[int, int], kind: int = 1) -> None:
+        self.total -= block[1]
+        self._write(block[0], -block[1], kind)
+
+    def _write(self, address: int, size: int, kind: int) -> None:
+        args: dict[str, Any] = {"Bytes": size * MIB, "Device Type": kind, "Device Id": kind - 1}
+        if self.with_totals:
+            args |= {"Total Allocated": self.total * MIB, "Total Reserved": self.reserved * MIB}
+        if self.with_addresses:
+            args["Addr"] = address
+        entry = {"ph": "i", "s": "t", "name": "[memory]", "cat": "cpu_instant_event"}
+        place = {"pid": HOST, "tid": self.thread, "ts": self.now}
+        self.events.append(entry | place | {"args": args})
+        self.now += 1
+
+
+def memory_of(trace: Trace) -> Memory:
+    found = memory.analyze(trace)
+    assert isinstance(found, Memory)
+    json.dumps(found.to_dict())
+    for device in found.devices:
+        if device.before is not None:
+            held = sum(holder.at_peak or 0 for holder in device.holders)
+            assert held + device.before == device.peak
+        assert device.peak == max(size for _, size in device.curve)
+    return found
+
+
+def only(found: Memory) -> DeviceMemory:
+    (device,) = found.devices
+    return device
+
+
+def peaks(program: Allocating) -> int:
+    """Two stages and operators; returns when the peak was, in us from the window's begin."""
+    with program.within("ProfilerStep#1", NOTE):
+        with program.within("attention", NOTE), program.within("aten::bmm"):
+            program.work(3)
+            scores = program.allocate(100)
+            program.work(3)
+        with program.within("aten::softmax"), program.within("aten::empty"):
+            program.work(1)
+            other = program.allocate(60)
+            at = program.now - 1 - 1_000
+            program.work(1)
+        program.release(scores)
+        with program.within("aten::add"):
+            last = program.allocate(20)
+        program.release(other)
+    program.release(last)
+    return at
+
+
+def test_the_peak_and_who_held_it(tmp_path: Path) -> None:
+    # GIVEN a program with 500 MiB from before, that comes to 660
+    program = Allocating(before=500)
+    at = peaks(program)
+    # WHEN its memory is followed
+    found = only(memory_of(program.trace(tmp_path)))
+    # THEN the peak is known, when it was, and in which step
+    assert (found.device, found.peak, found.before) == ("cuda:0", 660 * MIB, 500 * MIB)
+    assert (found.peak_ns, found.step) == (at * US, "ProfilerStep#1")
+    # AND who reached it: an operator that only allocates does so for the one that called it
+    assert found.holder is not None
+    assert (found.holder.operator, found.holder.stage) == ("aten::softmax", None)
+    # AND who held it
+    held = {(h.operator, h.stage): (h.at_peak, h.allocated) for h in found.holders}
+    assert held == {
+        ("aten::bmm", "attention"): (100 * MIB, 100 * MIB),
+        ("aten::softmax", None): (60 * MIB, 60 * MIB),
+        ("aten::add", None): (0, 20 * MIB),
+    }
+    # AND what the allocator had besides, here nothing
+    assert (found.reserved, found.most_reserved) == (660 * MIB, 660 * MIB)
+    assert (found.first, found.last) == (600 * MIB, 500 * MIB)
+
+
+def test_without_totals_figures_are_above_the_begin(tmp_path: Path) -> None:
+    # GIVEN an old profiler's trace, with neither totals nor addresses
+    program = Allocating(before=500)
+    program.with_totals = program.with_addresses = False
+    peaks(program)
+    # WHEN its memory is followed
+    found = memory_of(program.trace(tmp_path))
+    # THEN nothing is said about what was there before, nor who held what
+    device = only(found)
+    assert (device.is_total, device.peak, device.last) == (False, 160 * MIB, 0)
+    assert (device.before, device.reserved) == (None, None)
+    assert {holder.at_peak for holder in device.holders} == {None}
+    assert "above that" in found.tables()[0].note
+
+
+def test_devices_apart(tmp_path: Path) -> None:
+    # GIVEN allocations on the host and on a device
+    program = Allocating()
+    program.with_totals = False
+    with program.within("aten::copy_"):
+        program.allocate(3, kind=0)
+        program.allocate(5)
+    # WHEN they are followed THEN each is a device of its own
+    found = memory_of(program.trace(tmp_path))
+    assert [(d.device, d.peak) for d in found.devices] == [("cuda:0", 5 * MIB), ("cpu", 3 * MIB)]
+
+
+def leaking(program: Allocating, steps: int, leaks: set[int]) -> None:
+    for number in range(steps):
+        with program.within(f"ProfilerStep#{number}", NOTE):
+            with program.within("aten::mm"):
+                block = program.allocate(100)
+            if number in leaks:
+                with program.within("aten::clone"):
+                    program.allocate(7)
+            program.release(block)
+
+
+def test_a_leak_is_found_with_who_allocates(tmp_path: Path) -> None:
+    # GIVEN eight steps, of which each but the first two keeps 7 MiB
+    program = Allocating(before=10)
+    leaking(program, 8, {2, 3, 4, 5, 6, 7})
+    # WHEN its memory is followed
+    found = memory_of(program.trace(tmp_path))
+    growth = only(found).growth
+    # THEN the growth is known to the byte
+    assert growth is not None
+    assert (growth.growing, growth.left) == (6, 42 * MIB)
+    assert [end // MIB for _, _, end in growth.steps] == [10, 10, 17, 24, 31, 38, 45, 52]
+    assert [peak // MIB for _, peak, _ in growth.steps][-1] == 152
+    # AND found, with the operator
+    (finding,) = found.findings()
+    assert finding.severity == "high"
+    assert "42.00 MiB in all" in finding.sentence
+    assert "aten::clone" in finding.sentence
+    assert growth.since_ns == finding.evidence[1].time_ns
+
+
+@pytest.mark.parametrize(
+    "leaks", [set(), {0, 1}, {0, 1, 2, 3, 4, 5, 6}, {5, 6, 7}, {0, 2, 4, 6}, {7}]
+)
+def test_what_is_no_leak(leaks: set[int], tmp_path: Path) -> None:
+    # GIVEN steps that warm up, or keep something now and then
+    program = Allocating()
+    leaking(program, 8, leaks)
+    # WHEN they are followed THEN nothing is found
+    assert memory_of(program.trace(tmp_path)).findings() == []
+
+
+def test_hostile_arguments(tmp_path: Path) -> None:
+    # GIVEN events without sizes, with words for sizes, and none at all
+    program = Allocating()
+    place = {"pid": HOST, "tid": MAIN, "ts": 1_000, "name": "[memory]"}
+    program.operator()
+    program.events.append(place | {"ph": "i"})
+    assert isinstance(memory.analyze(program.trace(tmp_path)), Nothing)
+    program.events.append(place | {"ph": "i", "args": {"Bytes": "many"}})
+    assert isinstance(memory.analyze(program.trace(tmp_path)), Nothing)
+    program.events = []
+    found = memory.analyze(program.trace(tmp_path))
+    assert isinstance(found, Nothing)
+    assert "profile_memory=True" in found.reason
+
+
+def test_only_memory_events(tmp_path: Path) -> None:
+    # GIVEN a trace with nothing but two allocations
+    program = Allocating()
+    program.allocate(1)
+    program.allocate(2)
+    # WHEN it is followed THEN the peak is known, and that nothing surrounds it
+    found = only(memory_of(program.trace(tmp_path)))
+    assert found.peak == 3 * MIB
+    assert [(h.operator, h.allocations) for h in found.holders] == [(None, 2)]
+    assert found.growth is None
+
+
+def test_real_traces(traces: Path) -> None:
+    # GIVEN public traces
+    said = {}
+    for path in sorted(traces.glob("*.json.gz")):
+        found = memory.analyze(read_trace(path))
+        # WHEN their memory is followed THEN none has a leak
+        if not isinstance(found, Nothing):
+            said[path.name.split(".")[0]] = found
+            assert found.findings() == []
+    # AND the peaks are those that the events say
+    assert len(said) == 8
+    times = said["cuda_h100_timesformer"].devices[0]
+    with gzip.open(traces / "cuda_h100_timesformer.json.gz") as file:
+        entries = json.load(file)["traceEvents"]
+    totals = [
+        entry["args"]["Total Allocated"]
+        for entry in entries
+        if entry["name"] == "[memory]" and entry["args"]["Device Type"] == 1
+    ]
+    assert (times.events, times.peak) == (len(totals), max(totals))
+    assert times.step == "ProfilerStep#6"
+    assert {holder.operator for holder in times.holders[:2]} == {"aten::bmm", "aten::mul"}
+    resnet = said["old_v100_resnet_workers0"].devices[0]
+    assert resnet.growth is not None
+    assert (resnet.is_total, resnet.growth.growing) == (False, 0)
+
+
+def test_a_leak_that_torch_has_profiled(tmp_path: Path) -> None:
+    # GIVEN six steps of a real program that keeps 4 MB each
+    torch = pytest.importorskip("torch")
+    kept = []
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        profile_memory=True,
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=6, repeat=1),
+    ) as profile:
+        profile.step()
+        for _ in range(6):
+            value = torch.ones(1000, 1000)
+            kept.append(value.clone())
+            del value
+            profile.step()
+    path = tmp_path / "torch.json"
+    profile.export_chrome_trace(str(path))
+    # WHEN its memory is followed
+    found = memory_of(read_trace(path))
+    growth = only(found).growth
+    # THEN what came after the first step is found, to the byte, and the operator
+    assert growth is not None
+    assert (growth.left, growth.by) == (5 * 4_000_000, "aten::clone")
+    assert len(found.findings()) == 1
