@@ -175,6 +175,22 @@ def test_a_graph_has_its_kernels_and_what_has_no_launch_is_counted(tmp_path: Pat
     }
 
 
+def test_a_kernel_of_two_operators(tmp_path: Path) -> None:
+    # GIVEN a kernel of products that two operators launch, the second for longer
+    program = Program()
+    with program.within("first", "user_annotation"):
+        operator(program, "aten::add", "my_gemm", 30)
+        operator(program, "aten::add", "my_gemm", 30)
+    with program.within("second", "user_annotation"):
+        operator(program, "aten::relu", "my_gemm", 70)
+        operator(program, "aten::gelu", "unknown", 20)
+    # WHEN the trace is broken down
+    first, second = json_of(program.trace(tmp_path))["top"]
+    # THEN its operator and stage are those of most of its time, its kind is what its name says
+    assert (first["time_us"], first["operator"], first["stage"]) == (130, "aten::relu", "second")
+    assert (first["kind"], second["kind"]) == ("matmul", "elementwise")
+
+
 def backward(program: Program, sequence: bool) -> dict[str, Any]:
     """linear and relu forward; their backward in another thread, linear's with two kernels."""
     args = {"Sequence number": 1} if sequence else {}
@@ -216,7 +232,8 @@ def test_work_of_the_backward_pass_belongs_to_its_forward_operator(
     found = json_of(program.trace(tmp_path))
     # THEN backward kernels count for their forward operators, and for the thread's stage
     assert {
-        row["operator"]: (row["time_us"], row["count"]) for row in found["by_forward_operator"]
+        row["operator"]: (row["time_us"], row["count"])
+        for row in found["by_forward_operator"] or ()
     } == expected
     assert [(row["stage"], row["count"]) for row in found["by_stage"]] == [("train", 5)]
     operators = {row["name"]: row["operator"] for row in found["top"]}
