@@ -39,6 +39,7 @@ ASCEND: tuple[str, ...] = (
     "ascend_free",
     "ascend_waits",
     "ascend_host_waits",
+    "ascend_cores",
 )
 
 

@@ -128,6 +128,12 @@ _HOST_WAITS = _object(
         ),
     }
 )
+_CORES = _object(
+    {
+        "cores": _list(_object({"core": _TEXT, "operators": _COUNT, "total_us": _TIME})),
+        "ai_cpu_operators": _list(_object({"name": _TEXT, "count": _COUNT, "total_us": _TIME})),
+    }
+)
 _HEAD_PARTS = _maybe(
     "framework_us",
     "framework_cache_lookup_us",
@@ -290,6 +296,7 @@ ASCEND = {
     "ascend_free": _FREE,
     "ascend_waits": _WAITS,
     "ascend_host_waits": _HOST_WAITS,
+    "ascend_cores": _CORES,
     "ascend_operators": _OPERATORS,
     "ascend_api": _API,
     "ascend_collectives": _COLLECTIVES,

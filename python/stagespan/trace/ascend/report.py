@@ -79,6 +79,8 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
         "ascend_host_operators": host_operators(tables.get(DETAILS)),
         "ascend_files": Files(folder),
     }
+    if not isinstance(ours["ascend_operators"], Nothing):
+        results.pop("ascend_cores", None)  # which says less
     first = {name: results[name] for name in ("verdict",) if name in results}
     shown = empty_trace(str(folder.path)) if trace is None else trace
     shown = replace(shown, incomplete=" ".join(folder.problems) or shown.incomplete)

@@ -378,6 +378,21 @@ def test_what_is_an_ascend_folder(tmp_path: Path) -> None:
     assert not is_ascend_folder(tmp_path / "none")
 
 
+def test_a_trace_without_its_folder_is_told_too(tmp_path: Path) -> None:
+    # GIVEN trace_view.json alone, packed
+    root = synthetic(tmp_path)
+    file = tmp_path / "trace_view.json.gz"
+    file.write_bytes(gzip.compress((root / OUTPUT / "trace_view.json").read_bytes()))
+    # WHEN it is analysed as a file
+    found = analysed(file)
+    # THEN all that the trace holds is there
+    assert found["head_overhead"]["calls"] == 1
+    assert found["ascend_steps"]["source"] == "lanes"
+    assert [each["name"] for each in found["ascend_cores"]["ai_cpu_operators"]] == ["c_Nonzero"]
+    # AND the file's tables are not missed
+    assert "ascend_operators" not in found
+
+
 def test_folders_without_what_can_be_read(tmp_path: Path) -> None:
     # GIVEN folders that hold nothing parsed, raw data, databases, only garbage
     nothing, raw, databases, garbage = (

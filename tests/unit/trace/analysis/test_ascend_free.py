@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from synthetic_ascend import QUEUE, SyntheticAscend
 
-from stagespan.trace.analysis import ascend_free
+from stagespan.trace.analysis import ascend_cores, ascend_free
 from stagespan.trace.analysis.ascend_free import Free
 from stagespan.trace.analysis.result import Nothing
 
@@ -113,3 +113,26 @@ def test_a_busy_device_has_no_finding(tmp_path: Path) -> None:
     empty = SyntheticAscend()
     empty.host("aten::mm", 0, 1_000)
     assert isinstance(ascend_free.analyze(empty.trace(tmp_path)), Nothing)
+
+
+def test_operators_of_the_ai_cpu_are_named(tmp_path: Path) -> None:
+    # GIVEN a trace in which two operators of nine run on the AI CPU, for 30 % of the time
+    it = SyntheticAscend()
+    for number in range(7):
+        it.kernel("a_Mul", number * 100_000, number * 100_000 + 100_000)
+    it.kernel("b_Nonzero", 700_000, 900_000, core="AI_CPU")
+    it.kernel("c_Unique", 900_000, 1_000_000, core="AI_CPU")
+    found = ascend_cores.analyze(it.trace(tmp_path))
+    # WHEN cores are told apart
+    assert found.to_dict()["cores"] == [
+        {"core": "AI_CORE", "operators": 7, "total_us": 700.0},
+        {"core": "AI_CPU", "operators": 2, "total_us": 300.0},
+    ]
+    # THEN the finding names them
+    (finding,) = found.findings()
+    assert finding.severity == "medium"
+    assert "300.000 us (30.0 % of all operators' time): b_Nonzero, c_Unique." in finding.sentence
+    # AND without them there is none
+    it = SyntheticAscend()
+    it.kernel("a_Mul", 0, 100_000)
+    assert ascend_cores.analyze(it.trace(tmp_path)).findings() == []
