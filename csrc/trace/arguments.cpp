@@ -10,6 +10,9 @@ namespace stagespan::trace {
 
 namespace {
 
+// Up to here doubles tell neighbouring integers apart.
+constexpr std::int64_t kExact = std::int64_t{1} << 53;
+
 constexpr std::array<const char*, static_cast<std::size_t>(Role::kCount)> kRoleNames{
     "",       "correlation", "connection_id", "External id",      "external id",
     "device", "stream",      "Python id",     "Python parent id", "Task Type"};
@@ -37,11 +40,11 @@ void ArgumentColumn::add(const Value& value, bool text, Interner* texts, std::st
     switch (value.kind) {
       case Kind::kTrue:
       case Kind::kFalse:
-        return add_integer(value.kind == Kind::kTrue ? 1 : 0);
+        return add_integer(value.kind == Kind::kTrue ? 1 : 0, texts);
       case Kind::kNumber: {
         std::int64_t integer = 0;
         if (!value.number.whole) return add_real(as_double(value.number, value.written), texts);
-        if (as_integer(value.number, &integer)) return add_integer(integer);
+        if (as_integer(value.number, &integer)) return add_integer(integer, texts);
         break;
       }
       default:
@@ -58,17 +61,17 @@ void ArgumentColumn::add(const Value& value, bool text, Interner* texts, std::st
   narrow_.push(static_cast<std::int32_t>(texts->code(said, guess)));
 }
 
-void ArgumentColumn::add_integer(std::int64_t value) {
+void ArgumentColumn::add_integer(std::int64_t value, Interner* texts) {
   using Limits = std::numeric_limits<std::int32_t>;
   if (type_ == Type::kEmpty) type_ = Type::kSmall;
   if (type_ == Type::kSmall) {
     if (value >= Limits::min() && value <= Limits::max()) return narrow_.push(static_cast<std::int32_t>(value));
     to_whole();
   }
-  if (type_ == Type::kWhole)
-    whole_.push(value);
-  else
-    real_.push(static_cast<double>(value));
+  if (type_ == Type::kWhole) return whole_.push(value);
+  if (value >= -kExact && value <= kExact) return real_.push(static_cast<double>(value));
+  to_text(texts);
+  narrow_.push(text_of(value, texts));
 }
 
 void ArgumentColumn::add_real(double value, Interner* texts) {
@@ -85,7 +88,6 @@ void ArgumentColumn::to_whole() {
 
 // Integers to doubles; false, with nothing changed, when one of them is too large for that.
 bool ArgumentColumn::to_real() {
-  constexpr std::int64_t kExact = std::int64_t{1} << 53;
   for (std::size_t i = 0; i < whole_.size(); ++i)
     if (whole_[i] > kExact || whole_[i] < -kExact) return false;
   for (std::size_t i = 0; i < narrow_.size(); ++i) real_.push(narrow_[i]);

@@ -44,7 +44,7 @@ class ArgumentColumn {
   Growing<double> take_real() noexcept { return std::move(real_); }
 
  private:
-  void add_integer(std::int64_t value);
+  void add_integer(std::int64_t value, Interner* texts);
   void add_real(double value, Interner* texts);
   void to_whole();
   bool to_real();

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__SSE2__)
+// Tests define STAGESPAN_PORTABLE to try the way for other processors.
+#if defined(__SSE2__) && !defined(STAGESPAN_PORTABLE)
+#define STAGESPAN_TEXT_SSE2 1
 #include <emmintrin.h>
 #endif
 
@@ -13,7 +15,7 @@ namespace stagespan::trace {
 
 namespace {
 
-#if defined(__SSE2__)
+#if defined(STAGESPAN_TEXT_SSE2)
 
 constexpr std::ptrdiff_t kStep = 16;
 
@@ -127,7 +129,7 @@ std::size_t append_escape(std::string_view raw, std::size_t at, std::string* int
 
 const char* string_end(const char* at, const char* end, bool* plain) noexcept {
   while (end - at >= kStep) {
-#if defined(__SSE2__)
+#if defined(STAGESPAN_TEXT_SSE2)
     const Block block = look(at);
     if (block.stops == 0) {
       if (block.strange != 0) *plain = false;
