@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stagespan.trace.analysis.result import SEVERITIES, Finding, Nothing, Result, window_of
+from stagespan.trace.analysis.torchair_calls import calls_torchair
 from stagespan.trace.device import is_ascend
 from stagespan.trace.model import Trace
 
@@ -81,7 +82,7 @@ def analyze(trace: Trace, only: Iterable[str] | None = None) -> Analysis:
 
     Raises KeyError for a name that is in neither list.
     """
-    names = [*ANALYSES, *(ASCEND if is_ascend(trace) else ())] if only is None else list(only)
+    names = list(_asked(trace)) if only is None else list(only)
     known = (*ANALYSES, *ASCEND)
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -91,3 +92,10 @@ def analyze(trace: Trace, only: Iterable[str] | None = None) -> Analysis:
         module = importlib.import_module(f"stagespan.trace.analysis.{name}")
         results[name] = module.analyze(trace)
     return Analysis(trace, results)
+
+
+def _asked(trace: Trace) -> tuple[str, ...]:
+    """The analyses for a trace; graph mode can be in one that torch.profiler wrote, too."""
+    if is_ascend(trace):
+        return (*ANALYSES, *ASCEND)
+    return (*ANALYSES, "head_overhead") if calls_torchair(trace) else ANALYSES

@@ -116,19 +116,22 @@ class Steps:
                     tuple(Evidence(f"Free of {s.name}", None, s.free_ns, "ns") for s in worst),
                 )
             )
-        if self.differences:
-            found.append(
-                Finding(
-                    "medium",
-                    f"{len(self.differences):,} figures of the folder's files do not agree:"
-                    f" {self.differences[0].sentence}. Parse the folder again, or do not trust"
-                    " them.",
-                    tuple(
-                        Evidence(d.sentence, None, abs(d.time_ns - d.other_ns), "ns")
-                        for d in self.differences[:5]
-                    ),
+        for differences, severity, what in (
+            ([d for d in self.differences if d.other == FILE], "medium", "in step_trace_time.csv"),
+            ([d for d in self.differences if d.other != FILE], "low", "by the operators"),
+        ):
+            if differences:
+                found.append(
+                    Finding(
+                        severity,  # type: ignore[arg-type]
+                        f"{len(differences):,} figures of steps are others {what}:"
+                        f" {differences[0].sentence}.",
+                        tuple(
+                            Evidence(d.sentence, None, abs(d.time_ns - d.other_ns), "ns")
+                            for d in differences[:5]
+                        ),
+                    )
                 )
-            )
         return found
 
     def tables(self) -> list[Table]:

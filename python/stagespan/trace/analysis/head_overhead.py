@@ -142,12 +142,12 @@ class HeadOverhead:
         severity = next((s for least, s in _SHARES if percent >= least), None)
         if severity is None:
             return []
+        until = "before their first operators"
+        if self.total("first_operator") is None:
+            until = "until their graphs were launched"
         parts = self._parts()
         most = max(parts, key=lambda part: parts[part])
-        sentence = (
-            f"{len(calls):,} calls of compiled graphs spent {in_words(head, 'ns')} before their"
-            f" first operators"
-        )
+        sentence = f"{len(calls):,} calls of compiled graphs spent {in_words(head, 'ns')} {until}"
         if self.idle_ns is not None:
             sentence += (
                 f", and for {in_words(lost, 'ns')} of that ({percent:.1f} % of the trace) the"

@@ -84,6 +84,11 @@ class Call:
         return executed + (after or 0)
 
 
+def calls_torchair(trace: Trace) -> bool:
+    """Whether a trace holds calls of graphs that TorchAir compiled."""
+    return any(COMPILER.search(name) for name in trace.names)
+
+
 def compiled_calls(trace: Trace) -> list[Call]:
     """All calls in order of time; empty for traces without TorchAir."""
     events, holds = trace.events, _Names(trace)

@@ -89,7 +89,9 @@ def test_the_file_agrees_or_its_difference_is_said(tmp_path: Path) -> None:
     (difference,) = found.differences
     assert (difference.figure, difference.step) == ("Computing", "step 7")
     assert (difference.time_ns, difference.other_ns) == (350_000, 350_002)
-    assert [f.severity for f in found.findings() if "do not agree" in f.sentence] == ["medium"]
+    (finding,) = [f for f in found.findings() if "step_trace_time.csv" in f.sentence]
+    assert finding.severity == "medium"
+    assert finding.sentence.startswith("1 figures of steps are others in step_trace_time.csv: Comp")
 
 
 def test_stage_and_preparing_are_as_coarse_as_the_file_has_them(tmp_path: Path) -> None:
@@ -157,6 +159,36 @@ def test_the_screen_has_a_line_a_step(tmp_path: Path) -> None:
     )
     many = Steps("lanes", found.steps * 5, {})
     assert many.headlines[4:] == ["and 6 more: see --markdown"]
+
+
+def test_devices_are_told_apart(tmp_path: Path) -> None:
+    # GIVEN one trace with the operators of two devices, named by their processes' labels
+    entries = []
+    for device in (0, 1):
+        it = SyntheticAscend()
+        it.kernel("a_Mul", 0, 100_000 + 50_000 * device)
+        it.kernel("b_Mul", 200_000, 250_000)
+        for entry in it.entries():
+            if entry["name"] == "process_labels" and entry["args"]["labels"] == "NPU":
+                entry["args"]["labels"] = f"NPU {device}"
+            entries.append(entry | {"pid": entry["pid"] + 10_000 * device})
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(entries))
+    (tmp_path / "step_trace_time.csv").write_text(
+        "Device_id,Step,Computing,Free\n0,,150,100\n1,,200.1,50\n"
+    )
+    # WHEN they are summed up
+    table = read_table(tmp_path / "step_trace_time.csv")
+    found = ascend_steps.analyze(read_trace(path), table)
+    assert isinstance(found, Steps)
+    # THEN each has its own figures
+    assert [(s.device, s.computing_ns, s.free_ns) for s in found.steps] == [
+        ("0", 150_000, 100_000),
+        ("1", 200_000, 50_000),
+    ]
+    # AND is compared with its own row
+    (difference,) = found.differences
+    assert (difference.step, difference.figure) == ("the whole trace, device 1", "Computing")
 
 
 def test_a_trace_without_a_device(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from synthetic_ascend import QUEUE, SyntheticAscend
 
-from stagespan.trace import Trace
+from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis import analyze, head_overhead
 from stagespan.trace.analysis.head_overhead import HeadOverhead
 from stagespan.trace.analysis.result import Nothing
@@ -246,3 +247,46 @@ def test_other_traces_are_not_asked(tmp_path: Path) -> None:
     program.kernel("Add", 0, 10)
     assert isinstance(head_overhead.analyze(program.trace(tmp_path)), Nothing)
     assert "head_overhead" in analyze(program.trace(tmp_path)).results
+
+
+def test_a_trace_of_torch_itself_has_the_events_where_they_are_looked_for(tmp_path: Path) -> None:
+    # GIVEN a compiled function whose backend marks TorchAir's parts and takes known times in them
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    def backend(module: Any, _: Any) -> Any:
+        def run(*args: Any) -> Any:
+            with record_function("npu_fx_compiler inference"):
+                time.sleep(0.002)
+                args[0].t().contiguous()
+                with record_function("TorchNpuGraphBase::Run"):
+                    time.sleep(0.001)
+                    with record_function("ExecuteGraph"):
+                        time.sleep(0.003)
+                return module.forward(*args)
+
+        return run
+
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: x * 2 + 1, backend=backend)
+    x = torch.randn(64, 32)
+    compiled(x)
+    # WHEN torch's own profiler records it
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(3):
+            compiled(x)
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    trace = read_trace(tmp_path / "trace.json")
+    # THEN the parts are found, dynamo's look-up among them, and the parts sum to the head
+    found = analyze(trace).results["head_overhead"].to_dict()
+    assert found["counted_calls"] == 3
+    for call in found["per_call"]:
+        assert call["region"].startswith("Torch-Compiled Region")
+        assert 0 < call["framework_cache_lookup_us"] < call["framework_us"]
+        assert call["torchair_python_us"] > 2000
+        assert call["torchair_cpp_us"] > 1000
+        assert call["ge_execute_us"] > 3000
+        assert call["head_us"] == pytest.approx(
+            call["framework_us"] + call["torchair_us"] + call["ge_to_compiler_end_us"]
+        )
+    assert found["non_contiguous_inputs"]["operators"] == 3
