@@ -183,11 +183,6 @@ def _below(forest: Nesting, lane_of_row: Numbers, threads: Numbers) -> Numbers:
 
 def _of_stacks(trace: Trace) -> Flame | None:
     """From the stacks that older profilers wrote as an argument of operators."""
-    # Only profilers of before events had these categories and ids wrote them; looking for them
-    # reads the file once more.
-    is_old = "user_annotation" not in trace.categories and "trace_id" not in trace.metadata
-    if not trace.metadata.get("with_stack") and not is_old:
-        return None
     written = trace.argument("Call stack") if len(trace.events) else None
     if written is None or written.numbers is not None:
         return None

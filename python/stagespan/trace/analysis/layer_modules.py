@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analysis.call_tree import Paths, Rows, Tree, lanes_of, sums, tree_of
-from stagespan.trace.analysis.causes import MARKS
-from stagespan.trace.analysis.forward import forward_operators
 from stagespan.trace.analysis.host_time import named
-from stagespan.trace.analysis.nesting import Lanes, Nesting
-from stagespan.trace.device import device_work, launch_of
+from stagespan.trace.analysis.launchers import launchers
+from stagespan.trace.device import device_work
 from stagespan.trace.intervals import exclusive
 from stagespan.trace.model import Numbers, Trace
 
@@ -92,10 +90,14 @@ def modules_of(trace: Trace) -> Modules | None:
     paths = Paths(tree.parent, word)
     device = device_work(trace).rows
     durations = events.dur_ns[device]
-    calls = launch_of(trace, device)
-    forward = _at(trace, tree, lanes, events.begin_ns, calls)
-    operators = _forward_rows(trace, calls)
-    backward = np.where(forward < 0, _at(trace, tree, lanes, events.begin_ns, operators), -1)
+    forward, backward = np.full((2, len(device)), -1, dtype=np.intp)
+    found_by = launchers(trace, device) if len(device) else None
+    if found_by is not None:
+        # A queue may launch from a thread of its own what an operator of another one asked for.
+        for at in (found_by.calls, found_by.operator):
+            forward = np.where(forward >= 0, forward, _at(trace, tree, lanes, events.begin_ns, at))
+        of_forward = _at(trace, tree, lanes, events.begin_ns, found_by.forward)
+        backward = np.where(forward < 0, of_forward, -1)
     on_device = len(device) > 0
     own = _by_node(paths, forward, durations)
     counts = paths.inclusive(_by_node(paths, forward, np.ones_like(durations)))
@@ -151,24 +153,6 @@ def _at(trace: Trace, tree: Tree, lanes: NDArray[np.int64], times: Numbers, rows
     known = rows >= 0
     if known.any():
         found[known] = tree.at(lanes_of(lanes, trace, rows[known]), times[rows[known]])
-    return found
-
-
-def _forward_rows(trace: Trace, calls: Rows) -> Rows:
-    """Of each launching call the forward operator whose backward it is in, or -1."""
-    found = np.full(len(calls), -1, dtype=np.intp)
-    known = np.flatnonzero(calls >= 0)
-    operators = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, MARKS))
-    if len(known) == 0 or len(operators) == 0:
-        return found
-    lanes = Lanes(trace, operators, calls[known])
-    if not lanes.fits:
-        return found
-    forest = Nesting.of(trace, lanes.axis, operators, lanes.of[0])
-    forward = forward_operators(trace, lanes, forest)
-    begin = trace.events.begin_ns[calls[known]]
-    at = forest.at(lanes.axis.place(lanes.of[1], begin))
-    found[known] = np.where(at >= 0, np.append(forward, -1)[at], -1)
     return found
 
 

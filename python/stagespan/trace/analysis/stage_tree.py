@@ -12,8 +12,9 @@ from stagespan.trace.analysis.axis import Cover
 from stagespan.trace.analysis.call_tree import Paths, Rows, Tree, lanes_of, sums
 from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.host_time import named, threads
+from stagespan.trace.analysis.launchers import launchers
 from stagespan.trace.analysis.step_ranges import PROFILER_STEP
-from stagespan.trace.device import device_work, launch_of
+from stagespan.trace.device import device_work, is_ascend, launch_of
 from stagespan.trace.intervals import exclusive
 from stagespan.trace.model import Numbers, Trace
 
@@ -79,11 +80,12 @@ def stage_tree(trace: Trace) -> StageTree | None:
         return None
     device = device_work(trace).rows
     calls = launch_of(trace, device)
-    lanes, lane = _lanes(trace, rows, calls)
+    askers = _askers(trace, device, calls)
+    lanes, lane = _lanes(trace, rows, askers)
     tree = Tree(events.begin_ns[rows], events.end_ns[rows], lane)
     names, word = _words(trace, rows)
     paths = Paths(tree.parent, word)
-    stage_of, by_time = _stages_of(trace, tree, lanes, lane, calls)
+    stage_of, by_time = _stages_of(trace, tree, lanes, lane, askers)
     known = stage_of >= 0
     launch, first = np.unique(calls[known], return_index=True)
     launched_in = paths.node[stage_of[known][first]]
@@ -101,6 +103,14 @@ def stage_tree(trace: Trace) -> StageTree | None:
         calls_made=sums(launched_in, np.ones_like(launch), len(paths)),
         idle_ns=paths.sums(_idle(trace, tree, rows, device)) if len(device) else None,
     )
+
+
+def _askers(trace: Trace, device: Rows, calls: Rows) -> Rows:
+    """What tells the stage of device events: their launches, or where a queue launches from a
+    thread of its own, the operators that asked for them.
+    """
+    found = launchers(trace, device) if is_ascend(trace) else None
+    return calls if found is None else np.where(found.operator >= 0, found.operator, calls)
 
 
 def _idle(trace: Trace, tree: Tree, rows: Rows, device: Rows) -> Numbers:
