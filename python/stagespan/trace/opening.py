@@ -1,4 +1,4 @@
-"""What `stagespan analyze` does with a path: one trace, or the traces of many ranks."""
+"""What `stagespan analyze` does with a path: a trace, a folder of Ascend, or of many ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from stagespan.trace.model import Trace
 
 def open_trace(path: Path) -> Trace:
     """The one trace that a path names. Raises TraceError with a sentence where it names none."""
-    from stagespan.trace.ascend import is_ascend_folder, read_ascend_trace
+    from stagespan.trace.ascend import find_ascend_folder, read_ascend_trace
     from stagespan.trace.reader import read_trace
 
-    return read_ascend_trace(path) if is_ascend_folder(path) else read_trace(path)
+    folder = find_ascend_folder(path)
+    return read_trace(path) if folder is None else read_ascend_trace(folder)
 
 
 def analyze_path(path: Path, against: Path | None = None, jobs: int | None = None) -> Analysis:
@@ -24,11 +25,12 @@ def analyze_path(path: Path, against: Path | None = None, jobs: int | None = Non
 
     Raises TraceError with a sentence for what cannot be read.
     """
-    from stagespan.trace.ascend import is_ascend_folder, read_ascend_folder
+    from stagespan.trace.ascend import find_ascend_folder, read_ascend_folder
     from stagespan.trace.ascend.report import analyze_ascend
 
-    if against is None and is_ascend_folder(path):
-        return analyze_ascend(read_ascend_folder(path))
+    ascend = find_ascend_folder(path)
+    if against is None and ascend is not None:
+        return analyze_ascend(read_ascend_folder(ascend))
     if against is None and path.is_dir():
         from stagespan.trace.ranks import analyze_folder
 

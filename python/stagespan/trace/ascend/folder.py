@@ -80,6 +80,21 @@ def is_ascend_folder(path: str | os.PathLike[str]) -> bool:
         return False
 
 
+def find_ascend_folder(path: str | os.PathLike[str]) -> Path | None:
+    """The result folder that a path names: itself, or the only one in it; else None.
+
+    The handler of torch_npu.profiler writes each process' folder into the one that it is given.
+    """
+    folder = Path(path)
+    if is_ascend_folder(folder):
+        return folder
+    try:
+        inside = [each for each in folder.iterdir() if _SUFFIX.search(each.name) and each.is_dir()]
+    except OSError:
+        return None
+    return inside[0] if len(inside) == 1 else None
+
+
 def read_ascend_folder(path: str | os.PathLike[str]) -> AscendFolder:
     """Read what is there.
 

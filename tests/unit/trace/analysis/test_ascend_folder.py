@@ -17,7 +17,7 @@ from test_analyze_command import fits, run
 from stagespan.errors import TraceError
 from stagespan.trace.analysis.json_schema import json_schema
 from stagespan.trace.analysis.json_schema_ascend import ASCEND
-from stagespan.trace.ascend import is_ascend_folder, read_ascend_folder
+from stagespan.trace.ascend import find_ascend_folder, is_ascend_folder, read_ascend_folder
 from stagespan.trace.ascend.folder import DOCUMENTS, TABLES
 from stagespan.trace.opening import analyze_path
 
@@ -373,7 +373,12 @@ def test_what_is_an_ascend_folder(tmp_path: Path) -> None:
     assert is_ascend_folder(root)
     assert is_ascend_folder(root / OUTPUT)
     assert is_ascend_folder(str(root))
+    # AND the folder that holds the only one is taken for it, one that holds two is of ranks
     assert not is_ascend_folder(tmp_path)
+    assert find_ascend_folder(tmp_path) == root
+    assert analysed(tmp_path) == analysed(root)
+    shutil.copytree(root, tmp_path / "other_ascend_pt")
+    assert find_ascend_folder(tmp_path) is None
     assert not is_ascend_folder(root / OUTPUT / "trace_view.json")
     assert not is_ascend_folder(tmp_path / "none")
 
