@@ -69,8 +69,11 @@ def _is_ascend(path: Path) -> bool:
     return path.is_dir() and bool(is_ascend_folder(path))
 
 
-def rank_of(trace: Trace, path: Path) -> tuple[int | None, str | None]:
-    """The trace's rank and what told it: "metadata" or "name"; (None, None) if nothing does."""
+def rank_of(trace: Trace, path: Path, folder: Path | None = None) -> tuple[int | None, str | None]:
+    """The trace's rank and what told it: "metadata" or "name"; (None, None) if nothing does.
+
+    Of a file in a folder below `folder` that folder's name may tell, too.
+    """
     info = distributed_info(trace)
     rank = info.get("rank")
     if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0:
@@ -81,7 +84,7 @@ def rank_of(trace: Trace, path: Path) -> tuple[int | None, str | None]:
             if found:
                 return int(found[1]), "name"
     found = _NUMBERED.search(path.name) or _BARE.search(path.name)
-    if found is None and path.parent.name:
+    if found is None and folder is not None and path.parent != folder:
         found = _NUMBERED.search(path.parent.name)
     if found is None:
         return None, None

@@ -23,6 +23,7 @@ from stagespan.trace.ranks.waits import waits
 _LISTED = 10
 # Windows whose lengths differ more are said to be different.
 _DIFFERENT = 1.5
+_A_DAY_NS = 86_400 * 10**9
 # Half of each window.
 _OVERLAP = 0.5
 
@@ -32,7 +33,7 @@ def analyze_folder(folder: Path, jobs: int | None = None) -> Analysis:
 
     Raises TraceError when the folder holds no trace that tells its rank.
     """
-    result = ranks_of(folder, summarise_all(traces_in(folder), jobs))
+    result = ranks_of(folder, summarise_all(traces_in(folder), jobs, folder))
     return Analysis(_nothing(folder, result), {"ranks": result})
 
 
@@ -51,6 +52,7 @@ def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
             " torch.distributed before profiling, or name the files rank0.json, rank1.json, ..."
         )
     job, others, world = _one_job(readable)
+    job, elsewhen = _one_time(job, world)
     summaries, duplicated = _one_of_each(job)
     if len(summaries) == 1 and len(readable) > 1:
         raise TraceError(
@@ -63,7 +65,7 @@ def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
     clocks = align(summaries, matched)
     remarks = [
         *_about_files(summaries, missing, duplicated, without_rank, unreadable),
-        *_about_jobs(others),
+        *_about_jobs(others, elsewhen),
         *_about_windows(summaries),
         *_about_matching(summaries, matched),
     ]
@@ -97,6 +99,18 @@ def _one_job(
     job = [each for each in with_rank if each.world_size in (None, world)]
     others = [each for each in with_rank if each.world_size not in (None, world)]
     return job, others, world
+
+
+def _one_time(
+    job: list[RankSummary], world: int | None
+) -> tuple[list[RankSummary], list[RankSummary]]:
+    """The traces of about one time, and those of other days."""
+    sure = [e.begin_ns for e in job if e.unix_clock and e.world_size == world]
+    if not sure:
+        return job, []
+    about = int(np.median(sure))
+    far = [e for e in job if e.unix_clock and abs(e.begin_ns - about) > _A_DAY_NS]
+    return [e for e in job if all(e is not other for other in far)], far
 
 
 def _one_of_each(
@@ -152,11 +166,17 @@ def _about_files(
     return told
 
 
-def _about_jobs(others: list[RankSummary]) -> list[str]:
-    if not others:
-        return []
-    names = [f"{Path(each.path).name} (of {each.world_size})" for each in others]
-    return [f"Left out, as they are of jobs with another number of ranks: {_listed(names)}."]
+def _about_jobs(others: list[RankSummary], elsewhen: list[RankSummary]) -> list[str]:
+    told = []
+    if others:
+        names = [f"{Path(each.path).name} (of {each.world_size})" for each in others]
+        told.append(
+            f"Left out, as they are of jobs with another number of ranks: {_listed(names)}."
+        )
+    if elsewhen:
+        names = [Path(each.path).name for each in elsewhen]
+        told.append(f"Left out, as they were recorded on another day: {_listed(names)}.")
+    return told
 
 
 def _about_windows(summaries: list[RankSummary]) -> list[str]:

@@ -8,20 +8,22 @@ from pathlib import Path
 from stagespan.trace.ranks.summary import RankSummary, Unreadable, summarise
 
 
-def summarise_all(paths: Sequence[Path], jobs: int | None = None) -> list[RankSummary | Unreadable]:
-    """Sum up each trace, in the order of `paths`.
+def summarise_all(
+    paths: Sequence[Path], jobs: int | None = None, folder: Path | None = None
+) -> list[RankSummary | Unreadable]:
+    """Sum up each trace, in the order of `paths`; `folder` as in `summarise`.
 
     With joblib (`stagespan[ranks]`) by `jobs` workers at a time, -1 for one a core; None takes what
     `joblib.parallel_config` says, with which a Dask or Ray cluster takes the work. Only summaries
     travel back. Without joblib one after another.
     """
     if len(paths) < 2 or jobs == 1:
-        return [summarise(path) for path in paths]
+        return [summarise(path, folder) for path in paths]
     try:
         from joblib import Parallel, delayed
     except ImportError:
-        return [summarise(path) for path in paths]
+        return [summarise(path, folder) for path in paths]
     found: list[RankSummary | Unreadable] = Parallel(n_jobs=jobs)(
-        delayed(summarise)(str(path)) for path in paths
+        delayed(summarise)(str(path), folder) for path in paths
     )
     return found

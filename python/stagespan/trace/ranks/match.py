@@ -84,8 +84,8 @@ def match(summaries: Sequence[RankSummary]) -> Matched:
 
     Within a group the k-th of one rank is the k-th of another, but for a shift where the windows
     began at different collectives: the shift at which the operations agree and the ends of the
-    collectives keep the most constant distance; where several do, the one with the smallest. Ranks whose operations agree at no shift are left
-    unmatched.
+    collectives keep the most constant distance; where several do, the smallest distance. Ranks
+    whose operations agree at no shift are left unmatched.
     """
     lanes: dict[str, list[_Lane]] = {}
     alone = 0

@@ -66,8 +66,13 @@ class Unreadable:
     reason: str
 
 
-def summarise(path: str | os.PathLike[str]) -> RankSummary | Unreadable:
-    """Read one trace and sum it up; never raises for what a file holds."""
+def summarise(
+    path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
+) -> RankSummary | Unreadable:
+    """Read one trace and sum it up; never raises for what a file holds.
+
+    `folder` is where the ranks were looked for: names of folders below it may tell the rank.
+    """
     from stagespan.trace.opening import open_trace
 
     path = Path(path)
@@ -78,7 +83,7 @@ def summarise(path: str | os.PathLike[str]) -> RankSummary | Unreadable:
     window = window_of(trace)
     if window is None:
         return Unreadable(str(path), f"{path} holds no events that last.")
-    rank, told = rank_of(trace, path)
+    rank, told = rank_of(trace, path, None if folder is None else Path(folder))
     info = distributed_info(trace)
     world, host = info.get("world_size"), trace.metadata.get("host_name")
     steps = steps_of(trace)

@@ -1,0 +1,226 @@
+"""Folders as people have them: ranks missing, twice, unnumbered, of other jobs, or no traces."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from planted_ranks import US, ranks_in, together, write_rank
+
+from stagespan.errors import TraceError
+from stagespan.trace.ranks.find import traces_in
+
+CALLS = [("AllReduce_Sum_f32", 100.0 + 1_000 * n, 150.0 + 1_000 * n) for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rank3.json",
+        "rank_3_trace.json.gz",
+        "trace_rank3.json",
+        "worker3_step_12.169.pt.trace.json.gz",
+        "Rank-3.JSON",
+        "trace-r3.json",
+        "stage_rank3_trace.json.gz",
+        "3.json",
+        "trace_3.json",
+        "rank3/trace.json",
+    ],
+)
+def test_ranks_from_names(name: str, tmp_path: Path) -> None:
+    # GIVEN traces without distributedInfo, one named after rank 3
+    write_rank(tmp_path, 0, CALLS, info=False, name=name.replace("3", "0", 1))
+    write_rank(tmp_path, 3, CALLS, info=False, name=name)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the name tells the rank
+    assert found.numbers == [0, 3]
+    assert {each.rank_from for each in found.summaries} == {"name"}
+    assert found.missing == [1, 2]
+
+
+def test_what_the_trace_says_goes_before_its_name(tmp_path: Path) -> None:
+    # GIVEN files whose names are wrong
+    write_rank(tmp_path, 0, CALLS, world=2, name="rank1.json")
+    write_rank(tmp_path, 1, CALLS, world=2, name="rank0.json")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN distributedInfo counts
+    assert [Path(each.path).name for each in found.summaries] == ["rank1.json", "rank0.json"]
+
+
+def test_missing_ranks_are_named(tmp_path: Path) -> None:
+    # GIVEN ranks 0 and 2 of five
+    for rank in (0, 2):
+        write_rank(tmp_path, rank, CALLS, world=5)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the others are named
+    assert found.missing == [1, 3, 4]
+    assert found.remarks[0].startswith("3 of 5 ranks are missing: 1, 3, 4.")
+
+
+def test_one_rank_alone(tmp_path: Path) -> None:
+    # GIVEN one rank of two
+    write_rank(tmp_path, 1, CALLS, world=2)
+    # WHEN it is read
+    found = ranks_in(tmp_path)
+    # THEN nothing is said about others
+    assert found.findings() == []
+    assert found.matched.count == 0
+    assert "Only rank 1 is here" in found.tables()[0].note
+    assert found.to_dict()["ranks"][0]["last_in"] is None
+
+
+def test_several_files_of_a_rank(tmp_path: Path) -> None:
+    # GIVEN a rank with two traces, one of them an hour before those of the others
+    early = [(op, begin - 3.6e9, end - 3.6e9) for op, begin, end in CALLS]
+    write_rank(tmp_path, 0, early, world=2, name="rank0_a.json", clock=4e9, begin=-3.6e9)
+    write_rank(tmp_path, 0, CALLS, world=2, name="rank0_b.json", clock=4e9)
+    write_rank(tmp_path, 1, CALLS, world=2, clock=4e9)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the one of the same time is used, and it says so
+    assert [Path(path).name for path in found.duplicated[0]] == ["rank0_a.json"]
+    assert found.remarks == (
+        "Rank 0 has 2 traces: rank0_b.json is used, which is nearest in time to the other ranks'.",
+    )
+    assert found.matched.count == 4
+
+
+def test_a_copy_of_a_rank(tmp_path: Path) -> None:
+    # GIVEN one trace under two names
+    for rank in range(2):
+        write_rank(tmp_path, rank, CALLS, world=2)
+    shutil.copy(tmp_path / "rank0.json.gz", tmp_path / "rank0_copy.json.gz")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN it counts once
+    assert found.numbers == [0, 1]
+    assert len(found.duplicated[0]) == 1
+
+
+def test_files_that_are_no_traces(tmp_path: Path) -> None:
+    # GIVEN files of other kinds among the traces, one cut off
+    for rank in range(2):
+        write_rank(tmp_path, rank, CALLS, world=2)
+    whole = write_rank(tmp_path, 2, CALLS, world=3, name="rank2.json").read_bytes()
+    (tmp_path / "rank2.json").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "breakdown.json").write_text(json.dumps({"name": "x"}))
+    (tmp_path / "empty.json").write_text("")
+    (tmp_path / "notes.txt").write_text("no trace")
+    (tmp_path / "other.json.gz").write_bytes(b"\x1f\x8bnot gzip")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the traces are used, and the others named
+    assert found.numbers == [0, 1, 2]
+    assert [Path(each.path).name for each in found.unreadable] == [
+        "breakdown.json",
+        "empty.json",
+        "other.json.gz",
+    ]
+    assert any("cannot be read as traces: breakdown.json" in each for each in found.remarks)
+    assert any("The traces of ranks 2 are cut off" in each for each in found.remarks)
+
+
+def test_a_folder_without_traces(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="holds no traces: name a folder"):
+        traces_in(tmp_path)
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(TraceError, match="holds no trace that can be read; the first problem"):
+        ranks_in(tmp_path)
+
+
+def test_traces_without_any_rank(tmp_path: Path) -> None:
+    for name in ("before.json", "after.json"):
+        write_rank(tmp_path, 0, CALLS, info=False, name=name)
+    with pytest.raises(TraceError, match=r"None of the 2 traces in .* tells its rank"):
+        ranks_in(tmp_path)
+    # One that tells is enough to go on; the others are named.
+    write_rank(tmp_path, 0, CALLS, world=2)
+    write_rank(tmp_path, 1, CALLS, world=2)
+    found = ranks_in(tmp_path)
+    assert found.numbers == [0, 1]
+    assert any("nothing tells their rank: after.json, before.json" in r for r in found.remarks)
+
+
+def test_traces_of_other_jobs(tmp_path: Path) -> None:
+    # GIVEN two ranks of a job of two, and one of a job of eight
+    for rank in range(2):
+        write_rank(tmp_path, rank, CALLS, world=2)
+    write_rank(tmp_path, 0, CALLS, world=8, name="other_rank0.json")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the job with more ranks here is meant
+    assert (found.world_size, found.numbers, found.missing) == (2, [0, 1], [])
+    assert found.remarks == (
+        "Left out, as they are of jobs with another number of ranks: other_rank0.json (of 8).",
+    )
+
+
+def test_unrelated_traces(tmp_path: Path) -> None:
+    for world in (2, 4, 8):
+        write_rank(tmp_path, 0, CALLS, world=world, name=f"run{world}_rank0.json")
+    with pytest.raises(TraceError, match="are not those of the ranks of one job"):
+        ranks_in(tmp_path)
+
+
+def test_real_traces_of_many_programs(traces: Path) -> None:
+    # GIVEN a folder with traces of many programs and times
+    # WHEN they are taken for ranks THEN they are refused
+    with pytest.raises(TraceError, match="are not those of the ranks of one job"):
+        ranks_in(traces)
+
+
+def test_mixed_backends_and_windows(tmp_path: Path) -> None:
+    # GIVEN a CUDA rank, and a ROCm rank whose trace is much shorter
+    write_rank(tmp_path, 0, CALLS, world=2, computing=[(10, 90)])
+    write_rank(tmp_path, 1, CALLS[:2], world=2, computing=[(10, 90)], call="hipLaunchKernel")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN both are said
+    assert "The ranks ran on different backends: cuda on 0; rocm on 1." in found.remarks
+    assert any("of different lengths" in remark for remark in found.remarks)
+    assert found.matched.count == 2
+
+
+def test_a_rank_recorded_at_another_time(tmp_path: Path) -> None:
+    # GIVEN a rank whose trace is of ten minutes later, with another rhythm
+    other = [("AllReduce_Sum_f32", 6e8 + 700.0 * n * n, 6e8 + 50 + 700.0 * n * n) for n in range(4)]
+    write_rank(tmp_path, 0, CALLS, world=3)
+    write_rank(tmp_path, 1, CALLS, world=3)
+    write_rank(tmp_path, 2, other, world=3, begin=6e8)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN its collectives are not taken for the others'
+    assert "The traces of ranks 2 were recorded at another time" in " ".join(found.remarks)
+    assert found.waits.took_part.tolist() == [4, 4, 0]
+    assert found.clocks.how == ("collectives", "collectives", "unknown")
+    assert any("collectives of ranks 2 do not match" in remark for remark in found.remarks)
+
+
+def test_ranks_without_collectives(tmp_path: Path) -> None:
+    # GIVEN ranks that only compute
+    for rank in range(2):
+        write_rank(tmp_path, rank, [], world=2, computing=[(10, 90)])
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN what they do to each other is unknown
+    assert "No collectives are in the traces of ranks 0, 1." in found.remarks
+    assert "unknown, as no collectives match" in found.tables()[0].note
+    assert found.imbalance is None
+
+
+def test_clocks_that_are_an_hour_off(tmp_path: Path) -> None:
+    # GIVEN two ranks with the same rhythm, whose clocks are an hour apart
+    arrivals = [[100.0 + 1_000 * n * (n + 3) + 20 * rank for n in range(6)] for rank in range(2)]
+    for rank, calls in enumerate(together(arrivals)):
+        write_rank(tmp_path, rank, calls, world=2, clock=3.6e9 * rank)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN their collectives tell by how much
+    assert found.clocks.offset_ns[1] - found.clocks.offset_ns[0] == 3_600_000_000 * US
+    assert found.waits.last.tolist() == [0, 6]

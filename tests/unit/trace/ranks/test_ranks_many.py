@@ -1,0 +1,109 @@
+"""A thousand ranks: small summaries, by worker processes or whatever joblib is told to use."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planted_ranks import US, ranks_in, together, write_rank
+
+from stagespan.trace.ranks import ranks_of, summarise_all
+from stagespan.trace.ranks.find import traces_in
+from stagespan.trace.ranks.summary import RankSummary, summarise
+
+
+def test_a_thousand_ranks(tmp_path: Path) -> None:
+    # GIVEN a thousand ranks, of which 777 comes 500 us late to each of five collectives
+    arrivals = [
+        [1_000.0 * n + rank % 7 + (500 if rank == 777 else 0) for n in range(5)]
+        for rank in range(1_000)
+    ]
+    for rank, calls in enumerate(together(arrivals)):
+        write_rank(tmp_path, rank, calls, world=1_000, clock=float(rank % 11))
+    # WHEN they are read together
+    found = ranks_in(tmp_path, jobs=None)
+    # THEN it is found, and all clocks
+    assert found.numbers == list(range(1_000))
+    assert found.waits.last[777] == found.waits.last.sum() == 5
+    ahead = found.clocks.offset_ns - found.clocks.offset_ns[0]
+    assert ahead.tolist() == [rank % 11 * US for rank in range(1_000)]
+    assert "Rank 777 came last to 5 of 5 collectives" in found.findings()[1].sentence
+    # AND its page says how much is not on it
+    assert "950 more are in the JSON." in found.tables()[0].note
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for rank, calls in enumerate(together([[1_000.0 * n for n in range(4)]] * 6)):
+        write_rank(tmp_path, rank, calls, world=6)
+    return tmp_path
+
+
+def test_worker_processes_give_the_same(folder: Path) -> None:
+    # GIVEN joblib
+    pytest.importorskip("joblib")
+    paths = traces_in(folder)
+    # WHEN the traces are summed up by two workers THEN the result is that of one
+    results = [ranks_of(folder, summarise_all(paths, jobs)).to_dict() for jobs in (1, 2)]
+    assert results[0] == results[1]
+
+
+def test_joblib_is_asked_who_takes_the_work(folder: Path) -> None:
+    # GIVEN a backend that the caller chose
+    joblib = pytest.importorskip("joblib")
+    taken: list[int] = []
+
+    class Cluster(joblib.parallel.SequentialBackend):  # type: ignore[misc, name-defined]
+        def submit(self, func: object, callback: object = None) -> object:
+            taken.append(1)
+            return super().submit(func, callback)
+
+    joblib.register_parallel_backend("cluster", Cluster)
+    # WHEN the traces are summed up within its configuration
+    with joblib.parallel_config(backend="cluster", n_jobs=1):
+        joblib_found = summarise_all(traces_in(folder))
+    # THEN all are there, by way of joblib
+    assert [each.rank for each in joblib_found if isinstance(each, RankSummary)] == list(range(6))
+
+
+def test_without_joblib_one_after_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN no joblib
+    monkeypatch.setitem(sys.modules, "joblib", None)
+    # WHEN workers are asked for THEN it works without
+    assert len(summarise_all(traces_in(folder), 4)) == 6
+
+
+def test_only_little_travels_back(tmp_path: Path) -> None:
+    # GIVEN a trace with many events, and 100 collectives
+    calls = [("AllReduce", 1_000.0 * n, 1_000.0 * n + 10) for n in range(100)]
+    computing = [(20.0 + 4 * n, 22.0 + 4 * n) for n in range(20_000)]
+    path = write_rank(tmp_path, 0, calls, world=2, computing=computing)
+    # WHEN it is summed up
+    found = summarise(path)
+    # THEN its summary is of the collectives' size, whatever the trace's
+    assert isinstance(found, RankSummary)
+    assert len(pickle.dumps(found)) < 64 * len(calls) + 4_000
+
+
+def test_very_many_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN more collectives than are kept
+    monkeypatch.setattr("stagespan.trace.ranks.collectives.MOST", 3)
+    for rank, calls in enumerate(together([[1_000.0 * n for n in range(5)]] * 2)):
+        write_rank(tmp_path, rank, calls, world=2)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN it is said
+    assert found.matched.count == 3
+    assert "4 collectives beyond the first of each rank are left out." in found.remarks
+
+
+def test_summaries_do_not_hold_on_to_the_trace(folder: Path) -> None:
+    found = summarise(folder / "rank0.json.gz")
+    assert isinstance(found, RankSummary)
+    assert found.collectives.begin_ns.base is None or isinstance(
+        found.collectives.begin_ns.base, np.ndarray
+    )
+    assert len(found.collectives) == 4
