@@ -1,171 +1,22 @@
-"""Ascend result folders: real ones equal their own files; odd ones get a sentence."""
+"""Ascend result folders with any of their files: figures, and a sentence for what is odd."""
 
 from __future__ import annotations
 
-import csv
 import gzip
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from synthetic_ascend import SyntheticAscend
+from ascend_folders import OUTPUT, analysed, rows_of, synthetic
 from test_analyze_command import fits, run
 
 from stagespan.errors import TraceError
 from stagespan.trace.analysis.json_schema import json_schema
-from stagespan.trace.analysis.json_schema_ascend import ASCEND
 from stagespan.trace.ascend import find_ascend_folder, is_ascend_folder, read_ascend_folder
 from stagespan.trace.ascend.folder import DOCUMENTS, TABLES
 from stagespan.trace.opening import analyze_path
-
-OUTPUT = "ASCEND_PROFILER_OUTPUT"
-
-
-def analysed(path: Path) -> dict[str, Any]:
-    """What --json would write; it fits the schema, which describes every key."""
-    written: dict[str, Any] = json.loads(json.dumps(analyze_path(path).to_dict()))
-    fits(written, json_schema())
-    for name, described in ASCEND.items():
-        if name in written and "unknown" not in written[name]:
-            assert described["properties"].keys() == written[name].keys(), name
-    return written
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return [{key: cell.strip() for key, cell in row.items()} for row in csv.DictReader(file)]
-
-
-def near(value: float | None, cell: str, least: float = 0.001) -> bool:
-    """Within 0.001 us or 1e-6."""
-    assert value is not None
-    return abs(value - float(cell)) <= max(least + 1e-9, 1e-6 * abs(float(cell)))
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_real_folders_equal_their_own_files(rank: int, traces: Path) -> None:
-    # GIVEN the result folder of a rank
-    folder = traces / "ascend_level1" / f"rank{rank}_ascend_pt"
-    files = folder / OUTPUT
-    # WHEN it is analysed
-    found = analysed(folder)
-    # THEN step_trace_time.csv is met
-    (step,), (row,) = found["ascend_steps"]["steps"], rows_of(files / "step_trace_time.csv")
-    assert found["ascend_steps"]["source"] == "lanes"
-    assert step["step"] == row["Step"]
-    for key, column in {
-        "computing_us": "Computing",
-        "communication_not_overlapped_us": "Communication(Not Overlapped)",
-        "overlapped_us": "Overlapped",
-        "communication_us": "Communication",
-        "free_us": "Free",
-        "bubble_us": "Bubble",
-        "communication_not_overlapped_exclude_receive_us": (
-            "Communication(Not Overlapped and Exclude Receive)"
-        ),
-    }.items():
-        assert near(step[key], row[column]), key
-    # AND these are differences of doubles there, which are 0.25 us apart
-    assert near(step["stage_us"], row["Stage"], 0.25)
-    assert near(step["preparing_us"], row["Preparing"], 0.25)
-    # AND the operators alone give the same, but for their rounding to ns
-    assert found["ascend_steps"]["differences"] == []
-    # AND op_statistic.csv is met, type by type
-    statistic = rows_of(files / "op_statistic.csv")
-    types = {(each["type"], each["core"]): each for each in found["ascend_operators"]["by_type"]}
-    assert len(types) == len(statistic)
-    for row in statistic:
-        each = types[row["OP Type"], row["Core Type"]]
-        assert each["count"] == int(row["Count"])
-        assert near(each["total_us"], row["Total Time(us)"])
-        assert near(each["min_us"], row["Min Time(us)"])
-        assert near(each["max_us"], row["Max Time(us)"])
-        assert near(
-            each["total_of_kernel_details_us"], row["Total Time(us)"], 0.001 * each["count"]
-        )
-    assert found["ascend_operators"]["differences"] == []
-    # AND so is api_statistic.csv, which the trace's own calls equal
-    calls = {(each["level"], each["name"]): each for each in found["ascend_api"]["calls"]}
-    for row in rows_of(files / "api_statistic.csv"):
-        each = calls[row["Level"], row["API Name"]]
-        assert each["count"] == int(row["Count"])
-        assert near(each["total_us"], row["Time(us)"])
-    assert found["ascend_api"]["compared_functions"] == len(calls)
-    assert found["ascend_api"]["differences"] == []
-    # AND level and rank are known
-    assert (found["ascend_files"]["level"], found["ascend_files"]["rank"]) == ("Level1", rank)
-
-
-def test_what_an_expert_sees_in_the_real_folder(traces: Path) -> None:
-    # GIVEN rank 0, which computes 9 ms of 137 and waits for the others
-    folder = traces / "ascend_level1" / "rank0_ascend_pt"
-    # WHEN its waits and free time are looked at
-    found = analysed(folder)
-    waits, host = found["ascend_waits"], found["ascend_host_waits"]["waits"]
-    # THEN the first collective waited 79 ms for another rank, and stream 2 for the collective
-    longest = waits["largest"][0]
-    assert (longest["event"], longest["operator"]) == ("Notify Wait", "hcom_allReduce__586_0_1")
-    assert longest["wait_us"] == pytest.approx(78_764.614, abs=0.001)
-    event = next(wait for wait in waits["largest"] if wait["kind"] == "event")
-    assert event["beside"] == "hcom_allReduce__586_0_1"
-    # AND the host waited for it in item, called where the loss is printed
-    assert host[0]["operator"] == "aten::item"
-    assert host[0]["python"] == "main.py(483): __str__"
-    assert host[0]["longest_us"] == pytest.approx(91_682.16)
-    # AND the parts of free time sum to it
-    free = found["ascend_free"]
-    assert sum(free["parts_us"].values()) == pytest.approx(free["free_us"])
-    assert free["free_us"] == pytest.approx(found["ascend_steps"]["steps"][0]["free_us"], rel=1e-6)
-    assert max(free["parts_us"], key=lambda part: free["parts_us"][part]) == "framework"
-    # AND nothing is said about compiled calls, of which there are none
-    assert "unknown" in found["head_overhead"]
-
-
-def synthetic(folder: Path, level: int = 1) -> Path:
-    """A whole synthetic folder."""
-    it = SyntheticAscend(level)
-    it.host("ProfilerStep#1", 0, 2_000_000)
-    it.host("aten::mm", 5_000, 60_000)
-    executed = it.call(100_000)
-    it.kernel(
-        "a_MatMulV2", executed + 5_000, executed + 200_000, launched=(executed + 1, executed + 2)
-    )
-    it.kernel("b_TransData", 900_000, 1_100_000, launched=(870_000, 880_000), core="AI_VECTOR_CORE")
-    it.kernel("c_Nonzero", 1_200_000, 1_300_000, launched=(890_000, 895_000), core="AI_CPU")
-    it.collective("hcom_allReduce__1", 1_250_000, 1_500_000)
-    begin = executed + 5_000
-    free = 900_000 - executed - 200_000 + 100_000
-    computing, stage = 195_000 + 200_000 + 100_000, 1_500_000 - begin
-    times = (computing, 200_000, 50_000, 250_000, free, stage, 0, 200_000, begin)
-    root = it.write(folder, {"1": times})
-    output = root / OUTPUT
-    (output / "api_statistic.csv").write_text(
-        "Device_id,Level,API Name,Time(us),Count,Avg(us),Min(us),Max(us),Variance\n"
-        '0,acl,aclnnAdd,"1,200.50",3,400.167,100.5,"1,000",0\n'
-    )
-    (output / "operator_details.csv").write_text(
-        "Name,Input Shapes,Call Stack,Host Self Duration(us),Host Total Duration(us),"
-        "Device Self Duration(us),Device Total Duration(us)\n"
-        'aten::mm,"2,3;3,4","a.py(1): f;\nb.py(2): g;\n",10.5,20.25,1,2\naten::mm,,,1,2,3,4\n'
-    )
-    (output / "memory_record.csv").write_text(
-        "Component,Timestamp(us),Total Allocated(MB),Total Reserved(MB),Device Type\n"
-        "PTA,100.000\t,10.5,64,NPU:0\nPTA,150.000\t,32,3072,NPU:0\nAPP,160.000\t,,4096,NPU:0\n"
-    )
-    (output / "operator_memory.csv").write_text(
-        "Name,Size(KB),Allocation Time(us),Release Time(us),Duration(us)\n"
-        "aten::empty,1024,1,2,1\naten::empty,512,3,,\n"
-    )
-    operation = {"Communication Time Info": {"Elapse Time(ms)": 0.25, "Wait Time(ms)": 0.2}}
-    content = {"collective": {"hcom_allReduce__1@9": operation, "Total Op Info": operation}}
-    (output / "communication.json").write_text(json.dumps({"step1": content}))
-    link = {"Transport Type": "HCCS", "Transit Size(MB)": 20.0, "Transit Time(ms)": 2.0}
-    matrix = {"collective": {"allreduce-total@9": {"0-1": link, "0-0": link}}}
-    (output / "communication_matrix.json").write_text(json.dumps({"step1": matrix}))
-    return root
 
 
 def test_every_file_of_a_folder_is_told(tmp_path: Path) -> None:
