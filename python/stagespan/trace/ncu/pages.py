@@ -108,6 +108,7 @@ def html(report: NcuReport) -> str:
         "verdict": None,
         "device": [],
         "findings": [written_finding(each) for each in report.findings()],
+        "no_findings": "No findings: no kernel here can be judged.",
         "window_ns": 0,
         "lanes": [],
         "pictures": [picture] if placed else [],

@@ -77,12 +77,14 @@ def parse(text: str, path: str) -> Reading:
     left_out: dict[str, int] = {}
     cut = None
     body = []
+    whole = _ends_whole(text)
     for at, row in enumerate(rows[start + 1 :], start + 1):
+        last = at == len(rows) - 1
         if _is_head(row):
             continue
-        if len(row) == len(head):
+        if len(row) == len(head) and (whole or not last):
             body.append(row)
-        elif at == len(rows) - 1 and not text.endswith("\n") and 1 < len(row) < len(head):
+        elif last and not whole and 1 < len(row) <= len(head):
             cut = f"{path} is incomplete: it ends in the middle of a row."
         elif any(cell.strip() for cell in row):
             _count(left_out, "line that is no row of the table")
@@ -91,6 +93,12 @@ def parse(text: str, path: str) -> Reading:
     if not kernels:
         raise TraceError(f"{path} {_reason(text)}")
     return Reading(path, kernels, left_out, cut)
+
+
+def _ends_whole(text: str) -> bool:
+    """Whether the last line is complete: a number of which digits are missing is a wrong one."""
+    line = text[text.rfind("\n") + 1 :]
+    return not line or (line.endswith('"') and line.count('"') % 2 == 0)
 
 
 def _decoded(raw: bytes) -> str:

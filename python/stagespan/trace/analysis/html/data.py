@@ -48,6 +48,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
         "verdict": _verdict(analysis),
         "device": _device(analysis),
         "findings": [written_finding(each) for each in analysis.findings()],
+        "no_findings": "No findings: nothing in this trace asks for a closer look.",
         "window_ns": 0 if window is None else window[1] - window[0],
         "lanes": [lane.to_dict() for lane in lanes],
         "pictures": pictures(analysis),

@@ -91,7 +91,7 @@ function deviceBar() {
 function findings() {
   const made = section("findings", "Findings");
   if (!DATA.findings.length) {
-    made.append(element("p", {}, "No findings: nothing in this trace asks for a closer look."));
+    made.append(element("p", {}, DATA.no_findings));
     return;
   }
   made.append(element("ul", { class: "findings" }, ...DATA.findings.map((finding) =>

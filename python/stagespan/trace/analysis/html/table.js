@@ -50,6 +50,10 @@ function columnStyle(unit, cells) {
   const figures = cells.filter((cell) => typeof cell === "number");
   const texts = cells.some((cell) => typeof cell === "string");
   const figure = !texts && (unit !== "" || figures.length > 0);
+  if (!["", "ns", "%", "bytes"].includes(unit)) {
+    const plain = (v) => (typeof v === "number" ? inWords(v, "") : inWords(v, unit));
+    return { figure, suffix: unit, text: plain };
+  }
   if (unit !== "ns" || !figures.length) return { figure, suffix: "", text: (v) => inWords(v, unit) };
   const most = figures.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
   const [size, name] = timeUnit(most >= 1e10 || most < 1e9 ? most : 1e8);

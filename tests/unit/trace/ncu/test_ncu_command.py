@@ -1,0 +1,293 @@
+"""``stagespan ncu``: the command that it builds, running it, and one sentence for what fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from ncu_files import COMPUTE, KERNELS, MEMORY, wide_file
+
+from stagespan.cli import command
+from stagespan.trace.ncu.command import Top, kernel_filter, read_breakdown
+
+ROWS = [
+    {"name": "void at::native::copy<float, 4>(float*, float*)", "ms": 60.0, "cuda_ms": 60.0,
+     "device_ms": 60.0, "cpu_ms": 0.5, "count": 12},
+    {"name": "sm90_xmma_gemm", "ms": 25.0, "cuda_ms": 25.0, "cpu_ms": None, "count": 4},
+    {"name": "void at::copy<half>(half*)", "ms": 5.0, "cuda_ms": 5.0, "cpu_ms": 0.1, "count": 8},
+]  # fmt: skip
+
+# Stands in for ncu, which needs a device: it notes how it was called and does as ncu does.
+STAND_IN = """#!{python}
+import json, os, sys
+words = sys.argv[1:]
+with open({log!r}, "a") as log:
+    log.write(json.dumps(words) + "\\n")
+how = os.environ.get("STAND_IN", "")
+if "--import" in words:
+    sys.stdout.write(open({table!r}).read())
+elif how == "permission":
+    print("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU "
+          "Performance Counters on the target device 0.")
+    sys.exit(1)
+elif how == "crash":
+    print("Segmentation fault")
+    sys.exit(139)
+elif how == "none":
+    print("==WARNING== No kernels were profiled.")
+else:
+    print("==PROF== Profiling")
+    open(words[words.index("--export") + 1], "wb").write(b"NVR\\0")
+"""
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(command, ["ncu", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def breakdown(tmp_path: Path) -> Path:
+    """What the harness leaves of a stage."""
+    path = tmp_path / "denoise_breakdown.json"
+    path.write_text(
+        json.dumps({
+            "name": "denoise", "total_kernel_time_ms": 100.0, "num_kernels": 3,
+            "num_launches": 24, "top_kernels": ROWS, "profile_steps": 2,
+        })
+    )  # fmt: skip
+    (tmp_path / "profile_denoise.py").write_text("")
+    return path
+
+
+@pytest.fixture
+def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for ncu on PATH; returns the file that lists how it was called."""
+    folder, log, table = tmp_path / "bin", tmp_path / "calls", tmp_path / "table.csv"
+    folder.mkdir()
+    table.write_text(wide_file(KERNELS))
+    program = folder / "ncu"
+    text = STAND_IN.format(python=sys.executable, log=str(log), table=str(table))
+    program.write_text(text)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    return log
+
+
+@pytest.fixture
+def no_ncu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+def after(words: list[str], option: str) -> str:
+    return words[words.index(option) + 1]
+
+
+@pytest.mark.usefixtures("no_ncu")
+def test_without_ncu_the_commands_are_printed(breakdown: Path) -> None:
+    # GIVEN a machine without ncu WHEN the two top kernels are asked for
+    status, out, error = run(breakdown, "--factory", "my.pipe line:get", "--top", 2)
+    # THEN it says so, and prints what to run elsewhere, as a shell reads it
+    assert status == 0
+    assert error == "No ncu on this machine: run this where Nsight Compute is installed.\n"
+    measure, export, read = out.replace("\\\n", " ").splitlines()
+    words = shlex.split(measure)
+    assert words[0] == "ncu"
+    assert after(words, "--target-processes") == "all"
+    assert after(words, "--kernel-name-base") == "function"
+    assert after(words, "--kernel-name") == "regex:(^|::)(copy|sm90_xmma_gemm)$"
+    # Two iterations had 24 launches of functions of these names: 12 a step, of which the warm-up's
+    # are skipped.
+    assert after(words, "--launch-skip") == "12"
+    assert after(words, "--launch-count") == "12"
+    sections = [words[at + 1] for at, word in enumerate(words) if word == "--section"]
+    assert {"SpeedOfLight", "Occupancy", "WarpStateStats", "SchedulerStats"} <= set(sections)
+    folder = breakdown.parent
+    assert after(words, "--export") == str(folder / "denoise_ncu.ncu-rep")
+    assert words[words.index(sys.executable) :] == [
+        sys.executable, str(folder / "profile_denoise.py"), "--factory", "my.pipe line:get",
+        "--warmup", "1", "--timing-steps", "1", "--steps", "0",
+    ]  # fmt: skip
+    assert shlex.split(export) == [
+        "ncu", "--import", str(folder / "denoise_ncu.ncu-rep"), "--csv", "--page", "raw", ">",
+        str(folder / "denoise_ncu.csv"),
+    ]  # fmt: skip
+    assert shlex.split(read)[:2] == ["stagespan", "ncu"]
+
+
+def test_options_reach_ncu(breakdown: Path, ncu: Path, tmp_path: Path) -> None:
+    status, out, _ = run(
+        breakdown, "--factory", "m:f", "--dry-run", "--set", "full",
+        "--metrics", "a__b.sum,c__d.sum",
+        "--launch-skip", 7, "--launch-count", 3, "--warmup", 4, "--output", tmp_path / "out",
+        "--step", "m:s",
+    )  # fmt: skip
+    words = shlex.split(out.replace("\\\n", " ").splitlines()[0])
+    assert status == 0
+    assert after(words, "--set") == "full"
+    assert "--section" not in words
+    assert after(words, "--metrics") == "a__b.sum,c__d.sum"
+    assert (after(words, "--launch-skip"), after(words, "--launch-count")) == ("7", "3")
+    assert after(words, "--export") == str(tmp_path / "out" / "denoise_ncu.ncu-rep")
+    assert words[-2:] == ["--step", "m:s"]
+    assert not ncu.exists()
+
+
+def test_ncu_is_run_and_read(breakdown: Path, ncu: Path, tmp_path: Path) -> None:
+    # GIVEN a machine with ncu WHEN the stage's kernels are measured
+    target = tmp_path / "found.json"
+    status, out, error = run(breakdown, "--factory", "m:f", "--json", target)
+    # THEN it ran twice: to measure, and to turn the report into CSV
+    assert status == 0, error
+    calls = [json.loads(line) for line in ncu.read_text().splitlines()]
+    assert ["--import" in call for call in calls] == [False, True]
+    assert (tmp_path / "denoise_ncu.csv").read_text() == wide_file(KERNELS)
+    # AND the page and the file say what bounds each
+    assert "memory-bound" in out
+    assert "==PROF== Profiling" in error
+    found = json.loads(target.read_text())
+    assert found["stage"] == "denoise"
+    assert [each["bound"] for each in found["kernels"]][:2] == ["memory-bound", "compute-bound"]
+    # A name alone could be two kernels, the whole name is one.
+    assert found["kernels"][0]["traced_percent"] == 60.0
+
+
+def test_a_report_is_read_through_ncu(ncu: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.ncu-rep").write_bytes(b"NVR\0")
+    status, out, _ = run("--report", tmp_path / "x.ncu-rep")
+    assert status == 0
+    assert "sm90_xmma_gemm" in out
+    assert len(ncu.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("permission", "NVreg_RestrictProfilingToAdminUsers=0"),
+        ("none", "lower --launch-skip"),
+        ("crash", "ended with status 139"),
+    ],
+)
+def test_what_ncu_fails_with_is_one_sentence(
+    how: str, says: str, breakdown: Path, ncu: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN", how)
+    status, out, error = run(breakdown, "--factory", "m:f")
+    assert (status, out) == (2, "")
+    sentence = error.splitlines()[-1]
+    assert sentence.startswith("Error: ncu")
+    assert says in sentence
+    assert ncu.exists()
+
+
+def test_bad_input_is_one_sentence(breakdown: Path, tmp_path: Path) -> None:
+    no_kernels = tmp_path / "cpu_breakdown.json"
+    no_kernels.write_text(
+        '{"name": "x", "top_kernels": [{"name": "aten::mm", "ms": 1.0, "cuda_ms": 0.0}]}'
+    )
+    (tmp_path / "text.json").write_text("hello")
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "odd.json").write_text('{"top_kernels": [1]}')
+    lonely = tmp_path / "lonely_breakdown.json"
+    lonely.write_text(breakdown.read_text())
+    for arguments, says in (
+        ((), "Name a stage's breakdown.json"),
+        ((tmp_path / "none.json",), "cannot be read"),
+        ((tmp_path / "text.json",), "is no JSON"),
+        ((tmp_path / "list.json",), "has no top_kernels"),
+        ((tmp_path / "odd.json",), "has no top_kernels"),
+        ((no_kernels, "--factory", "m:f"), "no kernels of a device"),
+        ((lonely, "--factory", "m:f"), "profile_lonely.py does not exist"),
+        ((breakdown,), "--factory MODULE:CALLABLE"),
+        ((breakdown, "--factory", "m:f", "--top", "0"), "leaves no kernel"),
+        (("--csv", tmp_path / "none.csv"), "cannot be read"),
+        (("--report", tmp_path / "none.ncu-rep"), "does not exist"),
+        (("--csv", tmp_path / "text.json"), "is no CSV of ncu"),
+    ):
+        status, out, error = run(*arguments)
+        assert (status, out) == (2, ""), arguments
+        assert says in error, arguments
+        assert error.count("\n") == 1, error
+
+
+def test_a_filter_is_no_pattern_by_accident() -> None:
+    # GIVEN names with letters that mean something in a pattern
+    names = ["void a::f.g<int>(int)", "k[1]", "k$+", "x(y)"]
+    found = kernel_filter([Top(name, 1.0, 1) for name in names])
+    # THEN each matches itself, with and without its namespace, and nothing else
+    pattern = re.compile(found.removeprefix("regex:"))
+    for name in ("f.g", "a::f.g", "k[1]", "k$+", "x"):
+        assert pattern.search(name), name
+    for name in ("fxg", "k1", "k", "xx", "f.gg"):
+        assert not pattern.search(name), name
+
+
+def test_breakdowns_of_others(tmp_path: Path) -> None:
+    # GIVEN the older file, which has neither counts nor steps
+    path = tmp_path / "b.json"
+    rows = [{"name": "k", "ms": 75.0, "cuda_ms": 75.0, "cpu_ms": 0.5}]
+    content: dict[str, Any] = {"name": "s", "total_kernel_time_ms": 150.0, "top_kernels": rows}
+    path.write_text(json.dumps(content))
+    top = read_breakdown(path)
+    assert (top.stage, top.total_ms, top.steps) == ("s", 150.0, 1)
+    assert top.kernels == [Top("k", 75.0, 1)]
+
+
+def test_every_kind_of_output(tmp_path: Path) -> None:
+    table = tmp_path / "ncu.csv"
+    table.write_text(wide_file(KERNELS))
+    targets = {name: tmp_path / f"out.{name}" for name in ("json", "markdown", "svg", "html")}
+    arguments = [word for name, path in targets.items() for word in (f"--{name}", path)]
+    status, out, _ = run("--csv", table, *arguments)
+    assert status == 0
+    assert "4 launches of 4 kernels measured" in out
+    assert len(json.loads(targets["json"].read_text())["kernels"]) == 4
+    assert "| sm90\\_xmma\\_gemm | compute-bound |" in targets["markdown"].read_text()
+    assert targets["svg"].read_text().startswith("<svg")
+    assert '"kind":"roofline"' in targets["html"].read_text()
+    for name in ("json", "markdown", "svg"):
+        _, alone, _ = run("--csv", table, f"--{name}", "-")
+        assert alone == targets[name].read_text()
+
+
+def test_the_operator_comes_from_the_trace(
+    breakdown: Path, tmp_path: Path, write_trace: Any
+) -> None:
+    # GIVEN the trace beside the breakdown
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::copy_", "pid": 1, "tid": 1, "ts": 0, "dur": 9},
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 1,
+         "dur": 2, "args": {"correlation": 3}},
+        {"ph": "X", "cat": "kernel", "name": ROWS[0]["name"], "pid": 0, "tid": 7, "ts": 5, "dur": 4,
+         "args": {"correlation": 3, "device": 0, "stream": 7}},
+    ]  # fmt: skip
+    write_trace(events, packed=True).rename(tmp_path / "denoise_trace.json.gz")
+    table = tmp_path / "ncu.csv"
+    table.write_text(wide_file(KERNELS))
+    # WHEN the CSV is read with it THEN the kernel's operator is known
+    _, text, _ = run(breakdown, "--csv", table, "--json", "-")
+    rows = json.loads(text)["kernels"]
+    assert [row["operator"] for row in rows] == ["aten::copy_", None, None, None]
+
+
+def test_a_sample_of_a_real_device(traces: Path) -> None:
+    status, text, _ = run("--csv", traces / "ncu" / "sgemm_series_cc86.csv", "--json", "-")
+    rows = json.loads(text)["kernels"]
+    assert status == 0
+    assert len(rows) == 8
+    # Its figures hold no throughput: nothing is claimed, what they hold is computed.
+    assert {row["bound"] for row in rows} == {"cannot tell"}
+    first = next(row for row in rows if row["name"].startswith("basic"))
+    assert first["operations"] == 2 * 1024**3 + 1024**2
+    assert first["operations_per_second"] == pytest.approx((2 * 1024**3 + 1024**2) / 10_776_576e-9)
+    assert first["dram_bytes_per_second"] == pytest.approx(32_746_880 / 10_776_576e-9)
+    assert COMPUTE not in first
+    assert MEMORY not in first

@@ -1,0 +1,310 @@
+"""Verdicts and roofline on kernels with known figures, the links to a trace, and planted faults."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import pytest
+from ncu_files import (
+    ACHIEVED,
+    BARRIER,
+    COMPUTE,
+    DRAM,
+    FFMA,
+    ISSUED,
+    KERNELS,
+    L2,
+    LONG,
+    MEMORY,
+    MULTIPLIES,
+    STREAMS,
+    THEORETICAL,
+    WAITS,
+    WAVES,
+    WHOLE,
+    Figures,
+    long_file,
+)  # fmt: skip
+
+from stagespan.trace.ncu import numbers, reading, roofline, verdict
+from stagespan.trace.ncu.command import Top, TopKernels
+from stagespan.trace.ncu.names import base_name, one_way, without_parameters
+from stagespan.trace.ncu.pages import markdown
+from stagespan.trace.ncu.pages import roofline as drawn
+from stagespan.trace.ncu.reading import Measured, parse
+from stagespan.trace.ncu.report import NcuReport, report
+from stagespan.trace.ncu.roofline import point_of, roofs_of
+from stagespan.trace.ncu.verdict import Judgement, judge
+
+
+def measured(figures: Figures) -> Measured:
+    return parse(long_file([("k", figures)]), "ncu.csv").kernels[0]
+
+
+def judged(**figures: float | int) -> Judgement:
+    return judge(Measured(0, "k", None, None, dict(figures)))
+
+
+def at(compute: float, memory: float, **more: float) -> Judgement:
+    return judge(Measured(0, "k", None, None, {COMPUTE: compute, MEMORY: memory, **more}))
+
+
+def test_each_bound_by_throughput() -> None:
+    # GIVEN the four kernels WHEN they are judged THEN each has its bound and what it rests on
+    found = [judge(measured(figures)) for _, figures in KERNELS]
+    assert [each.bound for each in found] == [
+        "memory-bound", "compute-bound", "latency-bound", "balanced",
+    ]  # fmt: skip
+    assert (found[0].level, found[1].level) == ("device memory", "L2")
+    assert found[0].reasons == ("device memory is the busiest part",)
+    assert found[1].reasons == ("the arithmetic pipes are the busiest part",)
+
+
+def test_the_thresholds() -> None:
+    for compute, memory, bound in (
+        (59.9, 59.9, "latency-bound"), (60.0, 49.9, "compute-bound"), (49.9, 60.0, "memory-bound"),
+        (60.0, 50.1, "balanced"), (70.0, 60.0, "compute-bound"), (69.9, 60.0, "balanced"),
+        (60.0, 70.0, "memory-bound"), (95.0, 94.0, "balanced"), (0.0, 0.0, "latency-bound"),
+        (100.0, 12.0, "compute-bound"),
+    ):  # fmt: skip
+        assert at(compute, memory).bound == bound, (compute, memory)
+
+
+def test_why_a_kernel_waits() -> None:
+    # GIVEN a small grid, an occupancy that shared memory limits and that is not reached, and warps
+    # that wait for memory WHEN it is judged
+    found = judge(measured(WAITS))
+    # THEN each of these is a reason, with its figure
+    lost = "of the possible occupancy of 50.0 % it reaches 22.0 %: "
+    assert found.reasons == (
+        "its grid fills the device only 0.12 times: too few blocks",
+        "its occupancy is limited to 50.0 %, by shared memory",
+        f"{lost}blocks that differ in length, or too few of them",
+        "its warps spend 70.0 % of the time waiting for data from L1, L2 or device memory",
+    )
+    assert found.stall == ("long_scoreboard", 70.0)
+    assert found.occupancy == 22.0
+
+
+def test_no_reason_is_made_up() -> None:
+    # GIVEN a full grid, full occupancy and a scheduler that is busy
+    found = at(50, 40, **{WAVES: 1.0, THEORETICAL: 80.0, ACHIEVED: 70.0, WHOLE: 10.0, LONG: 9.0,
+                          ISSUED: 0.8})  # fmt: skip
+    assert found.reasons == ("neither computing nor memory is in use for most of the time",)
+    # AND a stall below the threshold is none
+    found = at(50, 40, **{WHOLE: 10.0, BARRIER: 2.9})
+    assert found.reasons == ("neither computing nor memory is in use for most of the time",)
+    assert found.stall == ("barrier", 29.0)
+    found = at(50, 40, **{WHOLE: 10.0, BARRIER: 3.0})
+    assert "other warps at a barrier" in found.reasons[0]
+
+
+def test_without_throughput_nothing_is_claimed() -> None:
+    found = judge(measured({"gpu__time_duration.sum": 5, DRAM: 99.0, L2: 4.0}))
+    assert (found.bound, found.compute, found.memory) == ("cannot tell", None, 99.0)
+    assert found.reasons == (
+        "the file has no throughput of computing: let ncu collect the section SpeedOfLight",
+    )
+    assert judged().bound == "cannot tell"
+
+
+def test_the_place_below_the_roofs() -> None:
+    # GIVEN 50e9 fused operations and 100 MB in 2 ms
+    point = point_of(measured(MULTIPLIES))
+    assert point is not None
+    # THEN these are 100e9 operations at 50 TFLOP/s, 1000 a byte
+    assert (point.operations, point.precision) == (100e9, "single")
+    assert point.rate == pytest.approx(50e12)
+    assert point.intensity == pytest.approx(1000)
+    # AND the roofs are 2 x 16896 x 1.5 GHz and 1024 bytes x 2500.5 MHz
+    roofs = roofs_of([measured(figures) for _, figures in KERNELS])
+    assert roofs.rates == {"single": pytest.approx(50.688e12)}
+    assert roofs.bandwidth == pytest.approx(3200e6 / 1e-3 / 0.9125)
+    alone = roofs_of([measured(MULTIPLIES)])
+    assert alone.bandwidth == pytest.approx(1024 * 2500.5e6)
+    assert alone.ridges == {"single": pytest.approx(50.688e12 / (1024 * 2500.5e6))}
+
+
+def test_operations_of_every_kind() -> None:
+    name = "sm__sass_thread_inst_executed_op_{}_pred_on.sum"
+    counts = {"fadd": 3, "fmul": 5, "ffma": 7, "dadd": 11, "dfma": 13, "hmul": 17}
+    figures = {name.format(kind): count for kind, count in counts.items()}
+    figures |= {"gpu__time_duration.sum": 1000, "dram__bytes_read.sum": 20,
+                "dram__bytes_write.sum": 5}  # fmt: skip
+    point = point_of(measured(figures))
+    assert point is not None
+    assert point.operations == 3 + 5 + 2 * 7 + 11 + 2 * 13 + 17
+    assert (point.precision, point.bytes) == ("double", 25)
+    # Counted per cycle, as the section of the roofline does.
+    figures = {
+        "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum.per_cycle_elapsed": 10,
+        "smsp__cycles_elapsed.avg.per_second": 1_000_000_000,
+        "gpu__time_duration.sum": 2_000,
+        "dram__bytes.sum": 8,
+    }
+    point = point_of(measured(figures))
+    assert point is not None
+    assert point.operations == pytest.approx(2 * 10 * 1e9 * 2e-6)
+
+
+def test_no_place_for_what_is_not_counted() -> None:
+    tensor = {"sm__inst_executed_pipe_tensor.sum": 4}
+    assert point_of(measured({**MULTIPLIES, **tensor})) is None
+    assert point_of(measured({"gpu__time_duration.sum": 5, "dram__bytes.sum": 5})) is None
+    assert point_of(measured({FFMA: 5, "dram__bytes.sum": 5})) is None
+    assert point_of(measured({FFMA: 5, "gpu__time_duration.sum": 5})) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "bare"),
+    [
+        ("void at::native::copy<float, (int)4>(float *, float *)", "copy",
+         "at::native::copy<float,4>"),
+        ("ampere_sgemm_128x64_nn", "ampere_sgemm_128x64_nn", "ampere_sgemm_128x64_nn"),
+        ("void (anonymous namespace)::softmax<(bool)1, int>(int, S<(int)3>)", "softmax",
+         "(anonymousnamespace)::softmax<1,int>"),
+        ("void cutlass::Kernel2<a::b<1>, c>(a::b<1>::Params)", "Kernel2",
+         "cutlass::Kernel2<a::b<1>,c>"),
+        ("triton_per_fused_0", "triton_per_fused_0", "triton_per_fused_0"),
+        ("f(void (*)(int), long)", "f", "f"), ("", "", ""), ("<<<", "<<<", "<<<"),
+    ],
+)  # fmt: skip
+def test_names_of_kernels(name: str, base: str, bare: str) -> None:
+    assert (base_name(name), without_parameters(name)) == (base, bare)
+
+
+def test_both_spellings_are_one_kernel() -> None:
+    ncu = "void ns::gemm<(int)32, (bool)1>(const float *, unsigned int)"
+    trace = "void ns::gemm<32, 1>(const float*, unsigned int)"
+    assert one_way(ncu) == one_way(trace)
+
+
+def a_report() -> NcuReport:
+    """Four kernels measured; the breakdown spells them otherwise, and has more."""
+    top = TopKernels(
+        "denoise",
+        [
+            Top("void at::native::copy<float, 4>(float*, float*)", 60.0, 600),
+            Top("sm90_xmma_gemm", 25.0, 20),
+            Top("void other::tiny<true>(int)", 5.0, 1),
+            Top("void ns::tiny<false>(int)", 4.0, 1),
+            Top("never_measured", 3.0, 1),
+        ],
+        100.0,
+        1,
+    )
+    launchers = {top.kernels[0].name: ("aten::copy_", "denoise/attention")}
+    return report(parse(long_file(KERNELS), "ncu.csv"), top, 5, launchers)
+
+
+def test_the_report_links_stage_and_operator() -> None:
+    # GIVEN a breakdown, and operators from its trace WHEN the report is made
+    found = a_report()
+    rows = found.to_dict()["kernels"]
+    # THEN what is the same kernel has its time, operator and stage; what could be two has none
+    assert [row["bound"] for row in rows] == [
+        "memory-bound", "compute-bound", "latency-bound", "balanced",
+    ]  # fmt: skip
+    assert [row["traced_ms"] for row in rows] == [60.0, 25.0, None, None]
+    assert (rows[0]["operator"], rows[0]["stage"]) == ("aten::copy_", "denoise/attention")
+    assert (rows[1]["operator"], rows[1]["stage"]) == (None, "denoise")
+    assert [kernel.name for kernel in found.missing] == ["never_measured"]
+    # AND the findings are in the order of what they cost, each with its evidence
+    findings = found.findings()
+    assert [each.severity for each in findings] == ["high", "high", "low", "low"]
+    assert findings[0].sentence.startswith(
+        "copy (60.0 % of the kernel time of denoise, launched by aten::copy_) is memory-bound:"
+        " computing 20.5 %, memory 91.2 % of the peak; device memory is the busiest part."
+    )
+    assert [(e.event, e.figure, e.unit) for e in findings[0].evidence] == [
+        ("void at::native::copy<float, (int)4>(float *, float *)", 1_000_000, "ns"),
+        (COMPUTE, 20.5, "%"), (MEMORY, 91.25, "%"), (ACHIEVED, 85.0, "%"),
+    ]  # fmt: skip
+
+
+def test_the_picture_has_its_points_and_roofs() -> None:
+    # GIVEN a report with two kernels that have a place WHEN it is drawn
+    found = a_report()
+    root = ElementTree.fromstring(drawn(found))
+    space = "{http://www.w3.org/2000/svg}"
+    # THEN it is SVG with a point each, in its place, and the roofs
+    titles = [each.text or "" for each in root.iter(f"{space}title")]
+    assert titles[0] == "Roofline of denoise"
+    assert sorted(title.split(":")[0] for title in titles[1:]) == ["copy", "sm90_xmma_gemm"]
+    texts = [each.text for each in root.iter(f"{space}text")]
+    assert "50.69 TFLOP/s, single precision" in texts
+    assert "3.51 TB/s device memory" in texts
+    points = [each for each in root.iter(f"{space}circle") if len(each)]
+    below = {each[0].text.split(":")[0]: float(each.attrib["cy"]) for each in points}
+    assert below["copy"] > below["sm90_xmma_gemm"]
+    assert all(84 <= float(each.attrib["cx"]) <= 876 for each in points)
+
+
+def test_hostile_names_in_the_picture() -> None:
+    name = "</svg><script>alert(1)</script>\x1b&\"'" + "x" * 9_999
+    found = report(parse(long_file([(name, {**STREAMS, **MULTIPLIES})]), "ncu.csv"))
+    picture = drawn(found)
+    ElementTree.fromstring(picture)
+    assert "<script" not in picture
+    assert len(picture) < 10_000
+    assert "\x1b" not in markdown(found)
+
+
+def test_nothing_to_draw_is_said() -> None:
+    found = report(parse(long_file([("k", {COMPUTE: 3.0, MEMORY: 4.0})]), "ncu.csv"))
+    assert "No kernel here has counted operations" in drawn(found)
+
+
+FAULTS: list[tuple[Any, str, str, Callable[[], None]]] = [
+    (verdict.judge, "compute < LATENCY_BELOW and", "compute > LATENCY_BELOW and",
+     test_each_bound_by_throughput),
+    (verdict.judge, "memory < LATENCY_BELOW:", "memory <= LATENCY_BELOW:", test_the_thresholds),
+    (verdict.judge, "< BALANCED_WITHIN", "<= BALANCED_WITHIN", test_the_thresholds),
+    (verdict.judge, "if memory > compute else", "if memory < compute else", test_the_thresholds),
+    (verdict.judge, "abs(compute - memory)", "(compute - memory)", test_the_thresholds),
+    (verdict._level, "max(known)", "min(known)", test_each_bound_by_throughput),
+    (verdict._waits, "waves < FEWEST", "waves <= FEWEST", test_no_reason_is_made_up),
+    (verdict._waits, "theoretical < LOW", "theoretical <= LOW", test_no_reason_is_made_up),
+    (verdict._waits, "achieved > LOST", "achieved >= LOST", test_no_reason_is_made_up),
+    (verdict._waits, "min(limits", "max(limits", test_why_a_kernel_waits),
+    (verdict._waits, "issued < BUSY", "issued <= BUSY", test_no_reason_is_made_up),
+    (verdict._waits, "stall[1] >= LARGE", "stall[1] > LARGE", test_no_reason_is_made_up),
+    (verdict._largest_stall, "max(shares", "min(shares", test_why_a_kernel_waits),
+    (roofline._operations, '("fma", 2)', '("fma", 1)', test_operations_of_every_kind),
+    (roofline._operations, "* clock *", "/ clock *", test_operations_of_every_kind),
+    (roofline.roofs_of, "2.0 * fused", "fused", test_the_place_below_the_roofs),
+    (roofline.roofs_of, "share / 100.0", "share", test_the_place_below_the_roofs),
+    (roofline.bytes_of, "m.DRAM_READ] +", "m.DRAM_READ] -", test_operations_of_every_kind),
+    (numbers.in_base_unit, "factor / size", "factor * size", test_the_place_below_the_roofs),
+    (reading._add, "in_base_unit(value, unit)", "(value, unit)", test_the_place_below_the_roofs),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("function", "right", "wrong", "scenario"),
+    FAULTS,
+    ids=[f"{f.__qualname__}: {wrong}" for f, _, wrong, _ in FAULTS],
+)
+def test_a_planted_fault_is_found(
+    function: FunctionType, right: str, wrong: str, scenario: Callable[[], None]
+) -> None:
+    # GIVEN a test that holds WHEN one expression is changed THEN it does not
+    scenario()
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(right) == 1
+    changed: dict[str, Any] = {}
+    text = f"from __future__ import annotations\n{source.replace(right, wrong)}"
+    exec(compile(text, "x", "exec"), function.__globals__, changed)
+    code = function.__code__
+    function.__code__ = changed[function.__name__].__code__
+    try:
+        with pytest.raises((AssertionError, KeyError, ValueError)):
+            scenario()
+    finally:
+        function.__code__ = code
+    scenario()
