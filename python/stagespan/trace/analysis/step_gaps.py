@@ -20,6 +20,7 @@ from stagespan.trace.analysis.result import (
 )
 from stagespan.trace.analysis.step_ranges import PROFILER_STEP, StepRanges
 from stagespan.trace.analysis.step_time import COMPUTATION, HOST_PARTS, PARTS, StepTimes
+from stagespan.trace.device import launch_of
 from stagespan.trace.model import Trace
 
 _SHOWN = 5
@@ -121,7 +122,7 @@ def _name(trace: Trace, row: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Steps' time before the device's first event of the trace, or behind its last."""
+    """Steps' time before the launch of the device's first event, or behind its last."""
 
     first: bool
     """Before the first, or behind the last."""
@@ -135,13 +136,14 @@ class Edge:
         severity = next((s for least, s in _SHARES if percent >= least), None)
         if severity is None:
             return None
-        where = "before the device's first work" if self.first else "after the device's last work"
+        where = "before the device's first work was launched"
+        if not self.first:
+            where = "after the device's last work"
         sentence = (
-            f"{in_words(self.dur_ns, 'ns')} of the steps' time ({percent:.1f} %) passed {where} in"
-            " the trace"
+            f"{in_words(self.dur_ns, 'ns')} of the steps' time ({percent:.1f} %) passed {where}"
         )
         if len(self.evidence) > 1:
-            sentence += f", most of it in {shortened(self.evidence[1].event)}"
+            sentence += f", most of it in {shortened(self.evidence[1].event, 90)}"
         return Finding(severity, f"{sentence}.", self.evidence)
 
 
@@ -152,7 +154,11 @@ def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
         return []
     first = int(rows[np.argmin(events.begin_ns[rows])])
     last = int(rows[np.argmax(events.end_ns[rows])])
+    # What was launched long before it ran waited for work that began before the trace.
+    launch = int(launch_of(trace, np.array([first]))[0])
     begin, end = int(events.begin_ns[first]), int(events.end_ns[last])
+    if launch >= 0:
+        begin = min(begin, int(events.begin_ns[launch]))
     before = int((np.clip(begin, times.begin_ns, times.end_ns) - times.begin_ns).sum())
     behind = int((times.end_ns - np.clip(end, times.begin_ns, times.end_ns)).sum())
     found = []

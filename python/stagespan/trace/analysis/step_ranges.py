@@ -18,10 +18,12 @@ from stagespan.trace.analysis.host_time import named, threads
 from stagespan.trace.analysis.repeats import Repeat, longest_repeat
 from stagespan.trace.analysis.result import shortened
 from stagespan.trace.device import COMPUTE, device_work, launch_of, streams
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Mask, Numbers, Trace
 
 Source = Literal["profiler", "annotation", "optimizer", "operators", "kernels"]
 PROFILER_STEP = re.compile(r"^ProfilerStep[#*]")
+# What vLLM and SGLang annotate each of their steps with.
+_SERVER_STEP = re.compile(r"^execute_(?:\d+_)?(?:context|generation)_\d+|^step\[")
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 # Annotations of the framework, which are parts of steps.
 FRAMEWORK = re.compile(
@@ -73,7 +75,14 @@ class StepRanges:
 
 def step_ranges(trace: Trace) -> StepRanges | None:
     """The steps of a trace, or None where nothing tells them."""
-    for search in (_of_profiler, _of_annotations, _of_optimizer, _of_operators, _of_kernels):
+    for search in (
+        _of_profiler,
+        _of_server,
+        _of_annotations,
+        _of_optimizer,
+        _of_operators,
+        _of_kernels,
+    ):
         found = search(trace)
         if found is not None:
             return found
@@ -95,13 +104,24 @@ def _of_profiler(trace: Trace) -> StepRanges | None:
     return StepRanges(names, events.begin_ns[rows], events.end_ns[rows], "profiler", how)
 
 
+def _of_server(trace: Trace) -> StepRanges | None:
+    events = trace.events
+    marks = trace.rows_of(["user_annotation"]) & named(trace, _SERVER_STEP)
+    rows = _apart(trace, np.flatnonzero(marks))
+    if len(rows) == 0:
+        return None
+    names = [trace.names[code] for code in events.name[rows]]
+    how = "The annotations of an inference server mark its steps."
+    return StepRanges(names, events.begin_ns[rows], events.end_ns[rows], "annotation", how)
+
+
 def _of_annotations(trace: Trace) -> StepRanges | None:
     events = trace.events
     marks = trace.rows_of(["user_annotation"]) & ~named(trace, FRAMEWORK)
     all_rows = np.flatnonzero(marks & (events.dur_ns > 0))
     words = {code: _DIGITS.sub("#", trace.names[code]) for code in np.unique(events.name[all_rows])}
     numbers = {word: number for number, word in enumerate(dict.fromkeys(words.values()))}
-    least = _LEAST_SHARE * length_of_work(trace)
+    least = _LEAST_SHARE * _length_on_host(trace)
     best: tuple[int, StepRanges] | None = None
     tree, found, lane = tree_of(trace, all_rows)
     level = tree.levels()
@@ -198,7 +218,7 @@ def _of_operators(trace: Trace) -> StepRanges | None:
         return None
     begin = events.begin_ns[outer[repeat.begin : repeat.end : repeat.length]]
     end = events.end_ns[outer[repeat.end - 1 : repeat.end]]
-    if end[0] - begin[0] < _LEAST_SHARE * length_of_work(trace):
+    if end[0] - begin[0] < _LEAST_SHARE * _length_on_host(trace):
         return None
     edges = np.concatenate((begin, end))
     copies = work.rows[named(trace, _EXCHANGES)[work.rows]]
@@ -273,12 +293,20 @@ def _has_work(trace: Trace, row: int) -> bool:
 
 
 def length_of_work(trace: Trace) -> int:
-    """From the first operator or device event to the end of the last."""
+    """From the first operator or device event to the end of the last, in ns."""
+    return _extent(trace, device_work(trace).kind.astype(np.bool_) | trace.rows_of(["cpu_op"]))
+
+
+def _length_on_host(trace: Trace) -> int:
+    """The same for operators; for device events where there are none."""
+    return _extent(trace, trace.rows_of(["cpu_op"])) or length_of_work(trace)
+
+
+def _extent(trace: Trace, which: Mask) -> int:
     events = trace.events
-    work = device_work(trace).kind.astype(np.bool_) | trace.rows_of(["cpu_op"])
-    if not work.any():
+    if not which.any():
         return 0
-    return int(events.end_ns[work].max() - events.begin_ns[work].min())
+    return int(events.end_ns[which].max() - events.begin_ns[which].min())
 
 
 def _in_each(times: Numbers, edges: Numbers) -> bool:

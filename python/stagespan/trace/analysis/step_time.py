@@ -30,10 +30,10 @@ PARTS = {
     COMPUTATION: "computing",
     COMMUNICATING: "communicating, nothing else",
     COPIES: "copying, nothing else",
-    RUNTIME: "device idle, the host in a call of the runtime",
-    DATA_LOADING: "device idle, the host loading data",
-    OPERATORS: "device idle, the host in an operator",
-    OTHER: "device idle, nothing of these",
+    RUNTIME: "nothing on the device, the host in a call of the runtime",
+    DATA_LOADING: "nothing on the device, the host loading data",
+    OPERATORS: "nothing on the device, the host in an operator",
+    OTHER: "nothing on the device, and nothing of these",
 }
 """What a moment of a step belongs to: the first that applies."""
 HOST_PARTS = {
