@@ -15,6 +15,7 @@ from stagespan.trace.analysis.result import (
     Table,
     evidence,
     in_words,
+    many,
     share,
     shortened,
 )
@@ -68,9 +69,9 @@ class Cores:
         return [
             Finding(
                 severity,
-                f"{count:,} operators ran on the AI CPU, which is slow: {in_words(time, 'ns')}"
-                f" ({percent:.1f} % of all operators' time): {names}. Other types of data, or"
-                " another operator, run on the AI Core.",
+                f"{many(count, 'operator')} ran on the AI CPU, which is slow:"
+                f" {in_words(time, 'ns')} ({percent:.1f} % of all operators' time): {names}."
+                " Other types of data, or another operator, run on the AI Core.",
                 tuple(longest for *_, longest in self.slow[:_NAMED]),
             )
         ]

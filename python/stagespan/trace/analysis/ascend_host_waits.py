@@ -17,6 +17,7 @@ from stagespan.trace.analysis.result import (
     Table,
     evidence,
     in_words,
+    many,
     share,
     shortened,
     window_of,
@@ -94,11 +95,11 @@ class HostWaits:
         count = sum(group.waits for group in self.groups)
         sentence = (
             f"For {in_words(self.total_ns, 'ns')} ({percent:.1f} % of the trace) the host waited"
-            f" for the device, {count:,} times; most of it in {shortened(worst.words, 90)}"
+            f" for the device, {many(count, 'time')}; most of it in {shortened(worst.words, 90)}"
         )
         if worst.line:
             sentence += f" at {shortened(worst.line, 90)}"
-        sentence += f": {in_words(worst.total_ns, 'ns')} in {worst.waits:,} calls. "
+        sentence += f": {in_words(worst.total_ns, 'ns')} in {many(worst.waits, 'call')}. "
         busy = share(worst.busy_ns, worst.total_ns)
         if busy >= 50.0:
             sentence += (

@@ -16,6 +16,7 @@ from stagespan.trace.analysis.result import (
     Severity,
     Table,
     in_words,
+    many,
     share,
 )
 from stagespan.trace.ascend.kernel_lanes import step_times_of_kernels
@@ -117,14 +118,18 @@ class Steps:
                 )
             )
         for differences, severity, what in (
-            ([d for d in self.differences if d.other == FILE], "medium", "in step_trace_time.csv"),
-            ([d for d in self.differences if d.other != FILE], "low", "by the operators"),
+            (
+                [d for d in self.differences if d.other == FILE],
+                "medium",
+                "step_trace_time.csv has it",
+            ),
+            ([d for d in self.differences if d.other != FILE], "low", "the operators have it"),
         ):
             if differences:
                 found.append(
                     Finding(
                         severity,  # type: ignore[arg-type]
-                        f"{len(differences):,} figures of steps are others {what}:"
+                        f"{many(len(differences), 'figure')} of steps not as {what}:"
                         f" {differences[0].sentence}.",
                         tuple(
                             Evidence(d.sentence, None, abs(d.time_ns - d.other_ns), "ns")

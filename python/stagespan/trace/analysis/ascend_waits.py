@@ -18,6 +18,7 @@ from stagespan.trace.analysis.result import (
     Table,
     evidence,
     in_words,
+    many,
     share,
     shortened,
     window_of,
@@ -102,8 +103,9 @@ class Waits:
             longest = max(mine, key=lambda wait: wait.exposed_ns)
             sentence = (
                 f"For {in_words(self.exposed_ns[kind], 'ns')} ({percent:.1f} % of its time) the"
-                f" device waited for {_WHAT[kind]} and computed nothing: {self.count[kind]:,}"
-                f" waits, the longest of {in_words(longest.event.figure, 'ns')} on {longest.stream}"
+                f" device waited for {_WHAT[kind]} and computed nothing:"
+                f" {many(self.count[kind], 'wait')}, the longest of"
+                f" {in_words(longest.event.figure, 'ns')} on {longest.stream}"
             )
             if longest.operator:
                 where = "before" if kind == EVENT else "in"

@@ -20,6 +20,7 @@ from stagespan.trace.analysis.result import (
     Severity,
     Table,
     in_words,
+    many,
     share,
     shortened,
     window_of,
@@ -138,7 +139,9 @@ class HeadOverhead:
         calls = self.counted
         head = sum(call.head_ns for call in calls)
         lost = head if self.idle_ns is None else self.idle_ns
-        percent = share(lost, (self.window[1] - self.window[0]) * max(self.threads, 1))
+        # Idle time is the device's; without one the heads of several threads pass side by side.
+        threads = self.threads if self.idle_ns is None else 1
+        percent = share(lost, (self.window[1] - self.window[0]) * threads)
         severity = next((s for least, s in _SHARES if percent >= least), None)
         if severity is None:
             return []
@@ -147,7 +150,9 @@ class HeadOverhead:
             until = "until their graphs were launched"
         parts = self._parts()
         most = max(parts, key=lambda part: parts[part])
-        sentence = f"{len(calls):,} calls of compiled graphs spent {in_words(head, 'ns')} {until}"
+        sentence = (
+            f"{many(len(calls), 'call')} of compiled graphs spent {in_words(head, 'ns')} {until}"
+        )
         if self.idle_ns is not None:
             sentence += (
                 f", and for {in_words(lost, 'ns')} of that ({percent:.1f} % of the trace) the"
@@ -208,7 +213,7 @@ class HeadOverhead:
 
     def _note(self) -> str:
         calls, counted = len(self.calls), len(self.counted)
-        note = f"{calls:,} calls."
+        note = f"{many(calls, 'call')}."
         if counted < calls:
             note += f" {calls - counted:,} that compiled or loaded a graph are left out."
         lacking = {

@@ -152,6 +152,11 @@ def in_words(figure: float | None, unit: str) -> str:
     return f"{number} {unit}".rstrip()
 
 
+def many(count: int, what: str) -> str:
+    """A number of things: "1 call", "1,200 calls"."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
 def printable(name: str) -> str:
     """A name without what would steer a terminal or break a line."""
     return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)

@@ -15,6 +15,7 @@ from stagespan.trace.analysis.result import (
     Severity,
     Table,
     in_words,
+    many,
     share,
     window_of,
 )
@@ -107,9 +108,9 @@ class Calls:
                 Finding(
                     severity,
                     f"For {in_words(time, 'ns')} ({percent:.1f} % of {of}) the host {words}, in"
-                    f" {calls:,} calls. {advice}.",
+                    f" {many(calls, 'call')}. {advice}.",
                     tuple(
-                        Evidence(f"{c.name}, {c.count:,} times", None, c.total_ns, "ns")
+                        Evidence(f"{c.name}, {many(c.count, 'time')}", None, c.total_ns, "ns")
                         for c in mine[:3]
                     ),
                 )
@@ -214,7 +215,7 @@ def _of_trace(trace: Trace) -> dict[str, Call]:
 
 def _difference(mine: Call, seen: Call) -> str | None:
     if mine.count != seen.count:
-        return f"{mine.name}: {mine.count:,} calls in the file, {seen.count:,} in the trace"
+        return f"{mine.name}: {many(mine.count, 'call')} in the file, {seen.count:,} in the trace"
     if abs(mine.total_ns - seen.total_ns) > max(mine.count, 1e-6 * mine.total_ns):
         return (
             f"{mine.name}: {in_words(mine.total_ns, 'ns')} in the file,"

@@ -17,6 +17,7 @@ from stagespan.trace.analysis.result import (
     Severity,
     Table,
     in_words,
+    many,
     share,
 )
 from stagespan.trace.ascend.cells import count, scaled
@@ -30,6 +31,7 @@ _CONVERSIONS = {
     "Transpose": "between layouts",
 }
 _SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
+_NOT_GIVEN = ("", "N/A")
 _TOP = 50
 # The file's cells are rounded to ns, and each is a sum of doubles.
 _NS_EACH = 1
@@ -107,11 +109,13 @@ class Operators:
             found.append(
                 Finding(
                     severity,
-                    f"{calls:,} operators ran on the AI CPU, which is slow:"
+                    f"{many(calls, 'operator')} ran on the AI CPU, which is slow:"
                     f" {in_words(time, 'ns')} ({percent:.1f} % of all operators' time), of types"
                     f" {names}. Other types of data, or another operator, run on the AI Core.",
                     tuple(
-                        Evidence(f"{t.type} on {t.core}, {t.count:,} times", None, t.total_ns, "ns")
+                        Evidence(
+                            f"{t.type} on {t.core}, {many(t.count, 'time')}", None, t.total_ns, "ns"
+                        )
                         for t in slow[:5]
                     ),
                 )
@@ -122,7 +126,7 @@ class Operators:
         limit = next((s for least, s in _SHARES if percent >= least), None)
         if limit is not None:
             told = ", ".join(
-                f"{t.type} {t.count:,} times ({_CONVERSIONS[t.type]})" for t in changes
+                f"{t.type} {many(t.count, 'time')} ({_CONVERSIONS[t.type]})" for t in changes
             )
             found.append(
                 Finding(
@@ -131,7 +135,9 @@ class Operators:
                     f" time): {told}. Data kept in one format and type between operators spares"
                     " them.",
                     tuple(
-                        Evidence(f"{t.type} on {t.core}, {t.count:,} times", None, t.total_ns, "ns")
+                        Evidence(
+                            f"{t.type} on {t.core}, {many(t.count, 'time')}", None, t.total_ns, "ns"
+                        )
                         for t in changes[:5]
                     ),
                 )
@@ -207,7 +213,10 @@ def _of_kernels(table: CsvTable) -> tuple[list[OperatorType], int]:
     cores = table.texts("accelerator core", "core type", "task type")
     times: dict[tuple[str, str], list[int]] = defaultdict(list)
     unread = 0
-    for type_, core, text in zip(types, cores, table.texts("duration"), strict=True):
+    names = table.texts("name")
+    for type_, core, text, name in zip(types, cores, table.texts("duration"), names, strict=True):
+        if type_ in _NOT_GIVEN:  # level 0 leaves it out
+            type_ = name
         time = scaled(text, unit)
         if time is None:
             unread += 1
@@ -260,9 +269,7 @@ def _differences(mine: list[OperatorType], theirs: list[OperatorType]) -> list[s
         if same is None:
             found.append(f"{name} is not in {STATISTIC}")
         elif same.count != each.count:
-            found.append(
-                f"{name} ran {each.count:,} times by the first, {same.count:,} by the other"
-            )
+            found.append(f"{name}: {each.count:,} in {KERNELS}, {same.count:,} in {STATISTIC}")
         elif abs(same.total_ns - each.total_ns) > max(_NS_EACH * each.count, 1e-6 * each.total_ns):
             found.append(
                 f"{name}: {in_words(each.total_ns, 'ns')} in {KERNELS},"

@@ -60,8 +60,8 @@ def test_every_file_of_a_folder_is_told(tmp_path: Path) -> None:
     # AND the findings name the AI CPU, the conversions, the waiting and the memory
     told = " ".join(finding["sentence"] for finding in found["findings"])
     for words in (
-        "1 operators ran on the AI CPU, which is slow: 100.000 us (20.2 %",
-        "Conversions take 200.000 us (40.4 % of all operators' time): TransData 1 times",
+        "1 operator ran on the AI CPU, which is slow: 100.000 us (20.2 %",
+        "Conversions take 200.000 us (40.4 % of all operators' time): TransData 1 time",
         "Collectives waited for other ranks for 200.000 us of 250.000 us (80.0 %)",
         "PTA reserved 3.00 GiB and never used more than 32.00 MiB",
     ):

@@ -91,7 +91,7 @@ def test_the_file_agrees_or_its_difference_is_said(tmp_path: Path) -> None:
     assert (difference.time_ns, difference.other_ns) == (350_000, 350_002)
     (finding,) = [f for f in found.findings() if "step_trace_time.csv" in f.sentence]
     assert finding.severity == "medium"
-    assert finding.sentence.startswith("1 figures of steps are others in step_trace_time.csv: Comp")
+    assert finding.sentence.startswith("1 figure of steps not as step_trace_time.csv has it: Comp")
 
 
 def test_stage_and_preparing_are_as_coarse_as_the_file_has_them(tmp_path: Path) -> None:
