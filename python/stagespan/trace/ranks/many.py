@@ -7,6 +7,9 @@ from pathlib import Path
 
 from stagespan.trace.ranks.summary import RankSummary, Unreadable, summarise
 
+# Starting worker processes takes longer than reading less.
+_SMALL_BYTES = 8 << 20
+
 
 def summarise_all(
     paths: Sequence[Path], jobs: int | None = None, folder: Path | None = None
@@ -17,7 +20,7 @@ def summarise_all(
     `joblib.parallel_config` says, with which a Dask or Ray cluster takes the work. Only summaries
     travel back. Without joblib one after another.
     """
-    if len(paths) < 2 or jobs == 1:
+    if len(paths) < 2 or jobs == 1 or (jobs == -1 and _size(paths) < _SMALL_BYTES):
         return [summarise(path, folder) for path in paths]
     try:
         from joblib import Parallel, delayed
@@ -27,3 +30,8 @@ def summarise_all(
         delayed(summarise)(str(path), folder) for path in paths
     )
     return found
+
+
+def _size(paths: Sequence[Path]) -> int:
+    """Of the files; those of folders count for much."""
+    return sum(path.stat().st_size if path.is_file() else _SMALL_BYTES for path in paths)

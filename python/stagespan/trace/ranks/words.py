@@ -21,9 +21,7 @@ _WAITED: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"),
 _CAUSED: tuple[tuple[float, Severity], ...] = ((10.0, "high"), (5.0, "medium"), (2.0, "low"))
 # Over the mean rank.
 _IMBALANCE: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
-# A rank is a straggler when it is last in so many of the collectives that have a last.
-_MOSTLY = 50.0
-# And when that is too often for chance.
+# A rank is a straggler when it is last too often for chance.
 _CHANCE = 0.05
 
 
@@ -82,7 +80,7 @@ def _stragglers(found: Ranks) -> list[Finding]:
     own_time = int(waits.common_ns[at])
     severity = _severity(share(caused, own_time), _CAUSED)
     by_chance = _by_chance(times, with_last, int((waits.took_part > 0).sum()))
-    if severity is None or share(times, with_last) <= _MOSTLY or by_chance > _CHANCE:
+    if severity is None or by_chance > _CHANCE:
         return []
     sentence = (
         f"{found.rank_name(at).capitalize()} came last to {times:,} of"

@@ -184,7 +184,7 @@ def test_imbalance_of_computing(tmp_path: Path) -> None:
     # GIVEN three ranks that compute 400, 400 and 700 us between their first and last collectives
     calls = together([[100, 1_100, 2_100]] * 3)
     for rank, us in enumerate((200, 200, 350)):
-        computing = [(n + 150, n + 150 + us) for n in (0, 1_000, 2_000)]
+        computing = [(20, 20 + us / 5), *((n + 150, n + 150 + us) for n in (0, 1_000, 2_000))]
         write_rank(tmp_path, rank, calls[rank], world=3, computing=computing)
     # WHEN they are read together
     found = ranks_in(tmp_path)

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from planted_ranks import BASE_NS, US, Ranks, ranks_in, together, write_rank
 
@@ -33,7 +34,7 @@ def test_every_event_on_one_clock(tmp_path: Path) -> None:
     calls = together([[100, 1_100, 2_100]] * 3)
     for rank in range(3):
         write_rank(
-            tmp_path, rank, calls[rank], world=3, clock=clocks[rank], computing=[(200, 300.125)]
+            tmp_path, rank, calls[rank], world=3, clock=clocks[rank], computing=[(200.5, 300.625)]
         )
     found = ranks_in(tmp_path)
     # WHEN they are merged
@@ -42,14 +43,11 @@ def test_every_event_on_one_clock(tmp_path: Path) -> None:
     # THEN each event of each rank is there, at the same time as on the others
     kernels = trace.rows_of(["kernel"])
     begins = Counter((trace.events.begin_ns[kernels] - BASE_NS).tolist())
-    middle = {int(at) for at in (100, 1_100, 2_100, 200)}
-    assert begins == Counter({at * US: 3 for at in middle})
+    assert begins == Counter({int(at * US): 3 for at in (100, 1_100, 2_100, 200.5)})
     assert sorted(set(trace.events.dur_ns[kernels].tolist())) == [10 * US, 100_125]
     # AND each kernel still knows the call that launched it, in its own rank
-    rows = [
-        row for row in range(len(trace.events)) if trace.names[trace.events.name[row]] == "gemm"
-    ]
-    launched = launch_of(trace, __import__("numpy").array(rows))
+    gemm = trace.events.name == trace.names.index("gemm")
+    launched = launch_of(trace, np.flatnonzero(gemm))
     assert len(set(launched.tolist())) == 3
     assert min(launched) >= 0
 

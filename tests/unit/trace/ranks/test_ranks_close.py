@@ -1,0 +1,53 @@
+"""Whatever the ranks did: waiting is what the begins say, and the sums close."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planted_ranks import US, ranks_in, together, write_rank
+
+ARRIVALS = st.integers(2, 5).flatmap(
+    lambda ranks: st.integers(3, 6).flatmap(
+        lambda calls: st.lists(
+            st.lists(st.integers(0, 400), min_size=calls, max_size=calls),
+            min_size=ranks,
+            max_size=ranks,
+        )
+    )
+)
+
+
+@settings(
+    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(late=ARRIVALS, clocks=st.lists(st.integers(-300, 300), min_size=5, max_size=5))
+def test_waiting_is_what_the_begins_say(late: Any, clocks: Any, tmp_path: Path) -> None:
+    # GIVEN ranks that come late to collectives at random, and clocks up to 300 us off
+    for old in tmp_path.iterdir():
+        old.unlink()
+    arrivals = [[1_000 * at + each for at, each in enumerate(mine)] for mine in late]
+    for rank, calls in enumerate(together(arrivals)):
+        write_rank(tmp_path, rank, calls, world=len(late), clock=clocks[rank])
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN every rank waited from its coming until the last came
+    calls = list(zip(*arrivals, strict=True))
+    assert found.waits.waited_ns.tolist() == [
+        sum(max(each) - each[rank] for each in calls) * US for rank in range(len(late))
+    ]
+    # AND who was last by more than what clocks are off was so
+    for each, instance in zip(calls, found.waits.instances, strict=True):
+        first, second = sorted(each, reverse=True)[:2]
+        assert instance.late_ns == (first - second) * US
+        assert instance.last == (each.index(first) if first - second > 1 else -1)
+        assert instance.waited_ns == sum(first - one for one in each) * US
+    # AND the sums close
+    assert found.lost_ns == sum(each.waited_ns for each in found.waits.instances)
+    assert found.waits.caused_ns.sum() == sum(
+        each.late_ns for each in found.waits.instances if each.last >= 0
+    )
+    assert found.waits.last.sum() == sum(each.last >= 0 for each in found.waits.instances)
+    assert found.waits.took_part.tolist() == [len(calls)] * len(late)

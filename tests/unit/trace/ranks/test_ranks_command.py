@@ -1,0 +1,90 @@
+"""``stagespan analyze FOLDER``: a page, files, a merged timeline, and sentences."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from planted_ranks import ranks_in, together, write_rank
+from rich.console import Console
+
+from stagespan.cli import command
+from stagespan.trace import read_trace
+from stagespan.trace.analysis.json_schema import json_schema
+from stagespan.trace.ranks.terminal import print_ranks
+
+
+def run(*arguments: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(command, ["analyze", *map(str, arguments)])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twelve ranks of which 4 is late, and one of a hostile name."""
+    arrivals = [[1_000.0 * n + (400 if rank == 4 else 0) for n in range(6)] for rank in range(12)]
+    for rank, calls in enumerate(together(arrivals)):
+        write_rank(tmp_path / "job", rank, calls, world=13)
+    (tmp_path / "job" / "\x1b[31m<script>.json").write_text("{}")
+    return tmp_path / "job"
+
+
+def test_the_page(folder: Path) -> None:
+    status, out, error = run(folder)
+    assert (status, error) == (0, "")
+    out = " ".join(out.split())
+    assert out.startswith("job: 12 ranks 12 ranks, 6 collectives:")
+    assert "1 of 13 ranks are missing: 12." in out
+    assert "Rank 4 came last to 6 of 6 collectives, and 2.400 ms" in out
+    assert "\x1b" not in out
+
+
+@pytest.mark.parametrize(("height", "width"), [(24, 80), (30, 100), (50, 200)])
+def test_the_page_fits_the_screen(height: int, width: int, folder: Path) -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=width, height=height)
+    print_ranks(ranks_in(folder), console)
+    assert len(text.getvalue().splitlines()) < max(height, 36)
+
+
+def test_files(folder: Path, tmp_path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    files = {kind: tmp_path / f"page.{kind}" for kind in ("json", "markdown", "html")}
+    options = [str(each) for kind, file in files.items() for each in (f"--{kind}", file)]
+    status, _, error = run(folder, "--jobs", 1, *options)
+    assert (status, error) == (0, "")
+    written = json.loads(files["json"].read_text())
+    jsonschema.validate(written, json_schema())
+    ranks = written["ranks"]
+    assert (ranks["found"], ranks["missing"]) == (list(range(12)), [12])
+    assert ranks["ranks"][4]["last_in"] == 6
+    assert ranks["ranks"][4]["made_others_wait_us"] == 2_400
+    assert ranks["waited_us"] == 11 * 2_400
+    assert ranks["collectives"][0]["most_often_last"] == 4
+    assert "Collectives that cost most waiting" in files["markdown"].read_text()
+    page = files["html"].read_text()
+    assert "Rank 4 came last to 6 of 6" in page
+    assert "<script>.json" not in page
+
+
+def test_merged(folder: Path, tmp_path: Path) -> None:
+    status, _, error = run(folder, "--merge", tmp_path / "merged.json.gz")
+    assert (status, error) == (0, "")
+    assert len(read_trace(tmp_path / "merged.json.gz").events) == 12 * 7
+
+
+def test_sentences(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    status, out, error = run(tmp_path / "none")
+    assert (status, out) == (2, "")
+    assert "holds no traces" in error
+    status, _, error = run(folder / "rank0.json.gz", "--merge", tmp_path / "m.json")
+    assert status == 2
+    assert "Only the traces of several ranks can be merged" in error
+    status, _, error = run(folder, "--merge", folder / "rank0.json.gz" / "m.json")
+    assert status == 2
+    assert "cannot be written" in error

@@ -1,0 +1,71 @@
+"""A real run of two processes with gloo: the one that sleeps is the straggler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import gloo_rank
+import pytest
+from planted_ranks import ranks_in
+
+from stagespan.trace import read_trace
+from stagespan.trace.analysis import analyze
+from stagespan.trace.ranks.merge import merge
+
+SLEPT_NS = gloo_rank.ROUNDS * int(gloo_rank.SLEEP_S * 1e9)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch = pytest.importorskip("torch")
+    if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+        pytest.skip("this torch has no gloo")
+    folder = tmp_path_factory.mktemp("gloo")
+    processes = [
+        subprocess.Popen([sys.executable, gloo_rank.__file__, str(rank), str(folder)])
+        for rank in range(2)
+    ]
+    assert [process.wait(300) for process in processes] == [0, 0]
+    return folder
+
+
+@pytest.mark.slow
+def test_who_sleeps_is_the_straggler(recorded: Path) -> None:
+    # GIVEN traces of two processes, of which rank 1 slept before each of eight all-reduces
+    # WHEN they are read together
+    found = ranks_in(recorded)
+    # THEN all are matched, by one clock
+    assert (found.numbers, found.world_size) == ([0, 1], 2)
+    assert found.matched.count == gloo_rank.ROUNDS
+    assert {each.op for each in found.waits.instances} == {"all_reduce"}
+    # AND rank 1 came last, and rank 0 waited for as long as it slept, or nearly
+    assert found.waits.last[1] >= gloo_rank.ROUNDS - 2
+    assert found.waits.waited_ns[0] > 0.5 * SLEPT_NS
+    straggler = next(f for f in found.findings() if "came last" in f.sentence)
+    assert straggler.severity == "high"
+    assert straggler.sentence.startswith("Rank 1 came last to")
+
+
+@pytest.mark.slow
+def test_the_waiting_rank_says_that_nothing_hides_its_communication(recorded: Path) -> None:
+    # GIVEN the trace of the rank that waits
+    trace = read_trace(recorded / "rank0_trace.json")
+    # WHEN it is analysed alone
+    findings = analyze(trace, ["host"]).findings()
+    # THEN it says that it did nothing but communicate
+    assert any("all_reduce" in str(each) for f in findings for each in f.evidence)
+
+
+@pytest.mark.slow
+def test_the_real_timelines_are_merged(recorded: Path, tmp_path: Path) -> None:
+    # GIVEN both traces
+    # WHEN they are merged
+    merge(ranks_in(recorded), tmp_path / "merged.json.gz")
+    whole = read_trace(tmp_path / "merged.json.gz")
+    # THEN all events are there, and those of a rank where they were
+    parts = [read_trace(recorded / f"rank{rank}_trace.json") for rank in range(2)]
+    assert len(whole.events) == sum(len(part.events) for part in parts)
+    begins = sorted(int(at) for part in parts for at in part.events.begin_ns)
+    assert sorted(whole.events.begin_ns.tolist()) == begins
