@@ -106,8 +106,15 @@ class Idle:
         )
         calls = Table(
             "Calls that the device was idle for",
-            (("operator", ""), ("call", ""), ("Python", ""), ("idle", "ns"), ("calls", "")),
-            [(g.operator, g.call, g.line, g.idle_ns, g.calls) for g in self.groups],
+            (
+                ("operator", ""),
+                ("call", ""),
+                ("waited for", ""),
+                ("Python", ""),
+                ("idle", "ns"),
+                ("calls", ""),
+            ),
+            [(g.operator, g.call, g.waited_for, g.line, g.idle_ns, g.calls) for g in self.groups],
         )
         largest = Table(
             "Largest gaps",
@@ -117,11 +124,12 @@ class Idle:
                 ("cause", ""),
                 ("next launch", ""),
                 ("host", ""),
+                ("waited for", ""),
                 ("Python", ""),
                 ("next on device", ""),
             ),
             [
-                (g.time_ns, g.dur_ns, g.cause, g.issued, g.culprit, g.line, g.next)
+                (g.time_ns, g.dur_ns, g.cause, g.issued, g.culprit, g.waited_for, g.line, g.next)
                 for g in self.largest
             ],
         )
@@ -142,7 +150,8 @@ class Idle:
         elif cause == causes.LAUNCH and self.kernel_ns is not None:
             sentence += f", while the median kernel takes {in_words(self.kernel_ns, 'ns')}"
         elif self.evidence[cause]:
-            sentence += f": the longest at {shortened(self.evidence[cause][0].event)}"
+            where = "after" if cause == causes.DEPENDENCY else "at"
+            sentence += f": the longest {where} {shortened(self.evidence[cause][0].event)}"
         advice = _ADVICE.get(cause)
         return f"{sentence}." + (f" {advice}" if advice else "")
 
@@ -187,6 +196,8 @@ def _evidence(where: Surroundings, found: Gaps, parts: Split, cause: str) -> tup
     for at in _largest(time, 3):
         gap = describe(where, found, parts, at, cause)
         event = gap.culprit or gap.next
+        if cause == causes.DEPENDENCY and gap.waited_for is not None:
+            event = gap.waited_for
         if gap.line and gap.line != event:
             event = f"{shortened(event)}, {gap.line}"
         shown.append(Evidence(event, gap.time_ns, int(time[at]), "ns"))

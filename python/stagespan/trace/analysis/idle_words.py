@@ -37,6 +37,8 @@ class Gap:
     previous: str
     next: str
     crosses_step: bool
+    waited_for: str | None
+    """What the host or the stream waited for, where the trace says it (`cuda_sync`)."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds."""
@@ -52,6 +54,7 @@ class Gap:
             "previous_on_device": self.previous,
             "next_on_device": self.next,
             "between_steps": self.crosses_step,
+            "waited_for": self.waited_for,
         }
 
 
@@ -67,6 +70,8 @@ class Group:
     idle_ns: int
     calls: int
     """How many of them the device was idle for."""
+    waited_for: str | None
+    """What the one that cost most waited for, where the trace says it: a stream, or all streams."""
 
     @property
     def words(self) -> str:
@@ -85,6 +90,7 @@ class Group:
             "python": self.line,
             "idle_us": self.idle_ns / 1000,
             "calls": self.calls,
+            "waited_for": self.waited_for,
         }
 
 
@@ -103,6 +109,14 @@ def describe(
     cause = NAMES[int(parts.cause[at])]
     call = int(gaps.first_call[at])
     culprit, line = _culprit(where, gaps, parts, at, blamed or cause)
+    waited_for = None
+    if (blamed or cause) == causes.DEPENDENCY:
+        awaited = where.waits.before(gaps, at)
+        if awaited is not None:
+            waited_for = awaited.words(trace)
+            culprit = name(awaited.row) if awaited.row >= 0 else culprit
+    elif (blamed or cause) in _BLOCKING and parts.blocked_in[at] >= 0:
+        waited_for = where.waits.of_host(int(parts.blocked_in[at]))
     return Gap(
         time_ns=int(gaps.begin_ns[at]) - begin,
         dur_ns=int(gaps.dur_ns[at]),
@@ -115,6 +129,7 @@ def describe(
         previous=name(int(gaps.rows[gaps.last[at]])),
         next=name(int(gaps.rows[gaps.first[at]])),
         crosses_step=bool(parts.crosses_step[at]),
+        waited_for=waited_for,
     )
 
 
@@ -144,6 +159,7 @@ def group_by_culprit(where: Surroundings, parts: Split) -> list[Group]:
                 line=where.line(worst),
                 idle_ns=int(time[mine].sum()),
                 calls=len(mine),
+                waited_for=where.waits.of_host(worst),
             )
         )
     return sorted(found, key=lambda group: -group.idle_ns)

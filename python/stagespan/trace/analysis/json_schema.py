@@ -135,6 +135,7 @@ _GAP = _object(
         "previous_on_device": _TEXT,
         "next_on_device": _TEXT,
         "between_steps": {"type": "boolean"},
+        "waited_for": _MAYBE_TEXT,
     }
 )
 _IDLE = _object(
@@ -156,6 +157,7 @@ _IDLE = _object(
                     "python": _MAYBE_TEXT,
                     "idle_us": _TIME,
                     "calls": _COUNT,
+                    "waited_for": _MAYBE_TEXT,
                 }
             )
         ),

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from stagespan.trace.analysis.causes import SYNC_OPERATORS
 from stagespan.trace.analysis.host_time import processes, threads
+from stagespan.trace.analysis.waits import Waits
 from stagespan.trace.model import Mask, Trace
 
 Rows = NDArray[np.intp]
@@ -23,10 +24,11 @@ _NOT_OWN = re.compile(
 class Surroundings:
     """Looks up the events around a time on a thread; each look goes through the whole trace."""
 
-    __slots__ = ("_frames", "_marks", "_operators", "_process", "trace")
+    __slots__ = ("_frames", "_marks", "_operators", "_process", "trace", "waits")
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
+        self.waits = Waits(trace)
         self._process = processes(trace)
         self._operators = trace.rows_of(["cpu_op"])
         self._frames = trace.rows_of(["python_function"])
