@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _ROWS = 10
+# Of compiling, in the order in which they follow each other.
+_PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
 
 
 @click.command("bench")
@@ -36,6 +38,11 @@ _ROWS = 10
 @click.option("--dtype", help="Element type of floating-point inputs. [default: the captured]")
 @click.option("--seed", default=0, show_default=True, help="Seed of the inputs.")
 @click.option(
+    "--profile-compile",
+    is_flag=True,
+    help="Profile the first call too, in which torch.compile works.",
+)
+@click.option(
     "--step",
     metavar="MODULE:CALLABLE",
     help="Function of stage and inputs that runs one iteration.",
@@ -51,6 +58,7 @@ def command(
     device: str | None,
     dtype: str | None,
     seed: int,
+    profile_compile: bool,
     step: str | None,
 ) -> None:
     """Replay one iteration of a stage of SIGNATURE_FILE, time it and profile it.
@@ -77,6 +85,7 @@ def command(
             device=device,
             dtype=dtype,
             seed=seed,
+            profile_compile=profile_compile,
             step_fn=step_fn,
             progress=progress,
         )
@@ -179,6 +188,29 @@ def _print(result: HarnessResult) -> None:
         highlight=False,
         markup=False,
     )
+    if result.compile is not None:
+        sentence = _compile_sentence(result.compile)
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
+def _compile_sentence(found: dict[str, Any]) -> str:
+    """What the first call took, and where compiling spent its time."""
+    sentence = f"The first call took {found['first_call_ms']:,.0f} ms"
+    if "compile_ms" not in found:
+        return f"{sentence}."
+    took = found["phases_ms"]
+    phases = ", ".join(f"{phase} {took.get(phase, 0):,.0f}" for phase in _PHASES)
+    sentence += f", compiling {found['compile_ms']:,.0f} of them ({phases})"
+    parts = [
+        f"{found[name]} {word}{'' if found[name] == 1 else 's'}"
+        for name, word in (
+            ("frames", "frame"),
+            ("graph_breaks", "graph break"),
+            ("recompilations", "recompilation"),
+        )
+        if found[name] is not None
+    ]
+    return f"{sentence}: {', '.join(parts)}. See stagespan analyze {found['trace_path']}"
 
 
 def _rows(result: HarnessResult) -> list[dict[str, Any]]:

@@ -17,6 +17,11 @@ from stagespan.errors import HarnessError, StagespanError
 from stagespan.files import stage_path
 from stagespan.harness.adapters import Step, StepAdapter, adapter_for
 from stagespan.harness.config import LARGEST_TRACE, HarnessConfig, HarnessResult
+from stagespan.harness.first_call import (
+    init_for_cuda_graphs,
+    run_first_call,
+    write_first_call,
+)
 from stagespan.harness.output import write_breakdown, write_script
 from stagespan.lines import say
 from stagespan.signature.describe import printable
@@ -145,6 +150,12 @@ class StageBenchHarness:
         from stagespan.harness.replay import random_state_kept, summary
 
         with recorder_off(), random_state_kept(), self._failures("raised in its single step"):
+            init_for_cuda_graphs()
+            first = (
+                run_first_call(replay, self.stage_name, self._device)
+                if config.profile_compile
+                else None
+            )
             say("[Harness] Running %d warmup iteration(s)...", config.warmup)
             replay.measure(config.warmup, partial(self._tell, "warm-up", total=config.warmup))
             times = replay.measure(
@@ -154,6 +165,8 @@ class StageBenchHarness:
             window = self._run_under_profiler(replay)
         if not window.recorded:
             raise HarnessError(printable(str(window.skipped)))
+        with self._writing():
+            compiled = None if first is None else write_first_call(first, self._path)
         trace_path = self._path("_trace.json.gz")
         with self._writing():
             window.export(trace_path)
@@ -189,6 +202,7 @@ class StageBenchHarness:
             trace_bytes=trace_bytes,
             breakdown_path=breakdown_path,
             script_path=script_path,
+            compile=compiled,
         )
 
     def _run_under_profiler(self, replay: Replay) -> Any:

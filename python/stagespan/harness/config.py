@@ -40,6 +40,8 @@ class HarnessConfig:
     """Whether the trace holds the shapes of each operator's inputs."""
     with_stack: bool = False
     """Whether the trace holds Python stacks; they make it many times larger."""
+    profile_compile: bool = False
+    """Whether the first call, in which torch.compile works, is profiled into a trace of its own."""
     progress: Callable[[str, int, int | None], None] | None = None
     """Told of each iteration: ``progress(part, done, total)``; total is None where it is open."""
     optional: tuple[str, ...] = field(default=(), init=False, repr=False)
@@ -91,6 +93,10 @@ class HarnessResult(Mapping[str, Any]):
     trace_bytes: int
     breakdown_path: Path
     script_path: Path
+    compile: dict[str, Any] | None = None
+    """With `profile_compile`: ``first_call_ms``, ``compile_ms``, ``phases_ms``, ``frames``,
+    ``recompilations``, ``graph_breaks``, ``trace_path``, ``times_path``; None if nothing was
+    compiled."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:

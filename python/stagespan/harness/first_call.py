@@ -1,0 +1,184 @@
+"""The first call of a compiled stage, in which torch.compile is at work, under the profiler."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stagespan.files import write_whole
+from stagespan.lines import say
+from stagespan.signature.describe import printable
+
+if TYPE_CHECKING:
+    from stagespan.harness.replay import Replay
+    from stagespan.profiling.controller import Window
+
+_log = logging.getLogger("stagespan")
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
+_DRIVER = re.compile(r"\b(\d+)\.(\d+)(?:\.(\d+))?\b")
+# Before these, the profiler and CUDA graphs fall out unless a profiler has run first.
+_FIRST_GOOD_CUDA, _FIRST_GOOD_DRIVER = 12, (525, 85, 12)
+
+
+def needs_early_profiler(cuda: str | None, driver: str | None) -> bool:
+    """Whether a profiler must have run before the first CUDA graph is captured.
+
+    So it is with CUDA before 12, or a driver before 525.85.12; `cuda` is None without CUDA, and
+    `driver` where it is not known.
+    """
+    if cuda is None:
+        return False
+    if int(cuda.partition(".")[0]) < _FIRST_GOOD_CUDA:
+        return True
+    found = _DRIVER.search(driver or "")
+    if found is None:
+        return False
+    return tuple(int(part or 0) for part in found.groups()) < _FIRST_GOOD_DRIVER
+
+
+def init_for_cuda_graphs() -> bool:
+    """Let an empty profiler run where CUDA graphs need it; True if it did."""
+    import torch
+
+    try:
+        driver = _DRIVER_FILE.read_text(errors="replace") if torch.cuda.is_available() else None
+    except OSError:
+        driver = None
+    if not torch.cuda.is_available() or not needs_early_profiler(torch.version.cuda, driver):
+        return False
+    torch.profiler._utils._init_for_cuda_graphs()
+    return True
+
+
+def compile_something_tiny(device: str) -> bool:
+    """Compile a function of two operators, forward and backward: what is set up once is then done.
+
+    False where that fails, as without a compiler: a stage may use a backend that needs none.
+    """
+    import torch
+
+    def tiny(value: Any) -> Any:
+        return value.sin().relu()
+
+    try:
+        with torch.enable_grad(), torch.inference_mode(False):
+            value = torch.rand(2, 2, device=device, requires_grad=True)
+            torch.compile(tiny)(value).sum().backward()
+    except Exception as error:
+        _log.warning(
+            "[Harness] The pre-compilation failed (%s: %s), so the first call may hold what torch"
+            " sets up once.",
+            type(error).__name__,
+            str(error).strip().partition("\n")[0],
+        )
+        return False
+    finally:
+        # The stage is to be compiled in the window even if it has run before.
+        torch._dynamo.reset()
+    return True
+
+
+@dataclass(frozen=True)
+class FirstCall:
+    """A first call that was run; nothing is written yet."""
+
+    stage: str
+    window: Window
+    took_ms: float
+    seconds: dict[str, list[float]]
+    """torch's own times: of each part of the compiler, each time that it ran."""
+
+
+def run_first_call(replay: Replay, stage: str, device: str) -> FirstCall:
+    """Run a stage's step once under the profiler, all compiled code forgotten before."""
+    from stagespan.harness.replay import run_context, seed_all, synchronize
+    from stagespan.profiling.controller import profile_window
+
+    say("[Harness] Running the first call, in which the stage is compiled...")
+    compile_something_tiny(device)
+    step = replay.prepare()
+    synchronize(device)
+    before = _compile_times()
+    window = profile_window(f"{stage}, first call")
+    seed_all(replay.seed)
+    with window, run_context(replay.context):
+        begin = time.perf_counter_ns()
+        step()
+        synchronize(device)
+        took_ms = (time.perf_counter_ns() - begin) / 1e6
+    return FirstCall(stage, window, took_ms, _since(before, _compile_times()))
+
+
+def write_first_call(call: FirstCall, path: Callable[[str], Path]) -> dict[str, Any] | None:
+    """Write `{stage}_compile_times.json` and `{stage}_compile_trace.json.gz`.
+
+    `path` makes paths from suffixes. Returns what was found, times in ms; None with a warning when
+    nothing was compiled. Raises OSError when a file cannot be written.
+    """
+    if not call.seconds:
+        _log.warning(
+            "[Harness] The first call of stage '%s' compiled nothing: wrap what it runs with"
+            " torch.compile, or leave profile_compile off.",
+            printable(call.stage),
+        )
+        return None
+    times_path = path("_compile_times.json")
+    content = {"name": call.stage, "first_call_ms": call.took_ms, "seconds": call.seconds}
+    write_whole(times_path, json.dumps(content, indent=2) + "\n")
+    say("[Harness] Compile times saved to: %s", times_path)
+    found: dict[str, Any] = {"first_call_ms": call.took_ms, "times_path": times_path}
+    if not call.window.recorded:
+        _log.warning("[Harness] The first call has no trace: %s", call.window.skipped)
+        return found
+    trace_path = call.window.export(path("_compile_trace.json.gz"))
+    say("[Harness] Compile trace saved to: %s", trace_path)
+    return {**found, "trace_path": trace_path, **_summary(trace_path)}
+
+
+def _summary(trace_path: Path) -> dict[str, Any]:
+    """What the trace tells: time of compiling by phase, graph breaks, recompilations."""
+    from stagespan.trace import read_trace
+    from stagespan.trace.analysis.compiled import Compiled, analyze
+
+    compiled = analyze(read_trace(trace_path))
+    if not isinstance(compiled, Compiled) or compiled.compiling is None:
+        return {}
+    compiling = compiled.compiling
+    again = [each for each in compiling.compilations if each.variant]
+    return {
+        "compile_ms": compiling.time_ns / 1e6,
+        "phases_ms": {phase: time / 1e6 for phase, time in compiling.phases.items()},
+        "frames": len(compiling.compilations) - len(again),
+        "recompilations": len(again),
+        "graph_breaks": None
+        if compiled.breaks is None
+        else sum(each.count for each in compiled.breaks),
+    }
+
+
+def _compile_times() -> dict[str, list[float]]:
+    """torch._dynamo.utils.compile_times(): seconds of each call of what the compiler times."""
+    from torch._dynamo.utils import compile_times
+
+    found = compile_times(repr="csv")
+    if not isinstance(found, tuple):
+        return {}
+    return {
+        name: [float(value) for value in values.split(", ") if value]
+        for name, values in zip(*found, strict=True)
+    }
+
+
+def _since(before: dict[str, list[float]], after: dict[str, list[float]]) -> dict[str, list[float]]:
+    """What has been added to each list; a list that got shorter was begun anew."""
+    added = {}
+    for name, values in after.items():
+        known = len(before.get(name, ()))
+        added[name] = values[known:] if len(values) >= known else values
+    return {name: values for name, values in added.items() if values}

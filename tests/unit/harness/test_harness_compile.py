@@ -1,0 +1,160 @@
+"""The first call of a compiled stage: what is profiled, written and told."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from stagespan.cli.bench import command
+from stagespan.harness.first_call import needs_early_profiler
+from stagespan.signature import SignatureFile
+from stagespan.trace import read_trace
+
+torch = pytest.importorskip("torch")
+
+from harness_stages import Mlp, harness, signature_of  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compiled code of no other test; and Inductor without a look at the processor's vectors."""
+    torch._dynamo.reset()
+    with torch._inductor.config.patch({"cpp.simdlen": 0, "cpp.vec_isa_ok": False}):
+        yield
+    torch._dynamo.reset()
+
+
+class Compiled:
+    """A stage that is compiled by a backend without a compiler of its own, and breaks once."""
+
+    def __init__(self) -> None:
+        self.compiled = torch.compile(self.encode, backend="aot_eager")
+
+    def encode(self, x: Any) -> Any:
+        x = x.sin()
+        torch._dynamo.graph_break()
+        return x.cos()
+
+    def process(self, x: Any) -> Any:
+        return self.compiled(x)
+
+
+def test_the_first_call_of_a_compiled_stage(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN a compiled stage that the pipeline has already called
+    stage = Compiled()
+    stage.process(torch.ones(4))
+    # WHEN it is replayed with its first call
+    with caplog.at_level(logging.INFO, logger="stagespan"):
+        bench = harness(stage, signature_of(x=torch.zeros(4)), tmp_path, profile_compile=True)
+        found = bench.profile().compile
+    # THEN it was compiled anew, under the profiler
+    assert found is not None
+    assert (found["frames"], found["recompilations"], found["graph_breaks"]) == (2, 0, 1)
+    assert 0 < found["compile_ms"] <= found["first_call_ms"]
+    assert sum(found["phases_ms"].values()) == pytest.approx(found["compile_ms"])
+    # AND the trace holds the stage's frames alone: the tiny one before it is not in there
+    names = read_trace(found["trace_path"]).names
+    assert len({name for name in names if name.startswith("Torch-Compiled Region")}) == 2
+    assert not any("aten::relu" in name for name in names)
+    # AND torch's own times lie beside it, one for each frame
+    times = json.loads(found["times_path"].read_text())
+    assert times["name"] == "mlp"
+    assert times["first_call_ms"] == found["first_call_ms"]
+    assert len(times["seconds"]["_compile.compile_inner"]) == 2
+    assert f"[Harness] Compile trace saved to: {found['trace_path']}" in caplog.messages
+    assert f"[Harness] Compile times saved to: {found['times_path']}" in caplog.messages
+    assert found["trace_path"] == tmp_path / "mlp_compile_trace.json.gz"
+
+
+def test_the_stage_s_own_trace_holds_no_compiling(tmp_path: Path) -> None:
+    results = harness(
+        Compiled(), signature_of(x=torch.zeros(4)), tmp_path, profile_compile=True, warmup=0
+    ).profile()
+    assert not any("dynamo_timed" in name for name in read_trace(results.trace_path).names)
+    assert results.timing_ms["max"] < results["compile"]["first_call_ms"]
+
+
+def test_a_stage_that_is_not_compiled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # GIVEN a stage without torch.compile
+    bench = harness(Mlp(), signature_of(x=torch.zeros(8, 32)), tmp_path, profile_compile=True)
+    # WHEN its first call is asked for
+    results = bench.profile()
+    # THEN that is said, and no file of it is left
+    assert results.compile is None
+    assert "The first call of stage 'mlp' compiled nothing" in caplog.text
+    assert not list(tmp_path.glob("*compile*"))
+
+
+def test_without_being_asked_compiled_code_is_kept(tmp_path: Path) -> None:
+    stage = Compiled()
+    stage.process(torch.zeros(4))
+    results = harness(stage, signature_of(x=torch.zeros(4)), tmp_path, warmup=0).profile()
+    assert results.compile is None
+    assert not list(tmp_path.glob("*compile*"))
+
+
+def test_a_pre_compilation_that_fails_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # GIVEN a machine whose default backend cannot compile
+    broken = torch._inductor.config.patch(
+        {"cpp.cxx": ("/no/compiler",), "force_disable_caches": True}
+    )
+    with broken:
+        # WHEN a stage with another backend is replayed with its first call
+        bench = harness(Compiled(), signature_of(x=torch.zeros(4)), tmp_path, profile_compile=True)
+        results = bench.profile()
+    # THEN there is one warning, and the first call all the same
+    assert "[Harness] The pre-compilation failed" in caplog.text
+    assert results["compile"]["frames"] == 2
+
+
+def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a program with a compiled stage, and its signature
+    (tmp_path / "compiled_program.py").write_text(
+        "import torch\n"
+        "class Stage:\n"
+        "    def __init__(self):\n"
+        "        self.run = torch.compile(torch.sin, backend='aot_eager')\n"
+        "    def process(self, x):\n"
+        "        return self.run(x)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "timing_io_signature.json"
+    SignatureFile({"mlp": signature_of(x=torch.zeros(4))}).write(path)
+    # WHEN it is benched with its first call
+    result = CliRunner().invoke(
+        command,
+        [str(path), "--factory", "compiled_program:Stage", "--output", str(tmp_path),
+         "--profile-compile"],
+    )  # fmt: skip
+    # THEN the page tells what it took
+    assert result.exit_code == 0, result.output
+    assert "The first call took" in result.output
+    assert "1 frame, 0 graph breaks, 0 recompilations. See stagespan analyze" in result.output
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "needed"),
+    [
+        (None, None, False),
+        ("11.8", None, True),
+        ("12.1", None, False),
+        ("12.1", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  525.85.05  Sat Jan 14", True),
+        ("12.1", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  525.85.12  Sat Jan 28", False),
+        ("12.4", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54  Sat Jan 28", False),
+        ("12.4", "NVRM version: ?", False),
+    ],
+)
+def test_where_cuda_graphs_need_an_early_profiler(
+    cuda: str | None, driver: str | None, needed: bool
+) -> None:
+    assert needs_early_profiler(cuda, driver) is needed
