@@ -3,7 +3,9 @@
 
 #include <pybind11/stl.h>
 
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,6 +58,17 @@ void detach() {
   g_reason = "the device has been detached";
 }
 
+/// CUDA_DEVICE_MAX_CONNECTIONS; nothing where it is not set, or no number.
+std::optional<unsigned long> max_connections() {
+  const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (text == nullptr || std::strchr(text, '-') != nullptr) return std::nullopt;
+  char* end = nullptr;
+  errno = 0;
+  const unsigned long number = std::strtoul(text, &end, 10);
+  if (end == text || errno != 0 || end[std::strspn(end, " \t\n")] != '\0') return std::nullopt;
+  return number;
+}
+
 py::dict info() {
   py::dict result;
   const bool is_forked = device::is_forked();
@@ -92,8 +105,7 @@ py::dict info() {
   result["base_age_s"] = age_s;
   result["device_every"] = device::every();
   result["is_forked"] = is_forked;
-  const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  result["max_connections"] = connections != nullptr ? py::object(py::str(connections)) : py::none();
+  result["max_connections"] = max_connections();
   const int last_error = layer != nullptr ? layer->backend().last_error() : 0;
   result["last_error"] = last_error != 0 ? std::optional(last_error) : std::nullopt;
   return result;

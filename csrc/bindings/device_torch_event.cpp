@@ -49,7 +49,7 @@ class TorchEventBackend final : public device::EventBackend {
   }
 
   StreamState state_of(const StreamRef&) noexcept override {
-    if (PyGILState_Check() == 0) return StreamState::kFailed;
+    if (PyGILState_Check() == 0) return StreamState::kNone;
     return guarded([&] { return is_capturing() ? StreamState::kCapturing : StreamState::kOk; }, StreamState::kFailed);
   }
 

@@ -22,7 +22,7 @@ struct StreamRef {
 
 enum class StreamState : std::uint8_t {
   kOk,
-  kNone,       // this thread has not used the device
+  kNone,       // this thread has not used the device, or cannot ask it
   kCapturing,  // nothing that is recorded now runs now
   kFailed,
 };
@@ -30,7 +30,8 @@ enum class StreamState : std::uint8_t {
 enum class EventState : std::uint8_t {
   kDone,
   kNotReady,
-  kLater,  // must not be asked now, for somebody's capture's sake
+  kLater,     // must not be asked now, for somebody's capture's sake
+  kCaptured,  // was taken into a capture, and does not happen
   kFailed,
 };
 

@@ -1,6 +1,7 @@
 // device_queue.cpp: taking events from a thread's pool, and putting them back.
 #include "device_queue.h"
 
+#include <algorithm>
 #include <new>
 
 namespace stagespan::device {
@@ -17,7 +18,14 @@ bool DeviceQueue::is_due(std::uint32_t stage, std::uint32_t every) noexcept {
 DeviceQueue::Lane* DeviceQueue::lane_of(void* context) noexcept {
   for (std::uint32_t i = 0; i < lane_count_; ++i)
     if (lanes_[i].context == context) return &lanes_[i];
-  if (lane_count_ == kLanes) return nullptr;
+  if (lane_count_ == kLanes) {
+    // Contexts come and go: one that has no free events here may be among the latter.
+    const auto empty =
+        std::find_if(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.free == nullptr; });
+    if (empty == lanes_.end()) return nullptr;
+    empty->context = context;
+    return &*empty;
+  }
   lanes_[lane_count_] = {context, nullptr};
   return &lanes_[lane_count_++];
 }
@@ -53,12 +61,27 @@ EventPair* DeviceQueue::release_free() noexcept {
   return all;
 }
 
+EventPair* DeviceQueue::give_up_one() noexcept {
+  collect();
+  for (std::uint32_t i = 0; i < lane_count_; ++i) {
+    EventPair* const pair = lanes_[i].free;
+    if (pair == nullptr) continue;
+    lanes_[i].free = pair->next;
+    --owned_;
+    return pair;
+  }
+  return nullptr;
+}
+
 EventPair* DeviceQueue::take(const StreamRef& where) noexcept {
-  Lane* const lane = lane_of(where.context);
+  Lane* lane = lane_of(where.context);
   if (lane == nullptr) return nullptr;
-  if (lane->free == nullptr) collect();
+  if (lane->free == nullptr) {
+    collect();
+    lane = lane_of(where.context);  // which was empty, and may be another context's now
+    if (lane == nullptr || lane->free == nullptr) return nullptr;
+  }
   EventPair* const pair = lane->free;
-  if (pair == nullptr) return nullptr;
   lane->free = pair->next;
   pair->stream = where;
   return pair;
@@ -67,7 +90,7 @@ EventPair* DeviceQueue::take(const StreamRef& where) noexcept {
 EventPair* DeviceQueue::make(const StreamRef& where, EventBackend& backend,
                              std::atomic<std::uint32_t>& in_process) noexcept {
   is_refused_ = false;
-  if (owned_ >= kPairsPerThread || lane_of(where.context) == nullptr) return nullptr;
+  if (!has_room() || lane_of(where.context) == nullptr) return nullptr;
   if (in_process.fetch_add(1, std::memory_order_relaxed) >= kPairsPerProcess) {
     in_process.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;

@@ -88,6 +88,12 @@ class DeviceQueue {
   void put_back(EventPair& pair) noexcept;
   /// Takes a pair in that was another queue's.
   void adopt(EventPair& pair) noexcept;
+  /// Whether it can keep events of one more context.
+  bool knows(void* context) noexcept { return lane_of(context) != nullptr; }
+  /// Whether it may have one more.
+  bool has_room() const noexcept { return owned_ < kPairsPerThread; }
+  /// A free pair of some other context, which is nobody's then; null when there is none.
+  EventPair* give_up_one() noexcept;
   /// All free pairs, which are nobody's then.
   EventPair* release_free() noexcept;
   bool push(const Pending& pending) noexcept { return pending_.push(pending); }

@@ -89,6 +89,7 @@ std::string find_hip(Finder& driver, DriverApi& api) {
   api.is_hip = true;
   driver.find(api.device_get, {"hipGetDevice"});
   driver.find(api.device_set, {"hipSetDevice"});
+  driver.find(api.device_state, {"hipDevicePrimaryCtxGetState"}, false);
   driver.find(api.event_create, {"hipEventCreateWithFlags"});
   driver.find(api.event_destroy, {"hipEventDestroy"}, false);
   driver.find(api.event_record, {"hipEventRecord"});
@@ -152,6 +153,18 @@ void* DriverBackend::current_context() noexcept {
   return is_ok(api_.context_get(&context)) ? context : nullptr;
 }
 
+bool DriverBackend::is_used(int device) noexcept {
+  // Each thread of HIP has a current device, used or not, and the first event would make its context.
+  const std::uint64_t bit = std::uint64_t{1} << (static_cast<unsigned>(device) % 64);
+  if (api_.device_state == nullptr || (used_.load(std::memory_order_relaxed) & bit) != 0) [[likely]]
+    return true;
+  unsigned flags = 0;
+  int is_active = 0;
+  if (api_.device_state(device, &flags, &is_active) == kSuccess && is_active == 0) return false;
+  used_.fetch_or(bit, std::memory_order_relaxed);
+  return true;
+}
+
 bool DriverBackend::make_current(void* context) noexcept {
   if (api_.is_hip && context == nullptr) return true;  // there is always one
   if (api_.is_hip) return is_ok(api_.device_set(static_cast<int>(reinterpret_cast<std::intptr_t>(context) - 1)));
@@ -173,10 +186,12 @@ StreamState DriverBackend::current_stream(StreamRef& found) noexcept {
   found.context = current_context();
   if (found.context == nullptr) return is_gone() ? StreamState::kFailed : StreamState::kNone;
   int device = 0;
-  if (api_.is_hip)
+  if (api_.is_hip) {
     device = static_cast<int>(reinterpret_cast<std::intptr_t>(found.context) - 1);
-  else if (!is_ok(api_.context_device(&device)))
+    if (!is_used(device)) return StreamState::kNone;
+  } else if (!is_ok(api_.context_device(&device))) {
     return StreamState::kFailed;
+  }
   found.device = device;
   if (!is_ok(api_.current_stream(device, &found.stream))) return StreamState::kFailed;
   return capture_state(found.stream);
@@ -205,6 +220,7 @@ Event DriverBackend::create_event(const StreamRef& where) noexcept {
 }
 
 void DriverBackend::destroy_event(Event event) noexcept {
+  const WhileCapturing relaxed(api_);
   if (api_.event_destroy != nullptr) api_.event_destroy(event);
 }
 
@@ -222,7 +238,7 @@ bool DriverBackend::record(Event event, const StreamRef& where) noexcept {
 
 bool DriverBackend::begin_resolving() noexcept {
   mode_before_ = kRelaxed;
-  if (!is_ok(api_.exchange_capture_mode(&mode_before_))) return !is_gone();
+  if (!is_ok(api_.exchange_capture_mode(&mode_before_))) return false;
   context_before_ = context_now_ = current_context();
   return true;
 }
@@ -240,6 +256,7 @@ EventState DriverBackend::query(Event event, const StreamRef& where) noexcept {
   const int status = api_.event_query(event);
   if (status == kSuccess) return EventState::kDone;
   if (status == kNotReady) return EventState::kNotReady;
+  if (status == kCapturedEvent) return EventState::kCaptured;
   if (is_about_capture(status)) return EventState::kLater;
   is_ok(status);
   return EventState::kFailed;

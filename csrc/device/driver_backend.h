@@ -19,6 +19,7 @@ struct DriverApi {
   int (*context_device)(int* device) = nullptr;
   int (*device_get)(int* device) = nullptr;
   int (*device_set)(int device) = nullptr;
+  int (*device_state)(int device, unsigned* flags, int* is_active) = nullptr;  // HIP's
   int (*event_create)(void** event, unsigned flags) = nullptr;
   int (*event_destroy)(void* event) = nullptr;
   int (*event_record)(void* event, void* stream) = nullptr;
@@ -60,11 +61,13 @@ class DriverBackend final : public EventBackend {
   bool is_ok(int status) noexcept;
   StreamState capture_state(void* stream) noexcept;
   void* current_context() noexcept;
+  bool is_used(int device) noexcept;
   bool make_current(void* context) noexcept;
 
   DriverApi api_;
   std::map<std::string, bool> symbols_;
   std::atomic<int> last_error_{0};
+  std::atomic<std::uint64_t> used_{0};  // HIP's devices that have been seen to have a context
   // The resolver's alone.
   void* context_before_ = nullptr;
   void* context_now_ = nullptr;

@@ -115,6 +115,11 @@ void end(ThreadState& thread, void* device, FinishedSpan& span, bool wanted) noe
     give_up(thread, pair);
     return;
   }
+  if (state == StreamState::kNone) [[unlikely]] {
+    Recorder::get().lose(kLostDeviceElsewhere);
+    give_up(thread, pair);
+    return;
+  }
   if (state != StreamState::kOk || !layer.backend().record(pair.end, pair.stream)) [[unlikely]] {
     layer.note_failure();
     Recorder::get().lose(kLostDeviceFailed);
@@ -189,17 +194,44 @@ DeviceQueue* Layer::queue_of(ThreadState& thread) noexcept {
 }
 
 EventPair* Layer::take(DeviceQueue& queue, const StreamRef& where) noexcept {
-  EventPair* pair = queue.take(where);
-  if (pair == nullptr && has_spare_.load(relaxed)) [[unlikely]] {
-    constexpr int kBatch = 64;
-    const std::lock_guard lock(registry_);
-    EventPair*& spare = spare_[where.context];
-    for (int i = 0; i < kBatch && spare != nullptr; ++i) queue.adopt(*std::exchange(spare, spare->next));
-    has_spare_.store(
-        std::any_of(spare_.begin(), spare_.end(), [](const auto& entry) { return entry.second != nullptr; }), relaxed);
+  if (EventPair* const pair = queue.take(where)) [[likely]]
+    return pair;
+  if (has_spare_.load(relaxed)) {
+    adopt_spare(queue, where.context);
+    if (EventPair* const pair = queue.take(where)) return pair;
   }
-  if (pair == nullptr) pair = queue.take(where);
-  return pair != nullptr ? pair : queue.make(where, *backend_, pairs_);
+  if (EventPair* const pair = queue.make(where, *backend_, pairs_)) return pair;
+  // A thread that has moved to another context has its events in the one that it left.
+  const bool is_at_a_limit = !queue.is_refused() && queue.knows(where.context);
+  return is_at_a_limit && make_room(queue) ? queue.make(where, *backend_, pairs_) : nullptr;
+}
+
+void Layer::adopt_spare(DeviceQueue& queue, void* context) noexcept {
+  constexpr int kBatch = 64;
+  const std::lock_guard lock(registry_);
+  EventPair*& spare = spare_[context];
+  for (int i = 0; i < kBatch && spare != nullptr && queue.has_room(); ++i)
+    queue.adopt(*std::exchange(spare, spare->next));
+  has_spare_.store(std::any_of(spare_.begin(), spare_.end(), [](const auto& entry) { return entry.second != nullptr; }),
+                   relaxed);
+}
+
+bool Layer::make_room(DeviceQueue& queue) noexcept {
+  EventPair* pair = queue.give_up_one();
+  if (pair == nullptr && queue.has_room()) {  // the process has too many, then
+    const std::lock_guard lock(registry_);
+    for (auto& [context, spare] : spare_) {
+      if (spare == nullptr) continue;
+      pair = std::exchange(spare, spare->next);
+      break;
+    }
+  }
+  if (pair == nullptr) return false;
+  backend_->destroy_event(pair->begin);
+  backend_->destroy_event(pair->end);
+  delete pair;
+  pairs_.fetch_sub(1, relaxed);
+  return true;
 }
 
 void Layer::abandon(EventPair& pair) noexcept {

@@ -52,6 +52,9 @@ class Layer {
   double timeout_s() const noexcept;
 
  private:
+  void adopt_spare(DeviceQueue& queue, void* context) noexcept;
+  bool make_room(DeviceQueue& queue) noexcept;
+
   std::string kind_;
   std::unique_ptr<EventBackend> backend_;
   Resolver resolver_;

@@ -13,6 +13,11 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr std::size_t kMostResults = 1U << 15;
+constexpr std::size_t kLateInAPass = 32;
+
+bool is_too_late(const Layer& layer, const Pending& span, const ClockFit& fit) noexcept {
+  return fit.duration_ns(static_cast<double>(now_ticks() - span.end_ticks)) >= layer.timeout_s() * 1e9;
+}
 
 std::uint32_t figures_of(ArenaView arena, std::uint32_t stage) noexcept {
   ArenaHeader& header = arena.header();
@@ -70,42 +75,76 @@ std::uint32_t Resolver::pass(Layer& layer) {
   const std::lock_guard lock(mutex_);
   for (EventPair* const pair : layer.take_abandoned()) pair->home->give_back(*pair);
   collect(layer.queues());
-  if (held_.load(relaxed) == 0) return 0;
+  if (held_.load(relaxed) == 0 && late_.empty()) return 0;
   const ClockFit fit = Recorder::get().clock_fit();
-  if (!backend_.begin_resolving()) return 0;
-  refresh_bases(layer, fit);
-  std::uint32_t left = backend_.batch();
-  for (auto it = streams_.begin(); it != streams_.end() && left != 0;) {
-    settle_stream(layer, it->second, fit, left);
-    it = it->second.empty() ? streams_.erase(it) : std::next(it);
+  if (backend_.begin_resolving()) {
+    refresh_bases(layer, fit);
+    std::uint32_t left = backend_.batch();
+    for (auto& [where, spans] : streams_) {
+      if (left == 0) break;
+      settle_stream(layer, spans, fit, left);
+    }
+    look_after_late();
+    backend_.end_resolving();
+  } else {
+    settle_without_asking(layer, fit);
   }
-  backend_.end_resolving();
+  std::erase_if(streams_, [](const auto& entry) { return entry.second.empty(); });
   const auto done = static_cast<std::uint32_t>(settled_.size());
   write();
   return done;
 }
 
 void Resolver::settle_stream(Layer& layer, std::deque<Pending>& spans, const ClockFit& fit, std::uint32_t& left) {
-  const double longest_wait_ns = layer.timeout_s() * 1e9;
   while (!spans.empty() && left != 0) {
     const Pending& span = spans.front();
     --left;
     const EventState state = backend_.query(span.pair->end, span.pair->stream);
-    if (state == EventState::kLater) return;
-    if (state == EventState::kNotReady) {
-      if (fit.duration_ns(static_cast<double>(now_ticks() - span.end_ticks)) < longest_wait_ns) return;
-      // Its events are not used again: whatever they are waiting for may still come.
+    if (state == EventState::kNotReady || state == EventState::kLater) {
+      if (!is_too_late(layer, span, fit)) return;
       Recorder::get().lose(kLostDeviceTimeout);
       settle_unknown(span);
+      late_.push_back(span.pair);
+    } else if (state == EventState::kCaptured) {
+      // By one that began between the look for it and the record. Not asked for again: that could end the capture.
+      layer.note_capture();
+      Recorder::get().lose(kLostDeviceCaptured);
+      settle_unknown(span);
+      span.pair->home->give_back(*span.pair);
     } else if (state == EventState::kFailed) {
       Recorder::get().lose(kLostDeviceFailed);
       layer.note_failure();
       settle_unknown(span);
+      late_.push_back(span.pair);
     } else {
       settle(layer, span, fit);
       span.pair->home->give_back(*span.pair);
     }
     spans.pop_front();
+  }
+}
+
+void Resolver::settle_without_asking(Layer& layer, const ClockFit& fit) {
+  const bool is_gone = backend_.is_gone();
+  for (auto& [where, spans] : streams_) {
+    while (!spans.empty() && (is_gone || is_too_late(layer, spans.front(), fit))) {
+      Recorder::get().lose(is_gone ? kLostDeviceFailed : kLostDeviceTimeout);
+      settle_unknown(spans.front());
+      late_.push_back(spans.front().pair);
+      spans.pop_front();
+    }
+  }
+}
+
+void Resolver::look_after_late() {
+  for (std::size_t n = std::min(late_.size(), kLateInAPass); n != 0; --n) {
+    EventPair* const pair = late_.front();
+    late_.pop_front();
+    const EventState state = backend_.query(pair->end, pair->stream);
+    if (state == EventState::kDone)
+      pair->home->give_back(*pair);
+    else if (state == EventState::kNotReady || state == EventState::kLater)
+      late_.push_back(pair);  // else it is never used again
   }
 }
 

@@ -61,6 +61,8 @@ class Resolver {
   void settle_stream(Layer& layer, std::deque<Pending>& spans, const ClockFit& fit, std::uint32_t& left);
   void settle(Layer& layer, const Pending& span, const ClockFit& fit);
   void settle_unknown(const Pending& span);
+  void settle_without_asking(Layer& layer, const ClockFit& fit);
+  void look_after_late();
   void refresh_bases(Layer& layer, const ClockFit& fit);
   void write();
 
@@ -70,6 +72,7 @@ class Resolver {
   std::map<StreamRef, std::deque<Pending>> streams_;
   std::map<void*, TimeBase> bases_;
   std::vector<Settled> settled_;
+  std::deque<EventPair*> late_;  // of spans that were given up: whatever they wait for may still come
   std::atomic<std::uint32_t> held_{0};
   std::atomic<std::uint64_t> resolved_{0};
 };

@@ -80,7 +80,7 @@ enum Cause : std::uint32_t {
   kLostDeviceFailed,     // spans whose events the driver refused
   kLostDeviceCaptured,   // spans inside a graph capture: nothing runs there that could be timed
   kLostDeviceTimeout,    // spans whose device work did not end within the time it is waited for
-  kLostDeviceElsewhere,  // spans ended by another thread than the one that opened them
+  kLostDeviceElsewhere,  // spans ended where their device cannot be asked: by another thread, without Python's lock
   kLostDeviceClamped,    // device times that came out below zero, and were taken as zero
   kLostDevicePlace,      // device spans whose place on the host's timeline is unknown
   kCauseCount,

@@ -160,8 +160,8 @@ def _warn_of_connections(kind: str) -> None:
 
 def max_connections() -> int | None:
     """``CUDA_DEVICE_MAX_CONNECTIONS`` as a number; None where it is not set, or no number."""
-    text = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "").strip()
-    return int(text) if text.isascii() and text.isdigit() else None
+    number: int | None = _core.device_info()["max_connections"]
+    return number
 
 
 def _forget_parent() -> None:

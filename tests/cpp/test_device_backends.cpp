@@ -206,7 +206,7 @@ TEST_P(Backend, AnExhaustedPoolLeavesHostTime) {
   // THEN the pool is bounded, the others are counted, and all have host time
   EXPECT_EQ(figures_of(stage).host.count, kSpans);
   EXPECT_LE(device::pending(), device::kPairsPerThread);
-  EXPECT_LE(fake().counts().events, 2U * device::kPairsPerProcess + 16);
+  EXPECT_LE(fake().counts().events, 2U * device::kPairsPerThread + 16);
   EXPECT_EQ(lost(kLostDevicePool) + device::pending(), kSpans);
   ASSERT_EQ(device::resolve(10), 0U);
   EXPECT_EQ(figures_of(stage).device[kDeviceElapsed].count + lost(kLostDevicePool), kSpans);
@@ -252,15 +252,6 @@ TEST_P(Backend, AQueryThatFailsIsCounted) {
   run(stage, 1000);
   fake().set_fault(kFakeQueryFails);
   EXPECT_EQ(device::resolve(1), 0U);
-  EXPECT_EQ(lost(kLostDeviceFailed), 1U);
-  EXPECT_EQ(figures_of(stage).host.count, 1U);
-}
-
-TEST_P(Backend, ADeviceThatDoesNotExistIsCounted) {
-  // torch is asked for the stream of a device that it does not have
-  fake().set_fault(kFakeShimFails);
-  const std::uint32_t stage = recorder().intern("no such device");
-  run(stage, 1000);
   EXPECT_EQ(lost(kLostDeviceFailed), 1U);
   EXPECT_EQ(figures_of(stage).host.count, 1U);
 }
@@ -338,7 +329,8 @@ TEST_P(Backend, PositionsAreWithinTheErrorThatIsTold) {
   const ClockStamp stamp = take_stamp();
   const double placed = static_cast<double>(fit.unix_ns(copy.begin_ticks) + result_of(span.id).queue_ns);
   const double truth = begin + static_cast<double>(stamp.unix_ns - stamp.monotonic_ns);
-  EXPECT_NEAR(placed, truth, *error_ns + 20'000);
+  EXPECT_LE(*error_ns, 20'000);
+  EXPECT_NEAR(placed, truth, 20'000);
 }
 
 TEST_P(Backend, AResetForgetsResults) {

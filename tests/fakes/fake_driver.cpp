@@ -35,6 +35,7 @@ constexpr int kCaptureUnsupported = 900;
 constexpr int kCaptureImplicit = 906;
 constexpr int kCapturedEvent = 907;
 constexpr int kDevices = 4;
+constexpr int kTorchsDevices = 3;  // torch has been told to leave the last one alone
 constexpr int kRelaxed = 2;
 
 struct Stream {
@@ -59,7 +60,8 @@ struct Driver {
   std::atomic<int> fault{kFakeNone};
   std::atomic<int> captures{0};
   std::atomic<std::uint64_t> synchronisations{0}, records{0}, queries{0}, queries_while_capturing{0}, events{0},
-      other_context{0}, queries_in_capture{0};
+      other_context{0}, queries_in_capture{0}, contexts_made{0};
+  std::atomic<bool> used[kDevices] = {};  // HIP's; of CUDA, whoever has a context uses its device
 };
 
 Driver& driver() {
@@ -97,10 +99,16 @@ void break_captures() {
     if (stream->capturing.load()) stream->broken.store(true);
 }
 
+/// What every call does that needs a context.
+void use(int device) {
+  if (FAKE_HIP && !driver().used[device].exchange(true)) driver().contexts_made.fetch_add(1);
+}
+
 int create_event(void** event) {
   if (const int status = gone()) return status;
   if (driver().fault.load() == kFakeNoEvents) return 2;
   if (current_device() < 0) return kInvalidContext;
+  use(current_device());
   auto* const made = new Event;
   made->device = current_device();
   driver().events.fetch_add(1);
@@ -119,7 +127,7 @@ int record(void* event, void* handle) {
     return kInvalidHandle;
   }
   driver().records.fetch_add(1, std::memory_order_relaxed);
-  if (stream->capturing.load()) {
+  if (stream->capturing.load() || driver().fault.load() == kFakeUnseenCapture) {
     of->in_capture.store(true);
     return kOk;
   }
@@ -137,6 +145,7 @@ int record(void* event, void* handle) {
 [[maybe_unused]] int query(void* event) {
   if (const int status = gone()) return status;
   if (driver().fault.load() == kFakeQueryFails) return kLaunchFailed;
+  if (driver().fault.load() == kFakeQueryLater) return kCaptureUnsupported;
   driver().queries.fetch_add(1, std::memory_order_relaxed);
   auto* const of = static_cast<Event*>(event);
   if (driver().captures.load() != 0 && t_mode != kRelaxed) {
@@ -154,6 +163,11 @@ int record(void* event, void* handle) {
 
 int elapsed(float* ms, void* begin, void* end) {
   if (const int status = gone()) return status;
+  if (driver().captures.load() != 0 && t_mode != kRelaxed) {
+    driver().queries_while_capturing.fetch_add(1);
+    break_captures();
+    return kCaptureUnsupported;
+  }
   auto* const from = static_cast<Event*>(begin);
   auto* const to = static_cast<Event*>(end);
   if (from->device != to->device || from->at_ns.load() < 0 || to->at_ns.load() < 0) return kInvalidHandle;
@@ -174,6 +188,7 @@ int is_capturing(void* handle, int* status) {
 int create_stream(void** handle, unsigned flags) {
   if (const int status = gone()) return status;
   if (current_device() < 0) return kInvalidContext;
+  use(current_device());
   auto* const stream = new Stream;
   stream->device = current_device();
   stream->non_blocking = (flags & 1) != 0;
@@ -185,6 +200,7 @@ int create_stream(void** handle, unsigned flags) {
 
 int exchange_mode(int* mode) {
   if (const int status = gone()) return status;
+  if (driver().fault.load() == kFakeNoExchange) return kLaunchFailed;
   std::swap(*mode, t_mode);
   return kOk;
 }
@@ -210,6 +226,7 @@ EXPORT int NAME(cuEventQuery, hipEventQuery)(void* event) { return query(event);
 EXPORT int NAME(cuEventCreate, hipEventCreateWithFlags)(void** event, unsigned) { return create_event(event); }
 EXPORT int NAME(cuEventDestroy_v2, hipEventDestroy)(void* event) {
   delete static_cast<Event*>(event);
+  driver().events.fetch_sub(1);
   return kOk;
 }
 EXPORT int NAME(cuEventRecord, hipEventRecord)(void* event, void* stream) { return record(event, stream); }
@@ -238,6 +255,11 @@ EXPORT int hipSetDevice(int device) {
   t_device = device;
   return gone();
 }
+EXPORT int hipDevicePrimaryCtxGetState(int device, unsigned* flags, int* is_active) {
+  *flags = 0;
+  *is_active = driver().used[device].load() ? 1 : 0;
+  return gone();
+}
 #else
 EXPORT int cuCtxGetCurrent(void** context) {
   *context = t_device < 0 ? nullptr : &driver().legacy[t_device];
@@ -260,7 +282,7 @@ EXPORT void fake_reset() {
   Driver& d = driver();
   d.fault = kFakeNone;
   for (auto* counter : {&d.synchronisations, &d.records, &d.queries, &d.queries_while_capturing, &d.events,
-                        &d.other_context, &d.queries_in_capture})
+                        &d.other_context, &d.queries_in_capture, &d.contexts_made})
     *counter = 0;
   for (Stream& stream : d.legacy) {
     const std::lock_guard lock(stream.mutex);
@@ -272,8 +294,8 @@ EXPORT void fake_set_fault(int fault) { driver().fault = fault; }
 
 EXPORT void fake_get_counts(FakeCounts* counts) {
   const Driver& d = driver();
-  *counts = {d.synchronisations, d.records,       d.queries,           d.queries_while_capturing,
-             d.events,           d.other_context, d.queries_in_capture};
+  *counts = {d.synchronisations,   d.records,      d.queries, d.queries_while_capturing, d.events, d.other_context,
+             d.queries_in_capture, d.contexts_made};
 }
 
 EXPORT void fake_launch(void* handle, double duration_ns) {
@@ -287,6 +309,7 @@ EXPORT void fake_launch(void* handle, double duration_ns) {
 EXPORT void* fake_make_stream(int device) {
   const int before = t_device;
   t_device = device;
+  driver().used[device] = true;  // the application does that, and not who is tested
   void* stream = nullptr;
   create_stream(&stream, 1);
   t_device = before;
@@ -314,7 +337,7 @@ EXPORT int fake_end_capture(void* handle) {
 
 /// For the fake torch, which is another library.
 EXPORT int fake_current_stream(int device, void** stream) {
-  if (driver().fault.load() == kFakeShimFails || device < 0 || device >= kDevices) return kInvalidValue;
+  if (driver().fault.load() == kFakeShimFails || device < 0 || device >= kTorchsDevices) return kInvalidValue;
   *stream = t_streams[device];
   return kOk;
 }

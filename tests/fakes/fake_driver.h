@@ -11,9 +11,10 @@ struct FakeCounts {
   std::uint64_t records;
   std::uint64_t queries;
   std::uint64_t queries_while_capturing;  // by a thread that was not in relaxed mode: each one breaks the capture
-  std::uint64_t events;
-  std::uint64_t other_context;       // events recorded on a stream of another context, or without a current one
-  std::uint64_t queries_in_capture;  // of events that were recorded in a capture
+  std::uint64_t events;                   // that are there
+  std::uint64_t other_context;            // events recorded on a stream of another context, or without a current one
+  std::uint64_t queries_in_capture;       // of events that were recorded in a capture
+  std::uint64_t contexts_made;            // by a call on a device that nobody had used
 };
 
 /// What goes wrong from now on.
@@ -25,6 +26,9 @@ enum FakeFault {
   kFakeDeinitialised,  // everything gives 4
   kFakeNeverDone,      // work that is queued from now on does not end
   kFakeShimFails,      // torch does not tell the current stream
+  kFakeQueryLater,     // every query gives 900
+  kFakeNoExchange,     // the capture mode cannot be exchanged
+  kFakeUnseenCapture,  // a capture takes in what is recorded, and says nothing of itself
 };
 
 typedef void (*FakeReset)();
@@ -33,7 +37,8 @@ typedef void (*FakeGetCounts)(FakeCounts* counts);
 /// Queues a kernel of a known duration on a stream, in the device's own time.
 typedef void (*FakeLaunch)(void* stream, double duration_ns);
 typedef void* (*FakeMakeStream)(int device);
-/// The calling thread's device, with its context current; -1 for a thread that has not touched any.
+/// The calling thread's device, with its context current; -1 for a thread that has not touched any. As in HIP, a
+/// device that is current there need not have been used: a stream or an event on it does that.
 typedef void (*FakeUseDevice)(int device);
 /// The calling thread's current stream on a device, as torch would tell.
 typedef void (*FakeUseStream)(int device, void* stream);

@@ -41,15 +41,22 @@ def test_scopes_of_cpp(
         launcher = ctypes.cast(device._native.standin_kernel, ctypes.c_void_p).value
         device.hold()
         cpp_scopes.run(launcher, 3.0)
+        cpp_scopes.hand_over(100)
+        with stagespan.span("after"):
+            device.kernel(1.0)
         device.hold(False)
         assert stagespan.flush(20)
         stats = stagespan.stats()
         times = {{n: s.device_elapsed_ns and s.device_elapsed_ns.mean_ns for n, s in stats.items()}}
-        print(json.dumps(times))
+        print(json.dumps([times, stats["cpp handed"].count, stagespan.lost()]))
     """)
     # THEN they read what the device ran; without the lock torch cannot be asked: host time only
     assert done.returncode == 0, done.stderr
-    times = json.loads(done.stdout)
+    times, handed, lost = json.loads(done.stdout)
     assert times["cpp outer"] == pytest.approx(9e6, rel=0.001)
     assert times["cpp inner"] == pytest.approx(6e6, rel=0.001)
     assert times["cpp unlocked"] is None
+    # AND what ends without the lock is counted, and does not count as a device that fails
+    assert (handed, times["cpp handed"]) == (100, None)
+    assert (lost["device_elsewhere"], lost["device_failed"]) == (100, 0)
+    assert times["after"] == pytest.approx(1e6, rel=0.001)

@@ -1,0 +1,194 @@
+// test_device_time_base.cpp: where a device's events lie on the host's timeline, with a device whose clock is known.
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <thread>
+
+#include "device/time_base.h"
+#include "support.h"
+
+namespace stagespan::test {
+namespace {
+
+using device::Event;
+using device::EventState;
+using device::StreamRef;
+using device::StreamState;
+using device::TimeBase;
+
+/// An idle device: an event happens when it is recorded, unless a test says otherwise.
+class Scripted final : public device::EventBackend {
+ public:
+  explicit Scripted(const ClockFit& fit) : fit_(fit) {}
+
+  const char* name() const noexcept override { return "scripted"; }
+  StreamState current_stream(StreamRef&) noexcept override { return StreamState::kOk; }
+  StreamState state_of(const StreamRef&) noexcept override { return StreamState::kOk; }
+  Event create_event(const StreamRef&) noexcept override { return &events_.emplace_back(-1); }
+  void destroy_event(Event) noexcept override {}
+  bool record(Event event, const StreamRef&) noexcept override {
+    *static_cast<double*>(event) = now_ns();
+    return true;
+  }
+  bool begin_resolving() noexcept override { return true; }
+  void end_resolving() noexcept override {}
+  EventState query(Event, const StreamRef&) noexcept override { return on_query(); }
+  bool elapsed_ns(Event begin, Event end, const StreamRef&, double& ns) noexcept override {
+    ns = (*static_cast<double*>(end) - *static_cast<double*>(begin)) * clock_rate;
+    return true;
+  }
+  bool record_base(Event event, const StreamRef& where) noexcept override {
+    ++bases;
+    return record(event, where);
+  }
+
+  int last_error() const noexcept override { return 0; }
+
+  double now_ns() const { return static_cast<double>(fit_.unix_ns(now_ticks())); }
+
+  std::function<EventState()> on_query = [] { return EventState::kDone; };
+  double clock_rate = 1;  // the device's clock beside the host's
+  int bases = 0;
+
+ private:
+  const ClockFit& fit_;
+  std::deque<double> events_;
+};
+
+class Base : public RecorderTest {
+ protected:
+  /// A host clock that runs so many times faster than in truth: seconds pass in milliseconds.
+  static ClockFit faster(double times) {
+    const ClockStamp now = take_stamp();
+    ClockStamp later = now;
+    later.ticks += 1'000'000'000;
+    const double ns = Recorder::get().clock_fit().ns_per_tick() * 1e9 * times;
+    later.monotonic_ns += std::llround(ns);
+    later.unix_ns += std::llround(ns);
+    return ClockFit({now, later});
+  }
+
+  /// How far from its true time an event is placed that happens now.
+  double placed_wrong_by_ns(Scripted& device, const ClockFit& fit) {
+    const std::uint64_t begin = now_ticks();
+    const Event event = device.create_event(where_);
+    device.record(event, where_);
+    std::int64_t origin = 0;
+    const auto after = base_.after_ns(device, event, where_, begin, fit, origin);
+    EXPECT_TRUE(after.has_value());
+    return static_cast<double>(origin) + after.value_or(0) - *static_cast<double*>(event);
+  }
+
+  TimeBase base_;
+  StreamRef where_;
+};
+
+TEST_F(Base, IsWithinTheBracketThatItTells) {
+  const ClockFit fit = recorder().clock_fit();
+  Scripted device(fit);
+  EXPECT_EQ(base_.error_ns(), std::nullopt);
+  base_.refresh(device, where_, fit);
+  ASSERT_TRUE(base_.error_ns().has_value());
+  EXPECT_LE(*base_.error_ns(), 20'000);
+  EXPECT_NEAR(placed_wrong_by_ns(device, fit), 0, *base_.error_ns() + 500);
+}
+
+TEST_F(Base, TheNarrowestBracketOfAFewIsKept) {
+  // GIVEN a device that answers late at first
+  const ClockFit fit = recorder().clock_fit();
+  Scripted device(fit);
+  device.on_query = [&device] {
+    if (device.bases == 1) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    return EventState::kDone;
+  };
+  // WHEN a base is made
+  base_.refresh(device, where_, fit);
+  // THEN it was tried again, and the later, narrower one is told
+  EXPECT_GE(device.bases, 2);
+  ASSERT_TRUE(base_.error_ns().has_value());
+  EXPECT_LT(*base_.error_ns(), 100'000);
+}
+
+TEST_F(Base, ABusyDeviceIsNotWaitedFor) {
+  // GIVEN a device whose private stream is behind other work
+  const ClockFit fit = recorder().clock_fit();
+  Scripted device(fit);
+  device.on_query = [] { return EventState::kNotReady; };
+  // WHEN a base is asked for again and again
+  for (int i = 0; i < 100; ++i) base_.refresh(device, where_, fit);
+  // THEN there is none, positions are unknown rather than wrong, and few tries were made
+  EXPECT_EQ(base_.error_ns(), std::nullopt);
+  std::int64_t origin = 0;
+  EXPECT_EQ(base_.after_ns(device, device.create_event(where_), where_, now_ticks(), fit, origin), std::nullopt);
+  EXPECT_LE(device.bases, 2 * 5);
+}
+
+TEST_F(Base, ABaseThatMayNotBeAskedForIsNone) {
+  const ClockFit fit = recorder().clock_fit();
+  Scripted device(fit);
+  device.on_query = [] { return EventState::kLater; };
+  base_.refresh(device, where_, fit);
+  EXPECT_EQ(base_.error_ns(), std::nullopt);
+}
+
+TEST_F(Base, IsMadeAnewAndCarriesNoErrorOn) {
+  // GIVEN a clock on which a second takes a millisecond, and a first base in brackets of about two "seconds"
+  const ClockFit fit = faster(1000);
+  Scripted device(fit);
+  const auto slow = [] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    return EventState::kDone;
+  };
+  device.on_query = slow;
+  base_.refresh(device, where_, fit);
+  const double first_error = base_.error_ns().value();
+  ASSERT_GE(first_error, 0.9e9);
+  const double first_wrong = std::fabs(placed_wrong_by_ns(device, fit));
+  EXPECT_GE(first_wrong, 0.9e9);  // the event came at the bracket's begin
+  EXPECT_LE(first_wrong, first_error * 1.01);
+  // WHEN it is asked for while young, nothing is done; when seconds have passed, a new one is made
+  const int bases = device.bases;
+  const std::uint64_t made_at = base_.made_at_ticks();
+  base_.refresh(device, where_, recorder().clock_fit());
+  EXPECT_EQ(device.bases, bases);
+  device.on_query = [] { return EventState::kDone; };
+  std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  base_.refresh(device, where_, fit);
+  // THEN its error is its own, and nothing of the first one's is left in a position
+  EXPECT_GT(base_.made_at_ticks(), made_at);
+  EXPECT_LT(*base_.error_ns(), first_error / 4);
+  EXPECT_LT(std::fabs(placed_wrong_by_ns(device, fit)), *base_.error_ns() * 1.01 + 0.05e9);
+}
+
+TEST_F(Base, ADeviceWhoseClockRunsOtherwiseIsFollowed) {
+  // GIVEN a device clock that loses 0.4 ms in a second, and two bases 2.5 s apart
+  const ClockFit fit = faster(100);
+  Scripted device(fit);
+  device.clock_rate = 1 - 4e-4;
+  base_.refresh(device, where_, fit);
+  std::this_thread::sleep_for(std::chrono::milliseconds(25));
+  base_.refresh(device, where_, fit);
+  // WHEN an event comes a second after the latest
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  // THEN it is placed by the rate that the two of them told, not 400 us beside its time
+  EXPECT_LT(std::fabs(placed_wrong_by_ns(device, fit)), 2 * *base_.error_ns() + 100'000);
+}
+
+TEST_F(Base, AnEventIsPlacedByTheLatestBaseBeforeIt) {
+  // GIVEN an event, and a base that came after it
+  const ClockFit fit = recorder().clock_fit();
+  Scripted device(fit);
+  const std::uint64_t begin = now_ticks();
+  const Event event = device.create_event(where_);
+  device.record(event, where_);
+  base_.refresh(device, where_, fit);
+  // THEN it is placed before that
+  std::int64_t origin = 0;
+  const auto after = base_.after_ns(device, event, where_, begin, fit, origin);
+  ASSERT_TRUE(after.has_value());
+  EXPECT_LT(*after, 0);
+  EXPECT_NEAR(static_cast<double>(origin) + *after, *static_cast<double*>(event), *base_.error_ns() + 500);
+}
+
+}  // namespace
+}  // namespace stagespan::test

@@ -1,0 +1,232 @@
+// test_device_trouble.cpp: what becomes of spans and events where drivers, pools and contexts are not as they should
+// be.
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+
+#include "device_support.h"
+
+namespace stagespan::test {
+namespace {
+
+class Trouble : public DeviceTest, public ::testing::WithParamInterface<const char*> {
+ protected:
+  void SetUp() override {
+    DeviceTest::SetUp();
+    attach(GetParam());
+    use_own_stream();
+  }
+};
+
+std::uint64_t timed(std::uint32_t stage) { return figures_of(stage).device[kDeviceElapsed].count; }
+
+TEST_P(Trouble, SpansThatWaitWhenTheDriverGoesAreSettled) {
+  // GIVEN spans whose device is at work, one of them with somebody who waits for its result
+  const std::uint32_t stage = recorder().intern("driver goes");
+  for (int i = 0; i < 10; ++i) run(stage, 50e6);
+  ThreadState& thread = recorder().this_thread();
+  FinishedSpan wanted = made_span(stage, now_ticks(), 10);
+  void* device = nullptr;
+  open_on_device(thread, wanted, device);
+  close_on_device(thread, wanted, device, true);
+  // WHEN the driver says that it is gone, and stays so
+  fake().set_fault(kFakeDeinitialised);
+  // THEN nothing waits for it, each span is counted, and who waited is told that there is no result
+  EXPECT_EQ(device::resolve(5), 0U);
+  EXPECT_EQ(lost(kLostDeviceFailed), 11U);
+  EXPECT_EQ(figures_of(stage).host.count, 10U);
+  EXPECT_EQ(timed(stage), 0U);
+  const auto result = device::take_result(wanted.id);
+  ASSERT_TRUE(result.has_value());
+  EXPECT_EQ(result->elapsed_ns, kUnknownNs);
+}
+
+TEST_P(Trouble, ADriverThatCannotBeAskedWithoutHarmIsNotAsked) {
+  // GIVEN a driver that does not let a thread out of the way of captures
+  const std::uint32_t stage = recorder().intern("cannot be asked");
+  fake().set_fault(kFakeNoExchange);
+  for (int i = 0; i < 5; ++i) run(stage, 1000);
+  // WHEN they have waited long enough
+  const std::uint64_t queries = fake().counts().queries;
+  device::set_timeout(0.05);
+  EXPECT_EQ(device::resolve(5), 0U);
+  // THEN they are counted, and no event was asked for
+  EXPECT_EQ(lost(kLostDeviceTimeout), 5U);
+  EXPECT_EQ(fake().counts().queries, queries);
+  // and when it does again, spans are timed again
+  fake().set_fault(kFakeNone);
+  device::set_timeout(60);
+  const auto [id, told] = run(stage, 1e5);
+  ASSERT_EQ(device::resolve(5), 0U);
+  EXPECT_EQ(result_of(id).elapsed_ns, told);
+}
+
+TEST_P(Trouble, WhatMayNeverBeAskedForIsGivenUp) {
+  // GIVEN a driver that puts off every question
+  const std::uint32_t stage = recorder().intern("put off");
+  run(stage, 1000);
+  fake().set_fault(kFakeQueryLater);
+  // WHEN it has been put off for as long as spans are waited for
+  device::set_timeout(0.05);
+  // THEN the span is settled and counted
+  EXPECT_EQ(device::resolve(5), 0U);
+  EXPECT_EQ(lost(kLostDeviceTimeout), 1U);
+  EXPECT_EQ(figures_of(stage).host.count, 1U);
+}
+
+TEST_P(Trouble, AnEventThatACaptureTookInIsGivenUp) {
+  // GIVEN a capture that begins between the look for it and the record, and a span behind on the same stream
+  const std::uint32_t stage = recorder().intern("taken in"), behind = recorder().intern("behind it");
+  const OpenSpan span = open_span(stage);
+  fake().set_fault(kFakeUnseenCapture);
+  close_span(span, 0);
+  fake().set_fault(kFakeNone);
+  const auto [id, told] = run(behind, 1e5);
+  // WHEN the driver answers that such an event cannot be asked for
+  EXPECT_EQ(device::resolve(5), 0U);
+  // THEN it is not asked again, that span has host time alone and is counted, and the one behind is timed
+  EXPECT_EQ(fake().counts().queries_in_capture, 1U);
+  EXPECT_EQ(lost(kLostDeviceCaptured), 1U);
+  EXPECT_EQ(figures_of(stage).host.count, 1U);
+  EXPECT_EQ(timed(stage), 0U);
+  EXPECT_EQ(result_of(id).elapsed_ns, told);
+}
+
+TEST_P(Trouble, TheDefaultStreamIsLeftAloneWhileAnotherOneCaptures) {
+  // GIVEN a thread on the default stream, of which nothing may be asked while another stream is captured
+  const std::uint32_t stage = recorder().intern("default stream, capture");
+  void* const captured = fake().make_stream(0);
+  use_stream(0, nullptr);
+  const OpenSpan across = open_span(stage);
+  fake().begin_capture(captured);
+  // WHEN spans begin and end on it meanwhile
+  run(stage, 1000);
+  close_span(across, 0);
+  EXPECT_EQ(device::resolve(1), 0U);
+  // THEN the capture is whole, and they are marked
+  EXPECT_EQ(fake().end_capture(captured), 1);
+  EXPECT_EQ(lost(kLostDeviceCaptured), 2U);
+  for (const SpanCopy& span : spans_of(stage)) EXPECT_TRUE((span.flags & kFlagCaptured) != 0);
+  const auto [id, told] = run(stage, 1e5);
+  ASSERT_EQ(device::resolve(5), 0U);
+  EXPECT_EQ(result_of(id).elapsed_ns, told);
+}
+
+TEST_P(Trouble, ADeviceThatTorchDoesNotHaveIsCounted) {
+  // GIVEN a thread on a device of the driver that torch does not have
+  const std::uint32_t stage = recorder().intern("no such device");
+  fake().make_stream(3);
+  fake().use_device(3);
+  // WHEN a span runs there
+  close_span(open_span(stage), 0);
+  // THEN it has host time and is counted, and on torch's own devices all goes on
+  EXPECT_EQ(lost(kLostDeviceFailed), 1U);
+  EXPECT_EQ(device::pending(), 0U);
+  EXPECT_EQ(figures_of(stage).host.count, 1U);
+  fake().use_device(0);
+  const auto [id, told] = run(stage, 1e5);
+  ASSERT_EQ(device::resolve(5), 0U);
+  EXPECT_EQ(result_of(id).elapsed_ns, told);
+}
+
+TEST_P(Trouble, EventsOfSpansThatWereGivenUpServeAgainOnceTheyAreDone) {
+  // GIVEN a device that stands still for longer than spans are waited for, and a thread that has used all its events
+  const std::uint32_t stage = recorder().intern("given up"), later = recorder().intern("later");
+  fake().launch(current_, 1000e6);
+  for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(stage, 1);
+  device::set_timeout(0);
+  EXPECT_EQ(device::resolve(5), 0U);
+  ASSERT_GT(lost(kLostDeviceTimeout), 0U);
+  device::set_timeout(60);
+  // WHEN it goes on
+  std::this_thread::sleep_for(std::chrono::milliseconds(1050));
+  for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) device::resolve_pass();
+  // THEN as many spans as before find events
+  for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(later, 1);
+  ASSERT_EQ(device::resolve(10), 0U);
+  EXPECT_EQ(timed(later), device::kPairsPerThread);
+  EXPECT_EQ(lost(kLostDevicePool), 0U);
+}
+
+TEST_P(Trouble, AThreadKeepsWithinItsPoolWhateverOthersLeave) {
+  // GIVEN threads that have used all their events, and left
+  const std::uint32_t before = recorder().intern("before they left"), stage = recorder().intern("heir");
+  constexpr unsigned kThreads = 3;
+  std::barrier all_ran{kThreads}, all_took_over{kThreads};
+  auto threads = start_threads(kThreads, [&](unsigned) {
+    fake().use_device(0);
+    fake().use_stream(0, current_);
+    for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) close_span(open_span(before), 0);
+    all_ran.arrive_and_wait();
+  });
+  join(threads);
+  ASSERT_EQ(device::resolve(10), 0U);
+  std::uint32_t most_pending = 0;
+  // WHEN others take their place, and one of these has more pending spans than a thread may have
+  threads = start_threads(kThreads, [&](unsigned index) {
+    fake().use_device(0);
+    fake().use_stream(0, current_);
+    close_span(open_span(before), 0);
+    all_took_over.arrive_and_wait();
+    if (index != 0) return;
+    while (device::pending() != 0) device::resolve_pass();
+    fake().launch(current_, 1000e6);
+    for (std::uint32_t i = 0; i < 3 * device::kPairsPerThread; ++i) {
+      close_span(open_span(stage), 0);
+      if (i % 1024 == 0) device::resolve_pass();
+      most_pending = std::max(most_pending, device::pending());
+    }
+  });
+  join(threads);
+  // THEN it has no more events than any other, and every one comes back
+  EXPECT_LE(most_pending, device::kPairsPerThread);
+  ASSERT_EQ(device::resolve(10), 0U);
+  EXPECT_EQ(timed(stage) + lost(kLostDevicePool), 3U * device::kPairsPerThread);
+  EXPECT_LE(fake().counts().events, 2U * device::kPairsPerProcess + 16);
+}
+
+TEST_P(Trouble, AThreadThatMovesToAnotherDeviceHasEventsThere) {
+  // GIVEN a thread that has all the events it may have, on one device
+  const std::uint32_t stage = recorder().intern("moves house");
+  for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(stage, 1);
+  ASSERT_EQ(device::resolve(10), 0U);
+  // WHEN it works on another
+  fake().use_device(1);
+  use_stream(1, fake().make_stream(1));
+  for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(stage, 1);
+  // THEN its spans there are timed as well, with no more events than before
+  ASSERT_EQ(device::resolve(10), 0U);
+  EXPECT_EQ(timed(stage), 2U * device::kPairsPerThread);
+  EXPECT_EQ(lost(kLostDevicePool), 0U);
+  EXPECT_LE(fake().counts().events, 2U * device::kPairsPerThread + 32);
+  EXPECT_EQ(fake().counts().other_context, 0U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Drivers, Trouble, ::testing::Values("cuda", "rocm"),
+                         [](const auto& test) { return std::string(test.param); });
+
+class HipAlone : public DeviceTest {};
+
+TEST_F(HipAlone, ADeviceThatNobodyHasUsedIsLeftAlone) {
+  // GIVEN a thread with a current device that nobody has used, as every thread of HIP has from its start
+  attach("rocm");
+  const std::uint32_t stage = recorder().intern("unused device");
+  in_thread([&] {
+    fake().use_device(2);
+    // WHEN spans run there
+    for (int i = 0; i < 3; ++i) const ScopedTimer timer(stage);
+    // THEN no context is made for their sake
+    EXPECT_EQ(fake().counts().contexts_made, 0U);
+    EXPECT_EQ(device::pending(), 0U);
+    EXPECT_EQ(lost(kLostDeviceFailed), 0U);
+    // and once the application has made it, they are timed
+    fake().use_stream(2, fake().make_stream(2));
+    for (int i = 0; i < 3; ++i) const ScopedTimer timer(stage);
+  });
+  ASSERT_EQ(device::resolve(5), 0U);
+  EXPECT_EQ(figures_of(stage).host.count, 6U);
+  EXPECT_EQ(timed(stage), 3U);
+}
+
+}  // namespace
+}  // namespace stagespan::test
