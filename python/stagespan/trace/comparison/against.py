@@ -86,6 +86,10 @@ class Against:
     remarks: tuple[str, ...]
     """What to know before the figures are used."""
     on_device: bool
+    alike: bool
+    """Whether the traces have enough in common to be of one program."""
+    waits: tuple[Change, ...]
+    """Idle time by the calls that wait or allocate, per step, over all of each trace."""
 
     @property
     def unit(self) -> str:
@@ -166,6 +170,7 @@ class Against:
             "stages": [_change(each) for each in self.stages()],
             "layers": [_change(each) for each in self.layers()],
             "operators": [_change(each) for each in self.operators()],
+            "waits": [_change(each) for each in self.waits],
             "kernels": [
                 {**_change(each), "operator": each.operator, "old_name": each.old_name or None}
                 for each in self.kernels()

@@ -6,10 +6,14 @@ import re
 from collections import Counter
 
 import numpy as np
+from numpy.typing import NDArray
 
+from stagespan.trace.analysis import idle
 from stagespan.trace.analysis.result import Nothing, shortened
-from stagespan.trace.comparison.against import Against, Side
-from stagespan.trace.comparison.cells import COMPUTING, Cell, Cells, device_cells, host_cells
+from stagespan.trace.analysis.step_ranges import PROFILER_STEP
+from stagespan.trace.comparison.against import Against, Change, Side
+from stagespan.trace.comparison.cells import device_cells, host_cells
+from stagespan.trace.comparison.renames import renamed
 from stagespan.trace.comparison.windows import Windows, steps_of, whole
 from stagespan.trace.device import device_work
 from stagespan.trace.model import Trace
@@ -34,7 +38,12 @@ def compare(before: Trace, after: Trace) -> Against | Nothing:
             "One of the traces holds no events that last, so there is nothing to compare."
         )
     work = _work(before, on_device), _work(after, on_device)
-    common = _in_common(*work)
+    common = max(
+        _in_common(*work),
+        _in_common(*(_calls(trace, ["cpu_op"]) for trace in (before, after))),
+        _in_common(*(_calls(trace, ["user_annotation"]) for trace in (before, after))),
+    )
+    remarks += _about_devices(before, after)
     if stretches[0].steps == 0:
         alike = sum((work[0] & work[1]).values()) / max(sum((work[0] | work[1]).values()), 1)
         if alike < _LEAST_ALIKE:
@@ -48,9 +57,10 @@ def compare(before: Trace, after: Trace) -> Against | Nothing:
             )
         remarks.append("All of each trace is compared, because not both have the same steps.")
     elif common < _LEAST_IN_COMMON:
-        remarks.append(
+        remarks.insert(
+            0,
             f"Only {100 * common:.0f} % of the kernels and operators of one trace, by calls, occur"
-            " in the other: where they do not show the same program, the difference says nothing."
+            " in the other: where they do not show the same program, the difference says nothing.",
         )
     remarks += [trace.incomplete for trace in (before, after) if trace.incomplete]
     written = _written(before, after)
@@ -59,8 +69,15 @@ def compare(before: Trace, after: Trace) -> Against | Nothing:
         Side(trace.path, stretch, cells_of(trace, stretch, names))
         for trace, stretch, names in zip((before, after), stretches, written, strict=True)
     ]
-    renamed = _renamed(sides[0].cells, sides[1].cells)
-    return Against(sides[0], sides[1], renamed, tuple(remarks), on_device)
+    return Against(
+        before=sides[0],
+        after=sides[1],
+        renamed=renamed(before, after, sides[0].cells, sides[1].cells),
+        remarks=tuple(remarks),
+        on_device=on_device,
+        alike=common >= _LEAST_IN_COMMON,
+        waits=_waits(before, after, stretches),
+    )
 
 
 def _why_not(before: Trace, after: Trace) -> str | None:
@@ -104,9 +121,53 @@ def _same_steps(first: Windows, second: Windows) -> bool:
     return first.source != "annotation" or words[0] == words[1]
 
 
+def _about_devices(before: Trace, after: Trace) -> list[str]:
+    devices = [_device(trace) for trace in (before, after)]
+    if devices[0] is None or devices[1] is None or devices[0] == devices[1]:
+        return []
+    return [f"The devices are not the same: {devices[0]} before, {devices[1]} after."]
+
+
+def _device(trace: Trace) -> str | None:
+    found = trace.metadata.get("deviceProperties")
+    if not isinstance(found, list) or not found or not isinstance(found[0], dict):
+        return None
+    name = found[0].get("name")
+    return name if isinstance(name, str) and name else None
+
+
+def _waits(before: Trace, after: Trace, stretches: tuple[Windows, Windows]) -> tuple[Change, ...]:
+    """The idle time that calls which wait or allocate are to blame for, over all of each trace."""
+    sums: dict[str, list[int]] = {}
+    for at, (trace, stretch) in enumerate(zip((before, after), stretches, strict=True)):
+        found = idle.analyze(trace)
+        per = max(stretch.steps, 1)
+        for group in [] if isinstance(found, Nothing) else found.groups:
+            row = sums.setdefault(group.words, [0, 0, 0, 0])
+            row[at] += round(group.idle_ns / per)
+            row[2 + at] += group.calls
+    steps = [max(stretch.steps, 1) for stretch in stretches]
+    changes = [
+        Change(words, row[0], row[1], row[2] / steps[0], row[3] / steps[1])
+        for words, row in sums.items()
+    ]
+    return tuple(sorted(changes, key=lambda each: (-abs(each.change_ns), each.name)))
+
+
 def _work(trace: Trace, on_device: bool) -> Counter[str]:
     """How often each name of device work (or each operator, without a device) occurs."""
-    rows = device_work(trace).rows if on_device else np.flatnonzero(trace.rows_of(["cpu_op"]))
+    if not on_device:
+        return _calls(trace, ["cpu_op"])
+    return _counted(trace, device_work(trace).rows)
+
+
+def _calls(trace: Trace, categories: list[str]) -> Counter[str]:
+    """How often each name of some categories occurs, the profiler's steps left out."""
+    found = _counted(trace, np.flatnonzero(trace.rows_of(categories)))
+    return Counter({n: c for n, c in found.items() if PROFILER_STEP.match(n) is None})
+
+
+def _counted(trace: Trace, rows: NDArray[np.intp]) -> Counter[str]:
     codes, counts = np.unique(trace.events.name[rows], return_counts=True)
     return Counter(
         {trace.names[c]: int(n) for c, n in zip(codes.tolist(), counts.tolist(), strict=True)}
@@ -133,37 +194,3 @@ def _written(before: Trace, after: Trace) -> tuple[list[str], list[str]]:
         return [name if name in both else _DIGITS.sub("#", name) for name in names]
 
     return spelled(before.names), spelled(after.names)
-
-
-def _renamed(before: Cells, after: Cells) -> dict[str, str]:
-    """Kernels under a new name: the old name by the new one.
-
-    Only where one kernel vanished and one came, of one kind, launched as often a step by the same
-    operators in the same stages and layers, and no other pair is alike.
-    """
-    gone = _signatures(before, {cell.kernel for cell in after.time_ns})
-    come = _signatures(after, {cell.kernel for cell in before.time_ns})
-    pairs: dict[str, str] = {}
-    for signature, names in come.items():
-        old = gone.get(signature, [])
-        if len(names) == len(old) == 1:
-            pairs[names[0]] = old[0]
-    return pairs
-
-
-def _signatures(cells: Cells, others: set[str]) -> dict[frozenset[object], list[str]]:
-    places: dict[str, set[object]] = {}
-    for cell in cells.time_ns:
-        if cell.group == COMPUTING and cell.kernel not in others and cell.operator:
-            places.setdefault(cell.kernel, set()).add(_place(cell, cells))
-    found: dict[frozenset[object], list[str]] = {}
-    for name, where in places.items():
-        found.setdefault(frozenset(where), []).append(name)
-    return found
-
-
-def _place(cell: Cell, cells: Cells) -> object:
-    # Compared as products, so that no division rounds: see the counts' meaning in Cells.
-    count = cells.count[cell]
-    whole, rest = divmod(count, cells.per)
-    return (cell.part, cell.stage, cell.layer, cell.operator, whole, rest / cells.per)

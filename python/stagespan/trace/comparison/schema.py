@@ -48,7 +48,8 @@ AGAINST = _object(
         # Their changes sum to `change_us`.
         "parts": _list(_CHANGE),
         **dict.fromkeys(
-            ("stages", "layers", "operators", "new_kernels", "vanished_kernels"), _list(_CHANGE)
+            ("stages", "layers", "operators", "waits", "new_kernels", "vanished_kernels"),
+            _list(_CHANGE),
         ),
         "kernels": _list(
             _object({**_FIGURES, "operator": _TEXT, "old_name": {"type": ["string", "null"]}})

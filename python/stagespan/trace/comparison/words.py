@@ -38,11 +38,13 @@ def headline(found: Against) -> str:
 def findings(found: Against) -> list[Finding]:
     """The change of the total, and of each part that is a good share of it."""
     severity = severity_of(found.change_ns, found.before_ns)
-    noise = found.within_variation()
+    noise = found.within_variation() or not found.alike
     shown: list[Finding] = []
     if severity is not None:
         sentence = headline(found)
-        if noise:
+        if not found.alike:
+            sentence += f" {found.remarks[0]}"
+        elif noise:
             sentence += " The steps vary so much that this may be chance."
         else:
             sentence += _mostly(found)
@@ -128,6 +130,9 @@ def tables(found: Against) -> list[Table]:
             " ".join([headline(found), *found.remarks]),
         )
     ]
+    steps = _steps(found)
+    if steps is not None:
+        shown.append(steps)
     device = "device time" if found.on_device else "own time"
     for title, changes in (
         (f"Change by stage, {device}", found.stages()),
@@ -144,6 +149,9 @@ def tables(found: Against) -> list[Table]:
         ]
         columns = (("kernel", ""), ("launched by", ""), *head[:3], *counts)
         shown.append(Table("Change by kernel", columns, rows, _left(kernels)))
+    if found.waits:
+        heads = (("operator, call and line", ""), *head[:3], *counts)
+        shown.append(_table("Idle time by calls that wait or allocate", heads, [*found.waits]))
     for title, changes in (
         ("New kernels", found.new_kernels()),
         ("Vanished kernels", found.vanished_kernels()),
@@ -152,6 +160,19 @@ def tables(found: Against) -> list[Table]:
         if changes:
             shown.append(_table(title, (("name", ""), *head[:3], *counts), changes))
     return shown
+
+
+def _steps(found: Against) -> Table | None:
+    """Step by step, where both traces have as many."""
+    before, after = found.before.windows, found.after.windows
+    if before.steps != after.steps or not 1 < before.steps <= TOP:
+        return None
+    pairs = zip(before.dur_ns.tolist(), after.dur_ns.tolist(), strict=True)
+    rows: list[tuple[str | int | float | None, ...]] = [
+        (number, old, new, new - old) for number, (old, new) in enumerate(pairs, 1)
+    ]
+    columns = (("step", ""), ("before", "ns"), ("after", "ns"), ("change", "ns"))
+    return Table("Steps, in their order", columns, rows)
 
 
 def _table(title: str, columns: tuple[tuple[str, str], ...], changes: list[Change]) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,82 @@ def test_a_kernel_of_another_kind_is_not_taken_for_the_old(tmp_path: Path) -> No
     assert [each.name for each in found.vanished_kernels()] == ["kernel_gemm"]
 
 
+@pytest.mark.parametrize("shapes", [("[[2, 2]]", "[[2, 2]]"), ("[[2, 2]]", "[[4, 4]]")])
+def test_a_kernel_for_the_same_shapes(shapes: tuple[str, str], tmp_path: Path) -> None:
+    # GIVEN another kernel for inputs of the same, or of other shapes
+    before, after = (
+        shaped(tmp_path, name, kernel, shape)
+        for name, kernel, shape in zip(
+            ("before", "after"), ("gemm_64", "gemm_128"), shapes, strict=True
+        )
+    )
+    # WHEN they are compared
+    found = against(before, after)
+    # THEN it is taken for the old one only for the same
+    assert found.renamed == ({"gemm_128": "gemm_64"} if shapes[0] == shapes[1] else {})
+
+
+def test_a_kernel_for_other_shapes_is_not_taken_for_the_old(tmp_path: Path) -> None:
+    test_a_kernel_for_the_same_shapes(("[[2, 2]]", "[[4, 4]]"), tmp_path)
+
+
+def shaped(folder: Path, name: str, kernel: str, shape: str) -> Trace:
+    program = Program()
+    for step in range(2):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            with program.within("aten::mm"):
+                program.launch(kernel, 100)
+            program.wait()
+    for event in program.events:
+        if event["name"] == "aten::mm":
+            event["args"] = {"Input Dims": json.loads(shape)}
+    (folder / name).mkdir(exist_ok=True)
+    return program.trace(folder / name)
+
+
+def test_calls_that_wait(tmp_path: Path) -> None:
+    # GIVEN a step that later waits 200 us longer behind the device's end
+    def waiting(name: str, tail: int) -> Trace:
+        program = Program()
+        for step in range(4):
+            with program.within(f"ProfilerStep#{step}", "user_annotation"):
+                program.operator("aten::mm", 100)
+                with program.within("aten::item"):
+                    program.wait(tail=tail)
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN they are compared
+    found = against(waiting("before", 12), waiting("after", 212))
+    # THEN the call is named: of four steps three waits lie between work of the device
+    (wait,) = found.waits
+    assert wait.name == "aten::item (cudaStreamSynchronize)"
+    assert wait.change_ns == 3 * 200 * US // 4
+    assert (wait.before_count, wait.after_count) == (0.75, 0.75)
+    titles = [table.title for table in found.tables()]
+    assert "Idle time by calls that wait or allocate" in titles
+    # AND steps are told one by one
+    assert found.tables()[1].title == "Steps, in their order"
+    assert [row[3] for row in found.tables()[1].rows] == [200 * US] * 4
+
+
+def test_other_devices_are_said(tmp_path: Path) -> None:
+    # GIVEN one program on two devices
+    paths = []
+    for name, device in (("before", "Tesla V100"), ("after", "H100")):
+        training(tmp_path, name)
+        path = tmp_path / name / "planted.json"
+        events = json.loads(path.read_text())["traceEvents"]
+        path.write_text(
+            json.dumps({"traceEvents": events, "deviceProperties": [{"id": 0, "name": device}]})
+        )
+        paths.append(path)
+    # WHEN they are compared
+    found = against(*map(read_trace, paths))
+    # THEN it says so
+    assert found.remarks == ("The devices are not the same: Tesla V100 before, H100 after.",)
+
+
 def test_one_kernel_of_two_operators(tmp_path: Path) -> None:
     # GIVEN a kernel that two operators launch, and that one of them later launches twice
     def launched(name: str, times: int) -> Trace:
@@ -277,8 +354,10 @@ def test_unlike_programs_are_said_to_be(tmp_path: Path) -> None:
     other = program.trace(tmp_path / "other")
     # WHEN they are compared
     found = against(training(tmp_path, "one"), other)
-    # THEN it is said first
+    # THEN it is said first, and nothing is made much of
     assert "Only 0 % of the kernels" in found.remarks[0]
+    assert not found.alike
+    assert {finding.severity for finding in found.findings()} == {"low"}
 
 
 def test_the_known_pair(traces: Path) -> None:

@@ -12,7 +12,7 @@ import test_against as planted
 import test_against_closes as closes
 import test_planted_faults as registry
 
-from stagespan.trace.comparison import alignment, cells, spent, structure, windows
+from stagespan.trace.comparison import alignment, cells, renames, spent, structure, windows
 from stagespan.trace.comparison.against import Against
 
 parts = planted.test_the_parts_explain_the_change
@@ -24,6 +24,8 @@ on_host = planted.test_without_a_device_operators_are_compared
 two_operators = planted.test_one_kernel_of_two_operators
 new = planted.test_new_and_vanished_kernels
 different = planted.test_windows_without_steps_that_hold_different_work
+calls = planted.test_calls_that_wait
+other_shape = planted.test_a_kernel_for_other_shapes_is_not_taken_for_the_old
 unlike = planted.test_unlike_programs_are_said_to_be
 
 
@@ -57,7 +59,9 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
     (Against._by, "new_names.get(name, name)", "name", renamed),
     (Against.within_variation, "errors[0] + errors[1]", "errors[0] - errors[0]", variation),
     (Against.new_kernels, "not each.before_count", "not each.after_count", new),
-    (alignment._place, "cell.part, ", "", other_kind),
+    (renames._place, "cell.part, ", "", other_kind),
+    (renames.renamed, "== shapes[1][name]", "is not None", other_shape),
+    (alignment._waits, "group.idle_ns / per", "group.idle_ns", calls),
     (alignment.compare, "alike < _LEAST", "alike > _LEAST", different),
     (alignment._in_common, "if name in other", "", unlike),
 ]
