@@ -8,7 +8,7 @@ from typing import Any
 from stagespan.trace.analysis.compile_time import PHASES, CompileTime, compile_time
 from stagespan.trace.analysis.compiled_breaks import Break, breaks_of
 from stagespan.trace.analysis.compiled_findings import findings_of
-from stagespan.trace.analysis.compiled_forest import Forest, forest_of
+from stagespan.trace.analysis.compiled_forest import SIGNS, Forest, forest_of
 from stagespan.trace.analysis.compiled_frames import Frames, frames_of
 from stagespan.trace.analysis.compiled_work import (
     CLASSES,
@@ -20,6 +20,10 @@ from stagespan.trace.analysis.compiled_work import (
 from stagespan.trace.analysis.result import Finding, Nothing, Table, share, window_of
 from stagespan.trace.model import Trace
 
+_NOTHING = Nothing(
+    "The trace shows nothing of torch.compile: neither a compiled region, nor a graph, nor a kernel"
+    " that Inductor made."
+)
 _SHOWN = 15
 _MOST = 50
 
@@ -256,6 +260,8 @@ def _compile_tables(compiling: CompileTime) -> list[Table]:
 
 def analyze(trace: Trace) -> Compiled | Nothing:
     """Look for torch.compile; Nothing when the trace holds no sign of it."""
+    if not any(map(SIGNS.search, trace.names)):
+        return _NOTHING
     forest = forest_of(trace)
     if forest is None:
         return Nothing("The trace's events lie years apart: its times are damaged.")
@@ -263,10 +269,7 @@ def analyze(trace: Trace) -> Compiled | Nothing:
     compiling = compile_time(forest)
     triton = triton_by_kind(forest)
     if not frames.frames and compiling is None and not triton:
-        return Nothing(
-            "The trace shows nothing of torch.compile: neither a compiled region, nor a graph, nor"
-            " a kernel that Inductor made."
-        )
+        return _NOTHING
     begin, end = window_of(trace) or (0, 0)
     return Compiled(
         forest=forest,

@@ -28,6 +28,10 @@ _ROLES: tuple[tuple[int, re.Pattern[str]], ...] = (
     (COMPILING, re.compile(r" \(dynamo_timed\)$")),
     (MARK, NO_OPERATOR),
 )
+SIGNS = re.compile(
+    r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph| \(dynamo_timed\)$|^triton_"
+)
+"""Without any of these names a trace shows nothing of torch.compile."""
 
 
 @dataclass(frozen=True)
