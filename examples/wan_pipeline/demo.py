@@ -6,12 +6,14 @@
 2. StageBenchHarness replays one denoising step from its signature: trace, breakdown, script.
 3. The script runs in a process of its own, without stagespan, and must show the same figures.
 
-Ends with status 1 when a figure is missing or the script's do not agree.
+Ends with status 1 when a figure is missing, the trace is too large, or the script's figures do not
+agree.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import re
 import subprocess
@@ -25,6 +27,9 @@ sys.path.insert(0, str(HERE))
 
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
+
+STAGES = ("text_encoding", "tokenization", "embedding", "denoise", "vae_decode")
+MOST_TRACE_BYTES = 10_000_000
 
 console = Console(highlight=False, soft_wrap=False)
 
@@ -93,12 +98,21 @@ def run_request(folder: Path, steps: int) -> Any:
         stagespan.flush()
         stagespan.dump_timing_report(folder / "timing.json")
         stagespan.dump_io_signatures(folder / "timing_io_signature.json")
+    check_report(folder / "timing.json")
     console.print(f"a video of {tuple(video.shape)} was made\n")
     stagespan.print_timing_summary()
     # The request is written: what follows belongs to no report, so none is written at exit.
     stagespan.set_debug(False)
     stagespan.reset_timing_registry()
     return pipeline
+
+
+def check_report(path: Path) -> None:
+    """End the demo when a stage of the pipeline has no time in the report."""
+    stages = json.loads(path.read_text())["stages"]
+    for name in STAGES:
+        if not stages.get(name, {}).get("duration_ms"):
+            raise SystemExit(f"{path} has no time of the stage {name!r}.")
 
 
 def replay(folder: Path, stage: Any) -> Any:
@@ -126,6 +140,8 @@ def replay(folder: Path, stage: Any) -> Any:
         f"one step without the profiler: {timing['p50']:.2f} ms (median of "
         f"{timing['iterations']}); trace {results['trace_bytes'] / 1e6:.2f} MB"
     )
+    if results["trace_bytes"] >= MOST_TRACE_BYTES:
+        raise SystemExit(f"The trace of one step takes more than {MOST_TRACE_BYTES / 1e6:.0f} MB.")
     return results
 
 
@@ -195,7 +211,7 @@ def run_script(folder: Path, results: Any) -> dict[str, float]:
     )
     if done.returncode != 0:
         raise SystemExit(f"The script failed with status {done.returncode}:\n{done.stderr}")
-    console.print(done.stdout.rstrip(), markup=False, style="dim")
+    console.print(done.stdout.rstrip(), markup=False, style="dim", soft_wrap=True)
     median = re.search(r"Average iteration time:.*p50 ([\d.]+)", done.stdout)
     if median is None:
         raise SystemExit("The script printed no average iteration time.")

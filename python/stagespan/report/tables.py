@@ -24,7 +24,7 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
     from rich.text import Text
 
     console = console or Console()
-    console.print(Text(_one_line(_headline(report))))
+    console.print(Text(_one_line(_headline(report))), soft_wrap=not console.is_terminal)
     if report["stages"]:
         table = _table(report, [])
         if console.is_terminal:
@@ -38,7 +38,7 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
         console.print(table, highlight=False)
     told = _lost(report.get("lost"))
     if told:
-        console.print(Text(f"not kept: {told}"))
+        console.print(Text(f"not kept: {told}"), soft_wrap=not console.is_terminal)
 
 
 def _lost(lost: object) -> str:

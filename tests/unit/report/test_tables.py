@@ -82,8 +82,17 @@ def test_a_pipe_gets_whole_rows(monkeypatch: Any) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     stream = io.StringIO()
     name = "a_stage_with_quite_a_long_name_" * 3
-    report = report_of({name: a_stage(count=1, total_ns=10**6, mean_ns=1e6)})
+    report = report_of(
+        {name: a_stage(count=1, total_ns=10**6, mean_ns=1e6)},
+        request_id="a request with a name of some length",
+        wall_clock_ms=1234.5,
+        total_stages_ms=1000.0,
+        lost=dict.fromkeys(("overwritten", "statistics_blocks", "detached_open_spans"), 12345),
+    )
     # WHEN
     tables.print_report(report, Console(file=stream))
     # THEN
-    assert name in stream.getvalue()
+    lines = stream.getvalue().splitlines()
+    assert lines[0].endswith("1 stage, wall clock 1,234.5 ms, in stages 1,000.0 ms")
+    assert any(name in line for line in lines)
+    assert lines[-1].endswith("detached_open_spans 12,345")
