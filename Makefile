@@ -32,6 +32,7 @@ bench: setup  ## measure what a span costs, beside other tools
 	@sed '/^#/d' requirements-bench.txt | while read -r peer; do \
 	  $(VENV_PYTHON) -m pip install -q "$$peer" </dev/null || echo "not to be had here: $$peer"; done
 	@$(RUN) -m benchmarks
+	@$(RUN) -m benchmarks.traces
 
 lint: setup  ## check format, style and types
 	@$(RUN) tools/checks.py ruff format clang-format mypy

@@ -1,0 +1,52 @@
+"""A trace of any size, made by repeating a real one: later, and with ids of its own, each time."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+# What must not be the same in two copies: whole numbers behind these keys, and numbers of steps.
+_SHIFTED = re.compile(
+    rb'("(?:ts|id|correlation|External id|external id|Ev Idx|Sequence number|Python id'
+    rb'|Python parent id)": ?"?|ProfilerStep#)(\d+)'
+)
+_EVENTS = re.compile(rb'"traceEvents":\s*\[')
+
+
+def enlarge(source: Path, target: Path, size_bytes: int) -> int:
+    """Write a trace of at least `size_bytes` to `target`; how many copies of `source` are in it.
+
+    Raises ValueError when the source has no list of events under `traceEvents`.
+    """
+    data = gzip.decompress(source.read_bytes())
+    opening = _EVENTS.search(data)
+    end = data.rfind(b"}", 0, data.rfind(b"]")) + 1
+    if opening is None or end <= opening.end():
+        raise ValueError(f"{source} has no list of events that could be repeated.")
+    copies = -(-size_bytes // (end - opening.end()))
+    with target.open("wb") as file:
+        file.write(data[: opening.end()])
+        for number, copy in enumerate(_copies(data[opening.end() : end], copies)):
+            file.write(b",\n" * (number > 0))
+            file.writelines(copy)
+        file.write(data[end:])
+    return copies
+
+
+def _copies(events: bytes, count: int) -> Iterator[list[bytes]]:
+    parts = _SHIFTED.split(events)
+    keys = parts[1::3]
+    numbers = [int(digits) for digits in parts[2::3]]
+    spans: dict[bytes, tuple[int, int]] = {}
+    for key, number in zip(keys, numbers, strict=True):
+        low, high = spans.get(key, (number, number))
+        spans[key] = min(low, number), max(high, number)
+    for copy in range(count):
+        # A copy begins where the one before it has ended, with ids behind its last.
+        shifts = {key: copy * (high - low + 1) for key, (low, high) in spans.items()}
+        parts[2::3] = [
+            b"%d" % (number + shifts[key]) for key, number in zip(keys, numbers, strict=True)
+        ]
+        yield parts

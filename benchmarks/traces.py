@@ -1,0 +1,181 @@
+"""Reading traces: MB/s of JSON into columns and peak memory, beside orjson, json and HTA.
+
+    python -m benchmarks.traces [--quick] [--json FILE]
+
+Reads the real traces in the folder that STAGESPAN_TRACES names (else `../shared/traces`), unpacked
+and as they are, and one of 1 GB that is made of one of them and deleted afterwards. Each figure is
+of a process of its own. Speeds are by CPU time; the exit status is 1 when a budget is exceeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.__main__ import ROOT, machine
+from benchmarks.enlarge import enlarge
+
+SPEED_MB_S, MEMORY_SHARE = 200.0, 1.0
+_LARGE_BYTES = 1_000_000_000
+_PEERS = ("orjson", "json", "HTA")
+_NARROWEST = 100
+_LONGEST_S = 1200
+
+
+def folder() -> Path:
+    """Where the real traces are."""
+    named = os.environ.get("STAGESPAN_TRACES")
+    return Path(named) if named else ROOT.parent / "shared" / "traces"
+
+
+def run(reader: str, path: Path, times: int) -> dict[str, Any]:
+    """A reader's figures, or why there are none."""
+    command = [sys.executable, "-m", "benchmarks.read_trace", reader, str(path), str(times)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=_LONGEST_S
+        )
+    except subprocess.TimeoutExpired:
+        return {"skipped": f"not done after {_LONGEST_S:,} s"}
+    if done.returncode != 0:
+        return {"skipped": (done.stderr.strip().splitlines() or ["it failed"])[-1]}
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def collect(traces: list[Path], large_bytes: int, times: int, console: Console) -> dict[str, Any]:
+    """Every reader on every trace, and on one of `large_bytes` made of the largest."""
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        unpacked = Path(temporary, "trace.json")
+        largest, largest_bytes = traces[0], 0
+        for path in traces:
+            console.print(f"reading {path.name}")
+            unpacked.write_bytes(gzip.decompress(path.read_bytes()))
+            if unpacked.stat().st_size > largest_bytes:
+                largest, largest_bytes = path, unpacked.stat().st_size
+            row = _row(path.name.split(".")[0], unpacked, times)
+            row["packed"] = {name: run(name, path, times) for name in ("stagespan", "gunzip")}
+            rows.append(row)
+        console.print(f"making a trace of {large_bytes / 1e6:,.0f} MB of {largest.name}")
+        copies = enlarge(largest, unpacked, large_bytes)
+        large = _row(f"{copies} x {largest.name.split('.')[0]}", unpacked, 1)
+        console.print("analysing it")
+        large["analyze"] = run("analyze", unpacked, 1)
+    return {"traces": rows, "large": large}
+
+
+def _row(name: str, path: Path, times: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name, "bytes": path.stat().st_size}
+    row["readers"] = {
+        reader: run(reader, path, times if reader == "stagespan" else 1)
+        for reader in ("stagespan", *_PEERS)
+    }
+    return row
+
+
+def speed(row: dict[str, Any], reader: str) -> float | None:
+    """MB of JSON a second of CPU time, the median of the turns; None when it did not run."""
+    found = row["readers"][reader]
+    if "skipped" in found:
+        return None
+    return float(row["bytes"] / statistics.median(found["cpu_s"]) / 1e6)
+
+
+def share(row: dict[str, Any], reader: str) -> float | None:
+    """Memory that reading took, beyond what the process had before, as a share of the JSON."""
+    found = row["readers"][reader]
+    if "skipped" in found:
+        return None
+    return float((found["peak_bytes"] - found["before_bytes"]) / row["bytes"])
+
+
+def show(found: dict[str, Any], console: Console) -> bool:
+    """Print all figures; whether every budget is kept."""
+    table = Table(box=SIMPLE_HEAD, title="MB/s of JSON (memory as a share of it)", pad_edge=False)
+    for heading in ("trace", "MB", "events", "stagespan", *_PEERS, "gunzip"):
+        table.add_column(heading, justify="left" if heading == "trace" else "right", no_wrap=True)
+    within = True
+    for row in [*found["traces"], found["large"]]:
+        ours, memory = speed(row, "stagespan"), share(row, "stagespan")
+        within = within and ours is not None and ours >= SPEED_MB_S
+        within = within and memory is not None and memory <= MEMORY_SHARE
+        cells = [_cell(speed(row, reader), share(row, reader)) for reader in ("stagespan", *_PEERS)]
+        entries = row["readers"]["stagespan"].get("entries", 0)
+        name = row["name"] if len(row["name"]) <= 24 else row["name"][:23] + "…"
+        table.add_row(name, f"{row['bytes'] / 1e6:,.0f}", f"{entries:,}", *cells, _packed(row))
+    console.print(table)
+    console.print(f"Budgets: {SPEED_MB_S:.0f} MB/s, memory {MEMORY_SHARE:.1f} x the JSON.")
+    console.print("gunzip: what reading the .gz takes, in times of unpacking it (wall time).")
+    for reader in _PEERS:
+        reasons = {row["readers"][reader].get("skipped") for row in [found["large"]]} - {None}
+        for reason in reasons:
+            console.print(f"Skipped: {reader} on the large trace: {reason}")
+    analyze = found["large"]["analyze"]
+    if "skipped" in analyze:
+        console.print(f"stagespan analyze of the large trace failed: {analyze['skipped']}")
+        return False
+    console.print(
+        f"stagespan analyze of the large trace: {analyze['cpu_s'][0]:.1f} s of CPU,"
+        f" {analyze['peak_bytes'] / 1e9:.2f} GB at its peak, within 8 GB of address space."
+    )
+    machine_words = ", ".join(f"{key} {value}" for key, value in found["machine"].items())
+    console.print(f"Machine: {machine_words}", soft_wrap=True)
+    return within
+
+
+def _cell(mb_s: float | None, memory: float | None) -> str:
+    return "-" if mb_s is None or memory is None else f"{mb_s:,.0f} ({memory:.2f})"
+
+
+def _packed(row: dict[str, Any]) -> str:
+    packed = row.get("packed")
+    if packed is None or any("skipped" in each for each in packed.values()):
+        return "-"
+    return f"{min(packed['stagespan']['wall_s']) / min(packed['gunzip']['wall_s']):.2f} x"
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.traces", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="seconds; the figures mean nothing")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw figures there")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    least = 0 if options.quick else 1_000_000
+    traces = sorted(path for path in folder().glob("*.json.gz") if path.stat().st_size >= least)
+    if options.quick:
+        by_size = sorted(traces, key=lambda path: path.stat().st_size)
+        traces = by_size[-2:-1] or by_size
+    if not traces:
+        print(f"There are no traces in {folder()}: set STAGESPAN_TRACES to a folder with some.")
+        return 0
+    large_bytes = 30_000_000 if options.quick else _LARGE_BYTES
+    times = 1 if options.quick else 7
+    found = collect(traces, large_bytes, times, Console(stderr=True))
+    found["machine"] = machine(load)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1))
+    console = Console()
+    if console.width < _NARROWEST:
+        console = Console(width=_NARROWEST)
+    is_within = show(found, console)
+    return 0 if is_within or options.quick else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""The benchmark of reading traces runs; what it measures is not looked at."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stagespan.trace import read_trace
+
+ROOT = Path(__file__).parents[2]
+
+
+def small_trace(folder: Path) -> Path:
+    events = [
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1,
+         "ts": 1000 + 10 * i, "dur": 5.5, "args": {"correlation": i, "Ev Idx": i}}
+        for i in range(40)
+    ]  # fmt: skip
+    events += [
+        {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1006.25 + 10 * i,
+         "dur": 3, "args": {"correlation": i, "stream": 7, "device": 0}}
+        for i in range(40)
+    ]  # fmt: skip
+    path = folder / "small.json.gz"
+    data = {"schemaVersion": 1, "traceEvents": events, "traceName": "x"}
+    path.write_bytes(gzip.compress(json.dumps(data).encode()))
+    return path
+
+
+def test_an_enlarged_trace_is_longer_and_its_ids_are_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a trace
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.enlarge import enlarge
+
+    source, target = small_trace(tmp_path), tmp_path / "large.json"
+    # WHEN it is made larger
+    copies = enlarge(source, target, 100_000)
+    # THEN it is a whole trace of that size, in which each copy has times and ids of its own
+    assert target.stat().st_size >= 100_000
+    trace, small = read_trace(target), read_trace(source)
+    assert (trace.incomplete, trace.left_out, trace.adjusted) == (None, {}, {})
+    assert len(trace.events) == copies * 80
+    assert len(set(trace.events.correlation.tolist())) == copies * 40
+    assert len(set(trace.events.begin_ns.tolist())) == copies * 80
+    assert trace.events.begin_ns[:80].tolist() == small.events.begin_ns.tolist()
+    assert trace.events.begin_ns[80] > small.events.begin_ns.max()
+    assert trace.metadata == small.metadata
+
+
+@pytest.mark.slow
+def test_the_quick_benchmark_of_traces_prints_a_row_for_each(tmp_path: Path) -> None:
+    # GIVEN a folder with a small trace
+    small_trace(tmp_path)
+    target = tmp_path / "figures.json"
+    # WHEN the benchmark runs on it for a few seconds, its figures left aside
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.traces", "--quick", "--json", target],
+        cwd=ROOT,
+        env={**os.environ, "STAGESPAN_TRACES": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    # THEN it has printed the trace, the large one, and what the whole analysis takes
+    assert done.returncode == 0, done.stderr
+    assert "small" in done.stdout
+    assert " x small" in done.stdout
+    assert "stagespan analyze of the large trace: " in done.stdout
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= 100
+    found = json.loads(target.read_text())
+    assert found["large"]["bytes"] >= 30_000_000
+    assert found["large"]["readers"]["stagespan"]["entries"] >= 80
+    for reader in ("orjson", "json", "HTA"):
+        figures = found["large"]["readers"][reader]
+        assert "skipped" in figures or figures["cpu_s"]
