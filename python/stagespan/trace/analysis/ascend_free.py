@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.trace.analysis.host_time import pairs
 from stagespan.trace.analysis.result import (
     Evidence,
     Finding,
@@ -23,10 +22,11 @@ from stagespan.trace.analysis.result import (
     in_words,
     share,
 )
+from stagespan.trace.ascend.arrows import QUEUE, launched, started_by
 from stagespan.trace.ascend.lanes import on_device
-from stagespan.trace.device import COPY, device_work, launch_of
+from stagespan.trace.device import COPY, device_work
 from stagespan.trace.intervals import covered, merged
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import MISSING, Numbers, Trace
 
 FRAMEWORK, IN_QUEUE, LAUNCHING, LAUNCHED = "framework", "task_queue", "launching", "launched"
 COPYING, UNKNOWN = "copying", "unknown"
@@ -230,17 +230,19 @@ def _way_of_next(trace: Trace, rows: Numbers, gap_end: Numbers) -> _Way:
     events = trace.events
     order = rows[np.argsort(events.begin_ns[rows], kind="stable")]
     following = order[np.searchsorted(events.begin_ns[order], gap_end, side="left")]
-    call = launch_of(trace, following)
-    launched = np.where(call >= 0, events.end_ns[call], gap_end)
-    taken = np.where(call >= 0, events.begin_ns[call], gap_end)
+    begin, end, thread = launched(trace, following)
+    known = begin != MISSING
+    ended, taken = np.where(known, end, gap_end), np.where(known, begin, gap_end)
     asked = taken.copy()
-    dequeue, enqueue = _queue(trace)
+    dequeue = np.flatnonzero(trace.rows_of(["dequeue"]))
+    put = started_by(trace, QUEUE, dequeue)
+    dequeue, put = dequeue[put >= 0], put[put >= 0]
     if len(dequeue):
-        at = _around(trace, dequeue, call)
-        through = (call >= 0) & (at >= 0)
+        at = _around(trace, dequeue, thread, taken)
+        through = known & (at >= 0)
         taken[through] = events.begin_ns[dequeue[at[through]]]
-        asked[through] = np.minimum(taken[through], enqueue[at[through]])
-    return _Way(following, (call >= 0).astype(np.int64), asked, taken, launched)
+        asked[through] = np.minimum(taken[through], trace.flows.begin_ns[put[at[through]]])
+    return _Way(following, known.astype(np.int64), asked, taken, ended)
 
 
 def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
@@ -258,45 +260,16 @@ def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
     }
 
 
-def _queue(trace: Trace) -> tuple[Numbers, Numbers]:
-    """The rows that take from the task queue, and when what each takes was put there."""
-    flows, events = trace.flows, trace.events
-    rows = np.flatnonzero(trace.rows_of(["dequeue"]))
-    mine = np.isin(flows.category, trace.category_codes(["async_task_queue"]))
-    starts, ends = np.flatnonzero(mine & flows.starts), np.flatnonzero(mine & ~flows.starts)
-    if len(rows) == 0 or len(starts) == 0 or len(ends) == 0:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    starts = starts[np.argsort(flows.id[starts], kind="stable")]
-    at = np.searchsorted(flows.id[starts], flows.id[ends], side="right") - 1
-    hit = (at >= 0) & (flows.id[starts[np.maximum(at, 0)]] == flows.id[ends])
-    ends, put = ends[hit], flows.begin_ns[starts[at[hit]]]
-    # An arrow ends where the row that takes begins, on its thread.
-    order = np.argsort(flows.begin_ns[ends], kind="stable")
-    ends, put = ends[order], put[order]
-    rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
-    if len(ends) == 0:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    at = np.searchsorted(flows.begin_ns[ends], events.begin_ns[rows], side="right") - 1
-    arrow = ends[np.maximum(at, 0)]
-    exact = (at >= 0) & (flows.begin_ns[arrow] == events.begin_ns[rows])
-    return rows[exact], put[np.maximum(at, 0)][exact]
-
-
-def _around(trace: Trace, dequeue: Numbers, call: Numbers) -> Numbers:
-    """Which of the rows `dequeue` holds each call on its thread, or -1."""
+def _around(trace: Trace, dequeue: Numbers, thread: Numbers, time_ns: Numbers) -> Numbers:
+    """Which of the rows `dequeue` holds each time on its thread, or -1."""
     events = trace.events
-    tid = np.concatenate((events.tid[dequeue], events.tid[call]))
-    lanes, lane = pairs(np.zeros_like(tid), tid)
-    found = np.full(len(call), -1, dtype=np.int64)
-    count = len(dequeue)
-    for number in range(len(lanes)):
-        own = np.flatnonzero(lane[:count] == number)
-        asked = np.flatnonzero(lane[count:] == number)
-        if len(own) == 0 or len(asked) == 0:
-            continue
-        at = np.searchsorted(events.begin_ns[dequeue[own]], events.begin_ns[call[asked]], "right")
-        at -= 1
+    found = np.full(len(time_ns), -1, dtype=np.int64)
+    for tid in np.unique(events.tid[dequeue]):
+        own = np.flatnonzero(events.tid[dequeue] == tid)
+        own = own[np.argsort(events.begin_ns[dequeue[own]], kind="stable")]
+        asked = np.flatnonzero(thread == tid)
+        at = np.searchsorted(events.begin_ns[dequeue[own]], time_ns[asked], side="right") - 1
         row = dequeue[own[np.maximum(at, 0)]]
-        holds = (at >= 0) & (events.end_ns[row] >= events.begin_ns[call[asked]])
+        holds = (at >= 0) & (events.end_ns[row] >= time_ns[asked])
         found[asked[holds]] = own[at[holds]]
     return found

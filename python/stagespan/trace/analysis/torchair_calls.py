@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.device import COPY, device_work, launch_of
-from stagespan.trace.model import Mask, Numbers, Trace
+from stagespan.trace.ascend.arrows import launched
+from stagespan.trace.device import COPY, device_work
+from stagespan.trace.model import MISSING, Mask, Numbers, Trace
 
 # With a space in TorchAir's sources, with an underscore in documents; cached graphs have their own.
 COMPILER = re.compile(r"^(?:npu_fx_compiler|cache_compiler)[ _]inference$")
@@ -273,10 +274,9 @@ def _with_first_operators(trace: Trace, calls: list[Call]) -> list[Call]:
     rows = work.rows
     rows = rows[work.kind[rows] != COPY]
     rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
-    launch = launch_of(trace, rows)
-    known = launch >= 0
-    launched_ns = np.where(known, events.begin_ns[launch], np.iinfo(np.int64).max)
-    launched_by = np.where(known, events.tid[launch], -1)
+    launched_ns, _, launched_by = launched(trace, rows)
+    known = launched_ns != MISSING
+    launched_ns = np.where(known, launched_ns, np.iinfo(np.int64).max)
     order = np.argsort(launched_ns, kind="stable")
     starts = [c.end_ns - (c.ge_ns or 0) for c in calls]
     found = []

@@ -215,8 +215,9 @@ def _of_kernels(table: CsvTable) -> tuple[list[OperatorType], int]:
     unread = 0
     names = table.texts("name")
     for type_, core, text, name in zip(types, cores, table.texts("duration"), names, strict=True):
-        if type_ in _NOT_GIVEN:  # level 0 leaves it out
-            type_ = name
+        # Level 0 leaves both out.
+        type_ = name if type_ in _NOT_GIVEN else type_
+        core = "" if core in _NOT_GIVEN else core
         time = scaled(text, unit)
         if time is None:
             unread += 1

@@ -12,7 +12,7 @@ from stagespan.trace.ascend.communication import collectives
 from stagespan.trace.ascend.folder import DOCUMENTS, TABLES, TRACE, AscendFolder
 from stagespan.trace.ascend.host_operators import DETAILS, host_operators
 from stagespan.trace.ascend.memory import memory
-from stagespan.trace.ascend.operators import operators
+from stagespan.trace.ascend.operators import Operators, operators
 from stagespan.trace.gather import without_events
 from stagespan.trace.model import Trace
 
@@ -79,7 +79,8 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
         "ascend_host_operators": host_operators(tables.get(DETAILS)),
         "ascend_files": Files(folder),
     }
-    if not isinstance(ours["ascend_operators"], Nothing):
+    by_type = ours["ascend_operators"]
+    if isinstance(by_type, Operators) and any(each.core for each in by_type.types):
         results.pop("ascend_cores", None)  # which says less
     first = {name: results[name] for name in ("verdict",) if name in results}
     shown = empty_trace(str(folder.path)) if trace is None else trace

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stagespan.trace.ascend.lanes import Interval
+from stagespan.trace.ascend.arrows import LAUNCHES, OPERATORS, arrows
 from stagespan.trace.model import Numbers, Trace
 
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
@@ -73,16 +73,11 @@ def step_of(ranges: list[StepRange], begin_ns: Numbers) -> Numbers:
 def _launched(trace: Trace) -> tuple[Numbers, Numbers, Numbers]:
     """When the host launched work that an arrow joins to it, and where that begins and ends."""
     flows = trace.flows
-    codes = trace.category_codes(["async_npu"]) or trace.category_codes(["hosttodevice"])
-    mine = np.isin(flows.category, codes)
-    starts, ends = np.flatnonzero(mine & flows.starts), np.flatnonzero(mine & ~flows.starts)
-    starts = starts[np.argsort(flows.id[starts], kind="stable")]
-    if len(starts) == 0 or len(ends) == 0:
-        return np.empty((3, 0), dtype=np.int64)[0], *_nothing()
-    at = np.searchsorted(flows.id[starts], flows.id[ends], side="right") - 1
-    hit = (at >= 0) & (flows.id[starts[np.maximum(at, 0)]] == flows.id[ends])
-    begin = flows.begin_ns[ends[hit]]
-    return flows.begin_ns[starts[at[hit]]], begin, _ends_of(trace, begin, flows.pid[ends[hit]])
+    starts, ends = arrows(trace, OPERATORS)
+    if len(starts) == 0:
+        starts, ends = arrows(trace, LAUNCHES)
+    begin = flows.begin_ns[ends]
+    return flows.begin_ns[starts], begin, _ends_of(trace, begin, flows.pid[ends])
 
 
 def _ends_of(trace: Trace, begin: Numbers, pid: Numbers) -> Numbers:
@@ -97,8 +92,3 @@ def _ends_of(trace: Trace, begin: Numbers, pid: Numbers) -> Numbers:
     exact = (at >= 0) & (events.begin_ns[row] == begin)
     result: Numbers = np.where(exact, events.end_ns[row], begin)
     return result
-
-
-def _nothing() -> Interval:
-    none = np.empty(0, dtype=np.int64)
-    return none, none

@@ -93,7 +93,9 @@ class SyntheticAscend:
         if launched is None:
             return
         self.cann("Node@launch", *launched, tid=tid, connection=number)
+        # Every level has the arrows, also those that begin in calls which level 0 leaves out.
         self._arrow("async_npu", number, launched[0], (PYTHON, MAIN), begin, (DEVICE, stream))
+        self._arrow("HostToDevice", number, launched[0], (CANN, tid), begin, (DEVICE, stream))
         if queued is not None:
             put, taken = queued
             self.host("Enqueue", put, put + 1_000, cat="enqueue")

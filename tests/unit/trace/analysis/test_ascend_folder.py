@@ -177,9 +177,11 @@ def test_levels(level: int, tmp_path: Path) -> None:
     assert found["ascend_steps"]["differences"] == []
     assert found["head_overhead"]["totals"]["torchair_us"] == 280.0
     assert found["head_overhead"]["totals"]["ge_to_first_operator_us"] == 5.0
-    assert found["head_overhead"]["per_call"][0]["first_operator_by"] == (
-        "launch" if level else "time"
-    )
+    assert found["head_overhead"]["per_call"][0]["first_operator_by"] == "launch"
+    # AND so is what is known about free time, but for how long calls took
+    free = found["ascend_free"]["parts_us"]
+    assert sum(free.values()) == found["ascend_free"]["free_us"] == 170.0 + 100.0
+    assert "unknown" not in free
 
 
 def test_a_folder_of_few_files(tmp_path: Path) -> None:

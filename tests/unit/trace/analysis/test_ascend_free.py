@@ -45,6 +45,23 @@ def test_a_gap_is_split_along_the_next_operators_way(tmp_path: Path) -> None:
     assert (gap.begin_ns, gap.time_ns, gap.following.event) == (100_000, 900_000, "b_Mul")
 
 
+def test_level_0_shows_where_calls_began(tmp_path: Path) -> None:
+    # GIVEN the same gap on level 0, which has arrows and no calls
+    it = SyntheticAscend(level=0)
+    it.kernel("a_Mul", 0, 100_000)
+    queued = (400_000, 550_000)
+    launched = (600_000, 750_000)
+    it.kernel("b_Mul", 1_000_000, 1_200_000, launched=launched, tid=QUEUE, queued=queued)
+    found = free_in(it, tmp_path)
+    # THEN what the call took counts as launched
+    assert found.parts == {
+        "launched": 400_000,
+        "framework": 300_000,
+        "task_queue": 150_000,
+        "launching": 50_000,
+    }
+
+
 @pytest.mark.parametrize(
     ("launched", "queued", "part", "words"),
     [
