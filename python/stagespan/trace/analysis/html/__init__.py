@@ -1,7 +1,7 @@
 """All that was found out about a trace as one HTML file that needs no network.
 
-The page is `page.html`, `page.css` and `page.js`, the findings and tables as JSON in a block that
-no browser runs, and the JavaScript of plotly, compressed, for the charts. Its content security
+The page is `page.html`, its style and scripts beside it, findings and tables as JSON in a block
+that no browser runs, and the JavaScript of plotly, compressed, for the charts. Its content security
 policy allows these very scripts, by their hashes, and no connection of any kind.
 """
 
@@ -33,8 +33,8 @@ def html_page(analysis: Analysis) -> str:
 def filled(shown: dict[str, Any]) -> str:
     """The page of what `page_data` returned."""
     charts, charts_hash = _plotly()
-    scripts = [_file("table.js"), _file("page.js")]
-    hashes = " ".join(f"'sha256-{each}'" for each in (*map(_sha256, scripts), charts_hash))
+    script = "".join(map(_file, ("table.js", "charts.js", "page.js")))
+    hashes = f"'sha256-{_sha256(script)}' 'sha256-{charts_hash}'"
     parts = {
         "policy": (
             f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline';"
@@ -44,8 +44,7 @@ def filled(shown: dict[str, Any]) -> str:
         "data": _json(shown),
         "charts": charts,
         "charts_hash": charts_hash,
-        "table": scripts[0],
-        "script": scripts[1],
+        "script": script,
     }
     # In one pass: what is put in is not looked at again.
     return _SLOT.sub(lambda found: parts[found[1]], _file("page.html"))

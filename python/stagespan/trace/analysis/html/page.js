@@ -4,38 +4,7 @@
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const MAIN = document.getElementById("main");
 const TABLES = [];
-const DRAWINGS = []; // functions that draw a chart, called again when the scheme changes
 let timelineNode = null;
-
-const IDLE_COLOURS = {
-  launch: "#e2674a", synchronisation: "#d9a21b", between_steps: "#7d6bd0", host_work: "#4f9fb5",
-  data_loading: "#c2528b", memory_allocation: "#8b6f47", compilation: "#5f8f3e",
-  kernel_loading: "#b36ad1", profiler: "#9a9a9a", runtime_call: "#cc7a2e", dependency: "#3f78c9",
-  graph: "#56a68b", queued: "#b8bcc4", not_traced: "#868d97",
-};
-const HOST_COLOURS = { operators: "#6f9bd1", calls: "#d0a04f", step: "#7c8696" };
-const STAGE_COLOURS = ["#5b8ff9", "#5ad8a6", "#f6bd16", "#e8684a", "#6dc8ec", "#9270ca", "#ff9d4d",
-  "#269a99", "#ff99c3", "#a0b86f"];
-
-function variable(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-}
-
-function colourOf(key) {
-  if (key in IDLE_COLOURS) return IDLE_COLOURS[key];
-  if (key in HOST_COLOURS) return HOST_COLOURS[key];
-  if (key.startsWith("stage ")) {
-    let hash = 0;
-    for (const letter of key) hash = (hash * 31 + letter.codePointAt(0)) >>> 0;
-    return STAGE_COLOURS[hash % STAGE_COLOURS.length];
-  }
-  return variable(`--${key}`) || variable("--soft");
-}
-
-// The charts read some HTML in texts: names must not be read so.
-function plain(text) {
-  return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-}
 
 function section(id, title, ...children) {
   const made = element("section", { id, "aria-labelledby": `${id}-title` },
@@ -135,35 +104,7 @@ function sections() {
     element("li", {}, element("strong", {}, `${heading}: `), reason))));
 }
 
-// ---- charts
-
-function layout(more) {
-  const axis = {
-    gridcolor: variable("--line"), linecolor: variable("--line"), zerolinecolor: variable("--line"),
-    automargin: true,
-  };
-  const base = {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { color: variable("--text"), family: getComputedStyle(document.body).fontFamily, size: 12 },
-    hoverlabel: { bgcolor: variable("--panel"), font: { color: variable("--text") },
-      bordercolor: variable("--line"), align: "left", namelength: 0 },
-    modebar: { bgcolor: "rgba(0,0,0,0)", color: variable("--soft"), activecolor: variable("--accent") },
-    margin: { l: 8, r: 12, t: 8, b: 34 },
-    legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0 },
-  };
-  return { ...base, ...more, xaxis: { ...axis, ...more.xaxis }, yaxis: { ...axis, ...more.yaxis } };
-}
-
-function chart(parent, label, draw, tools = true) {
-  const node = element("div", { class: "chart", role: "img", tabIndex: 0, "aria-label": label });
-  parent.append(node);
-  const options = {
-    responsive: true, displaylogo: false, displayModeBar: tools && "hover", showLink: false, showSendToCloud: false,
-    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
-  };
-  DRAWINGS.push(() => { const [traces, shape] = draw(); Plotly.react(node, traces, layout(shape), options); });
-  return node;
-}
+// ---- timeline
 
 function timeline() {
   if (!DATA.lanes.length) return;
@@ -206,10 +147,6 @@ function timeline() {
       ...notes].join(" ")));
 }
 
-function wrapped(text) {
-  return text.replace(/(.{80})(?=.)/gu, "$1\n");
-}
-
 function moveTimeline(event) {
   const factors = { "+": [0.25, 0.75], "=": [0.25, 0.75], "-": [-0.5, 1.5], ArrowLeft: [-0.2, 0.8],
     ArrowRight: [0.2, 1.2] };
@@ -237,60 +174,6 @@ function goTo(time, length = 0) {
   document.getElementById("timeline").scrollIntoView();
   timelineNode.focus({ preventScroll: true });
 }
-
-function idleCauses(parent, { causes }) {
-  const rows = [...causes].reverse();
-  const total = rows.reduce((sum, [, , time]) => sum + time, 0);
-  const [size, unit] = timeUnit(Math.max(...rows.map(([, , time]) => time)));
-  chart(parent, "Idle time by cause", () => [[{
-    type: "bar", orientation: "h",
-    x: rows.map(([, , time]) => time / size), y: rows.map(([cause]) => cause.replace(/_/g, " ")),
-    marker: { color: rows.map(([cause]) => colourOf(cause)) },
-    text: rows.map(([, , time]) => inWords((100 * time) / total, "%")), textposition: "auto",
-    insidetextfont: { color: "#ffffff" }, cliponaxis: false,
-    customdata: rows.map(([, meaning, time, gaps]) =>
-      [meaning, inWords(time, "ns"), `${number(gaps, 0)} gaps`]),
-    hovertemplate: "%{customdata[1]}, %{customdata[2]}<br>%{customdata[0]}<extra></extra>",
-  }], { height: 60 + 28 * rows.length, xaxis: { title: { text: `idle (${unit})` } }, showlegend: false }], false);
-}
-
-// What a device can do by operations a byte, and where kernels stand below it.
-function roofline(parent, { bandwidth, rates, points, colours }) {
-  const across = points.map(([, , intensity]) => intensity)
-    .concat(bandwidth ? rates.map(([, rate]) => rate / bandwidth) : []);
-  const [left, right] = [Math.min(...across) / 4, Math.max(...across) * 4];
-  const words = (value) => {
-    const found = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1, ""]].find(([size]) => value >= size);
-    return found ? `${number(value / found[0], 2)} ${found[1]}` : number(value, 2);
-  };
-  chart(parent, "Roofline", () => {
-    const roofs = !bandwidth ? [] : rates.map(([name, rate]) => ({
-      type: "scatter", mode: "lines", line: { color: variable("--soft"), width: 2 },
-      x: [left, rate / bandwidth, right], y: [left * bandwidth, rate, rate],
-      hovertemplate: `${plain(name)} precision: ${words(rate)}FLOP/s; ${words(bandwidth)}B/s<extra></extra>`,
-      name: `${plain(name)} precision`, showlegend: true,
-    }));
-    const bounds = [...new Set(points.map(([, bound]) => bound))];
-    return [[...roofs, ...bounds.map((bound) => {
-      const of = points.filter(([, each]) => each === bound);
-      return {
-        type: "scatter", mode: "markers+text", marker: { color: colours[bound], size: 11 }, name: bound,
-        x: of.map(([, , intensity]) => intensity), y: of.map(([, , , rate]) => rate),
-        text: of.map(([name]) => plain(name.slice(0, 32))), textposition: "top center", cliponaxis: false,
-        customdata: of.map(([name, , intensity, rate]) =>
-          [plain(wrapped(name)).replaceAll("\n", "<br>"), number(intensity, 2), words(rate)]),
-        hovertemplate: "%{customdata[0]}<br>%{customdata[1]} operations a byte, "
-          + "%{customdata[2]}FLOP/s<extra></extra>",
-      };
-    })], {
-      height: 440,
-      xaxis: { type: "log", title: { text: "operations a byte of device memory" } },
-      yaxis: { type: "log", title: { text: "operations a second" }, exponentformat: "SI" },
-    }];
-  });
-}
-
-const PICTURES = { idle_causes: idleCauses, roofline };
 
 async function charts() {
   const packed = document.getElementById("charts");

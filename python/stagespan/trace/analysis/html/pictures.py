@@ -1,27 +1,156 @@
-"""Pictures of analyses that have more to show than tables: idle causes, memory, a flame graph."""
+"""Pictures of analyses that have more to show than tables: idle causes, steps, memory, stacks...
+
+They are made from what an analysis writes as JSON, by its name there; where that holds less than a
+picture needs, there is none.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from stagespan.trace.analysis import Analysis
-from stagespan.trace.analysis.causes import CAUSES
-from stagespan.trace.analysis.idle import Idle
+from stagespan.trace.analysis.result import Nothing, shortened
+
+Figures = dict[str, Any]
+Picture = dict[str, Any]
+
+MOST_STEPS = 400
+MOST_RANKS = 256
+MOST_PARTS = 12
+LONGEST_NAME = 160
 
 
-def pictures(analysis: Analysis) -> list[dict[str, Any]]:
-    """One entry a picture: the analysis that it belongs to, its kind, and what it is drawn from."""
-    found: list[dict[str, Any]] = []
-    idle = analysis.results.get("idle")
-    if isinstance(idle, Idle) and idle.by_cause:
-        found.append(_idle_causes(idle))
+def pictures(analysis: Analysis) -> list[Picture]:
+    """One entry a picture: the analysis that it belongs to, its kind, and what it is drawn from.
+
+    Times in ns.
+    """
+    found = []
+    for name, result in analysis.results.items():
+        draw = _DRAWN.get(name)
+        if draw is None or isinstance(result, Nothing):
+            continue
+        picture = draw(result.to_dict())
+        if picture is not None:
+            found.append({"analysis": name, **picture})
     return found
 
 
-def _idle_causes(idle: Idle) -> dict[str, Any]:
-    """Cause, its meaning, idle ns and gaps, the longest first."""
+def _ns(time_us: float | None) -> int:
+    return round((time_us or 0.0) * 1000)
+
+
+def _idle_causes(figures: Figures) -> Picture | None:
+    """Cause, its meaning, idle time and gaps, the longest first."""
     causes = [
-        (cause, CAUSES[cause], time, idle.gaps_by_cause.get(cause, 0))
-        for cause, time in idle.by_cause.items()
+        (cause, each["meaning"], _ns(each["idle_us"]), each["gaps"])
+        for cause, each in figures["by_cause"].items()
     ]
-    return {"analysis": "idle", "kind": "idle_causes", "causes": causes}
+    return {"kind": "idle_causes", "causes": causes} if causes else None
+
+
+def _steps(figures: Figures) -> Picture | None:
+    """The parts of every step; of many steps the first."""
+    steps = figures["steps"][:MOST_STEPS]
+    if len(steps) < 2:
+        return None
+    parts = list(figures["parts_us"])
+    times = {part: [_ns(step["parts_us"].get(part)) for step in steps] for part in parts}
+    left = figures["count"] - len(steps)
+    return {
+        "kind": "steps",
+        "names": [shortened(step["name"], LONGEST_NAME) for step in steps],
+        "parts": [(part, of) for part, of in times.items() if any(of)],
+        "note": f"{left:,} more steps are not drawn." if left > 0 else "",
+    }
+
+
+def _memory(figures: Figures) -> Picture | None:
+    """Bytes over time, of each device."""
+    devices = [
+        {
+            "device": shortened(device["device"], LONGEST_NAME),
+            "curve": [(_ns(time), size) for time, size in device["curve"]],
+        }
+        for device in figures["devices"]
+        if len(device["curve"]) > 1
+    ]
+    return {"kind": "memory", "devices": devices} if devices else None
+
+
+def _flame(figures: Figures) -> Picture | None:
+    """The tree of frames as columns, callers before what they call."""
+    names: list[str] = []
+    parents: list[int] = []
+    own: list[int] = []
+    deepest = 0
+    left = [(figures["tree"], -1, 1)]
+    while left:
+        node, parent, depth = left.pop()
+        deepest = max(deepest, depth)
+        number = len(names)
+        names.append(shortened(node["name"], LONGEST_NAME))
+        parents.append(parent)
+        own.append(_ns(node["self_us"]))
+        left += [(child, number, depth + 1) for child in reversed(node["children"])]
+    if not any(own):
+        return None
+    frames = figures["frames"]
+    note = f"{len(names):,} frames" + (f" of {frames:,} are drawn" if frames > len(names) else "")
+    return {
+        "kind": "flame",
+        "names": names,
+        "parents": parents,
+        "self_ns": own,
+        "depth": deepest,
+        "note": f"{note}; those of a caller that are too short stand as one.",
+    }
+
+
+def _ranks(figures: Figures) -> Picture | None:
+    """Computing and waiting, by rank."""
+    ranks = [
+        (each["rank"], _ns(each["computed_us"]), _ns(each["waited_us"]))
+        for each in figures["ranks"][:MOST_RANKS]
+        if each["computed_us"] is not None and each["waited_us"] is not None
+    ]
+    left = len(figures["ranks"]) - len(ranks)
+    if not any(computed or waited for _, computed, waited in ranks):
+        return None
+    return {
+        "kind": "ranks",
+        "ranks": ranks,
+        "note": f"{left:,} more ranks are not drawn." if left else "",
+    }
+
+
+def _change(figures: Figures) -> Picture | None:
+    """What the time before became, part by part; small parts as one, so that all sum up."""
+    before, after = _ns(figures["before"]["time_us"]), _ns(figures["after"]["time_us"])
+    parts = [(shortened(each["name"], LONGEST_NAME), _ns(each["change_us"]))
+             for each in figures["parts"] if each["change_us"]]  # fmt: skip
+    parts.sort(key=lambda part: -abs(part[1]))
+    rest = after - before - sum(time for _, time in parts[:MOST_PARTS])
+    shown = parts[:MOST_PARTS]
+    if rest and len(parts) > MOST_PARTS:
+        shown.append((f"{len(parts) - MOST_PARTS} smaller parts", rest))
+    if not shown:
+        return None
+    return {
+        "kind": "change",
+        "before": before,
+        "after": after,
+        "parts": shown,
+        "per": shortened(figures["per"], 40),
+    }
+
+
+_DRAWN: dict[str, Callable[[Figures], Picture | None]] = {
+    "against": _change,
+    "flame": _flame,
+    "idle": _idle_causes,
+    "memory": _memory,
+    "ranks": _ranks,
+    "steps": _steps,
+}

@@ -1,0 +1,226 @@
+"use strict";
+// Charts by plotly: each is drawn again when the scheme changes.
+
+const DRAWINGS = [];
+
+const IDLE_COLOURS = {
+  launch: "#e2674a", synchronisation: "#d9a21b", between_steps: "#7d6bd0", host_work: "#4f9fb5",
+  data_loading: "#c2528b", memory_allocation: "#8b6f47", compilation: "#5f8f3e",
+  kernel_loading: "#b36ad1", profiler: "#9a9a9a", runtime_call: "#cc7a2e", dependency: "#3f78c9",
+  graph: "#56a68b", queued: "#b8bcc4", not_traced: "#868d97",
+};
+const HOST_COLOURS = { operators: "#6f9bd1", calls: "#d0a04f", step: "#7c8696" };
+const STAGE_COLOURS = ["#5b8ff9", "#5ad8a6", "#f6bd16", "#e8684a", "#6dc8ec", "#9270ca", "#ff9d4d",
+  "#269a99", "#ff99c3", "#a0b86f"];
+
+function variable(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+const PART_COLOURS = {
+  computation: "#2f9e63", communication: "#a44cc4", copies: "#2f7fd6", runtime_calls: "#d0a04f",
+  data_loading: "#c2528b", operators: "#6f9bd1", other: "#9aa4b1",
+};
+
+function stageColour(name) {
+  let hash = 0;
+  for (const letter of name) hash = (hash * 31 + letter.codePointAt(0)) >>> 0;
+  return STAGE_COLOURS[hash % STAGE_COLOURS.length];
+}
+
+function colourOf(key) {
+  if (key in IDLE_COLOURS) return IDLE_COLOURS[key];
+  if (key in HOST_COLOURS) return HOST_COLOURS[key];
+  if (key.startsWith("stage ")) return stageColour(key);
+  return variable(`--${key}`) || variable("--soft");
+}
+
+// The charts read some HTML in texts: names must not be read so.
+function plain(text) {
+  return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+}
+
+function wrapped(text) {
+  return text.replace(/(.{80})(?=.)/gu, "$1\n");
+}
+
+function layout(more) {
+  const axis = {
+    gridcolor: variable("--line"), linecolor: variable("--line"), zerolinecolor: variable("--line"),
+    automargin: true,
+  };
+  const base = {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: variable("--text"), family: getComputedStyle(document.body).fontFamily, size: 12 },
+    hoverlabel: { bgcolor: variable("--panel"), font: { color: variable("--text") },
+      bordercolor: variable("--line"), align: "left", namelength: 0 },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: variable("--soft"), activecolor: variable("--accent") },
+    margin: { l: 8, r: 12, t: 8, b: 34 },
+    legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0 },
+  };
+  return { ...base, ...more, xaxis: { ...axis, ...more.xaxis }, yaxis: { ...axis, ...more.yaxis } };
+}
+
+function chart(parent, label, draw, tools = true) {
+  const node = element("div", { class: "chart", role: "img", tabIndex: 0, "aria-label": label });
+  parent.append(node);
+  const options = {
+    responsive: true, displaylogo: false, displayModeBar: tools && "hover", showLink: false, showSendToCloud: false,
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+  };
+  DRAWINGS.push(() => { const [traces, shape] = draw(); Plotly.react(node, traces, layout(shape), options); });
+  return node;
+}
+
+function idleCauses(parent, { causes }) {
+  const rows = [...causes].reverse();
+  const total = rows.reduce((sum, [, , time]) => sum + time, 0);
+  const [size, unit] = timeUnit(Math.max(...rows.map(([, , time]) => time)));
+  chart(parent, "Idle time by cause", () => [[{
+    type: "bar", orientation: "h",
+    x: rows.map(([, , time]) => time / size), y: rows.map(([cause]) => cause.replace(/_/g, " ")),
+    marker: { color: rows.map(([cause]) => colourOf(cause)) },
+    text: rows.map(([, , time]) => inWords((100 * time) / total, "%")), textposition: "auto",
+    insidetextfont: { color: "#ffffff" }, cliponaxis: false,
+    customdata: rows.map(([, meaning, time, gaps]) =>
+      [meaning, inWords(time, "ns"), `${number(gaps, 0)} gaps`]),
+    hovertemplate: "%{customdata[1]}, %{customdata[2]}<br>%{customdata[0]}<extra></extra>",
+  }], { height: 60 + 28 * rows.length, xaxis: { title: { text: `idle (${unit})` } }, showlegend: false }], false);
+}
+
+// What a device can do by operations a byte, and where kernels stand below it.
+function roofline(parent, { bandwidth, rates, points, colours }) {
+  const across = points.map(([, , intensity]) => intensity)
+    .concat(bandwidth ? rates.map(([, rate]) => rate / bandwidth) : []);
+  const [left, right] = [Math.min(...across) / 4, Math.max(...across) * 4];
+  const words = (value) => {
+    const found = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1, ""]].find(([size]) => value >= size);
+    return found ? `${number(value / found[0], 2)} ${found[1]}` : number(value, 2);
+  };
+  chart(parent, "Roofline", () => {
+    const roofs = !bandwidth ? [] : rates.map(([name, rate]) => ({
+      type: "scatter", mode: "lines", line: { color: variable("--soft"), width: 2 },
+      x: [left, rate / bandwidth, right], y: [left * bandwidth, rate, rate],
+      hovertemplate: `${plain(name)} precision: ${words(rate)}FLOP/s; ${words(bandwidth)}B/s<extra></extra>`,
+      name: `${plain(name)} precision`, showlegend: true,
+    }));
+    const bounds = [...new Set(points.map(([, bound]) => bound))];
+    return [[...roofs, ...bounds.map((bound) => {
+      const of = points.filter(([, each]) => each === bound);
+      return {
+        type: "scatter", mode: "markers+text", marker: { color: colours[bound], size: 11 }, name: bound,
+        x: of.map(([, , intensity]) => intensity), y: of.map(([, , , rate]) => rate),
+        text: of.map(([name]) => plain(name.slice(0, 32))), textposition: "top center", cliponaxis: false,
+        customdata: of.map(([name, , intensity, rate]) =>
+          [plain(wrapped(name)).replaceAll("\n", "<br>"), number(intensity, 2), words(rate)]),
+        hovertemplate: "%{customdata[0]}<br>%{customdata[1]} operations a byte, "
+          + "%{customdata[2]}FLOP/s<extra></extra>",
+      };
+    })], {
+      height: 440,
+      xaxis: { type: "log", title: { text: "operations a byte of device memory" } },
+      yaxis: { type: "log", title: { text: "operations a second" }, exponentformat: "SI" },
+    }];
+  });
+}
+
+// Time of each step by what it went to; the parts sum to the step.
+function steps(parent, { names, parts, note }) {
+  const longest = Math.max(...names.map((_, at) => parts.reduce((sum, [, times]) => sum + times[at], 0)));
+  const [size, unit] = timeUnit(longest);
+  chart(parent, "Time of each step by part", () => [parts.map(([part, times]) => ({
+    type: "bar", name: part.replace(/_/g, " "), x: names.map((_, at) => at),
+    y: times.map((time) => time / size), marker: { color: PART_COLOURS[part] || variable("--soft") },
+    customdata: names.map((name, at) => [plain(wrapped(name)), inWords(times[at], "ns")]),
+    hovertemplate: `%{customdata[0]}<br>${plain(part.replace(/_/g, " "))}: %{customdata[1]}<extra></extra>`,
+  })), {
+    barmode: "stack", height: 300, bargap: names.length > 60 ? 0 : 0.15,
+    legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, traceorder: "normal" },
+    xaxis: { title: { text: "step" }, showgrid: false,
+      tickvals: names.length <= 20 ? names.map((_, at) => at) : undefined,
+      ticktext: names.length <= 20 ? names.map((name) => plain(name.slice(-18))) : undefined },
+    yaxis: { title: { text: unit } },
+  }], false);
+  if (note) parent.append(element("p", { class: "note" }, note));
+}
+
+function memory(parent, { devices }) {
+  const points = devices.flatMap(({ curve }) => curve);
+  const [size, unit] = timeUnit(Math.max(...points.map(([time]) => time)));
+  const most = Math.max(...points.map(([, bytes]) => bytes));
+  const [power, name] = [[30, "GiB"], [20, "MiB"], [10, "KiB"]].find(([each]) => most >= 2 ** each)
+    || [0, "bytes"];
+  chart(parent, "Memory over time", () => [devices.map(({ device, curve }, at) => ({
+    type: "scatter", mode: "lines", line: { shape: "hv", width: 1.6, color: STAGE_COLOURS[at % 10] },
+    fill: devices.length === 1 ? "tozeroy" : "none", name: plain(device), showlegend: true,
+    x: curve.map(([time]) => time / size), y: curve.map(([, bytes]) => bytes / 2 ** power),
+    customdata: curve.map(([time, bytes]) => [inWords(time, "ns"), inWords(bytes, "bytes")]),
+    hovertemplate: `${plain(device)} at %{customdata[0]}: %{customdata[1]}<extra></extra>`,
+  })), {
+    height: 300, hovermode: "closest", yaxis: { title: { text: name }, rangemode: "tozero" },
+    xaxis: { title: { text: `time from the begin of the trace (${unit})` }, zeroline: false },
+  }]);
+}
+
+function flame(parent, { names, parents, self_ns: own, depth, note }) {
+  parent.append(element("h3", {}, "Flame graph"));
+  chart(parent, "Flame graph of the recorded stacks", () => [[{
+    type: "icicle", ids: names.map((_, at) => String(at)), labels: names.map(plain),
+    parents: parents.map((at) => (at < 0 ? "" : String(at))), values: own, branchvalues: "remainder",
+    tiling: { orientation: "v", pad: 1 }, pathbar: { visible: true }, sort: true, maxdepth: 24,
+    marker: { colors: names.map((name) => stageColour(name)), line: { width: 0 } },
+    textinfo: "label", insidetextfont: { color: "#14171b" },
+    customdata: totals(parents, own).map((time, at) =>
+      [inWords(time, "ns"), inWords(own[at], "ns"), plain(wrapped(names[at])).replaceAll("\n", "<br>")]),
+    hovertemplate: "%{customdata[2]}<br>%{customdata[0]}, of it own %{customdata[1]}<extra></extra>",
+  }], {
+    height: 60 + 22 * Math.min(Math.max(depth, 4), 24), margin: { l: 0, r: 0, t: 4, b: 4 },
+    uniformtext: { minsize: 9, mode: "hide" },
+  }], false);
+  parent.append(element("p", { class: "note" },
+    `A click on a frame shows it over the whole width, a click on the topmost goes back. ${note}`));
+}
+
+// Of each frame its own time and that of all it called; callers stand before what they call.
+function totals(parents, own) {
+  const sums = [...own];
+  for (let at = own.length - 1; at >= 0; at -= 1) if (parents[at] >= 0) sums[parents[at]] += sums[at];
+  return sums;
+}
+
+function ranks(parent, { ranks: rows, note }) {
+  const names = rows.map(([rank]) => `rank ${rank}`);
+  const [size, unit] = timeUnit(Math.max(...rows.map(([, computed, waited]) => computed + waited)));
+  const shown = [["computing", 1, "--computing"], ["waiting for other ranks", 2, "--idle"]];
+  chart(parent, "Computing and waiting by rank", () => [shown.map(([name, at, colour]) => ({
+    type: "bar", name, x: names, y: rows.map((row) => row[at] / size),
+    marker: { color: variable(colour) }, customdata: rows.map((row) => inWords(row[at], "ns")),
+    hovertemplate: `%{x}: %{customdata} ${name}<extra></extra>`,
+  })), {
+    barmode: "stack", height: 300, yaxis: { title: { text: unit } },
+    xaxis: { type: "category", showgrid: false },
+  }], false);
+  if (note) parent.append(element("p", { class: "note" }, note));
+}
+
+// From the time before to that after, part by part.
+function change(parent, { before, after, parts, per }) {
+  const [size, unit] = timeUnit(Math.max(before, after));
+  const rows = [["before", before, "absolute"], ...parts.map(([name, time]) => [name, time, "relative"]),
+    ["after", after, "total"]];
+  chart(parent, "What made the change", () => [[{
+    type: "waterfall", orientation: "h", measure: rows.map(([, , measure]) => measure),
+    y: rows.map((_, at) => at), x: rows.map(([, time]) => time / size),
+    decreasing: { marker: { color: variable("--computing") } },
+    increasing: { marker: { color: variable("--idle") } }, totals: { marker: { color: "#7c8696" } },
+    connector: { line: { color: variable("--line"), width: 1 } }, textposition: "none",
+    customdata: rows.map(([name, time]) => [plain(wrapped(name)), inWords(time, "ns")]),
+    hovertemplate: "%{customdata[0]}: %{customdata[1]}<extra></extra>",
+  }], {
+    height: 80 + 26 * rows.length, showlegend: false, xaxis: { title: { text: `${per} (${unit})` } },
+    yaxis: { tickvals: rows.map((_, at) => at), autorange: "reversed", showgrid: false,
+      ticktext: rows.map(([name]) => plain(name.length > 60 ? `${name.slice(0, 57)}...` : name)) },
+  }], false);
+}
+
+const PICTURES = { idle_causes: idleCauses, roofline, steps, memory, flame, ranks, change };
