@@ -38,6 +38,14 @@ TOGETHER = frozenset(
 """Those that end on all ranks at about the same time: no rank is done before all have come."""
 ALONE = frozenset({"send", "recv"})
 """Between two ranks only."""
+_SIZES = {
+    **dict.fromkeys(("float", "int", "int32", "float32", "uint32"), 4),
+    **dict.fromkeys(("double", "long", "int64", "float64", "complexfloat", "uint64"), 8),
+    **dict.fromkeys(("half", "bfloat16", "short", "float16", "int16"), 2),
+    **dict.fromkeys(("byte", "char", "bool", "int8", "uint8"), 1),
+    **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
+}
+"""Bytes of an element, by the name of its type in lower case."""
 _ON_HOST = re.compile(r"^(?:gloo|mpi|ucc|xccl):", re.IGNORECASE)
 _WAITS = re.compile(r"^(?:c10d|gloo|mpi|ucc)(?:::|:)|^record_param_comms")
 
@@ -52,8 +60,10 @@ class Collectives:
     groups: list[str]
     group: NDArray[np.int32]
     """Index into `groups`; "" where the trace does not name the group."""
-    elements: Numbers
-    """Elements that the rank puts in; -1 where the trace does not tell."""
+    bytes_in: Numbers
+    """What the rank puts in; -1 where the trace does not tell."""
+    members: Numbers
+    """Ranks in the group; -1 where the trace does not tell."""
     begin_ns: Numbers
     end_ns: Numbers
     computed_ns: Numbers
@@ -95,12 +105,6 @@ def collectives(trace: Trace) -> Collectives:
     spelled: dict[str, int] = {}
     known: dict[str, str] = {}
     op = [spelled.setdefault(known.setdefault(name, op_of(name)), len(spelled)) for name in written]
-    elements = np.full(len(rows), -1, dtype=np.int64)
-    if groups:
-        found = trace.argument("In msg nelems")
-        if found is not None and found.numbers is not None:
-            at, hit = _looked_up(found.rows, rows)
-            elements[hit] = found.numbers[at[hit]].astype(np.int64)
     cover = Cover(events.begin_ns[computing], events.end_ns[computing])
     begin = events.begin_ns[rows]
     first = cover.begin[0] if len(cover.begin) else 0
@@ -109,12 +113,30 @@ def collectives(trace: Trace) -> Collectives:
         op=np.array(op, dtype=np.int32),
         groups=["", *groups],
         group=(group + 1).astype(np.int32),
-        elements=elements,
+        bytes_in=_bytes_in(trace, rows),
+        members=_number(trace, rows, "Group size"),
         begin_ns=begin,
         end_ns=events.end_ns[rows],
         computed_ns=cover.within(np.full(len(rows), min(first, begin.min(initial=first))), begin),
         left_out=left_out,
     )
+
+
+def _bytes_in(trace: Trace, rows: NDArray[np.intp]) -> Numbers:
+    elements = _number(trace, rows, "In msg nelems")
+    code, types = _argument(trace, rows, "dtype")
+    size = np.array([*(_SIZES.get(each.lower(), -1) for each in types), -1], dtype=np.int64)[code]
+    return np.where((elements >= 0) & (size > 0), elements * size, -1)
+
+
+def _number(trace: Trace, rows: NDArray[np.intp], key: str) -> Numbers:
+    """Of each row its argument, a number; -1 where it has none."""
+    values = np.full(len(rows), -1, dtype=np.int64)
+    found = trace.argument(key) if len(rows) else None
+    if found is not None and found.numbers is not None:
+        at, hit = _looked_up(found.rows, rows)
+        values[hit] = found.numbers[at[hit]].astype(np.int64)
+    return values
 
 
 def _outermost(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:

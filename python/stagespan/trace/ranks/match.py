@@ -20,6 +20,8 @@ _SHIFTS = 8
 _LEAST_ALIKE = 0.95
 # Clocks of hosts are set to within this.
 _SAME_TIME_NS = 1_000_000_000
+# And usually within this.
+_CLOCKS_NS = 10_000_000
 # Traces of other times must be alike in more collectives, and their ends keep their distances to
 # this part of the usual time from one to the next.
 _LEAST_COUNT, _SPREAD = 4, 0.05
@@ -36,8 +38,10 @@ class Block:
     """Which rank each row is, as index into the list of summaries."""
     ops: list[str]
     """Of each column."""
-    elements: Numbers
-    """Of each column; -1 where no trace tells."""
+    bytes_in: Numbers
+    """Of each column what a rank puts in, the most of all; -1 where no trace tells."""
+    members: Numbers
+    """Of each column the ranks in the group; -1 where no trace tells."""
     begin_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     computed_ns: NDArray[np.int64]
@@ -121,14 +125,15 @@ def _block(group: str, members: list[_Lane]) -> Block | None:
     size = (len(kept), last - first)
     begin, end, computed = (np.full(size, UNKNOWN, dtype=np.int64) for _ in range(3))
     ops = np.full(size[1], "", dtype=object)
-    elements = np.full(size[1], -1, dtype=np.int64)
+    bytes_in, members_of = (np.full(size[1], -1, dtype=np.int64) for _ in range(2))
     for row, (lane, shift) in enumerate(kept):
         here = slice(shift - first, shift - first + len(lane.rows))
         begin[row, here] = lane.of.begin_ns[lane.rows]
         end[row, here] = lane.of.end_ns[lane.rows]
         computed[row, here] = lane.of.computed_ns[lane.rows]
         ops[here] = np.where(ops[here] == "", lane.ops, ops[here])
-        elements[here] = np.maximum(elements[here], lane.of.elements[lane.rows])
+        bytes_in[here] = np.maximum(bytes_in[here], lane.of.bytes_in[lane.rows])
+        members_of[here] = np.maximum(members_of[here], lane.of.members[lane.rows])
     shared = np.flatnonzero((begin != UNKNOWN).sum(axis=0) >= 2)
     if len(shared) == 0:
         return None
@@ -136,7 +141,8 @@ def _block(group: str, members: list[_Lane]) -> Block | None:
         group,
         np.array([lane.rank for lane, _ in kept], dtype=np.intp),
         ops[shared].tolist(),
-        elements[shared],
+        bytes_in[shared],
+        members_of[shared],
         begin[:, shared],
         end[:, shared],
         computed[:, shared],
@@ -165,12 +171,17 @@ def _shift(base: _Lane, lane: _Lane) -> int | None:
             found.append((spread, abs(middle_apart), shift))
     if not found:
         return None
-    # Steps that are all alike keep their distance at several shifts: then the clocks decide.
+    # Steps that are all alike keep their distance at several shifts: then the clocks decide, but
+    # for traces of equal length, which most likely began together.
     least = max(_ALIKE * min(found)[0], _NOISE_NS)
     alike = [each for each in found if each[0] <= least]
-    return min(alike, key=lambda each: (min(each[1], float(_SAME_TIME_NS)), abs(each[2]), each[0]))[
-        2
-    ]
+
+    def quality(each: tuple[float, float, int]) -> tuple[bool, float, int]:
+        _, apart, shift = each
+        began_together = len(end) == len(base_end) and shift == 0 and apart <= _CLOCKS_NS
+        return not began_together, min(apart, float(_SAME_TIME_NS)), abs(shift)
+
+    return min(alike, key=quality)[2]
 
 
 def _at_one_time(apart: Numbers, spread: float, base_end: Numbers) -> bool:

@@ -13,7 +13,7 @@ from stagespan.trace.analysis.result import Finding, Table, share
 from stagespan.trace.ranks.clocks import Clocks
 from stagespan.trace.ranks.match import Matched
 from stagespan.trace.ranks.summary import RankSummary, Unreadable
-from stagespan.trace.ranks.waits import NOBODY, Instance, Waits, by_op
+from stagespan.trace.ranks.waits import NOBODY, Instance, Waits, bus_speed, by_op
 
 TOP = 50
 
@@ -169,6 +169,7 @@ class Ranks:
             "count": len(instances),
             "pure_us": sum(each.pure_ns for each in instances) / 1000,
             "waited_us": sum(each.waited_ns for each in instances) / 1000,
+            "bus_gb_per_s": bus_speed(instances),
             "late_max_us": max(each.late_ns for each in instances) / 1000,
             "most_often_last": None if last is None else self.numbers[last[0]],
             "most_often_last_in": 0 if last is None else last[1],

@@ -61,6 +61,8 @@ _GROUP = _object(
         "count": _COUNT,
         "pure_us": _TIME,
         "waited_us": _TIME,
+        # Of the shortest duration on any rank, by the bytes that a link carries.
+        "bus_gb_per_s": _MAYBE_TIME,
         "late_max_us": _TIME,
         "most_often_last": _MAYBE_COUNT,
         "most_often_last_in": _COUNT,

@@ -29,7 +29,7 @@ def print_ranks(found: Ranks, console: Console | None = None) -> None:
     # Of the ranks without the length of trace, step and the clocks; of collectives all.
     blocks.append(_table(tables[0], (0, 3, 4, 5, 6)))
     if len(tables) > 1:
-        blocks += [text_block(""), _table(tables[1], (0, 2, 3, 4, 6))]
+        blocks += [text_block(""), _table(tables[1], (0, 2, 3, 4, 7))]
     print_page([*blocks, text_block("")], found.findings(), [], console)
 
 

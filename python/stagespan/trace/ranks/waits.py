@@ -25,7 +25,8 @@ class Instance:
     group: str
     index: int
     """Its number among the matched ones of its group, from 0."""
-    elements: int
+    bus_bytes: float | None
+    """What each link has to carry at least, in the usual algorithms; None where unknown."""
     begin_ns: int
     """When the last rank came."""
     ranks: int
@@ -90,7 +91,7 @@ def waits(count: int, matched: Matched, clocks: Clocks) -> Waits:
                 op=block.ops[at],
                 group=block.group,
                 index=at,
-                elements=int(block.elements[at]),
+                bus_bytes=bus_bytes(block.ops[at], int(block.bytes_in[at]), int(block.members[at])),
                 begin_ns=int(latest[at]),
                 ranks=int(known_on[at]),
                 last=int(block.ranks[who[at]]) if alone[at] else NOBODY,
@@ -131,3 +132,26 @@ def by_op(instances: Sequence[Instance]) -> dict[tuple[str, str], list[Instance]
     for each in instances:
         found.setdefault((each.op, each.group), []).append(each)
     return dict(sorted(found.items(), key=lambda item: -sum(each.waited_ns for each in item[1])))
+
+
+def bus_bytes(op: str, bytes_in: int, members: int) -> float | None:
+    """Bytes that go over each rank's link, as NCCL's tests count them; None where unknown."""
+    if bytes_in < 0 or members < 2:
+        return None
+    factor = {
+        "all_reduce": 2 * (members - 1) / members,
+        "reduce_scatter": (members - 1) / members,
+        "all_to_all": (members - 1) / members,
+        "all_gather": float(members - 1),
+        "broadcast": 1.0,
+        "reduce": 1.0,
+    }.get(op)
+    return None if factor is None else factor * bytes_in
+
+
+def bus_speed(instances: Sequence[Instance]) -> float | None:
+    """Bytes per ns (GB/s) over each rank's link while nobody waits; None where unknown."""
+    known = [each for each in instances if each.bus_bytes is not None and each.pure_ns > 0]
+    if not known:
+        return None
+    return sum(each.bus_bytes or 0.0 for each in known) / sum(each.pure_ns for each in known)

@@ -14,7 +14,7 @@ from stagespan.trace.analysis.result import (
     share,
 )
 from stagespan.trace.ranks.report import TOP, Ranks, most_often_last
-from stagespan.trace.ranks.waits import Instance, by_op
+from stagespan.trace.ranks.waits import Instance, bus_speed, by_op
 
 # Of the ranks' time between their first and last common collective.
 _WAITED: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
@@ -159,12 +159,14 @@ def tables(found: Ranks) -> list[Table]:
                 sum(one.pure_ns for one in each),
                 sum(one.waited_ns for one in each),
                 max(one.late_ns for one in each),
+                bus_speed(each),
                 "nobody" if last is None else f"{found.rank_name(last[0])} ({last[1]:,} times)",
             )
         )
     columns = (
         ("collective", ""), ("group", ""), ("calls", ""), ("shortest on any rank", "ns"),
-        ("waiting of all ranks", "ns"), ("latest by", "ns"), ("most often last", ""),
+        ("waiting of all ranks", "ns"), ("latest by", "ns"), ("bus", "GB/s"),
+        ("most often last", ""),
     )  # fmt: skip
     shown.append(Table("Collectives", columns, rows[:TOP], _left(len(rows))))
     begin = found.window_begin_ns()

@@ -26,13 +26,17 @@ def write_rank(
     computing: Sequence[tuple[float, float]] = (),
     name: str | None = None,
     groups: Sequence[str] = (),
+    message: tuple[int, str, int] | None = None,
     host: str | None = None,
     info: bool = True,
     call: str = "cudaLaunchKernel",
     begin: float = 0,
     end: float | None = None,
 ) -> Path:
-    """One rank's trace, by a clock that is `clock` ahead; `begin` and `end` are the window's."""
+    """One rank's trace, by a clock that is `clock` ahead; `begin` and `end` are the window's.
+
+    `message` is what every collective carries: elements, their type, ranks in the group.
+    """
     last = max([stop for _, _, stop in calls] + [stop for _, stop in computing] + [begin])
     entries: list[dict[str, Any]] = []
 
@@ -45,7 +49,10 @@ def write_rank(
         add(call, "cuda_runtime", start - 1, start, 1, correlation=number + 1)
         add("gemm", "kernel", start, stop, 7, device=0, stream=7, correlation=number + 1)
     for number, (op, start, stop) in enumerate(calls):
-        extra = {"Process Group Name": groups[number]} if groups else {}
+        extra: dict[str, Any] = {"Process Group Name": groups[number]} if groups else {}
+        if message is not None:
+            elements, kind, size = message
+            extra |= {"In msg nelems": elements, "dtype": kind, "Group size": size}
         add(f"ncclDevKernel_{op}_RING", "kernel", start, stop, 20, device=0, stream=20, **extra)
     path = folder / (name or f"rank{rank}.json.gz")
     path.parent.mkdir(parents=True, exist_ok=True)

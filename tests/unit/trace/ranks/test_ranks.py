@@ -196,6 +196,23 @@ def test_imbalance_of_computing(tmp_path: Path) -> None:
     assert [each.figure for each in finding.evidence] == [700 * US, 400 * US]
 
 
+@pytest.mark.parametrize(
+    ("op", "gigabytes"),
+    # 4,000 bytes in 10 us are 0.4 GB/s; of 4 ranks each link carries 3/4 of all, twice to reduce.
+    [("AllReduce", 0.6), ("AllGather", 1.2), ("ReduceScatter", 0.3), ("Broadcast", 0.4)],
+)
+def test_bandwidth_of_the_bus(op: str, gigabytes: float, tmp_path: Path) -> None:
+    # GIVEN collectives that carry 2,000 elements of 2 bytes, to which one rank comes 50 us late
+    for rank in range(4):
+        calls = [(op, 1_000.0 * n + (50 if rank else 0), 1_000.0 * n + 60) for n in range(3)]
+        write_rank(tmp_path, rank, calls, world=4, message=(2_000, "BFloat16", 4))
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the bandwidth is that of the 10 us that all were there
+    (group,) = found.to_dict()["collectives"]
+    assert group["bus_gb_per_s"] == pytest.approx(gigabytes)
+
+
 def test_eight_real_ranks(traces: Path) -> None:
     # GIVEN eight ranks of one job on one machine
     # WHEN they are read together
