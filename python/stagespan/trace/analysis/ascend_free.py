@@ -105,7 +105,7 @@ class Free:
         }
 
     def findings(self) -> list[Finding]:
-        """Host-bound, or operators that were launched in time and yet began late."""
+        """Host-bound, operators that were launched in time and yet began late, or unknown."""
         found = []
         percent = share(self.host_ns, self.span_ns)
         severity = next((s for least, s in _SHARES if percent >= least), None)
@@ -121,15 +121,19 @@ class Free:
                     f" {self.short:,} of its {self.operators:,} operators take less than 10 us."
                 )
             found.append(Finding(severity, f"{sentence} {_ADVICE[most]}.", self._largest(_HOST)))
-        waited = self.parts.get(LAUNCHED, 0)
-        percent = share(waited, self.span_ns)
-        severity = next((s for least, s in _SHARES if percent >= least), None)
-        if severity is not None:
-            sentence = (
-                f"For {in_words(waited, 'ns')} ({percent:.1f} % of its time) the device was free"
-                f" while {PARTS[LAUNCHED]}: it waited for an event or for the device itself."
-            )
-            found.append(Finding(severity, sentence, self._largest((LAUNCHED,))))
+        for part, words in (
+            (LAUNCHED, f"while {PARTS[LAUNCHED]}: it waited for an event or for the device itself"),
+            (UNKNOWN, f"and {PARTS[UNKNOWN]}, so that nothing is known about why"),
+        ):
+            time = self.parts.get(part, 0)
+            percent = share(time, self.span_ns)
+            severity = next((s for least, s in _SHARES if percent >= least), None)
+            if severity is not None:
+                sentence = (
+                    f"For {in_words(time, 'ns')} ({percent:.1f} % of its time) the device was free"
+                    f" {words}."
+                )
+                found.append(Finding(severity, sentence, self._largest((part,))))
         return found
 
     def tables(self) -> list[Table]:

@@ -101,22 +101,8 @@ class Steps:
         }
 
     def findings(self) -> list[Finding]:
-        """Steps with much free time, and figures that do not agree."""
-        found = []
-        known = [s for s in self.steps if s.free_ns is not None and _span(s)]
-        free, span = sum(s.free_ns or 0 for s in known), sum(_span(s) for s in known)
-        percent = share(free, span)
-        severity = next((s for least, s in _FREE if percent >= least), None)
-        if severity is not None:
-            worst = sorted(known, key=lambda s: -(s.free_ns or 0))[:3]
-            found.append(
-                Finding(
-                    severity,
-                    f"For {in_words(free, 'ns')} ({percent:.1f} % of its time) the device was"
-                    " free: it neither computed nor communicated.",
-                    tuple(Evidence(f"Free of {s.name}", None, s.free_ns, "ns") for s in worst),
-                )
-            )
+        """Much free time, where the trace does not tell more, and figures that do not agree."""
+        found = [*self._free()] if self.source in (FILE, KERNELS) else []
         for differences, severity, what in (
             (
                 [d for d in self.differences if d.other == FILE],
@@ -138,6 +124,22 @@ class Steps:
                     )
                 )
         return found
+
+    def _free(self) -> list[Finding]:
+        """Much free time, where no trace tells why."""
+        known = [s for s in self.steps if s.free_ns is not None and _span(s)]
+        free, span = sum(s.free_ns or 0 for s in known), sum(_span(s) for s in known)
+        percent = share(free, span)
+        severity = next((s for least, s in _FREE if percent >= least), None)
+        if severity is None:
+            return []
+        worst = sorted(known, key=lambda s: -(s.free_ns or 0))[:3]
+        sentence = (
+            f"For {in_words(free, 'ns')} ({percent:.1f} % of its time) the device was free: it"
+            " neither computed nor communicated. The trace (trace_view.json) tells why."
+        )
+        evidence = tuple(Evidence(f"Free of {s.name}", None, s.free_ns, "ns") for s in worst)
+        return [Finding(severity, sentence, evidence)]
 
     def tables(self) -> list[Table]:
         """Steps as rows, with the columns of step_trace_time.csv."""

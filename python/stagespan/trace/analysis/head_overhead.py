@@ -171,13 +171,13 @@ class HeadOverhead:
             total = self.total(name)
             if total is not None and (total or name not in ("guards", "replay")):
                 rows.append((title, total, self.median(name)))
-        scalars, contiguous = self._conversions()
-        for title, (count, time) in (
-            ("TorchAir's Python: tensors made of inputs that are none", scalars),
-            ("TorchAir's Python: inputs made contiguous", contiguous),
+        for title, each in (
+            ("of it inputs that became tensors", [call.scalars for call in self.counted]),
+            ("of it inputs made contiguous", [call.contiguous for call in self.counted]),
         ):
+            count, times = sum(n for n, _ in each), [time for _, time in each]
             if count:
-                rows.append((f"{title} ({count:,} operators)", time, None))
+                rows.append((f"{title} ({count:,})", sum(times), int(np.median(times))))
         rows += [(name, time, None) for name, time in list(self._named().items())[:_LARGEST]]
         largest = [
             (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stagespan.trace.analysis import Analysis, analyze, ascend_steps
+from stagespan.trace.analysis import ASCEND, Analysis, analyze, ascend_steps
 from stagespan.trace.analysis.result import Finding, Nothing, Result, Table
 from stagespan.trace.ascend.api import API, calls
 from stagespan.trace.ascend.communication import collectives
@@ -14,7 +14,6 @@ from stagespan.trace.ascend.host_operators import DETAILS, host_operators
 from stagespan.trace.ascend.memory import memory
 from stagespan.trace.ascend.operators import Operators, operators
 from stagespan.trace.gather import without_events
-from stagespan.trace.model import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +65,11 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
     if trace is not None:
         results = dict(analyze(trace).results)
     times = ascend_steps.analyze(
-        empty_trace(str(folder.path)) if trace is None else trace,
+        without_events(str(folder.path)) if trace is None else trace,
         tables.get("step_trace_time.csv"),
         tables.get("kernel_details.csv"),
     )
     ours: dict[str, Result | Nothing] = {
-        "ascend_steps": times,
         "ascend_operators": operators(tables),
         "ascend_api": calls(tables.get(API), trace),
         "ascend_collectives": collectives(folder.documents),
@@ -82,12 +80,8 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
     by_type = ours["ascend_operators"]
     if isinstance(by_type, Operators) and any(each.core for each in by_type.types):
         results.pop("ascend_cores", None)  # which says less
-    first = {name: results[name] for name in ("verdict",) if name in results}
-    shown = empty_trace(str(folder.path)) if trace is None else trace
+    first = {name: results[name] for name in ("verdict", *ASCEND) if name in results}
+    shown = without_events(str(folder.path)) if trace is None else trace
     shown = replace(shown, incomplete=" ".join(folder.problems) or shown.incomplete)
-    return Analysis(shown, {**first, "ascend_steps": times, **results, **ours})
-
-
-def empty_trace(path: str) -> Trace:
-    """A trace without events, for a folder that has none."""
-    return without_events(path)
+    results |= {**ours, "ascend_steps": times}
+    return Analysis(shown, {**first, "ascend_steps": times, **results})

@@ -9,6 +9,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from stagespan.trace.analysis.result import many
 from stagespan.trace.ascend.cells import heading
 
 _LONGEST_CELL = 1 << 27
@@ -77,7 +78,7 @@ def read_table(path: Path) -> CsvTable:
         problem = (
             f"{name} ends in the middle of a row, which is left out."
             if odd == 1 and last
-            else f"{odd:,} rows of {name} have not as many cells as its head and are left out."
+            else f"{name}: left out {many(odd, 'row')} with another number of cells than its head."
         )
     return CsvTable(name, headings, whole, problem)
 

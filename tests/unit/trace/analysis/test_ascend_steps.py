@@ -11,7 +11,7 @@ import pytest
 from synthetic_ascend import QUEUE, SyntheticAscend
 
 from stagespan.trace import read_trace
-from stagespan.trace.analysis import ascend_steps
+from stagespan.trace.analysis import ascend_free, ascend_steps
 from stagespan.trace.analysis.ascend_steps import Steps
 from stagespan.trace.analysis.result import Nothing
 from stagespan.trace.ascend.lanes import minus
@@ -140,15 +140,23 @@ def test_what_a_queue_launches_belongs_to_the_step_that_asked(tmp_path: Path) ->
     assert [step.free_ns for step in found.steps] == [0, 0]
 
 
-def test_free_time_has_a_finding_only_where_there_is_much(tmp_path: Path) -> None:
+def test_free_time_without_a_trace_has_a_finding_where_there_is_much(tmp_path: Path) -> None:
+    # GIVEN a folder whose files tell that the device was free for 30 %, or for 5 %
+    for free, severities in ((300, ["medium"]), (35, [])):
+        file = tmp_path / "step_trace_time.csv"
+        file.write_text(f"Step,Computing,Communication(Not Overlapped),Free\n1,600,100,{free}\n")
+        # WHEN there is no trace that tells why
+        found = ascend_steps.analyze(SyntheticAscend().trace(tmp_path), read_table(file))
+        # THEN that is said
+        assert [finding.severity for finding in found.findings()] == severities
+    # AND with a trace the free time has its own analysis
     it = SyntheticAscend()
-    for number in range(10):
-        it.kernel("a_Mul", number * 100_000, number * 100_000 + 95_000)
+    it.kernel("a_Mul", 0, 10_000)
+    it.kernel("a_Mul", 100_000, 110_000)
     assert ascend_steps.analyze(it.trace(tmp_path)).findings() == []
-    it.kernel("a_Mul", 3_000_000, 3_010_000)
-    (finding,) = ascend_steps.analyze(it.trace(tmp_path)).findings()
-    assert finding.severity == "high"
-    assert "For 2.050 ms (68.1 % of its time) the device was free" in finding.sentence
+    (finding,) = ascend_free.analyze(it.trace(tmp_path)).findings()
+    assert "For 90.000 us (81.8 % of its time) the device was free" in finding.sentence
+    assert "the trace does not show the next operator's launch" in finding.sentence
 
 
 def test_the_screen_has_a_line_a_step(tmp_path: Path) -> None:
