@@ -137,11 +137,22 @@ def test_isolated_wheel_holds_extension_headers_and_types(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
-    # THEN it holds the extension, its types, the headers, and no source of C++ or test
+    # THEN it holds the extension, the whole package, the headers, and no source of C++ or test
     (wheel,) = tmp_path.glob("stagespan-*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
     assert sum(name.startswith("stagespan/_core.") and name.endswith(".so") for name in names) == 1
-    expected = {"stagespan/_core.pyi", "stagespan/py.typed", "stagespan/include/stagespan/python.h"}
-    assert expected <= set(names)
+    package = {path for path in (source / "python").rglob("*") if path.is_file()}
+    assert {path.relative_to(source / "python").as_posix() for path in package} <= set(names)
+    headers = {name.partition("include/")[2] for name in names if "/include/" in name}
+    assert headers == {"stagespan/api.h", "stagespan/python.h"}
     assert [name for name in names if name.endswith((".cpp", ".pyc"))] == []
     assert {name.partition("/")[0] for name in names} <= {"stagespan", "stagespan-0.1.0.dist-info"}
+
+    # THEN torch is an extra, and asked for nowhere else
+    metadata = archive.read("stagespan-0.1.0.dist-info/METADATA").decode()
+    needed = re.findall(r"^Requires-Dist: ([\w-]+)(.*)$", metadata, flags=re.MULTILINE)
+    always = {name for name, rest in needed if "extra ==" not in rest}
+    assert always == {"numpy", "msgspec", "rich", "click"}
+    assert "Provides-Extra: torch\n" in metadata
+    assert "torch" in {name for name, rest in needed if "extra ==" in rest}
