@@ -34,9 +34,9 @@ def collect(quick: bool) -> dict[str, Any]:
     load = os.getloadavg()[0]
     cpp_skipped = ""
     try:
-        program = native.build()
+        programs = native.build()
     except native.SkipError as reason:
-        program, cpp_skipped = None, str(reason)
+        programs, cpp_skipped = None, str(reason)
     measured: list[dict[str, Any]] = []
     for _ in track(range(processes), "measuring", console=console, disable=not console.is_terminal):
         command = [sys.executable, "-m", "benchmarks.measure", str(turns), str(chunk_us)]
@@ -44,8 +44,8 @@ def collect(quick: bool) -> dict[str, Any]:
         if done.returncode != 0:
             sys.exit("A process of the benchmark failed; what it said stands above.")
         process = json.loads(done.stdout)
-        if program is not None:
-            found = native.measure(program, 3_000 if quick else 12_000, turns)
+        if programs is not None:
+            found = native.measure(programs, 3_000 if quick else 12_000, turns)
             process["ns"].update(found["ns"])
             process["spans"] += found["counted"]
         measured.append(process)

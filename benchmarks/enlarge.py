@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from stagespan import _core
+
 # What must not be the same in two copies: whole numbers behind these keys, and numbers of steps.
 _SHIFTED = re.compile(
     rb'("(?:ts|id|correlation|External id|external id|Ev Idx|Sequence number|Python id'
@@ -22,8 +24,11 @@ def enlarge(source: Path, target: Path, size_bytes: int) -> int:
     """
     data = gzip.decompress(source.read_bytes())
     opening = _EVENTS.search(data)
-    end = data.rfind(b"}", 0, data.rfind(b"]")) + 1
-    if opening is None or end <= opening.end():
+    if opening is None:
+        raise ValueError(f"{source} has no list of events that could be repeated.")
+    behind, state = _core.TraceScanner().scan(data, opening.end())
+    end = data.rfind(b"}", opening.end(), behind) + 1
+    if state != _core.SCAN_CLOSED or not end:
         raise ValueError(f"{source} has no list of events that could be repeated.")
     copies = -(-size_bytes // (end - opening.end()))
     with target.open("wb") as file:

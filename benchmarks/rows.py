@@ -78,6 +78,16 @@ SECTIONS = (
         ),
     ),
     (
+        "Device time, on a fake driver that answers at once",
+        (
+            Line(
+                "C++ span, timed on the device", "cpp device span", "cpp two records", most_ns=200
+            ),
+            Line("  not in the sample", "cpp device span, not in the sample", "cpp no device"),
+            Line("two bare event records", "cpp two records"),
+        ),
+    ),
+    (
         "The rest of stagespan",
         (
             Line("async with span, reused", "async with span, reused"),
@@ -114,6 +124,8 @@ SECTIONS = (
 
 _SHORT = {
     "cpp floor": "2 clock reads",
+    "cpp two records": "over 2 records",
+    "cpp no device": "over no device",
     "with threading.Lock": "Lock",
     "with nullcontext, new": "nullcontext",
     _HAND: "hand-written",
