@@ -46,6 +46,8 @@ _SIZES = {
     **dict.fromkeys(("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"), 1),
 }
 """Bytes of an element, by the name of its type in lower case."""
+# `hcom_allReduce__586_0_1`: the 0th of group 586.
+_ASCEND_GROUP = re.compile(r"^hcom_[A-Za-z]+__(\d+)_\d+_")
 _ON_HOST = re.compile(r"^(?:gloo|mpi|ucc|xccl):", re.IGNORECASE)
 _WAITS = re.compile(r"^(?:c10d|gloo|mpi|ucc)(?:::|:)|^record_param_comms")
 
@@ -95,8 +97,11 @@ def collectives(trace: Trace) -> Collectives:
     left_out = max(0, len(rows) - MOST)
     rows = rows[:MOST]
     group, groups = _argument(trace, rows, "Process Group Name")
+    told = bool(groups)
+    if not told:
+        group, groups = _groups_in_names(trace, rows)
     names, ops_known = (
-        _argument(trace, rows, "Collective name") if groups else (np.full(len(rows), -1), [])
+        _argument(trace, rows, "Collective name") if told else (np.full(len(rows), -1), [])
     )
     written = [
         ops_known[code] if code >= 0 else trace.names[int(name)]
@@ -120,6 +125,17 @@ def collectives(trace: Trace) -> Collectives:
         computed_ns=cover.within(np.full(len(rows), min(first, begin.min(initial=first))), begin),
         left_out=left_out,
     )
+
+
+def _groups_in_names(trace: Trace, rows: NDArray[np.intp]) -> tuple[Numbers, list[str]]:
+    """The groups that Ascend's names of collectives hold, as `_argument` gives them."""
+    known: dict[str, int] = {}
+    of_name = {}
+    for code in np.unique(trace.events.name[rows]).tolist():
+        found = _ASCEND_GROUP.match(trace.names[code])
+        of_name[code] = -1 if found is None else known.setdefault(found[1], len(known))
+    codes = [of_name[code] for code in trace.events.name[rows].tolist()]
+    return np.array(codes, dtype=np.int64), list(known)
 
 
 def _bytes_in(trace: Trace, rows: NDArray[np.intp]) -> Numbers:

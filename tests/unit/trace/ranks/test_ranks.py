@@ -233,6 +233,18 @@ def test_eight_real_ranks(traces: Path) -> None:
     assert "Rank 7 came last to 5 of 8" in found.findings()[1].sentence
 
 
+def test_two_real_ranks_of_an_npu(traces: Path) -> None:
+    # GIVEN the result folders of two ranks
+    # WHEN they are read together
+    found = ranks_in(traces / "ascend_level1")
+    # THEN their four all-reduces are matched; rank 1 came 5.6 ms late to the first
+    assert [each.backend for each in found.summaries] == ["npu", "npu"]
+    assert [(each.op, each.group) for each in found.waits.instances] == [("all_reduce", "586")] * 4
+    first = found.waits.instances[0]
+    assert (first.last, first.late_ns) == (1, pytest.approx(5_608 * US, abs=20 * US))
+    assert abs(found.clocks.offset_ns).max() < 5 * US
+
+
 def _third(found: object) -> int:
     """Of rank 3, which the sum above leaves out, from its own begin."""
     from planted_ranks import Ranks
