@@ -88,7 +88,7 @@ class HostWaits:
     def findings(self) -> list[Finding]:
         """Waiting that takes a good part of the time."""
         percent = share(self.total_ns, self.window_ns)
-        severity = next((s for least, s in _SHARES if percent >= least), None)
+        severity: Severity | None = next((s for least, s in _SHARES if percent >= least), None)
         if severity is None:
             return []
         worst = self.groups[0]
@@ -102,6 +102,7 @@ class HostWaits:
         sentence += f": {in_words(worst.total_ns, 'ns')} in {many(worst.waits, 'call')}. "
         busy = share(worst.busy_ns, worst.total_ns)
         if busy >= 50.0:
+            severity = "low"  # to wait less would not end the work earlier
             sentence += (
                 f"The device was busy for {busy:.0f} % of that, so what it did is what took the"
                 " time; what comes next is launched late."

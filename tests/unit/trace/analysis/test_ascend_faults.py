@@ -17,6 +17,7 @@ import test_head_overhead as head
 import test_planted_faults as registry
 
 from stagespan.trace.analysis import (
+    ascend_cores,
     ascend_free,
     ascend_host_waits,
     ascend_steps,
@@ -27,9 +28,11 @@ from stagespan.trace.analysis import (
 from stagespan.trace.analysis.head_overhead import HeadOverhead
 from stagespan.trace.ascend import (
     api,
+    arrows,
     cells,
     communication,
     host_operators,
+    kernel_lanes,
     lanes,
     memory,
     operators,
@@ -53,6 +56,9 @@ said = steps.test_the_file_agrees_or_its_difference_is_said
 whole = steps.test_without_steps_all_is_one
 queued = steps.test_what_a_queue_launches_belongs_to_the_step_that_asked
 way = free.test_a_gap_is_split_along_the_next_operators_way
+arrowed = free.test_level_0_shows_where_calls_began
+cores = free.test_operators_of_the_ai_cpu_are_named
+alone = folders.test_kernel_details_alone_give_the_steps
 copies = free.test_copies_are_free_time_and_said_to_be
 events = waits.test_event_waits_are_named_with_operator_and_time
 ranks = waits.test_waits_for_other_ranks_are_told_apart
@@ -95,6 +101,12 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
     (ascend_free._parts, "taken - asked", "launched - asked", way),
     (ascend_free._way_of_next, "asked[through] =", "taken[through] =", way),
     (ascend_free.analyze, "free - int(", "free + int(", copies),
+    (arrows.launched, "flows.begin_ns[start]", "flows.begin_ns[start] + 1", arrowed),
+    (arrows.started_by, "known[order[at]] == wanted", "known[order[at]] != wanted", arrowed),
+    (arrows.arrows, "hit = (at >= 0)", "hit = (at < 0)", arrowed),
+    (ascend_free._around, "holds = (at >= 0)", "holds = (at < 0)", way),
+    (ascend_cores.analyze, "events.dur_ns[mine].sum()), longest", "0), longest", cores),
+    (kernel_lanes._lanes, "minus(talking, computing)", "talking", alone),
     # Waits
     (ascend_waits.analyze, "minus(waits[kind], computes)", "waits[kind]", events),
     (ascend_waits.analyze, "merged(begin[rows], end[rows])", "(begin[rows], end[rows])", ranks),

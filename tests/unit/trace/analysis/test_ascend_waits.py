@@ -91,25 +91,35 @@ def item(it: SyntheticAscend, begin: int, wait: int, name: str = "aten::item") -
 
 
 def test_item_and_to_are_named_with_their_waits(tmp_path: Path) -> None:
-    # GIVEN three times item, of which the device is busy for half, and once to
+    # GIVEN three times item, of which the device is busy for a quarter, and once to
     it = SyntheticAscend()
     for number in range(3):
         begin = number * 1_000_000
         item(it, begin, 400_000)
-        it.kernel("a_Mul", begin + 10_000, begin + 210_000)
+        it.kernel("a_Mul", begin + 10_000, begin + 110_000)
     item(it, 3_000_000, 100_000, name="aten::to")
     it.host("aten::mm", 3_900_000, 4_000_000)
     # WHEN waits of the host are listed
     found = host_waits_in(it.trace(tmp_path))
     # THEN they are grouped by operator and call
     assert [(g.operator, g.call, g.waits, g.total_ns, g.busy_ns) for g in found.groups] == [
-        ("aten::item", SYNCHRONISE, 3, 1_200_000, 600_000),
+        ("aten::item", SYNCHRONISE, 3, 1_200_000, 300_000),
         ("aten::to", SYNCHRONISE, 1, 100_000, 0),
     ]
     assert (found.total_ns, found.window_ns) == (1_300_000, 4_000_000)
     (finding,) = found.findings()
     assert finding.severity == "high"
     assert f"most of it in aten::item ({SYNCHRONISE}): 1.200 ms in 3 calls" in finding.sentence
+    assert "The device was busy for only 25 % of that" in finding.sentence
+
+
+def test_a_wait_for_a_busy_device_is_told_with_less_weight(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    item(it, 0, 900_000)
+    it.kernel("a_Mul", 0, 1_000_000)
+    (finding,) = host_waits_in(it.trace(tmp_path)).findings()
+    assert finding.severity == "low"
+    assert "The device was busy for 100 % of that" in finding.sentence
 
 
 def test_level_0_has_no_calls_then_the_operators_time_counts(tmp_path: Path) -> None:
