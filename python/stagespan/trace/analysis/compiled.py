@@ -45,16 +45,24 @@ class Compiled:
     lookups: tuple[int, int]
     """Look-ups of compiled code, guards among them: how many, and their time."""
 
+    @property
+    def functions(self) -> dict[str, str]:
+        """By frame the function that it is, where known."""
+        frames = self.frames.frames
+        return {f.frame: f.function for f in frames if f.frame is not None and f.function}
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds; lists are cut at 50 rows."""
         frames, compiling = self.frames, self.compiling
         seen = self.breaks is not None
+        functions = self.functions
         return {
             "regions": frames.regions if seen else None,
             "calls": frames.calls if seen else None,
             "frames": [
                 {
                     "frame": frame.frame,
+                    "function": frame.function,
                     "variants": {str(v): n for v, n in sorted(frame.variants.items())},
                     "calls": frame.calls,
                     "time_us": frame.time_ns / 1000,
@@ -75,6 +83,7 @@ class Compiled:
                 {
                     "before": each.before,
                     "after": each.after,
+                    "line": functions.get(each.after),
                     "count": each.count,
                     "time_us": None if each.time_ns is None else each.time_ns / 1000,
                     "operators": each.operators,
@@ -169,6 +178,7 @@ class Compiled:
             "Compiled frames",
             (
                 ("frame", ""),
+                ("function", ""),
                 ("variants that ran", ""),
                 ("calls", ""),
                 ("time", "ns"),
@@ -179,6 +189,7 @@ class Compiled:
             [
                 (
                     frame.frame,
+                    frame.function,
                     ", ".join(map(str, sorted(frame.variants))) or None,
                     frame.calls,
                     frame.time_ns,
@@ -195,11 +206,19 @@ class Compiled:
     def _break_table(self) -> Table:
         return Table(
             "Graph breaks",
-            (("from frame", ""), ("to frame", ""), ("count", ""), ("time", "ns"), ("between", "")),
+            (
+                ("from frame", ""),
+                ("to frame", ""),
+                ("line", ""),
+                ("count", ""),
+                ("time", "ns"),
+                ("between", ""),
+            ),
             [
                 (
                     each.before,
                     each.after,
+                    self.functions.get(each.after),
                     each.count,
                     each.time_ns,
                     _between(each),

@@ -61,6 +61,11 @@ def _breaks(compiled: Compiled) -> Finding | None:
         where += f", and {len(compiled.breaks) - 1} more such pairs"
     if between:
         where += f"; between them ran {between}" if where else f": between them ran {between}"
+    lines = [compiled.functions.get(each.after) for each in compiled.breaks]
+    known = list(dict.fromkeys(line for line in lines if line))
+    advice = "TORCH_LOGS=graph_breaks names the lines."
+    if known:
+        advice = f"They are at {', '.join(known[:3])}{', ...' if len(known) > 3 else ''}."
     rows = compiled.forest.nodes.rows
     sentence = (
         f"{_counted(count, 'graph break')} in {_counted(frames.calls, 'call')} of compiled"
@@ -80,7 +85,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
         severity = "medium"
     return Finding(
         severity,
-        f"{sentence} TORCH_LOGS=graph_breaks names the lines.",
+        f"{sentence} {advice}",
         (evidence(compiled.forest.trace, int(rows[first.nodes[0]])), *seen),
     )
 
@@ -95,7 +100,9 @@ def _recompiled(compiled: Compiled) -> Finding | None:
     percent = share(time, compiled.window_ns)
     frames = list(dict.fromkeys(str(each.frame) for each in again))
     ids = ", ".join(str(each.id) for each in again[:4]) + (", ..." if len(again) > 4 else "")
-    what = f"Frame {frames[0]} was" if len(frames) == 1 else f"{len(frames)} frames were"
+    known = compiled.functions.get(frames[0])
+    name = f"{frames[0]} ({known})" if known else frames[0]
+    what = f"Frame {name} was" if len(frames) == 1 else f"{len(frames)} frames were"
     return Finding(
         _severity(percent, _AGAIN_SHARES) or "low",
         f"{what} compiled again, {_counted(len(again), 'time')} ({ids}), for {in_words(time, 'ns')}"

@@ -32,6 +32,8 @@ SIGNS = re.compile(
     r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph| \(dynamo_timed\)$|^triton_"
 )
 """Without any of these names a trace shows nothing of torch.compile."""
+_RESUMES = re.compile(r"^(.+\.py\(\d+\)): (?:torch_dynamo_)?resume_in_(.+)_at_\d+$")
+_OF_TORCH = re.compile(r"(?:^|/)torch/|^<built-in")
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,28 @@ class Forest:
             place[here] = self.lanes.axis.place(np.full(len(here), lane), begin)
         return place
 
+    def functions(self, index: Rows) -> list[str | None]:
+        """The Python function that each of some regions runs; None without Python stacks.
+
+        It is the first that is called in the region. Of a frame that goes on behind a graph break
+        the line is that of the break: `model.py(5): forward` for `resume_in_forward_at_5`.
+        """
+        trace = self.trace
+        rows = np.flatnonzero(trace.rows_of(["python_function"]))
+        if len(rows) == 0 or len(index) == 0:
+            return [None] * len(index)
+        places = self.places(rows)
+        order = np.argsort(places, kind="stable")
+        rows, places = rows[order], places[order]
+        at = np.searchsorted(places, self.nodes.begin[index], side="left")
+        inside = at < len(places)
+        inside[inside] = places[at[inside]] < self.nodes.end[index[inside]]
+        names = trace.events.name[rows[np.minimum(at, len(rows) - 1)]].tolist()
+        return [
+            _function(trace.names[name]) if known else None
+            for name, known in zip(names, inside.tolist(), strict=True)
+        ]
+
     def _above(self, found: Rows) -> Rows:
         parent = self.nodes.parent
         return np.where(parent >= 0, np.append(found, -1)[parent], -1)
@@ -109,6 +133,13 @@ def forest_of(trace: Trace) -> Forest | None:
         role = next((role for role, rule in _ROLES if rule.search(name)), OPERATOR)
         table[code] = COMPILING if role == OPERATOR and name in parts else role
     return Forest(trace, lanes, nodes, table[trace.events.name[nodes.rows]])
+
+
+def _function(name: str) -> str | None:
+    """A frame's name as the user knows it; None for one of the framework."""
+    if _OF_TORCH.search(name) is not None:
+        return None
+    return _RESUMES.sub(r"\1: \2", name)
 
 
 def frame_of(name: str) -> tuple[str | None, int | None]:

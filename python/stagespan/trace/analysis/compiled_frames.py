@@ -33,6 +33,8 @@ class Frame:
     backward_calls: int = 0
     backward_ns: int = 0
     """On the host, of the backward passes that lead back to this frame."""
+    function: str | None = None
+    """File, line and function, where the trace has Python stacks; behind a break its line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,12 @@ def frames_of(forest: Forest) -> Frames:
         variant = labels[forest.name[region]][1]
         if variant is not None:
             entry.variants[variant] = entry.variants.get(variant, 0) + 1
+    _, firsts = np.unique(forest.name[regions], return_index=True)
+    for region, function in zip(
+        regions[firsts].tolist(), forest.functions(regions[firsts]), strict=True
+    ):
+        if labels[forest.name[region]][0] is not None:
+            frame(region).function = frame(region).function or function
     around = forest.around(is_region)
     above = forest.around(is_graph)
     forward = _forward_nodes(forest)

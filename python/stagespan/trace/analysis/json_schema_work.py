@@ -115,6 +115,7 @@ _COMPILED = _object(
         "frames": _rows(
             {
                 "frame": _MAYBE_TEXT,
+                "function": _MAYBE_TEXT,
                 "variants": _COUNTS,
                 "calls": _COUNT,
                 "time_us": _TIME,
@@ -129,6 +130,7 @@ _COMPILED = _object(
                 {
                     "before": _TEXT,
                     "after": _TEXT,
+                    "line": _MAYBE_TEXT,
                     "count": _COUNT,
                     "time_us": _MAYBE_TIME,
                     "operators": _or_null(_COUNTS),

@@ -61,6 +61,7 @@ def test_a_function_compiled_in_one_piece_has_no_finding(tmp_path: Path) -> None
     assert found["frames"] == [
         {
             "frame": "0",
+            "function": None,
             "variants": {"0": 3},
             "calls": 3,
             "time_us": 3 * 152,
@@ -102,11 +103,19 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
         {
             "before": "0",
             "after": "1",
+            "line": None,
             "count": 4,
             "time_us": 4 * (7 + 1 + 2),
             "operators": {"aten::item": 4},
         },
-        {"before": "1", "after": "2", "count": 4, "time_us": 4 * 2, "operators": {}},
+        {
+            "before": "1",
+            "after": "2",
+            "line": None,
+            "count": 4,
+            "time_us": 4 * 2,
+            "operators": {},
+        },
     ]
     assert (found["regions"], found["calls"]) == (12, 4)
     # Each frame's own time: the frames that it calls left out.
@@ -123,6 +132,25 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
     assert "48.000 us (8.7 %" in finding.sentence
     assert finding.severity == "medium"
     assert finding.evidence[0].event == "Torch-Compiled Region: 1/0"
+
+
+def test_lines_of_breaks_where_the_trace_has_python_stacks(tmp_path: Path) -> None:
+    # GIVEN a break, and the frames of Python as a profiler with stacks shows them
+    program = Program()
+    with region(program, ": 0/0"), program.within("model.py(3): forward", "python_function"):
+        graph(program)
+        name = "model.py(5): torch_dynamo_resume_in_forward_at_5"
+        with region(program, ": 1/0"), program.within(name, "python_function"):
+            graph(program)
+    # WHEN torch.compile is looked at
+    found, (finding,) = of(program, tmp_path)
+    # THEN the line of the break is named, and each frame's function
+    assert found["graph_breaks"][0]["line"] == "model.py(5): forward"
+    assert {row["frame"]: row["function"] for row in found["frames"]} == {
+        "0": "model.py(3): forward",
+        "1": "model.py(5): forward",
+    }
+    assert finding.sentence.endswith("They are at model.py(5): forward.")
 
 
 def test_regions_without_numbers_of_older_versions(tmp_path: Path) -> None:
