@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
+import os
+import sys
 from typing import Any
 
 import click
@@ -47,6 +51,12 @@ class _Verbs(click.Group):
             return super().invoke(ctx)
         except StagespanError as error:
             raise _Refused(str(error)) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            # What could not be written is tried once more when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise _Refused(f"the output cannot be written: {error.strerror}; make room") from error
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -57,4 +67,7 @@ def command() -> None:
 
 def main() -> None:
     """Entry point of the command; exits with its status."""
+    # Lines of tables and trees are beyond some encodings. A script that is run writes its own way.
+    if sys.argv[1:2] != ["run"] and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     command(prog_name="stagespan")

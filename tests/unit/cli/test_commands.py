@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -82,3 +83,45 @@ def test_the_module_is_the_command() -> None:
     )
     assert done.returncode == 0
     assert done.stdout.startswith("Usage: stagespan ")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_a_full_disk_under_the_output_is_told_in_one_sentence(timing: Path) -> None:
+    # GIVEN a file on a full disk
+    with open("/dev/full", "w") as full:
+        # WHEN a table goes there
+        done = subprocess.run(
+            [sys.executable, "-m", "stagespan", "report", timing],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+
+    # THEN
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: the output cannot be written: No space left on device")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_table_that_the_encoding_cannot_hold_is_shown_all_the_same(tmp_path: Path) -> None:
+    # GIVEN a tree, and a terminal of old
+    stages = {
+        "a": {"duration_ms": 2.0, "unattributed_ms": 1.0},
+        "b \u2192 c": {"duration_ms": 1.0, "parents": [{"parent": "a", "duration_ms": 1.0}]},
+    }
+    (tmp_path / "timing.json").write_text(json.dumps({"stages": stages}))
+
+    # WHEN
+    done = subprocess.run(
+        [sys.executable, "-m", "stagespan", "report", tmp_path / "timing.json"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    # THEN
+    assert done.returncode == 0, done.stderr
+    assert "b ? c" in done.stdout
+    assert "(unattributed)" in done.stdout
