@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from stagespan.trace.analysis import Analysis
 from stagespan.trace.analysis.ascend_steps import Steps
 from stagespan.trace.analysis.causes import CAUSES
 from stagespan.trace.analysis.device_use import Use
+from stagespan.trace.analysis.facts import facts
 from stagespan.trace.analysis.idle import Idle
 from stagespan.trace.analysis.markdown import heading, summary
 from stagespan.trace.analysis.result import Finding, Nothing, in_words, printable, share
@@ -20,8 +22,12 @@ if TYPE_CHECKING:
 # A file or a pipe has no height.
 _LINES = 60
 _FEWEST_LINES = 20
+# What findings get where the figures above them would fill the screen.
+_FOR_FINDINGS = 6
 _WIDTH = 100
 _CAUSES = 5
+# Of idle time: less is not shown here.
+_LEAST_CAUSE = 1.0
 # The verdict stands above; the host is told about where there is no device.
 _NOT_MISSED = ("against", "verdict", "host")
 # Every trace has some, and they hold nothing that is missed.
@@ -33,7 +39,13 @@ def print_analysis(analysis: Analysis, console: Console | None = None) -> None:
     """Print the page on `console`, by default standard output; as much of it as fits a screen."""
     blocks = [*_head(analysis), *_idle(analysis)]
     blocks += [text_block("")] if blocks else []
-    print_page(blocks, analysis.findings(), _unknown(analysis), console)
+    tables = sum(len(result.tables()) for result in analysis.results.values())
+    tail = _unknown(analysis)
+    if tables:
+        more = f"{tables} tables and all evidence: --html, --markdown or --json FILE."
+        tail.append(text_block(more, "dim"))
+    lines = [text_block(f"{name:9}{said}") for name, said in facts(analysis)]
+    print_page(blocks, analysis.findings(), tail, console, lines)
 
 
 def print_page(
@@ -41,40 +53,73 @@ def print_page(
     findings: list[Finding],
     tail: list[RenderableType],
     console: Console | None = None,
+    lines: Sequence[RenderableType] = (),
 ) -> None:
-    """Print blocks, then as many findings as a screen has room for, then `tail`."""
+    """Print blocks, then as many findings as a screen has room for, then `tail`.
+
+    Where room is left, `lines` stand behind the findings. Where the blocks alone would fill the
+    screen the last tables among them are left out.
+    """
+    console = screen(console)
+    room = max(console.height - 2, _FEWEST_LINES) if console.is_terminal else _LINES
+    blocks = _that_fit(blocks, room - _heights(tail, console) - _FOR_FINDINGS, console)
+    left = room - _heights([*blocks, *tail], console)
+    shown = 0
+    for finding in findings:
+        # One line is kept for the number of those that do not fit.
+        most = left - (shown + 1 < len(findings))
+        block = _finding(finding, 2)
+        if not shown:
+            fitting = (_finding(finding, count) for count in (2, 1, 0))
+            block = next(
+                (b for b in fitting if _heights([b], console) <= most), _finding(finding, 0)
+            )
+        elif _heights([block], console) > most:
+            break
+        blocks.append(block)
+        left -= _heights([block], console)
+        shown += 1
+    if shown < len(findings):
+        blocks.append(text_block(f"and {len(findings) - shown} more findings: see --html", "dim"))
+        left -= 1
+    if not findings:
+        blocks.append(text_block("No findings."))
+        left -= 1
+    told = list(lines)
+    while told and _heights(told, console) + 1 > left:
+        told.pop()
+    between = [text_block("")] if told else []
+    for block in [*blocks, *between, *told, *tail]:
+        console.print(block, highlight=False)
+
+
+def screen(console: Console | None) -> Console:
+    """The console, by default standard output; what is no terminal is as wide as a page."""
     from rich.console import Console
 
     console = console or Console()
     if not console.is_terminal:
         console.width = _WIDTH
-    room = max(console.height - 2, _FEWEST_LINES) if console.is_terminal else _LINES
-    blocks = list(blocks)
-    left = room - sum(_height(block, console) for block in [*blocks, *tail])
-    shown = 0
-    for finding in findings:
-        block = _finding(finding)
-        height = _height(block, console)
-        # One line is kept for the number of those that do not fit.
-        if shown and height > left - (shown + 1 < len(findings)):
-            break
-        blocks.append(block)
-        left -= height
-        shown += 1
-    if shown < len(findings):
-        blocks.append(
-            text_block(f"and {len(findings) - shown} more findings: see --markdown", "dim")
-        )
-    if not findings:
-        blocks.append(text_block("No findings."))
-    for block in [*blocks, *tail]:
-        console.print(block, highlight=False)
+    return console
+
+
+def _that_fit(blocks: list[RenderableType], room: int, console: Console) -> list[RenderableType]:
+    """The blocks without the last tables, as long as they take too much room."""
+    from rich.table import Table
+
+    kept = list(blocks)
+    tables = [block for block in kept if isinstance(block, Table)]
+    while len(tables) > 1 and _heights(kept, console) > room:
+        at = kept.index(tables.pop())
+        # With the blank line above it.
+        del kept[max(at - 1, 0) : at + 1]
+    return kept
 
 
 def _head(analysis: Analysis) -> list[RenderableType]:
     trace, results = analysis.trace, analysis.results
     blocks: list[RenderableType] = [
-        text_block(f"{_name(Path(trace.path))}: {summary(analysis)}", "bold"),
+        text_block(f"{name_of(Path(trace.path))}: {summary(analysis)}", "bold"),
     ]
     if trace.incomplete:
         blocks.append(text_block(trace.incomplete, "yellow"))
@@ -95,7 +140,7 @@ def _head(analysis: Analysis) -> list[RenderableType]:
     return blocks
 
 
-def _name(path: Path) -> str:
+def name_of(path: Path) -> str:
     """The file's name; of a folder of Ascend, where all traces have one name, the folder's."""
     folders = [each.name for each in path.parents if each.name.endswith("_ascend_pt")]
     return folders[0] if path.name.startswith("trace_view.json") and folders else path.name
@@ -135,7 +180,12 @@ def _idle(analysis: Analysis) -> list[RenderableType]:
         ("gaps", "right"),
     ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for cause, time in list(idle.by_cause.items())[:_CAUSES]:
+    causes = [
+        (cause, time)
+        for cause, time in idle.by_cause.items()
+        if share(time, idle.idle_ns) >= _LEAST_CAUSE
+    ]
+    for cause, time in causes[:_CAUSES]:
         table.add_row(
             CAUSES[cause],
             in_words(time, "ns"),
@@ -145,12 +195,12 @@ def _idle(analysis: Analysis) -> list[RenderableType]:
     return [table]
 
 
-def _finding(finding: Finding) -> RenderableType:
+def _finding(finding: Finding, evidence: int) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
     text = Text(printable(finding.sentence))
-    for each in finding.evidence[:2]:
+    for each in finding.evidence[:evidence]:
         text.append(f"\n- {each}", "dim")
     grid = Table.grid(padding=(0, 1))
     grid.add_column(width=6)
@@ -176,5 +226,5 @@ def text_block(text: str, style: str = "") -> RenderableType:
     return Text(printable(text), style)
 
 
-def _height(block: RenderableType, console: Console) -> int:
-    return len(console.render_lines(block, pad=False))
+def _heights(blocks: Sequence[RenderableType], console: Console) -> int:
+    return sum(len(console.render_lines(block, pad=False)) for block in blocks)

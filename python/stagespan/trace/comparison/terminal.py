@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.analysis.result import Nothing, in_words, share, shortened
-from stagespan.trace.analysis.terminal import print_analysis, print_page, text_block
+from stagespan.trace.analysis.terminal import print_analysis, print_page, screen, text_block
 from stagespan.trace.comparison.against import Against, Change, signed
 from stagespan.trace.comparison.words import headline
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _PARTS, _KERNELS = 8, 5
+# Letters that the columns behind the name take.
+_FIGURES = 47
 
 
 def print_comparison(analysis: Analysis, console: Console | None = None) -> None:
@@ -24,12 +26,11 @@ def print_comparison(analysis: Analysis, console: Console | None = None) -> None
     Of traces that cannot be compared, why, and the page of the second; without a comparison that
     page alone.
     """
-    from rich.console import Console
-
+    console = screen(console)
     found = analysis.results.get("against")
     if not isinstance(found, Against):
         if isinstance(found, Nothing):
-            (console or Console()).print(text_block(found.reason, "bold yellow"))
+            console.print(text_block(found.reason, "bold yellow"))
         print_analysis(analysis, console)
         return
     names = [shortened(Path(side.path).name, 40) for side in (found.before, found.after)]
@@ -37,7 +38,7 @@ def print_comparison(analysis: Analysis, console: Console | None = None) -> None
         text_block(f"{names[1]} against {names[0]}", "bold"),
         text_block(headline(found), "bold"),
         *(text_block(remark, "yellow") for remark in found.remarks),
-        _parts(found),
+        _parts(found, console.width - _FIGURES),
     ]
     kernels = [each for each in found.kernels() or found.operators() if each.change_ns]
     if kernels:
@@ -45,11 +46,12 @@ def print_comparison(analysis: Analysis, console: Console | None = None) -> None
     print_page([*blocks, text_block("")], found.findings(), [], console)
 
 
-def _parts(found: Against) -> RenderableType:
+def _parts(found: Against, most: int) -> RenderableType:
+    """A line a part; its name has at most so many letters, however narrow the screen."""
     table = _table(f"per {found.unit}", "before", "after", "change")
     parts = [part for part in found.parts() if part.change_ns]
     for part in parts[:_PARTS]:
-        _row(table, part.name, part)
+        _row(table, shortened(part.name, max(most, 20)), part)
     rest = parts[_PARTS:]
     if rest:
         _row(

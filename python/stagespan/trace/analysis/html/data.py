@@ -21,6 +21,7 @@ from stagespan.trace.analysis.result import (
     shortened,
     window_of,
 )
+from stagespan.trace.analysis.terminal import name_of
 
 MOST_ROWS = 5_000
 """Rows of a table; the others are in --json and --markdown, and the page says so."""
@@ -39,7 +40,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
     window = window_of(trace)
     lanes = timeline(trace)
     return {
-        "title": shortened(Path(trace.path).name, 120),
+        "title": shortened(name_of(Path(trace.path)), 120),
         "path": shortened(trace.path, LONGEST_TEXT),
         "summary": summary(analysis),
         "made_by": f"stagespan {metadata.version('stagespan')}",
