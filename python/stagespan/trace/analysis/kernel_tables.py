@@ -71,7 +71,7 @@ def as_tables(kernels: Kernels) -> list[Table]:
     stage = kernels.prevailing(kernels.stage)
     kind = kernels.kind_of_name
     rows: list[tuple[Cell, ...]] = []
-    for group in groups[:_SHOWN]:
+    for group in groups[:TOP]:
         row: list[Cell] = [
             kernels.trace.names[group.code],
             group.time_ns,
@@ -139,7 +139,7 @@ def as_tables(kernels: Kernels) -> list[Table]:
 
 
 def _note(kernels: Kernels, names: int) -> str:
-    notes = [f"{names - _SHOWN:,} more names are left out."] if names > _SHOWN else []
+    notes = [f"{names - TOP:,} more names are left out."] if names > TOP else []
     if kernels.launched is not None:
         unknown = kernels.launched.calls < 0
         if unknown.any():
