@@ -64,6 +64,8 @@ class HostWaits:
     total_ns: int
     """Time in which some thread waited."""
     groups: list[HostWait]
+    longest: list[tuple[str | None, Evidence]]
+    """The longest waits one by one, with the operator of each."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds."""
@@ -82,6 +84,15 @@ class HostWaits:
                     "longest_at_us": (group.longest.time_ns or 0) / 1000,
                 }
                 for group in self.groups
+            ],
+            "longest": [
+                {
+                    "operator": operator,
+                    "event": wait.event,
+                    "time_us": (wait.time_ns or 0) / 1000,
+                    "wait_us": (wait.figure or 0) / 1000,
+                }
+                for operator, wait in self.longest
             ],
         }
 
@@ -129,7 +140,12 @@ class HostWaits:
             ("device busy", "ns"),
             ("longest", "ns"),
         )
-        return [Table("Where the host waited for the device", columns, rows)]
+        waits = [(operator, e.event, e.time_ns, e.figure) for operator, e in self.longest]
+        heads = (("operator", ""), ("event", ""), ("at", "ns"), ("time", "ns"))
+        return [
+            Table("Where the host waited for the device", columns, rows),
+            Table("Longest waits of the host", heads, waits),
+        ]
 
 
 def analyze(trace: Trace) -> HostWaits | Nothing:
@@ -174,6 +190,10 @@ def analyze(trace: Trace) -> HostWaits | Nothing:
         window_ns=window[1] - window[0],
         total_ns=covered(events.begin_ns[rows], events.end_ns[rows]),
         groups=groups[:_LARGEST],
+        longest=[
+            (_name(trace, int(name_of_operator[at])), evidence(trace, int(rows[at])))
+            for at in np.argsort(-events.dur_ns[rows], kind="stable")[:_LARGEST]
+        ],
     )
 
 

@@ -126,6 +126,9 @@ _HOST_WAITS = _object(
                 }
             )
         ),
+        "longest": _list(
+            _object({"operator": _MAYBE_TEXT, "event": _TEXT, **_times("time_us", "wait_us")})
+        ),
     }
 )
 _CORES = _object(

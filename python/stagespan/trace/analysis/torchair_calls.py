@@ -93,7 +93,7 @@ def calls_torchair(trace: Trace) -> bool:
 def compiled_calls(trace: Trace) -> list[Call]:
     """All calls in order of time; empty for traces without TorchAir."""
     events, holds = trace.events, _Names(trace)
-    marks = trace.rows_of(["cpu_op", "user_annotation"])
+    marks = trace.rows_of(["cpu_op", "user_annotation", ""])
     compilers = np.flatnonzero(marks & holds(COMPILER)[events.name])
     compilers = compilers[np.argsort(events.begin_ns[compilers], kind="stable")]
     threads = {}
@@ -292,7 +292,7 @@ def _with_first_operators(trace: Trace, calls: list[Call]) -> list[Call]:
         by_launch = len(mine) > 0
         row = int(rows[mine.min()]) if by_launch else -1
         if not by_launch:
-            row = _next(events.begin_ns[rows], rows, known, begin)
+            row = _next(events.begin_ns[rows], rows, ~known | (launched_ns >= begin), begin)
             following = min((s for s in starts[number + 1 :] if s > begin), default=None)
             if row >= 0 and following is not None and events.begin_ns[row] >= following:
                 row = -1
@@ -307,8 +307,8 @@ def _with_first_operators(trace: Trace, calls: list[Call]) -> list[Call]:
     return found
 
 
-def _next(begins: Numbers, rows: NDArray[np.intp], known: Mask, begin_ns: int) -> int:
-    """The first operator from a time on whose launch is not known to be another's, or -1."""
+def _next(begins: Numbers, rows: NDArray[np.intp], may_be: Mask, begin_ns: int) -> int:
+    """The first operator from a time on that was not launched before it, or -1."""
     at = int(np.searchsorted(begins, begin_ns))
-    free = np.flatnonzero(~known[at:])
-    return int(rows[at + free[0]]) if len(free) else -1
+    found = np.flatnonzero(may_be[at:])
+    return int(rows[at + found[0]]) if len(found) else -1

@@ -184,6 +184,19 @@ def test_the_first_operator_is_the_graphs_own(tmp_path: Path) -> None:
     assert found["per_call"][0]["first_operator_by"] == "time"
 
 
+def test_a_graph_that_launches_later_on_another_thread(tmp_path: Path) -> None:
+    # GIVEN an operator that the graph's own thread launches after the call returned
+    program = SyntheticAscend()
+    executed = program.call(1_000_000)
+    later = executed + 300_000
+    program.kernel("eager_Mul", executed + 9, executed + 99, launched=(900_000, 950_000))
+    program.kernel("graph_Add", later + 50_000, later + 90_000, launched=(later, later + 9), tid=7)
+    found = parts(tmp_path, program)
+    # THEN it is the first that was launched since, told by its time
+    assert found["totals"]["ge_to_first_operator_us"] == 350.0
+    assert found["per_call"][0]["first_operator_by"] == "time"
+
+
 def test_calls_that_compiled_are_left_out(tmp_path: Path) -> None:
     # GIVEN a first call that compiles for long, and three that do not
     program = SyntheticAscend()
