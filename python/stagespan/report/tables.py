@@ -24,19 +24,20 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
     from rich.text import Text
 
     console = console or Console()
-    console.print(Text(_one_line(_headline(report))), soft_wrap=not console.is_terminal)
+    head = _held(_one_line(_headline(report)), console.encoding)
+    console.print(Text(head), soft_wrap=not console.is_terminal)
     if report["stages"]:
-        table = _table(report, [])
+        table = _table(report, [], console.encoding)
         if console.is_terminal:
             for left_out in range(1, len(_FIRST_TO_GO) + 1):
                 if _width(table, console) <= console.width:
                     break
-                table = _table(report, _FIRST_TO_GO[:left_out])
+                table = _table(report, _FIRST_TO_GO[:left_out], console.encoding)
         else:
             # rich would cut the table at 80 columns.
             console.width = max(console.width, _width(table, console))
         console.print(table, highlight=False)
-    told = _lost(report.get("lost"))
+    told = _held(_lost(report.get("lost")), console.encoding)
     if told:
         console.print(Text(f"not kept: {told}"), soft_wrap=not console.is_terminal)
 
@@ -75,7 +76,7 @@ def _headline(report: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _table(report: dict[str, Any], left_out: list[str]) -> Table:
+def _table(report: dict[str, Any], left_out: list[str], encoding: str) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -92,12 +93,26 @@ def _table(report: dict[str, Any], left_out: list[str]) -> Table:
     for row in tree.rows(report):
         is_remainder = row.count is None and row.stage is None
         name = _one_line(row.label) + (" (all its runs)" if row.is_sum else "")
-        label = Text(row.guide + name, style="dim" if is_remainder else "")
-        own = [cell(row.stage) if row.stage is not None else "" for _, cell in columns]
+        label = Text(_held(row.guide + name, encoding), style="dim" if is_remainder else "")
+        own = [
+            _held(cell(row.stage), encoding) if row.stage is not None else "" for _, cell in columns
+        ]
         share = "" if row.share is None else f"{100 * row.share:.1f} %"
         count = "" if row.count is None else f"{row.count:,}"
         table.add_row(label, f"{row.duration_ms:,.3f}", share, count, *own)
     return table
+
+
+def _held(text: str, encoding: str) -> str:
+    """What an encoding can hold of ``text``: a program must not fail for a table."""
+    try:
+        text.encode(encoding)
+        return text
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN_GUIDES).encode(encoding, "replace").decode(encoding)
+
+
+_PLAIN_GUIDES = str.maketrans("├└│─", "|`|-")
 
 
 def _one_line(name: str) -> str:

@@ -96,3 +96,19 @@ def test_a_pipe_gets_whole_rows(monkeypatch: Any) -> None:
     assert lines[0].endswith("1 stage, wall clock 1,234.5 ms, in stages 1,000.0 ms")
     assert any(name in line for line in lines)
     assert lines[-1].endswith("detached_open_spans 12,345")
+
+
+def test_a_terminal_of_any_encoding_gets_the_tree() -> None:
+    # GIVEN names and guides that ASCII does not have
+    runs = [Run("pipeline \u2192", 5_000_000, [Run("denoise", 15_000_000)])]
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+
+    # WHEN
+    tables.print_report(report_of(figures_of(runs)), Console(file=stream, width=200))
+
+    # THEN
+    stream.seek(0)
+    cells = [[cell.strip() for cell in line.strip("\n|").split(" |")] for line in stream]
+    assert ["pipeline ?", "20.000", "100.0 %", "1"] in cells
+    assert ["- denoise", "15.000", "75.0 %", "1"] in cells
+    assert ["`- (unattributed)", "5.000", "25.0 %", ""] in cells
