@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import os
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from decimal import Decimal, DecimalException
@@ -30,11 +31,15 @@ _JOINING = (
     "Python parent id",
     "Python module id",
 )
-_HINTS = tuple(f'"{key}"'.encode() for key in _JOINING)
+# Quotes within texts are escaped, so that no part of a text can look like this.
+_JOINED = re.compile(
+    rb'("(?:%s)"\s*:\s*)(-?\d+|"[^"\\]*")(?=\s*[,}])' % "|".join(_JOINING).encode()
+)
 _FLOWS = frozenset((b'"s"', b'"t"', b'"f"'))
 _WITH_ID = frozenset(
     (b'"b"', b'"n"', b'"e"', b'"N"', b'"O"', b'"D"', b'"S"', b'"T"', b'"F"', b'"p"')
 )
+_NOTHING = msgspec.Raw()
 _PER_RANK = 10_000
 _LEVEL = 4
 
@@ -137,7 +142,9 @@ class _Rank:
         self._named_threads: set[int] = set()
         self._sort: dict[int, float] = {}
         self._move = numbers.highest + 1
-        self._large: dict[str, int] = {}
+        self._large: dict[bytes, int] = {}
+        self._as_written: dict[bytes, tuple[int, msgspec.Raw]] = {}
+        self._threads_as_written: dict[tuple[bytes, bytes], msgspec.Raw] = {}
 
     def copy(self, path: Path, shift_ns: int) -> None:
         """Copy all entries, their times moved, and name the processes."""
@@ -150,16 +157,17 @@ class _Rank:
 
     def _rewrite(self, entry: Entry, shift_ns: int) -> bool:
         """Change an entry in place; False to leave it out."""
-        phase = bytes(entry.get("ph", b""))
-        written = _text(entry.get("pid"))
-        process = self._process(written) if "pid" in entry else None
-        if process is not None:
-            entry["pid"] = _raw(process)
+        phase = bytes(entry.get("ph", _NOTHING))
+        pid = entry.get("pid")
+        written = b"" if pid is None else bytes(pid)
+        process = None
+        if pid is not None:
+            process, entry["pid"] = self._known(written)
         of_process = phase == b'"M"' and bytes(entry.get("name", b"")).startswith(b'"process_')
         if of_process:
             entry["tid"] = _raw(0)
         elif "tid" in entry:
-            entry["tid"] = _raw(self._thread(written, _text(entry["tid"])))
+            entry["tid"] = self._known_thread(written, bytes(entry["tid"]))
         if phase == b'"M"':
             entry.pop("ts", None)
             return self._metadata(entry, process)
@@ -168,26 +176,34 @@ class _Rank:
             if time is not None:
                 entry["ts"] = _microseconds(time + shift_ns)
         if "id" in entry and (phase in _FLOWS or phase in _WITH_ID):
-            entry["id"] = self._id(_text(entry["id"]))
+            entry["id"] = msgspec.Raw(self._id(bytes(entry["id"])))
         if "bind_id" in entry:
-            entry["bind_id"] = self._id(_text(entry["bind_id"]))
+            entry["bind_id"] = msgspec.Raw(self._id(bytes(entry["bind_id"])))
         args = entry.get("args")
-        if args is not None and any(hint in bytes(args) for hint in _HINTS):
-            self._arguments(entry, bytes(args))
+        if args is not None:
+            entry["args"] = msgspec.Raw(_JOINED.sub(self._joined, bytes(args)))
         return True
 
-    def _arguments(self, entry: Entry, args: bytes) -> None:
-        try:
-            values = msgspec.json.decode(args, type=Entry)
-        except msgspec.ValidationError:
-            return
-        for key in _JOINING:
-            if key in values and bytes(values[key]) != b"null":
-                values[key] = self._id(_text(values[key]))
-        entry["args"] = msgspec.Raw(msgspec.json.encode(values))
+    def _joined(self, found: re.Match[bytes]) -> bytes:
+        return found[1] + self._id(found[2])
+
+    def _known(self, written: bytes) -> tuple[int, msgspec.Raw]:
+        """The process of a pid as it is written: its number, and that as JSON."""
+        known = self._as_written.get(written)
+        if known is None:
+            number = self._process(_text(written))
+            known = self._as_written[written] = (number, _raw(number))
+        return known
+
+    def _known_thread(self, process: bytes, written: bytes) -> msgspec.Raw:
+        known = self._threads_as_written.get((process, written))
+        if known is None:
+            known = _raw(self._thread(_text(process), _text(written)))
+            self._threads_as_written[process, written] = known
+        return known
 
     def _metadata(self, entry: Entry, process: int | None) -> bool:
-        name = _text(entry.get("name"))
+        name = _text(bytes(entry.get("name", _NOTHING)))
         if process is None or name not in ("process_name", "process_sort_index", "thread_name"):
             return True
         try:
@@ -241,10 +257,10 @@ class _Rank:
             known = self._threads[process, written] = self._numbers.thread
         return known
 
-    def _id(self, written: str) -> msgspec.Raw:
+    def _id(self, written: bytes) -> bytes:
         numbers = self._numbers
         try:
-            value = int(written, 0)
+            value = int(written) if written[:1] != b'"' else int(_text(written), 0)
         except ValueError:
             value = -1
         if 0 <= value < _LARGE_ID:
@@ -257,12 +273,12 @@ class _Rank:
             moved = self._move + _LARGE_ID + known
         if moved > numbers.highest:
             numbers.highest = moved
-        return _raw(moved)
+        return b"%d" % moved
 
 
-def _text(raw: msgspec.Raw | None) -> str:
+def _text(written: bytes) -> str:
     """A number or text as it is written, without quotes."""
-    return "" if raw is None else bytes(raw).decode("utf-8", "replace").strip('"')
+    return written.decode("utf-8", "replace").strip('"')
 
 
 def _raw(number: int) -> msgspec.Raw:
@@ -271,7 +287,7 @@ def _raw(number: int) -> msgspec.Raw:
 
 def _time_ns(written: bytes) -> int | None:
     """Microseconds as written to ns; None for what is no time."""
-    whole, point, rest = written.strip(b'"').partition(b".")
+    whole, point, rest = written.partition(b".")
     if whole.isdigit() and (rest.isdigit() or not point) and len(rest) <= 3:
         return int(whole) * 1000 + (int(rest.ljust(3, b"0")) if rest else 0)
     try:
