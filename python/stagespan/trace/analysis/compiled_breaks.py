@@ -70,9 +70,11 @@ def breaks_of(forest: Forest) -> list[Break]:
     compiling = np.flatnonzero(forest.having(COMPILING))
     compiled = Cover(nodes.begin[compiling], nodes.end[compiling])
     time = gap_end - gap_begin - compiled.within(gap_begin, gap_end)
-    with_graph = np.zeros(len(nodes), dtype=np.bool_)
-    with_graph[around[inside[~is_break]]] = True
-    seen = with_graph[around[after]]
+    # A region without a graph, but with operators, is of a backend that makes no graphs.
+    unclear = np.zeros(len(nodes), dtype=np.bool_)
+    unclear[around[_working(forest, around)]] = True
+    unclear[around[inside[~is_break]]] = False
+    seen = ~unclear[around[after]]
     between = _operators_between(forest, gap_begin, gap_end, around, parts)
     groups: dict[tuple[str, str], list[int]] = {}
     frames = [frame_of(name)[0] or "?" for name in forest.trace.names]
@@ -107,8 +109,7 @@ def _operators_between(
 ) -> dict[int, list[str]]:
     """By gap the outermost operators in it that do not stand in a graph."""
     nodes = forest.nodes
-    held = np.flatnonzero((forest.role == OPERATOR) & (around >= 0))
-    held = held[forest.role[around[held]] == REGION]
+    held = _working(forest, around)
     above = forest.around(forest.having(OPERATOR, COMPILING))[held]
     # Outermost: what is above it, if anything, lies outside the region.
     held = held[(above < 0) | (above < around[held])]
@@ -120,6 +121,13 @@ def _operators_between(
     inside = nodes.end[held] <= gap_end[gap]
     found: dict[int, list[str]] = {}
     for which, name in zip(gap[inside].tolist(), forest.names(held[inside]), strict=True):
-        if NO_WORK.match(name) is None:
-            found.setdefault(which, []).append(name)
+        found.setdefault(which, []).append(name)
+    return found
+
+
+def _working(forest: Forest, around: Rows) -> Rows:
+    """Operators that stand in a region, but in no graph, and do some work."""
+    works = np.array([NO_WORK.match(name) is None for name in forest.trace.names] + [False])
+    held = np.flatnonzero((forest.role == OPERATOR) & (around >= 0) & works[forest.name])
+    found: Rows = held[forest.role[around[held]] == REGION]
     return found

@@ -53,7 +53,8 @@ def _breaks(compiled: Compiled) -> Finding | None:
     frames = compiled.frames
     count = sum(each.count for each in compiled.breaks)
     times = [each.time_ns for each in compiled.breaks if each.time_ns is not None]
-    time = sum(times) if len(times) == len(compiled.breaks) else None
+    time = sum(times) if times else None
+    least = "at least " if len(times) < len(compiled.breaks) else ""
     first = compiled.breaks[0]
     between = ", ".join(list(first.operators or {})[:3])
     where = "" if first.before == "?" else f": frame {first.before} goes on in frame {first.after}"
@@ -77,7 +78,8 @@ def _breaks(compiled: Compiled) -> Finding | None:
         percent = share(time, frames.call_ns)
         severity = _severity(percent, _BREAK_SHARES) or "low"
         sentence += (
-            f" {in_words(time, 'ns')} ({percent:.1f} % of the calls' time) passed between graphs."
+            f" Between graphs passed {least}{in_words(time, 'ns')} ({percent:.1f} % of the calls'"
+            " time)."
         )
         seen.append(Evidence("from graph to graph", None, time, "ns"))
     # What the host loses there the device need not lose.

@@ -129,9 +129,25 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
         "8 graph breaks in 4 calls of compiled functions: frame 0 goes on in frame 1, and 1 more"
     )
     assert "between them ran aten::item" in finding.sentence
-    assert "48.000 us (8.7 %" in finding.sentence
+    assert "Between graphs passed 48.000 us (8.7 %" in finding.sentence
     assert finding.severity == "medium"
     assert finding.evidence[0].event == "Torch-Compiled Region: 1/0"
+
+
+def test_a_frame_without_tensors_has_no_graph_but_its_time_is_known(tmp_path: Path) -> None:
+    # GIVEN a break, a frame that only prints, and a third one with a graph
+    program = Program()
+    with region(program, ": 0/0"):
+        graph(program)
+        with region(program, ": 1/0"):
+            program.work(30)
+            with region(program, ": 2/0"):
+                graph(program)
+    # WHEN torch.compile is looked at
+    found, _ = of(program, tmp_path)
+    # THEN the time from its begin to the third is known, too
+    assert [each["time_us"] for each in found["graph_breaks"]] == [2, 33]
+    assert [each["operators"] for each in found["graph_breaks"]] == [{}, {}]
 
 
 def test_lines_of_breaks_where_the_trace_has_python_stacks(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_backend_without_graphs_does_not_show_what_is_between_them(tmp_path: P
     found = profiled(tmp_path, lambda: [function(value) for _ in range(3)])
     assert [(b.count, b.time_ns, b.operators) for b in found.breaks or []] == [(3, None, None)] * 2
     (finding,) = found.findings()
-    assert "passed between graphs" not in finding.sentence
+    assert "Between graphs" not in finding.sentence
 
 
 def test_lines_of_graph_breaks(tmp_path: Path) -> None:
