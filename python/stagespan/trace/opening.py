@@ -28,21 +28,36 @@ def analyze_path(path: Path, against: Path | None = None, jobs: int | None = Non
     from stagespan.trace.ascend import find_ascend_folder, read_ascend_folder
     from stagespan.trace.ascend.report import analyze_ascend
 
+    if against is not None:
+        return _compared(path, against)
     ascend = find_ascend_folder(path)
-    if against is None and ascend is not None:
+    if ascend is not None:
         return analyze_ascend(read_ascend_folder(ascend))
-    if against is None and path.is_dir():
+    if path.is_dir():
         from stagespan.trace.ranks import analyze_folder
+        from stagespan.trace.ranks.find import traces_in
 
-        return analyze_folder(path, jobs)
-    trace = open_trace(path)
-    if against is None:
-        return analyze(trace)
+        # A folder with one trace is that trace.
+        paths = traces_in(path)
+        if len(paths) > 1:
+            return analyze_folder(path, jobs)
+        return analyze_path(paths[0])
+    return analyze(open_trace(path))
+
+
+def _compared(path: Path, against: Path) -> Analysis:
     from stagespan.trace.comparison import compare
+    from stagespan.trace.ranks.report import Ranks
 
-    compared = compare(open_trace(against), trace)
-    analysis = analyze(trace)
-    return Analysis(trace, {"against": compared, **analysis.results})
+    before = open_trace(against)
+    analysis = analyze_path(path)
+    if any(isinstance(result, Ranks) for result in analysis.results.values()):
+        raise StagespanError(
+            f"{path} holds the traces of many ranks: compare the trace of one rank with the trace"
+            " of the same rank before."
+        )
+    trace = analysis.trace if len(analysis.trace.events) else open_trace(path)
+    return Analysis(analysis.trace, {"against": compare(before, trace), **analysis.results})
 
 
 def merge_ranks(analysis: Analysis, target: Path) -> None:

@@ -231,6 +231,36 @@ def test_other_devices_are_said(tmp_path: Path) -> None:
     assert found.remarks == ("The devices are not the same: Tesla V100 before, H100 after.",)
 
 
+def test_layers_and_stages_are_paths(tmp_path: Path) -> None:
+    # GIVEN two layers of one module in a numbered batch, one of which gets slower
+    def model(name: str, us: int, batch: int) -> Trace:
+        program = Program()
+        for step in range(2):
+            with program.within(f"ProfilerStep#{step}", "user_annotation"):
+                with program.within(f"batch {batch + step}", "user_annotation"):
+                    program.work(1)
+                    with (
+                        program.within("layer 1", "user_annotation"),
+                        program.within("nn.Module: Net_0", "python_function"),
+                    ):
+                        for layer, time in enumerate((100, us)):
+                            program.work(1)
+                            with program.within(f"nn.Module: Linear_{layer}", "python_function"):
+                                program.operator("aten::addmm", time)
+                program.wait()
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN it is compared
+    found = against(model("before", 100, 1), model("after", 150, 40))
+    # THEN the change is that layer's, and the batches are one stage
+    assert {each.name: each.change_ns for each in found.layers()} == {
+        "Net_0 / Linear_1": 50 * US,
+        "Net_0 / Linear_0": 0,
+    }
+    assert {each.name: each.change_ns for each in found.stages()} == {"batch # / layer 1": 50 * US}
+
+
 def test_one_kernel_of_two_operators(tmp_path: Path) -> None:
     # GIVEN a kernel that two operators launch, and that one of them later launches twice
     def launched(name: str, times: int) -> Trace:

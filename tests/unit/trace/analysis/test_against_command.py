@@ -81,3 +81,26 @@ def test_no_trace_to_compare_with(pair: tuple[Path, Path], tmp_path: Path) -> No
     status, out, error = run(pair[0], "--against", tmp_path / "none.json")
     assert (status, out) == (2, "")
     assert f"There is no file {tmp_path / 'none.json'}" in error
+
+
+def test_folders(pair: tuple[Path, Path], traces: Path, tmp_path: Path) -> None:
+    # A folder with one trace is that trace.
+    status, out, _ = run(pair[1].parent, "--against", pair[0].parent / "planted.json")
+    assert status == 0
+    assert "230.000 us less" in " ".join(out.split())
+    # Results of Ascend are compared, and what they say beyond the trace stays.
+    ascend = [traces / "ascend_level1" / f"rank{rank}_ascend_pt" for rank in (1, 0)]
+    target = tmp_path / "ascend.json"
+    status, out, _ = run(ascend[0], "--against", ascend[1], "--json", target)
+    assert status == 0
+    written = json.loads(target.read_text())
+    parts = written["against"]["parts"]
+    assert sum(part["change_us"] for part in parts) == pytest.approx(
+        written["against"]["change_us"]
+    )
+    assert any(name.startswith("ascend") for name in written)
+    # Many ranks are not.
+    ranks = traces / "nccl_dlrm_8rank"
+    status, _, error = run(ranks, "--against", ranks / "rank0.json.gz")
+    assert status == 2
+    assert "holds the traces of many ranks: compare the trace of one rank" in error
