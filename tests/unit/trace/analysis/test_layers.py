@@ -151,7 +151,9 @@ def test_what_interrupts_the_layers_does_not_make_two_of_them(tmp_path: Path) ->
     assert [(block.length, block.times) for block in found.blocks.blocks] == [(4, 10)]
 
 
-@pytest.mark.parametrize("names", ["a" * 40, "ab" * 30, "abcdefghijklmnop", "abcabcabc"])
+@pytest.mark.parametrize(
+    "names", ["a" * 40, "ab" * 30, "abcdefghijklmnop", "abcabcabc", "a" * 30 + "bcd" + "a" * 30]
+)
 def test_what_is_no_layer(names: str, tmp_path: Path) -> None:
     assert isinstance(repeated_kernels(tmp_path, names), Nothing)
 

@@ -62,6 +62,20 @@ def test_own_and_nested_time(tmp_path: Path) -> None:
     assert found.findings() == []
 
 
+def test_idle_time_within_stages(tmp_path: Path) -> None:
+    # GIVEN a stage of 30 us with one of 10 us in it, as the device has nothing to do yet
+    program = Program()
+    with program.within("outer", NOTE):
+        program.work(20)
+        with program.within("inner", NOTE):
+            program.work(10)
+    program.operator()
+    # WHEN its stages are summed up THEN each has its own idle time
+    found = by_path(stages_of(program.trace(tmp_path)))
+    assert found["outer"].idle_self_ns == 20 * US
+    assert found["outer/inner"].idle_self_ns == 10 * US
+
+
 def test_backward_counts_to_the_stage_that_called_it(tmp_path: Path) -> None:
     # GIVEN a stage that waits while autograd's thread launches, and a thread of someone else
     program = Program()
