@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,8 @@ from stagespan.trace.model import Trace
 Rows = NDArray[np.intp]
 _MODULE = "nn.Module: "
 _BETWEEN = " / "
+# `hcom_allReduce__586_0_1` is the 0th of group 586, which another run calls otherwise.
+_ASCEND_COLLECTIVE = re.compile(r"^(hcom_[A-Za-z]+)__\d+_\d+_\d+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,10 @@ class Structure:
         return self.names_of(np.full(len(rows), -1) if found is None else found.operator)
 
     def names_of(self, rows: Rows) -> Labels:
-        """The names of events (-1 for none)."""
-        codes = np.where(rows >= 0, self.trace.events.name[rows], len(self.trace.names))
-        return Labels([*self.trace.names, ""], codes.astype(np.int64))
+        """The names of events (-1 for none); those of Ascend's collectives without numbers."""
+        names = [_ASCEND_COLLECTIVE.sub(r"\1", name) for name in self.trace.names]
+        codes = np.where(rows >= 0, self.trace.events.name[rows], len(names))
+        return Labels([*names, ""], codes.astype(np.int64))
 
     def _paths(self, rows: Rows, calls: Rows, names: list[str], everywhere: bool = False) -> Labels:
         """The names of those of `rows` around each call, from the outermost to the innermost."""

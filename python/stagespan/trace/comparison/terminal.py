@@ -33,7 +33,7 @@ def print_comparison(analysis: Analysis, console: Console | None = None) -> None
             console.print(text_block(found.reason, "bold yellow"))
         print_analysis(analysis, console)
         return
-    names = [shortened(Path(side.path).name, 40) for side in (found.before, found.after)]
+    names = _names(found.before.path, found.after.path)
     blocks: list[RenderableType] = [
         text_block(f"{names[1]} against {names[0]}", "bold"),
         text_block(headline(found), "bold"),
@@ -46,9 +46,19 @@ def print_comparison(analysis: Analysis, console: Console | None = None) -> None
     print_page([*blocks, text_block("")], found.findings(), [], console)
 
 
+def _names(*paths: str) -> list[str]:
+    """The files' names, with as many folders as it takes to tell them apart."""
+    parts = [Path(path).parts for path in paths]
+    for count in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(each[-count:]) for each in parts]
+        if len(set(names)) == len(names):
+            break
+    return [shortened(name, 60) for name in names]
+
+
 def _parts(found: Against, most: int) -> RenderableType:
     """A line a part; its name has at most so many letters, however narrow the screen."""
-    table = _table(f"per {found.unit}", "before", "after", "change")
+    table = _table("per step" if found.unit == "step" else "", "before", "after", "change")
     parts = [part for part in found.parts() if part.change_ns]
     for part in parts[:_PARTS]:
         _row(table, shortened(part.name, max(most, 20)), part)

@@ -59,12 +59,16 @@ def findings(found: Against) -> list[Finding]:
         name = part.name[0].upper() + part.name[1:]
         than = "less" if part.change_ns < 0 else "more"
         sentence = (
-            f"{name}: {in_words(abs(part.change_ns), 'ns')} {than} a {found.unit}"
+            f"{name}: {in_words(abs(part.change_ns), 'ns')} {than}{_each(found)}"
             f" ({in_words(part.before_ns, 'ns')} before, {in_words(part.after_ns, 'ns')} after)."
         )
         shown.append(Finding("low" if noise else own, sentence, evidence_of(part)))
     shown += _kernels(found, "low" if noise else None)
     return shown
+
+
+def _each(found: Against) -> str:
+    return " a step" if found.unit == "step" else ""
 
 
 def _mostly(found: Against) -> str:
@@ -95,7 +99,7 @@ def _kernels(found: Against, at_most: Severity | None) -> list[Finding]:
         most = kernels[0]
         sentence = (
             f"{len(kernels)} kernel{'s' if len(kernels) > 1 else ''} {verb}, with"
-            f" {in_words(abs(time), 'ns')} a {found.unit}: the largest is"
+            f" {in_words(abs(time), 'ns')}{_each(found)}: the largest is"
             f" {shortened(most.name)}."
         )
         evidence = tuple(
@@ -107,7 +111,7 @@ def _kernels(found: Against, at_most: Severity | None) -> list[Finding]:
         if severity is not None:
             sentence = (
                 f"{shortened(each.name)} is taken for {shortened(each.old_name)}, which it stands"
-                f" in the place of: {signed(each.change_ns)} a {found.unit}."
+                f" in the place of: {signed(each.change_ns)}{_each(found)}."
             )
             shown.append(Finding(at_most or severity, sentence, evidence_of(each)))
     return shown
@@ -124,7 +128,7 @@ def tables(found: Against) -> list[Table]:
     parts.append(("all", found.before_ns, found.after_ns, found.change_ns, 100.0))
     shown = [
         Table(
-            f"What explains the change, per {found.unit}",
+            f"What explains the change{', per step' if found.unit == 'step' else ''}",
             (("", ""), *head),
             parts,
             " ".join([headline(found), *found.remarks]),

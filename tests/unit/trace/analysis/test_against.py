@@ -371,6 +371,8 @@ def test_windows_without_steps_that_hold_different_work(tmp_path: Path) -> None:
     assert same.unit == "trace"
     assert same.change_ns == 70 * US
     assert "All of each trace is compared" in same.remarks[0]
+    assert same.tables()[0].title == "What explains the change"
+    assert "more (" in same.findings()[1].sentence
 
 
 def test_unlike_programs_are_said_to_be(tmp_path: Path) -> None:

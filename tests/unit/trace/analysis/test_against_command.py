@@ -99,6 +99,10 @@ def test_folders(pair: tuple[Path, Path], traces: Path, tmp_path: Path) -> None:
         written["against"]["change_us"]
     )
     assert any(name.startswith("ascend") for name in written)
+    names = [f"rank{n}_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json.gz" for n in (1, 0)]
+    assert " ".join(out.split()).startswith(" against ".join(names))
+    collectives = [k for k in written["against"]["kernels"] if k["name"].startswith("hcom")]
+    assert [(k["name"], k["before_count"]) for k in collectives] == [("hcom_allReduce", 4)]
     # Many ranks are not.
     ranks = traces / "nccl_dlrm_8rank"
     status, _, error = run(ranks, "--against", ranks / "rank0.json.gz")
