@@ -93,7 +93,8 @@ def work_in_graphs(forest: Forest) -> list[Work]:
         _add_kernels(forest, device.rows, graphs, direct, found)
     rows = [
         Work(
-            of,
+            # A change of shape that launched something was a copy after all.
+            of or COPIES,
             name,
             calls,
             None if host_ns < 0 else host_ns,

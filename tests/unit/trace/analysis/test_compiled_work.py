@@ -30,6 +30,7 @@ def inductor_graph(program: Program) -> None:
         run(program, "my_library::moe", "moe_kernel<int>", 25)
         with program.within("aten::empty_strided"):
             program.work(1)
+        run(program, "aten::reshape", "direct_copy_kernel", 5)
 
 
 def works(found: dict[str, Any]) -> dict[tuple[str, str], tuple[int, float | None]]:
@@ -56,6 +57,7 @@ def test_kernels_of_inductor_of_libraries_and_of_the_user(tmp_path: Path) -> Non
         ("extern", "aten::mm"): (2, 800),
         ("user_triton", "my_rope_kernel"): (2, 30),
         ("custom", "my_library::moe"): (2, 50),
+        ("copies", "aten::reshape"): (2, 10),
         ("user_triton", "another_triton_kernel"): (1, 10),
     }
     assert found["triton_kinds"] == {
