@@ -72,10 +72,10 @@ cut = folders.test_a_row_that_is_cut_off_is_said
 
 FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
     # The head of compiled calls
-    (_Thread.call, "begin - start", "begin + start", split),
-    (_Thread.call, "entered - begin", "at - begin if at else 0", split),
-    (_Thread.call, "at - entered", "end - entered", split),
-    (_Thread.call, "end - at if graph", "end - begin if graph", split),
+    (_Thread._call, "begin - start", "begin + start", split),
+    (_Thread._call, "entered - begin", "at - begin if at else 0", split),
+    (_Thread._call, "at - entered", "end - entered", split),
+    (_Thread._call, "end - at if graph", "end - begin if graph", split),
     (_Thread._start, "following == region", "True", nearby),
     (_Thread._start, "last > start", "last < start", again),
     (_Thread._start, "lookup + int", "lookup - int", split),
