@@ -70,6 +70,8 @@ class Collectives:
     end_ns: Numbers
     computed_ns: Numbers
     """Time that the rank computed from the trace's begin until the collective began."""
+    computed_in_ns: Numbers
+    """Time that the rank computed while the collective ran."""
     left_out: int
     """Collectives beyond `MOST`."""
 
@@ -123,6 +125,7 @@ def collectives(trace: Trace) -> Collectives:
         begin_ns=begin,
         end_ns=events.end_ns[rows],
         computed_ns=cover.within(np.full(len(rows), min(first, begin.min(initial=first))), begin),
+        computed_in_ns=cover.within(begin, events.end_ns[rows]),
         left_out=left_out,
     )
 

@@ -45,6 +45,7 @@ class Block:
     begin_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     computed_ns: NDArray[np.int64]
+    computed_in_ns: NDArray[np.int64]
 
     @property
     def known(self) -> NDArray[np.bool_]:
@@ -123,7 +124,7 @@ def _block(group: str, members: list[_Lane]) -> Block | None:
     first = min(shift for _, shift in kept)
     last = max(shift + len(lane.rows) for lane, shift in kept)
     size = (len(kept), last - first)
-    begin, end, computed = (np.full(size, UNKNOWN, dtype=np.int64) for _ in range(3))
+    begin, end, computed, inside = (np.full(size, UNKNOWN, dtype=np.int64) for _ in range(4))
     ops = np.full(size[1], "", dtype=object)
     bytes_in, members_of = (np.full(size[1], -1, dtype=np.int64) for _ in range(2))
     for row, (lane, shift) in enumerate(kept):
@@ -131,6 +132,7 @@ def _block(group: str, members: list[_Lane]) -> Block | None:
         begin[row, here] = lane.of.begin_ns[lane.rows]
         end[row, here] = lane.of.end_ns[lane.rows]
         computed[row, here] = lane.of.computed_ns[lane.rows]
+        inside[row, here] = lane.of.computed_in_ns[lane.rows]
         ops[here] = np.where(ops[here] == "", lane.ops, ops[here])
         bytes_in[here] = np.maximum(bytes_in[here], lane.of.bytes_in[lane.rows])
         members_of[here] = np.maximum(members_of[here], lane.of.members[lane.rows])
@@ -146,6 +148,7 @@ def _block(group: str, members: list[_Lane]) -> Block | None:
         begin[:, shared],
         end[:, shared],
         computed[:, shared],
+        inside[:, shared],
     )
 
 

@@ -45,8 +45,8 @@ class Ranks:
 
     @cached_property
     def lost_ns(self) -> int:
-        """Waiting of all ranks in collectives."""
-        return int(self.waits.waited_ns.sum())
+        """Waiting of all ranks in collectives while they computed nothing."""
+        return int(self.waits.lost_ns.sum())
 
     @cached_property
     def common_ns(self) -> int:
@@ -95,8 +95,9 @@ class Ranks:
             "unreadable": [{"path": e.path, "reason": e.reason} for e in self.unreadable],
             "remarks": list(self.remarks),
             "matched_collectives": self.matched.count,
-            "waited_us": self.lost_ns / 1000 if self.matched.count else None,
-            "waited_percent": share(self.lost_ns, self.common_ns) if self.common_ns else None,
+            "waited_us": int(self.waits.waited_ns.sum()) / 1000 if self.matched.count else None,
+            "lost_us": self.lost_ns / 1000 if self.matched.count else None,
+            "lost_percent": share(self.lost_ns, self.common_ns) if self.common_ns else None,
             "imbalance": None
             if imbalance is None
             else {"rank": self.numbers[imbalance[0]], "percent_over_mean": imbalance[1]},
@@ -110,7 +111,7 @@ class Ranks:
 
     def worst(self, count: int) -> list[Instance]:
         """The collectives that cost most waiting."""
-        return sorted(self.waits.instances, key=lambda each: -each.waited_ns)[:count]
+        return sorted(self.waits.instances, key=lambda each: -each.lost_ns)[:count]
 
     def findings(self) -> list[Finding]:
         """Waiting, stragglers, imbalance; the gravest first."""
@@ -158,6 +159,7 @@ class Ranks:
             "last_in": int(found.last[at]) if matched else None,
             "made_others_wait_us": int(found.caused_ns[at]) / 1000 if matched else None,
             "waited_us": int(found.waited_ns[at]) / 1000 if matched else None,
+            "lost_us": int(found.lost_ns[at]) / 1000 if matched else None,
             "computed_us": int(found.computed_ns[at]) / 1000 if matched else None,
         }
 
@@ -169,6 +171,7 @@ class Ranks:
             "count": len(instances),
             "pure_us": sum(each.pure_ns for each in instances) / 1000,
             "waited_us": sum(each.waited_ns for each in instances) / 1000,
+            "lost_us": sum(each.lost_ns for each in instances) / 1000,
             "bus_gb_per_s": bus_speed(instances),
             "late_max_us": max(each.late_ns for each in instances) / 1000,
             "most_often_last": None if last is None else self.numbers[last[0]],
@@ -185,6 +188,7 @@ class Ranks:
             "last": None if each.last == NOBODY else self.numbers[each.last],
             "late_us": each.late_ns / 1000,
             "waited_us": each.waited_ns / 1000,
+            "lost_us": each.lost_ns / 1000,
             "pure_us": each.pure_ns / 1000,
         }
 

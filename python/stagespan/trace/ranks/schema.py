@@ -45,6 +45,8 @@ _RANK = _object(
                 "clock_error_us",
                 "made_others_wait_us",
                 "waited_us",
+                # Of it, with nothing computed meanwhile.
+                "lost_us",
                 "computed_us",
             ),
             _MAYBE_TIME,
@@ -61,6 +63,7 @@ _GROUP = _object(
         "count": _COUNT,
         "pure_us": _TIME,
         "waited_us": _TIME,
+        "lost_us": _TIME,
         # Of the shortest duration on any rank, by the bytes that a link carries.
         "bus_gb_per_s": _MAYBE_TIME,
         "late_max_us": _TIME,
@@ -78,6 +81,7 @@ _INSTANCE = _object(
         "last": _MAYBE_COUNT,
         "late_us": _TIME,
         "waited_us": _TIME,
+        "lost_us": _TIME,
         "pure_us": _TIME,
     }
 )
@@ -92,7 +96,8 @@ RANKS = _object(
         "remarks": _list(_TEXT),
         "matched_collectives": _COUNT,
         "waited_us": _MAYBE_TIME,
-        "waited_percent": _MAYBE_TIME,
+        "lost_us": _MAYBE_TIME,
+        "lost_percent": _MAYBE_TIME,
         "imbalance": {
             "anyOf": [{"type": "null"}, _object({"rank": _COUNT, "percent_over_mean": _TIME})]
         },

@@ -37,6 +37,8 @@ class Instance:
     """How much later than the one before it the last came."""
     waited_ns: int
     """Waiting of all ranks together."""
+    lost_ns: int
+    """The part of it in which they computed nothing meanwhile."""
     pure_ns: int
     """The shortest duration on any rank: what is left when nobody waits."""
 
@@ -48,8 +50,12 @@ class Waits:
     instances: list[Instance]
     waited_ns: NDArray[np.int64]
     """By rank: its time in collectives before the last rank had come."""
+    lost_ns: NDArray[np.int64]
+    """By rank: the part of it in which it computed nothing, at least: what it computed while a
+    collective ran is taken to have been during the wait."""
     caused_ns: NDArray[np.int64]
-    """By rank: how much later than the next to last it came, summed over its last places."""
+    """By rank: how much later than the next to last it came, summed over its last places; no more
+    than the most that another rank lost there."""
     last: NDArray[np.int64]
     """By rank: how often it came last."""
     took_part: NDArray[np.int64]
@@ -62,8 +68,8 @@ class Waits:
 
 def waits(count: int, matched: Matched, clocks: Clocks) -> Waits:
     """Work out the waiting of `count` ranks from their collectives and clocks."""
-    waited, caused, last, took_part, common, computed = (
-        np.zeros(count, dtype=np.int64) for _ in range(6)
+    waited, lost, caused, last, took_part, common, computed = (
+        np.zeros(count, dtype=np.int64) for _ in range(7)
     )
     instances: list[Instance] = []
     edges = np.full((count, 2), UNKNOWN, dtype=np.int64)
@@ -76,15 +82,17 @@ def waits(count: int, matched: Matched, clocks: Clocks) -> Waits:
         latest, before = order[-1], order[-2]
         who = np.argmax(come, axis=0)
         late = latest - before
-        lost = np.where(known, np.clip(latest - begin, 0, end - begin), 0)
+        wait = np.where(known, np.clip(latest - begin, 0, end - begin), 0)
+        idle = np.where(known, np.maximum(wait - block.computed_in_ns, 0), 0)
         tolerance = _tolerance(block, clocks)
         alone = late > tolerance
-        np.add.at(waited, block.ranks, lost.sum(axis=1))
+        np.add.at(waited, block.ranks, wait.sum(axis=1))
+        np.add.at(lost, block.ranks, idle.sum(axis=1))
         np.add.at(took_part, block.ranks, known.sum(axis=1))
         np.add.at(last, block.ranks[who[alone]], 1)
-        np.add.at(caused, block.ranks[who[alone]], late[alone])
+        np.add.at(caused, block.ranks[who[alone]], np.minimum(late, idle.max(axis=0))[alone])
         pure = np.where(known, end - begin, np.iinfo(np.int64).max).min(axis=0)
-        totals = lost.sum(axis=0)
+        totals, lost_in = wait.sum(axis=0), idle.sum(axis=0)
         known_on = known.sum(axis=0)
         instances += [
             Instance(
@@ -97,12 +105,13 @@ def waits(count: int, matched: Matched, clocks: Clocks) -> Waits:
                 last=int(block.ranks[who[at]]) if alone[at] else NOBODY,
                 late_ns=int(late[at]),
                 waited_ns=int(totals[at]),
+                lost_ns=int(lost_in[at]),
                 pure_ns=int(pure[at]),
             )
             for at in range(len(block.ops))
         ]
         _widen(edges, common, computed, block)
-    return Waits(instances, waited, caused, last, took_part, common, computed)
+    return Waits(instances, waited, lost, caused, last, took_part, common, computed)
 
 
 def _tolerance(block: Block, clocks: Clocks) -> int:
@@ -131,7 +140,7 @@ def by_op(instances: Sequence[Instance]) -> dict[tuple[str, str], list[Instance]
     found: dict[tuple[str, str], list[Instance]] = {}
     for each in instances:
         found.setdefault((each.op, each.group), []).append(each)
-    return dict(sorted(found.items(), key=lambda item: -sum(each.waited_ns for each in item[1])))
+    return dict(sorted(found.items(), key=lambda item: -sum(each.lost_ns for each in item[1])))
 
 
 def bus_bytes(op: str, bytes_in: int, members: int) -> float | None:

@@ -39,8 +39,14 @@ def headline(found: Ranks) -> str:
     return (
         f"{ranks} ranks, {found.matched.count:,} collectives:"
         f" {in_words(found.lost_ns, 'ns')} ({percent:.1f} %) of the ranks' time went to waiting for"
-        " each other in them."
+        f" each other in them{_hidden(found)}."
     )
+
+
+def _hidden(found: Ranks) -> str:
+    """What is said of waiting beside which the rank computed."""
+    hidden = int(found.waits.waited_ns.sum()) - found.lost_ns
+    return f", besides {in_words(hidden, 'ns')} beside which they computed" if hidden else ""
 
 
 def findings(found: Ranks) -> list[Finding]:
@@ -60,7 +66,7 @@ def _waiting(found: Ranks) -> list[Finding]:
     if severity is None:
         return []
     (op, group), worst = next(iter(by_op(found.waits.instances).items()))
-    lost = sum(each.waited_ns for each in worst)
+    lost = sum(each.lost_ns for each in worst)
     sentence = (
         f"Waiting for each other in collectives took {in_words(found.lost_ns, 'ns')}"
         f" ({percent:.1f} %) of the ranks' time, most of it in {_named(op, group)}"
@@ -131,7 +137,7 @@ def _shown(found: Ranks, instances: list[Instance], late: bool = False) -> list[
             f"{_named(each.op, each.group)} number {each.index}, {found.rank_name(each.last)} last,"
             f" {'later than the rank before it' if late else 'waiting of all ranks'}",
             each.begin_ns - begin,
-            each.late_ns if late else each.waited_ns,
+            each.late_ns if late else each.lost_ns,
             "ns",
         )
         for each in instances
@@ -157,7 +163,7 @@ def tables(found: Ranks) -> list[Table]:
                 group or None,
                 len(each),
                 sum(one.pure_ns for one in each),
-                sum(one.waited_ns for one in each),
+                sum(one.lost_ns for one in each),
                 max(one.late_ns for one in each),
                 bus_speed(each),
                 "nobody" if last is None else f"{found.rank_name(last[0])} ({last[1]:,} times)",
@@ -177,7 +183,7 @@ def tables(found: Ranks) -> list[Table]:
             each.begin_ns - begin,
             found.rank_name(each.last),
             each.late_ns,
-            each.waited_ns,
+            each.lost_ns,
         )
         for each in found.worst(20)
     ]
@@ -203,7 +209,7 @@ def _ranks(found: Ranks) -> Table:
                 summary.window_ns,
                 summary.step_ns,
                 int(waits.computed_ns[at]) if matched else summary.use.compute_ns,
-                int(waits.waited_ns[at]) if matched else None,
+                int(waits.lost_ns[at]) if matched else None,
                 int(waits.last[at]) if matched else None,
                 int(waits.caused_ns[at]) if matched else None,
                 int(found.clocks.offset_ns[at]) if found.clocks.how[at] != "unknown" else None,

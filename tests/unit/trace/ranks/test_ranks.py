@@ -180,6 +180,28 @@ def test_collectives_that_do_not_agree_are_not_matched(tmp_path: Path) -> None:
     assert found.to_dict()["ranks"][0]["waited_us"] is None
 
 
+def test_waiting_beside_computing_is_not_lost(tmp_path: Path) -> None:
+    # GIVEN a rank that waits 100 us for the other in each of four collectives, and computes for 60
+    first, second = together(
+        [[100 + 1_000 * n for n in range(4)], [200 + 1_000 * n for n in range(4)]]
+    )
+    write_rank(
+        tmp_path, 0, first, world=2,
+        computing=[(120 + 1_000 * n, 180 + 1_000 * n) for n in range(4)],
+    )  # fmt: skip
+    write_rank(
+        tmp_path, 1, second, world=2,
+        computing=[(320 + 1_000 * n, 380 + 1_000 * n) for n in range(4)],
+    )  # fmt: skip
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN 40 us of each are lost, and rank 1 is to blame for no more
+    assert found.waits.waited_ns.tolist() == [400 * US, 0]
+    assert found.waits.lost_ns.tolist() == [160 * US, 0]
+    assert found.waits.caused_ns.tolist() == [0, 160 * US]
+    assert "besides 240.000 us beside which they computed" in found.tables()[0].note
+
+
 def test_imbalance_of_computing(tmp_path: Path) -> None:
     # GIVEN three ranks that compute 400, 400 and 700 us between their first and last collectives
     calls = together([[100, 1_100, 2_100]] * 3)

@@ -46,6 +46,7 @@ def test_waiting_is_what_the_begins_say(late: Any, clocks: Any, tmp_path: Path) 
         assert instance.waited_ns == sum(first - one for one in each) * US
     # AND the sums close
     assert found.lost_ns == sum(each.waited_ns for each in found.waits.instances)
+    assert found.waits.lost_ns.tolist() == found.waits.waited_ns.tolist()
     assert found.waits.caused_ns.sum() == sum(
         each.late_ns for each in found.waits.instances if each.last >= 0
     )

@@ -20,6 +20,7 @@ from stagespan.trace.ranks import clocks, collectives, folder, match, merge, wai
 aligned = planted.test_clocks_are_aligned_by_ends_of_collectives
 straggler = planted.test_a_straggler
 shifted = planted.test_windows_that_begin_at_another_collective
+beside = planted.test_waiting_beside_computing_is_not_lost
 groups = planted.test_groups_are_matched_apart
 imbalance = planted.test_imbalance_of_computing
 late_ends = planted.test_some_ends_are_late
@@ -42,6 +43,8 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
     (clocks.align, "== count > 1", "== count > 9", one_host),
     (clocks.align, "- np.median(each)", "- 1e6", aligned),
     (waits.waits, "latest - begin, 0", "begin - latest, 0", straggler),
+    (waits.waits, "wait - block.computed_in_ns", "wait", beside),
+    (waits.waits, "np.minimum(late, idle", "np.maximum(late, idle", beside),
     (waits.waits, "order[-1], order[-2]", "order[-1], order[0]", straggler),
     (waits.waits, "np.argmax(come", "np.argmin(come", straggler),
     (waits.waits, "block.begin_ns - clocks", "block.begin_ns + clocks", aligned),
@@ -67,6 +70,7 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize(
     ("function", "right", "wrong", "scenario"),
     FAULTS,
