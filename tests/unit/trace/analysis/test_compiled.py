@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from planted import HOST, Program
+from test_analyze_command import fits
 
 from stagespan.trace import Trace
 from stagespan.trace.analysis import compiled
 from stagespan.trace.analysis.compiled import Compiled
+from stagespan.trace.analysis.json_schema import json_schema
 from stagespan.trace.analysis.result import Finding, Nothing
 
 AUTOGRAD = 300
@@ -28,6 +30,7 @@ def compiled_of(trace: Trace) -> Compiled:
 def of(program: Program, folder: Path) -> tuple[dict[str, Any], list[Finding]]:
     found = compiled_of(program.trace(folder))
     assert found.tables()
+    fits(found.to_dict(), json_schema()["properties"]["compiled"])
     return found.to_dict(), found.findings()
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from planted import HOST, Program
+from test_analyze_command import fits
 
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis import kernels
+from stagespan.trace.analysis.json_schema import json_schema
 from stagespan.trace.analysis.kernels import Kernels
 from stagespan.trace.analysis.kinds import inductor_kind, kind_of
 from stagespan.trace.analysis.result import Nothing
@@ -25,7 +27,9 @@ def kernels_of(trace: Trace) -> Kernels:
 
 
 def json_of(trace: Trace) -> dict[str, Any]:
-    return kernels_of(trace).to_dict()
+    found = kernels_of(trace).to_dict()
+    fits(found, json_schema()["properties"]["kernels"])
+    return found
 
 
 def operator(
