@@ -235,7 +235,8 @@ _MEMORY = _object(
                     "curve": _list(_list(_TIME)),
                 }
             )
-        )
+        ),
+        "events_left_out": _COUNT,
     }
 )
 PROGRAM = {

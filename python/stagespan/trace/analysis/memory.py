@@ -117,10 +117,15 @@ class Memory:
     """All devices, that with the highest peak first."""
 
     devices: list[DeviceMemory]
+    left_out: int
+    """Events without a size, or with one that cannot be."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"devices": [device.to_dict() for device in self.devices]}
+        return {
+            "devices": [device.to_dict() for device in self.devices],
+            "events_left_out": self.left_out,
+        }
 
     def findings(self) -> list[Finding]:
         """Memory that step after step leaves behind."""
@@ -146,6 +151,8 @@ class Memory:
             note = (
                 "The trace does not say what was allocated before it began: figures are above that."
             )
+        if self.left_out:
+            note += f" {self.left_out:,} events without a size were left out."
         tables = [
             Table(
                 "Memory",
@@ -159,7 +166,7 @@ class Memory:
                     ("reserved, unused at the peak", "bytes"),
                 ),
                 rows,
-                note,
+                note.strip(),
             )
         ]
         least = min(_LEAST_TOLD, self.devices[0].peak)
@@ -174,7 +181,7 @@ class Memory:
 
 def analyze(trace: Trace) -> Memory | Nothing:
     """Follow each device's memory; Nothing for traces without memory events."""
-    found = memory_events(trace)
+    found, left_out = memory_events(trace)
     if not found:
         return Nothing(
             "The trace has no memory events, so nothing is known about memory: record it with"
@@ -183,7 +190,8 @@ def analyze(trace: Trace) -> Memory | Nothing:
     ranges = step_ranges(trace) if len(trace.events) else None
     begin, _ = window_of(trace) or (int(found[0].time_ns[0]), 0)
     place = Place(trace)
-    return Memory([_device(trace, events, ranges, place, begin) for events in found])
+    devices = [_device(trace, events, ranges, place, begin) for events in found]
+    return Memory(devices, left_out)
 
 
 def _device(

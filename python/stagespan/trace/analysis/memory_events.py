@@ -11,6 +11,7 @@ from stagespan.trace.analysis.call_tree import Rows
 from stagespan.trace.model import Numbers, Trace
 
 _EVENT = "[memory]"
+_MOST = 2.0**52
 # torch's numbers of devices.
 _DEVICES = {
     0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia",
@@ -54,15 +55,19 @@ class MemoryEvents:
         return np.flatnonzero(here & (self.bytes > 0) & (self.freed_at > index))
 
 
-def memory_events(trace: Trace) -> list[MemoryEvents]:
-    """The events of each device, that with the highest figures first; empty without any."""
+def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
+    """The events of each device, that with the highest figures first; empty without any.
+
+    And how many events have no size, or one that cannot be: they are left out.
+    """
     if _EVENT not in trace.names:
-        return []
+        return [], 0
     instants = trace.instants
     chosen = instants.name == trace.names.index(_EVENT)
     size = _numbers(trace, "Bytes")
-    if not chosen.any() or size is None:
-        return []
+    if size is None:
+        return [], int(chosen.sum())
+    left_out = int((chosen & ~size[1]).sum())
     chosen &= size[1]
     kind, number = _numbers(trace, "Device Type"), _numbers(trace, "Device Id")
     total, reserved = _numbers(trace, "Total Allocated"), _numbers(trace, "Total Reserved")
@@ -91,18 +96,33 @@ def memory_events(trace: Trace) -> list[MemoryEvents]:
                 freed_at=_freed_at(address[0][mine], sizes) if address is not None else None,
             )
         )
-    return sorted(found, key=lambda each: -int(each.allocated.max()))
+    return sorted(found, key=lambda each: -int(each.allocated.max())), left_out
 
 
 def _numbers(trace: Trace, key: str) -> tuple[Numbers, NDArray[np.bool_]] | None:
     """An argument of all instants, and which of them have it."""
     written = trace.argument(key, "instants")
-    if written is None or written.numbers is None:
+    if written is None:
         return None
+    found = written.numbers
+    if found is None:
+        # One that is no number makes all of them texts.
+        found = np.array([_number(text) for text in written.texts])[written.codes]
     values = np.zeros(len(trace.instants), dtype=np.int64)
     known = np.zeros(len(trace.instants), dtype=np.bool_)
-    values[written.rows], known[written.rows] = written.numbers.astype(np.int64), True
+    # Beyond it no memory is, and sums of doubles are not exact.
+    sane = np.abs(found.astype(np.float64)) <= _MOST
+    values[written.rows[sane]] = found[sane].astype(np.int64)
+    known[written.rows[sane]] = True
     return values, known
+
+
+def _number(text: str) -> float:
+    """A numeral; infinite for all else. Those below `_MOST` are exact."""
+    try:
+        return float(text)
+    except ValueError:
+        return np.inf
 
 
 def _freed_at(address: Numbers, sizes: Numbers) -> Rows:

@@ -87,6 +87,6 @@ class _Forest:
             if len(here):
                 lanes: Numbers = np.full(len(here), lane, dtype=np.int64)
                 inner = self._forest.at(self._lanes.axis.place(lanes, time[here]))
-                row = self._forest.rows[self._shown[inner]]
-                found[here] = np.where(inner >= 0, row, -1)
+                inside = inner >= 0
+                found[here[inside]] = self._forest.rows[self._shown[inner[inside]]]
         return found

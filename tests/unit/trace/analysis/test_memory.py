@@ -213,6 +213,21 @@ def test_hostile_arguments(tmp_path: Path) -> None:
     assert "profile_memory=True" in found.reason
 
 
+@pytest.mark.parametrize("size", [None, 2**63, 1e300, -(2**60), "many", "NaN"])
+def test_sizes_that_cannot_be_are_left_out_and_counted(size: object, tmp_path: Path) -> None:
+    # GIVEN two allocations, and an event with a size that cannot be
+    program = Allocating()
+    program.allocate(1)
+    program.allocate(2)
+    broken = dict(program.events[-1])
+    broken["args"] = dict(broken["args"], Bytes=size)
+    program.events.append(broken)
+    # WHEN they are followed THEN it is left out, and that is said
+    found = memory_of(program.trace(tmp_path))
+    assert (only(found).events, found.left_out) == (2, 1)
+    assert "1 events without a size were left out" in found.tables()[0].note
+
+
 def test_only_memory_events(tmp_path: Path) -> None:
     # GIVEN a trace with nothing but two allocations
     program = Allocating()
