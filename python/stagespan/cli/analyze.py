@@ -80,8 +80,8 @@ def command(
 ) -> None:
     """Say where the time of a trace went and why the device was idle.
 
-    PATH is what torch.profiler exported, .json or .json.gz; or a folder with the traces of many
-    ranks: then it says who waited for whom.
+    PATH is what torch.profiler exported, .json or .json.gz; or the folder that torch_npu.profiler
+    wrote for a process; or one with the traces of many ranks: then it says who waited for whom.
     """
     from stagespan.trace.opening import analyze_path, merge_ranks
 

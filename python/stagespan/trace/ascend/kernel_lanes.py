@@ -36,6 +36,7 @@ def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
         return []
     start, length = table.unit("start time", "us"), table.unit("duration", "us")
     rows: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+    kinds: dict[tuple[str, str], int] = {}
     cells = zip(
         table.texts("device_id"),
         table.texts("step id", "step"),
@@ -49,8 +50,9 @@ def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
         begin, time = scaled(begin_text, start), scaled(time_text, length)
         if begin is None or time is None or time < 0:
             continue
-        kind = COMMUNICATING if _COMMUNICATES.match(core) or _COLLECTIVE.match(name) else COMPUTING
-        kind = RECEIVING if _RECEIVE.match(name) else kind
+        kind = kinds.get((core, name))
+        if kind is None:
+            kind = kinds[core, name] = _kind(core, name)
         rows.setdefault((device, step), []).append((begin, begin + time, kind))
     found = []
     for (device, step), mine in sorted(rows.items(), key=lambda item: (item[0], item[1][0])):
@@ -58,6 +60,12 @@ def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
         whole = StepRange(step, int(limits.min), int(limits.max), None)
         found += step_times({device: _lanes(np.array(mine, dtype=np.int64))}, [whole])
     return found
+
+
+def _kind(core: str, name: str) -> int:
+    if _RECEIVE.match(name):
+        return RECEIVING
+    return COMMUNICATING if _COMMUNICATES.match(core) or _COLLECTIVE.match(name) else COMPUTING
 
 
 def _lanes(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Lanes:

@@ -17,7 +17,7 @@ _LONGEST_CELL = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class CsvTable:
-    """A table's cells as written, blanks and tabs around them left out."""
+    """A table's cells; `texts` gives those of a column without blanks and tabs around them."""
 
     name: str
     """The file's."""
@@ -39,7 +39,8 @@ class CsvTable:
         for name in names:
             found = self.headings.get(name.lower())
             if found is not None:
-                return [row[found[0]] for row in self.rows]
+                place = found[0]
+                return [row[place].strip() for row in self.rows]
         return [""] * len(self.rows)
 
     def unit(self, name: str, default: str) -> str:
@@ -59,7 +60,7 @@ def read_table(path: Path) -> CsvTable:
     rows: list[list[str]] = []
     limit = csv.field_size_limit(_LONGEST_CELL)
     try:
-        rows.extend([cell.strip() for cell in row] for row in lines if any(map(str.strip, row)))
+        rows.extend(row for row in lines if len(row) > 1 or (row and row[0].strip()))
     except csv.Error as error:
         problem = problem or f"{name} is no table from line {lines.line_num} on ({error})."
     finally:
