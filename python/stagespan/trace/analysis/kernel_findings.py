@@ -10,6 +10,7 @@ import numpy as np
 from stagespan.trace.analysis.grouping import grouped
 from stagespan.trace.analysis.kinds import (
     ATTENTION,
+    CONVOLUTION,
     COPY,
     ELEMENTWISE,
     KINDS,
@@ -57,12 +58,15 @@ _LAYOUT_SHARES: tuple[tuple[float, Severity], ...] = ((20.0, "high"), (5.0, "med
 _ASCEND_LAYOUT = re.compile("TransData")
 _COMPILED = re.compile(r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph")
 _SINGLE = re.compile(
-    r"^(?:ampere|hopper|sm[89]\d)_sgemm|cutlass_[89]\d_simt_sgemm|^sm\d+_xmma_gemm_f32f32_f32f32_f32"
+    r"(?:^|_)(?:volta|turing|ampere|hopper|sm[789]\d)_s(?:gemm|cudnn)_|cutlass_[789]\d_simt_sgemm"
+    r"|^sm\d+_xmma_gemm_f32f32_f32f32_f32"
 )
+# These have matrix units for half precision alone.
+_HALF_ALONE = re.compile(r"volta|turing|sm7\d|cutlass_7")
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _SOFTMAX_SHARES: tuple[tuple[float, Severity], ...] = ((30.0, "high"), (10.0, "medium"))
 _BATCHED = re.compile(r"^aten::(?:bmm|baddbmm)$")
-_SINGLE_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (20.0, "medium"))
+_SINGLE_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "medium"), (20.0, "low"))
 
 
 def findings_of(kernels: Kernels) -> list[Finding]:
@@ -186,18 +190,21 @@ def _layout(kernels: Kernels) -> Finding | None:
 def _single_precision(kernels: Kernels) -> Finding | None:
     """Products in single precision, on a device whose matrix units were left idle."""
     chosen = kernels.is_kernel & _named(kernels, _SINGLE)
-    chosen &= kernels.kind == _KINDS.index(MATMUL)
+    chosen &= np.isin(kernels.kind, (_KINDS.index(MATMUL), _KINDS.index(CONVOLUTION)))
     time, total = int(kernels.time_ns[chosen].sum()), int(kernels.time_ns[kernels.is_kernel].sum())
     percent = share(time, total)
     severity = _severity(percent, _SINGLE_SHARES)
     if severity is None:
         return None
+    half = _named(kernels, _HALF_ALONE)[chosen].any()
+    advice = "autocast to bfloat16, or torch.set_float32_matmul_precision('high'),"
+    if half:
+        advice = "autocast to float16"
     return Finding(
         severity,
-        f"{in_words(time, 'ns')} ({percent:.1f} % of the kernels' time) went into products in"
-        " single precision without the device's matrix units, as the kernels' names say:"
-        " autocast to bfloat16, or torch.set_float32_matmul_precision('high') where its precision"
-        " is enough, would use them.",
+        f"{in_words(time, 'ns')} ({percent:.1f} % of the kernels' time) went into products and"
+        " convolutions in single precision without the device's matrix units, as the kernels'"
+        f" names say: where less precision is enough, {advice} would use them.",
         (_longest(kernels, chosen), Evidence("products without matrix units", None, percent, "%")),
     )
 

@@ -127,8 +127,19 @@ def test_products_in_single_precision(tmp_path: Path) -> None:
     run(program, "ampere_sgemm_64x64_nn", 100, 50)
     run(program, "my_kernel", 250, 20)
     (finding,) = findings_of(program.trace(tmp_path))
-    assert (finding.severity, "set_float32_matmul_precision" in finding.sentence) == ("high", True)
+    assert finding.severity == "medium"
+    assert "set_float32_matmul_precision('high')" in finding.sentence
     assert "9.500 ms (65.5 %" in finding.sentence
+
+
+def test_convolutions_in_single_precision_on_a_device_for_half(tmp_path: Path) -> None:
+    program = Program()
+    for size in (32, 64, 128):
+        run(program, f"cudnn_infer_volta_scudnn_128x{size}_relu_nn_v1", 90, 20, "aten::conv")
+    products(program)
+    (finding,) = findings_of(program.trace(tmp_path))
+    assert finding.severity == "low"
+    assert "autocast to float16 would" in finding.sentence
 
 
 def test_tens_of_thousands_of_tiny_kernels(tmp_path: Path) -> None:
@@ -150,6 +161,8 @@ def test_findings_on_real_traces(traces: Path) -> None:
         # Space-time attention by bmm and softmax over 3137 tokens.
         "cuda_h100_timesformer": ["scaled_dot_product_attention"],
         "rocm_mi300_owlv2": ["scaled_dot_product_attention"],
+        # All of it in float32 on a V100; a third of the time in ReLU, batch norm and sums.
+        "cuda_v100_train_ns": ["torch.compile", "autocast to float16"],
         # MIOpen turns every tensor of the NCHW model around.
         "rocm_mi300_ddp_resnet": ["channels_last"],
         # Compiled, or with fused attention.
