@@ -38,6 +38,8 @@ class Side:
     path: str
     windows: Windows
     cells: Cells
+    host: Cells
+    """The same time by what the host's busiest thread did; without a device the same cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,14 @@ class Against:
         """By the operator that launched the work, or that ran."""
         return self._by(lambda cell: (cell.operator or _NO_OPERATOR, ""), events_only=True)
 
+    def host(self) -> list[Change]:
+        """By operator, own time on the host's busiest thread; they sum to the change."""
+
+        def key(cell: Cell) -> tuple[str, str]:
+            return (parts.OUTSIDE if cell.part == parts.OUTSIDE else cell.operator), ""
+
+        return self._by(key, cells_of=lambda side: side.host)
+
     def kernels(self) -> list[Change]:
         """By kernel and the operator that launched it; empty without a device."""
         if not self.on_device:
@@ -170,6 +180,7 @@ class Against:
             "stages": [_change(each) for each in self.stages()],
             "layers": [_change(each) for each in self.layers()],
             "operators": [_change(each) for each in self.operators()],
+            "host": [_change(each) for each in self.host()],
             "waits": [_change(each) for each in self.waits],
             "kernels": [
                 {**_change(each), "operator": each.operator, "old_name": each.old_name or None}
@@ -200,14 +211,18 @@ class Against:
         return self._by(lambda cell: (cell.kernel, ""), events_only=True)
 
     def _by(
-        self, key: Callable[[Cell], tuple[str, str]], events_only: bool = False
+        self,
+        key: Callable[[Cell], tuple[str, str]],
+        events_only: bool = False,
+        cells_of: Callable[[Side], Cells] = lambda side: side.cells,
     ) -> list[Change]:
         """Sums over cells with one key, the largest change first."""
         sums: dict[tuple[str, str, str], list[float]] = {}
         new_names = {old: new for new, old in self.renamed.items()}
         for at, side in enumerate((self.before, self.after)):
-            for cell, time in side.cells.time_ns.items():
-                count = side.cells.count.get(cell)
+            cells = cells_of(side)
+            for cell, time in cells.time_ns.items():
+                count = cells.count.get(cell)
                 if events_only and count is None:
                     continue
                 name, operator = key(cell)
@@ -218,7 +233,7 @@ class Against:
                     old = self.renamed.get(name, "")
                 row = sums.setdefault((name, operator, old), [0, 0, 0.0, 0.0])
                 row[at] += time
-                row[2 + at] += (count or 0) / side.cells.per
+                row[2 + at] += (count or 0) / cells.per
         found = [
             Change(name, int(row[0]), int(row[1]), row[2], row[3], operator, old)
             for (name, operator, old), row in sums.items()

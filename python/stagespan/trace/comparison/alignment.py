@@ -64,9 +64,8 @@ def compare(before: Trace, after: Trace) -> Against | Nothing:
         )
     remarks += [trace.incomplete for trace in (before, after) if trace.incomplete]
     written = _written(before, after)
-    cells_of = device_cells if on_device else host_cells
     sides = [
-        Side(trace.path, stretch, cells_of(trace, stretch, names))
+        _side(trace, stretch, names, on_device)
         for trace, stretch, names in zip((before, after), stretches, written, strict=True)
     ]
     return Against(
@@ -77,6 +76,13 @@ def compare(before: Trace, after: Trace) -> Against | Nothing:
         on_device=on_device,
         alike=common >= _LEAST_IN_COMMON,
         waits=_waits(before, after, stretches),
+    )
+
+
+def _side(trace: Trace, stretch: Windows, names: list[str], on_device: bool) -> Side:
+    host = host_cells(trace, stretch, names)
+    return Side(
+        trace.path, stretch, device_cells(trace, stretch, names) if on_device else host, host
     )
 
 

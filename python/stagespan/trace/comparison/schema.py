@@ -45,10 +45,11 @@ AGAINST = _object(
         "change_percent": {"type": ["number", "null"]},
         "within_variation": {"type": "boolean"},
         "remarks": _list(_TEXT),
-        # Their changes sum to `change_us`.
+        # Their changes sum to `change_us`; those of `host`, own times of operators on the host's
+        # busiest thread, do too.
         "parts": _list(_CHANGE),
         **dict.fromkeys(
-            ("stages", "layers", "operators", "waits", "new_kernels", "vanished_kernels"),
+            ("stages", "layers", "operators", "host", "waits", "new_kernels", "vanished_kernels"),
             _list(_CHANGE),
         ),
         "kernels": _list(

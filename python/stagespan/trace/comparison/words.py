@@ -145,6 +145,10 @@ def tables(found: Against) -> list[Table]:
     ):
         if len(changes) > 1:
             shown.append(_table(title, (("name", ""), *head[:3], *counts), changes))
+    host = found.host()
+    if found.on_device and len(host) > 1:
+        title = "Change by operator, own time on the host's busiest thread"
+        shown.append(_table(title, (("name", ""), *head[:3], *counts), host))
     kernels = found.kernels()
     if kernels:
         rows: list[tuple[str | int | float | None, ...]] = [

@@ -80,6 +80,12 @@ def test_the_parts_explain_the_change(tmp_path: Path) -> None:
     assert operators == {"aten::mm": 40 * US, "aten::add": 0}
     assert kernels == {("kernel_gemm", "aten::mm"): 40 * US, ("kernel_add", "aten::add"): 0}
     assert {each.before_count for each in found.kernels()} == {1}
+    # AND on the host only what lies outside of the operators, waiting, changed
+    assert {each.name: each.change_ns for each in found.host()} == {
+        "outside of operators": -260 * US,
+        "aten::mm": 0,
+        "aten::add": 0,
+    }
 
 
 def test_a_trace_against_itself(tmp_path: Path) -> None:
