@@ -241,6 +241,8 @@ _COLLECTIVES = _object(
                 }
             )
         ),
+        "compared_operations": _COUNT,
+        "differences": _list(_TEXT),
     }
 )
 _MEMORY = _object(

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
+
 from stagespan.trace.analysis.result import (
     Evidence,
     Finding,
@@ -13,9 +15,13 @@ from stagespan.trace.analysis.result import (
     Severity,
     Table,
     in_words,
+    many,
     share,
 )
 from stagespan.trace.ascend.cells import scaled
+from stagespan.trace.device import COMMUNICATION as DEVICE_COMMUNICATION
+from stagespan.trace.device import device_work
+from stagespan.trace.model import Trace
 
 COMMUNICATION, MATRIX = "communication.json", "communication_matrix.json"
 _TOTAL = "Total Op Info"
@@ -68,6 +74,10 @@ class Collectives:
 
     operations: list[Collective]
     links: list[Link] = field(default_factory=list)
+    compared: int = 0
+    """Operations that the trace holds too."""
+    differences: list[str] = field(default_factory=list)
+    """Sentences about those that take another time there."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds and MB."""
@@ -99,6 +109,8 @@ class Collectives:
                 }
                 for link in self.links
             ],
+            "compared_operations": self.compared,
+            "differences": list(self.differences),
         }
 
     def findings(self) -> list[Finding]:
@@ -108,17 +120,26 @@ class Collectives:
         waited = sum(each.wait_ns or 0 for each in known)
         percent = share(waited, elapsed)
         severity = next((s for least, s in _SHARES if percent >= least), None)
-        if severity is None:
-            return []
-        worst = sorted(known, key=lambda each: -(each.wait_ns or 0))[:3]
-        return [
-            Finding(
-                severity,
-                f"Collectives waited for other ranks for {in_words(waited, 'ns')} of"
-                f" {in_words(elapsed, 'ns')} ({percent:.1f} %): ranks do not arrive together.",
-                tuple(Evidence(each.name, None, each.wait_ns, "ns") for each in worst),
+        found = []
+        if severity is not None:
+            worst = sorted(known, key=lambda each: -(each.wait_ns or 0))[:3]
+            found.append(
+                Finding(
+                    severity,
+                    f"Collectives waited for other ranks for {in_words(waited, 'ns')} of"
+                    f" {in_words(elapsed, 'ns')} ({percent:.1f} %): ranks do not arrive together.",
+                    tuple(Evidence(each.name, None, each.wait_ns, "ns") for each in worst),
+                )
             )
-        ]
+        if self.differences:
+            found.append(
+                Finding(
+                    "low",
+                    f"{COMMUNICATION} and the trace do not agree: {self.differences[0]}.",
+                    tuple(Evidence(each, None, None, "") for each in self.differences[:5]),
+                )
+            )
+        return found
 
     def tables(self) -> list[Table]:
         """Operations, then links."""
@@ -130,7 +151,11 @@ class Collectives:
             ]
             titles = [(title.removesuffix("(ms)").lower(), "ns") for title in _TIMES.values()]
             columns = (("operation", ""), ("step", ""), *titles)
-            tables.append(Table("Collectives", columns, rows, f"From {COMMUNICATION}."))
+            note = f"From {COMMUNICATION}."
+            if self.compared:
+                agree = f"{len(self.differences):,} differ" if self.differences else "all agree"
+                note += f" {many(self.compared, 'operation')} in the trace too: {agree}."
+            tables.append(Table("Collectives", columns, rows, note))
         if self.links:
             links = [
                 (
@@ -155,8 +180,11 @@ class Collectives:
         return {name: getattr(each, name) for name in _TIMES}
 
 
-def collectives(documents: dict[str, Any]) -> Collectives | Nothing:
-    """Read both files, whichever is there; what is not as expected is left out."""
+def collectives(documents: dict[str, Any], trace: Trace | None = None) -> Collectives | Nothing:
+    """Read both files, whichever is there, and compare with the trace's collectives.
+
+    What is not as expected is left out.
+    """
     found: list[Collective] = []
     for step, name, value in _entries(documents.get(COMMUNICATION)):
         times = value.get("Communication Time Info")
@@ -171,7 +199,32 @@ def collectives(documents: dict[str, Any]) -> Collectives | Nothing:
             " from Level1 on when ranks communicate."
         )
     found.sort(key=lambda each: -(each.elapse_ns or 0))
-    return Collectives(found, links)
+    compared, told = (0, []) if trace is None else _compared(found, trace)
+    return Collectives(found, links, compared, told)
+
+
+def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str]]:
+    """How many names are in the trace too, and what differs."""
+    events = trace.events
+    rows = np.flatnonzero(device_work(trace).kind == DEVICE_COMMUNICATION)
+    seen: dict[str, list[int]] = {}
+    for code, time in zip(events.name[rows].tolist(), events.dur_ns[rows].tolist(), strict=True):
+        seen.setdefault(trace.names[code], []).append(time)
+    mine: dict[str, list[int]] = {}
+    for each in operations:
+        mine.setdefault(each.name, []).append(each.elapse_ns or 0)
+    # What ran outside of steps is in the trace alone.
+    both = {
+        name: (sum(times), sum(seen[name]))
+        for name, times in mine.items()
+        if len(seen.get(name, ())) == len(times)
+    }
+    told = [
+        f"{name} takes {in_words(time, 'ns')} in the file, {in_words(other, 'ns')} in the trace"
+        for name, (time, other) in both.items()
+        if abs(time - other) > max(2 * len(mine[name]), 1e-6 * time)
+    ]
+    return len(both), told
 
 
 def _entries(document: Any) -> list[tuple[str, str, dict[str, Any]]]:

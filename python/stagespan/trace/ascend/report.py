@@ -72,7 +72,7 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
     ours: dict[str, Result | Nothing] = {
         "ascend_operators": operators(tables),
         "ascend_api": calls(tables.get(API), trace),
-        "ascend_collectives": collectives(folder.documents),
+        "ascend_collectives": collectives(folder.documents, trace),
         "ascend_memory": memory(tables),
         "ascend_host_operators": host_operators(tables.get(DETAILS)),
         "ascend_files": Files(folder),

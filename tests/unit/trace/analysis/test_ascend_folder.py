@@ -54,6 +54,8 @@ def test_every_file_of_a_folder_is_told(tmp_path: Path) -> None:
     assert (allocated["total_bytes"], allocated["not_released"]) == (1536 << 10, 1)
     (operation,) = found["ascend_collectives"]["operations"]
     assert (operation["elapse_us"], operation["transit_us"]) == (250.0, None)
+    assert found["ascend_collectives"]["compared_operations"] == 1
+    assert found["ascend_collectives"]["differences"] == []
     (link,) = found["ascend_collectives"]["links"]
     assert (link["from"], link["to"], link["gb_per_s"]) == ("0", "1", 10.0)
     assert found["ascend_files"]["missing"] == found["ascend_files"]["problems"] == []
@@ -109,6 +111,18 @@ def test_a_file_that_is_missing_or_damaged(
     # AND no figure is made up
     for finding in written["findings"]:
         assert finding["evidence"]
+
+
+def test_a_collective_that_takes_another_time_in_the_trace_is_said(tmp_path: Path) -> None:
+    root = synthetic(tmp_path)
+    file = root / OUTPUT / "communication.json"
+    file.write_text(file.read_text().replace("0.25", "0.26"))
+    found = analysed(root)
+    assert found["ascend_collectives"]["differences"] == [
+        "hcom_allReduce__1 takes 260.000 us in the file, 250.000 us in the trace"
+    ]
+    told = [f["sentence"] for f in found["findings"]]
+    assert any(sentence.startswith("communication.json and the trace") for sentence in told)
 
 
 def test_a_row_that_is_cut_off_is_said(tmp_path: Path) -> None:

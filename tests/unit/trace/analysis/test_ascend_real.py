@@ -64,6 +64,9 @@ def test_real_folders_equal_their_own_files(rank: int, traces: Path) -> None:
         assert near(each["total_us"], row["Time(us)"])
     assert found["ascend_api"]["compared_functions"] == len(calls)
     assert found["ascend_api"]["differences"] == []
+    # AND communication.json has the trace's collectives
+    assert found["ascend_collectives"]["compared_operations"] == 4
+    assert found["ascend_collectives"]["differences"] == []
     # AND level and rank are known
     assert (found["ascend_files"]["level"], found["ascend_files"]["rank"]) == ("Level1", rank)
 
