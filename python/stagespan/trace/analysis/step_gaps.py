@@ -20,13 +20,13 @@ from stagespan.trace.analysis.result import (
 )
 from stagespan.trace.analysis.step_ranges import PROFILER_STEP, StepRanges
 from stagespan.trace.analysis.step_time import COMPUTATION, HOST_PARTS, PARTS, StepTimes
-from stagespan.trace.device import launch_of
+from stagespan.trace.device import launch_of, launches
 from stagespan.trace.model import Trace
 
 _SHOWN = 5
 _SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"))
 _FILLS = (0.8, 0.5)
-_HOST = ("cpu_op", "user_annotation", "python_function", "cuda_runtime", "cuda_driver", "overhead")
+_HOST = ("cpu_op", "user_annotation", "python_function", "overhead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,8 @@ def _filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
     """The smallest event of the host that fills most of a stretch, or the one that fills most."""
     events = trace.events
     inside = np.minimum(events.end_ns, begin_ns + dur_ns) - np.maximum(events.begin_ns, begin_ns)
-    rows = np.flatnonzero((inside > 0) & trace.rows_of(_HOST) & ~named(trace, PROFILER_STEP))
+    host = (trace.rows_of(_HOST) & ~named(trace, PROFILER_STEP)) | launches(trace)
+    rows = np.flatnonzero((inside > 0) & host)
     if len(rows) == 0:
         return -1
     for least in _FILLS:

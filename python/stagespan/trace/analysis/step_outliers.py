@@ -34,9 +34,10 @@ from stagespan.trace.device import COMMUNICATION, COMPUTE, COPY, device_work, la
 from stagespan.trace.model import Mask, Numbers, Trace
 
 _FEWEST_STEPS = 4
-# Beyond the quartiles, in their distance, and of the median.
-_FENCE = 1.5
+# Beyond the median, in median distances from it, and in it; and of how many steps at most.
+_DISTANCES = 7.0
 _LEAST_TIMES = 1.2
+_MOST_SHARE = 1 / 3
 # Of all steps' time that an outlier took more than the median.
 _SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (3.0, "low"))
 # So much slower is worth a word, however many steps there are.
@@ -90,12 +91,15 @@ def outliers(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int)
     durations = times.end_ns - times.begin_ns
     if len(durations) < _FEWEST_STEPS:
         return []
-    first, median, third = (float(x) for x in np.percentile(durations, [25, 50, 75]))
-    least = max(third + _FENCE * (third - first), _LEAST_TIMES * median)
+    median = float(np.median(durations))
+    spread = float(np.median(np.abs(durations - median)))
+    least = max(median + _DISTANCES * spread, _LEAST_TIMES * median)
     slow = (durations > least) & (median > 0)
     # How far the device was behind as the first step began is not in the trace, and part of it.
     slow[0] &= ranges.end_ns[0] - ranges.begin_ns[0] > least
     long = np.flatnonzero(slow)
+    if len(long) > _MOST_SHARE * len(durations):
+        return []
     long = long[np.argsort(-durations[long], kind="stable")]
     return [_explained(trace, ranges, times, int(at), origin_ns) for at in long]
 

@@ -17,7 +17,7 @@ from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.host_time import named, threads
 from stagespan.trace.analysis.repeats import Repeat, longest_repeat
 from stagespan.trace.analysis.result import shortened
-from stagespan.trace.device import COMPUTE, device_work, launch_of, streams
+from stagespan.trace.device import COMPUTE, device_work, launch_of, launches, streams
 from stagespan.trace.model import Mask, Numbers, Trace
 
 Source = Literal["profiler", "annotation", "optimizer", "operators", "kernels"]
@@ -287,7 +287,7 @@ def _apart(trace: Trace, rows: Rows) -> Rows:
 
 def _has_work(trace: Trace, row: int) -> bool:
     events = trace.events
-    work = trace.rows_of(["cpu_op", "cuda_runtime", "cuda_driver"]) & ~named(trace, MARKS)
+    work = (trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)) | launches(trace)
     inside = (events.begin_ns >= events.begin_ns[row]) & (events.begin_ns < events.end_ns[row])
     return bool(np.any(work & inside))
 

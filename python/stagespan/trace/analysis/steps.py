@@ -157,6 +157,7 @@ class Steps:
         rows = [
             (meaning[part], time, time // count, share(time, total))
             for part, time in self.parts.items()
+            if time
         ]
         tables = [
             Table(
