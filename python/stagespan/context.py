@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypedDict
 
 from stagespan import _core, settings
-from stagespan.dynamo import compiling
+from stagespan.dynamo import compiling, leave_alone
 from stagespan.errors import SettingsError
 
 span = _core.span
@@ -409,6 +409,7 @@ def _start() -> None:
     _core.set_decorator(_decorate)
     _core.set_service_start(_service_is_needed)
     _core.set_torch_callback(_torch_was_imported)
+    leave_alone(_enter, _leave, _exit, _decorate, _service_is_needed, _torch_was_imported)
     if not settings.get("STAGESPAN_ENABLED"):
         _core.disable()
     _core.set_profiled_names(settings.profiler_names())

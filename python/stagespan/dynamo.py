@@ -10,7 +10,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any, TypeVar
 
 from stagespan import _core
@@ -20,6 +20,7 @@ _F = TypeVar("_F")
 _DYNAMO = "torch._dynamo"
 _log = logging.getLogger("stagespan")
 _registered = False
+_left_alone: list[CodeType] = []
 
 
 class NoSpan:
@@ -102,6 +103,15 @@ def compiling() -> bool:
     return bool(sys.modules["torch.compiler"].is_compiling())
 
 
+def leave_alone(*functions: Callable[..., Any]) -> None:
+    """Have torch.compile pass over these functions and all that they call, wherever they run.
+
+    A decorated function that is compiled itself has its hooks run with torch.compile at work, which
+    would take them for code of the model: fullgraph=True fails then.
+    """
+    _left_alone.extend(function.__code__ for function in functions)
+
+
 def install() -> None:
     """Make contexts no-ops in compiled code: now if torch._dynamo is loaded, else once it is."""
     if _DYNAMO in sys.modules:
@@ -130,8 +140,20 @@ def register() -> None:
         for original, stand_in in _STAND_INS:
             # The signatures are the same; a text signature of C would not compare equal.
             substitute(original, skip_signature_check=True)(stand_in)
+        _skip_left_alone()
     except Exception as error:
         _warn(error)
+
+
+def _skip_left_alone() -> None:
+    eval_frame: Any = sys.modules.get(f"{_DYNAMO}.eval_frame")
+    set_strategy = getattr(eval_frame, "set_code_exec_strategy", None)
+    if set_strategy is None:  # an older torch
+        return
+    types: Any = importlib.import_module(f"{_DYNAMO}.types")
+    skip = types.FrameAction.SKIP
+    for code in _left_alone:
+        set_strategy(code, types.FrameExecStrategy(skip, skip))
 
 
 def _warn(error: Exception) -> None:
