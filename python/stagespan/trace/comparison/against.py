@@ -285,5 +285,7 @@ def evidence_of(change: Change, title: str | None = None) -> tuple[Evidence, Evi
 
 def severity_of(change_ns: int, before_ns: int) -> Severity | None:
     """How much a change matters; None for too little."""
+    if not change_ns:
+        return None
     percent = abs(share(change_ns, before_ns)) if before_ns else 100.0
     return next((s for least, s in _SHARES if percent >= least), None)
