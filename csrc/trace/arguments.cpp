@@ -116,6 +116,7 @@ std::uint32_t ArgumentKeys::key(std::string_view text, bool plain) {
       if (text == kRoleNames[i]) role = static_cast<Role>(i);
     role_.push_back(role);
     plain_.push_back(plain);
+    had_.push_back(0);
   }
   return key;
 }
@@ -123,8 +124,7 @@ std::uint32_t ArgumentKeys::key(std::string_view text, bool plain) {
 std::uint32_t ArgumentKeys::find_below(std::uint32_t node, std::uint32_t key) {
   const std::uint64_t edge = std::uint64_t{node} << 32 | key;
   if (const auto found = edges_.find(edge); found != edges_.end()) return next_[node] = found->second;
-  for (std::uint32_t above = node; above != kRoot; above = static_cast<std::uint32_t>(parent_[above]))
-    if (key_[above] == key) return kNoNode;
+  if (had_[key] == entry_) return kNoNode;
   const std::uint32_t child = add(node, key);
   edges_.emplace(edge, child);
   return next_[node] = child;

@@ -83,10 +83,14 @@ class ArgumentKeys {
     return true;
   }
   std::uint32_t key(std::string_view text, bool plain);
-  /// The node below this one; kNoNode when the key already is among the node's.
+  /// Goes back to the root, for the arguments of another entry.
+  void restart() noexcept { ++entry_; }
+  /// The node below this one; kNoNode when the entry has had the key before.
   std::uint32_t below(std::uint32_t node, std::uint32_t key) {
     const std::uint32_t next = next_[node];
-    return next != kNoNode && key_[next] == key ? next : find_below(node, key);
+    const std::uint32_t found = next != kNoNode && key_[next] == key ? next : find_below(node, key);
+    had_[key] = entry_;
+    return found;
   }
   Role role(std::uint32_t key) const noexcept { return role_[key]; }
   Interner& texts() noexcept { return texts_; }
@@ -98,8 +102,10 @@ class ArgumentKeys {
   std::uint32_t add(std::uint32_t parent, std::uint32_t key);
 
   Interner texts_;
-  std::vector<Role> role_;   // by key
-  std::vector<bool> plain_;  // by key: reads in the file as it is
+  std::vector<Role> role_;          // by key
+  std::vector<bool> plain_;         // by key: reads in the file as it is
+  std::vector<std::uint64_t> had_;  // by key: the last entry that had it
+  std::uint64_t entry_ = 1;
   Growing<std::int32_t> parent_;
   Growing<std::uint32_t> key_;   // by node
   Growing<std::uint32_t> next_;  // by node: the one that followed last

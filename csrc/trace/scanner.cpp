@@ -95,6 +95,7 @@ void settle(ArgumentKeys* keys, Entry* entry) {
 }
 
 const char* read_arguments(const char* at, const char* end, ArgumentKeys* keys, Entry* entry, bool* cut) {
+  keys->restart();
   entry->shape = ArgumentKeys::kRoot;
   entry->arguments.clear();
   std::string unescaped;

@@ -76,15 +76,21 @@ class Ids:
 
     def column(self, table: ArgumentTable, key: str) -> Numbers:
         """The ids under an argument, `MISSING` where an event has none."""
-        column = np.full(len(table), MISSING, dtype=np.int64)
         argument = table.argument(key)
-        if argument is not None:
-            if argument.numbers is None:
-                numbers = np.array(list(map(self.of_text, argument.texts)), dtype=np.int64)
-                column[argument.rows] = numbers[argument.codes]
-            else:
-                column[argument.rows] = argument.numbers
+        if argument is None:
+            return absent(len(table), np.int64(MISSING))
+        column = np.full(len(table), MISSING, dtype=np.int64)
+        if argument.numbers is None:
+            numbers = np.array(list(map(self.of_text, argument.texts)), dtype=np.int64)
+            column[argument.rows] = numbers[argument.codes]
+        else:
+            column[argument.rows] = argument.numbers
         return column
+
+
+def absent(length: int, value: np.signedinteger[Any]) -> NDArray[Any]:
+    """A column of one value, read-only, which takes no memory."""
+    return np.broadcast_to(value, length)
 
 
 def whole_column(buffer: Any, dtype: type[np.generic]) -> NDArray[Any]:
@@ -113,15 +119,16 @@ def events_of(
     name = names.encode(whole_column(found["name"], np.int32))
     correlation = ids.column(table, "correlation")
     external_id = ids.column(table, "External id")
-    task_type = np.full(len(table), -1, dtype=np.int32)
+    task_type = absent(len(table), np.int32(-1))
     # Ascend's rows have no category, and two arguments of their own.
     if "" in categories.words:
-        _fill(correlation, ids.column(table, "connection_id"))
+        correlation = _filled(correlation, ids.column(table, "connection_id"))
         types = table.argument("Task Type")
         if types is not None and types.numbers is None:
+            task_type = task_type.copy()
             task_type[types.rows] = _task_types(types.texts, names)[types.codes]
     if respelled:
-        _fill(external_id, ids.column(table, "external id"))
+        external_id = _filled(external_id, ids.column(table, "external id"))
     return Events(
         name=name,
         category=category,
@@ -153,9 +160,8 @@ def flows_of(found: Mapping[str, Any], categories: Codebook, base_ns: int) -> Fl
     )
 
 
-def _fill(column: Numbers, others: Numbers) -> None:
-    absent = column == MISSING
-    column[absent] = others[absent]
+def _filled(column: Numbers, others: Numbers) -> Numbers:
+    return np.where(column == MISSING, others, column) if others.strides != (0,) else column
 
 
 def _task_types(texts: list[str], names: Codebook) -> Codes:

@@ -16,6 +16,7 @@ from stagespan.trace.model import Trace
 from stagespan.trace.stream import CHUNK_BYTES, ByteStream
 
 _BOM = b"\xef\xbb\xbf"
+_WINDOW_BYTES = 1024
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -45,6 +46,8 @@ class _Reader:
         self._metadata: dict[str, Any] = {}
         self._names_right_to = 0
         """Up to here quotes in names of the buffer are escaped."""
+        self._window = _WINDOW_BYTES
+        """How far ahead they are looked for."""
 
     def read(self) -> Trace:
         top = self._first_character()
@@ -151,17 +154,25 @@ class _Reader:
 
         None when it takes more of the file to tell where the entry ends.
         """
-        start = max(at, self._names_right_to)
-        self._buffer, names, self._names_right_to = split.with_quotes_in_names_escaped(
-            self._buffer, start
-        )
-        if names:
-            self._adjusted["quotes in a name that were not escaped"] += names
+        # Where such names stand close together many are set right at once, else only this one.
+        close = at - self._names_right_to < self._window
+        self._window = min(self._window * 2, len(self._buffer)) if close else _WINDOW_BYTES
+        if self._escape_names(at, self._window) or self._escape_names(at, len(self._buffer)):
             return at
         end = split.entry_end(self._buffer, at)
         if end is not None:
             self._scanner.leave_out("malformed entry", 1)
         return end
+
+    def _escape_names(self, at: int, window: int) -> bool:
+        """Escape quotes in names from `at` on; whether there were any."""
+        start = max(at, self._names_right_to)
+        self._buffer, names, self._names_right_to = split.with_quotes_in_names_escaped(
+            self._buffer, start, start + window
+        )
+        if names:
+            self._adjusted["quotes in a name that were not escaped"] += names
+        return names > 0
 
     def _read_tail(self, in_object: bool) -> str | None:
         """Read what stands behind the list of events; a clause when it is not as it should be."""

@@ -49,13 +49,16 @@ def entry_end(buffer: bytes, start: int) -> int | None:
     return None
 
 
-def with_quotes_in_names_escaped(buffer: bytes, start: int) -> tuple[bytes, int, int]:
-    """The buffer with quotes within names behind `start` escaped, how many names, and up to where.
+def with_quotes_in_names_escaped(buffer: bytes, start: int, end: int) -> tuple[bytes, int, int]:
+    """The buffer with quotes within names escaped, how many names, and up to where.
 
-    Only whole lines are looked at: of a part one cannot tell where a name in it ends.
+    Looks from `start` to the line that holds `end`, and only at whole lines: of a part one cannot
+    tell where a name in it ends.
     """
     changed = 0
-    lines = buffer.rfind(b"\n") + 1
+    lines = (buffer.find(b"\n", end) if end < len(buffer) else -1) + 1
+    if lines == 0:
+        lines = buffer.rfind(b"\n") + 1
 
     def escape(found: re.Match[bytes]) -> bytes:
         nonlocal changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,35 @@ def test_every_argument_of_a_real_trace(traces: Path, name: str) -> None:
                 text if isinstance(value, str) else json.loads(text)
                 for text, (_, value) in zip(texts, expected, strict=True)
             ] == [value for _, value in expected]
+
+
+def test_a_trace_keeps_its_arguments_when_it_goes_to_another_process(write_trace: Write) -> None:
+    # GIVEN a trace with an argument, and columns that no event has
+    trace = read_trace(write_trace([complete(1, {"k": "word"}), complete(2, {"k": 3})]))
+    # WHEN it is sent to another process, as workers do
+    there = pickle.loads(pickle.dumps(trace))
+    # THEN nothing is lost
+    assert values(there, "k") == [(0, "word"), (1, "3")]
+    assert there.events.begin_ns.tolist() == [1000, 2000]
+    assert there.events.stream.tolist() == trace.events.stream.tolist()
+
+
+def test_quotes_in_names_near_and_far_from_each_other(write_trace: Write) -> None:
+    # GIVEN names with quotes that are not escaped: one alone, many in a row, one behind a long line
+    line = b'{"ph":"X","ts":%d,\n"name": "op %s",\n"args": {"k": "%s"}}'
+    names = [b"plain"] * 60 + [b'a "b" c'] + [b"plain"] * 60 + [b'"x", y "z"'] * 30
+    texts = [b"t"] * len(names) + [b"l" * 5000]
+    names.append(b'the "last"')
+    events = [
+        line % (i, name, text) for i, (name, text) in enumerate(zip(names, texts, strict=True))
+    ]
+    for chunk_bytes in (50, 1000, 1 << 20):
+        # WHEN they are read, in chunks of some size
+        path = write_trace(b"[" + b",\n".join(events) + b"\n]")
+        trace = read_trace(path, chunk_bytes=chunk_bytes)
+        # THEN every name is as it was meant, and those that were set right are counted
+        found = [trace.names[code] for code in trace.events.name]
+        assert found == ["op " + name.decode() for name in names]
+        assert trace.adjusted["quotes in a name that were not escaped"] == 32
+        assert trace.left_out == {}
+        assert [value for _, value in values(trace, "k")] == [text.decode() for text in texts]
