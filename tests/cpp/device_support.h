@@ -10,7 +10,11 @@
 #include "../fakes/fake_driver.h"
 #include "device/driver_backend.h"
 #include "device/layer.h"
+#include "fake_torch_npu.h"
 #include "support.h"
+#ifdef STAGESPAN_TEST_PYTHON
+#include "bindings/device_torch_event.h"
+#endif
 
 namespace stagespan::test {
 
@@ -19,15 +23,20 @@ class Fake {
  public:
   explicit Fake(const std::string& kind) : kind_(kind) {
     const std::string folder = STAGESPAN_FAKES;
-    const bool is_hip = kind == "rocm";
-    library_ = dlopen((folder + (is_hip ? "/libamdhip64.so" : "/libcuda.so.1")).c_str(), RTLD_NOW);
-    torch_ = dlopen((folder + (is_hip ? "/libtorch_hip.so" : "/libtorch_cuda.so")).c_str(), RTLD_NOW);
-    if (library_ == nullptr || torch_ == nullptr) return;
+    const bool is_hip = kind == "rocm", is_npu = kind == "npu";
+    const std::string library = folder + (is_npu ? "/libascendcl.so" : is_hip ? "/libamdhip64.so" : "/libcuda.so.1");
+    library_ = dlopen(library.c_str(), RTLD_NOW);
+    if (library_ == nullptr) return;
+    if (is_npu)
+      has_torch_ = start_torch(library);
+    else
+      has_torch_ = dlopen((folder + (is_hip ? "/libtorch_hip.so" : "/libtorch_cuda.so")).c_str(), RTLD_NOW) != nullptr;
     reset = find<FakeReset>("fake_reset");
     set_fault = find<FakeSetFault>("fake_set_fault");
     launch = find<FakeLaunch>("fake_launch");
     make_stream = find<FakeMakeStream>("fake_make_stream");
     use_device = find<FakeUseDevice>("fake_use_device");
+    second_context = find<FakeSecondContext>("fake_second_context");
     use_stream = find<FakeUseStream>("fake_use_stream");
     begin_capture = find<FakeBeginCapture>("fake_begin_capture");
     end_capture = find<FakeEndCapture>("fake_end_capture");
@@ -43,7 +52,7 @@ class Fake {
     return *fake;
   }
 
-  bool is_loaded() const { return torch_ != nullptr && get_counts_ != nullptr; }
+  bool is_loaded() const { return has_torch_ && get_counts_ != nullptr; }
   const std::string& kind() const { return kind_; }
   FakeCounts counts() const {
     FakeCounts counts{};
@@ -56,6 +65,7 @@ class Fake {
   FakeLaunch launch = nullptr;
   FakeMakeStream make_stream = nullptr;
   FakeUseDevice use_device = nullptr;
+  FakeSecondContext second_context = nullptr;
   FakeUseStream use_stream = nullptr;
   FakeBeginCapture begin_capture = nullptr;
   FakeEndCapture end_capture = nullptr;
@@ -67,9 +77,17 @@ class Fake {
     return reinterpret_cast<F>(dlsym(library_, name));
   }
 
+  static bool start_torch([[maybe_unused]] const std::string& library) {
+#ifdef STAGESPAN_TEST_PYTHON
+    return start_fake_torch(library);
+#else
+    return false;
+#endif
+  }
+
   std::string kind_;
   void* library_ = nullptr;
-  void* torch_ = nullptr;
+  bool has_torch_ = false;
   FakeGetCounts get_counts_ = nullptr;
 };
 
@@ -88,7 +106,7 @@ class DeviceTest : public RecorderTest {
     device::set_every(1);
     device::set_timeout(60);
     std::string reason;
-    auto backend = device::DriverBackend::find(kind, reason);
+    auto backend = find_backend(kind, reason);
     ASSERT_NE(backend, nullptr) << reason;
     device::attach(kind, std::move(backend));
     fake_->use_device(0);
@@ -104,6 +122,27 @@ class DeviceTest : public RecorderTest {
     }
     device::detach();
     g_mode.store(kModeEnabled);
+  }
+
+  static std::unique_ptr<device::EventBackend> find_backend(const std::string& kind, std::string& reason) {
+#ifdef STAGESPAN_TEST_PYTHON
+    if (kind == "npu") {
+      const Interpreter lock(true);
+      return python::make_torch_event_backend(kind, reason);
+    }
+#endif
+    return device::DriverBackend::find(kind, reason);
+  }
+
+  /// What spans on this device need to be timed: for some the interpreter's lock, as in Python's threads.
+  bool needs_interpreter() const { return fake_->kind() == "npu"; }
+  OpenSpan open_span(std::uint32_t stage) {
+    const Interpreter lock(needs_interpreter());
+    return stagespan::open_span(stage);
+  }
+  void close_span(OpenSpan span, std::uint16_t flags) {
+    const Interpreter lock(needs_interpreter());
+    stagespan::close_span(span, flags);
   }
 
   Fake& fake() { return *fake_; }

@@ -126,10 +126,17 @@ TEST_P(Backend, NestedSpansHaveTheirOwn) {
 TEST_P(Backend, DetachedSpansHaveTheirOwn) {
   // GIVEN a span that is open outside of the stack and ended by another thread
   const std::uint32_t stage = recorder().intern("token");
-  DetachedSpan token = recorder().open_detached(stage, 0);
+  DetachedSpan token;
+  {
+    const Interpreter lock(needs_interpreter());
+    token = recorder().open_detached(stage, 0);
+  }
   fake().launch(current_, 1e6);
   // WHEN a thread that has not touched the device ends it
-  in_thread([&] { recorder().close_detached(token, 0); });
+  in_thread([&] {
+    const Interpreter lock(needs_interpreter());
+    recorder().close_detached(token, 0);
+  });
   // THEN it is timed on the stream where it began
   ASSERT_EQ(device::resolve(5), 0U);
   EXPECT_GE(result_of(token.span.id).elapsed_ns, 1'000'000);
@@ -346,10 +353,16 @@ TEST_P(Backend, AResetForgetsResults) {
 }
 
 TEST_P(Backend, AThreadThatNeverTouchedTheDeviceIsNoLoss) {
-  if (std::string(GetParam()) == "rocm") GTEST_SKIP() << "HIP has a current device in every thread";
   const std::uint32_t stage = recorder().intern("host only");
-  in_thread([&] { const ScopedTimer timer(stage); });
+  const std::uint64_t records = fake().counts().records;
+  in_thread([&] {
+    // HIP has a current device in every thread from its start, which here is one that nobody has used.
+    if (fake().kind() == "rocm") fake().use_device(2);
+    const ScopedTimer timer(stage);
+  });
   EXPECT_EQ(device::pending(), 0U);
+  EXPECT_EQ(fake().counts().records, records);
+  EXPECT_EQ(fake().counts().contexts_made, 0U);
   EXPECT_EQ(figures_of(stage).host.count, 1U);
   EXPECT_EQ(lost(kLostDeviceFailed), 0U);
 }
@@ -359,10 +372,13 @@ TEST_P(Backend, WantedResultsAreKeptForWhoAsks) {
   ThreadState& thread = recorder().this_thread();
   FinishedSpan span = made_span(stage, now_ticks(), 10);
   void* device = nullptr;
-  open_on_device(thread, span, device);
-  ASSERT_NE(device, nullptr);
-  fake().launch(current_, 1e6);
-  close_on_device(thread, span, device, true);
+  {
+    const Interpreter lock(needs_interpreter());
+    open_on_device(thread, span, device);
+    ASSERT_NE(device, nullptr);
+    fake().launch(current_, 1e6);
+    close_on_device(thread, span, device, true);
+  }
   EXPECT_TRUE((span.flags & kFrameDevice) != 0);
   EXPECT_FALSE(device::take_result(span.id).has_value());
   ASSERT_EQ(device::resolve(5), 0U);
@@ -372,8 +388,29 @@ TEST_P(Backend, WantedResultsAreKeptForWhoAsks) {
   EXPECT_FALSE(device::take_result(span.id).has_value());
 }
 
-INSTANTIATE_TEST_SUITE_P(Drivers, Backend, ::testing::Values("cuda", "rocm"),
-                         [](const auto& test) { return std::string(test.param); });
+std::string name_of(const ::testing::TestParamInfo<const char*>& test) { return test.param; }
+
+INSTANTIATE_TEST_SUITE_P(Drivers, Backend, ::testing::Values("cuda", "rocm"), name_of);
+#ifdef STAGESPAN_TEST_PYTHON
+
+TEST_F(DeviceTest, AnAcceleratorThatCannotBeTimedSaysWhy) {
+  // GIVEN an accelerator of torch whose events tell no time, and one whose streams are not told
+  fake_ = &Fake::of("npu");
+  ASSERT_TRUE(fake_->is_loaded());
+  for (const auto& [fault, why] :
+       {std::pair{kFakeNoEvents, "cannot make events"}, std::pair{kFakeShimFails, "current stream"}}) {
+    fake().reset();
+    fake().set_fault(fault);
+    // WHEN it is looked for
+    std::string reason;
+    // THEN it is refused, in a sentence
+    EXPECT_EQ(find_backend("npu", reason), nullptr);
+    EXPECT_NE(reason.find(why), std::string::npos) << reason;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(TorchEvents, Backend, ::testing::Values("npu"), name_of);
+#endif
 
 }  // namespace
 }  // namespace stagespan::test

@@ -53,7 +53,7 @@ TEST_F(Processes, AChildDoesNotTouchTheParentsDriver) {
   // WHEN the process forks with spans open and pending
   EXPECT_EQ(run_child([] {
               const FakeCounts before = parents->counts();
-              close_span(open, 0);
+              stagespan::close_span(open, 0);
               for (int i = 0; i < 100; ++i) const ScopedTimer timer(stage);
               if (device::pending() != 0 || device::resolve(0.1) != 0) return 20;
               if (!device::is_forked() || mode_has(kModeDevice)) return 21;

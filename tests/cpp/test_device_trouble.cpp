@@ -205,6 +205,46 @@ TEST_P(Trouble, AThreadThatMovesToAnotherDeviceHasEventsThere) {
 INSTANTIATE_TEST_SUITE_P(Drivers, Trouble, ::testing::Values("cuda", "rocm"),
                          [](const auto& test) { return std::string(test.param); });
 
+class Contexts : public DeviceTest {};
+
+TEST_F(Contexts, TwoOfOneDeviceDoNotShareEvents) {
+  // GIVEN two contexts of one device, each with a stream
+  attach("cuda");
+  use_own_stream();
+  fake().second_context();
+  void* const there = fake().make_stream(3);
+  const std::uint32_t here_stage = recorder().intern("first context"),
+                      there_stage = recorder().intern("second context"),
+                      moving = recorder().intern("from one to the other");
+  std::map<std::uint64_t, std::int64_t> told;
+  const auto change_to = [&](int context) {
+    fake().use_device(context);
+    use_stream(0, context == 0 ? stream() : there);
+  };
+  // WHEN a thread changes between them, also within a span, and its events come back in between
+  for (int i = 0; i < 50; ++i) {
+    change_to(0);
+    told.insert(run(here_stage, 1000 + i));
+    const OpenSpan span = open_span(moving);
+    const double begin = fake().last_record();
+    fake().launch(stream(), 2000);
+    change_to(3);
+    close_span(span, 0);
+    told.emplace(span.id, as_told(begin, fake().last_record()));
+    told.insert(run(there_stage, 3000 + i));
+    if (i % 10 == 9) {
+      EXPECT_EQ(device::resolve(5), 0U);
+    }
+  }
+  // THEN each span has what its own context's stream ran, and no event was used in the other one
+  for (const auto& [id, ns] : told) {
+    EXPECT_EQ(result_of(id).elapsed_ns, ns);
+    EXPECT_EQ(result_of(id).device, 0U);
+  }
+  EXPECT_EQ(fake().counts().other_context, 0U);
+  EXPECT_EQ(lost(kLostDeviceFailed) + lost(kLostDevicePool) + lost(kLostDevicePlace), 0U);
+}
+
 class HipAlone : public DeviceTest {};
 
 TEST_F(HipAlone, ADeviceThatNobodyHasUsedIsLeftAlone) {

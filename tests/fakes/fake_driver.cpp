@@ -1,4 +1,5 @@
-// fake_driver.cpp: a driver whose devices run queues of kernels with set durations; built as CUDA's and as HIP's.
+// fake_driver.cpp: a driver whose devices run queues of kernels with set durations; built as CUDA's, as HIP's, and as
+// Ascend's runtime, of which the product calls two functions and a fake torch the others.
 //
 // Each stream is a queue in the device's own time: a kernel begins when the one before it has ended, or now if the
 // queue is empty. An event takes the time at which all before it has ended; it is done once the clock is there. So no
@@ -18,6 +19,9 @@
 
 #ifndef FAKE_HIP
 #define FAKE_HIP 0
+#endif
+#ifndef FAKE_ASCEND
+#define FAKE_ASCEND 0
 #endif
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -61,6 +65,7 @@ struct Driver {
   std::atomic<int> captures{0};
   std::atomic<std::uint64_t> synchronisations{0}, records{0}, queries{0}, queries_while_capturing{0}, events{0},
       other_context{0}, queries_in_capture{0}, contexts_made{0};
+  std::atomic<bool> has_second_context{false};
   std::atomic<bool> used[kDevices] = {};  // HIP's; of CUDA, whoever has a context uses its device
 };
 
@@ -142,13 +147,16 @@ int record(void* event, void* handle) {
   return kOk;
 }
 
+/// Whether a question would end a capture. Of Ascend's no such thing is known.
+bool must_not_ask() { return !FAKE_ASCEND && driver().captures.load() != 0 && t_mode != kRelaxed; }
+
 [[maybe_unused]] int query(void* event) {
   if (const int status = gone()) return status;
   if (driver().fault.load() == kFakeQueryFails) return kLaunchFailed;
   if (driver().fault.load() == kFakeQueryLater) return kCaptureUnsupported;
   driver().queries.fetch_add(1, std::memory_order_relaxed);
   auto* const of = static_cast<Event*>(event);
-  if (driver().captures.load() != 0 && t_mode != kRelaxed) {
+  if (must_not_ask()) {
     driver().queries_while_capturing.fetch_add(1);
     break_captures();
     return kCaptureUnsupported;
@@ -163,7 +171,7 @@ int record(void* event, void* handle) {
 
 int elapsed(float* ms, void* begin, void* end) {
   if (const int status = gone()) return status;
-  if (driver().captures.load() != 0 && t_mode != kRelaxed) {
+  if (must_not_ask()) {
     driver().queries_while_capturing.fetch_add(1);
     break_captures();
     return kCaptureUnsupported;
@@ -198,7 +206,7 @@ int create_stream(void** handle, unsigned flags) {
   return kOk;
 }
 
-int exchange_mode(int* mode) {
+[[maybe_unused]] int exchange_mode(int* mode) {
   if (const int status = gone()) return status;
   if (driver().fault.load() == kFakeNoExchange) return kLaunchFailed;
   std::swap(*mode, t_mode);
@@ -211,6 +219,8 @@ int synchronise() {
 }
 
 }  // namespace
+
+#if !FAKE_ASCEND
 
 // --- the driver ----------------------------------------------------------------------------------------------
 
@@ -271,9 +281,74 @@ EXPORT int cuCtxSetCurrent(void* context) {
 }
 EXPORT int cuCtxGetDevice(int* device) {
   if (t_device < 0) return kInvalidContext;
-  *device = t_device;
+  *device = t_device == kDevices - 1 && driver().has_second_context.load() ? 0 : t_device;
   return gone();
 }
+#endif
+
+#else
+
+// --- Ascend's runtime, and what a torch does with it ------------------------------------------------------------
+
+namespace {
+
+/// As torch does, whatever device is current: an event and a stream know theirs.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) : before_(t_device) { t_device = device; }
+  ~OnDevice() { t_device = before_; }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_;
+};
+
+}  // namespace
+
+EXPORT int aclrtEventGetTimestamp(void* event, std::uint64_t* us) {
+  const double at = static_cast<Event*>(event)->at_ns.load();
+  if (gone() != kOk || at < 0 || at > now_ns()) return kInvalidHandle;
+  *us = static_cast<std::uint64_t>(at / 1e3);
+  return kOk;
+}
+EXPORT int aclrtEventElapsedTime(float* ms, void* begin, void* end) { return elapsed(ms, begin, end); }
+
+EXPORT void* fake_event(int device) {
+  const OnDevice on(device);
+  void* event = nullptr;
+  return create_event(&event) == kOk ? event : nullptr;
+}
+EXPORT int fake_event_record(void* event, void* stream) {
+  const OnDevice on(static_cast<Event*>(event)->device);
+  return record(event, stream) == kOk ? 0 : -1;
+}
+EXPORT int fake_event_query(void* event) {
+  const int status = query(event);
+  return status == kOk ? 1 : status == kNotReady ? 0 : -1;
+}
+EXPORT void fake_event_destroy(void* event) {
+  delete static_cast<Event*>(event);
+  driver().events.fetch_sub(1);
+}
+EXPORT void fake_synchronise() { synchronise(); }
+EXPORT int fake_torch_device() { return gone() == kOk ? std::max(t_device, 0) : -1; }
+EXPORT void* fake_torch_stream(int device, int* status) {
+  *status = driver().fault.load() == kFakeShimFails || device >= kTorchsDevices ? -1 : 0;
+  return *status == 0 ? t_streams[device] : nullptr;
+}
+EXPORT void* fake_torch_new_stream(int device) {
+  const OnDevice on(device);
+  void* stream = nullptr;
+  return create_stream(&stream, 1) == kOk ? stream : nullptr;
+}
+EXPORT int fake_torch_is_capturing() {
+  int is_captured = 0;
+  if (t_device < 0) return 0;
+  const int status = is_capturing(t_streams[t_device], &is_captured);
+  return status == kOk ? is_captured : status == kCaptureImplicit ? 1 : -1;
+}
+
 #endif
 
 // --- the test's own ------------------------------------------------------------------------------------------
@@ -284,6 +359,8 @@ EXPORT void fake_reset() {
   for (auto* counter : {&d.synchronisations, &d.records, &d.queries, &d.queries_while_capturing, &d.events,
                         &d.other_context, &d.queries_in_capture, &d.contexts_made})
     *counter = 0;
+  d.has_second_context = false;
+  for (auto& used : d.used) used = false;
   for (Stream& stream : d.legacy) {
     const std::lock_guard lock(stream.mutex);
     stream.free_at_ns = 0;
@@ -316,6 +393,7 @@ EXPORT void* fake_make_stream(int device) {
   return stream;
 }
 
+EXPORT void fake_second_context() { driver().has_second_context = true; }
 EXPORT void fake_use_device(int device) { t_device = device; }
 EXPORT void fake_use_stream(int device, void* stream) { t_streams[device] = stream; }
 
@@ -335,7 +413,7 @@ EXPORT int fake_end_capture(void* handle) {
   return stream->broken.load() ? 0 : 1;
 }
 
-/// For the fake torch, which is another library.
+/// For the fake torch of CUDA and HIP, which is another library.
 EXPORT int fake_current_stream(int device, void** stream) {
   if (driver().fault.load() == kFakeShimFails || device < 0 || device >= kTorchsDevices) return kInvalidValue;
   *stream = t_streams[device];

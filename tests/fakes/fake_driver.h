@@ -40,6 +40,9 @@ typedef void* (*FakeMakeStream)(int device);
 /// The calling thread's device, with its context current; -1 for a thread that has not touched any. As in HIP, a
 /// device that is current there need not have been used: a stream or an event on it does that.
 typedef void (*FakeUseDevice)(int device);
+/// Has the context of the last device be one more of device 0, as a program may make with CUDA: what is made in the one
+/// is of no use in the other.
+typedef void (*FakeSecondContext)();
 /// The calling thread's current stream on a device, as torch would tell.
 typedef void (*FakeUseStream)(int device, void* stream);
 typedef void (*FakeBeginCapture)(void* stream);
