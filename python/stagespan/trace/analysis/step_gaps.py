@@ -103,7 +103,7 @@ def step_gaps(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int
             begin_ns=int(times.gap_begin_ns[at]) - origin_ns,
             dur_ns=int(gaps[at]),
             parts={part: int(time[at]) for part, time in times.gap_parts.items()},
-            host_event=_name(trace, _filled_by(trace, int(times.gap_begin_ns[at]), int(gaps[at]))),
+            host_event=_name(trace, filled_by(trace, int(times.gap_begin_ns[at]), int(gaps[at]))),
         )
         for at in order.tolist()
         if gaps[at] > 0
@@ -167,13 +167,13 @@ def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
         (False, behind, last, end),
     ):
         if dur:
-            host = _filled_by(trace, start, dur)
+            host = filled_by(trace, start, dur)
             shown = [evidence(trace, each) for each in (row, host) if each >= 0]
             found.append(Edge(is_first, dur, tuple(shown)))
     return found
 
 
-def _filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
+def filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
     """The smallest event of the host that fills most of a stretch, or the one that fills most."""
     events = trace.events
     inside = np.minimum(events.end_ns, begin_ns + dur_ns) - np.maximum(events.begin_ns, begin_ns)

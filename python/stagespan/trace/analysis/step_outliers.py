@@ -18,6 +18,7 @@ from stagespan.trace.analysis.result import (
     share,
     shortened,
 )
+from stagespan.trace.analysis.step_gaps import filled_by
 from stagespan.trace.analysis.step_ranges import StepRanges
 from stagespan.trace.analysis.step_time import (
     COMMUNICATING,
@@ -26,6 +27,7 @@ from stagespan.trace.analysis.step_time import (
     DATA_LOADING,
     HOST_PARTS,
     OPERATORS,
+    OTHER,
     PARTS,
     RUNTIME,
     StepTimes,
@@ -150,7 +152,13 @@ def _culprit(
 ) -> tuple[str | None, int, int, int]:
     """Name, time in the step, average of the others, and the longest event in the step."""
     events = trace.events
-    rows = np.flatnonzero(_events_of(trace, part, len(times.device_rows) > 0))
+    chosen = _events_of(trace, part, len(times.device_rows) > 0)
+    if part == OTHER:
+        # What was no operator has a name where the trace has stacks, or annotations.
+        row = filled_by(trace, *times.longest_rest(at))
+        if row >= 0:
+            chosen = events.name == events.name[row]
+    rows = np.flatnonzero(chosen)
     step = np.searchsorted(times.begin_ns, events.begin_ns[rows], side="right") - 1
     inside = (step >= 0) & (events.begin_ns[rows] < times.end_ns[np.maximum(step, 0)])
     rows, step = rows[inside], step[inside]

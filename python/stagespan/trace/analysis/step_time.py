@@ -33,14 +33,14 @@ PARTS = {
     RUNTIME: "nothing on the device, the host in a call of the runtime",
     DATA_LOADING: "nothing on the device, the host loading data",
     OPERATORS: "nothing on the device, the host in an operator",
-    OTHER: "nothing on the device, and nothing of these",
+    OTHER: "nothing on the device, no operator or call on the host",
 }
 """What a moment of a step belongs to: the first that applies."""
 HOST_PARTS = {
     DATA_LOADING: "loading data",
     OPERATORS: "operators",
     COMMUNICATING: "communicating, no operator beside it",
-    OTHER: "nothing of these",
+    OTHER: "no operator, nothing else that is known",
 }
 """The same for traces without a device."""
 
@@ -71,6 +71,16 @@ class StepTimes:
     """From there to the first work of the next step; 0 where they overlap."""
     gap_parts: dict[str, Numbers]
     """What that time went to."""
+    known: tuple[Numbers, Numbers]
+    """Begins and ends of the stretches that belong to another part than `OTHER`."""
+
+    def longest_rest(self, step: int) -> tuple[int, int]:
+        """Where the longest stretch of a step's `OTHER` begins, and its length."""
+        begin, end = int(self.begin_ns[step]), int(self.end_ns[step])
+        begins, ends = (np.clip(edges, begin, end) for edges in self.known)
+        starts, stops = np.append(begin, ends), np.append(begins, end)
+        at = int(np.argmax(stops - starts))
+        return int(starts[at]), int(stops[at] - starts[at])
 
 
 def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
@@ -110,6 +120,7 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
         gap_begin_ns=gap_begin,
         gap_ns=gap_end - gap_begin,
         gap_parts=parts.split(gap_begin, gap_end),
+        known=parts.known(),
     )
 
 
@@ -152,6 +163,11 @@ class _Parts:
         edges = np.stack([np.zeros_like(begin), *reached, end - begin])
         times: NDArray[np.int64] = np.diff(edges, axis=0)
         return dict(zip(self._names, times, strict=True))
+
+    def known(self) -> tuple[Numbers, Numbers]:
+        """The stretches that belong to any part but the last."""
+        whole = self._nested[-1]
+        return whole.begin + self._origin, whole.end + self._origin
 
     def _cover(self, which: Mask) -> Cover:
         events = self._trace.events

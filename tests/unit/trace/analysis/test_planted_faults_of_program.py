@@ -46,6 +46,7 @@ by_us = test_steps.test_parts_are_those_of_every_microsecond
 by_hand = test_steps.test_one_step_by_hand
 late = test_steps.test_work_behind_the_mark_belongs_to_the_step_that_launched_it
 slow = test_steps.test_a_slow_step_is_named_with_what_differs_in_it
+slept = test_steps.test_a_step_in_which_python_slept
 slow_kernel = test_steps.test_a_step_whose_kernels_are_slow
 sleep_before = test_steps.test_a_sleep_before_the_device_has_work
 empty_mark = test_steps.test_a_profiler_mark_without_work_is_left_out
@@ -120,10 +121,11 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
     (step_outliers.outliers, "slow[0] &=", "slow[0] |=", late),
     (step_outliers._explained, "max(excess", "min(excess", slow_kernel),
     (step_outliers._culprit, "mine - average", "average - mine", slow),
+    (step_time.StepTimes.longest_rest, "stops - starts)", "starts - stops)", slept),
     (step_outliers._culprit, "others //", "mine //", slow),
     (step_gaps.edges_of, "- times.begin_ns).sum()", "+ times.begin_ns).sum()", sleep_before),
     (Edge.finding, "percent >= least", "percent < least", sleep_before),
-    (step_gaps._filled_by, "np.argmin(events", "np.argmax(events", sleep_before),
+    (step_gaps.filled_by, "np.argmin(events", "np.argmax(events", sleep_before),
     (step_ranges._of_profiler, "rows = rows[:-1]", "rows = rows[1:]", empty_mark),
     (step_ranges._apart, ">= events.end_ns[kept[-1]]", "< events.end_ns[kept[-1]]", by_hand),
     (step_ranges._of_annotations, "range(3)", "range(1)", following),

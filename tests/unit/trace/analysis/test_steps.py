@@ -150,6 +150,29 @@ def test_a_slow_step_is_named_with_what_differs_in_it(tmp_path: Path) -> None:
     assert finding.evidence[1].figure == 5_000 * US
 
 
+def test_a_step_in_which_python_slept(tmp_path: Path) -> None:
+    # GIVEN steps with stacks, the fifth of which sleeps
+    program = Program()
+    for number in range(6):
+        with (
+            program.within(f"ProfilerStep#{number}", "user_annotation"),
+            program.within("train.py(1): step", "python_function"),
+        ):
+            program.operator(us=100)
+            program.work(8)
+            if number == 4:
+                with program.within("<built-in function sleep>", "python_function"):
+                    program.work(700)
+            program.operator(us=100)
+            program.wait()
+    # WHEN they are compared THEN what it was in is named
+    found = steps_of(program.trace(tmp_path))
+    (slow,) = found.outliers
+    assert (slow.name, slow.part) == ("ProfilerStep#4", "other")
+    assert (slow.culprit, slow.culprit_ns) == ("<built-in function sleep>", 700 * US)
+    assert slow.culprit_usual_ns == 0
+
+
 def test_steps_of_two_lengths_are_no_outliers(tmp_path: Path) -> None:
     # GIVEN steps of which every second one takes twice as long
     program = Program()
