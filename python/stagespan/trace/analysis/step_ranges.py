@@ -131,12 +131,14 @@ def _of_annotations(trace: Trace) -> StepRanges | None:
             rows = all_rows[here[np.argsort(events.begin_ns[all_rows[here]], kind="stable")]]
             codes = np.array([numbers[words[c]] for c in events.name[rows]], dtype=np.int64)
             repeat = longest_repeat(codes, _LEAST) if len(codes) else None
-            if repeat is None:
+            steps = _blocks(trace, rows, repeat) if repeat else _most_time(trace, rows, codes)
+            if steps is None:
                 continue
-            steps = _blocks(trace, rows, repeat)
             length = int(steps.end_ns[-1] - steps.begin_ns[0])
             covered = int((steps.end_ns - steps.begin_ns).sum())
-            if length >= least and (best is None or covered > best[0]):
+            if length < least:
+                continue
+            if best is None or covered > best[0]:
                 best = (covered, steps)
             break
     return None if best is None or _overlaps(trace, all_rows, best[1]) else best[1]
@@ -159,6 +161,19 @@ def _blocks(trace: Trace, rows: Rows, repeat: Repeat) -> StepRanges:
     if len(set(names)) < len(names):
         names = _numbered("step", len(names))
     return StepRanges(names, events.begin_ns[firsts], events.end_ns[lasts], "annotation", how)
+
+
+def _most_time(trace: Trace, rows: Rows, codes: Numbers) -> StepRanges | None:
+    """The annotation that takes at least half of all their time, where it occurs often enough."""
+    if len(rows) == 0:
+        return None
+    durations = trace.events.dur_ns[rows]
+    times = np.bincount(codes, weights=durations)
+    code = int(np.argmax(times))
+    mine = _apart(trace, rows[codes == code])
+    if len(mine) < _LEAST or times[code] < _LEAST_SHARE * durations.sum():
+        return None
+    return _blocks(trace, mine, Repeat(0, 1, len(mine)))
 
 
 def _overlaps(trace: Trace, rows: Rows, steps: StepRanges) -> bool:

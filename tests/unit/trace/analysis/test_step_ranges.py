@@ -65,6 +65,25 @@ def test_annotations_that_follow_each_other(tmp_path: Path) -> None:
     assert "3 annotations repeat, from load to backward" in found.how
 
 
+def test_an_annotation_that_repeats_now_and_then(tmp_path: Path) -> None:
+    # GIVEN steps with a checkpoint between some of them
+    program = Program()
+    for number in range(7):
+        with program.within("train step", NOTE):
+            program.operator()
+            program.wait()
+        if number in (0, 1, 3, 5):
+            with program.within("checkpoint", NOTE):
+                program.work(9 if number < 5 else 2)
+            program.work(number)
+            if number == 3:
+                with program.within("log", NOTE):
+                    program.work(2)
+    # WHEN steps are told THEN the steps are those, without the checkpoints
+    found = ranges_of(program, tmp_path)
+    assert (found.source, len(found)) == ("annotation", 7)
+
+
 def test_marks_of_the_framework_are_no_steps(tmp_path: Path) -> None:
     # GIVEN collectives that repeat, and two calls of a function
     program = Program()
