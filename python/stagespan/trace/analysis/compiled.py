@@ -87,6 +87,7 @@ class Compiled:
                     "count": each.count,
                     "time_us": None if each.time_ns is None else each.time_ns / 1000,
                     "operators": each.operators,
+                    "called": each.called,
                 }
                 for each in self.breaks[:_MOST]
             ],
@@ -251,6 +252,7 @@ def _between(each: Break) -> str | None:
     if each.operators is None:
         return None
     shown = [f"{name} x {count:,}" for name, count in list(each.operators.items())[:5]]
+    shown += [f"frame {frame} x {count:,}" for frame, count in list(each.called.items())[:5]]
     return ", ".join(shown) or "no operator"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,19 +38,21 @@ class Break:
     """The frame that went on."""
     count: int
     time_ns: int | None
-    """From the end of one graph to the begin of the next region, compiling left out.
+    """From the end of a graph or region to the begin of the next one, compiling left out.
 
     None where the trace does not show graphs, as with backends that make none: then what is
     between them cannot be told from what is in them.
     """
     operators: dict[str, int] | None
     """What ran outside of graphs between them, by how often; None as `time_ns`."""
+    called: dict[str, int]
+    """Frames that were called between them, by how often: they are compiled by themselves."""
     nodes: Rows
     """The regions that went on, in the order of time."""
 
 
 def breaks_of(forest: Forest) -> list[Break]:
-    """Regions within regions, the most frequent pair of frames first.
+    """Regions that hold regions, the most frequent pair of frames first.
 
     A region within a graph is none: there an operator calls a compiled function of its own.
     """
@@ -76,29 +79,34 @@ def breaks_of(forest: Forest) -> list[Break]:
     unclear[around[inside[~is_break]]] = False
     seen = ~unclear[around[after]]
     between = _operators_between(forest, gap_begin, gap_end, around, parts)
+    # A frame breaks once: what follows is its last part, what ran before that was called meanwhile.
+    broken, number = np.unique(around[after], return_inverse=True)
+    number = number.reshape(-1)
+    last = np.searchsorted(number, np.arange(len(broken)), side="right") - 1
+    time = np.bincount(number, weights=time).astype(np.int64)
     groups: dict[tuple[str, str], list[int]] = {}
     frames = [frame_of(name)[0] or "?" for name in forest.trace.names]
     for at, (left, went_on) in enumerate(
-        zip(forest.name[around[after]].tolist(), forest.name[after].tolist(), strict=True)
+        zip(forest.name[broken].tolist(), forest.name[after[last]].tolist(), strict=True)
     ):
         groups.setdefault((frames[left], frames[went_on]), []).append(at)
     found = []
     for (before, following), members in groups.items():
         index = np.array(members)
-        shown = bool(seen[index].all())
-        names: dict[str, int] = {}
-        for member in members:
-            for name in between.get(member, ()):
-                names[name] = names.get(name, 0) + 1
-        ordered = dict(sorted(names.items(), key=lambda item: -item[1]))
+        shown = bool(seen[last[index]].all())
+        parts_of = np.flatnonzero(np.isin(number, index))
+        operators = Counter(name for part in parts_of.tolist() for name in between.get(part, ()))
+        calls = parts_of[~np.isin(parts_of, last)]
+        called = Counter(frames[code] for code in forest.name[after[calls]].tolist())
         found.append(
             Break(
                 before,
                 following,
                 len(members),
                 int(time[index].sum()) if shown else None,
-                ordered if shown else None,
-                after[index],
+                dict(operators.most_common()) if shown else None,
+                dict(called.most_common()),
+                after[last[index]],
             )
         )
     return sorted(found, key=lambda each: (-each.count, each.before, each.after))

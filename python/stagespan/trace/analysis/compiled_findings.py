@@ -59,7 +59,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
     between = ", ".join(list(first.operators or {})[:3])
     where = "" if first.before == "?" else f": frame {first.before} goes on in frame {first.after}"
     if where and len(compiled.breaks) > 1:
-        where += f", and {len(compiled.breaks) - 1} more such pairs"
+        where += f", and {_counted(len(compiled.breaks) - 1, 'more such pair')}"
     if between:
         where += f"; between them ran {between}" if where else f": between them ran {between}"
     lines = [compiled.functions.get(each.after) for each in compiled.breaks]

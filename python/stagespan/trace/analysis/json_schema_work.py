@@ -134,6 +134,7 @@ _COMPILED = _object(
                     "count": _COUNT,
                     "time_us": _MAYBE_TIME,
                     "operators": _or_null(_COUNTS),
+                    "called": _COUNTS,
                 }
             )
         ),

@@ -110,6 +110,7 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
             "count": 4,
             "time_us": 4 * (7 + 1 + 2),
             "operators": {"aten::item": 4},
+            "called": {},
         },
         {
             "before": "1",
@@ -118,6 +119,7 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
             "count": 4,
             "time_us": 4 * 2,
             "operators": {},
+            "called": {},
         },
     ]
     assert (found["regions"], found["calls"]) == (12, 4)
@@ -135,6 +137,28 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
     assert "Between graphs passed 48.000 us (8.7 %" in finding.sentence
     assert finding.severity == "medium"
     assert finding.evidence[0].event == "Torch-Compiled Region: 1/0"
+
+
+def test_a_frame_that_is_called_where_another_breaks_is_no_break_of_its_own(tmp_path: Path) -> None:
+    # GIVEN a module whose part breaks: the part is called as frame 1, goes on as 2, the whole as 3
+    program = Program()
+    for _ in range(2):
+        with region(program, ": 0/0"):
+            graph(program)
+            with region(program, ": 1/0"):
+                graph(program)
+                with region(program, ": 2/0"):
+                    graph(program)
+            with region(program, ": 3/0"):
+                graph(program)
+    # WHEN breaks are counted
+    found, (finding,) = of(program, tmp_path)
+    # THEN there are two a call, as torch counts them
+    assert [
+        (row["before"], row["after"], row["count"], row["time_us"], row["called"])
+        for row in found["graph_breaks"]
+    ] == [("0", "3", 2, 2 * (2 + 2), {"1": 2}), ("1", "2", 2, 2 * 2, {})]
+    assert finding.sentence.startswith("4 graph breaks in 2 calls")
 
 
 def test_a_frame_without_tensors_has_no_graph_but_its_time_is_known(tmp_path: Path) -> None:

@@ -94,6 +94,34 @@ def test_lines_of_graph_breaks(tmp_path: Path) -> None:
     ]
 
 
+def test_breaks_are_as_many_as_torch_counts(tmp_path: Path) -> None:
+    # GIVEN a module of four layers with a break between each two
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(4)])
+
+        def forward(self, value: Any) -> Any:
+            value = self.layers[0](value)
+            torch._dynamo.graph_break()
+            value = self.layers[1](value)
+            torch._dynamo.graph_break()
+            value = self.layers[2](value)
+            torch._dynamo.graph_break()
+            return self.layers[3](value)
+
+    torch._dynamo.utils.counters.clear()
+    function = torch.compile(Model(), backend="aot_eager")
+    value = torch.ones(8)
+    function(value)
+    counted = sum(torch._dynamo.utils.counters["graph_break"].values())
+    # WHEN a call is profiled
+    found = profiled(tmp_path, lambda: function(value))
+    # THEN it holds as many breaks as torch came upon
+    assert found.breaks is not None
+    assert sum(each.count for each in found.breaks) == counted == 3
+
+
 def test_recompilations_in_the_window(tmp_path: Path) -> None:
     # GIVEN a function that is compiled for each number
     function = torch.compile(lambda x, n: (x * n).relu(), backend="eager", dynamic=False)
