@@ -126,17 +126,21 @@ def _print_commands(built: Command, breakdown: Path, there: bool) -> None:
 def _run(built: Command) -> Path:
     """Measure and export; what ncu and the program print passes through, to standard error."""
     built.report.parent.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
+    said = []
+    with subprocess.Popen(
         built.measure,
-        check=False,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-    )
-    click.echo(done.stdout, err=True, nl=False)
-    if done.returncode != 0 or not built.report.is_file():
-        raise TraceError(_failure(done.stdout, done.returncode))
+    ) as running:
+        assert running.stdout is not None
+        # It takes minutes: each line is shown as it comes.
+        for line in running.stdout:
+            said.append(line)
+            click.echo(line, err=True, nl=False)
+    if running.returncode != 0 or not built.report.is_file():
+        raise TraceError(_failure("".join(said), running.returncode))
     return _exported(built.report, built.table)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -219,7 +220,7 @@ def _annotations(trace: Trace) -> list[Lane]:
     for depth, bars in sorted(by_depth.items())[:MOST_DEPTHS]:
         bars.sort(key=lambda bar: -bar[1])
         note = "" if len(bars) <= MOST_BARS else f"the {MOST_BARS} longest of {len(bars):,}"
-        name = "stages" if depth == 0 else f"stages, {depth} deep"
+        name = "stages" if depth == 0 else f"stages, line {depth + 1}"
         drawn = sorted(bars[:MOST_BARS])
         lanes.append(Lane(name, drawn, f"{name}: {note} are drawn." if note else ""))
     left = len(marks) - len(kept)
@@ -254,27 +255,27 @@ def _threads(trace: Trace) -> list[Lane]:
     if len(rows) == 0:
         return []
     found, lane = pairs(events.pid[rows], events.tid[rows])
-    rows = rows[(order := np.lexsort((-events.dur_ns[rows], events.begin_ns[rows], lane)))]
-    lane = lane[order]
+    order = np.lexsort((-events.dur_ns[rows], events.begin_ns[rows], lane))
+    rows, lane = rows[order], lane[order]
+    edges = np.searchsorted(lane, np.arange(len(found) + 1))
     lanes, times = [], []
-    for number in range(len(found)):
-        mine = rows[lane == number]
+    for first, end in itertools.pairwise(edges):
+        mine = rows[first:end]
         reach = np.maximum.accumulate(events.end_ns[mine])
         outer = np.concatenate(([True], events.begin_ns[mine][1:] >= reach[:-1]))
         lanes.append(mine[outer])
         times.append(int(events.dur_ns[lanes[-1]].sum()))
+    calls = launches(trace)
+
+    def colour(bars: _Bars, of: Rows) -> Iterable[str]:
+        return ["calls" if call else "operators" for call in calls[of[bars.longest]]]
+
     drawn = []
     for number in np.argsort([-time for time in times], kind="stable")[:MOST_THREADS]:
         name = f"thread {_id(trace, int(found[number][1]))}"
-        drawn.append(
-            _lane(
-                trace,
-                name,
-                lanes[number],
-                lambda bars, of: [
-                    "operators" if e else "calls" for e in ~launches(trace)[of[bars.longest]]
-                ],
-                "operators and calls",
-            )
-        )
+        drawn.append(_lane(trace, name, lanes[number], colour, "operators and calls"))
+    if len(found) > MOST_THREADS:
+        last = drawn[-1]
+        more = f"{len(found) - MOST_THREADS} threads that did less are not drawn."
+        drawn[-1] = Lane(last.name, last.bars, f"{last.note} {more}".strip())
     return drawn
