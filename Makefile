@@ -28,7 +28,7 @@ demo:  ## run the demo: report, signatures, harness, trace, breakdown, script
 test: setup  ## run every check: C++ and Python tests, sanitizers, linters, demo, README
 	@$(RUN) tools/checks.py
 
-bench: setup  ## measure what a span costs, beside other tools
+bench: setup  ## measure what spans and reading traces cost, beside other tools
 	@sed '/^#/d' requirements-bench.txt | while read -r peer; do \
 	  $(VENV_PYTHON) -m pip install -q "$$peer" </dev/null || echo "not to be had here: $$peer"; done
 	@$(RUN) -m benchmarks
