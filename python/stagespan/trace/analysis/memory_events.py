@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analysis.call_tree import Rows
+from stagespan.trace.analysis.host_time import pairs
 from stagespan.trace.model import Numbers, Trace
 
 _EVENT = "[memory]"
@@ -78,8 +79,9 @@ def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
     kinds = none if kind is None else np.where(kind[1], kind[0], -1)
     numbers = none if number is None else np.where(number[1], number[0], -1)
     found = []
-    for device in np.unique(np.stack((kinds[rows], numbers[rows])), axis=1).T.tolist():
-        mine = rows[(kinds[rows] == device[0]) & (numbers[rows] == device[1])]
+    devices, of = pairs(kinds[rows], numbers[rows])
+    for at, device in enumerate(devices.tolist()):
+        mine = rows[of == at]
         sizes = size[0][mine]
         is_total = total is not None and bool(total[1][mine].all())
         found.append(

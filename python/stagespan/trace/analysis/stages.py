@@ -14,10 +14,10 @@ from stagespan.trace.analysis.result import (
     Nothing,
     Severity,
     Table,
-    evidence,
     in_words,
     share,
     shortened,
+    window_of,
 )
 from stagespan.trace.analysis.stage_tree import StageTree, stage_tree
 from stagespan.trace.analysis.step_ranges import length_of_work, step_ranges
@@ -192,6 +192,7 @@ def analyze(trace: Trace) -> Stages | Nothing:
     device, launched = tree.inclusive(own_device), tree.inclusive(own_count)
     longest = tree.rows[np.lexsort((-events.dur_ns[tree.rows], tree.node))]
     firsts = np.searchsorted(np.sort(tree.node), np.arange(len(tree.names)))
+    begin, _ = window_of(trace) or (0, 0)
     paths: list[tuple[str, ...]] = []
     stages = []
     for node, name in enumerate(tree.names):
@@ -213,7 +214,7 @@ def analyze(trace: Trace) -> Stages | Nothing:
                 steps=steps,
                 step_host_ns=step_host,
                 step_device_ns=step_device if on_device else None,
-                longest=evidence(trace, int(longest[firsts[node]])),
+                longest=_evidence(trace, int(longest[firsts[node]]), begin),
             )
         )
     return Stages(
@@ -224,6 +225,13 @@ def analyze(trace: Trace) -> Stages | Nothing:
         work_ns=length_of_work(trace),
         on_device=on_device,
     )
+
+
+def _evidence(trace: Trace, row: int, begin_ns: int) -> Evidence:
+    """As `result.evidence`, without a look at the whole trace for each."""
+    events = trace.events
+    name = trace.names[int(events.name[row])]
+    return Evidence(name, int(events.begin_ns[row]) - begin_ns, int(events.dur_ns[row]), "ns")
 
 
 def _as_read(tree: StageTree, stages: list[Stage]) -> list[Stage]:

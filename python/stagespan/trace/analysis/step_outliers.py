@@ -45,6 +45,7 @@ _SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"),
 # So much slower is worth a word, however many steps there are.
 _ALWAYS_TIMES = 1.5
 _SHOWN = 3
+_MOST_TOLD = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Outlier:
 
 
 def outliers(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int) -> list[Outlier]:
-    """The steps that took much longer than the others, the longest first."""
+    """The steps that took much longer than the others, the longest first; of many the first."""
     durations = times.end_ns - times.begin_ns
     if len(durations) < _FEWEST_STEPS:
         return []
@@ -103,7 +104,7 @@ def outliers(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int)
     if len(long) > _MOST_SHARE * len(durations):
         return []
     long = long[np.argsort(-durations[long], kind="stable")]
-    return [_explained(trace, ranges, times, int(at), origin_ns) for at in long]
+    return [_explained(trace, ranges, times, int(at), origin_ns) for at in long[:_MOST_TOLD]]
 
 
 def findings_of(found: list[Outlier], total_ns: int, count: int, on_device: bool) -> list[Finding]:

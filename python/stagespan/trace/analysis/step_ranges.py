@@ -291,13 +291,17 @@ def _of_kernels(trace: Trace) -> StepRanges | None:
 
 def _apart(trace: Trace, rows: Rows) -> Rows:
     """Marks by time; of those that overlap the first."""
-    events = trace.events
-    rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
+    begin, dur = trace.events.begin_ns[rows], trace.events.dur_ns[rows]
+    order = np.lexsort((-dur, begin))
     kept: list[int] = []
-    for row in rows.tolist():
-        if not kept or events.begin_ns[row] >= events.end_ns[kept[-1]]:
-            kept.append(row)
-    return np.array(kept, dtype=np.intp)
+    last = None
+    for at, start, length in zip(
+        order.tolist(), begin[order].tolist(), dur[order].tolist(), strict=True
+    ):
+        if last is None or start >= last:
+            kept.append(at)
+            last = start + length
+    return rows[np.array(kept, dtype=np.intp)]
 
 
 def _has_work(trace: Trace, row: int) -> bool:

@@ -102,11 +102,13 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
     order = np.argsort(step_of[mine], kind="stable")
     grouped = rows[mine][order]
     bounds = np.searchsorted(step_of[mine][order], np.arange(count + 1))
+    late_begin, late_end = events.begin_ns[grouped], events.end_ns[grouped]
     after = []
     for at, host_end in enumerate(ranges.end_ns):
-        here = grouped[bounds[at] : bounds[at + 1]]
-        late_begin, late_end = events.begin_ns[here], events.end_ns[here]
-        after.append(covered(np.maximum(late_begin, host_end), np.maximum(late_end, host_end)))
+        here = slice(bounds[at], bounds[at + 1])
+        after.append(
+            covered(np.maximum(late_begin[here], host_end), np.maximum(late_end[here], host_end))
+        )
     durations = np.bincount(step_of[mine], weights=events.dur_ns[rows[mine]], minlength=count)
     return StepTimes(
         begin_ns=begin,
