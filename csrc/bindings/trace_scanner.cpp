@@ -105,7 +105,7 @@ class TraceScanner {
     PyThreadState* const thread = PyEval_SaveThread();
     try {
       state = scanner_.scan(data + start, data + size, &consumed);
-    } catch (const std::bad_alloc&) {
+    } catch (const std::exception&) {  // of all that can fail there, only memory can run out
       memory = false;
     }
     busy_ = false;
