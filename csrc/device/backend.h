@@ -52,6 +52,8 @@ class EventBackend {
   // On the resolver's thread, between these two. False: not now.
   virtual bool begin_resolving() noexcept = 0;
   virtual void end_resolving() noexcept = 0;
+  /// Whether events may be asked for while another thread captures.
+  virtual bool asks_in_captures() const noexcept { return true; }
   /// Most events to be asked for in one go, because others wait for what begin_resolving() took.
   virtual std::uint32_t batch() const noexcept { return UINT32_MAX; }
   virtual EventState query(Event event, const StreamRef& where) noexcept = 0;

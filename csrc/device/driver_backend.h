@@ -47,6 +47,8 @@ class DriverBackend final : public EventBackend {
   void destroy_event(Event event) noexcept override;
   bool record(Event event, const StreamRef& where) noexcept override;
   bool begin_resolving() noexcept override;
+  // Older HIP ends captures whatever a thread's mode is.
+  bool asks_in_captures() const noexcept override { return !api_.is_hip; }
   void end_resolving() noexcept override;
   EventState query(Event event, const StreamRef& where) noexcept override;
   bool elapsed_ns(Event begin, Event end, const StreamRef& where, double& ns) noexcept override;

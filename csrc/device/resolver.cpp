@@ -77,7 +77,8 @@ std::uint32_t Resolver::pass(Layer& layer) {
   collect(layer.queues());
   if (held_.load(relaxed) == 0 && late_.empty()) return 0;
   const ClockFit fit = Recorder::get().clock_fit();
-  if (backend_.begin_resolving()) {
+  const bool may_ask = backend_.asks_in_captures() || !layer.captured_lately(fit);
+  if (may_ask && backend_.begin_resolving()) {
     refresh_bases(layer, fit);
     std::uint32_t left = backend_.batch();
     for (auto& [where, spans] : streams_) {

@@ -268,5 +268,25 @@ TEST_F(HipAlone, ADeviceThatNobodyHasUsedIsLeftAlone) {
   EXPECT_EQ(timed(stage), 3U);
 }
 
+TEST_F(HipAlone, NothingIsAskedForWhileACaptureIsKnown) {
+  // GIVEN an older driver, in which any question ends a capture, and a span that waits for its device
+  attach("rocm");
+  use_own_stream();
+  const std::uint32_t stage = recorder().intern("old captures");
+  const auto [id, told] = run(stage, 1000);
+  fake().set_fault(kFakeOldCaptures);
+  void* const captured = fake().make_stream(0);
+  fake().begin_capture(captured);
+  use_stream(0, captured);
+  // WHEN a span has met the capture, and results are asked for
+  run(stage, 1000);
+  for (int i = 0; i < 100; ++i) device::resolve_pass();
+  // THEN the capture is whole, and the result comes after it
+  EXPECT_EQ(device::pending(), 1U);
+  EXPECT_EQ(fake().end_capture(captured), 1);
+  ASSERT_EQ(device::resolve(10), 0U);
+  EXPECT_EQ(result_of(id).elapsed_ns, told);
+}
+
 }  // namespace
 }  // namespace stagespan::test

@@ -28,6 +28,7 @@ enum FakeFault {
   kFakeShimFails,      // torch does not tell the current stream
   kFakeQueryLater,     // every query gives 900
   kFakeNoExchange,     // the capture mode cannot be exchanged
+  kFakeOldCaptures,    // a query ends a capture whatever the mode of its thread is
   kFakeUnseenCapture,  // a capture takes in what is recorded, and says nothing of itself
 };
 
