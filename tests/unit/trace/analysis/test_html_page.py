@@ -148,7 +148,10 @@ def test_the_timeline_has_every_lane_and_its_times(tmp_path: Path) -> None:
     assert list(found) == ["steps", "stages", "stream 20", "stream 7", "idle", "thread 100"]
     assert [len(found[name].bars) for name in ("steps", "stages", "stream 7")] == [12, 24, 24]
     assert found["stream 20"].bars[0][3] == "communicating"
-    assert found["stream 7"].bars[0][1:] == (80_000, "kernel one", "computing")
+    # It is launched for 5 us, and begins 3 later; the other stream ends at 213 us, the wait 150 us
+    # behind that, and the next kernel begins 8 us later.
+    assert found["stream 7"].bars[0] == (8_000, 80_000, "kernel one", "computing")
+    assert found["idle"].bars[0][:2] == (213_000, 158_000)
     assert {bar[3] for bar in found["idle"].bars} >= {"synchronisation", "between_steps"}
     # AND the idle bars are the idle time, to the nanosecond
     idle = analyze(trace).to_dict()["idle"]["idle_us"]
@@ -179,6 +182,18 @@ def test_many_events_are_summed_up_and_said(tmp_path: Path) -> None:
     assert sum(bar[1] for bar in found["idle"].bars) + left == pytest.approx(idle, abs=1_000)
 
 
+def test_a_lane_is_parted_at_its_largest_gaps() -> None:
+    # GIVEN five events with gaps of 1, 30, 2 and 20, the second the longest of its stretch
+    begin = np.array([0, 6, 46, 58, 88])
+    end = np.array([5, 16, 56, 68, 98])
+    # WHEN they are drawn as three bars THEN those are parted at 30 and 20
+    bars = lanes.summed_up(begin, end, 3)
+    assert bars.begin.tolist() == [0, 46, 88]
+    assert bars.end.tolist() == [16, 68, 98]
+    assert bars.busy.tolist() == [15, 20, 10]
+    assert bars.longest.tolist() == [1, 2, 4]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 500), st.integers(0, 60)), min_size=1, max_size=80),
     st.integers(2, 30),
@@ -196,7 +211,9 @@ def test_stretches_cover_what_their_events_cover(times: list[tuple[int, int]], m
     assert (np.diff(bars.of) >= 0).all()
     assert (bars.begin[bars.of] <= begin).all()
     assert (bars.end[bars.of] >= end).all()
-    assert [bars.of[at] for at in bars.longest] == list(range(len(bars.begin)))
+    for number, at in enumerate(bars.longest):
+        assert bars.of[at] == number
+        assert end[at] - begin[at] == (end - begin)[bars.of == number].max()
     # AND each is busy as long as any event covers of it
     for number in range(len(bars.begin)):
         low, high = bars.begin[number], bars.end[number]

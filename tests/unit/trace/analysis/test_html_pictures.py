@@ -12,7 +12,8 @@ from browser import Browser, program
 from planted import Program
 
 from stagespan.trace.analysis import Analysis, analyze, html
-from stagespan.trace.analysis.html.pictures import MOST_PARTS, MOST_STEPS, pictures
+from stagespan.trace.analysis.html import pictures as module
+from stagespan.trace.analysis.html.pictures import MOST_STEPS, pictures
 from stagespan.trace.opening import analyze_path
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
@@ -26,14 +27,16 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
         yield started
 
 
-def a_trace(folder: Path, steps: int = 3, us: int = 40, name: str = "planted") -> Path:
+def a_trace(
+    folder: Path, steps: int = 3, us: int = 40, tail: int = 100, name: str = "planted"
+) -> Path:
     """Steps with waits, stacks of Python, and memory that comes and goes."""
     made = Program()
     used = 0
     for step in range(steps):
         begin = made.now
         with made.within(f"ProfilerStep#{step}", "user_annotation"):
-            made.operator(us=us)
+            made.operator(us=us + 10 * step)
             for size in (3 << 20, -(1 << 20)):
                 used += size
                 made.events.append({
@@ -44,10 +47,10 @@ def a_trace(folder: Path, steps: int = 3, us: int = 40, name: str = "planted") -
                 })  # fmt: skip
                 made.work(5)
             with made.within("aten::item"):
-                made.wait(tail=100)
-        for line, inset in ((1, 0), (2, 1)):
-            made.event(f"train.py({line}): f{line}", "python_function", begin + inset,
-                       made.now - inset, **{"Python id": 2 * step + line,
+                made.wait(tail=tail)
+        for line, outset in ((1, 2), (2, 1)):
+            made.event(f"train.py({line}): f{line}", "python_function", begin - outset,
+                       made.now + outset, **{"Python id": 2 * step + line,
                                             "Python parent id": 2 * step + line - 1})  # fmt: skip
         made.work(300)
     made.trace(folder)
@@ -79,7 +82,8 @@ def test_pictures_hold_the_figures_of_the_analyses(tmp_path: Path) -> None:
     assert sum(flame["self_ns"]) == round(figures["flame"]["total_us"] * 1000)
     assert all(parent < at for at, parent in enumerate(flame["parents"]))
     assert flame["names"][0] == "all"
-    assert "train.py(2): f2" in flame["names"]
+    called = flame["names"].index("train.py(2): f2")
+    assert flame["names"][flame["parents"][called]] == "train.py(1): f1"
     # AND the curve's highest point is the peak: two steps left 2 MiB each, and 3 more
     (device,) = drawn["memory"]["devices"]
     assert max(size for _, size in device["curve"]) == (2 + 2 + 3) << 20
@@ -89,15 +93,25 @@ def test_pictures_hold_the_figures_of_the_analyses(tmp_path: Path) -> None:
 def test_a_change_is_drawn_from_before_to_after(tmp_path: Path) -> None:
     # GIVEN a program before and after its kernels became slower
     before = a_trace(tmp_path, us=40, name="before")
-    after = a_trace(tmp_path, us=90, name="after")
+    after = a_trace(tmp_path, us=90, tail=300, name="after")
     # WHEN the change is drawn
-    change = by_kind(analyze_path(after, before))["change"]
+    analysis = analyze_path(after, before)
+    change = by_kind(analysis)["change"]
     # THEN the parts lead from one time to the other
     assert change["before"] + sum(time for _, time in change["parts"]) == pytest.approx(
         change["after"], abs=len(change["parts"])
     )
     assert change["after"] > change["before"]
-    assert len(change["parts"]) <= MOST_PARTS + 1
+    # AND where they are more than are drawn, the largest are, and the others stand as one
+    whole = change["parts"]
+    most, module.MOST_PARTS = module.MOST_PARTS, 1
+    try:
+        short = by_kind(analysis)["change"]["parts"]
+    finally:
+        module.MOST_PARTS = most
+    assert short[0] == max(whole, key=lambda part: abs(part[1]))
+    assert short[1][0] == f"{len(whole) - 1} smaller parts"
+    assert change["before"] + sum(time for _, time in short) == change["after"]
 
 
 def test_many_steps_are_cut_and_say_so(tmp_path: Path) -> None:
