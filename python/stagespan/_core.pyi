@@ -292,7 +292,8 @@ def device_info() -> dict[str, Any]:
     symbols (name: found), pending (spans), resolved (spans), event_pairs, event_pairs_limit,
     threads, base_error_ns (uncertainty of a position on the host's timeline; None: unknown),
     base_age_s, device_every, is_forked, max_connections (``CUDA_DEVICE_MAX_CONNECTIONS`` as a
-    number; None where it is not set, or no number), last_error (the driver's latest unexpected status, or None).
+    number; None where it is not set, or no number), last_error (the driver's latest unexpected
+    status, or None).
     """
 
 def resolve_device(timeout_s: float = ...) -> int:
