@@ -99,13 +99,13 @@ class Paths:
 
 def levels(parent: Rows) -> NDArray[np.int64]:
     """How many of a tree's elements are above each."""
-    level = np.zeros(len(parent), dtype=np.int64)
-    deeper = np.flatnonzero(parent >= 0)
-    above = parent[deeper]
-    while len(deeper):
-        level[deeper] += 1
-        above = parent[above]
-        deeper, above = deeper[above >= 0], above[above >= 0]
+    level = (parent >= 0).astype(np.int64)
+    # Each turn doubles how far up an element has looked.
+    above = parent.copy()
+    while len(deeper := np.flatnonzero(above >= 0)):
+        reached = above[deeper]
+        level[deeper] += level[reached]
+        above[deeper] = above[reached]
     return level
 
 

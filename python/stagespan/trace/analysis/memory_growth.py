@@ -23,8 +23,9 @@ from stagespan.trace.model import Trace
 
 # So many steps in a row must leave more than the one before; the first ones warm up.
 _LEAST_STEPS = 4
-# Of the peak: a step that leaves less behind is no worry.
+# Of the peak, and bytes: a step that leaves less behind, such as a list of losses, is no worry.
 _LEAST_PERCENT = 0.1
+_LEAST_BYTES = 1 << 16
 _SHARES: tuple[tuple[float, Severity], ...] = ((20.0, "high"), (5.0, "medium"), (0.0, "low"))
 _SHOWN = 20
 _MOST_IN_JSON = 2_000
@@ -62,7 +63,8 @@ class Growth:
         """A sentence where several steps in a row leave memory behind."""
         if self.growing < _LEAST_STEPS or peak <= 0:
             return None
-        if share(self.left / self.growing, peak) < _LEAST_PERCENT:
+        each = self.left / self.growing
+        if each < _LEAST_BYTES or share(each, peak) < _LEAST_PERCENT:
             return None
         severity = next(s for least, s in _SHARES if share(self.left, peak) >= least)
         sentence = (
