@@ -211,7 +211,7 @@ def _by_shape(kernels: Kernels) -> list[dict[str, Any]] | None:
 
 
 def _by_forward(kernels: Kernels) -> list[dict[str, Any]] | None:
-    """Device time of backward passes by the forward operator; None without such links."""
+    """Time of backward passes by the forward operator; None without such links."""
     known = kernels.forward >= 0
     if not known.any():
         return None

@@ -135,7 +135,7 @@ def _of_host(trace: Trace, host: HostOperators) -> Kernels:
         name=name,
         operator=name,
         stage=_names(trace, stages(trace, host.rows)),
-        forward=np.full(len(name), -1, dtype=np.int64),
+        forward=_names(trace, host.forward),
         shape=shape,
         shapes=shapes,
         launched=None,

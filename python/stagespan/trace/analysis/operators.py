@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.trace.analysis.forward import forward_operators
 from stagespan.trace.analysis.host_time import named
 from stagespan.trace.analysis.launchers import compiler_parts, no_operators
 from stagespan.trace.analysis.nesting import Lanes, Nesting
@@ -25,6 +26,8 @@ class HostOperators:
 
     rows: Rows
     own_ns: Numbers
+    forward: Rows
+    """Of operators of a backward pass the row of the forward operator, else -1."""
 
 
 def host_operators(trace: Trace) -> HostOperators | None:
@@ -49,4 +52,6 @@ def host_operators(trace: Trace) -> HostOperators | None:
     # Events without a duration are in no forest, but they are calls.
     compiles[forest.rows[~shown]] = True
     rows = rows[~compiles[rows]]
-    return HostOperators(rows, own[rows])
+    forward = np.full(len(trace.events), -1, dtype=np.intp)
+    forward[forest.rows] = forward_operators(trace, lanes, forest)
+    return HostOperators(rows, own[rows], forward[rows])

@@ -36,6 +36,9 @@ def test_operators_stages_shapes_and_backward_of_a_real_program(tmp_path: Path) 
     assert {"project", "softmax_only", "backward"} <= {row["stage"] for row in found["by_stage"]}
     shapes = {(row["operator"], row["shape"]) for row in found["by_shape"]}
     assert {("aten::mm", "8x4, 4x2"), ("aten::mm", "4x8, 8x2")} <= shapes
+    # AND operators of the backward pass belong to those of the forward pass
+    forward = {row["operator"]: row["count"] for row in found["by_forward_operator"]}
+    assert forward.keys() == {"aten::mm", "aten::_softmax", "aten::sum"}
     # AND own times sum to the time in which any operator ran
     assert not found["on_device"]
     own = sum(row["self_us"] for row in found["operators_by_host_time"])
