@@ -196,6 +196,28 @@ def run_script(path: Path, *arguments: str) -> int:
     return 0
 
 
+def test_without_profiled_steps_no_profiler_runs(
+    stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN a script, and another tool that is to measure what it runs
+    harness_of(stages, "denoise", tmp_path).profile()
+    given = list(stages.seen)
+    stages.seen.clear()
+    capsys.readouterr()
+    # WHEN it runs one iteration behind a warm-up, and none under the profiler
+    status = run_script(
+        tmp_path / "profile_denoise.py", "--factory", "stages:get_denoiser",
+        "--warmup", "1", "--timing-steps", "1", "--steps", "0",
+    )  # fmt: skip
+    # THEN the stage ran twice, on the same inputs, and nothing was traced
+    assert status == 0
+    assert stages.seen == given[:2]
+    out = capsys.readouterr().out
+    assert "profile iteration" not in out
+    assert "Average iteration time" in out
+    assert not (tmp_path / "denoise_script_trace.json.gz").exists()
+
+
 def test_the_script_counts_what_the_breakdown_counts(
     stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
