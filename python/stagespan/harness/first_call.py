@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stagespan.errors import HarnessError
 from stagespan.files import write_whole
 from stagespan.lines import say
 from stagespan.signature.describe import printable
@@ -96,10 +97,20 @@ class FirstCall:
 
 
 def run_first_call(replay: Replay, stage: str, device: str) -> FirstCall:
-    """Run a stage's step once under the profiler, all compiled code forgotten before."""
+    """Run a stage's step once under the profiler, all compiled code forgotten before.
+
+    Raises HarnessError for a torch without torch.compile.
+    """
+    import torch
+
     from stagespan.harness.replay import run_context, seed_all, synchronize
     from stagespan.profiling.controller import profile_window
 
+    if not hasattr(torch, "compile"):
+        raise HarnessError(
+            f"profile_compile needs torch.compile, which torch {torch.__version__} does not have:"
+            " install torch 2.0 or later."
+        )
     say("[Harness] Running the first call, in which the stage is compiled...")
     compile_something_tiny(device)
     step = replay.prepare()

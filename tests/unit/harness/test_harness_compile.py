@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from stagespan.cli.bench import command
+from stagespan.errors import HarnessError
 from stagespan.harness.first_call import needs_early_profiler
 from stagespan.signature import SignatureFile
 from stagespan.trace import read_trace
@@ -115,6 +116,13 @@ def test_a_pre_compilation_that_fails_is_told(
     # THEN there is one warning, and the first call all the same
     assert "[Harness] The pre-compilation failed" in caplog.text
     assert results["compile"]["frames"] == 2
+
+
+def test_a_torch_without_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch, "compile")
+    bench = harness(Mlp(), signature_of(x=torch.zeros(8, 32)), tmp_path, profile_compile=True)
+    with pytest.raises(HarnessError, match=r"install torch 2\.0 or later"):
+        bench.profile()
 
 
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
