@@ -215,15 +215,7 @@ def _of_operators(trace: Trace) -> StepRanges | None:
     """A sequence of operators that repeats, on the thread that launches the most."""
     events = trace.events
     work = device_work(trace)
-    calls = launch_of(trace, work.rows)
-    calls = calls[calls >= 0]
-    rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & (events.dur_ns > 0))
-    if len(calls) == 0 or len(rows) == 0:
-        return None
-    _, lane = threads(trace, np.concatenate((calls, rows)))
-    main = np.argmax(np.bincount(lane[: len(calls)]))
-    rows = rows[lane[len(calls) :] == main]
-    rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
+    rows = _main_operators(trace)
     if len(rows) == 0:
         return None
     reach = np.maximum.accumulate(events.end_ns[rows])
@@ -231,22 +223,20 @@ def _of_operators(trace: Trace) -> StepRanges | None:
     repeat = longest_repeat(events.name[outer].astype(np.int64), _LEAST, _LEAST_BLOCK)
     if repeat is None:
         return None
+    ends_step = named(trace, _ENDS_STEP)
+    repeat = _turned(repeat, ends_step[outer])
     begin = events.begin_ns[outer[repeat.begin : repeat.end : repeat.length]]
     end = events.end_ns[outer[repeat.end - 1 : repeat.end]]
     if end[0] - begin[0] < _LEAST_SHARE * _length_on_host(trace):
         return None
     edges = np.concatenate((begin, end))
-    copies = work.rows[named(trace, _EXCHANGES)[work.rows]]
-    launched = launch_of(trace, copies)
-    exchanges = np.concatenate(
-        (
-            events.begin_ns[launched[launched >= 0]],
-            events.begin_ns[rows[named(trace, _ENDS_STEP)[rows]]],
-        )
-    )
+    copies = launch_of(trace, work.rows[named(trace, _EXCHANGES)[work.rows]])
     kernels = launch_of(trace, work.rows[work.kind[work.rows] == COMPUTE])
+    waits = rows[ends_step[rows]]
+    exchanges = events.begin_ns[np.concatenate((copies[copies >= 0], waits))]
     computes = events.begin_ns[kernels[kernels >= 0]]
-    if not _in_each(exchanges, edges) or not _in_each(computes, edges):
+    on_device = len(work.rows) > 0
+    if not _in_each(exchanges, edges) or (on_device and not _in_each(computes, edges)):
         return None
     how = (
         f"Nothing marks steps; {repeat.length:,} operators, from"
@@ -255,6 +245,29 @@ def _of_operators(trace: Trace) -> StepRanges | None:
     )
     names = _numbered("step", repeat.times)
     return StepRanges(names, edges[:-1], edges[1:], "operators", how)
+
+
+def _main_operators(trace: Trace) -> Rows:
+    """The operators of the thread that launches the most, or has the most, by begin."""
+    events = trace.events
+    calls = launch_of(trace, device_work(trace).rows)
+    calls = calls[calls >= 0]
+    rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & (events.dur_ns > 0))
+    if len(rows) == 0:
+        return rows
+    _, lane = threads(trace, np.concatenate((calls, rows)))
+    counted = lane[: len(calls)] if len(calls) else lane
+    rows = rows[lane[len(calls) :] == np.argmax(np.bincount(counted))]
+    ordered: Rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
+    return ordered
+
+
+def _turned(repeat: Repeat, ends_step: Mask) -> Repeat:
+    """The repetition from behind the operator that ends a step, where the trace begins in one."""
+    within = np.flatnonzero(ends_step[repeat.begin : repeat.begin + repeat.length])
+    if len(within) == 0 or within[-1] == repeat.length - 1 or repeat.times <= _LEAST:
+        return repeat
+    return Repeat(repeat.begin + int(within[-1]) + 1, repeat.length, repeat.times - 1)
 
 
 def _of_kernels(trace: Trace) -> StepRanges | None:

@@ -56,6 +56,8 @@ following = test_step_ranges.test_annotations_that_follow_each_other
 overlapping = test_step_ranges.test_requests_that_overlap_on_several_threads_are_no_steps
 optimizer = test_step_ranges.test_from_one_end_of_the_optimizer_to_the_next
 decoding = test_step_ranges.test_operators_that_repeat_with_a_wait_in_each
+begins_within = test_step_ranges.test_a_trace_that_begins_in_a_step
+decoding_on_host = test_step_ranges.test_decoding_on_the_host_alone
 no_steps = test_step_ranges.test_layers_that_repeat_are_no_steps
 of_kernels = test_step_ranges.test_kernels_that_repeat_with_a_copy_in_each
 nested = test_stages.test_own_and_nested_time
@@ -134,6 +136,8 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
     (step_ranges._of_optimizer, "ends[:-1], ends[1:]", "ends[1:], ends[:-1]", optimizer),
     (step_ranges._of_operators, "not _in_each(exchanges, edges) or", "", no_steps),
     (step_ranges._of_operators, ">= reach[:-1]", "< reach[:-1]", decoding),
+    (step_ranges._turned, "int(within[-1]) + 1", "int(within[-1])", begins_within),
+    (step_ranges._of_operators, "on_device and not", "not", decoding_on_host),
     (step_ranges._of_kernels, "edges[:-1], edges[1:]", "edges[1:], edges[:-1]", of_kernels),
     (step_ranges._in_each, "counts > 0", "counts == 0", decoding),
     (Tree.at, "self._time[low:high]", "self._time", by_time),

@@ -162,6 +162,37 @@ def test_operators_that_repeat_with_a_wait_in_each(tmp_path: Path) -> None:
     assert "15 operators, from aten::embedding on" in found.how
 
 
+def test_a_trace_that_begins_in_a_step(tmp_path: Path) -> None:
+    # GIVEN decoding of which the trace has the end of one token, and five whole ones
+    program = Program()
+    program.operator("aten::mlp")
+    program.operator("aten::argmax")
+    with program.within("aten::item"):
+        program.wait()
+    begin = program.now
+    decoding(program, 5, with_item=True)
+    # WHEN steps are told THEN they begin behind the wait
+    found = ranges_of(program, tmp_path)
+    assert found.begin_ns[0] == begin * US
+    assert "from aten::embedding on" in found.how
+
+
+def test_decoding_on_the_host_alone(tmp_path: Path) -> None:
+    # GIVEN the same without a device, and one without a value that is read
+    for reads in (True, False):
+        program = Program()
+        for _ in range(4):
+            for name in ("embedding", "a", "b", "c", "d", "e", "f", "argmax"):
+                with program.within(f"aten::{name}"):
+                    program.work(10)
+            if reads:
+                with program.within("aten::item"):
+                    program.work(1)
+        # WHEN steps are looked for THEN only the first has any
+        found = step_ranges(program.trace(tmp_path))
+        assert (found is not None and len(found) == 4) == reads
+
+
 def test_layers_that_repeat_are_no_steps(tmp_path: Path) -> None:
     # GIVEN one forward pass with many equal layers, and a loop that moves parameters
     program = Program()
