@@ -24,6 +24,7 @@ _NOTHING = Nothing(
     "The trace shows nothing of torch.compile: neither a compiled region, nor a graph, nor a kernel"
     " that Inductor made."
 )
+_YES = {True: "yes", False: "no"}
 _SHOWN = 15
 _MOST = 50
 
@@ -50,6 +51,11 @@ class Compiled:
         """By frame the function that it is, where known."""
         frames = self.frames.frames
         return {f.frame: f.function for f in frames if f.frame is not None and f.function}
+
+    @property
+    def _ran(self) -> set[str]:
+        """Frames and variants that ran within the window, as torch writes them."""
+        return {f"{f.frame}/{variant}" for f in self.frames.frames for variant in f.variants}
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds; lists are cut at 50 rows."""
@@ -118,7 +124,7 @@ class Compiled:
         """Frames, breaks, compiling by phase and by frame, and work in graphs."""
         tables = [self._frame_table(), self._break_table()]
         if self.compiling is not None:
-            tables += _compile_tables(self.compiling)
+            tables += _compile_tables(self.compiling, self._ran)
         tables += [self._work_table(), self._triton_table()]
         return [table for table in tables if table.rows]
 
@@ -152,7 +158,7 @@ class Compiled:
     def _compile_time(self, compiling: CompileTime) -> dict[str, Any]:
         begin, _ = window_of(self.forest.trace) or (0, 0)
         begins = self.forest.trace.events.begin_ns
-        ran = {f"{f.frame}/{variant}" for f in self.frames.frames for variant in f.variants}
+        ran = self._ran
         return {
             "time_us": compiling.time_ns / 1000,
             "percent_of_window": share(compiling.time_ns, self.window_ns),
@@ -256,7 +262,7 @@ def _between(each: Break) -> str | None:
     return ", ".join(shown) or "no operator"
 
 
-def _compile_tables(compiling: CompileTime) -> list[Table]:
+def _compile_tables(compiling: CompileTime, ran: set[str]) -> list[Table]:
     return [
         Table(
             "Compiling by phase",
@@ -273,8 +279,12 @@ def _compile_tables(compiling: CompileTime) -> list[Table]:
         ),
         Table(
             "Compiled frames in the window",
-            (("frame/variant", ""), ("time", "ns")),
-            [(each.id, each.time_ns) for each in compiling.compilations[:_SHOWN]],
+            (("frame/variant", ""), ("time", "ns"), ("ran in the window", "")),
+            [
+                (each.id, each.time_ns, None if each.id is None else _YES[each.id in ran])
+                for each in compiling.compilations[:_SHOWN]
+            ],
+            "What did not run Dynamo may have given up.",
         ),
     ]
 
