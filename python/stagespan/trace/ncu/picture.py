@@ -127,7 +127,11 @@ def _roofs(axes: _Axes, roofs: Roofs) -> list[str]:
                   "#1b1f24", 2)
         )  # fmt: skip
         words = f"{in_words(roofs.bandwidth)}B/s device memory"
-        parts.append(_label(axes.x(begin) + 10, axes.y(begin * roofs.bandwidth) - 14, words))
+        x0, y0 = axes.x(begin), axes.y(begin * roofs.bandwidth)
+        x1, y1 = axes.x(end), axes.y(top)
+        angle = math.degrees(math.atan2(y1 - y0, x1 - x0))
+        place = f"translate({(x0 + x1) / 2:.1f} {(y0 + y1) / 2 - 8:.1f}) rotate({angle:.1f})"
+        parts.append(f'<text transform="{place}" text-anchor="middle">{_text(words)}</text>')
     return parts
 
 
@@ -144,16 +148,16 @@ def _points(axes: _Axes, kernels: Sequence[Placed]) -> list[str]:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{COLOURS[each.bound]}"'
             f' fill-opacity="0.85" stroke="#ffffff"><title>{_text(told)}</title></circle>'
         )
-        # Names go where there is room, one below the other.
-        at = y + 4
+        # Names go where there is room, one below the other: roofs are above.
+        at = y + 16
         while any(abs(at - other) < 13 for other in taken):
             at += 13
         taken.append(at)
         name = shortened(each.name, _LONGEST)
         if x < _WIDTH / 2:
-            parts.append(_label(x + 10, at, name))
+            parts.append(_label(x + 6, at, name))
         else:
-            parts.append(_label(x - 10, at, name, "end"))
+            parts.append(_label(x - 6, at, name, "end"))
     return parts
 
 

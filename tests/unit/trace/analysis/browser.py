@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 # The browser talks through its file descriptors 3 and 4, which may be others' in this process.
 _TO_3_AND_4 = """
 import fcntl, os, sys

@@ -159,6 +159,24 @@ def test_the_timeline_has_every_lane_and_its_times(tmp_path: Path) -> None:
     assert all(lane.note == "" for lane in found.values())
 
 
+def test_steps_that_no_profiler_marked_have_their_lane(tmp_path: Path) -> None:
+    # GIVEN a program that names its own steps
+    program = Program()
+    for step in range(4):
+        with program.within(f"iteration {step}", "user_annotation"):
+            program.operator()
+            program.wait()
+    analysis = analyze(program.trace(tmp_path))
+    # WHEN the page is made THEN they are on top, where the analysis of steps has them
+    data = data_of(html.html_page(analysis))
+    steps = analysis.to_dict()["steps"]["steps"]
+    assert len(steps) == 4
+    assert data["lanes"][0]["name"] == "steps"
+    assert [bar[:3] for bar in data["lanes"][0]["bars"]] == [
+        [step["time_us"] * 1000, step["step_us"] * 1000, step["name"]] for step in steps
+    ]
+
+
 def test_many_events_are_summed_up_and_said(tmp_path: Path) -> None:
     # GIVEN more events than a lane has bars
     program = Program()

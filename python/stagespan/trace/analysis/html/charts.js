@@ -110,7 +110,7 @@ function roofline(parent, { bandwidth, rates, points, colours }) {
       return {
         type: "scatter", mode: "markers+text", marker: { color: colours[bound], size: 11 }, name: bound,
         x: of.map(([, , intensity]) => intensity), y: of.map(([, , , rate]) => rate),
-        text: of.map(([name]) => plain(name.slice(0, 32))), textposition: "top center", cliponaxis: false,
+        text: of.map(([name]) => plain(name.slice(0, 32))), textposition: "bottom center", cliponaxis: false,
         customdata: of.map(([name, , intensity, rate]) =>
           [plain(wrapped(name)).replaceAll("\n", "<br>"), number(intensity, 2), words(rate)]),
         hovertemplate: "%{customdata[0]}<br>%{customdata[1]} operations a byte, "

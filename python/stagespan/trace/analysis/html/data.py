@@ -38,7 +38,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
             told = ", ".join(f"{printable(cause)} ({n:,})" for cause, n in counts.items())
             notes.append(f"{what}: {told}.")
     window = window_of(trace)
-    lanes = timeline(trace)
+    lanes = timeline(trace, _steps(analysis))
     return {
         "title": shortened(name_of(Path(trace.path)), 120),
         "path": shortened(trace.path, LONGEST_TEXT),
@@ -79,6 +79,17 @@ def _device(analysis: Analysis) -> list[tuple[str, int, str]]:
         ("idle", use.use.idle_ns, "idle"),
     )
     return [(name, time, key) for name, time, key in parts if time]
+
+
+def _steps(analysis: Analysis) -> list[tuple[str, int, int]]:
+    """Name, begin and length of the steps that were found."""
+    result = analysis.results.get("steps")
+    if result is None or isinstance(result, Nothing):
+        return []
+    return [
+        (step["name"], round(step["time_us"] * 1000), round(step["step_us"] * 1000))
+        for step in result.to_dict()["steps"]
+    ]
 
 
 def written_finding(finding: Finding) -> dict[str, Any]:

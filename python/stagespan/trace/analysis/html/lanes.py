@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ _STEP = re.compile(r"ProfilerStep[#*]")
 _DIGITS = re.compile(r"\d+")
 
 Rows = NDArray[np.intp]
+Steps = Sequence[tuple[str, int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,21 @@ class _Bars:
     """The stretch of each event."""
 
 
-def timeline(trace: Trace) -> list[Lane]:
-    """Lanes for steps, stages, each stream of the device, its idle time, and the host's threads."""
+def timeline(trace: Trace, steps: Steps = ()) -> list[Lane]:
+    """Lanes for steps, stages, each stream of the device, its idle time, and the host's threads.
+
+    `steps` are those that were found where the profiler did not mark them: name, begin, length.
+    """
     if window_of(trace) is None:
         return []
     found: list[Lane] = []
     for lanes in (_annotations, _streams, _idle, _threads):
         found += lanes(trace)
+    if steps and all(lane.name != "steps" for lane in found):
+        bars = [(begin, time, shortened(name, LONGEST_NAME), "step") for name, begin, time in steps]
+        left = len(bars) - MOST_BARS
+        note = f"steps: {left:,} more are not drawn." if left > 0 else ""
+        found.insert(0, Lane("steps", bars[:MOST_BARS], note))
     return found
 
 

@@ -17,9 +17,10 @@ function element(name, properties, ...children) {
   return made;
 }
 
+// Rounded as the other outputs are.
 function number(value, digits) {
   return value.toLocaleString("en-US", {
-    minimumFractionDigits: digits, maximumFractionDigits: digits,
+    minimumFractionDigits: digits, maximumFractionDigits: digits, roundingMode: "halfEven",
   });
 }
 
