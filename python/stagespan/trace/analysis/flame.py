@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from stagespan.errors import TraceError
 from stagespan.trace.analysis import Analysis
-from stagespan.trace.analysis.call_tree import Paths, sums
+from stagespan.trace.analysis.call_tree import Paths, levels, sums
 from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.host_time import named
 from stagespan.trace.analysis.nesting import Lanes, Nesting
@@ -23,6 +23,7 @@ from stagespan.trace.intervals import exclusive
 from stagespan.trace.model import Numbers, Trace
 
 _MOST_IN_JSON = 1_500
+_DEEPEST = 250
 _SHOWN = 15
 _LINE = re.compile(r"\.py\(\d+\): |^<[^>]+>\(\d+\): ")
 # Lines of Python that only pass a call on.
@@ -108,11 +109,12 @@ class Flame:
                 yield stacks[-1], time
 
     def _kept(self) -> list[bool]:
-        if len(self.names) <= _MOST_IN_JSON:
-            return [True] * len(self.names)
-        least = np.sort(self.total_ns)[-_MOST_IN_JSON]
-        kept: list[bool] = (self.total_ns > least).tolist()
-        return kept
+        """Which frames the nested form has: not too many, and not too deep for a reader of JSON."""
+        kept = levels(np.array(self.parent, dtype=np.intp)) < _DEEPEST
+        if len(self.names) > _MOST_IN_JSON:
+            kept &= self.total_ns > np.sort(self.total_ns)[-_MOST_IN_JSON]
+        result: list[bool] = kept.tolist()
+        return result
 
 
 def analyze(trace: Trace) -> Flame | Nothing:

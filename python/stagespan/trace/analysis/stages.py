@@ -29,6 +29,8 @@ _MOST_CELLS = 5_000_000
 # A stage whose launches are told as the cause: so many a call, of so little work.
 _LEAST_LAUNCHES = 20
 _MOST_KERNEL_NS = 20_000
+# Of the host for each: where it takes longer, it does something else than launching.
+_MOST_LAUNCH_NS = 300_000
 # Of the time from the first work to the end of the last.
 _SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
 _MOST_FINDINGS = 2
@@ -123,6 +125,7 @@ class Stages:
                 severity is None
                 or stage.calls_made < _LEAST_LAUNCHES * stage.calls
                 or device > _MOST_KERNEL_NS * launched
+                or stage.host_self_ns > _MOST_LAUNCH_NS * stage.calls_made
                 or 2 * idle < stage.host_self_ns
             ):
                 continue

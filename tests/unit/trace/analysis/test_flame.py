@@ -143,6 +143,22 @@ def test_of_very_many_frames_the_short_ones_are_summed_up(tmp_path: Path) -> Non
     assert len(stacks(found)) == 3_000
 
 
+def test_a_deep_recursion_is_cut_off_where_json_cannot_nest(tmp_path: Path) -> None:
+    # GIVEN a function that calls itself 2,000 times
+    program = Program()
+    begin = program.now
+    for depth in range(2_000):
+        program.event(f"f.py({depth}): f", PYTHON, begin + depth, begin + 5_000 - depth)
+    # WHEN its graph is written
+    found = flame.analyze(program.trace(tmp_path))
+    assert isinstance(found, Flame)
+    written = json.dumps(found.to_dict())
+    # THEN what lies deeper is one frame with all its time, and the folded stacks have all
+    assert "more)" in written
+    assert found.to_dict()["total_us"] == 5_000
+    assert len(found.folded().splitlines()) == 2_000
+
+
 def test_a_trace_without_stacks_says_how_to_record_them(tmp_path: Path) -> None:
     program = Program()
     program.operator()

@@ -66,6 +66,7 @@ spans = test_stages.test_spans_of_stagespan_hold_annotations
 by_time = test_stages.test_spans_of_several_threads_are_told_by_time
 idle_within = test_stages.test_idle_time_within_stages
 small_work = test_stages.test_a_stage_of_many_small_kernels_is_named
+on_host = test_stages.test_a_stage_that_works_on_the_host_is_not_blamed_for_its_launches
 graph = test_stages.test_a_graph_is_one_launch
 modules = test_layers.test_modules_with_their_own_time_and_what_they_hold
 slow_layer = test_layers.test_a_layer_that_takes_longer_than_its_like
@@ -150,6 +151,7 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
     (stage_tree._stages_of, "count == 1", "count >= 1", by_time),
     (stage_tree._stages_of, "(stage < 0) & _backward", "(stage >= 0) & _backward", backward_stage),
     (stages._per_step, "device = tree.inclusive(device)", "device = +device", nested),
+    (Stages.findings, "stage.host_self_ns > _MOST", "0 > _MOST", on_host),
     (Stages.findings, "2 * idle <", "2 * idle >", small_work),
     (Stages.findings, "stage.calls_made < _LEAST", "launched < _LEAST", graph),
     (layer_modules.modules_of, "paths.inclusive(own)", "own.copy()", modules),

@@ -156,6 +156,17 @@ def test_a_stage_of_many_small_kernels_is_named(tmp_path: Path) -> None:
     assert idle == 3 * (40 * 35 - 39 * 2) * US
 
 
+def test_a_stage_that_works_on_the_host_is_not_blamed_for_its_launches(tmp_path: Path) -> None:
+    # GIVEN a stage that resizes images for long, and launches some small kernels
+    program = Program()
+    with program.within("preprocess", NOTE):
+        for _ in range(30):
+            program.work(2_000)
+            program.operator("aten::to", us=3)
+    # WHEN it is looked at THEN nothing is said about its launches
+    assert stages_of(program.trace(tmp_path)).findings() == []
+
+
 def test_a_graph_is_one_launch(tmp_path: Path) -> None:
     # GIVEN a stage that launches 200 kernels at once and then sleeps
     program = Program()
