@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from stagespan.trace.ranks.waits import waits
 _LISTED = 10
 # Windows whose lengths differ more are said to be different.
 _DIFFERENT = 1.5
+_DIGITS = re.compile(r"\d+")
 _A_DAY_NS = 86_400 * 10**9
 # Half of each window.
 _OVERLAP = 0.5
@@ -117,20 +119,34 @@ def _one_time(
 def _one_of_each(
     readable: list[RankSummary],
 ) -> tuple[list[RankSummary], dict[int, list[str]]]:
-    """One trace of each rank, by rank: of several the one nearest in time to the others'."""
+    """One trace of each rank, by rank.
+
+    Of several the one whose name, numbers left out, the most ranks have, as a stage's; among those
+    the one nearest in time to the others'.
+    """
     by_rank: dict[int, list[RankSummary]] = {}
+    of_name: dict[str, set[int]] = {}
     for each in readable:
         if each.rank is not None:
             by_rank.setdefault(each.rank, []).append(each)
+            of_name.setdefault(_stage(each), set()).add(each.rank)
     single = [each[0].begin_ns for each in by_rank.values() if len(each) == 1]
     about = int(np.median(single)) if single else min((e.begin_ns for e in readable), default=0)
     kept, duplicated = [], {}
     for rank in sorted(by_rank):
-        several = sorted(by_rank[rank], key=lambda each: abs(each.begin_ns - about))
+        several = sorted(
+            by_rank[rank],
+            key=lambda each: (-len(of_name[_stage(each)]), abs(each.begin_ns - about)),
+        )
         kept.append(several[0])
         if len(several) > 1:
             duplicated[rank] = [each.path for each in several[1:]]
     return kept, duplicated
+
+
+def _stage(summary: RankSummary) -> str:
+    """A file's name without numbers."""
+    return _DIGITS.sub("#", Path(summary.path).name)
 
 
 def _about_files(
@@ -150,8 +166,8 @@ def _about_files(
     for rank, paths in list(duplicated.items())[:_LISTED]:
         used = next(each.path for each in summaries if each.rank == rank)
         told.append(
-            f"Rank {rank} has {len(paths) + 1} traces: {Path(used).name} is used, which is nearest"
-            " in time to the other ranks'."
+            f"Rank {rank} has {len(paths) + 1} traces: {Path(used).name} is used, which goes best"
+            " with those of the other ranks by name and time."
         )
     if len(duplicated) > _LISTED:
         told.append(f"{len(duplicated) - _LISTED} more ranks have several traces.")

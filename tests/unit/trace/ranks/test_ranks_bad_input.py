@@ -85,10 +85,23 @@ def test_several_files_of_a_rank(tmp_path: Path) -> None:
     found = ranks_in(tmp_path)
     # THEN the one of the same time is used, and it says so
     assert [Path(path).name for path in found.duplicated[0]] == ["rank0_a.json"]
-    assert found.remarks == (
-        "Rank 0 has 2 traces: rank0_b.json is used, which is nearest in time to the other ranks'.",
-    )
+    (remark,) = found.remarks
+    assert remark.startswith("Rank 0 has 2 traces: rank0_b.json is used, which goes best with")
     assert found.matched.count == 4
+
+
+def test_several_stages_of_each_rank(tmp_path: Path) -> None:
+    # GIVEN traces of two stages of each rank, the ranks of one stage far apart in time
+    for rank in range(3):
+        late = [(op, begin + 5e6 * rank, end + 5e6 * rank) for op, begin, end in CALLS]
+        write_rank(tmp_path, rank, late, world=3, name=f"dit_rank{rank}.json", begin=5e6 * rank)
+        if rank:
+            write_rank(tmp_path, rank, CALLS, world=3, name=f"vae_rank{rank}.json")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the stage is taken that all ranks have
+    names = [Path(each.path).name for each in found.summaries]
+    assert names == ["dit_rank0.json", "dit_rank1.json", "dit_rank2.json"]
 
 
 def test_a_copy_of_a_rank(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ in_turn = planted.test_ranks_that_come_last_in_turn_are_no_stragglers
 disagree = planted.test_collectives_that_do_not_agree_are_not_matched
 sends = planted.test_sends_between_two_ranks_are_left_out
 elsewhen = bad.test_a_rank_recorded_at_another_time
+stages = bad.test_several_stages_of_each_rank
 several = bad.test_several_files_of_a_rank
 jobs = bad.test_traces_of_other_jobs
 missing = bad.test_missing_ranks_are_named
@@ -58,7 +59,8 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
     (collectives.collectives, "COMPUTE)", "COMMUNICATION)", imbalance),
     (words._stragglers, "by_chance > _CHANCE", "by_chance < _CHANCE", straggler),
     (words._stragglers, "by_chance > _CHANCE", "by_chance > 1", in_turn),
-    (folder._one_of_each, "abs(each.begin_ns - about)", "-abs(each.begin_ns - about)", several),
+    (folder._one_of_each, "abs(each.begin_ns - about))", "-abs(each.begin_ns - about))", several),
+    (folder._one_of_each, "-len(of_name[_stage(each)])", "0", stages),
     (folder._one_job, "len(ranks[size]), size", "-len(ranks[size]), size", jobs),
     (folder.ranks_of, "- set(numbers)", "", missing),
     (merge._Rank._rewrite, "time + shift_ns", "time - shift_ns", one_clock),
