@@ -117,6 +117,14 @@ class Against:
         """By kind of work and cause of idleness; they sum to the change."""
         return self._by(lambda cell: (part_name(cell), ""))
 
+    def within(self, part: str) -> list[Change]:
+        """The kernels (or operators) of one of `parts`; none of idle time."""
+
+        def key(cell: Cell) -> tuple[str, str]:
+            return (cell.kernel or cell.operator) if part_name(cell) == part else "", ""
+
+        return [each for each in self._by(key, events_only=True) if each.name]
+
     def stages(self) -> list[Change]:
         """Device work (or operators) by annotation; idle time is no stage's."""
         return self._by(lambda cell: (cell.stage or _NO_STAGE, ""), events_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stagespan.trace.analysis.causes import CAUSES, MEMORY_ALLOCATION, SYNCHRONISATION
 from stagespan.trace.analysis.result import (
     Evidence,
     Finding,
@@ -19,6 +20,9 @@ from stagespan.trace.comparison.against import (
     severity_of,
     signed,
 )
+
+# Idle time that calls are to blame for.
+_OF_CALLS = tuple(CAUSES[cause] for cause in (SYNCHRONISATION, MEMORY_ALLOCATION))
 
 
 def headline(found: Against) -> str:
@@ -62,9 +66,23 @@ def findings(found: Against) -> list[Finding]:
             f"{name}: {in_words(abs(part.change_ns), 'ns')} {than}{_each(found)}"
             f" ({in_words(part.before_ns, 'ns')} before, {in_words(part.after_ns, 'ns')} after)."
         )
-        shown.append(Finding("low" if noise else own, sentence, evidence_of(part)))
+        evidence = (*evidence_of(part), *_most(found, part))
+        shown.append(Finding("low" if noise else own, sentence, evidence))
     shown += _kernels(found, "low" if noise else None)
     return shown
+
+
+def _most(found: Against, part: Change) -> list[Evidence]:
+    """What changed most in a part: a kernel or operator, or a call that waits or allocates."""
+    inside = found.within(part.name)
+    if part.name.endswith(_OF_CALLS):
+        inside = list(found.waits)
+    inside = [each for each in inside if each.change_ns * part.change_ns > 0]
+    if not inside:
+        return []
+    way = "less" if part.change_ns < 0 else "more"
+    most = inside[0]
+    return [Evidence(f"{shortened(most.name, 70)}, {way}", None, abs(most.change_ns), "ns")]
 
 
 def _each(found: Against) -> str:

@@ -72,6 +72,8 @@ def test_the_parts_explain_the_change(tmp_path: Path) -> None:
     assert [each.figure for each in first.evidence] == [570 * US, 310 * US]
     assert "300.000 us less a step (400.000 us before, 100.000 us after)" in second.sentence
     assert (third.severity, third.evidence[1].figure) == ("medium", 140 * US)
+    # AND the kernel is named that took the time
+    assert str(third.evidence[2]) == "kernel_gemm, more: 40.000 us"
     # AND by stage, operator and kernel the device's change is the same
     stages = {each.name: each.change_ns for each in found.stages()}
     operators = {each.name: each.change_ns for each in found.operators()}
@@ -213,6 +215,8 @@ def test_calls_that_wait(tmp_path: Path) -> None:
     assert wait.name == "aten::item (cudaStreamSynchronize)"
     assert wait.change_ns == 3 * 200 * US // 4
     assert (wait.before_count, wait.after_count) == (0.75, 0.75)
+    told = next(f for f in found.findings() if "had waited for the device" in f.sentence[:60])
+    assert str(told.evidence[2]) == "aten::item (cudaStreamSynchronize), more: 150.000 us"
     titles = [table.title for table in found.tables()]
     assert "Idle time by calls that wait or allocate" in titles
     # AND steps are told one by one
