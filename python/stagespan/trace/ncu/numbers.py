@@ -8,6 +8,7 @@ from collections.abc import Iterable
 _BLANKS = " \u00a0\u202f\u2009'\u2019"
 _NUMBER = re.compile(rf"[+-]?\d[\d.,{_BLANKS}]*(?:[eE][+-]?\d+)?")
 _PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_LEAST, _MOST = 1e-30, 1e30
 _BASES = {
     "second": "second",
     "s": "second",
@@ -58,9 +59,11 @@ def number(text: str, decimal: str = ".") -> float | int | None:
         text = text.replace(sign, "")
     text = text.replace(decimal, ".")
     try:
-        return float(text) if "." in text or "e" in text.lower() else int(text)
+        value = float(text) if "." in text or "e" in text.lower() else int(text)
     except ValueError:
         return None
+    # No counter of a device is beyond these: a damaged number must not become a figure.
+    return value if value == 0 or _LEAST < abs(value) < _MOST else None
 
 
 def in_base_unit(value: float, unit: str) -> tuple[float, str]:

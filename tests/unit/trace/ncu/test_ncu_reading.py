@@ -136,7 +136,8 @@ def test_which_sign_parts_the_fraction(values: list[str], sign: str) -> None:
         ("1\u202f234,5", ",", 1234.5), ("1'234.5", ".", 1234.5), ("45.70 %", ".", 45.7),
         ("1.5e+09", ".", 1.5e9), ("-3", ".", -3), ("9,007,199,254,740,993", ".", 2**53 + 1),
         ("nan", ".", None), ("n/a", ".", None), ("", ".", None), ("(32, 1, 1)", ".", None),
-        ("1.2.3", ".", None),
+        ("1.2.3", ".", None), ("9" * 400, ".", None), ("1e999", ".", None), ("1e-99", ".", None),
+        ("0.00", ".", 0.0),
     ],
 )  # fmt: skip
 def test_numbers(text: str, decimal: str, value: float | None) -> None:
