@@ -6,14 +6,14 @@ import sys
 import time
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
 ROUNDS = 8
 SLEEP_S = 0.15
 
 
 def main(rank: int, folder: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
     torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
