@@ -18,7 +18,10 @@ from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze, html
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
-pytestmark = pytest.mark.skipif(program() is None, reason="no Chromium here to open a page in")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(program() is None, reason="no Chromium here to open a page in"),
+]
 
 BARS = "document.querySelectorAll('#timeline .bars path').length"
 RANGE = "document.querySelector('#timeline .chart').layout.xaxis.range"

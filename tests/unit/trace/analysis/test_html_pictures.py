@@ -128,6 +128,7 @@ def test_no_picture_without_figures(tmp_path: Path) -> None:
     assert pictures(analyze_path(path)) == []
 
 
+@pytest.mark.slow
 def test_a_browser_draws_each(browser: Browser, tmp_path: Path) -> None:
     # GIVEN the page of a change, which has every picture of one trace
     before = a_trace(tmp_path, us=40, name="before")
@@ -156,6 +157,7 @@ def test_a_browser_draws_each(browser: Browser, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["cuda_h100_bert.json.gz", "rocm_mi300_sglang_decode.json.gz", "cpu_only.json.gz",
