@@ -34,7 +34,8 @@ def base_name(name: str) -> str:
 
 def one_way(name: str) -> str:
     """The whole name in one way of writing it: without blanks, casts and return type."""
-    return re.sub(r"\s+", "", _CAST.sub("", _RETURNS.sub("", name.strip())))
+    name = name.strip().replace("<unnamed>", "(anonymous namespace)")
+    return re.sub(r"\s+", "", _CAST.sub("", _RETURNS.sub("", name)))
 
 
 def without_parameters(name: str) -> str:

@@ -34,7 +34,10 @@ def decimal_sign(values: Iterable[str]) -> str:
     votes = {".": 0, ",": 0}
     other = {".": ",", ",": "."}
     for value in values:
-        digits = value.strip().lstrip("+-").split("e")[0].split("E")[0]
+        value = value.strip().rstrip("%").strip()
+        if _NUMBER.fullmatch(value) is None:
+            continue
+        digits = value.lstrip("+-").split("e")[0].split("E")[0]
         signs = [letter for letter in digits if letter in ".,"]
         if not signs:
             continue

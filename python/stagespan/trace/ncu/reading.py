@@ -75,6 +75,9 @@ def parse(text: str, path: str) -> Reading:
         raise TraceError(f"{path} {_reason(text)}")
     head = [name.strip() for name in rows[start]]
     left_out: dict[str, int] = {}
+    long = all(name in head for name in _METRIC)
+    # Rows of metrics may end before the columns of rules, with a comma.
+    least = max(head.index(name) for name in _METRIC) + 1 if long else len(head)
     cut = None
     body = []
     whole = _ends_whole(text)
@@ -82,13 +85,14 @@ def parse(text: str, path: str) -> Reading:
         last = at == len(rows) - 1
         if _is_head(row):
             continue
-        if len(row) == len(head) and (whole or not last):
-            body.append(row)
+        if not row[-1] and len(row) == len(head) + 1:
+            row.pop()
+        if least <= len(row) <= len(head) and (whole or not last):
+            body.append(row + [""] * (len(head) - len(row)))
         elif last and not whole and 1 < len(row) <= len(head):
             cut = f"{path} is incomplete: it ends in the middle of a row."
         elif any(cell.strip() for cell in row):
             _count(left_out, "line that is no row of the table")
-    long = all(name in head for name in _METRIC)
     kernels = _long(head, body, left_out) if long else _wide(head, body, left_out)
     if not kernels:
         raise TraceError(f"{path} {_reason(text)}")
@@ -238,7 +242,9 @@ def _add(
 ) -> None:
     value = number(text, decimal)
     if value is None:
-        _count(left_out, "value that is no number")
+        # What describes device and launch may be words; what was measured has a dot in its name.
+        if "." in metric or metric in _LABELS:
+            _count(left_out, "value that is no number")
         return
     scaled, base = in_base_unit(value, unit)
     # `--page details` writes labels; some stand for two metrics, told by the unit.

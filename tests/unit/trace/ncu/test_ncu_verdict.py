@@ -182,6 +182,9 @@ def test_both_spellings_are_one_kernel() -> None:
     ncu = "void ns::gemm<(int)32, (bool)1>(const float *, unsigned int)"
     trace = "void ns::gemm<32, 1>(const float*, unsigned int)"
     assert one_way(ncu) == one_way(trace)
+    ncu, trace = "void <unnamed>::k<4>(int)", "void (anonymous namespace)::k<4>(int)"
+    assert one_way(ncu) == one_way(trace)
+    assert base_name(ncu) == base_name(trace) == "k"
 
 
 def a_report() -> NcuReport:
