@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
-from typing import Any
 
-import pytest
 import test_ascend_folder as folders
 import test_ascend_free as free
 import test_ascend_steps as steps
 import test_ascend_waits as waits
 import test_head_overhead as head
-import test_planted_faults as registry
+from planted_faults import Fault, each, must_be_found
 
 from stagespan.trace.analysis import (
     ascend_cores,
@@ -70,7 +65,7 @@ layouts = folders.test_other_layouts_and_units_of_tables
 devices = folders.test_statistics_of_several_devices_are_summed
 cut = folders.test_a_row_that_is_cut_off_is_said
 
-FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
+FAULTS: list[Fault] = [
     # The head of compiled calls
     (_Thread._call, "begin - start", "begin + start", split),
     (_Thread._call, "entered - begin", "at - begin if at else 0", split),
@@ -134,19 +129,6 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("function", "right", "wrong", "scenario"),
-    FAULTS,
-    ids=[f"{f.__qualname__}: {right}" for f, right, _, _ in FAULTS],
-)
-def test_a_fault_in_the_analyses_of_ascend_is_found(
-    function: FunctionType,
-    right: str,
-    wrong: str,
-    scenario: Callable[[Path], None],
-    tmp_path: Path,
-) -> None:
-    def fresh(folder: Path) -> None:
-        scenario(Path(tempfile.mkdtemp(dir=folder)))
-
-    registry.test_a_planted_fault_is_found(function, right, wrong, fresh, tmp_path)
+@each(FAULTS)
+def test_a_fault_in_the_analyses_of_ascend_is_found(fault: Fault, tmp_path: Path) -> None:
+    must_be_found(fault, tmp_path)

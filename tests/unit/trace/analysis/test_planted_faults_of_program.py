@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
-import pytest
 import test_flame
 import test_layers
 import test_memory
 import test_stages
 import test_step_ranges
 import test_steps
-from test_planted_faults import test_a_planted_fault_is_found as fault_is_found
+from planted_faults import Fault, each, must_be_found
 
 from stagespan.trace.analysis import (
     flame,
@@ -102,7 +99,7 @@ def no_leak(folder: Path) -> None:
 
 
 _Parts = step_time._Parts
-FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
+FAULTS: list[Fault] = [
     # (function, what stands in it, what is put there, the test that must fail)
     (step_time.step_times, "np.maximum(ranges.end_ns, work_end)", "ranges.end_ns", late),
     (step_time.step_times, "np.maximum.accumulate(np.maximum", "np.negative(np.maximum", late),
@@ -187,16 +184,6 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("function", "right", "wrong", "scenario"),
-    FAULTS,
-    ids=[f"{f.__qualname__}: {wrong}" for f, _, wrong, _ in FAULTS],
-)
-def test_a_planted_fault_is_found(
-    function: FunctionType,
-    right: str,
-    wrong: str,
-    scenario: Callable[[Path], None],
-    tmp_path: Path,
-) -> None:
-    fault_is_found(function, right, wrong, scenario, tmp_path)
+@each(FAULTS)
+def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
+    must_be_found(fault, tmp_path)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
-from typing import Any
 
-import pytest
 import test_compiled
 import test_compiled_work
 import test_kernel_findings
 import test_kernels
 import test_nesting
-from test_planted_faults import test_a_planted_fault_is_found as fault_is_found
+from planted_faults import Fault, each, must_be_found
 
 from stagespan.trace.analysis import (
     compile_time,
@@ -77,7 +73,7 @@ def older(tmp_path: Path) -> None:
     test_compiled.test_compiling_by_phase_and_recompilations(False, tmp_path)
 
 
-FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
+FAULTS: list[Fault] = [
     (grouping.grouped, "-columns[1]", "columns[1]", all_figures),
     (grouping.grouped, "np.append(firsts, len(code))", "np.append(firsts, 0)", all_figures),
     (grouping.prevailing, "best.setdefault(", "best.__setitem__(", two_operators),
@@ -133,16 +129,6 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("function", "right", "wrong", "scenario"),
-    FAULTS,
-    ids=[f"{f.__qualname__}: {wrong[:40]}" for f, _, wrong, _ in FAULTS],
-)
-def test_a_planted_fault_in_an_analysis_of_work(
-    function: FunctionType,
-    right: str,
-    wrong: str,
-    scenario: Callable[[Path], None],
-    tmp_path: Path,
-) -> None:
-    fault_is_found(function, right, wrong, scenario, tmp_path)
+@each(FAULTS)
+def test_a_planted_fault_in_an_analysis_of_work(fault: Fault, tmp_path: Path) -> None:
+    must_be_found(fault, tmp_path)
