@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import test_html_page as pages
 import test_html_pictures as drawn
-import test_planted_faults as planted_faults
 import test_screen
+from planted_faults import Fault, each, must_be_found
 
 from stagespan.trace.analysis import facts, html, terminal
 from stagespan.trace.analysis.html import data, lanes, pictures
@@ -43,7 +41,7 @@ figures = drawn.test_pictures_hold_the_figures_of_the_analyses
 change = drawn.test_a_change_is_drawn_from_before_to_after
 a_line_each = test_screen.test_where_there_is_room_each_analysis_has_a_line
 
-FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
+FAULTS: list[Fault] = [
     # (function, what stands in it, what is put there, the test that must fail)
     (html._json, '"\\\\u003c"', '"<"', hostile),
     (html.filled, "default-src 'none';", "", scripts),
@@ -73,12 +71,6 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("function", "right", "wrong", "scenario"),
-    FAULTS,
-    ids=[f"{f.__qualname__}: {wrong}" for f, _, wrong, _ in FAULTS],
-)
-def test_a_planted_fault_is_found(
-    function: Any, right: str, wrong: str, scenario: Callable[[Path], None], tmp_path: Path
-) -> None:
-    planted_faults.test_a_planted_fault_is_found(function, right, wrong, scenario, tmp_path)
+@each(FAULTS)
+def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
+    must_be_found(fault, tmp_path)

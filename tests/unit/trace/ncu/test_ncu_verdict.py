@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-import textwrap
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from types import FunctionType
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +28,7 @@ from ncu_files import (
     Figures,
     long_file,
 )  # fmt: skip
+from planted_faults import Fault, each, must_be_found
 
 from stagespan.trace.ncu import numbers, reading, roofline, verdict
 from stagespan.trace.ncu.command import Top, TopKernels
@@ -288,26 +287,6 @@ FAULTS: list[tuple[Any, str, str, Callable[[], None]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("function", "right", "wrong", "scenario"),
-    FAULTS,
-    ids=[f"{f.__qualname__}: {wrong}" for f, _, wrong, _ in FAULTS],
-)
-def test_a_planted_fault_is_found(
-    function: FunctionType, right: str, wrong: str, scenario: Callable[[], None]
-) -> None:
-    # GIVEN a test that holds WHEN one expression is changed THEN it does not
-    scenario()
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(right) == 1
-    changed: dict[str, Any] = {}
-    text = f"from __future__ import annotations\n{source.replace(right, wrong)}"
-    exec(compile(text, "x", "exec"), function.__globals__, changed)
-    code = function.__code__
-    function.__code__ = changed[function.__name__].__code__
-    try:
-        with pytest.raises((AssertionError, KeyError, ValueError)):
-            scenario()
-    finally:
-        function.__code__ = code
-    scenario()
+@each([(f, right, wrong, lambda _, play=play: play()) for f, right, wrong, play in FAULTS])
+def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
+    must_be_found(fault, tmp_path)
