@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from stagespan.trace.analysis.result import SEVERITIES, Finding, Nothing, Result, window_of
+from stagespan.trace.analysis.result import Finding, Nothing, Result, gravest_first, window_of
 from stagespan.trace.analysis.torchair_calls import calls_torchair
 from stagespan.trace.device import is_ascend
 from stagespan.trace.model import Trace
@@ -54,8 +54,9 @@ class Analysis:
 
     def findings(self) -> list[Finding]:
         """Of all analyses, the gravest first; within a severity in the order of the report."""
-        found = [finding for result in self.results.values() for finding in result.findings()]
-        return sorted(found, key=lambda finding: SEVERITIES.index(finding.severity))
+        return gravest_first(
+            finding for result in self.results.values() for finding in result.findings()
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what was read, the findings, then one key an analysis."""

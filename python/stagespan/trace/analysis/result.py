@@ -7,7 +7,7 @@ made up. Figures are integer nanoseconds inside; each written one names its unit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -63,6 +63,11 @@ class Finding:
             "sentence": self.sentence,
             "evidence": [each.to_dict() for each in self.evidence],
         }
+
+
+def gravest_first(findings: Iterable[Finding]) -> list[Finding]:
+    """By severity; within one, in the order in which they come."""
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagespan.trace.analysis.result import Evidence, Finding, Severity, Table, in_words, share
+from stagespan.trace.analysis.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    gravest_first,
+    in_words,
+    share,
+)
 from stagespan.trace.ncu import metrics as m
 from stagespan.trace.ncu.command import Top, TopKernels
 from stagespan.trace.ncu.names import base_name, one_way, without_parameters
@@ -113,8 +121,7 @@ class NcuReport:
             if percent is not None:
                 severity = next(s for least, s in _SHARES if percent >= least)
             found.append(Finding(severity, self._sentence(each, percent), _evidence(each)))
-        order = ("high", "medium", "low")
-        return sorted(found, key=lambda finding: order.index(finding.severity))
+        return gravest_first(found)
 
     def _sentence(self, each: Judged, percent: float | None) -> str:
         said = each.judgement

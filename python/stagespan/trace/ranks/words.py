@@ -10,6 +10,7 @@ from stagespan.trace.analysis.result import (
     Finding,
     Severity,
     Table,
+    gravest_first,
     in_words,
     share,
 )
@@ -50,10 +51,10 @@ def _hidden(found: Ranks) -> str:
 
 
 def findings(found: Ranks) -> list[Finding]:
-    """Time lost waiting, ranks that mostly come last, and imbalance of computing."""
+    """Time lost waiting, ranks that mostly come last, imbalance of computing; gravest first."""
     if not found.matched.count:
         return []
-    return [*_waiting(found), *_stragglers(found), *_imbalance(found)]
+    return gravest_first([*_waiting(found), *_stragglers(found), *_imbalance(found)])
 
 
 def _severity(percent: float, shares: tuple[tuple[float, Severity], ...]) -> Severity | None:
