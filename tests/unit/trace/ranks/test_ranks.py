@@ -72,7 +72,8 @@ def test_a_straggler(tmp_path: Path) -> None:
     assert found.waits.waited_ns[0] == (9 * 250 + 70) * US
     assert found.lost_ns == sum(each.waited_ns for each in found.waits.instances)
     # AND it is told, with the worst as evidence
-    waiting, straggler = found.findings()
+    straggler, waiting = found.findings()
+    assert waiting.severity == "medium"
     assert waiting.sentence.startswith("Waiting for each other in collectives took 13.960 ms")
     assert straggler.severity == "high"
     assert "Rank 5 came last to 9 of 10 collectives, and 1.620 ms" in straggler.sentence
