@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
-from typing import Any
 
-import pytest
 import test_against as planted
 import test_against_closes as closes
-import test_planted_faults as registry
+from planted_faults import Fault, each, must_be_found
 
 from stagespan.trace.comparison import alignment, cells, renames, spent, structure, windows
 from stagespan.trace.comparison.against import Against
@@ -42,7 +38,7 @@ def overlaps(folder: Path) -> None:
     assert sum(found.idle_ns.values()) == 5_000
 
 
-FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
+FAULTS: list[Fault] = [
     (spent.spent, "np.maximum(begin, reach)", "begin", overlaps),
     (spent.spent, "free = _less(free, Cover(begin, end))", "pass", overlaps),
     (spent._less, "hole.within", "-hole.within", overlaps),
@@ -67,16 +63,6 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("function", "right", "wrong", "scenario"),
-    FAULTS,
-    ids=[f"{f.__qualname__}: {right}" for f, right, _, _ in FAULTS],
-)
-def test_a_fault_in_the_comparison_is_found(
-    function: FunctionType,
-    right: str,
-    wrong: str,
-    scenario: Callable[[Path], None],
-    tmp_path: Path,
-) -> None:
-    registry.test_a_planted_fault_is_found(function, right, wrong, scenario, tmp_path)
+@each(FAULTS)
+def test_a_fault_in_the_comparison_is_found(fault: Fault, tmp_path: Path) -> None:
+    must_be_found(fault, tmp_path)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
-from typing import Any
 
-import pytest
 import test_host
 import test_idle_causes as causes
 import test_use_and_launches as use
+from planted_faults import Fault, each, must_be_found
 
 from stagespan.trace.analysis import (
     device_use,
@@ -50,7 +45,7 @@ exposed = use.test_communication_that_nothing_hides
 devices = use.test_several_devices_are_told_apart
 no_stream = use.test_a_gap_is_where_no_stream_runs
 
-FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
+FAULTS: list[Fault] = [
     # (function, what stands in it, what is put there, the test that must fail)
     (gaps.gaps, "begin[1:] > reach[:-1]", "begin[1:] > end[:-1]", no_stream),
     (gaps.gaps, "call_begin >= gap_begin", "call_begin < gap_begin", tiny),
@@ -82,35 +77,6 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("function", "right", "wrong", "scenario"),
-    FAULTS,
-    ids=[f"{f.__qualname__}: {wrong}" for f, _, wrong, _ in FAULTS],
-)
-def test_a_planted_fault_is_found(
-    function: FunctionType,
-    right: str,
-    wrong: str,
-    scenario: Callable[[Path], None],
-    tmp_path: Path,
-) -> None:
-    # GIVEN a scenario that holds
-    scenario(tmp_path)
-    # WHEN one expression of an analysis is changed
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(right) == 1
-    changed: dict[str, Any] = {}
-    exec(  # the module's own names, so that the function finds what it uses
-        compile(f"from __future__ import annotations\n{source.replace(right, wrong)}", "x", "exec"),
-        function.__globals__,
-        changed,
-    )
-    code = function.__code__
-    function.__code__ = changed[function.__name__].__code__
-    try:
-        # THEN it does not
-        with pytest.raises((AssertionError, IndexError, ValueError, KeyError)):
-            scenario(tmp_path)
-    finally:
-        function.__code__ = code
-    scenario(tmp_path)
+@each(FAULTS)
+def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
+    must_be_found(fault, tmp_path)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import shutil
-import textwrap
-from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
-from typing import Any
 
 import pytest
 import test_ranks as planted
 import test_ranks_bad_input as bad
 import test_ranks_merge as merged
+from planted_faults import Fault, each, must_be_found
 
 from stagespan.trace.ranks import clocks, collectives, folder, match, merge, waits, words
 
@@ -37,7 +32,7 @@ one_clock = merged.test_every_event_on_one_clock
 no_id = merged.test_no_id_is_shared
 sorted_by_rank = merged.test_processes_are_named_and_sorted_by_rank
 
-FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
+FAULTS: list[Fault] = [
     (clocks._relaxed, "offset += step", "offset -= step", aligned),
     (clocks._relaxed, "np.median(each) if", "np.mean(each) if", late_ends),
     (clocks._residuals, "end - offset", "end + offset", aligned),
@@ -73,40 +68,6 @@ FAULTS: list[tuple[Any, str, str, Callable[[Path], None]]] = [
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
-@pytest.mark.parametrize(
-    ("function", "right", "wrong", "scenario"),
-    FAULTS,
-    ids=[f"{f.__qualname__}: {right}" for f, right, _, _ in FAULTS],
-)
-def test_a_fault_in_the_ranks_is_found(
-    function: FunctionType,
-    right: str,
-    wrong: str,
-    scenario: Callable[[Path], None],
-    tmp_path: Path,
-) -> None:
-    def play() -> None:
-        shutil.rmtree(tmp_path)
-        tmp_path.mkdir()
-        scenario(tmp_path)
-
-    # GIVEN a scenario that holds
-    play()
-    # WHEN one expression is changed
-    source = textwrap.dedent(inspect.getsource(function))
-    assert source.count(right) == 1
-    changed: dict[str, Any] = {}
-    exec(
-        compile(f"from __future__ import annotations\n{source.replace(right, wrong)}", "x", "exec"),
-        function.__globals__,
-        changed,
-    )
-    code = function.__code__
-    function.__code__ = changed[function.__name__].__code__
-    try:
-        # THEN it does not
-        with pytest.raises((AssertionError, IndexError, ValueError, KeyError)):
-            play()
-    finally:
-        function.__code__ = code
-    play()
+@each(FAULTS)
+def test_a_fault_in_the_ranks_is_found(fault: Fault, tmp_path: Path) -> None:
+    must_be_found(fault, tmp_path)
