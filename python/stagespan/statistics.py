@@ -10,32 +10,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from stagespan import _core, settings
+from stagespan.distribution import Distribution
 
 _SECOND = 10**9
 _DEVICE_COLUMNS = ("device_elapsed_ns", "device_queue_ns", "device_tail_ns")
 
 
-class Summary(Protocol):
-    """Distribution of a time in ns; its figures are None where `count` is 0."""
+class Summary(Distribution, Protocol):
+    """Distribution of a time in ns, with any quantile."""
 
-    @property
-    def count(self) -> int:
-        """Runs of which it is known."""
-
-    @property
-    def total_ns(self) -> int: ...
-    @property
-    def mean_ns(self) -> float | None: ...
-    @property
-    def min_ns(self) -> int | None: ...
-    @property
-    def max_ns(self) -> int | None: ...
-    @property
-    def p50_ns(self) -> float | None: ...
-    @property
-    def p95_ns(self) -> float | None: ...
-    @property
-    def p99_ns(self) -> float | None: ...
     def quantile_ns(self, q: float) -> float | None:
         """Time that the part ``q`` of the runs, 0 to 1, did not exceed."""
 

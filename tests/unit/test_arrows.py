@@ -14,7 +14,7 @@ PACKAGE = ROOT / "python" / "stagespan"
 
 # From below to above: a room may import from its own line and those before it.
 ROOMS = (
-    "errors files _core",
+    "errors files distribution _core",
     "imports settings dynamo live history platforms",
     "context decorators trampoline lines memory device synchronize",
     "service statistics",

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from stagespan.cli.output import write_to
+
 
 def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> None:
     if not asked:
@@ -92,35 +94,20 @@ def command(
         import json
 
         text = json.dumps(analysis.to_dict(), indent=1) + "\n"
-        _write(json_file, text)
+        write_to(json_file, text)
     if markdown_file is not None:
         from stagespan.trace.analysis.markdown import markdown
 
-        _write(markdown_file, markdown(analysis))
+        write_to(markdown_file, markdown(analysis))
     if html_file is not None:
         from stagespan.trace.analysis.html import html_page
 
-        _write(html_file, html_page(analysis))
+        write_to(html_file, html_page(analysis))
     if flame_file is not None:
         from stagespan.trace.analysis.flame import folded_of
 
-        _write(flame_file, folded_of(analysis))
+        write_to(flame_file, folded_of(analysis))
     if "-" not in (json_file, markdown_file, html_file, flame_file):
         from stagespan.trace.opening import print_page_of
 
         print_page_of(analysis)
-
-
-def _write(file: str, text: str) -> None:
-    from stagespan.errors import StagespanError
-    from stagespan.files import write_whole
-
-    if file == "-":
-        click.echo(text, nl=False)
-        return
-    try:
-        write_whole(file, text)
-    except OSError as error:
-        raise StagespanError(
-            f"{file} cannot be written ({error.strerror or error}): choose another file."
-        ) from error

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from stagespan.errors import StagespanError, TraceError
+from stagespan.cli.output import write_to
+from stagespan.errors import TraceError
 
 if TYPE_CHECKING:
     from stagespan.trace.ncu.command import Command, TopKernels
@@ -202,27 +203,13 @@ def _write(
     from stagespan.trace.ncu import pages
 
     if json_file is not None:
-        _to(json_file, json.dumps(found.to_dict(), indent=1) + "\n")
+        write_to(json_file, json.dumps(found.to_dict(), indent=1) + "\n")
     if markdown_file is not None:
-        _to(markdown_file, pages.markdown(found))
+        write_to(markdown_file, pages.markdown(found))
     if svg_file is not None:
-        _to(svg_file, pages.roofline(found))
+        write_to(svg_file, pages.roofline(found))
     if html_file is not None:
-        _to(html_file, pages.html(found))
-
-
-def _to(file: str, text: str) -> None:
-    from stagespan.files import write_whole
-
-    if file == "-":
-        click.echo(text, nl=False)
-        return
-    try:
-        write_whole(file, text)
-    except OSError as error:
-        raise StagespanError(
-            f"{file} cannot be written ({error.strerror or error}): choose another file."
-        ) from error
+        write_to(html_file, pages.html(found))
 
 
 def _print(found: NcuReport) -> None:

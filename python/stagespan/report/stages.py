@@ -5,30 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from stagespan.distribution import Distribution
+
 _MS = 1e6
 SEVERAL = "(several)"
 """Parent under which the recorder collects those beyond the fourth."""
-
-
-class Distribution(Protocol):
-    """What is read of a distribution of durations."""
-
-    @property
-    def count(self) -> int: ...
-    @property
-    def total_ns(self) -> int: ...
-    @property
-    def mean_ns(self) -> float | None: ...
-    @property
-    def min_ns(self) -> int | None: ...
-    @property
-    def max_ns(self) -> int | None: ...
-    @property
-    def p50_ns(self) -> float | None: ...
-    @property
-    def p95_ns(self) -> float | None: ...
-    @property
-    def p99_ns(self) -> float | None: ...
 
 
 class StageFigures(Distribution, Protocol):

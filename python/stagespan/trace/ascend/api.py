@@ -19,6 +19,7 @@ from stagespan.trace.analysis.result import (
     share,
     window_of,
 )
+from stagespan.trace.ascend.agreement import disagreement
 from stagespan.trace.ascend.cells import count, scaled
 from stagespan.trace.ascend.tables import CsvTable
 from stagespan.trace.model import Trace
@@ -116,13 +117,7 @@ class Calls:
                 )
             )
         if self.differences:
-            found.append(
-                Finding(
-                    "low",
-                    f"{API} and the trace do not agree: {self.differences[0]}.",
-                    tuple(Evidence(each, None, None, "") for each in self.differences[:5]),
-                )
-            )
+            found.append(disagreement("low", f"{API} and the trace", self.differences))
         return found
 
     def tables(self) -> list[Table]:

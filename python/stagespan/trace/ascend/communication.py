@@ -18,6 +18,7 @@ from stagespan.trace.analysis.result import (
     many,
     share,
 )
+from stagespan.trace.ascend.agreement import disagreement
 from stagespan.trace.ascend.cells import scaled
 from stagespan.trace.device import COMMUNICATION as DEVICE_COMMUNICATION
 from stagespan.trace.device import device_work
@@ -132,13 +133,7 @@ class Collectives:
                 )
             )
         if self.differences:
-            found.append(
-                Finding(
-                    "low",
-                    f"{COMMUNICATION} and the trace do not agree: {self.differences[0]}.",
-                    tuple(Evidence(each, None, None, "") for each in self.differences[:5]),
-                )
-            )
+            found.append(disagreement("low", f"{COMMUNICATION} and the trace", self.differences))
         return found
 
     def tables(self) -> list[Table]:

@@ -20,6 +20,7 @@ from stagespan.trace.analysis.result import (
     many,
     share,
 )
+from stagespan.trace.ascend.agreement import disagreement
 from stagespan.trace.ascend.cells import count, scaled
 from stagespan.trace.ascend.tables import CsvTable
 
@@ -143,13 +144,7 @@ class Operators:
                 )
             )
         if self.differences:
-            found.append(
-                Finding(
-                    "medium",
-                    f"{KERNELS} and {STATISTIC} do not agree: {self.differences[0]}.",
-                    tuple(Evidence(each, None, None, "") for each in self.differences[:5]),
-                )
-            )
+            found.append(disagreement("medium", f"{KERNELS} and {STATISTIC}", self.differences))
         return found
 
     def tables(self) -> list[Table]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import test_flame
 import test_layers
-import test_memory
-import test_stages
+import test_memory_in_traces
+import test_stages_in_traces
 import test_step_ranges
 import test_steps
 from planted_faults import Fault, each, must_be_found
@@ -57,23 +57,23 @@ begins_within = test_step_ranges.test_a_trace_that_begins_in_a_step
 decoding_on_host = test_step_ranges.test_decoding_on_the_host_alone
 no_steps = test_step_ranges.test_layers_that_repeat_are_no_steps
 of_kernels = test_step_ranges.test_kernels_that_repeat_with_a_copy_in_each
-nested = test_stages.test_own_and_nested_time
-backward_stage = test_stages.test_backward_counts_to_the_stage_that_called_it
-spans = test_stages.test_spans_of_stagespan_hold_annotations
-by_time = test_stages.test_spans_of_several_threads_are_told_by_time
-idle_within = test_stages.test_idle_time_within_stages
-small_work = test_stages.test_a_stage_of_many_small_kernels_is_named
-on_host = test_stages.test_a_stage_that_works_on_the_host_is_not_blamed_for_its_launches
-graph = test_stages.test_a_graph_is_one_launch
+nested = test_stages_in_traces.test_own_and_nested_time
+backward_stage = test_stages_in_traces.test_backward_counts_to_the_stage_that_called_it
+spans = test_stages_in_traces.test_spans_of_stagespan_hold_annotations
+by_time = test_stages_in_traces.test_spans_of_several_threads_are_told_by_time
+idle_within = test_stages_in_traces.test_idle_time_within_stages
+small_work = test_stages_in_traces.test_a_stage_of_many_small_kernels_is_named
+on_host = test_stages_in_traces.test_a_stage_that_works_on_the_host_is_not_blamed_for_its_launches
+graph = test_stages_in_traces.test_a_graph_is_one_launch
 modules = test_layers.test_modules_with_their_own_time_and_what_they_hold
 slow_layer = test_layers.test_a_layer_that_takes_longer_than_its_like
 backward = test_layers.test_backward_counts_to_the_module_of_its_forward
 block = test_layers.test_a_block_of_kernels_that_repeats
 interrupted = test_layers.test_what_interrupts_the_layers_does_not_make_two_of_them
-peak = test_memory.test_the_peak_and_who_held_it
-no_totals = test_memory.test_without_totals_figures_are_above_the_begin
-curve = test_memory.test_the_curve_of_many_events_keeps_the_peak
-leak = test_memory.test_a_leak_is_found_with_who_allocates
+peak = test_memory_in_traces.test_the_peak_and_who_held_it
+no_totals = test_memory_in_traces.test_without_totals_figures_are_above_the_begin
+curve = test_memory_in_traces.test_the_curve_of_many_events_keeps_the_peak
+leak = test_memory_in_traces.test_a_leak_is_found_with_who_allocates
 stacks = test_flame.test_stacks_with_own_times
 many_frames = test_flame.test_of_very_many_frames_the_short_ones_are_summed_up
 wrappers = test_flame.test_wrappers_belong_to_the_line_that_called_them
@@ -95,7 +95,7 @@ def no_layer(folder: Path) -> None:
 
 def no_leak(folder: Path) -> None:
     for leaks in ({0, 1}, {5, 6, 7}, {0, 2, 4, 6}, {7}):
-        test_memory.test_what_is_no_leak(leaks, folder)
+        test_memory_in_traces.test_what_is_no_leak(leaks, folder)
 
 
 _Parts = step_time._Parts
