@@ -85,7 +85,7 @@ def command(
     PATH is what torch.profiler exported, .json or .json.gz; or the folder that torch_npu.profiler
     wrote for a process; or one with the traces of many ranks: then it says who waited for whom.
     """
-    from stagespan.trace.opening import analyze_path, merge_ranks
+    from stagespan.trace.paths import analyze_path, merge_ranks
 
     analysis = analyze_path(path, against, jobs)
     if merge_file is not None:
@@ -108,6 +108,6 @@ def command(
 
         write_to(flame_file, folded_of(analysis))
     if "-" not in (json_file, markdown_file, html_file, flame_file):
-        from stagespan.trace.opening import print_page_of
+        from stagespan.trace.paths import print_page_of
 
         print_page_of(analysis)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.model import Codes, Mask, Numbers
+from stagespan.trace.arrays import Codes, Mask, Numbers
 
 
 @dataclass(frozen=True)

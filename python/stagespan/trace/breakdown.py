@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import device_work, launch_of
 from stagespan.trace.intervals import exclusive
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 TOP = 50
 # What the profiler and torch.compile write about themselves.

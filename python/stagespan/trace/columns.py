@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.arguments import ArgumentTable, Texts
-from stagespan.trace.model import MISSING, Codes, Events, Flows, Numbers
+from stagespan.trace.arrays import Codes, Numbers
+from stagespan.trace.model import MISSING, Events, Flows
 
 _OLD_CATEGORIES = {
     "operator": "cpu_op",

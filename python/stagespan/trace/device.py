@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.model import MISSING, Codes, Mask, Numbers, Trace
+from stagespan.trace.arrays import Codes, Mask, Numbers
+from stagespan.trace.model import MISSING, Trace
 
 NOT_DEVICE, COMPUTE, COMMUNICATION, COPY = 0, 1, 2, 3
 

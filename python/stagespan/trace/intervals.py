@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.model import Numbers
+from stagespan.trace.arrays import Numbers
 
 
 def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:

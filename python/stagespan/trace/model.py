@@ -7,17 +7,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+
+from stagespan.trace.arrays import Codes, Mask, Numbers
 
 if TYPE_CHECKING:
     from stagespan.trace.arguments import Argument, ArgumentTable
 
 MISSING = int(np.iinfo(np.int64).min)
 """In an integer column: the event does not have this field."""
-
-Codes = NDArray[np.int32]
-Numbers = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,12 @@ from stagespan.trace.analysis.result import (
     in_words,
     share,
 )
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.ascend.arrows import QUEUE, launched, started_by
 from stagespan.trace.ascend.lanes import on_device
 from stagespan.trace.device import COPY, device_work
 from stagespan.trace.intervals import covered, merged
-from stagespan.trace.model import MISSING, Numbers, Trace
+from stagespan.trace.model import MISSING, Trace
 
 FRAMEWORK, IN_QUEUE, LAUNCHING, LAUNCHED = "framework", "task_queue", "launching", "launched"
 COPYING, UNKNOWN = "copying", "unknown"

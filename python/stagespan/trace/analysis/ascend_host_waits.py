@@ -23,9 +23,10 @@ from stagespan.trace.analysis.result import (
     window_of,
 )
 from stagespan.trace.analysis.where import Surroundings, waiting_operators
+from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.device import device_work, launches
 from stagespan.trace.intervals import covered
-from stagespan.trace.model import Mask, Numbers, Trace
+from stagespan.trace.model import Trace
 
 LONG_NS = 1_000_000
 """An operator that is known to wait and takes so long waited, also where no call of it is seen."""

@@ -23,10 +23,11 @@ from stagespan.trace.analysis.result import (
     shortened,
     window_of,
 )
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.ascend.lanes import minus, on_device
 from stagespan.trace.device import COMMUNICATION, COMPUTE, COPY, device_work
 from stagespan.trace.intervals import covered, merged
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 EVENT, NOTIFY = "event", "notify"
 _EVENT = re.compile(r"^EVENT_WAIT")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.intervals import merged
-from stagespan.trace.model import Numbers
 
 _MOST = 1 << 61
 

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analysis.host_time import threads
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.intervals import _Edges
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 Rows = NDArray[np.intp]
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from stagespan.trace.analysis.host_time import named, processes
 from stagespan.trace.analysis.launchers import NO_OPERATOR, compiler_parts
 from stagespan.trace.analysis.nesting import Lanes, Nesting, Rows
-from stagespan.trace.model import Mask, Numbers, Trace
+from stagespan.trace.arrays import Mask, Numbers
+from stagespan.trace.model import Trace
 
 OPERATOR, REGION, GRAPH, BACKWARD, LOOKUP, COMPILING, MARK = range(7)
 REGIONS = re.compile(r"^Torch-Compiled Region(?:: (?P<frame>.+)/(?P<variant>\d+))?")

@@ -20,8 +20,8 @@ from stagespan.trace.analysis.kinds import (
     kind_of,
 )
 from stagespan.trace.analysis.nesting import Rows
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import device_work, launch_of
-from stagespan.trace.model import Numbers
 
 TRITON, CPP, EXTERN, COPIES = "inductor_triton", "inductor_cpp", "extern", "copies"
 FALLBACK, CUSTOM, USER_TRITON, OTHER = "fallback", "custom", "user_triton", "other"

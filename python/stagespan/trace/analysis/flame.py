@@ -18,9 +18,10 @@ from stagespan.trace.analysis.host_time import named
 from stagespan.trace.analysis.nesting import Lanes, Nesting
 from stagespan.trace.analysis.result import Finding, Nothing, Table, printable, share
 from stagespan.trace.analysis.step_ranges import PROFILER_STEP
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import launches
 from stagespan.trace.intervals import exclusive
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 _MOST_IN_JSON = 1_500
 _DEEPEST = 250

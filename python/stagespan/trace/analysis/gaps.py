@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analysis.causes import GRAPH_LAUNCHES
+from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.device import device_work, launch_of
-from stagespan.trace.model import Mask, Numbers, Trace
+from stagespan.trace.model import Trace
 
 Rows = NDArray[np.intp]
 BEFORE, DURING, AFTER, UNKNOWN = 0, 1, 2, 3

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.model import Numbers
+from stagespan.trace.arrays import Numbers
 
 Codes = NDArray[np.int64]
 

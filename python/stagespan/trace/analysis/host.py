@@ -26,8 +26,9 @@ from stagespan.trace.analysis.result import (
     window_of,
 )
 from stagespan.trace.analysis.steps_begin import step_begins
+from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.device import device_work
-from stagespan.trace.model import Mask, Numbers, Trace
+from stagespan.trace.model import Trace
 
 DATA_LOADING, OPERATORS, COMMUNICATION = "data_loading", "operators", "communication"
 BETWEEN_STEPS, OTHER, BETWEEN_OPERATORS = "between_steps", "other", "between_operators"

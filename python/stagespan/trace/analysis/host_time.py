@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from stagespan.trace.analysis import causes
 from stagespan.trace.analysis.axis import Axis, Cover, quiet_stretches
-from stagespan.trace.model import Mask, Numbers, Trace
+from stagespan.trace.arrays import Mask, Numbers
+from stagespan.trace.model import Trace
 
 Rows = NDArray[np.intp]
 # A thread in which no operator and no call begins or ends for so long is not launching.

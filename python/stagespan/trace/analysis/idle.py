@@ -23,8 +23,9 @@ from stagespan.trace.analysis.result import (
 from stagespan.trace.analysis.split_idle import NAMES, Split, split
 from stagespan.trace.analysis.steps_begin import step_begins
 from stagespan.trace.analysis.where import Surroundings
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import device_work
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 TOP = 20
 # Of the device's span: below this an idle cause is no finding.

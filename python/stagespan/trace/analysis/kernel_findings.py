@@ -29,8 +29,8 @@ from stagespan.trace.analysis.result import (
     share,
     shortened,
 )
+from stagespan.trace.arrays import Mask
 from stagespan.trace.intervals import covered
-from stagespan.trace.model import Mask
 
 if TYPE_CHECKING:
     from stagespan.trace.analysis.kernels import Kernels

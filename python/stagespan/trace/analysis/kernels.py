@@ -15,8 +15,9 @@ from stagespan.trace.analysis.kinds import CONVOLUTION, KINDS, MATMUL, OTHER, ki
 from stagespan.trace.analysis.launchers import Launchers, launchers, stages
 from stagespan.trace.analysis.operators import HostOperators, host_operators
 from stagespan.trace.analysis.result import Finding, Nothing, Table
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import device_work
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 Rows = NDArray[np.intp]
 _KINDS = list(KINDS)

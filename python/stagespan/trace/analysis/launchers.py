@@ -13,8 +13,9 @@ from stagespan.trace.analysis.forward import forward_operators
 from stagespan.trace.analysis.gaps import graph_calls
 from stagespan.trace.analysis.host_time import named, pairs, processes
 from stagespan.trace.analysis.nesting import Lanes, Nesting, joined
+from stagespan.trace.arrays import Mask
 from stagespan.trace.device import launch_of
-from stagespan.trace.model import Mask, Trace
+from stagespan.trace.model import Trace
 
 Rows = NDArray[np.intp]
 SPANS = "stagespan"

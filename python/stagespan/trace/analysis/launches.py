@@ -9,8 +9,9 @@ import numpy as np
 
 from stagespan.trace.analysis.gaps import graph_calls
 from stagespan.trace.analysis.result import Finding, Nothing, Table, share
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import device_work, launch_of
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 
 @dataclass(frozen=True, slots=True)

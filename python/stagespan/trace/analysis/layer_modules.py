@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from stagespan.trace.analysis.call_tree import Paths, Rows, Tree, lanes_of, sums, tree_of
 from stagespan.trace.analysis.host_time import named
 from stagespan.trace.analysis.launchers import launchers
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import device_work
 from stagespan.trace.intervals import exclusive
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 _MODULE = re.compile(r"^nn\.Module: ")
 _CLASS = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$")

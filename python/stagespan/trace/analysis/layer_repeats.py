@@ -13,8 +13,9 @@ from stagespan.trace.analysis.host_time import named, pairs, threads
 from stagespan.trace.analysis.repeats import Repeat, all_repeats, same_block
 from stagespan.trace.analysis.result import window_of
 from stagespan.trace.analysis.step_ranges import StepRanges
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import device_work, launch_of, streams
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 _LEAST_TIMES = 4
 _LEAST_LENGTH = 3

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from stagespan.trace.analysis.call_tree import Rows
 from stagespan.trace.analysis.host_time import pairs
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.arrays import Numbers
+from stagespan.trace.model import Trace
 
 _EVENT = "[memory]"
 _MOST = 2.0**52

@@ -12,7 +12,8 @@ from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.host_time import named, processes
 from stagespan.trace.analysis.nesting import Lanes, Nesting
 from stagespan.trace.analysis.step_ranges import PROFILER_STEP
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.arrays import Numbers
+from stagespan.trace.model import Trace
 
 # Operators that only allocate, which others call for their results.
 _ALLOCATORS = re.compile(r"^aten::(?:empty|empty_strided|empty_like|new_empty\w*|resize_)$")

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from stagespan.trace.analysis.axis import Axis
 from stagespan.trace.analysis.host_time import pairs, processes
+from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.intervals import exclusive
-from stagespan.trace.model import Flows, Mask, Numbers, Trace
+from stagespan.trace.model import Flows, Trace
 
 Rows = NDArray[np.intp]
 

@@ -12,7 +12,8 @@ from stagespan.trace.analysis.forward import forward_operators
 from stagespan.trace.analysis.host_time import named
 from stagespan.trace.analysis.launchers import compiler_parts, no_operators
 from stagespan.trace.analysis.nesting import Lanes, Nesting
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.arrays import Numbers
+from stagespan.trace.model import Trace
 
 Rows = NDArray[np.intp]
 _TIMED = " (dynamo_timed)"

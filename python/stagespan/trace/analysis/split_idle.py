@@ -17,8 +17,9 @@ from stagespan.trace.analysis import causes
 from stagespan.trace.analysis.axis import Axis
 from stagespan.trace.analysis.gaps import AFTER, BEFORE, UNKNOWN, Gaps, Rows
 from stagespan.trace.analysis.host_time import CLASSES, QUIET_NS, HostTime, named, threads
+from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.device import COPY, device_work, launches, streams
-from stagespan.trace.model import Mask, Numbers, Trace
+from stagespan.trace.model import Trace
 
 NAMES = tuple(causes.CAUSES)
 # A thread that takes longer than this for one launch, in however small parts, does something else.

@@ -14,9 +14,10 @@ from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.host_time import named, threads
 from stagespan.trace.analysis.launchers import launchers
 from stagespan.trace.analysis.step_ranges import PROFILER_STEP
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import device_work, is_ascend, launch_of
 from stagespan.trace.intervals import exclusive
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 SPANS = "stagespan"
 """The process that stagespan's spans are drawn in."""

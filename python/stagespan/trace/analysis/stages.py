@@ -21,7 +21,8 @@ from stagespan.trace.analysis.result import (
 )
 from stagespan.trace.analysis.stage_tree import StageTree, stage_tree
 from stagespan.trace.analysis.step_ranges import length_of_work, step_ranges
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.arrays import Numbers
+from stagespan.trace.model import Trace
 
 _SHOWN = 40
 _MOST_IN_JSON = 1_000

@@ -32,8 +32,9 @@ from stagespan.trace.analysis.step_time import (
     RUNTIME,
     StepTimes,
 )
+from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.device import COMMUNICATION, COMPUTE, COPY, device_work, launches
-from stagespan.trace.model import Mask, Numbers, Trace
+from stagespan.trace.model import Trace
 
 _FEWEST_STEPS = 4
 # Beyond the median, in median distances from it, and in it; and of how many steps at most.

@@ -17,8 +17,9 @@ from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.host_time import named, threads
 from stagespan.trace.analysis.repeats import Repeat, longest_repeat
 from stagespan.trace.analysis.result import shortened
+from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.device import COMPUTE, device_work, launch_of, launches, streams
-from stagespan.trace.model import Mask, Numbers, Trace
+from stagespan.trace.model import Trace
 
 Source = Literal["profiler", "annotation", "optimizer", "operators", "kernels"]
 PROFILER_STEP = re.compile(r"^ProfilerStep[#*]")

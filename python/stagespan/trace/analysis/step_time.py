@@ -13,6 +13,7 @@ from stagespan.trace.analysis.causes import LOADS_DATA, LOADS_DATA_FRAME, MARKS
 from stagespan.trace.analysis.host import COMMUNICATES
 from stagespan.trace.analysis.host_time import named
 from stagespan.trace.analysis.step_ranges import StepRanges
+from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.device import (
     COMMUNICATION,
     COMPUTE,
@@ -22,7 +23,7 @@ from stagespan.trace.device import (
     launches,
 )
 from stagespan.trace.intervals import covered
-from stagespan.trace.model import Mask, Numbers, Trace
+from stagespan.trace.model import Trace
 
 COMPUTATION, COMMUNICATING, COPIES = "computation", "communication", "copies"
 RUNTIME, DATA_LOADING, OPERATORS, OTHER = "runtime_calls", "data_loading", "operators", "other"

@@ -7,7 +7,8 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.arrays import Numbers
+from stagespan.trace.model import Trace
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep[#*]")
 # Annotations of the framework, which are parts of steps.

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.ascend.arrows import launched
 from stagespan.trace.device import COPY, device_work
-from stagespan.trace.model import MISSING, Mask, Numbers, Trace
+from stagespan.trace.model import MISSING, Trace
 
 # With a space in TorchAir's sources, with an underscore in documents; cached graphs have their own.
 COMPILER = re.compile(r"^(?:npu_fx_compiler|cache_compiler)[ _]inference$")

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analysis.gaps import Gaps
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import streams
-from stagespan.trace.model import MISSING, Numbers, Trace
+from stagespan.trace.model import MISSING, Trace
 
 _STREAM_WAIT, _STREAM, _EVENT, _DEVICE = (
     "Stream Wait Event",

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from stagespan.trace.analysis.causes import SYNC_OPERATORS
 from stagespan.trace.analysis.host_time import processes, threads
 from stagespan.trace.analysis.waits import Waits
-from stagespan.trace.model import Mask, Trace
+from stagespan.trace.arrays import Mask
+from stagespan.trace.model import Trace
 
 Rows = NDArray[np.intp]
 _FRAME = re.compile(r"\.py\(\d+\): ")

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import launch_of
-from stagespan.trace.model import MISSING, Numbers, Trace
+from stagespan.trace.model import MISSING, Trace
 
 LAUNCHES, OPERATORS, QUEUE = "hosttodevice", "async_npu", "async_task_queue"
 

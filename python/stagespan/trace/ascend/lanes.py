@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import COMMUNICATION, COMPUTE, DeviceWork
 from stagespan.trace.intervals import merged
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 COMPUTING, COMMUNICATING, EXPOSED, FREE, RECEIVING = range(5)
 _LANES = {

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.ascend.arrows import LAUNCHES, OPERATORS, arrows
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from stagespan.trace.analysis import kinds
 from stagespan.trace.analysis.host_time import threads
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.comparison.spent import apportioned, spent
 from stagespan.trace.comparison.structure import Labels, Rows, Structure
 from stagespan.trace.comparison.windows import Windows
 from stagespan.trace.device import COMMUNICATION, COPY
 from stagespan.trace.intervals import exclusive
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 COMPUTING, COMMUNICATING, COPYING, IDLE, HOST = "compute", "communication", "copy", "idle", "host"
 OUTSIDE = "outside of operators"

@@ -8,8 +8,9 @@ import numpy as np
 
 from stagespan.trace.analysis.result import window_of
 from stagespan.trace.analysis.step_ranges import step_ranges
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import device_work, launch_of
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 
 @dataclass(frozen=True, slots=True)

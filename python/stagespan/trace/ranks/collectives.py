@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from stagespan.trace.analysis.axis import Cover
 from stagespan.trace.analysis.host_time import named
 from stagespan.trace.analysis.nesting import Lanes, Nesting
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import COMMUNICATION, COMPUTE, device_work
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 MOST = 5_000
 """Collectives of a rank that are kept: what travels back from a worker stays small."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.model import Numbers
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.ranks.collectives import ALONE, Collectives
 from stagespan.trace.ranks.summary import RankSummary
 

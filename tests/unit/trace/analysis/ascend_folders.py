@@ -12,7 +12,7 @@ from test_analyze_command import fits
 
 from stagespan.trace.analysis.json_schema import json_schema
 from stagespan.trace.analysis.json_schema_ascend import ASCEND
-from stagespan.trace.opening import analyze_path
+from stagespan.trace.paths import analyze_path
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 

@@ -14,7 +14,7 @@ from test_analyze_command import fits, run
 
 from stagespan.trace.analysis.json_schema import json_schema
 from stagespan.trace.comparison.terminal import print_comparison
-from stagespan.trace.opening import analyze_path
+from stagespan.trace.paths import analyze_path
 
 
 @pytest.fixture

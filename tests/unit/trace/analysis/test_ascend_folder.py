@@ -16,7 +16,7 @@ from stagespan.errors import TraceError
 from stagespan.trace.analysis.json_schema import json_schema
 from stagespan.trace.ascend import find_ascend_folder, is_ascend_folder, read_ascend_folder
 from stagespan.trace.ascend.folder import DOCUMENTS, TABLES
-from stagespan.trace.opening import analyze_path
+from stagespan.trace.paths import analyze_path
 
 
 def test_every_file_of_a_folder_is_told(tmp_path: Path) -> None:

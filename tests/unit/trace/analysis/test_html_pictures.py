@@ -14,7 +14,7 @@ from planted import Program
 from stagespan.trace.analysis import Analysis, analyze, html
 from stagespan.trace.analysis.html import pictures as module
 from stagespan.trace.analysis.html.pictures import MOST_STEPS, pictures
-from stagespan.trace.opening import analyze_path
+from stagespan.trace.paths import analyze_path
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
 

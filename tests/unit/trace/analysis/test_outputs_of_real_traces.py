@@ -12,7 +12,7 @@ import pytest
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.analysis.json_schema import json_schema
 from stagespan.trace.analysis.markdown import escaped, markdown
-from stagespan.trace.opening import analyze_path
+from stagespan.trace.paths import analyze_path
 
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
 

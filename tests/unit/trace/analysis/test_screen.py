@@ -13,7 +13,7 @@ from test_html_pictures import a_trace
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.analysis.facts import facts
 from stagespan.trace.comparison.terminal import print_comparison
-from stagespan.trace.opening import analyze_path
+from stagespan.trace.paths import analyze_path
 
 SIZES = [(24, 80), (40, 120), (24, 200)]
 REAL = [

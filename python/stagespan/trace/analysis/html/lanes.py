@@ -16,8 +16,9 @@ from stagespan.trace.analysis.host_time import named, pairs
 from stagespan.trace.analysis.idle import split_gaps
 from stagespan.trace.analysis.result import in_words, shortened, window_of
 from stagespan.trace.analysis.split_idle import NAMES
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import COMMUNICATION, COMPUTE, COPY, device_work, launches, streams
-from stagespan.trace.model import Numbers, Trace
+from stagespan.trace.model import Trace
 
 MOST_BARS = 600
 """Bars of a lane; what is more is summed up in them, and the lane says so."""

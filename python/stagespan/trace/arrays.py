@@ -1,0 +1,13 @@
+"""The kinds of columns that traces and analyses are made of."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Codes = NDArray[np.int32]
+"""Indices into a list of names."""
+Numbers = NDArray[np.int64]
+"""Times in ns, ids, counts."""
+Mask = NDArray[np.bool_]
+"""Which rows are meant."""
