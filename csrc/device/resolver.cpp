@@ -207,6 +207,7 @@ void Resolver::write() {
     for (const Settled& settled : settled_) {
       if (settled.result.elapsed_ns == kUnknownNs) continue;
       const std::uint32_t index = figures_of(arena, settled.stage);
+      if (index == kMaxDeviceStages - 1) count_lost(header, kLostDeviceStages, 1);
       add_figure(arena, index, kDeviceElapsed, settled.result.elapsed_ns);
       add_figure(arena, index, kDeviceQueue, settled.result.queue_ns);
       add_figure(arena, index, kDeviceTail, settled.result.tail_ns);

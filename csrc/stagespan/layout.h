@@ -36,7 +36,7 @@ namespace stagespan {
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 2;
+inline constexpr std::uint32_t kLayoutVersion = 3;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -83,6 +83,7 @@ enum Cause : std::uint32_t {
   kLostDeviceElsewhere,  // spans ended where their device cannot be asked: by another thread, without Python's lock
   kLostDeviceClamped,    // device times that came out below zero, and were taken as zero
   kLostDevicePlace,      // device spans whose place on the host's timeline is unknown
+  kLostDeviceStages,     // device times of stages beyond the table: in the records, not in the statistics
   kCauseCount,
 };
 
@@ -107,6 +108,7 @@ inline constexpr const char* kCauseNames[kCauseCount] = {
     "device_elsewhere",
     "device_clamped",
     "device_place",
+    "device_stages",
 };
 
 enum Region : std::uint32_t {
