@@ -71,7 +71,7 @@ enum Cause : std::uint32_t {
   kLostDetached,         // tokens and suspended coroutines that are timed but not shown as open
   kLostUnmatched,        // ends without a begin
   kLostAbandoned,        // begins whose end never came
-  kLostWork,             // work counters beyond the table
+  kLostWork,             // work counters beyond the table, and amounts that are no finite number
   kLostCompletions,      // log lines that found the queue full
   kLostHookErrors,       // exceptions inside hooks
   kLostRecords,          // `record` with times that cannot be placed

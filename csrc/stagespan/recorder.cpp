@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <bit>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 
@@ -126,6 +127,11 @@ std::vector<std::string> Recorder::names() const {
 
 void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction) {
   if (!arena_) return;
+  // One of these would make the whole counter no number.
+  if (!std::isfinite(fraction)) {
+    lose(kLostWork);
+    return;
+  }
   const std::lock_guard lock(cold_);
   ArenaHeader& header = arena_.header();
   std::string text(cut(key, kWorkKeyBytes));

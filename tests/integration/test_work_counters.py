@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recording import python
+from recording import lost, python
 
 import stagespan
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
@@ -134,15 +134,15 @@ def test_more_keys_than_there_is_room_for(tmp_path: Path) -> None:
     assert without_room <= 800
 
 
-def test_extreme_numbers() -> None:
+def test_what_is_no_finite_number_is_counted_and_spoils_nothing() -> None:
     # WHEN
-    context = span("extreme")
-    context.add(nan=math.nan, inf=math.inf, tiny=5e-324)
+    with span("extreme") as context:
+        context.add(loss=0.5, tiny=5e-324)
+        context.add(loss=math.nan)
+        context.add(loss=math.inf, other=-math.inf)
     # THEN
-    found = work("extreme")
-    assert math.isnan(found["nan"])
-    assert found["inf"] == math.inf
-    assert found["tiny"] == 5e-324
+    assert work("extreme") == {"loss": 0.5, "tiny": 5e-324}
+    assert lost() == {"work": 3}
 
 
 def test_nothing_is_added_while_off() -> None:
