@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <thread>
 
@@ -14,7 +15,9 @@ namespace stagespan {
 namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
-constexpr int kFoldTries = 1000;
+constexpr int kYields = 16;
+constexpr std::chrono::microseconds kPause{50};
+constexpr std::chrono::seconds kMostPatience{1};
 
 struct Sums {
   StageFigures figures;
@@ -23,8 +26,9 @@ struct Sums {
 
 void add_block(Sums& sums, const StatsBlock& block) {
   StageFigures& to = sums.figures;
+  // Until the block's first span is whole there is no least one, and nothing of it is looked at.
+  if (block.min_ticks.load(relaxed) > block.max_ticks.load(relaxed)) return;
   std::uint64_t added = 0;
-  std::uint64_t sum = 0;
   for (const Edge& edge : block.edges) {
     const std::uint32_t mark = edge.used.load(relaxed);
     const std::uint64_t count = edge.count.load(relaxed);
@@ -33,14 +37,12 @@ void add_block(Sums& sums, const StatsBlock& block) {
     const std::uint64_t ticks = edge.sum_ticks.load(relaxed);
     into.count += count;
     into.sum_ticks += ticks;
-    sum += ticks;
+    to.host.sum_ticks += ticks;
     added += count;
   }
-  to.host.sum_ticks += sum;
   if (added == 0) return;
-  std::uint64_t least = block.min_ticks.load(relaxed);
-  std::uint64_t most = block.max_ticks.load(relaxed);
-  if (least > most) least = most = sum / added;  // of the block's first span only the count is there yet
+  const std::uint64_t least = block.min_ticks.load(relaxed);
+  const std::uint64_t most = block.max_ticks.load(relaxed);
   to.host.min_ticks = to.host.count == 0 ? least : std::min(to.host.min_ticks, least);
   to.host.max_ticks = std::max(to.host.max_ticks, most);
   to.host.count += added;
@@ -155,17 +157,24 @@ Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
   const ArenaHeader& header = arena.header();
   std::map<std::uint32_t, Sums> sums;
   Snapshot snapshot;
-  for (int attempt = 0; attempt < kFoldTries; ++attempt) {
+  // Who holds the recorder's lock never waits here. Another reader waits for whoever moves figures, who may have been
+  // set aside by the system; after a while it takes what there is, because its process may be gone.
+  const auto deadline = std::chrono::steady_clock::now() + kMostPatience;
+  for (int attempt = 0;; ++attempt) {
+    const bool is_last = std::chrono::steady_clock::now() >= deadline;
     const std::uint32_t before = header.fold_version.load(std::memory_order_acquire);
-    if ((before & 1) != 0 && attempt + 1 < kFoldTries) {
-      std::this_thread::yield();
+    if ((before & 1) != 0 && !is_last) {
+      if (attempt < kYields)
+        std::this_thread::yield();
+      else
+        std::this_thread::sleep_for(kPause);
       continue;
     }
     snapshot.ticks = now_ticks();
     snapshot.resets = header.resets.load(relaxed);
     sums = read_blocks(arena);
     load_fence();
-    if ((before & 1) == 0 && header.fold_version.load(relaxed) == before) break;
+    if (is_last || header.fold_version.load(relaxed) == before) break;
   }
   read_work(arena, sums);
   snapshot.unix_ns = fit.unix_ns(snapshot.ticks);
