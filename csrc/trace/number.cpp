@@ -56,6 +56,7 @@ std::int64_t long_nanoseconds(std::string_view written) noexcept {
   // How many of the digits stand before the nanosecond's point.
   std::int64_t before = exponent + 3;
   for (std::size_t i = 0; i < dot; ++i) before += is_digit(mantissa[i]) ? 1 : 0;
+  constexpr std::uint64_t kMostTenth = (kTimeLimitNs - 1) / 10;
   std::uint64_t ns = 0;
   int first_behind = 0;
   bool more_behind = false;
@@ -64,8 +65,8 @@ std::int64_t long_nanoseconds(std::string_view written) noexcept {
     if (!is_digit(c)) continue;
     const auto digit = static_cast<std::uint64_t>(c - '0');
     if (at < before) {
+      if (ns > kMostTenth) return kMissing;
       ns = ns * 10 + digit;
-      if (ns >= kTimeLimitNs) return kMissing;
     } else if (at == before) {
       first_behind = static_cast<int>(digit);
     } else {
@@ -74,8 +75,8 @@ std::int64_t long_nanoseconds(std::string_view written) noexcept {
     ++at;
   }
   for (; at < before && ns != 0; ++at) {
+    if (ns > kMostTenth) return kMissing;
     ns *= 10;
-    if (ns >= kTimeLimitNs) return kMissing;
   }
   if (first_behind > 5 || (first_behind == 5 && (more_behind || ns % 2 == 1))) ++ns;
   return signed_time(ns, !written.empty() && written[0] == '-');

@@ -54,7 +54,8 @@ TEST(TraceNumber, HalvesGoToTheEvenNanosecond) {
 TEST(TraceNumber, TimesBeyondTheLimitAreNone) {
   // GIVEN times that 64 bits of nanoseconds do not hold, or texts that are no times
   // WHEN and THEN
-  for (const char* text : {"4611686018427388", "1e16", "99999999999999999999999", "1e999999999999"})
+  for (const char* text : {"4611686018427388", "1e16", "99999999999999999999999", "1e999999999999",
+                           "19000000000.000000000E6", "18446744073709551.616"})
     EXPECT_EQ(time_of(text), kMissing) << text;
   for (const char* text : {"", "soon", "nan", "1 2", "1.2.3", "e5", "1e", "--1", "."})
     EXPECT_EQ(nanoseconds_of_text(text), kMissing) << text;

@@ -8,7 +8,7 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stagespan.trace import MISSING, Trace, read_trace
@@ -119,6 +119,7 @@ def test_arguments_are_what_json_says(
 
 
 @settings(max_examples=400, deadline=None)
+@example([("0", "19000000000.000000000E6", False)], 1)
 @given(
     st.lists(st.tuples(NUMBER, NUMBER, st.booleans()), min_size=1, max_size=8), st.integers(1, 60)
 )
