@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import mmap
 import math
+import mmap
 import os
 import sys
 import time
