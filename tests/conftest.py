@@ -15,7 +15,7 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 # Nothing that the user has switched on in his shell reaches a test, and no test downloads.
-for _name in set(os.environ) - {"STAGESPAN_TEST_SKIPS", "STAGESPAN_TRACES"}:
+for _name in set(os.environ) - {"STAGESPAN_TEST_SKIPS", "STAGESPAN_TEST_WHEEL", "STAGESPAN_TRACES"}:
     if _name.startswith(("STAGESPAN_", "TELEFUSER_")) or _name == "ENABLE_PROFILER_NAMES":
         del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -117,7 +117,10 @@ def pytest(python: Path, log: str, *arguments: str) -> Result:
     skips = STATE / f"{log}-skips.json"
     skips.unlink(missing_ok=True)
     command = [python, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *arguments]
-    run(command, log, env={"STAGESPAN_TEST_SKIPS": str(skips)})
+    env = {"STAGESPAN_TEST_SKIPS": str(skips)}
+    if python == VENV_PYTHON and (wheel := other_pythons.newest_wheel()) is not None:
+        env["STAGESPAN_TEST_WHEEL"] = str(wheel)
+    run(command, log, env=env)
     line = other_pythons.closing_line(log_text(log))
     parts = json.loads(skips.read_text()) if skips.is_file() else {}
     return Result(line or "passed", parts_skipped=parts)

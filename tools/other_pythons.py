@@ -63,6 +63,13 @@ def prepare(version: str, interpreter: Path) -> Path:
     return python
 
 
+def newest_wheel() -> Path | None:
+    """A wheel of the sources as they are, which `prepare` built; None when there is none."""
+    for stamp in sorted(STATE.glob("py3.*/stamp"), key=lambda path: path.stat().st_mtime)[-1:]:
+        return next(stamp.parent.glob("wheels/*.whl"), None)
+    return None
+
+
 def closing_line(text: str) -> str | None:
     """Pytest's last line of figures in a log, without its frame; None when it printed none."""
     found = re.findall(r"^=*\s*((?:\d+ \w+,? ?)+ in [\d.]+s.*?)\s*=*$", text, flags=re.MULTILINE)
