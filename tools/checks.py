@@ -126,7 +126,7 @@ def pytest(python: Path, log: str, *arguments: str) -> Result:
     return Result(line or "passed", parts_skipped=parts)
 
 
-def other(version: str, oldest: str) -> Callable[[], Result]:
+def other(version: str) -> Callable[[], Result]:
     """The tests that need no torch, on another Python, against a wheel."""
 
     def work() -> Result:
@@ -134,9 +134,8 @@ def other(version: str, oldest: str) -> Callable[[], Result]:
         if interpreter is None:
             return Result(skipped=f"no working python{version} on PATH or under pyenv")
         python = other_pythons.prepare(version, interpreter)
-        # What is made of a trace once it has been read is plain Python: the oldest one tells.
-        left = ("fuzz",) if version == oldest else ("fuzz", *_OF_TRACES)
-        ignored = [f"--ignore=tests/{folder}" for folder in left]
+        # What is made of a trace once it has been read is plain Python: it is tested on one.
+        ignored = [f"--ignore=tests/{folder}" for folder in ("fuzz", *_OF_TRACES)]
         result = pytest(python, f"pytest-{version}", "-m", "not slow", *ignored)
         without = {r: n for r, n in result.parts_skipped.items() if _NO_TORCH.search(r)}
         for reason in without:
@@ -158,10 +157,9 @@ def checks() -> list[Check]:
     ]
     found += [Check(v.name, v.title, cpp(v.name)) for v in cpp_tests.VARIANTS]
     found.append(Check("demo", "demo", demo))
-    others = list(other_pythons.others())
-    for version in others:
+    for version in other_pythons.others():
         title = f"tests on Python {version}, from a wheel, without torch"
-        found.append(Check(f"py{version}", title, other(version, others[0])))
+        found.append(Check(f"py{version}", title, other(version)))
     own = "{}.{}".format(*sys.version_info[:2])
     found.append(Check("pytest", f"tests on Python {own}", lambda: pytest(VENV_PYTHON, "pytest")))
     return found

@@ -169,6 +169,7 @@ def test_signals_end_a_program_as_ever(number: signal.Signals, tmp_path: Path) -
 EVERYTHING = """
     import asyncio, contextlib, gc, logging, pickle, threading, stagespan
     logging.basicConfig()  # or the lines of debug mode would go to stderr
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # a busy machine is slow, which it tells
     from stagespan import ProfilingContext, ProfilingContext4Debug, span
     from stagespan import begin, end, record, request
     stagespan.set_debug(True)
