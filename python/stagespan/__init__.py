@@ -25,19 +25,18 @@ from stagespan.context import (
     ProfilingContext,
     ProfilingContext4Debug,
     begin,
-    current_request,
     disable,
     enable,
     end,
     is_debug,
     is_enabled,
     record,
-    request,
     set_debug,
     span,
 )
 from stagespan.device import set_device_every
 from stagespan.live import open_spans
+from stagespan.requests import current_request, request
 from stagespan.settings import (
     output_dir as get_profiler_output_dir,
 )

@@ -14,7 +14,7 @@ from recording import assert_closed, lost, only, parents, recorded
 
 import stagespan
 from stagespan import _core, request, span
-from stagespan.context import current_request, finished_requests
+from stagespan.requests import current_request, finished_requests
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

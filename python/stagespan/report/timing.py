@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from stagespan import _core, context, files, memory, service, settings
+from stagespan import _core, files, memory, requests, service, settings
 from stagespan.errors import ReportError, SettingsError
 from stagespan.report.environment import environment
 from stagespan.report.stages import stage_entries, top_level_ns
@@ -143,7 +143,7 @@ def _signatures() -> dict[str, list[dict[str, Any]]]:
 
 def _requests(since_ns: int) -> list[dict[str, Any]]:
     found = []
-    for request in tuple(context.finished_requests):
+    for request in tuple(requests.finished_requests):
         if request["end_ns"] < since_ns:
             continue
         stages: dict[str, dict[str, Any]] = {}

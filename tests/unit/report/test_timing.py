@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stagespan
-from stagespan import _core, context, memory
+from stagespan import _core, memory, requests
 from stagespan.errors import ReportError, SettingsError
 from stagespan.report import timing
 from stagespan.report.reader import read_timing_report
@@ -29,7 +29,7 @@ from stagespan.report.reader import read_timing_report
 def fresh() -> Iterator[None]:
     stagespan.flush()
     _core.reset()
-    context.finished_requests.clear()
+    requests.finished_requests.clear()
     memory.reset()
     timing._report = timing._Report()
     yield
@@ -126,7 +126,7 @@ def test_requests_have_their_own_figures() -> None:
 
 
 def test_a_request_whose_spans_are_partly_lost_has_no_total() -> None:
-    context.finished_requests.append(
+    requests.finished_requests.append(
         {
             "id": "r",
             "metadata": {},
