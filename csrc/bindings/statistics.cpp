@@ -111,7 +111,7 @@ void define_statistics(py::module_& module) {
       .def("quantile_ns", &DeviceSummary::quantile_ns, py::arg("q"),
            "The duration that a share q of the spans does not exceed, within 3 %; None without spans.");
 
-  // Both names of the types are one class: host time is the distribution that a stage has of its own.
+  // Has all that a Summary has, of host time, which is kept in ticks.
   py::class_<StageView>(module, "StageSummary", "One stage's figures, host time.")
       .def_property_readonly("name", [](const StageView& view) { return name_of(view.stage); })
       .def_property_readonly("count", [](const StageView& view) { return view.host().count; })

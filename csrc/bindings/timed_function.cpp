@@ -5,6 +5,7 @@
 
 #include "object.h"
 #include "span_object.h"
+#include "timed_object.h"
 #include "timed_run.h"
 
 namespace stagespan::python {
@@ -80,11 +81,8 @@ PyObject* timed_new(PyTypeObject*, PyObject* args, PyObject* kwargs) {
   return owned.release();
 }
 
-PyObject* get_attribute(PyObject* object, PyObject* name) {
-  PyObject* const own = PyObject_GenericGetAttr(object, name);
-  if (own != nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return own;
-  PyErr_Clear();
-  return PyObject_GetAttr(self_of(object)->function, name);
+PyObject* timed_attribute(PyObject* object, PyObject* name) {
+  return get_attribute(object, self_of(object)->function, name);
 }
 
 // Types have these four themselves, which would hide those of the function.
@@ -142,7 +140,7 @@ bool ready_type(PyTypeObject& type, descrgetfunc descr_get) {
   type.tp_traverse = timed_traverse;
   type.tp_clear = timed_clear;
   type.tp_repr = timed_repr;
-  type.tp_getattro = get_attribute;
+  type.tp_getattro = timed_attribute;
   type.tp_descr_get = descr_get;
   type.tp_dictoffset = offsetof(TimedFunctionObject, dict);
   type.tp_weaklistoffset = offsetof(TimedFunctionObject, weak_references);

@@ -1,4 +1,4 @@
-// timed_iterator.cpp: coroutines, generators and async generators that are timed turn by turn.
+// timed_iterator.cpp: coroutines, generators, and awaitables of async generators, timed turn by turn.
 #include "timed_iterator.h"
 
 #include <cstddef>
@@ -6,20 +6,14 @@
 
 #include "object.h"
 #include "suspendable_run.h"
+#include "timed_async_generator.h"
+#include "timed_object.h"
 
 namespace stagespan::python {
 
 namespace {
 
-// Two types. A TimedIterator drives an inner coroutine or generator, or one awaitable of an async generator; a
-// TimedAsyncGenerator makes such awaitables, whose turns all belong to the one run that it owns.
-
-struct AsyncGeneratorObject {
-  PyObject_HEAD PyObject* inner;
-  PyObject* weak_references;
-  SuspendableRun run;
-};
-
+/// Drives an inner coroutine or generator, or one awaitable of an async generator.
 struct IteratorObject {
   PyObject_HEAD PyObject* inner;
   AsyncGeneratorObject* generator;  // owns the run of a step of an async generator
@@ -38,13 +32,8 @@ PyTypeObject iterator_type(const char* name) { return static_type(name, sizeof(I
 PyTypeObject g_coroutine_type = iterator_type("stagespan._core.TimedCoroutine");
 PyTypeObject g_generator_type = iterator_type("stagespan._core.TimedGenerator");
 PyTypeObject g_step_type = iterator_type("stagespan._core.TimedStep");
-PyTypeObject g_async_generator_type =
-    static_type("stagespan._core.TimedAsyncGenerator", sizeof(AsyncGeneratorObject), Py_TPFLAGS_HAVE_GC);
 
 IteratorObject* iterator_of(PyObject* object) { return reinterpret_cast<IteratorObject*>(object); }
-AsyncGeneratorObject* generator_of(PyObject* object) { return reinterpret_cast<AsyncGeneratorObject*>(object); }
-
-bool is_over(PyObject* inner) noexcept;
 
 bool frame_is_gone(PyObject* inner, const char* attribute) noexcept {
   const ErrorAside pending;
@@ -62,7 +51,7 @@ bool is_over(PyObject* inner) noexcept {
   if (PyAsyncGen_CheckExact(inner)) return frame_is_gone(inner, "ag_frame");
   if (Py_TYPE(inner) == &g_coroutine_type || Py_TYPE(inner) == &g_generator_type)
     return is_over(iterator_of(inner)->inner);
-  if (Py_TYPE(inner) == &g_async_generator_type) return is_over(generator_of(inner)->inner);
+  if (Py_TYPE(inner) == &g_async_generator_type) return is_over(async_generator_of(inner)->inner);
   return true;
 }
 
@@ -95,13 +84,6 @@ void end_iterator_turn(IteratorObject* self, const SuspendableRun::Turn& turn, P
     run.suspend(turn, is_coroutine);
   else
     run.finish(turn, is_failure(), nullptr);
-}
-
-bool has_inner(PyObject* inner) {
-  if (inner != nullptr) [[likely]]
-    return true;
-  PyErr_SetString(PyExc_RuntimeError, "the garbage collector has closed this object");
-  return false;
 }
 
 PySendResult iterator_send(PyObject* object, PyObject* value, PyObject** result) {
@@ -139,11 +121,6 @@ PyObject* iterator_send_method(PyObject* object, PyObject* value) {
   return as_method_result(status, result);
 }
 
-PyObject* call_method(PyObject* inner, const char* method, PyObject* args) {
-  const Ref bound(PyObject_GetAttrString(inner, method));
-  return bound ? PyObject_CallObject(bound.get(), args) : nullptr;
-}
-
 // The value of a pending StopIteration, for the hooks.
 Ref stop_value() {
   ErrorAside pending;
@@ -177,28 +154,11 @@ PyObject* iterator_throw(PyObject* object, PyObject* args) {
 
 PyObject* iterator_close(PyObject* object, PyObject*) { return forward(iterator_of(object), "close", nullptr, true); }
 
-// Attributes such as cr_frame, gi_code, __name__ are those of what is wrapped.
-PyObject* get_attribute(PyObject* object, PyObject* inner, PyObject* name) {
-  PyObject* const own = PyObject_GenericGetAttr(object, name);
-  if (own != nullptr || inner == nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return own;
-  PyErr_Clear();
-  return PyObject_GetAttr(inner, name);
-}
-
 PyObject* iterator_attribute(PyObject* object, PyObject* name) {
   return get_attribute(object, iterator_of(object)->inner, name);
 }
 
-PyObject* async_generator_attribute(PyObject* object, PyObject* name) {
-  return get_attribute(object, generator_of(object)->inner, name);
-}
-
-// isinstance() asks for this too, so that what looks for a coroutine finds one.
-PyObject* class_of_inner(PyObject* inner) {
-  return Py_NewRef(inner != nullptr ? reinterpret_cast<PyObject*>(Py_TYPE(inner)) : Py_None);
-}
 PyObject* iterator_class(PyObject* object, void*) { return class_of_inner(iterator_of(object)->inner); }
-PyObject* async_generator_class(PyObject* object, void*) { return class_of_inner(generator_of(object)->inner); }
 
 PyObject* iterator_repr(PyObject* object) {
   PyObject* const inner = iterator_of(object)->inner;
@@ -259,80 +219,6 @@ PyObject* make_iterator(PyTypeObject& type, SpanObject* span, PyObject* inner, P
   return reinterpret_cast<PyObject*>(self);
 }
 
-PyObject* make_step(AsyncGeneratorObject* generator, PyObject* inner, bool closes) {
-  if (inner == nullptr) return nullptr;
-  auto* const self = PyObject_GC_New(IteratorObject, &g_step_type);
-  if (self == nullptr) {
-    Py_DECREF(inner);
-    return nullptr;
-  }
-  self->inner = inner;
-  self->generator = generator;
-  Py_INCREF(reinterpret_cast<PyObject*>(generator));
-  self->weak_references = nullptr;
-  self->has_run = false;
-  self->closes = closes;
-  PyObject_GC_Track(reinterpret_cast<PyObject*>(self));
-  return reinterpret_cast<PyObject*>(self);
-}
-
-// --- async generators ------------------------------------------------------------------------------------
-
-PyObject* async_generator_next(PyObject* object) {
-  AsyncGeneratorObject* const self = generator_of(object);
-  if (!has_inner(self->inner)) return nullptr;
-  PyObject* const inner = Py_TYPE(self->inner)->tp_as_async->am_anext(self->inner);
-  return make_step(self, inner, false);
-}
-
-PyObject* async_generator_send(PyObject* object, PyObject* value) {
-  AsyncGeneratorObject* const self = generator_of(object);
-  const Ref args(has_inner(self->inner) ? PyTuple_Pack(1, value) : nullptr);
-  return args ? make_step(self, call_method(self->inner, "asend", args.get()), false) : nullptr;
-}
-
-PyObject* async_generator_throw(PyObject* object, PyObject* args) {
-  AsyncGeneratorObject* const self = generator_of(object);
-  return has_inner(self->inner) ? make_step(self, call_method(self->inner, "athrow", args), true) : nullptr;
-}
-
-// aclose() of one that has not started runs none of its code.
-PyObject* async_generator_close(PyObject* object, PyObject*) {
-  AsyncGeneratorObject* const self = generator_of(object);
-  if (!has_inner(self->inner)) return nullptr;
-  PyObject* const inner = call_method(self->inner, "aclose", nullptr);
-  return self->run.started() ? make_step(self, inner, true) : inner;
-}
-
-int async_generator_traverse(PyObject* object, visitproc visit, void* arg) {
-  Py_VISIT(generator_of(object)->inner);
-  return generator_of(object)->run.traverse(visit, arg);
-}
-
-int async_generator_clear(PyObject* object) {
-  drop_from(generator_of(object)->inner);
-  generator_of(object)->run.clear();
-  return 0;
-}
-
-// The event loop closes the inner generator later, when nobody can tell whose it was: the run ends here.
-void async_generator_finalize(PyObject* object) {
-  SuspendableRun& run = generator_of(object)->run;
-  if (!run.started() || run.finished()) return;
-  const ErrorAside pending;
-  run.finish(run.begin_turn(), false, nullptr, true);
-}
-
-void async_generator_dealloc(PyObject* object) {
-  if (PyObject_CallFinalizerFromDealloc(object) < 0) return;
-  PyObject_GC_UnTrack(object);
-  AsyncGeneratorObject* const self = generator_of(object);
-  if (self->weak_references != nullptr) PyObject_ClearWeakRefs(object);
-  drop_from(self->inner);
-  self->run.~SuspendableRun();
-  Py_TYPE(object)->tp_free(object);
-}
-
 // --- types -----------------------------------------------------------------------------------------------
 
 PyMethodDef g_iterator_methods[] = {
@@ -342,21 +228,10 @@ PyMethodDef g_iterator_methods[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyMethodDef g_async_generator_methods[] = {
-    {"asend", async_generator_send, METH_O, nullptr},
-    {"athrow", async_generator_throw, METH_VARARGS, nullptr},
-    {"aclose", async_generator_close, METH_NOARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-
 PyGetSetDef g_iterator_getset[] = {{"__class__", iterator_class, nullptr, nullptr, nullptr},
                                    {nullptr, nullptr, nullptr, nullptr, nullptr}};
-PyGetSetDef g_async_generator_getset[] = {{"__class__", async_generator_class, nullptr, nullptr, nullptr},
-                                          {nullptr, nullptr, nullptr, nullptr, nullptr}};
-
 PyAsyncMethods g_awaitable_methods = {PyObject_SelfIter, nullptr, nullptr, iterator_send};
 PyAsyncMethods g_generator_async_methods = {nullptr, nullptr, nullptr, iterator_send};
-PyAsyncMethods g_async_generator_async_methods = {nullptr, PyObject_SelfIter, async_generator_next, nullptr};
 
 bool ready_iterator(PyTypeObject& type, PyAsyncMethods* async_methods) {
   type.tp_dealloc = iterator_dealloc;
@@ -401,18 +276,19 @@ PyObject* wrap_generator(SpanObject* span, PyObject* inner, PyObject* function, 
   return make_iterator(g_generator_type, span, inner, function, args, kwargs, kFlagGenerator);
 }
 
-PyObject* wrap_async_generator(SpanObject* span, PyObject* inner, PyObject* function, PyObject* args,
-                               PyObject* kwargs) {
-  const PyAsyncMethods* const methods = Py_TYPE(inner)->tp_as_async;
-  if (methods == nullptr || methods->am_anext == nullptr) return inner;
-  auto* const self = PyObject_GC_New(AsyncGeneratorObject, &g_async_generator_type);
+PyObject* make_step(AsyncGeneratorObject* generator, PyObject* inner, bool closes) {
+  if (inner == nullptr) return nullptr;
+  auto* const self = PyObject_GC_New(IteratorObject, &g_step_type);
   if (self == nullptr) {
     Py_DECREF(inner);
     return nullptr;
   }
   self->inner = inner;
+  self->generator = generator;
+  Py_INCREF(reinterpret_cast<PyObject*>(generator));
   self->weak_references = nullptr;
-  new (&self->run) SuspendableRun(span, function, args, kwargs, kFlagAsync | kFlagGenerator);
+  self->has_run = false;
+  self->closes = closes;
   PyObject_GC_Track(reinterpret_cast<PyObject*>(self));
   return reinterpret_cast<PyObject*>(self);
 }
@@ -425,21 +301,8 @@ PyMethodDef g_timed_iterator_functions[] = {
 };
 
 bool init_timed_iterators() {
-  if (!ready_iterator(g_coroutine_type, &g_awaitable_methods) || !ready_iterator(g_step_type, &g_awaitable_methods) ||
-      !ready_iterator(g_generator_type, &g_generator_async_methods))
-    return false;
-  PyTypeObject& type = g_async_generator_type;
-  type.tp_dealloc = async_generator_dealloc;
-  type.tp_finalize = async_generator_finalize;
-  type.tp_free = PyObject_GC_Del;
-  type.tp_traverse = async_generator_traverse;
-  type.tp_clear = async_generator_clear;
-  type.tp_getattro = async_generator_attribute;
-  type.tp_weaklistoffset = offsetof(AsyncGeneratorObject, weak_references);
-  type.tp_as_async = &g_async_generator_async_methods;
-  type.tp_methods = g_async_generator_methods;
-  type.tp_getset = g_async_generator_getset;
-  return PyType_Ready(&type) == 0;
+  return ready_iterator(g_coroutine_type, &g_awaitable_methods) && ready_iterator(g_step_type, &g_awaitable_methods) &&
+         ready_iterator(g_generator_type, &g_generator_async_methods) && init_timed_async_generators();
 }
 
 }  // namespace stagespan::python
