@@ -43,7 +43,7 @@ void DeviceQueue::put_back(EventPair& pair) noexcept {
 
 void DeviceQueue::adopt(EventPair& pair) noexcept {
   pair.home = this;
-  ++owned_;
+  owned_.fetch_add(1, std::memory_order_relaxed);
   put_back(pair);
 }
 
@@ -55,10 +55,16 @@ EventPair* DeviceQueue::release_free() noexcept {
       lanes_[i].free = pair->next;
       pair->next = all;
       all = pair;
-      --owned_;
+      owned_.fetch_sub(1, std::memory_order_relaxed);
     }
   }
   return all;
+}
+
+bool DeviceQueue::spares_one() noexcept {
+  if (owned_.load(std::memory_order_relaxed) <= kPairsToKeep) return false;
+  owned_.fetch_sub(1, std::memory_order_relaxed);
+  return true;
 }
 
 EventPair* DeviceQueue::give_up_one() noexcept {
@@ -67,7 +73,7 @@ EventPair* DeviceQueue::give_up_one() noexcept {
     EventPair* const pair = lanes_[i].free;
     if (pair == nullptr) continue;
     lanes_[i].free = pair->next;
-    --owned_;
+    owned_.fetch_sub(1, std::memory_order_relaxed);
     return pair;
   }
   return nullptr;
@@ -107,7 +113,7 @@ EventPair* DeviceQueue::make(const StreamRef& where, EventBackend& backend,
     is_refused_ = true;
     return nullptr;
   }
-  ++owned_;
+  owned_.fetch_add(1, std::memory_order_relaxed);
   pair->home = this;
   pair->stream = where;
   return pair;

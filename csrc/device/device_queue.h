@@ -67,6 +67,9 @@ class Ring {
 
 inline constexpr std::uint32_t kPairsPerThread = 4096;
 inline constexpr std::uint32_t kPairsPerProcess = 16384;  // an NPU has 65,535 events
+/// What a thread may keep once more than half of the process's are made. Did all threads keep that many, the other half
+/// would be there for who needs them.
+inline constexpr std::uint32_t kPairsToKeep = kPairsPerProcess / 2 / kMaxThreads;
 inline constexpr std::uint32_t kQueueSpans = 8192;
 inline constexpr std::uint32_t kUrgentSpans = 1024;
 
@@ -91,7 +94,7 @@ class DeviceQueue {
   /// Whether it can keep events of one more context.
   bool knows(void* context) noexcept { return lane_of(context) != nullptr; }
   /// Whether it may have one more.
-  bool has_room() const noexcept { return owned_ < kPairsPerThread; }
+  bool has_room() const noexcept { return owned_.load(std::memory_order_relaxed) < kPairsPerThread; }
   /// A free pair of some other context, which is nobody's then; null when there is none.
   EventPair* give_up_one() noexcept;
   /// All free pairs, which are nobody's then.
@@ -101,6 +104,8 @@ class DeviceQueue {
   // By the resolver.
   bool pop(Pending& pending) noexcept { return pending_.pop(pending); }
   void give_back(EventPair& pair) noexcept { returned_.push(&pair); }
+  /// Whether it does without a pair that would come back to it, which is nobody's then.
+  bool spares_one() noexcept;
 
   std::uint32_t size() const noexcept { return pending_.size(); }
 
@@ -121,7 +126,7 @@ class DeviceQueue {
   std::array<Lane, kLanes> lanes_{};
   std::uint32_t lane_count_ = 0;
   bool is_refused_ = false;
-  std::uint32_t owned_ = 0;                       // pairs that come home here
+  std::atomic<std::uint32_t> owned_{0};           // pairs that come home here
   std::array<std::uint32_t, kMaxStages> seen_{};  // spans of a stage since the last one that was timed
   Ring<Pending, kQueueSpans> pending_;
   Ring<EventPair*, kQueueSpans> returned_;

@@ -178,10 +178,9 @@ DeviceQueue* Layer::queue_of(ThreadState& thread) noexcept {
     // This thread may work on another device, and others on that one.
     for (EventPair* pair = queue->release_free(); pair != nullptr;) {
       EventPair* const next = pair->next;
-      pair->next = std::exchange(spare_[pair->stream.context], pair);
+      add_spare_locked(*pair);
       pair = next;
     }
-    has_spare_.store(true, relaxed);
     thread.device = queue;
     return queue;
   }
@@ -204,6 +203,20 @@ EventPair* Layer::take(DeviceQueue& queue, const StreamRef& where) noexcept {
   // A thread that has moved to another context has its events in the one that it left.
   const bool is_at_a_limit = !queue.is_refused() && queue.knows(where.context);
   return is_at_a_limit && make_room(queue) ? queue.make(where, *backend_, pairs_) : nullptr;
+}
+
+void Layer::add_spare_locked(EventPair& pair) noexcept {
+  pair.next = std::exchange(spare_[pair.stream.context], &pair);
+  has_spare_.store(true, relaxed);
+}
+
+void Layer::give_back(EventPair& pair) noexcept {
+  if (pairs() <= kPairsPerProcess / 2 || !pair.home->spares_one()) {
+    pair.home->give_back(pair);
+    return;
+  }
+  const std::lock_guard lock(registry_);
+  add_spare_locked(pair);
 }
 
 void Layer::adopt_spare(DeviceQueue& queue, void* context) noexcept {

@@ -29,9 +29,11 @@ class Layer {
 
   /// The calling thread's queue in this layer; null when there are too many threads.
   DeviceQueue* queue_of(ThreadState& thread) noexcept;
-  /// Two events for a span: from the thread's pool, from those that threads left behind, or new. Null when there are
-  /// none.
+  /// Two events for a span: from the thread's pool, from those that are nobody's, or new. Null when there are none.
   EventPair* take(DeviceQueue& queue, const StreamRef& where) noexcept;
+  /// Sends a pair home whose events are done; to those that all threads may have where many have been made, so that
+  /// threads which stand still do not keep them. By the resolver.
+  void give_back(EventPair& pair) noexcept;
   /// Hands a pair to the resolver, which sends it home. From any thread.
   void abandon(EventPair& pair) noexcept;
 
@@ -54,6 +56,7 @@ class Layer {
  private:
   void adopt_spare(DeviceQueue& queue, void* context) noexcept;
   bool make_room(DeviceQueue& queue) noexcept;
+  void add_spare_locked(EventPair& pair) noexcept;
 
   std::string kind_;
   std::unique_ptr<EventBackend> backend_;
@@ -61,7 +64,7 @@ class Layer {
   std::mutex registry_;
   std::vector<DeviceQueue*> queues_;
   std::vector<EventPair*> abandoned_;
-  std::map<void*, EventPair*> spare_;  // of threads that have left, by context
+  std::map<void*, EventPair*> spare_;  // nobody's, by context
   std::atomic<bool> has_spare_{false};
   std::atomic<std::uint32_t> pairs_{0};
   std::atomic<std::uint32_t> failures_{0};

@@ -73,7 +73,7 @@ void Resolver::collect(const std::vector<DeviceQueue*>& queues) {
 
 std::uint32_t Resolver::pass(Layer& layer) {
   const std::lock_guard lock(mutex_);
-  for (EventPair* const pair : layer.take_abandoned()) pair->home->give_back(*pair);
+  for (EventPair* const pair : layer.take_abandoned()) layer.give_back(*pair);
   collect(layer.queues());
   if (held_.load(relaxed) == 0 && late_.empty()) return 0;
   const ClockFit fit = Recorder::get().clock_fit();
@@ -85,7 +85,7 @@ std::uint32_t Resolver::pass(Layer& layer) {
       if (left == 0) break;
       settle_stream(layer, spans, fit, left);
     }
-    look_after_late();
+    look_after_late(layer);
     backend_.end_resolving();
   } else {
     settle_without_asking(layer, fit);
@@ -111,7 +111,7 @@ void Resolver::settle_stream(Layer& layer, std::deque<Pending>& spans, const Clo
       layer.note_capture();
       Recorder::get().lose(kLostDeviceCaptured);
       settle_unknown(span);
-      span.pair->home->give_back(*span.pair);
+      layer.give_back(*span.pair);
     } else if (state == EventState::kFailed) {
       Recorder::get().lose(kLostDeviceFailed);
       layer.note_failure();
@@ -119,7 +119,7 @@ void Resolver::settle_stream(Layer& layer, std::deque<Pending>& spans, const Clo
       late_.push_back(span.pair);
     } else {
       settle(layer, span, fit);
-      span.pair->home->give_back(*span.pair);
+      layer.give_back(*span.pair);
     }
     spans.pop_front();
   }
@@ -137,13 +137,13 @@ void Resolver::settle_without_asking(Layer& layer, const ClockFit& fit) {
   }
 }
 
-void Resolver::look_after_late() {
+void Resolver::look_after_late(Layer& layer) {
   for (std::size_t n = std::min(late_.size(), kLateInAPass); n != 0; --n) {
     EventPair* const pair = late_.front();
     late_.pop_front();
     const EventState state = backend_.query(pair->end, pair->stream);
     if (state == EventState::kDone)
-      pair->home->give_back(*pair);
+      layer.give_back(*pair);
     else if (state == EventState::kNotReady || state == EventState::kLater)
       late_.push_back(pair);  // else it is never used again
   }

@@ -62,7 +62,7 @@ class Resolver {
   void settle(Layer& layer, const Pending& span, const ClockFit& fit);
   void settle_unknown(const Pending& span);
   void settle_without_asking(Layer& layer, const ClockFit& fit);
-  void look_after_late();
+  void look_after_late(Layer& layer);
   void refresh_bases(Layer& layer, const ClockFit& fit);
   void write();
 

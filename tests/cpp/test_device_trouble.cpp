@@ -185,6 +185,31 @@ TEST_P(Trouble, AThreadKeepsWithinItsPoolWhateverOthersLeave) {
   EXPECT_LE(fake().counts().events, 2U * device::kPairsPerProcess + 16);
 }
 
+TEST_P(Trouble, ThreadsThatStandStillDoNotKeepTheEventsThatAnotherOneNeeds) {
+  // GIVEN threads that have used all the events of the process between them, and stand still
+  const std::uint32_t before = recorder().intern("stood still"), stage = recorder().intern("works on");
+  constexpr unsigned kThreads = device::kPairsPerProcess / device::kPairsPerThread;
+  std::barrier all_ran{kThreads + 1}, may_leave{kThreads + 1};
+  auto threads = start_threads(kThreads, [&](unsigned) {
+    fake().use_device(0);
+    fake().use_stream(0, current_);
+    for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) close_span(open_span(before), 0);
+    all_ran.arrive_and_wait();
+    may_leave.arrive_and_wait();
+  });
+  all_ran.arrive_and_wait();
+  EXPECT_EQ(device::resolve(10), 0U);
+  EXPECT_EQ(timed(before), device::kPairsPerProcess);
+  // WHEN another one has as many pending spans as a thread may have
+  for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) close_span(open_span(stage), 0);
+  EXPECT_EQ(device::resolve(10), 0U);
+  // THEN it finds events for all of them, and there are no more than before
+  EXPECT_EQ(timed(stage), device::kPairsPerThread);
+  EXPECT_EQ(lost(kLostDevicePool), 0U);
+  EXPECT_LE(fake().counts().events, 2U * device::kPairsPerProcess + 16);
+  may_leave.arrive_and_wait();
+}
+
 TEST_P(Trouble, AThreadThatMovesToAnotherDeviceHasEventsThere) {
   // GIVEN a thread that has all the events it may have, on one device
   const std::uint32_t stage = recorder().intern("moves house");
