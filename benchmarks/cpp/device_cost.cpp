@@ -3,7 +3,6 @@
 //
 //   device_cost FOLDER COUNT TURNS      FOLDER holds the fake driver; COUNT spans at a time, all ways in turn
 #include <dlfcn.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -16,22 +15,12 @@
 #include "device/layer.h"
 #include "stagespan/scoped_timer.h"
 #include "stagespan/snapshot.h"
+#include "ways.h"
 
 namespace {
 
 using namespace stagespan;
-
-void pin_to_last_core() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return;
-  int last = -1;
-  for (int core = 0; core < CPU_SETSIZE; ++core)
-    if (CPU_ISSET(core, &set)) last = core;
-  if (last < 0) return;
-  CPU_ZERO(&set);
-  CPU_SET(last, &set);
-  static_cast<void>(sched_setaffinity(0, sizeof(set), &set));
-}
+using namespace stagespan::benchmark;
 
 /// A driver's or torch's library, loaded for good.
 void* load(const std::string& path) {
@@ -48,16 +37,11 @@ F* find(void* library, const char* name) {
   return reinterpret_cast<F*>(dlsym(library, name));
 }
 
-struct Way {
-  const char* name;
-  std::vector<double> ticks;  // each, by turn
-};
-
 template <class Body>
-void take(Way& way, std::uint64_t count, Body body) {
-  const std::uint64_t begin = now_ticks();
-  for (std::uint64_t i = 0; i < count; ++i) body();
-  way.ticks.push_back(static_cast<double>(now_ticks() - begin) / static_cast<double>(count));
+void take_each(Way& way, std::uint64_t count, Body body) {
+  take(way, count, [&] {
+    for (std::uint64_t i = 0; i < count; ++i) body();
+  });
 }
 
 }  // namespace
@@ -101,17 +85,17 @@ int main(int argc, char** argv) {
   device::attach("cuda", std::move(backend));
   std::uint64_t spans = 0;
   for (int turn = -2; turn < turns; ++turn) {  // the first two make the events
-    take(bare, count, [&] {
+    take_each(bare, count, [&] {
       record(first, stream);
       record(second, stream);
     });
     g_mode.fetch_and(~std::uint32_t{kModeDevice});
-    take(none, count, span(other));
+    take_each(none, count, span(other));
     g_mode.fetch_or(kModeDevice);
     device::set_every(0);
-    take(untimed, count, span(other));
+    take_each(untimed, count, span(other));
     device::set_every(1);
-    take(timed, count, span(stage));
+    take_each(timed, count, span(stage));
     spans += count;
     if (device::resolve(10) != 0) return 3;
     if (turn < 0)
@@ -123,17 +107,10 @@ int main(int argc, char** argv) {
   const std::uint64_t resolved = snapshot.stages.at(stage).device[kDeviceElapsed].count;
   FakeCounts counts{};
   get_counts(&counts);
-  std::printf("{\"timed\": %llu, \"counted\": %llu, \"synchronisations\": %llu, \"ns\": {",
+  std::printf("{\"timed\": %llu, \"counted\": %llu, \"synchronisations\": %llu, ",
               static_cast<unsigned long long>(spans), static_cast<unsigned long long>(resolved),
               static_cast<unsigned long long>(counts.synchronisations));
-  const char* comma = "";
-  for (const Way* way : {&bare, &none, &timed, &untimed}) {
-    std::printf("%s\"%s\": [", comma, way->name);
-    comma = ", ";
-    for (std::size_t i = 0; i < way->ticks.size(); ++i)
-      std::printf("%s%.3f", i == 0 ? "" : ", ", way->ticks[i] * fit.ns_per_tick());
-    std::printf("]");
-  }
-  std::printf("}}\n");
+  print_ns({&bare, &none, &timed, &untimed}, fit.ns_per_tick());
+  std::printf("}\n");
   return resolved == spans && counts.synchronisations == 0 ? 0 : 1;
 }

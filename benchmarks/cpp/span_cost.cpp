@@ -1,8 +1,6 @@
 // span_cost.cpp: what a C++ span costs, beside two readings of its clock. Prints JSON, times in ns.
 //
 //   span_cost COUNT TURNS      COUNT spans at a time, all ways in turn, TURNS times
-#include <sched.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -14,10 +12,12 @@
 
 #include "stagespan/scoped_timer.h"
 #include "stagespan/snapshot.h"
+#include "ways.h"
 
 namespace {
 
 using namespace stagespan;
+using namespace stagespan::benchmark;
 
 constexpr std::uint32_t kStages = 200;
 
@@ -48,30 +48,6 @@ void in_threes(std::uint64_t count, const std::array<std::uint32_t, 3>& stages) 
 void over_many(std::uint64_t count, const std::vector<std::uint32_t>& stages) {
   for (std::uint64_t i = 0; i < count / kStages; ++i)
     for (const std::uint32_t stage : stages) ScopedTimer timer(stage);
-}
-
-void pin_to_last_core() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return;
-  int last = -1;
-  for (int core = 0; core < CPU_SETSIZE; ++core)
-    if (CPU_ISSET(core, &set)) last = core;
-  if (last < 0) return;
-  CPU_ZERO(&set);
-  CPU_SET(last, &set);
-  static_cast<void>(sched_setaffinity(0, sizeof(set), &set));
-}
-
-struct Way {
-  const char* name;
-  std::vector<double> ticks;  // each, by turn
-};
-
-template <class Body>
-void take(Way& way, std::uint64_t count, Body body) {
-  const std::uint64_t begin = now_ticks();
-  body();
-  way.ticks.push_back(static_cast<double>(now_ticks() - begin) / static_cast<double>(count));
 }
 
 }  // namespace
@@ -120,16 +96,9 @@ int main(int argc, char** argv) {
   const Snapshot snapshot = take_snapshot(recorder.arena(), fit);
   std::uint64_t counted = 0;
   for (const auto& [id, figures] : snapshot.stages) counted += figures.host.count;
-  std::printf("{\"timed\": %llu, \"counted\": %llu, \"ns\": {", static_cast<unsigned long long>(timed),
+  std::printf("{\"timed\": %llu, \"counted\": %llu, ", static_cast<unsigned long long>(timed),
               static_cast<unsigned long long>(counted));
-  const char* comma = "";
-  for (const Way* way : {&floor, &on, &depth, &stages, &worker, &off}) {
-    std::printf("%s\"%s\": [", comma, way->name);
-    comma = ", ";
-    for (std::size_t i = 0; i < way->ticks.size(); ++i)
-      std::printf("%s%.3f", i == 0 ? "" : ", ", way->ticks[i] * fit.ns_per_tick());
-    std::printf("]");
-  }
-  std::printf("}}\n");
+  print_ns({&floor, &on, &depth, &stages, &worker, &off}, fit.ns_per_tick());
+  std::printf("}\n");
   return counted == timed ? 0 : 1;
 }

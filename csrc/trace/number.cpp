@@ -82,10 +82,6 @@ std::int64_t long_nanoseconds(std::string_view written) noexcept {
   return signed_time(ns, !written.empty() && written[0] == '-');
 }
 
-}  // namespace
-
-namespace {
-
 // Any number, digit by digit.
 const char* read_long_number(const char* at, const char* end, Number* number) noexcept {
   *number = Number{};

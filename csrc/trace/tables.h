@@ -1,7 +1,6 @@
 // tables.h: what becomes of the entries of a trace: rows in columns, or counts.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <map>
 #include <string>

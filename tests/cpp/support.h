@@ -144,4 +144,19 @@ class RecorderTest : public ::testing::Test {
   ArenaView arena() { return Recorder::get().arena(); }
 };
 
+/// Opens and closes spans of the calling thread one by one.
+class OpenSpansTest : public RecorderTest {
+ protected:
+  ThreadState& thread() { return recorder().this_thread(); }
+  OpenFrame& open(std::uint32_t stage, const void* owner = nullptr) { return *open_frame(thread(), stage, owner); }
+  void close(OpenFrame& frame) { close_frame(thread(), frame, 0); }
+
+  /// What the calling thread has open, outermost first.
+  std::vector<OpenCopy> own_open() {
+    std::vector<OpenCopy> result = read_open(arena());
+    std::erase_if(result, [&](const OpenCopy& open) { return open.thread != thread().thread || open.detached; });
+    return result;
+  }
+};
+
 }  // namespace stagespan::test

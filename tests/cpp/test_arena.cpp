@@ -57,35 +57,34 @@ TEST(Arena, HeaderTellsWhatLiesWhere) {
   }
 }
 
+/// Whether the header tells readers that a region begins at `first` and has room for `count` of its kind.
+template <class T>
+void expect_region(ArenaView arena, Region which, const T* first, std::uint64_t count) {
+  SCOPED_TRACE(which);
+  const RegionInfo& region = arena.header().regions[which];
+  EXPECT_EQ(arena.base() + region.offset, reinterpret_cast<const std::byte*>(first));
+  EXPECT_EQ(region.stride, sizeof(T));
+  EXPECT_EQ(region.count, count);
+}
+
 TEST(Arena, RegionsHaveRoomForWhatTheLayoutPromises) {
   // GIVEN a new arena
   const OwnedArena owned = make_arena(1024);
-  const ArenaHeader& header = ArenaView(owned.get()).header();
-  const struct {
-    Region region;
-    std::uint64_t stride;
-    std::uint64_t count;
-  } expected[] = {
-      {kRegionNames, sizeof(NameEntry), kMaxStages},
-      {kRegionNamePool, 1, kNamePoolBytes},
-      {kRegionWorkKeys, sizeof(WorkKey), kMaxWorkKeys},
-      {kRegionWork, sizeof(WorkEntry), kMaxWork},
-      {kRegionSlots, sizeof(ThreadSlot), kMaxThreads + 1},
-      {kRegionFrames, sizeof(OpenFrame), std::uint64_t{kMaxFrames} * kMaxThreads},
-      {kRegionDetached, sizeof(OpenFrame), kMaxDetached},
-      {kRegionRings, sizeof(SpanRecord), 1024 * kMaxThreads},
-      {kRegionBlocks, sizeof(StatsBlock), kMaxBlocks},
-      {kRegionDevice, sizeof(DeviceRecord), kDeviceSpans},
-      {kRegionDeviceStages, sizeof(std::uint32_t), kMaxStages},
-      {kRegionDeviceBlocks, sizeof(StatsBlock), std::uint64_t{kMaxDeviceStages} * kDeviceFigures},
-  };
-  for (const auto& want : expected) {
-    // WHEN a region's size is read
-    // THEN it is what the layout says
-    SCOPED_TRACE(want.region);
-    EXPECT_EQ(header.regions[want.region].stride, want.stride);
-    EXPECT_EQ(header.regions[want.region].count, want.count);
-  }
+  const ArenaView arena(owned.get());
+  // WHEN its header is compared with where things are kept
+  // THEN each region lies there and is as large as the layout says
+  expect_region(arena, kRegionNames, &arena.name(0), kMaxStages);
+  expect_region(arena, kRegionNamePool, arena.name_pool(), kNamePoolBytes);
+  expect_region(arena, kRegionWorkKeys, arena.work_keys(), kMaxWorkKeys);
+  expect_region(arena, kRegionWork, arena.work(), kMaxWork);
+  expect_region(arena, kRegionSlots, &arena.slot(0), kMaxThreads + 1);
+  expect_region(arena, kRegionFrames, arena.frames(0), std::uint64_t{kMaxFrames} * kMaxThreads);
+  expect_region(arena, kRegionDetached, arena.detached(), kMaxDetached);
+  expect_region(arena, kRegionRings, arena.ring(0), 1024 * kMaxThreads);
+  expect_region(arena, kRegionBlocks, arena.blocks(), kMaxBlocks);
+  expect_region(arena, kRegionDevice, arena.device_ring(), kDeviceSpans);
+  expect_region(arena, kRegionDeviceStages, arena.device_stages(), kMaxStages);
+  expect_region(arena, kRegionDeviceBlocks, &arena.device_block(0, 0), kMaxDeviceStages * kDeviceFigures);
 }
 
 TEST(Arena, EveryCornerOfEveryRegionCanBeWritten) {
@@ -228,8 +227,7 @@ TEST(Arena, NothingIsReadFromNoArena) {
   EXPECT_TRUE(take_snapshot(none, ClockFit({})).stages.empty());
 }
 
-// --- position independence
-// -------------------------------------------------------------------------------
+// --- position independence ------------------------------------------------------------------------------
 
 class MovedArena : public test::RecorderTest {
  protected:

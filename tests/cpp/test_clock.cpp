@@ -205,8 +205,7 @@ TEST(ClockFit, FewerThanTwoStampsAreATickANanosecond) {
   EXPECT_EQ(one.ticks(world.unix_ns(0) + 17), world.ticks(0) + 17);
 }
 
-// --- stamps in an arena's header
-// -------------------------------------------------------------------------
+// --- stamps in an arena's header ------------------------------------------------------------------------
 
 class ClockStamps : public ::testing::Test {
  protected:
@@ -327,8 +326,7 @@ TEST_F(ClockStamps, AnArenaThatIsOnlyReadGivesTheSameTimes) {
   read_clock(header());
 }
 
-// --- the real clock
-// --------------------------------------------------------------------------------------
+// --- the real clock -------------------------------------------------------------------------------------
 
 std::int64_t realtime_ns() {
   timespec now;

@@ -181,6 +181,7 @@ TEST_F(Base, AnEventIsPlacedByTheLatestBaseBeforeIt) {
   const std::uint64_t begin = now_ticks();
   const Event event = device.create_event(where_);
   device.record(event, where_);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));
   base_.refresh(device, where_, fit);
   // THEN it is placed before that
   std::int64_t origin = 0;

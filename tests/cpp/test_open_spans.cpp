@@ -18,19 +18,7 @@ using test::spans_of;
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
-class OpenSpans : public test::RecorderTest {
- protected:
-  ThreadState& thread() { return recorder().this_thread(); }
-  OpenFrame& open(std::uint32_t stage, const void* owner = nullptr) { return *open_frame(thread(), stage, owner); }
-  void close(OpenFrame& frame) { close_frame(thread(), frame, 0); }
-
-  /// What the calling thread has open, outermost first.
-  std::vector<OpenCopy> own_open() {
-    std::vector<OpenCopy> result = read_open(arena());
-    std::erase_if(result, [&](const OpenCopy& open) { return open.thread != thread().thread || open.detached; });
-    return result;
-  }
-};
+class OpenSpans : public test::OpenSpansTest {};
 
 TEST_F(OpenSpans, NestedSpansAreChildrenOfEachOther) {
   const std::uint32_t stages[] = {recorder().intern("nest.0"), recorder().intern("nest.1"),
@@ -285,8 +273,7 @@ TEST_F(OpenSpans, AThreadThatLeavesWithOpenSpansAbandonsThem) {
   });
 }
 
-// --- scopes of tasks
-// -------------------------------------------------------------------------------------
+// --- scopes of tasks ------------------------------------------------------------------------------------
 
 TEST_F(OpenSpans, TasksThatTakeTurnsAreNotEachOthersChildren) {
   const std::uint32_t outer = recorder().intern("task.outer");

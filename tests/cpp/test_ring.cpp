@@ -180,8 +180,7 @@ TEST_F(Ring, TheRecordWhoseNumberLooksLikeNoneIsLeftOut) {
   });
 }
 
-// --- requests
-// --------------------------------------------------------------------------------------------
+// --- requests -------------------------------------------------------------------------------------------
 
 TEST_F(Ring, ARequestIsReadFromAllThreads) {
   const std::uint32_t stage = recorder().intern("requests");
@@ -249,8 +248,7 @@ TEST_F(Ring, TimesFromElsewhereDoNotHideARequestsSpans) {
   EXPECT_TRUE(complete);
 }
 
-// --- reading while writers wrap
-// --------------------------------------------------------------------------
+// --- reading while writers wrap -------------------------------------------------------------------------
 
 // Every field of these spans follows from one number, so that a torn record gives itself away.
 FinishedSpan telling_span(std::uint32_t stage, std::uint64_t n) {

@@ -82,8 +82,7 @@ TEST_F(Timers, AnErrorIsMarkedWhereItIsSaid) {
   EXPECT_EQ(spans_of(stage)[1].flags, 0);
 }
 
-// --- on and off
-// ------------------------------------------------------------------------------------------
+// --- on and off -----------------------------------------------------------------------------------------
 
 TEST_F(Timers, NothingIsTimedWhileOff) {
   const std::uint32_t stage = recorder().intern("off");
@@ -167,8 +166,7 @@ TEST_F(Timers, SwitchedAtAnyMomentByAnotherThreadEveryBeginFindsItsEnd) {
   EXPECT_GT(switches, 0U);
 }
 
-// --- reset
-// -----------------------------------------------------------------------------------------------
+// --- reset ----------------------------------------------------------------------------------------------
 
 TEST_F(Timers, AResetTakesAllThatWasRecorded) {
   const std::uint32_t stage = recorder().intern("reset");
@@ -320,8 +318,7 @@ TEST_F(Timers, AResetWhileThreadsRunLeavesThemWhole) {
   test::join(threads);
 }
 
-// --- a thread's last moments
-// -----------------------------------------------------------------------------
+// --- a thread's last moments ----------------------------------------------------------------------------
 
 std::uint32_t g_late_stage = 0;
 

@@ -2,7 +2,6 @@
 // what is open.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <barrier>
 
 #include "support.h"
@@ -18,22 +17,9 @@ using test::spans_of;
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
-class SpansElsewhere : public test::RecorderTest {
- protected:
-  ThreadState& thread() { return recorder().this_thread(); }
-  OpenFrame& open(std::uint32_t stage, const void* owner = nullptr) { return *open_frame(thread(), stage, owner); }
-  void close(OpenFrame& frame) { close_frame(thread(), frame, 0); }
+class SpansElsewhere : public test::OpenSpansTest {};
 
-  /// What the calling thread has open, outermost first.
-  std::vector<OpenCopy> own_open() {
-    std::vector<OpenCopy> result = read_open(arena());
-    std::erase_if(result, [&](const OpenCopy& open) { return open.thread != thread().thread || open.detached; });
-    return result;
-  }
-};
-
-// --- ends by other threads
-// -------------------------------------------------------------------------------
+// --- ends by other threads ------------------------------------------------------------------------------
 
 TEST_F(SpansElsewhere, AnotherThreadMayEndASpan) {
   const std::uint32_t stage = recorder().intern("away");
@@ -207,8 +193,7 @@ TEST_F(SpansElsewhere, SpansEndElsewhereWhileOtherThreadsGoOn) {
   EXPECT_TRUE(read_open(arena()).empty());
 }
 
-// --- tokens
-// ----------------------------------------------------------------------------------------------
+// --- tokens ---------------------------------------------------------------------------------------------
 
 TEST_F(SpansElsewhere, ATokenIsOpenUntilAnyThreadEndsIt) {
   const std::uint32_t outer = recorder().intern("token.outer");
@@ -327,8 +312,7 @@ TEST_F(SpansElsewhere, TimesFromElsewhereAreRecordedAsChildren) {
   EXPECT_EQ(count_of(stage), 2U);
 }
 
-// --- reading while spans open and close
-// ------------------------------------------------------------------
+// --- reading while spans open and close -----------------------------------------------------------------
 
 TEST_F(SpansElsewhere, WhatIsOpenIsReadWholeWhileThreadsRun) {
   constexpr unsigned kThreads = 4;

@@ -15,8 +15,7 @@ using test::Random;
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
-// --- one block
-// -------------------------------------------------------------------------------------------
+// --- one block ------------------------------------------------------------------------------------------
 
 std::unique_ptr<StatsBlock> new_block() {
   auto block = std::make_unique<StatsBlock>();

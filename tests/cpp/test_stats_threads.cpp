@@ -244,8 +244,7 @@ TEST_F(Stats, ASharedBlockNeedsNoLock) {
   EXPECT_EQ(count_of(stage), 10'001U);
 }
 
-// --- reading while threads come and go
-// -------------------------------------------------------------------
+// --- reading while threads come and go ------------------------------------------------------------------
 
 /// Snapshots while threads run and leave: no figure goes back, and none is missing or double.
 void expect_whole_while_threads_leave(bool with_lock) {
