@@ -11,6 +11,7 @@ import numpy as np
 
 from stagespan import _core, settings
 from stagespan.distribution import Distribution
+from stagespan.lines import one_line
 
 _SECOND = 10**9
 _DEVICE_COLUMNS = ("device_elapsed_ns", "device_queue_ns", "device_tail_ns")
@@ -88,7 +89,7 @@ class Stats(Mapping[str, StageStats]):
         rows = [[*head, "errors", "suspended ms", *device, "work"]]
         for name, stage in self._stages.items():
             figures = (stage.mean_ns, stage.p50_ns, stage.p95_ns, stage.p99_ns, stage.max_ns)
-            row = [_printable(name), f"{stage.count:,}", f"{stage.total_ns / 1e6:,.3f}"]
+            row = [one_line(name), f"{stage.count:,}", f"{stage.total_ns / 1e6:,.3f}"]
             row += [*map(_ms, figures), f"{stage.errors:,}"]
             row.append(_ms(stage.suspended_ns) if stage.suspended_ns else "")
             times = (stage.device_elapsed_ns, stage.device_queue_ns, stage.device_tail_ns)
@@ -119,15 +120,11 @@ def _ms(ns: float | None) -> str:
     return "-" if ns is None else f"{ns / 1e6:,.3f}"
 
 
-def _printable(name: str) -> str:
-    return name if name.isprintable() else ascii(name)[1:-1]
-
-
 def _work(stage: StageStats) -> str:
     """Amounts, and rates over the stage's own time: ``tokens 4,600 (230/s)``."""
     seconds = stage.total_ns / 1e9
     return ", ".join(
-        f"{_printable(what)} {amount:,.6g}" + (f" ({amount / seconds:,.4g}/s)" if seconds else "")
+        f"{one_line(what)} {amount:,.6g}" + (f" ({amount / seconds:,.4g}/s)" if seconds else "")
         for what, amount in stage.work.items()
     )
 

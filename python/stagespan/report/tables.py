@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stagespan.lines import one_line
 from stagespan.report import tree
 from stagespan.report.reader import number
 
@@ -24,7 +25,7 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
     from rich.text import Text
 
     console = console or Console()
-    head = _held(_one_line(_headline(report)), console.encoding)
+    head = _held(one_line(_headline(report)), console.encoding)
     console.print(Text(head), soft_wrap=not console.is_terminal)
     if report["stages"]:
         table = _table(report, [], console.encoding)
@@ -45,7 +46,7 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
 def _lost(lost: object) -> str:
     """What was not kept, by cause; empty where all was."""
     counts = {cause: number(n) for cause, n in lost.items()} if isinstance(lost, dict) else {}
-    return ", ".join(f"{_one_line(cause)} {n:,.0f}" for cause, n in counts.items() if n)
+    return ", ".join(f"{one_line(cause)} {n:,.0f}" for cause, n in counts.items() if n)
 
 
 def _width(table: Table, console: Console) -> int:
@@ -92,7 +93,7 @@ def _table(report: dict[str, Any], left_out: list[str], encoding: str) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for row in tree.rows(report):
         is_remainder = row.count is None and row.stage is None
-        name = _one_line(row.label) + (" (all its runs)" if row.is_sum else "")
+        name = one_line(row.label) + (" (all its runs)" if row.is_sum else "")
         label = Text(_held(row.guide + name, encoding), style="dim" if is_remainder else "")
         own = [
             _held(cell(row.stage), encoding) if row.stage is not None else "" for _, cell in columns
@@ -113,10 +114,6 @@ def _held(text: str, encoding: str) -> str:
 
 
 _PLAIN_GUIDES = str.maketrans("├└│─", "|`|-")
-
-
-def _one_line(name: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 # --- columns that only some reports need --------------------------------------------------------
@@ -166,7 +163,7 @@ def _rates(stage: dict[str, Any]) -> str:
         return ""
     known = ((what, number(rate)) for what, rate in rates.items())
     return ", ".join(
-        f"{rate:,.0f} {_one_line(what)}/s" if rate >= 1000 else f"{rate:.4g} {_one_line(what)}/s"
+        f"{rate:,.0f} {one_line(what)}/s" if rate >= 1000 else f"{rate:.4g} {one_line(what)}/s"
         for what, rate in known
         if rate is not None
     )

@@ -20,6 +20,8 @@ _OLD_CATEGORIES = {
     "python function": "python_function",
 }
 _TWO_TO_64 = 1 << 64
+# Python refuses to make numbers of thousands of digits.
+_LONGEST_NUMERAL = 64
 
 
 def category_today(written: str) -> str:
@@ -65,7 +67,8 @@ class Ids:
             number = int(written, 0)
         except ValueError:
             # Numerals with leading zeros are numbers too, all else is a word.
-            number = int(written) if written.isdecimal() else _TWO_TO_64
+            is_short = len(written) <= _LONGEST_NUMERAL
+            number = int(written) if is_short and written.isdecimal() else _TWO_TO_64
         if -(1 << 63) <= number < 1 << 63:
             return number
         if 1 << 63 <= number < _TWO_TO_64:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from stagespan.trace.analysis.causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
+from stagespan.trace.analysis.grouping import grouped
 from stagespan.trace.analysis.host_time import named, threads
 from stagespan.trace.analysis.result import (
     Evidence,
@@ -64,7 +65,9 @@ class HostWaits:
     window_ns: int
     total_ns: int
     """Time in which some thread waited."""
+    waits: int
     groups: list[HostWait]
+    """Those with the most time, the most first."""
     longest: list[tuple[str | None, Evidence]]
     """The longest waits one by one, with the operator of each."""
 
@@ -104,10 +107,10 @@ class HostWaits:
         if severity is None:
             return []
         worst = self.groups[0]
-        count = sum(group.waits for group in self.groups)
         sentence = (
             f"For {in_words(self.total_ns, 'ns')} ({percent:.1f} % of the trace) the host waited"
-            f" for the device, {many(count, 'time')}; most of it in {shortened(worst.words, 90)}"
+            f" for the device, {many(self.waits, 'time')};"
+            f" most of it in {shortened(worst.words, 90)}"
         )
         if worst.line:
             sentence += f" at {shortened(worst.line, 90)}"
@@ -163,34 +166,29 @@ def analyze(trace: Trace) -> HostWaits | Nothing:
     own = np.concatenate((np.full(len(calls), True), np.full(len(alone), False)))
     name_of_operator = np.where(operator >= 0, events.name[operator], -1)
     name_of_call = np.where(own, events.name[rows], -1)
-    keys, group = np.unique(
-        (name_of_operator.astype(np.int64) + 1) * (len(trace.names) + 1) + name_of_call + 1,
-        return_inverse=True,
-    )
+    code = (name_of_operator.astype(np.int64) + 1) * (len(trace.names) + 1) + name_of_call + 1
     busy = _busy_within(trace, rows)
     look = Surroundings(trace)
     groups = []
-    for number in range(len(keys)):
-        mine = np.flatnonzero(group.reshape(-1) == number)
+    for group in grouped(code, events.dur_ns[rows])[:_LARGEST]:
+        mine = np.flatnonzero(code == group.code)
         longest = int(mine[np.argmax(events.dur_ns[rows[mine]])])
         groups.append(
             HostWait(
                 operator=_name(trace, int(name_of_operator[longest])),
                 call=_name(trace, int(name_of_call[longest])),
                 line=look.line(int(rows[longest])),
-                waits=len(mine),
-                total_ns=int(events.dur_ns[rows[mine]].sum()),
+                waits=group.count,
+                total_ns=group.time_ns,
                 busy_ns=int(busy[mine].sum()),
                 longest=evidence(trace, int(rows[longest])),
             )
         )
-        if len(groups) > 200:  # names without end: the rest is in the total
-            break
-    groups.sort(key=lambda each: -each.total_ns)
     return HostWaits(
         window_ns=window[1] - window[0],
         total_ns=covered(events.begin_ns[rows], events.end_ns[rows]),
-        groups=groups[:_LARGEST],
+        waits=len(rows),
+        groups=groups,
         longest=[
             (_name(trace, int(name_of_operator[at])), evidence(trace, int(rows[at])))
             for at in np.argsort(-events.dur_ns[rows], kind="stable")[:_LARGEST]

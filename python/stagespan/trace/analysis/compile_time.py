@@ -60,7 +60,8 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _FRAME = re.compile(r"^_compile(?:\.<locals>)?(?:\.compile_inner)? \(dynamo_timed\)$")
-_MARK = re.compile(r"^(?:dynamo|entire_frame_compile)_data: .*?compile_id=(?P<id>\S+)$")
+_MARK = re.compile(r"^(?:dynamo|entire_frame_compile)_data: .*?compile_id=\S+$")
+_ID = re.compile(r"compile_id=(?P<frame>\S+)/(?P<variant>\d{1,9})$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +144,8 @@ def _ids(forest: Forest, frames: Rows) -> list[tuple[str | None, int | None]]:
         begin, end = int(nodes.begin[node]), int(nodes.end[node])
         at = int(np.searchsorted(places, begin, side="right")) - 1
         if at >= 0 and places[at] > before:
-            mark = _MARK.match(trace.names[trace.events.name[marks[at]]])
-            frame, _, variant = (mark["id"] if mark else "").rpartition("/")
-            found.append((frame, int(variant)) if variant.isdigit() else (None, None))
+            mark = _ID.search(trace.names[trace.events.name[marks[at]]])
+            found.append((mark["frame"], int(mark["variant"])) if mark else (None, None))
         else:
             at = int(np.searchsorted(nodes.begin[regions], end))
             stride = forest.lanes.axis.stride

@@ -20,7 +20,7 @@ from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.model import Trace
 
 OPERATOR, REGION, GRAPH, BACKWARD, LOOKUP, COMPILING, MARK = range(7)
-REGIONS = re.compile(r"^Torch-Compiled Region(?:: (?P<frame>.+)/(?P<variant>\d+))?")
+REGIONS = re.compile(r"^Torch-Compiled Region(?:: (?P<frame>.+)/(?P<variant>\d{1,9})(?!\d))?")
 _ROLES: tuple[tuple[int, re.Pattern[str]], ...] = (
     (REGION, REGIONS),
     (BACKWARD, re.compile(r"^CompiledFunctionBackward$")),

@@ -184,7 +184,7 @@ def _in_words(dims: str) -> str:
     """`[[8, 4], [], [4, 2]]` as `8x4, 4x2`; empty where no input is a tensor with dimensions."""
     try:
         inputs = json.loads(dims)
-    except ValueError:
+    except (ValueError, RecursionError):
         return ""
     if not isinstance(inputs, list):
         return ""

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from stagespan.errors import TraceError
-from stagespan.trace.ascend.tables import CsvTable, read_table
+from stagespan.trace.ascend.tables import CsvTable, bytes_of, read_table
 from stagespan.trace.model import Trace
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
@@ -171,16 +171,12 @@ def _trace(output: Path, problems: list[str]) -> Trace | None:
 
 
 def _document(file: Path, problems: list[str]) -> Any:
-    try:
-        data = file.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            import gzip
-
-            data = gzip.decompress(data)
-        document = msgspec.json.decode(data)
-    except (OSError, EOFError) as error:
-        problems.append(f"{file.name} cannot be read ({error}).")
+    data, problem = bytes_of(file)
+    if problem is not None:
+        problems.append(problem)
         return None
+    try:
+        document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         problems.append(f"{file.name} is cut off or not JSON, and is left out.")
         return None

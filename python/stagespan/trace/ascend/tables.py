@@ -53,8 +53,8 @@ def read_table(path: Path) -> CsvTable:
 
     Never raises: of a file that cannot be read the table is empty.
     """
-    text, problem = _text_of(path)
-    name = path.name
+    data, problem = bytes_of(path)
+    text, name = data.decode("utf-8", "replace"), path.name
     # A mark at the begin, and rows of blanks, mean nothing.
     lines = csv.reader(io.StringIO(text.lstrip("\ufeff").replace("\0", ""), newline=""))
     rows: list[list[str]] = []
@@ -84,17 +84,16 @@ def read_table(path: Path) -> CsvTable:
     return CsvTable(name, headings, whole, problem)
 
 
-def _text_of(path: Path) -> tuple[str, str | None]:
+def bytes_of(path: Path) -> tuple[bytes, str | None]:
+    """What a file holds, unpacked where it is gzip; and a sentence when that is not all of it."""
     try:
         data = path.read_bytes()
     except OSError as error:
-        return "", f"{path.name} cannot be read ({error.strerror or error})."
-    problem = None
-    if data[:2] == b"\x1f\x8b":
-        data, cut = _gunzipped(data)
-        problem = f"{path.name} is cut off: its compressed data ends early." if cut else None
-    text = data.decode("utf-8", "replace")
-    return text, problem
+        return b"", f"{path.name} cannot be read ({error.strerror or error})."
+    if data[:2] != b"\x1f\x8b":
+        return data, None
+    data, cut = _gunzipped(data)
+    return data, f"{path.name} is cut off: its compressed data ends early." if cut else None
 
 
 def _gunzipped(data: bytes) -> tuple[bytes, bool]:

@@ -28,6 +28,7 @@ SECTIONS = (
 """Of ncu: those that hold what the verdict and the roofline need."""
 MOST_LAUNCHES = 50
 """Each is replayed some forty times: more take long."""
+_LARGEST = 1e300
 _SPECIAL = re.compile(r"([\\.^$|?*+()\[\]{}])")
 
 
@@ -59,7 +60,7 @@ def read_breakdown(path: str | Path) -> TopKernels:
         raise TraceError(
             f"{path} cannot be read ({error.strerror or error}): name a stage's breakdown.json."
         ) from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise TraceError(f"{path} is no JSON: name a stage's breakdown.json.") from None
     rows = data.get("top_kernels") if isinstance(data, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -68,7 +69,7 @@ def read_breakdown(path: str | Path) -> TopKernels:
             " wrote for a stage."
         )
     kernels = [
-        Top(row["name"], float(row.get("ms") or 0), max(int(row.get("count") or 1), 1))
+        Top(row["name"], _figure(row.get("ms"), 0.0), max(int(_figure(row.get("count"), 1.0)), 1))
         for row in rows
         if isinstance(row.get("name"), str) and row.get("cuda_ms", row.get("device_ms"))
     ]
@@ -82,9 +83,14 @@ def read_breakdown(path: str | Path) -> TopKernels:
     return TopKernels(
         stage=str(data.get("name") or Path(path).name),
         kernels=kernels,
-        total_ms=float(total) if isinstance(total, (int, float)) else sum(k.ms for k in kernels),
+        total_ms=_figure(total, sum(kernel.ms for kernel in kernels)),
         steps=steps if isinstance(steps, int) and steps > 0 else 1,
     )
+
+
+def _figure(value: Any, default: float) -> float:
+    """A figure of the file; what is none, or no number, counts as the default."""
+    return float(value) if isinstance(value, (int, float)) and abs(value) < _LARGEST else default
 
 
 def kernel_filter(kernels: Sequence[Top]) -> str:

@@ -17,6 +17,8 @@ _NUMBERED = re.compile(
 _BARE = re.compile(
     r"^(\d+)\.|^trace[-_](\d+)\.|[-_](\d+)\.(?:pt\.)?(?:trace\.)?json", re.IGNORECASE
 )
+# What is larger is a time, or the id of a process.
+_MOST_RANKS = 1_000_000
 _ASCEND_INFO = re.compile(r"^profiler_info_(\d+)\.json$")
 
 
@@ -76,7 +78,7 @@ def rank_of(trace: Trace, path: Path, folder: Path | None = None) -> tuple[int |
     """
     info = distributed_info(trace)
     rank = info.get("rank")
-    if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0:
+    if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _MOST_RANKS:
         return rank, "metadata"
     if path.is_dir():
         for entry in sorted(path.iterdir()):
@@ -88,15 +90,23 @@ def rank_of(trace: Trace, path: Path, folder: Path | None = None) -> tuple[int |
         found = _NUMBERED.search(path.parent.name)
     if found is None:
         return None, None
-    return next(int(group) for group in found.groups() if group is not None), "name"
+    rank = next(int(group) for group in found.groups() if group is not None)
+    return (rank, "name") if rank < _MOST_RANKS else (None, None)
+
+
+def world_size_of(trace: Trace) -> int | None:
+    """How many ranks the job had; None where the trace does not say."""
+    size = distributed_info(trace).get("world_size")
+    known = isinstance(size, int) and not isinstance(size, bool) and 0 < size <= _MOST_RANKS
+    return size if known else None
 
 
 def distributed_info(trace: Trace) -> dict[str, object]:
     """The trace's `distributedInfo`; some versions write it as a text."""
     info = trace.metadata.get("distributedInfo")
     if isinstance(info, str):
-        rank = re.search(r"['\"]rank['\"]:\s*(\d+)", info)
-        world = re.search(r"['\"]world_size['\"]:\s*(\d+)", info)
+        rank = re.search(r"['\"]rank['\"]:\s*(\d{1,9})\b", info)
+        world = re.search(r"['\"]world_size['\"]:\s*(\d{1,9})\b", info)
         found = {"rank": rank, "world_size": world}
         return {key: int(match[1]) for key, match in found.items() if match}
     return info if isinstance(info, dict) else {}

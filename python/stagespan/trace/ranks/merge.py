@@ -39,6 +39,7 @@ _FLOWS = frozenset((b'"s"', b'"t"', b'"f"'))
 _WITH_ID = frozenset(
     (b'"b"', b'"n"', b'"e"', b'"N"', b'"O"', b'"D"', b'"S"', b'"T"', b'"F"', b'"p"')
 )
+_LARGEST = 1 << 62
 _NOTHING = msgspec.Raw()
 _PER_RANK = 10_000
 _LEVEL = 4
@@ -214,7 +215,8 @@ class _Rank:
             return True
         if name == "process_sort_index":
             index = args.get("sort_index")
-            self._sort[process] = float(index) if isinstance(index, (int, float)) else 0.0
+            known = isinstance(index, (int, float)) and abs(index) < _LARGEST
+            self._sort[process] = float(index) if known else 0.0
             return False
         if name == "thread_name":
             self._named_threads.add(int(bytes(entry.get("tid", b"-1"))))
@@ -286,13 +288,13 @@ def _raw(number: int) -> msgspec.Raw:
 
 
 def _time_ns(written: bytes) -> int | None:
-    """Microseconds as written to ns; None for what is no time."""
+    """Microseconds as written to ns; None for what is no time, or beyond all times."""
     whole, point, rest = written.partition(b".")
-    if whole.isdigit() and (rest.isdigit() or not point) and len(rest) <= 3:
+    if whole.isdigit() and len(whole) <= 16 and (rest.isdigit() or not point) and len(rest) <= 3:
         return int(whole) * 1000 + (int(rest.ljust(3, b"0")) if rest else 0)
     try:
         exact = Decimal(written.strip(b'"').decode("utf-8", "replace")) * 1000
-        return int(exact.to_integral_value())
+        return int(exact.to_integral_value()) if abs(exact) < _LARGEST else None
     except (DecimalException, ValueError, OverflowError):
         return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from stagespan.errors import TraceError
@@ -14,7 +14,7 @@ from stagespan.trace.device import launches
 from stagespan.trace.device_use import DeviceUse, device_use
 from stagespan.trace.model import Trace
 from stagespan.trace.ranks.collectives import Collectives, collectives
-from stagespan.trace.ranks.find import distributed_info, rank_of
+from stagespan.trace.ranks.find import rank_of, world_size_of
 
 # Times of a clock that counts from boot are far below.
 _UNIX_NS = 10**18
@@ -50,7 +50,6 @@ class RankSummary:
     use: DeviceUse
     collectives: Collectives
     incomplete: str | None = None
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def window_ns(self) -> int:
@@ -84,14 +83,13 @@ def summarise(
     if window is None:
         return Unreadable(str(path), f"{path} holds no events that last.")
     rank, told = rank_of(trace, path, None if folder is None else Path(folder))
-    info = distributed_info(trace)
-    world, host = info.get("world_size"), trace.metadata.get("host_name")
+    host = trace.metadata.get("host_name")
     steps = steps_of(trace)
     return RankSummary(
         path=str(path),
         rank=rank,
         rank_from=told,
-        world_size=world if isinstance(world, int) and world > 0 else None,
+        world_size=world_size_of(trace),
         backend=_backend(trace),
         host=host if isinstance(host, str) and host else None,
         unix_clock=window[0] > _UNIX_NS,

@@ -24,6 +24,8 @@ _CAUSED: tuple[tuple[float, Severity], ...] = ((10.0, "high"), (5.0, "medium"), 
 _IMBALANCE: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
 # A rank is a straggler when it is last too often for chance.
 _CHANCE = 0.05
+# A part of a sum that changes none of its digits that matter.
+_NEGLIGIBLE = 1e-12
 
 
 def headline(found: Ranks) -> str:
@@ -101,8 +103,16 @@ def _stragglers(found: Ranks) -> list[Finding]:
 
 def _by_chance(times: int, of: int, ranks: int) -> float:
     """How likely it is that one of `ranks` alike is last at least so many `times` of all."""
-    one = 1 / ranks
-    return sum(math.comb(of, n) * one**n * (1 - one) ** (of - n) for n in range(times, of + 1))
+    # By logarithms: the number of ways exceeds a double from a thousand collectives on.
+    ways = math.lgamma(of + 1) - math.lgamma(times + 1) - math.lgamma(of - times + 1)
+    chance = ways - times * math.log(ranks) + (of - times) * math.log1p(-1 / ranks)
+    term, found = math.exp(chance), 0.0
+    for n in range(times, of + 1):
+        found += term
+        term *= (of - n) / (n + 1) / (ranks - 1)
+        if term <= _NEGLIGIBLE * found:
+            break
+    return found
 
 
 def _imbalance(found: Ranks) -> list[Finding]:
