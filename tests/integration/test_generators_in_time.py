@@ -233,7 +233,8 @@ def test_turns_that_another_span_drives() -> None:
     assert parents()["driven"] == {"begins"}
     assert_closed()
     stages = _core.snapshot().stages()
-    assert stages["begins"].children_ns >= 0.9 * stages["begins"].total_ns
+    # 18 turns in the other span, and two of at least half a millisecond outside of it.
+    assert stages["begins"].children_ns >= only("drives").duration_ns + 1 * MS - 1000
 
 
 def test_a_generator_moves_between_threads() -> None:

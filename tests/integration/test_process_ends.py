@@ -201,7 +201,7 @@ EVERYTHING = """
                 assert [i async for i in agen()] == [0, 1, 2]
                 async for i in agen():
                     break
-                task = asyncio.create_task(asyncio.wait_for(coroutine(), 1))
+                task = asyncio.create_task(asyncio.wait_for(coroutine(), 60))
                 await asyncio.to_thread(function, 1)
                 return await task
         for _ in range(3):

@@ -131,16 +131,8 @@ def test_a_million_spans_each_while_somebody_reads() -> None:
         "shared": 5 * BLOCKS * THREADS,
         "fresh": 4 * BLOCKS * THREADS,
     }
-    assert (
-        stages["shared"].parents.keys()
-        == {f"own {i}" for i in range(4)}
-        | {
-            "fresh",
-            "shared",
-            "(several)",
-        }
-        or sum(n for n, _ in stages["shared"].parents.values()) == 5 * BLOCKS * THREADS
-    )
+    named = {f"own {i}" for i in range(THREADS)} | {"shared", "fresh"}
+    assert stages["shared"].parents.keys() - {"(several)"} <= named
     assert_closed()
     # AND what the rings no longer hold is counted, one by one
     held = len(_core.spans())

@@ -81,16 +81,16 @@ def test_spans_have_what_their_queue_ran(run: Run, kind: str) -> None:
         stats = stagespan.stats()
         print(json.dumps([stats[n].device_elapsed_ns.mean_ns for n in ("context", "function")]))
         spans = {stagespan.stage_names()[s["stage"]]: s for s in stagespan.spans()}
-        host_ns = int(spans["context"]["end_ns"] - spans["context"]["begin_ns"])
-        print(json.dumps([host_ns, float(spans["context"]["device_tail_ns"])]))
+        host_ns = [int(spans[n]["end_ns"] - spans[n]["begin_ns"]) for n in ("context", "function")]
+        print(json.dumps([*host_ns, float(spans["context"]["device_tail_ns"])]))
         print(json.dumps([fake.counts()["synchronisations"], fake.counts()["other_context"],
                           sum(stagespan.lost().values()), _core.device_info()["backend"]]))
         """,
     )
     # THEN statistics, spans and the log line tell so, and the device was never waited for
-    (context_ns, function_ns), (host_ns, tail_ns), rest = told(done)  # type: ignore[misc]
+    (context_ns, function_ns), (host_ns, call_ns, tail_ns), rest = told(done)  # type: ignore[misc]
     assert 20e6 <= context_ns < 20.2e6 + host_ns
-    assert 5e6 <= function_ns < 25e6
+    assert 5e6 <= function_ns < 5.2e6 + call_ns
     assert rest == [0, 0, 0, "driver"]
     (line,) = [x for x in done.stderr.splitlines() if x.startswith("[Profile] context cost")]
     assert float(line.split()[3]) == pytest.approx((host_ns + tail_ns) / 1e9, abs=2e-6)
@@ -158,14 +158,18 @@ def test_a_driver_that_goes_in_mid_run(run: Run) -> None:
                 pass
         print(json.dumps([stagespan.flush(20), stagespan.stats()["after"].count,
                           stagespan.stats()["caught"].device_elapsed_ns,
-                          stagespan.lost()["device_failed"] >= 2]))
+                          stagespan.lost()["device_failed"] >= 1]))
         wiring.watch(); wiring.watch()
         print(json.dumps([_core.device_info()[key] for key in ("attached", "pending")]))
+        caught = stagespan.spans()[0]
+        print(int(caught["end_ns"] - caught["begin_ns"]))
         """,
     )
     # THEN nothing waits, the line tells the host's time, and there is one warning
-    assert told(done) == [[True, 100, None, True], [False, 0]]
-    assert "[Profile] caught cost 0.0" in done.stderr
+    *rest, host_ns = told(done)
+    assert rest == [[True, 100, None, True], [False, 0]]
+    (line,) = [x for x in done.stderr.splitlines() if x.startswith("[Profile] caught cost")]
+    assert float(line.split()[3]) == pytest.approx(host_ns / 1e9, abs=2e-6)  # type: ignore[operator]
     assert done.stderr.count("[Profile] after") == 100
     assert done.stderr.count("device time is not complete") == 1
     assert "Traceback" not in done.stderr
