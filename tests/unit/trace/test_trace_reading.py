@@ -154,6 +154,17 @@ def test_ids_that_are_words_or_numerals(write_trace: Write) -> None:
     assert found[4:] == [16, 7, MISSING]
 
 
+def test_a_numeral_without_end_is_a_word(write_trace: Write) -> None:
+    # GIVEN a thread whose numeral has more digits than Python makes numbers of
+    endless = "1" * 5_000
+    # WHEN it is read
+    trace = read_trace(write_trace([complete(tid=endless), complete(tid="8")]))
+    # THEN it has a name of its own
+    found = trace.events.tid.tolist()
+    assert trace.named_ids[found[0]] == endless
+    assert found[1] == 8
+
+
 def test_negative_zero_and_missing_durations(write_trace: Write) -> None:
     # GIVEN durations that are none
     events = [complete(dur=-3), complete(dur=0), complete(dur=5), complete(dur="soon")]

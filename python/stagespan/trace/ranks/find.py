@@ -97,8 +97,9 @@ def rank_of(trace: Trace, path: Path, folder: Path | None = None) -> tuple[int |
 def world_size_of(trace: Trace) -> int | None:
     """How many ranks the job had; None where the trace does not say."""
     size = distributed_info(trace).get("world_size")
-    known = isinstance(size, int) and not isinstance(size, bool) and 0 < size <= _MOST_RANKS
-    return size if known else None
+    if not isinstance(size, int) or isinstance(size, bool):
+        return None
+    return size if 0 < size <= _MOST_RANKS else None
 
 
 def distributed_info(trace: Trace) -> dict[str, object]:

@@ -215,8 +215,9 @@ class _Rank:
             return True
         if name == "process_sort_index":
             index = args.get("sort_index")
-            known = isinstance(index, (int, float)) and abs(index) < _LARGEST
-            self._sort[process] = float(index) if known else 0.0
+            if not isinstance(index, (int, float)) or not abs(index) < _LARGEST:
+                index = 0
+            self._sort[process] = float(index)
             return False
         if name == "thread_name":
             self._named_threads.add(int(bytes(entry.get("tid", b"-1"))))

@@ -196,6 +196,19 @@ def test_lines_of_breaks_where_the_trace_has_python_stacks(tmp_path: Path) -> No
     assert finding.sentence.endswith("They are at model.py(5): forward.")
 
 
+def test_numbers_of_variants_without_end(tmp_path: Path) -> None:
+    # GIVEN a region and a compilation whose variants have more digits than Python makes numbers of
+    program = Program()
+    compilation(program, "0/" + "1" * 5_000, PARTS, nested=True)
+    with region(program, ": 0/" + "1" * 5_000):
+        graph(program)
+    # WHEN torch.compile is looked at
+    found, _ = of(program, tmp_path)
+    # THEN neither has a number
+    assert found["frames"][0]["frame"] is None
+    assert found["compile_time"]["compilations"][0]["id"] is None
+
+
 def test_regions_without_numbers_of_older_versions(tmp_path: Path) -> None:
     program = Program()
     with region(program, ""):

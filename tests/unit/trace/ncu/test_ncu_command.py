@@ -196,12 +196,14 @@ def test_bad_input_is_one_sentence(breakdown: Path, tmp_path: Path) -> None:
     (tmp_path / "text.json").write_text("hello")
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "odd.json").write_text('{"top_kernels": [1]}')
+    (tmp_path / "deep.json").write_text("[" * 100_000)
     lonely = tmp_path / "lonely_breakdown.json"
     lonely.write_text(breakdown.read_text())
     for arguments, says in (
         ((), "Name a stage's breakdown.json"),
         ((tmp_path / "none.json",), "cannot be read"),
         ((tmp_path / "text.json",), "is no JSON"),
+        ((tmp_path / "deep.json",), "is no JSON"),
         ((tmp_path / "list.json",), "has no top_kernels"),
         ((tmp_path / "odd.json",), "has no top_kernels"),
         ((no_kernels, "--factory", "m:f"), "no kernels of a device"),
@@ -239,6 +241,18 @@ def test_breakdowns_of_others(tmp_path: Path) -> None:
     top = read_breakdown(path)
     assert (top.stage, top.total_ms, top.steps) == ("s", 150.0, 1)
     assert top.kernels == [Top("k", 75.0, 1)]
+
+
+def test_figures_that_are_none(tmp_path: Path) -> None:
+    # GIVEN times and counts that are words, without end, or no numbers
+    path = tmp_path / "b.json"
+    odd = ["soon", float("inf"), float("nan"), None, 10**400]
+    rows = [{"name": str(n), "ms": x, "count": x, "cuda_ms": 1} for n, x in enumerate(odd)]
+    path.write_text(json.dumps({"total_kernel_time_ms": odd[0], "top_kernels": rows}))
+    # WHEN it is read THEN each counts as if it were not there
+    top = read_breakdown(path)
+    assert top.kernels == [Top(str(n), 0.0, 1) for n in range(len(odd))]
+    assert top.total_ms == 0
 
 
 def test_every_kind_of_output(tmp_path: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from planted_ranks import US, ranks_in, together, write_rank
+
+from stagespan.trace.ranks import words
 
 
 def test_clocks_are_aligned_by_ends_of_collectives(tmp_path: Path) -> None:
@@ -79,6 +83,22 @@ def test_a_straggler(tmp_path: Path) -> None:
     assert "Rank 5 came last to 9 of 10 collectives, and 1.620 ms" in straggler.sentence
     assert straggler.evidence[0].figure == 180 * US
     assert "rank 5 last" in straggler.evidence[0].event
+
+
+@pytest.mark.parametrize(("of", "ranks"), [(1, 2), (10, 2), (60, 8), (4_000, 3), (30_000, 2)])
+def test_chances_are_those_of_exact_fractions(of: int, ranks: int) -> None:
+    # GIVEN how often a rank can be last, by chance or more than that
+    for times in sorted({-(-of // ranks), of // ranks + of // 20 + 1, of}):
+        # WHEN the chance is computed, and summed up in whole numbers
+        ways, exact = math.comb(of, times), 0
+        for n in range(times, of + 1):
+            exact += ways * (ranks - 1) ** (of - n)
+            ways = ways * (of - n) // (n + 1)
+            if n - times > 2_000:
+                break
+        # THEN they are the same, however many collectives there are
+        expected = float(Fraction(exact, ranks**of))
+        assert words._by_chance(times, of, ranks) == pytest.approx(expected, rel=1e-8, abs=1e-300)
 
 
 def test_ranks_that_come_last_in_turn_are_no_stragglers(tmp_path: Path) -> None:

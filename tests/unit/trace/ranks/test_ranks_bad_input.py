@@ -52,6 +52,40 @@ def test_what_the_trace_says_goes_before_its_name(tmp_path: Path) -> None:
     assert [Path(each.path).name for each in found.summaries] == ["rank1.json", "rank0.json"]
 
 
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"rank": 10**30, "world_size": 10**30},
+        {"rank": True, "world_size": True},
+        {"rank": -1, "world_size": -2},
+        "{'rank': " + "9" * 5_000 + ", 'world_size': " + "9" * 5_000 + "}",
+    ],
+    ids=["huge", "bool", "negative", "endless"],
+)
+def test_numbers_that_no_rank_has(info: object, tmp_path: Path) -> None:
+    # GIVEN traces that call themselves ranks which no job has
+    for rank in range(2):
+        path = write_rank(tmp_path, rank, CALLS, name=f"rank{rank}.json")
+        whole = json.loads(path.read_text())
+        whole["distributedInfo"] = info
+        path.write_text(json.dumps(whole))
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN their names tell
+    assert found.numbers == [0, 1]
+    assert {each.rank_from for each in found.summaries} == {"name"}
+    assert {each.world_size for each in found.summaries} == {None}
+
+
+def test_a_time_is_no_rank(tmp_path: Path) -> None:
+    # GIVEN names in which only a time is a number
+    for n in range(2):
+        write_rank(tmp_path, n, CALLS, info=False, name=f"trace-1700000{n}00000.json")
+    # WHEN they are read together THEN they have no rank
+    with pytest.raises(TraceError, match="None of the 2 traces"):
+        ranks_in(tmp_path)
+
+
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
     # GIVEN ranks 0 and 2 of five
     for rank in (0, 2):

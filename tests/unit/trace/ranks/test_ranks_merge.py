@@ -168,6 +168,30 @@ def test_a_trace_that_is_cut_off_or_not_quite_json(tmp_path: Path) -> None:
     assert kinds["a"] == 1
 
 
+def test_times_and_places_beyond_all_bounds(tmp_path: Path) -> None:
+    # GIVEN a rank with times and a sort index that no integer of 64 bits holds
+    for rank, calls in enumerate(together([[100, 1_100]] * 2)):
+        write_rank(tmp_path, rank, calls, world=2, name=f"rank{rank}.json")
+    odd = [
+        '{"ph": "X", "name": "far", "cat": "cpu_op", "pid": 1, "tid": 1, "dur": 1, "ts": 1e400}',
+        '{"ph": "X", "name": "far", "cat": "cpu_op", "pid": 1, "tid": 1, "dur": 1, "ts": '
+        + "9" * 400
+        + "}",
+        '{"ph": "M", "name": "process_sort_index", "pid": 1, "args": {"sort_index": 1e999}}',
+        '{"ph": "M", "name": "process_sort_index", "pid": 2, "args": {"sort_index": "x"}}',
+    ]
+    path = tmp_path / "rank1.json"
+    path.write_text(
+        path.read_text().replace('"traceEvents": [', '"traceEvents": [' + ", ".join(odd) + ", ")
+    )
+    # WHEN they are merged
+    entries = merged(ranks_in(tmp_path), tmp_path / "merged.json")
+    # THEN such times stay as they were written, and all else is there
+    kinds = Counter(e["name"] for e in entries)
+    assert kinds["ncclDevKernel_AllReduce_Sum_f32_RING"] == 4
+    assert [e["ts"] for e in entries if e["name"] == "far"] == [float("inf"), 10**400 - 1]
+
+
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     # GIVEN ranks, and a target below a file
     for rank, calls in enumerate(together([[100, 1_100]] * 2)):
