@@ -14,6 +14,7 @@ import json
 import platform
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ from common import (
 
 STAMP = STATE / "venv.json"
 REQUIREMENTS = ("requirements-dev.txt", "requirements-test.txt")
+BUILD_PACKAGES = ("scikit-build-core", "pybind11", "cmake", "ninja")
 PIPELINE_PACKAGES = ("torch", "diffusers", "transformers")
+IMPORTS = (VENV_PYTHON, "-c", "import stagespan._core")
 
 
 def read_stamp() -> dict[str, Any]:
@@ -151,27 +154,30 @@ def install_requirements(stamp: dict[str, Any]) -> None:
         )
         say(f"  {stamp['without_torch']}")
     stamp["requirements"] = wanted
-    write_stamp(stamp)
+
+
+def install_build_tools() -> None:
+    """Install what builds stagespan, where it is missing."""
+    lines = (ROOT / REQUIREMENTS[0]).read_text().splitlines()
+    tools = [line for line in lines if line.startswith(BUILD_PACKAGES)]
+    run([VENV_PYTHON, "-m", "pip", "install", *tools], "build-tools")
 
 
 def install_package(stamp: dict[str, Any]) -> None:
     """Build the extension and install stagespan in editable mode, when its sources have changed."""
     wanted = fingerprint(COMPILED_SOURCES, str(in_ci()))
-    imports = [VENV_PYTHON, "-c", "import stagespan._core"]
-    if stamp.get("package") == wanted and output(imports) is not None:
+    if stamp.get("package") == wanted and output(IMPORTS) is not None:
         return
     need_compiler()
     say("  building stagespan")
     run(
         [
-            VENV_PYTHON, "-m", "pip", "install", "--no-build-isolation", "-e", ".",
+            VENV_PYTHON, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "-e", ".",
             f"-Ccmake.define.STAGESPAN_WERROR={'ON' if in_ci() else 'OFF'}",
         ],
         "package",
     )  # fmt: skip
-    run(imports, "package", append=True)
     stamp["package"] = wanted
-    write_stamp(stamp)
 
 
 def main() -> int:
@@ -184,9 +190,17 @@ def main() -> int:
         make_venv()
         stamp = read_stamp()
         before = json.dumps(stamp, sort_keys=True)
-        install_requirements(stamp)
-        install_package(stamp)
+        if not stamp:
+            # Before both parts, as the one would replace them while the other uses them.
+            install_build_tools()
+        # Packages are downloaded and unpacked on one core, while the compiler has the other.
+        with ThreadPoolExecutor() as pool:
+            parts = [pool.submit(part, stamp) for part in (install_requirements, install_package)]
+        for part in parts:
+            part.result()
         if json.dumps(stamp, sort_keys=True) != before:
+            run(IMPORTS, "package", append=True)
+            write_stamp(stamp)
             say(f"  .venv is complete ({timer.seconds():.0f} s)")
     if "--need-torch" in sys.argv and "without_torch" in stamp:
         say(f"error: {stamp['without_torch']}")
