@@ -131,7 +131,7 @@ def install_requirements(stamp: dict[str, Any]) -> None:
     if stamp.get("requirements") == wanted:
         return
     say("  installing the development packages (torch among them: this takes a while)")
-    pip = [VENV_PYTHON, "-m", "pip", "install"]
+    pip = [VENV_PYTHON, "-m", "pip", "install", "--no-compile"]
     everything = ROOT / REQUIREMENTS[0]
     stamp.pop("without_torch", None)
     if run([*pip, "-r", everything], "requirements", check=False) != 0:
@@ -153,6 +153,10 @@ def install_requirements(stamp: dict[str, Any]) -> None:
             f"{platform.python_version()}: {errors[-1] if errors else 'see the log'}"
         )
         say(f"  {stamp['without_torch']}")
+    # Pip would do this on one core. Some packages hold files that are no Python: never mind.
+    packages = VENV / "lib" / "python{}.{}".format(*sys.version_info[:2]) / "site-packages"
+    command = [VENV_PYTHON, "-m", "compileall", "-q", "-j", "0", packages]
+    run(command, "requirements-compiled", check=False)
     stamp["requirements"] = wanted
 
 
@@ -191,7 +195,7 @@ def main() -> int:
         stamp = read_stamp()
         before = json.dumps(stamp, sort_keys=True)
         if not stamp:
-            # Before both parts, as the one would replace them while the other uses them.
+            # First, as one of the parts would replace them while the other uses them.
             install_build_tools()
         # Packages are downloaded and unpacked on one core, while the compiler has the other.
         with ThreadPoolExecutor() as pool:
