@@ -117,7 +117,8 @@ def pytest(python: Path, log: str, *arguments: str) -> Result:
     skips = STATE / f"{log}-skips.json"
     skips.unlink(missing_ok=True)
     command = [python, "-m", "pytest", "-q", "-n", "2", "-p", "no:cacheprovider", *arguments]
-    env = {"STAGESPAN_TEST_SKIPS": str(skips)}
+    # The workers fill the cores: threads of torch's would only wait for each other.
+    env = {"STAGESPAN_TEST_SKIPS": str(skips), "OMP_NUM_THREADS": "1"}
     if python == VENV_PYTHON and (wheel := other_pythons.newest_wheel()) is not None:
         env["STAGESPAN_TEST_WHEEL"] = str(wheel)
     run(command, log, env=env)

@@ -153,7 +153,7 @@ def damaged(node: Any, chance: random.Random) -> Any:
     return chance.choice(junk)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(chance=st.randoms(use_true_random=False))
 def test_damaged_nodes_are_replayed_or_refused(chance: random.Random) -> None:
     # GIVEN a node that a capture wrote, damaged in one or two places

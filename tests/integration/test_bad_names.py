@@ -165,6 +165,7 @@ def test_long_names_are_cut_between_characters() -> None:
     assert all("\ufffd" not in name for name in names)
 
 
+@pytest.mark.slow
 def test_endless_names_cost_no_memory(tmp_path: Path) -> None:
     # GIVEN a program that makes up a new name of a megabyte each time
     done = python(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagespan.history import SPACING_S, History
@@ -40,6 +40,8 @@ def test_the_windows_that_people_ask_for_are_at_hand(window_s: float, off_s: flo
     assert (now - found.time_ns) / SECOND == pytest.approx(window_s, abs=off_s)
 
 
+@pytest.mark.slow
+@settings(max_examples=40)
 @given(st.floats(0, 20_000), st.floats(0, 2e9))
 def test_it_stays_small_however_long_it_runs(seconds: float, start_s: float) -> None:
     history, _ = after_running(seconds, start_s)

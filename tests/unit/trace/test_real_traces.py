@@ -16,6 +16,8 @@ import pytest
 from stagespan.trace import Trace, breakdown, device_use, read_trace
 from stagespan.trace.columns import category_today
 
+pytestmark = pytest.mark.slow
+
 CHROME = [
     "cpu_only", "cuda_a100_alexnet", "cuda_a100_cudagraph_triton_nccl", "cuda_a100_simple_add",
     "cuda_a100_sync_multi_stream", "cuda_b200_vllm_eager", "cuda_h100_bert",
