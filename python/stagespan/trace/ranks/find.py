@@ -19,7 +19,7 @@ _BARE = re.compile(
 )
 # What is larger is a time, or the id of a process.
 _MOST_RANKS = 1_000_000
-_ASCEND_INFO = re.compile(r"^profiler_info_(\d+)\.json$")
+_ASCEND_INFO = re.compile(r"^profiler_info_(\d{1,9})\.json$")
 
 
 def traces_in(folder: Path) -> list[Path]:
@@ -83,7 +83,7 @@ def rank_of(trace: Trace, path: Path, folder: Path | None = None) -> tuple[int |
     if path.is_dir():
         for entry in sorted(path.iterdir()):
             found = _ASCEND_INFO.match(entry.name)
-            if found:
+            if found and int(found[1]) < _MOST_RANKS:
                 return int(found[1]), "name"
     found = _NUMBERED.search(path.name) or _BARE.search(path.name)
     if found is None and folder is not None and path.parent != folder:

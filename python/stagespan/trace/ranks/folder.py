@@ -12,7 +12,7 @@ from stagespan.errors import TraceError
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.gather import without_events
 from stagespan.trace.model import Trace
-from stagespan.trace.ranks.clocks import align
+from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks, align
 from stagespan.trace.ranks.find import traces_in
 from stagespan.trace.ranks.many import summarise_all
 from stagespan.trace.ranks.match import Matched, match
@@ -70,6 +70,7 @@ def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
         *_about_jobs(others, elsewhen),
         *_about_windows(summaries),
         *_about_matching(summaries, matched),
+        *_about_clocks(summaries, matched, clocks),
     ]
     return Ranks(
         folder=str(folder),
@@ -248,6 +249,19 @@ def _about_matching(summaries: list[RankSummary], matched: Matched) -> list[str]
     if left:
         told.append(f"{left:,} collectives beyond the first of each rank are left out.")
     return told
+
+
+def _about_clocks(summaries: list[RankSummary], matched: Matched, clocks: Clocks) -> list[str]:
+    with_some = {rank for block in matched.blocks for rank in block.ranks.tolist()}
+    unknown = [at for at in sorted(with_some) if clocks.how[at] == UNKNOWN_CLOCK]
+    if not unknown:
+        return []
+    ranks = _listed([str(summaries[at].rank) for at in unknown])
+    return [
+        f"Nothing tells how far the clocks of ranks {ranks} are from the others': they have no"
+        " collectives that end on all ranks together, and not all traces name one host; so nothing"
+        " is said about who waited for whom there."
+    ]
 
 
 def _listed(names: list[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from stagespan.trace.analysis.result import Finding, Table, share
-from stagespan.trace.ranks.clocks import Clocks
+from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks
 from stagespan.trace.ranks.match import Matched
 from stagespan.trace.ranks.summary import RankSummary, Unreadable
 from stagespan.trace.ranks.waits import NOBODY, Instance, Waits, bus_speed, by_op
@@ -50,8 +50,8 @@ class Ranks:
 
     @cached_property
     def common_ns(self) -> int:
-        """Time of all ranks from their first matched collective to the end of the last."""
-        return int(self.waits.common_ns.sum())
+        """Time of the ranks with known clocks from their first collective to the last's end."""
+        return int(self.waits.common_ns[self.waits.compared > 0].sum())
 
     @cached_property
     def compared(self) -> list[int]:
@@ -95,8 +95,8 @@ class Ranks:
             "unreadable": [{"path": e.path, "reason": e.reason} for e in self.unreadable],
             "remarks": list(self.remarks),
             "matched_collectives": self.matched.count,
-            "waited_us": int(self.waits.waited_ns.sum()) / 1000 if self.matched.count else None,
-            "lost_us": self.lost_ns / 1000 if self.matched.count else None,
+            "waited_us": int(self.waits.waited_ns.sum()) / 1000 if self.waits.instances else None,
+            "lost_us": self.lost_ns / 1000 if self.waits.instances else None,
             "lost_percent": share(self.lost_ns, self.common_ns) if self.common_ns else None,
             "imbalance": None
             if imbalance is None
@@ -128,7 +128,7 @@ class Ranks:
     def _rank(self, at: int) -> dict[str, Any]:
         summary, found = self.summaries[at], self.waits
         use = summary.use.to_dict()
-        matched = bool(found.took_part[at])
+        matched, compared = bool(found.took_part[at]), bool(found.compared[at])
         error = int(self.clocks.error_ns[at])
         return {
             "rank": summary.rank,
@@ -151,15 +151,15 @@ class Ranks:
                 )
             },
             "clock_offset_us": int(self.clocks.offset_ns[at]) / 1000
-            if self.clocks.how[at] != "unknown"
+            if self.clocks.how[at] != UNKNOWN_CLOCK
             else None,
             "clock_error_us": error / 1000 if error >= 0 else None,
             "clock_from": self.clocks.how[at],
             "matched_collectives": int(found.took_part[at]),
-            "last_in": int(found.last[at]) if matched else None,
-            "made_others_wait_us": int(found.caused_ns[at]) / 1000 if matched else None,
-            "waited_us": int(found.waited_ns[at]) / 1000 if matched else None,
-            "lost_us": int(found.lost_ns[at]) / 1000 if matched else None,
+            "last_in": int(found.last[at]) if compared else None,
+            "made_others_wait_us": int(found.caused_ns[at]) / 1000 if compared else None,
+            "waited_us": int(found.waited_ns[at]) / 1000 if compared else None,
+            "lost_us": int(found.lost_ns[at]) / 1000 if compared else None,
             "computed_us": int(found.computed_ns[at]) / 1000 if matched else None,
         }
 

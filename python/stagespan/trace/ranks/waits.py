@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.ranks.clocks import Clocks
+from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks
 from stagespan.trace.ranks.match import UNKNOWN, Block, Matched
 
 NOBODY = -1
@@ -60,6 +60,9 @@ class Waits:
     """By rank: how often it came last."""
     took_part: NDArray[np.int64]
     """By rank: in how many matched collectives."""
+    compared: NDArray[np.int64]
+    """By rank: in how many of them its clock and that of another rank could be compared; the
+    figures above are of these."""
     common_ns: NDArray[np.int64]
     """By rank: from the begin of its first matched collective to the end of its last."""
     computed_ns: NDArray[np.int64]
@@ -67,13 +70,21 @@ class Waits:
 
 
 def waits(count: int, matched: Matched, clocks: Clocks) -> Waits:
-    """Work out the waiting of `count` ranks from their collectives and clocks."""
-    waited, lost, caused, last, took_part, common, computed = (
-        np.zeros(count, dtype=np.int64) for _ in range(7)
+    """Work out the waiting of `count` ranks from their collectives and clocks.
+
+    What ranks computed between collectives needs no clock of others; who came last does.
+    """
+    waited, lost, caused, last, took_part, compared, common, computed = (
+        np.zeros(count, dtype=np.int64) for _ in range(8)
     )
     instances: list[Instance] = []
     edges = np.full((count, 2), UNKNOWN, dtype=np.int64)
-    for block in matched.blocks:
+    for whole in matched.blocks:
+        np.add.at(took_part, whole.ranks, whole.known.sum(axis=1))
+        _widen(edges, common, computed, whole)
+        block = _on_one_clock(whole, clocks)
+        if not block.ops:
+            continue
         known = block.known
         begin = block.begin_ns - clocks.offset_ns[block.ranks][:, None]
         end = block.end_ns - clocks.offset_ns[block.ranks][:, None]
@@ -88,7 +99,7 @@ def waits(count: int, matched: Matched, clocks: Clocks) -> Waits:
         alone = late > tolerance
         np.add.at(waited, block.ranks, wait.sum(axis=1))
         np.add.at(lost, block.ranks, idle.sum(axis=1))
-        np.add.at(took_part, block.ranks, known.sum(axis=1))
+        np.add.at(compared, block.ranks, known.sum(axis=1))
         np.add.at(last, block.ranks[who[alone]], 1)
         np.add.at(caused, block.ranks[who[alone]], np.minimum(late, idle.max(axis=0))[alone])
         pure = np.where(known, end - begin, np.iinfo(np.int64).max).min(axis=0)
@@ -110,8 +121,30 @@ def waits(count: int, matched: Matched, clocks: Clocks) -> Waits:
             )
             for at in range(len(block.ops))
         ]
-        _widen(edges, common, computed, block)
-    return Waits(instances, waited, lost, caused, last, took_part, common, computed)
+    return Waits(instances, waited, lost, caused, last, took_part, compared, common, computed)
+
+
+def _on_one_clock(block: Block, clocks: Clocks) -> Block:
+    """What of a block is on ranks whose clocks are known, and on at least two of them."""
+    rows = np.array(
+        [row for row, rank in enumerate(block.ranks) if clocks.how[rank] != UNKNOWN_CLOCK],
+        dtype=np.intp,
+    )
+    if len(rows) == len(block.ranks):
+        return block
+    columns = np.flatnonzero(block.known[rows].sum(axis=0) >= 2)
+    here = np.ix_(rows, columns)
+    return Block(
+        block.group,
+        block.ranks[rows],
+        [block.ops[at] for at in columns],
+        block.bytes_in[columns],
+        block.members[columns],
+        block.begin_ns[here],
+        block.end_ns[here],
+        block.computed_ns[here],
+        block.computed_in_ns[here],
+    )
 
 
 def _tolerance(block: Block, clocks: Clocks) -> int:

@@ -14,6 +14,7 @@ from stagespan.trace.analysis.result import (
     in_words,
     share,
 )
+from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK
 from stagespan.trace.ranks.report import TOP, Ranks, most_often_last
 from stagespan.trace.ranks.waits import Instance, bus_speed, by_op
 
@@ -38,6 +39,11 @@ def headline(found: Ranks) -> str:
         )
     if not found.matched.count:
         return f"{ranks} ranks; what they do to each other is unknown, as no collectives match."
+    if not found.waits.instances:
+        return (
+            f"{ranks} ranks, {found.matched.count:,} collectives; who waited for whom is unknown, as"
+            " nothing tells how far the ranks' clocks are apart."
+        )
     percent = share(found.lost_ns, found.common_ns)
     return (
         f"{ranks} ranks, {found.matched.count:,} collectives:"
@@ -66,7 +72,7 @@ def _severity(percent: float, shares: tuple[tuple[float, Severity], ...]) -> Sev
 def _waiting(found: Ranks) -> list[Finding]:
     percent = share(found.lost_ns, found.common_ns)
     severity = _severity(percent, _WAITED)
-    if severity is None:
+    if severity is None or not found.waits.instances:
         return []
     (op, group), worst = next(iter(by_op(found.waits.instances).items()))
     lost = sum(each.lost_ns for each in worst)
@@ -88,7 +94,7 @@ def _stragglers(found: Ranks) -> list[Finding]:
     mine = [each for each in waits.instances if each.last == at]
     own_time = int(waits.common_ns[at])
     severity = _severity(share(caused, own_time), _CAUSED)
-    by_chance = _by_chance(times, with_last, int((waits.took_part > 0).sum()))
+    by_chance = _by_chance(times, with_last, int((waits.compared > 0).sum()))
     if severity is None or by_chance > _CHANCE:
         return []
     sentence = (
@@ -213,17 +219,17 @@ def _ranks(found: Ranks) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for at in order[:TOP]:
         summary = found.summaries[at]
-        matched = bool(waits.took_part[at])
+        matched, compared = bool(waits.took_part[at]), bool(waits.compared[at])
         rows.append(
             (
                 found.rank_name(at),
                 summary.window_ns,
                 summary.step_ns,
                 int(waits.computed_ns[at]) if matched else summary.use.compute_ns,
-                int(waits.lost_ns[at]) if matched else None,
-                int(waits.last[at]) if matched else None,
-                int(waits.caused_ns[at]) if matched else None,
-                int(found.clocks.offset_ns[at]) if found.clocks.how[at] != "unknown" else None,
+                int(waits.lost_ns[at]) if compared else None,
+                int(waits.last[at]) if compared else None,
+                int(waits.caused_ns[at]) if compared else None,
+                int(found.clocks.offset_ns[at]) if found.clocks.how[at] != UNKNOWN_CLOCK else None,
                 int(found.clocks.error_ns[at]) if found.clocks.error_ns[at] >= 0 else None,
             )
         )

@@ -59,6 +59,45 @@ def test_one_host_has_one_clock(tmp_path: Path) -> None:
     assert set(found.clocks.how) == {"host"}
 
 
+def test_clocks_that_nothing_tells(tmp_path: Path) -> None:
+    # GIVEN two hosts whose clocks are 3 ms apart, and broadcasts alone, for which nobody waited
+    for rank in range(2):
+        calls = [("Broadcast", 5_000.0 * n, 5_000.0 * n + 20) for n in range(1, 21)]
+        write_rank(tmp_path, rank, calls, world=2, clock=3_000 * rank, host=f"node{rank}")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN nothing is said about who waited for whom, and it says so
+    assert set(found.clocks.how) == {"unknown"}
+    assert found.findings() == []
+    told = found.to_dict()
+    assert (told["matched_collectives"], told["waited_us"], told["lost_us"]) == (20, None, None)
+    for row in told["ranks"]:
+        assert (row["matched_collectives"], row["last_in"], row["lost_us"]) == (20, None, None)
+        assert row["computed_us"] == 0
+    (remark,) = found.remarks
+    assert remark.startswith("Nothing tells how far the clocks of ranks 0, 1 are")
+    assert "who waited for whom is unknown" in found.tables()[0].note
+
+
+def test_one_clock_that_nothing_tells(tmp_path: Path) -> None:
+    # GIVEN three ranks of which the third takes part in broadcasts alone, 3 ms ahead
+    arrivals = [[1_000.0 * n + 200 * rank for n in range(1, 11)] for rank in range(2)]
+    for rank, calls in enumerate(together(arrivals)):
+        both = [*calls, ("Broadcast", 50_000.0, 50_020.0), ("Broadcast", 60_000.0, 60_020.0)]
+        groups = ["a"] * 10 + ["b"] * 2
+        write_rank(tmp_path, rank, both, world=3, groups=groups, host=f"node{rank}")
+    calls = [("Broadcast", 50_000.0, 50_020.0), ("Broadcast", 60_000.0, 60_020.0)]
+    write_rank(tmp_path, 2, calls, world=3, clock=3_000, groups=["b", "b"], host="node2")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the two are compared, and nothing is said of the third
+    assert found.waits.waited_ns.tolist() == [10 * 200 * US, 0, 0]
+    assert found.waits.last.tolist() == [0, 10, 0]
+    assert [row["last_in"] for row in found.to_dict()["ranks"]] == [0, 10, None]
+    (remark,) = found.remarks
+    assert "clocks of ranks 2 are" in remark
+
+
 def test_a_straggler(tmp_path: Path) -> None:
     # GIVEN eight ranks of which rank 5 comes 200 us late to nine of ten collectives
     arrivals = [
@@ -248,7 +287,7 @@ def test_bandwidth_of_the_bus(op: str, gigabytes: float, tmp_path: Path) -> None
     # GIVEN collectives that carry 2,000 elements of 2 bytes, to which one rank comes 50 us late
     for rank in range(4):
         calls = [(op, 1_000.0 * n + (50 if rank else 0), 1_000.0 * n + 60) for n in range(3)]
-        write_rank(tmp_path, rank, calls, world=4, message=(2_000, "BFloat16", 4))
+        write_rank(tmp_path, rank, calls, world=4, message=(2_000, "BFloat16", 4), host="node1")
     # WHEN they are read together
     found = ranks_in(tmp_path)
     # THEN the bandwidth is that of the 10 us that all were there
