@@ -72,6 +72,12 @@ ALLOCATES = re.compile(
 """Runtime and driver calls that allocate or free memory."""
 GRAPH_LAUNCHES = re.compile(r"GraphLaunch|GraphExec|aclmdl(?:RI)?Execute", re.IGNORECASE)
 """Calls of which one stands for many kernels."""
+SINGLE_LAUNCHES = re.compile(
+    r"Memcpy|Memset|MemFill|USMFill|Launch\w*Kernel|KernelLaunch|Launch(?:Cooperative|Host)"
+    r"|^(?:cu|hip)Launch(?:Grid)?(?:Async)?$|aclop|aclnn",
+    re.IGNORECASE,
+)
+"""Calls of one kernel, copy or memset, which the device may do in several parts."""
 LOADS_DATA = re.compile(
     r"^enumerate\(DataLoader\)#|DataLoaderIter\.__next__|dataloader\w*[._ ]next"
     r"|(?:next|get|load|fetch|prepare)[_ ](?:next[_ ])?(?:data|batch)(?:es)?\b"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.analysis.causes import GRAPH_LAUNCHES
+from stagespan.trace.analysis.causes import GRAPH_LAUNCHES, SINGLE_LAUNCHES
+from stagespan.trace.analysis.host_time import named
 from stagespan.trace.arrays import Mask, Numbers
-from stagespan.trace.device import device_work, launch_of
+from stagespan.trace.device import device_work, is_ascend, launch_of
 from stagespan.trace.model import Trace
 
 Rows = NDArray[np.intp]
@@ -87,12 +88,17 @@ def gaps(trace: Trace) -> Gaps:
 
 
 def graph_calls(trace: Trace, calls: Rows) -> Mask:
-    """Which of `calls` (-1 for none) launch graphs: by name, or as they launched several events."""
-    by_name = np.array([GRAPH_LAUNCHES.search(name) is not None for name in trace.names] + [False])
-    found, of, counts = np.unique(calls, return_inverse=True, return_counts=True)
-    is_graph = (counts > 1) | by_name[trace.events.name[found]]
-    result: Mask = is_graph[of.reshape(-1)] & (calls >= 0)
-    return result
+    """Which of `calls` (-1 for none) launch graphs.
+
+    By name, or as they launched several events. But a copy may be done in parts, and on Ascend one
+    call launches several kernels of an operator.
+    """
+    of_graph: Mask = (calls >= 0) & named(trace, GRAPH_LAUNCHES)[calls]
+    if is_ascend(trace):
+        return of_graph
+    _, of, counts = np.unique(calls, return_inverse=True, return_counts=True)
+    several = (counts > 1)[of.reshape(-1)] & ~named(trace, SINGLE_LAUNCHES)[calls]
+    return of_graph | (several & (calls >= 0))
 
 
 def _later_in_graph(trace: Trace, calls: Rows) -> Mask:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.analysis.causes import GRAPH_LAUNCHES
 from stagespan.trace.analysis.forward import forward_operators
 from stagespan.trace.analysis.gaps import graph_calls
 from stagespan.trace.analysis.host_time import named, pairs, processes
@@ -20,7 +19,6 @@ from stagespan.trace.model import Trace
 Rows = NDArray[np.intp]
 SPANS = "stagespan"
 """The process that the spans of stagespan have in a trace; their threads are the program's."""
-_ASCEND = "Ascend Hardware"
 # Annotations that the framework makes by itself, and those that count steps.
 _NO_STAGE = re.compile(
     r"^(?:nccl|gloo|rccl|hccl|xccl|mpi|ucc|c10d)\w*:|^## Call Compiled|compile_id="
@@ -75,7 +73,7 @@ def launchers(trace: Trace, rows: Rows) -> Launchers | None:
     return Launchers(
         rows=rows,
         calls=calls,
-        of_graph=_graph_calls(trace, calls),
+        of_graph=graph_calls(trace, calls),
         operator=_at(forest.rows, _at(forest.first_around(work), inside)),
         stage=stage,
         forward=_at(forward_operators(trace, lanes, forest), inside),
@@ -96,14 +94,6 @@ def no_operators(trace: Trace) -> Mask:
     )
     rows: Mask = chosen[trace.events.name]
     return rows
-
-
-def _graph_calls(trace: Trace, calls: Rows) -> Mask:
-    """On Ascend one call launches several kernels of an operator: there, by its name alone."""
-    of_graph = graph_calls(trace, calls)
-    if _ASCEND in trace.process_names.values():
-        return of_graph & named(trace, GRAPH_LAUNCHES)[calls]
-    return of_graph
 
 
 def _at(values: Rows, index: Rows) -> Rows:

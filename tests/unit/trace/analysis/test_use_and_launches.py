@@ -10,9 +10,10 @@ import pytest
 from planted import CALL, LATENCY, Program
 
 from stagespan.trace import Trace, read_trace
-from stagespan.trace.analysis import analyze, device_use, launches, verdict
+from stagespan.trace.analysis import analyze, causes, device_use, launches, verdict
 from stagespan.trace.analysis.device_use import Use
 from stagespan.trace.analysis.gaps import gaps
+from stagespan.trace.analysis.idle import Idle
 from stagespan.trace.analysis.launches import Launches
 from stagespan.trace.analysis.result import Nothing
 from stagespan.trace.analysis.verdict import Verdict
@@ -198,6 +199,35 @@ def test_a_queue_that_grows(tmp_path: Path) -> None:
     # As the second is launched the first has not begun; it has as the third is.
     assert found.depth == ((0 + 1 + 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8) / 10, 8)
     assert found.found_empty == 1
+
+
+@pytest.mark.parametrize(
+    "call", ["hipMemcpyAsync", "cudaLaunchKernelExC", "cuLaunchKernel", "urEnqueueKernelLaunch"]
+)
+def test_a_copy_in_two_parts_is_no_graph(call: str, tmp_path: Path) -> None:
+    # GIVEN a call that the device does in two parts of 30 us, 4 us apart, with nothing else there
+    program = Program()
+    program.launch("Memcpy HtoD", 30, cat="gpu_memcpy", call=call)
+    first = program.events[-1]
+    program.events.append(first | {"ts": first["ts"] + 34})
+    trace = program.trace(tmp_path)
+    # WHEN its launches are looked at, and why the device was idle
+    found = analyze(trace, ["launches", "idle"]).results
+    # THEN there is no graph, and the gap is not one's
+    assert isinstance(found["launches"], Launches)
+    assert (found["launches"].graphs, found["launches"].launched) == ([], 2)
+    assert isinstance(found["idle"], Idle)
+    assert found["idle"].by_cause == {causes.QUEUED: 4 * US}
+
+
+def test_an_operator_of_several_kernels_is_no_graph_on_ascend(traces: Path) -> None:
+    # GIVEN a real rank, whose operators are compiled as they run: 5 calls, 10 kernels
+    folder = traces / "ascend_level1" / "rank0_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
+    trace = read_trace(folder / "trace_view.json.gz")
+    # WHEN its launches are looked at THEN none is a graph's
+    found = launches.analyze(trace)
+    assert isinstance(found, Launches)
+    assert found.graphs == []
 
 
 def test_a_starved_device_is_found_empty(tmp_path: Path) -> None:
