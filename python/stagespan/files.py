@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_STEM = 100
@@ -33,28 +35,38 @@ def stage_path(folder: str | os.PathLike[str], stage: str, suffix: str) -> Path:
     return Path(folder) / f"{safe_name(stage)}{suffix}"
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes | str) -> Path:
-    """Write ``data`` to ``path`` whole or not at all, creating the folder; returns the path.
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write to that stands at ``path`` whole or not at all; creates the folder.
 
-    The bytes go to a temporary file in the same folder which is renamed once it is complete, so a
-    reader never sees a part of it. Raises OSError when the folder or file cannot be written; then
-    nothing is left behind.
+    The bytes go to a temporary file in the same folder which is renamed when the block ends, so a
+    reader never sees a part of it; an exception in the block leaves nothing behind. What is no file
+    (``/dev/null``, ``/dev/stdout``, a pipe) is not replaced but written to. Raises OSError when the
+    folder or file cannot be written.
     """
-    import tempfile
-
     target = Path(path)
-    raw = data.encode("utf-8") if isinstance(data, str) else data
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name[:60]}.", dir=target.parent)
+    is_special = target.exists() and not target.is_file() and not target.is_dir()
+    if is_special or target.is_relative_to("/dev") or target.is_relative_to("/proc"):
+        with target.open("wb") as file:
+            yield file
+        return
+    temporary = target.with_name(f".{target.name[:60]}.{os.urandom(6).hex()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    handle = os.open(temporary, flags, 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(raw)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
+            yield file
         os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    return target
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes | str) -> Path:
+    """Write ``data`` to ``path`` as a `whole_file`; returns the path. Raises OSError."""
+    raw = data.encode("utf-8") if isinstance(data, str) else data
+    with whole_file(path) as file:
+        file.write(raw)
+    return Path(path)

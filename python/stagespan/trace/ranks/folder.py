@@ -257,11 +257,12 @@ def _about_clocks(summaries: list[RankSummary], matched: Matched, clocks: Clocks
     if not unknown:
         return []
     ranks = _listed([str(summaries[at].rank) for at in unknown])
-    return [
+    told = (
         f"Nothing tells how far the clocks of ranks {ranks} are from the others': they have no"
         " collectives that end on all ranks together, and not all traces name one host; so nothing"
         " is said about who waited for whom there."
-    ]
+    )
+    return [told]
 
 
 def _listed(names: list[str]) -> str:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from decimal import Decimal, DecimalException
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 import msgspec
 
 from stagespan.errors import StagespanError
+from stagespan.files import whole_file
 from stagespan.trace.ranks.entries import copy_entries
 from stagespan.trace.ranks.report import Ranks
 
@@ -57,43 +56,27 @@ def merge(found: Ranks, target: str | os.PathLike[str]) -> int:
     """
     path = Path(target)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name[:60]}.", dir=path.parent)
+        with whole_file(path) as raw:
+            if not path.name.endswith(".gz"):
+                return _write(found, raw)
+            with gzip.GzipFile("", "wb", _LEVEL, raw, 0) as packed:
+                return _write(found, packed)
     except OSError as error:
-        raise _unwritable(path, error) from error
-    try:
-        with os.fdopen(handle, "wb") as raw:
-            packed = path.name.endswith(".gz")
-            with (
-                gzip.GzipFile("", "wb", _LEVEL, raw, 0)
-                if packed
-                else contextlib.nullcontext(raw) as file
-            ):
-                count = _write(found, file)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise _unwritable(path, error) from error
-        raise
-    return count
+        raise StagespanError(
+            f"{path} cannot be written ({error.strerror or error}): choose another file."
+        ) from error
 
 
-def _unwritable(path: Path, error: OSError) -> StagespanError:
-    return StagespanError(
-        f"{path} cannot be written ({error.strerror or error}): choose another file."
-    )
-
-
-def _write(found: Ranks, file: IO[bytes] | gzip.GzipFile) -> int:
+def _write(found: Ranks, file: BinaryIO | gzip.GzipFile) -> int:
     base = found.window_begin_ns() // 10**9 * 10**9 if _all_unix(found) else 0
     file.write(b'{"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": %d,' % base)
     told = [
-        {"rank": summary.rank, "path": summary.path, "clock_offset_ns": int(offset)}
+        {
+            "rank": summary.rank,
+            # Names of files are bytes, and JSON is text.
+            "path": summary.path.encode("utf-8", "replace").decode(),
+            "clock_offset_ns": int(offset),
+        }
         for summary, offset in zip(found.summaries, found.clocks.offset_ns, strict=True)
     ]
     file.write(b'\n"merged_ranks": ' + msgspec.json.encode(told) + b',\n"traceEvents": [')

@@ -41,8 +41,8 @@ def headline(found: Ranks) -> str:
         return f"{ranks} ranks; what they do to each other is unknown, as no collectives match."
     if not found.waits.instances:
         return (
-            f"{ranks} ranks, {found.matched.count:,} collectives; who waited for whom is unknown, as"
-            " nothing tells how far the ranks' clocks are apart."
+            f"{ranks} ranks, {found.matched.count:,} collectives; who waited for whom is unknown,"
+            " as nothing tells how far the ranks' clocks are apart."
         )
     percent = share(found.lost_ns, found.common_ns)
     return (

@@ -1,0 +1,80 @@
+"""Files that are written whole or not at all; what is no file is written to, never replaced."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from stagespan.files import whole_file, write_whole
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    # GIVEN a file, in a folder that is there, and one that is not
+    old = tmp_path / "old"
+    old.write_text("before")
+    with old.open() as reader:
+        # WHEN they are written
+        assert write_whole(old, "after") == old
+        write_whole(tmp_path / "a" / "b" / "new", b"\xff")
+        # THEN who reads the old one has all of it
+        assert reader.read() == "before"
+    assert old.read_text() == "after"
+    assert (tmp_path / "a" / "b" / "new").read_bytes() == b"\xff"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "old"]
+
+
+def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    # GIVEN a file
+    path = tmp_path / "file"
+    path.write_text("before")
+    # WHEN writing it fails in the middle
+    with pytest.raises(KeyError), whole_file(path) as file:
+        file.write(b"half")
+        raise KeyError
+    # THEN it is as before, and alone; a folder is never replaced
+    assert path.read_text() == "before"
+    with pytest.raises(IsADirectoryError):
+        write_whole(tmp_path, "x")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
+    # GIVEN a umask
+    before = os.umask(0o027)
+    try:
+        # WHEN
+        write_whole(tmp_path / "file", "x")
+    finally:
+        os.umask(before)
+    # THEN
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
+
+
+def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
+    # GIVEN a pipe with a name, and somebody who reads it
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    # WHEN it is written
+    write_whole(pipe, "through")
+    reader.join(30)
+    # THEN it was written to
+    assert read == ["through"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_device_stays_a_device() -> None:
+    write_whole("/dev/null", "x")
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_a_long_name_of_many_bytes(tmp_path: Path) -> None:
+    path = tmp_path / ("ü" * 120)
+    write_whole(path, "x")
+    assert path.read_text() == "x"
