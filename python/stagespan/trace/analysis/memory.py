@@ -221,7 +221,7 @@ def _device(
         before=before,
         first=int(events.allocated[0]),
         last=int(events.allocated[-1]),
-        reserved=None if reserved is None else int(reserved[peak]),
+        reserved=None if reserved is None or reserved[peak] < 0 else int(reserved[peak]),
         most_reserved=None if reserved is None else int(reserved.max()),
         holders=by_weight[:_HOLDERS],
         growth=growth_of(trace, events, ranges, operators, begin_ns),

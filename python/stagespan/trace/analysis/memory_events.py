@@ -36,10 +36,10 @@ class MemoryEvents:
     is_total: bool
     """Whether the trace says how much was allocated in all."""
     reserved: Numbers | None
-    """By the allocator from the device."""
+    """By the allocator from the device; -1 where the trace does not say."""
     freed_at: Rows | None
     """Of an allocation the index of its freeing; of one that the trace does not see freed, and of
-    freeings, the number of events. None where the trace has no addresses."""
+    freeings, the number of events. None where not all events have addresses."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -73,7 +73,7 @@ def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
     chosen &= size[1]
     kind, number = _numbers(trace, "Device Type"), _numbers(trace, "Device Id")
     total, reserved = _numbers(trace, "Total Allocated"), _numbers(trace, "Total Reserved")
-    address = _numbers(trace, "Addr")
+    address, has_address = _addresses(trace)
     rows = np.flatnonzero(chosen)
     rows = rows[np.argsort(instants.begin_ns[rows], kind="stable")]
     none = np.full(len(instants), -1, dtype=np.int64)
@@ -85,6 +85,8 @@ def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
         mine = rows[of == at]
         sizes = size[0][mine]
         is_total = total is not None and bool(total[1][mine].all())
+        # One without an address may free what any other has allocated.
+        is_known = bool(has_address[mine][sizes != 0].all())
         found.append(
             MemoryEvents(
                 device=_device(*device),
@@ -93,10 +95,10 @@ def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
                 bytes=sizes,
                 allocated=total[0][mine] if total is not None and is_total else np.cumsum(sizes),
                 is_total=is_total,
-                reserved=reserved[0][mine]
+                reserved=np.where(reserved[1][mine], reserved[0][mine], -1)
                 if reserved is not None and bool((reserved[0][mine] > 0).any())
                 else None,
-                freed_at=_freed_at(address[0][mine], sizes) if address is not None else None,
+                freed_at=_freed_at(address[mine], sizes) if is_known else None,
             )
         )
     return sorted(found, key=lambda each: -int(each.allocated.max())), left_out
@@ -118,6 +120,39 @@ def _numbers(trace: Trace, key: str) -> tuple[Numbers, NDArray[np.bool_]] | None
     values[written.rows[sane]] = found[sane].astype(np.int64)
     known[written.rows[sane]] = True
     return values, known
+
+
+def _addresses(trace: Trace) -> tuple[Numbers, NDArray[np.bool_]]:
+    """The addresses of all instants as 64 bits, and which of them have one."""
+    values = np.zeros(len(trace.instants), dtype=np.int64)
+    known = np.zeros(len(trace.instants), dtype=np.bool_)
+    written = trace.argument("Addr", "instants")
+    if written is None:
+        return values, known
+    numbers = written.numbers
+    if numbers is None:
+        # One beyond 63 bits, or no number, makes all of them texts.
+        each = [_address(text) for text in written.texts]
+        found = np.array([value or 0 for value in each], dtype=np.int64)[written.codes]
+        whole = np.array([value is not None for value in each])[written.codes]
+    else:
+        whole = (numbers == np.trunc(numbers)) & (np.abs(numbers.astype(np.float64)) < 2.0**63)
+        whole |= numbers.dtype.kind == "i"
+        found = np.where(whole, numbers, 0).astype(np.int64)
+    values[written.rows[whole]] = found[whole]
+    known[written.rows[whole]] = True
+    return values, known
+
+
+def _address(text: str) -> int | None:
+    """A numeral of 64 bits, which some write with a sign and some without."""
+    try:
+        value = int(text, 0)
+    except ValueError:
+        return None
+    if not -(2**63) <= value < 2**64:
+        return None
+    return value - 2**64 if value >= 2**63 else value
 
 
 def _number(text: str) -> float:

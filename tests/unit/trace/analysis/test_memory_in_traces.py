@@ -228,6 +228,61 @@ def test_sizes_that_cannot_be_are_left_out_and_counted(size: object, tmp_path: P
     assert "1 events without a size were left out" in found.tables()[0].note
 
 
+@pytest.mark.parametrize(
+    ("base", "step"),
+    [(0xFF00000000200000 - 2**64, 512), (0xFF00000000200000, 512), (2**63 - 4, 1), (2**53, 1)],
+)
+def test_addresses_of_64_bits_are_told_apart(base: int, step: int, tmp_path: Path) -> None:
+    # GIVEN 1,000 MiB, then 500, the first freed, then 2,000, at addresses beyond 2**52 (as XPU's)
+    program = Allocating(before=70)
+    with program.within("aten::a"):
+        first = program.allocate(1_000)
+    with program.within("aten::b"):
+        program.allocate(500)
+    program.release(first)
+    with program.within("aten::c"):
+        program.allocate(2_000)
+    for event in program.events:
+        if event["name"] == "[memory]":
+            event["args"]["Addr"] = base + step * event["args"]["Addr"]
+    # WHEN the memory is followed
+    found = only(memory_of(program.trace(tmp_path)))
+    # THEN the peak was held by those that were not freed, and what was there before
+    held = {holder.operator: holder.at_peak for holder in found.holders}
+    assert held == {"aten::a": 0, "aten::b": 500 * MIB, "aten::c": 2_000 * MIB}
+    assert (found.peak, found.before) == (2_570 * MIB, 70 * MIB)
+
+
+@pytest.mark.parametrize("address", [None, "nowhere", 2**64, 1.5])
+def test_an_event_without_an_address(address: object, tmp_path: Path) -> None:
+    # GIVEN two allocations, of which one is freed by an event whose address is unknown
+    program = Allocating()
+    program.release(program.allocate(3))
+    program.allocate(2)
+    program.events[1]["args"]["Addr"] = address
+    # WHEN the memory is followed THEN nothing is said about what is held at the peak
+    found = only(memory_of(program.trace(tmp_path)))
+    assert (found.peak, found.before) == (3 * MIB, None)
+    assert [holder.at_peak for holder in found.holders] == [None]
+    # AND an event of no size frees nothing
+    program.events[1]["args"] |= {"Addr": 1, "Bytes": -3 * MIB}
+    program.events.append(dict(program.events[1], args={"Bytes": 0, "Addr": address}))
+    program.events[-1]["args"] |= {"Device Type": 1, "Device Id": 0, "Total Allocated": 2 * MIB}
+    assert only(memory_of(program.trace(tmp_path))).before == 0
+
+
+def test_an_event_that_does_not_say_what_is_reserved(tmp_path: Path) -> None:
+    # GIVEN three allocations, of which that at the peak does not say what is reserved
+    program = Allocating()
+    program.allocate(3)
+    program.release(program.allocate(2))
+    del program.events[1]["args"]["Total Reserved"]
+    # WHEN the memory is followed THEN it is unknown there, and known elsewhere
+    found = only(memory_of(program.trace(tmp_path)))
+    assert (found.peak, found.reserved, found.most_reserved) == (5 * MIB, None, 5 * MIB)
+    assert found.to_dict()["reserved_unused_at_peak_bytes"] is None
+
+
 def test_only_memory_events(tmp_path: Path) -> None:
     # GIVEN a trace with nothing but two allocations
     program = Allocating()
