@@ -48,6 +48,10 @@ class Tree:
             found[asked] = np.where(at >= 0, self._owner[low + np.maximum(at, 0)], -1)
         return found
 
+    def stretches(self) -> tuple[Rows, Numbers, Numbers]:
+        """The innermost interval from each begin or end to the next (or -1), and the two times."""
+        return self._owner, self._time, np.append(self._time[1:], self._time[-1:])
+
     def levels(self) -> NDArray[np.int64]:
         """How many intervals hold each."""
         return levels(self.parent)

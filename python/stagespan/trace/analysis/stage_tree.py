@@ -102,7 +102,7 @@ def stage_tree(trace: Trace) -> StageTree | None:
         stage_of=stage_of,
         by_time=by_time,
         calls_made=sums(launched_in, np.ones_like(launch), len(paths)),
-        idle_ns=paths.sums(_idle(trace, tree, rows, device)) if len(device) else None,
+        idle_ns=paths.sums(_idle(trace, tree, device, len(rows))) if len(device) else None,
     )
 
 
@@ -114,14 +114,14 @@ def _askers(trace: Trace, device: Rows, calls: Rows) -> Rows:
     return calls if found is None else np.where(found.operator >= 0, found.operator, calls)
 
 
-def _idle(trace: Trace, tree: Tree, rows: Rows, device: Rows) -> Numbers:
-    """How long the device was idle during each event, but not during those within it."""
+def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
+    """How long the device was idle while each of `count` events was the innermost."""
     events = trace.events
     origin = int(events.begin_ns.min())
     busy = Cover(events.begin_ns[device] - origin, events.end_ns[device] - origin)
-    inside = busy.within(events.begin_ns[rows] - origin, events.end_ns[rows] - origin)
-    idle = events.dur_ns[rows] - inside
-    return idle - sums(tree.parent, idle, len(rows))
+    owner, begin, end = tree.stretches()
+    idle = end - begin - busy.within(begin - origin, end - origin)
+    return sums(owner, idle, count)
 
 
 def _lanes(trace: Trace, rows: Rows, calls: Rows) -> tuple[NDArray[np.int64], Numbers]:

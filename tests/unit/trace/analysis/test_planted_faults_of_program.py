@@ -61,6 +61,7 @@ nested = test_stages_in_traces.test_own_and_nested_time
 backward_stage = test_stages_in_traces.test_backward_counts_to_the_stage_that_called_it
 spans = test_stages_in_traces.test_spans_of_stagespan_hold_annotations
 by_time = test_stages_in_traces.test_spans_of_several_threads_are_told_by_time
+crossing = test_stages_in_traces.test_idle_time_of_stages_that_cross
 idle_within = test_stages_in_traces.test_idle_time_within_stages
 small_work = test_stages_in_traces.test_a_stage_of_many_small_kernels_is_named
 on_host = test_stages_in_traces.test_a_stage_that_works_on_the_host_is_not_blamed_for_its_launches
@@ -138,12 +139,13 @@ FAULTS: list[Fault] = [
     (step_ranges._of_operators, "on_device and not", "not", decoding_on_host),
     (step_ranges._of_kernels, "edges[:-1], edges[1:]", "edges[1:], edges[:-1]", of_kernels),
     (step_ranges._in_each, "counts > 0", "counts == 0", decoding),
+    (Tree.stretches, "np.append(self._time[1:], self._time[-1:])", "self._time", idle_within),
     (Tree.at, "self._time[low:high]", "self._time", by_time),
     (Paths.inclusive, "+= total[node]", "-= total[node]", stacks),
     (stage_tree.stage_tree, "exclusive(events.begin_ns[rows], events.end_ns[rows], lane)",
      "events.dur_ns[rows]", nested),
     (stage_tree.StageTree.inclusive, "+= total[node]", "= total[node]", nested),
-    (stage_tree._idle, "idle - sums(", "idle + sums(", idle_within),
+    (stage_tree._idle, "sums(owner, idle", "sums(owner, end - begin", crossing),
     (stage_tree._lanes, "np.where(lane == spans[0], same[0], lane)", "lane", spans),
     (stage_tree._stages_of, "count == 1", "count >= 1", by_time),
     (stage_tree._stages_of, "(stage < 0) & _backward", "(stage >= 0) & _backward", backward_stage),

@@ -76,6 +76,26 @@ def test_idle_time_within_stages(tmp_path: Path) -> None:
     assert found["outer/inner"].idle_self_ns == 10 * US
 
 
+def test_idle_time_of_stages_that_cross(tmp_path: Path) -> None:
+    # GIVEN stages of which each begins in the one before, and ends after it
+    program = Program()
+    for name, begin, end in (("a", 0, 1_000), ("b", 500, 1_500), ("c", 900, 1_600)):
+        program.event(name, NOTE, begin, end)
+    # AND one around a pair that crosses
+    for name, begin, end in (("d", 3_000, 3_100), ("e", 3_010, 3_050), ("f", 3_040, 3_070)):
+        program.event(name, NOTE, begin, end)
+    # AND a device that is idle but for 10 us here and there
+    for at in (0, 1_200, 1_990, 3_060):
+        program.event("gemm", "kernel", at, at + 10, device=0, stream=7)
+    # WHEN its stages are summed up
+    found = by_path(stages_of(program.trace(tmp_path)))
+    # THEN the one begun last has the idle time, and all together have it once
+    assert {path: stage.idle_self_ns for path, stage in found.items()} == {
+        "a": 490 * US, "a/b": 400 * US, "a/b/c": 690 * US,
+        "d": 40 * US, "d/e": 30 * US, "d/e/f": 20 * US,
+    }  # fmt: skip
+
+
 def test_backward_counts_to_the_stage_that_called_it(tmp_path: Path) -> None:
     # GIVEN a stage that waits while autograd's thread launches, and a thread of someone else
     program = Program()
