@@ -31,10 +31,15 @@ def test_what_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     # GIVEN a file
     path = tmp_path / "file"
     path.write_text("before")
+
+    def fails() -> None:
+        with whole_file(path) as file:
+            file.write(b"half")
+            raise KeyError
+
     # WHEN writing it fails in the middle
-    with pytest.raises(KeyError), whole_file(path) as file:
-        file.write(b"half")
-        raise KeyError
+    with pytest.raises(KeyError):
+        fails()
     # THEN it is as before, and alone; a folder is never replaced
     assert path.read_text() == "before"
     with pytest.raises(IsADirectoryError):

@@ -261,9 +261,8 @@ _MEMORY = _object(
             _object(
                 {
                     "name": _TEXT,
-                    **dict.fromkeys(
-                        ("allocations", "total_bytes", "largest_bytes", "not_released"), _COUNT
-                    ),
+                    **dict.fromkeys(("allocations", "total_bytes", "largest_bytes"), _COUNT),
+                    "not_released": {"type": ["integer", "null"], "minimum": 0},
                 }
             )
         ),
@@ -277,7 +276,7 @@ _HOST_OPERATORS = _object(
                 {
                     "name": _TEXT,
                     "calls": _COUNT,
-                    **_times("host_self_us", "host_total_us", "device_self_us", "device_total_us"),
+                    **_maybe("host_self_us", "host_total_us", "device_self_us", "device_total_us"),
                 }
             )
         ),

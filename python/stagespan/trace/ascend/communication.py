@@ -35,6 +35,7 @@ _TIMES = {
 }
 _SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
 _TOP = 50
+_LARGEST = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,13 +207,15 @@ def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str
     for code, time in zip(events.name[rows].tolist(), events.dur_ns[rows].tolist(), strict=True):
         seen.setdefault(trace.names[code], []).append(time)
     mine: dict[str, list[int]] = {}
+    unknown = {each.name for each in operations if each.elapse_ns is None}
     for each in operations:
-        mine.setdefault(each.name, []).append(each.elapse_ns or 0)
+        if each.elapse_ns is not None:
+            mine.setdefault(each.name, []).append(each.elapse_ns)
     # What ran outside of steps is in the trace alone.
     both = {
         name: (sum(times), sum(seen[name]))
         for name, times in mine.items()
-        if len(seen.get(name, ())) == len(times)
+        if name not in unknown and len(seen.get(name, ())) == len(times)
     }
     told = [
         f"{name} takes {in_words(time, 'ns')} in the file, {in_words(other, 'ns')} in the trace"
@@ -241,8 +244,8 @@ def _links(document: Any) -> list[Link]:
         for pair, content in _items(value):
             source, _, target = pair.partition("-")
             time = _time(content.get("Transit Time(ms)"), "ms") if _is(content) else None
-            size = content.get("Transit Size(MB)") if _is(content) else None
-            if time is None or not isinstance(size, (int, float)) or source == target:
+            size = _figure(content.get("Transit Size(MB)")) if _is(content) else None
+            if time is None or size is None or source == target:
                 continue
             key = (step, source, target, str(content.get("Transport Type", "")))
             before = sums.get(key, (0.0, 0))
@@ -254,11 +257,17 @@ def _links(document: Any) -> list[Link]:
 def _sent(value: Any) -> dict[str, tuple[float, float | None]]:
     found: dict[str, tuple[float, float | None]] = {}
     for link, content in _items(value):
-        size = content.get("Transit Size(MB)") if _is(content) else None
-        if isinstance(size, (int, float)) and size:
-            speed = content.get("Bandwidth(GB/s)")
-            found[link] = float(size), float(speed) if isinstance(speed, (int, float)) else None
+        size = _figure(content.get("Transit Size(MB)")) if _is(content) else None
+        if size:
+            found[link] = size, _figure(content.get("Bandwidth(GB/s)"))
     return found
+
+
+def _figure(value: Any) -> float | None:
+    """A size or a speed; None for what is none, or larger than all of them."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < _LARGEST else None
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:

@@ -22,14 +22,17 @@ _TOP = 50
 
 @dataclass(frozen=True, slots=True)
 class HostOperator:
-    """All calls of one operator; ns. What it calls itself is in total, not in self."""
+    """All calls of one operator; ns, None where the file does not say.
+
+    What it calls itself is in total, not in self.
+    """
 
     name: str
     calls: int
-    host_self_ns: int
-    host_total_ns: int
-    device_self_ns: int
-    device_total_ns: int
+    host_self_ns: int | None
+    host_total_ns: int | None
+    device_self_ns: int | None
+    device_total_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +49,10 @@ class HostOperators:
                 {
                     "name": each.name,
                     "calls": each.calls,
-                    "host_self_us": each.host_self_ns / 1000,
-                    "host_total_us": each.host_total_ns / 1000,
-                    "device_self_us": each.device_self_ns / 1000,
-                    "device_total_us": each.device_total_ns / 1000,
+                    "host_self_us": _us(each.host_self_ns),
+                    "host_total_us": _us(each.host_total_ns),
+                    "device_self_us": _us(each.device_self_ns),
+                    "device_total_us": _us(each.device_total_ns),
                 }
                 for each in self.operators
             ],
@@ -86,7 +89,8 @@ class HostOperators:
 
 def host_operators(table: CsvTable | None) -> HostOperators | Nothing:
     """Sum up by name; Nothing without rows."""
-    sums: dict[str, list[int]] = defaultdict(lambda: [0] * 5)
+    calls: dict[str, int] = defaultdict(int)
+    sums: dict[str, list[int | None]] = defaultdict(lambda: [None] * len(_COLUMNS))
     unread = 0
     if table is not None and table.has(_COLUMNS[0]):
         units = [table.unit(name, "us") for name in _COLUMNS]
@@ -96,14 +100,20 @@ def host_operators(table: CsvTable | None) -> HostOperators | Nothing:
             if times[0] is None:
                 unread += 1
                 continue
+            calls[name] += 1
             row = sums[name]
-            row[0] += 1
             for at, time in enumerate(times):
-                row[at + 1] += time or 0
+                if time is not None:
+                    row[at] = (row[at] or 0) + time
     if not sums:
         return Nothing(
             f"The folder has no {DETAILS} with rows: record with the CPU's activity and"
             " record_shapes=True."
         )
-    found = [HostOperator(name, *row) for name, row in sums.items()]
-    return HostOperators(sorted(found, key=lambda each: (-each.host_self_ns, each.name)), unread)
+    found = [HostOperator(name, calls[name], *row) for name, row in sums.items()]
+    found.sort(key=lambda each: (-(each.host_self_ns or 0), each.name))
+    return HostOperators(found, unread)
+
+
+def _us(time_ns: int | None) -> float | None:
+    return None if time_ns is None else time_ns / 1000

@@ -38,8 +38,8 @@ class Allocations:
     count: int
     total: int
     largest: int
-    kept: int
-    """Of `count` those that were not released before the profile ended."""
+    kept: int | None
+    """Of `count` those that were not released before the profile ended; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,8 @@ def _peaks(table: CsvTable) -> tuple[list[Peak], int]:
 def _operators(table: CsvTable) -> tuple[list[Allocations], int]:
     unit = table.unit("size", "kb")
     sizes: dict[str, list[int]] = defaultdict(list)
-    kept: dict[str, int] = defaultdict(int)
+    # Without the column nothing tells.
+    kept: dict[str, int] | None = defaultdict(int) if table.has("release time") else None
     unread = 0
     cells = zip(table.texts("name"), table.texts("size"), table.texts("release time"), strict=True)
     for name, text, release in cells:
@@ -189,9 +190,10 @@ def _operators(table: CsvTable) -> tuple[list[Allocations], int]:
             unread += 1
         elif size > 0:
             sizes[name].append(size)
-            kept[name] += table.has("release time") and not release
+            if kept is not None:
+                kept[name] += not release
     found = [
-        Allocations(name, len(each), sum(each), max(each), kept[name])
+        Allocations(name, len(each), sum(each), max(each), None if kept is None else kept[name])
         for name, each in sizes.items()
     ]
     return sorted(found, key=lambda each: -each.total), unread

@@ -125,6 +125,41 @@ def test_a_collective_that_takes_another_time_in_the_trace_is_said(tmp_path: Pat
     assert any(sentence.startswith("communication.json and the trace") for sentence in told)
 
 
+def test_what_files_do_not_say_is_unknown(tmp_path: Path) -> None:
+    # GIVEN tables without some of their columns, and a collective without its time
+    root = synthetic(tmp_path)
+    output = root / OUTPUT
+    (output / "operator_details.csv").write_text("Name,Host Self Duration(us)\naten::mm,10.5\n")
+    (output / "operator_memory.csv").write_text("Name,Size(KB)\naten::empty,1024\n")
+    file = output / "communication.json"
+    file.write_text(file.read_text().replace('"Elapse Time(ms)": 0.25', '"x": 1'))
+    # WHEN the folder is analysed
+    found = analysed(root)
+    # THEN none of it is 0
+    (operator,) = found["ascend_host_operators"]["operators"]
+    assert (operator["host_self_us"], operator["calls"]) == (10.5, 1)
+    assert {operator[f"{key}_us"] for key in ("host_total", "device_self", "device_total")} == {
+        None
+    }
+    (allocated,) = found["ascend_memory"]["operators"]
+    assert (allocated["allocations"], allocated["not_released"]) == (1, None)
+    assert found["ascend_collectives"]["compared_operations"] == 0
+    assert found["ascend_collectives"]["differences"] == []
+
+
+def test_sizes_beyond_all_bounds(tmp_path: Path) -> None:
+    # GIVEN links whose sizes no double holds, or that are no numbers
+    root = synthetic(tmp_path)
+    file = root / OUTPUT / "communication_matrix.json"
+    link = {"Transport Type": "HCCS", "Transit Time(ms)": 2.0}
+    sizes = {"0-1": 10**400, "0-2": True, "0-3": "x", "0-4": 20}
+    links = {pair: link | {"Transit Size(MB)": size} for pair, size in sizes.items()}
+    file.write_text(json.dumps({"step1": {"collective": {"allreduce-total@9": links}}}))
+    # WHEN the folder is analysed THEN they are left out
+    (found,) = analysed(root)["ascend_collectives"]["links"]
+    assert (found["to"], found["megabytes"]) == ("4", 20)
+
+
 def test_a_row_that_is_cut_off_is_said(tmp_path: Path) -> None:
     root = synthetic(tmp_path)
     file = root / OUTPUT / "kernel_details.csv"

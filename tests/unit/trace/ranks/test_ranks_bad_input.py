@@ -10,7 +10,8 @@ import pytest
 from planted_ranks import US, ranks_in, together, write_rank
 
 from stagespan.errors import TraceError
-from stagespan.trace.ranks.find import traces_in
+from stagespan.trace import read_trace
+from stagespan.trace.ranks.find import rank_of, traces_in
 
 CALLS = [("AllReduce_Sum_f32", 100.0 + 1_000 * n, 150.0 + 1_000 * n) for n in range(4)]
 
@@ -84,6 +85,17 @@ def test_a_time_is_no_rank(tmp_path: Path) -> None:
     # WHEN they are read together THEN they have no rank
     with pytest.raises(TraceError, match="None of the 2 traces"):
         ranks_in(tmp_path)
+
+
+def test_an_ascend_folder_of_no_possible_rank(tmp_path: Path) -> None:
+    # GIVEN result folders that name ranks which no job has
+    trace = read_trace(write_rank(tmp_path, 0, CALLS, info=False, name="trace.json"))
+    for name in ("profiler_info_99999999999.json", "profiler_info_7000000.json"):
+        folder = tmp_path / name.removesuffix(".json")
+        folder.mkdir()
+        (folder / name).write_text("{}")
+        # WHEN their rank is asked for THEN there is none
+        assert rank_of(trace, folder, tmp_path)[0] is None
 
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
