@@ -29,13 +29,16 @@ from stagespan.trace.analysis.torchair_calls import Call, compiled_calls
 from stagespan.trace.device import device_work
 from stagespan.trace.model import Trace
 
-FRAMEWORK, PYTHON, CPP, TORCHAIR, GE = "framework", "python", "cpp", "torchair", "ge"
+FRAMEWORK, PYTHON, CPP, TORCHAIR = "framework", "python", "cpp", "torchair"
+GE, REPLAY, UNKNOWN = "ge", "replay", "unknown"
 _WHOSE = {
     FRAMEWORK: "the framework",
     PYTHON: "TorchAir's Python",
     CPP: "TorchAir's C++",
     TORCHAIR: "TorchAir",
     GE: "GE",
+    REPLAY: "the replay of captured graphs",
+    UNKNOWN: "what the trace does not tell apart",
 }
 _ADVICE = {
     FRAMEWORK: "Look at what the serving framework does before the call, and at dynamo's guards:"
@@ -44,22 +47,12 @@ _ADVICE = {
     CPP: "Look at the number of inputs and outputs",
     TORCHAIR: "Look at the number of inputs, and at what they must be converted to",
     GE: "Look at whether the graph's shapes change, and at how it is scheduled",
+    REPLAY: "Look at what is copied and updated before a captured graph is launched",
+    UNKNOWN: "The events that would tell whose it is are not in the trace",
 }
 _SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
 _MOST_IN_JSON = 200
 _LARGEST = 10
-_FIELDS = (
-    "framework",
-    "lookup",
-    "guards",
-    "torchair",
-    "python",
-    "cpp",
-    "ge",
-    "execute",
-    "first_operator",
-    "replay",
-)
 _KEYS = {
     "framework": "framework_us",
     "lookup": "framework_cache_lookup_us",
@@ -71,6 +64,7 @@ _KEYS = {
     "execute": "ge_execute_us",
     "first_operator": "ge_to_first_operator_us",
     "replay": "graph_replay_us",
+    "unknown": "unknown_us",
 }
 _TITLES = {
     "framework": "framework",
@@ -83,6 +77,7 @@ _TITLES = {
     "execute": "of it the call that runs the graph",
     "first_operator": "GE, to the first operator",
     "replay": "replay of the captured graph",
+    "unknown": _WHOSE[UNKNOWN],
 }
 
 
@@ -147,7 +142,7 @@ class HeadOverhead:
             return []
         until = "before their first operators"
         if self.total("first_operator") is None:
-            until = "until their graphs were launched"
+            until = "until the compiler's event ended"
         parts = self._parts()
         most = max(parts, key=lambda part: parts[part])
         sentence = (
@@ -169,7 +164,7 @@ class HeadOverhead:
         rows = []
         for name, title in _TITLES.items():
             total = self.total(name)
-            if total is not None and (total or name not in ("guards", "replay")):
+            if total is not None and (total or name not in ("guards", "replay", "unknown")):
                 rows.append((title, total, self.median(name)))
         for title, each in (
             ("of it inputs that became tensors", [call.scalars for call in self.counted]),
@@ -237,19 +232,20 @@ class HeadOverhead:
         """The parts of all heads, which sum to them."""
         parts: dict[str, int] = {}
         for call in self.counted:
-            split = call.python_ns is not None and call.cpp_ns is not None
-            times = {FRAMEWORK: call.framework_ns}
-            times |= (
-                {PYTHON: call.python_ns, CPP: call.cpp_ns}
-                if split
-                else {TORCHAIR: call.torchair_ns}
-            )
             first = call.first_operator_ns
-            times[GE] = call.ge_ns if first is None else first
+            times = {
+                FRAMEWORK: call.framework_ns,
+                PYTHON: call.python_ns,
+                CPP: call.cpp_ns,
+                TORCHAIR: call.torchair_ns if call.python_ns is None else None,
+                GE: call.ge_ns if first is None else first,
+                REPLAY: call.replay_ns if call.ge_ns is None else None,
+                UNKNOWN: call.unknown_ns or None,
+            }
             for part, time in times.items():
                 if time is not None:
                     parts[part] = parts.get(part, 0) + time
-        return parts or {TORCHAIR: sum(call.head_ns for call in self.counted)}
+        return {part: parts[part] for part in _WHOSE if part in parts}
 
     def _why(self, part: str) -> str:
         if part == FRAMEWORK and self.total("lookup"):

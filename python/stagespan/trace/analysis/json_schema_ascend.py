@@ -148,6 +148,7 @@ _HEAD_PARTS = _maybe(
     "ge_execute_us",
     "ge_to_first_operator_us",
     "graph_replay_us",
+    "unknown_us",
 )
 _CONVERTED = _object({"operators": _COUNT, "time_us": _TIME})
 _HEAD = _object(

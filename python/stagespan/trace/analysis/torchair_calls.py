@@ -87,6 +87,15 @@ class Call:
         after = self.first_operator_ns if self.first_operator_ns is not None else self.ge_ns
         return executed + (after or 0)
 
+    @property
+    def unknown_ns(self) -> int:
+        """Of the head what is in none of its parts, as the trace does not show where they meet."""
+        until_run = self.python_ns if self.torchair_ns is None else self.torchair_ns
+        since_run = self.replay_ns if self.ge_ns is None else self.ge_ns
+        if self.first_operator_ns is not None:
+            since_run = self.first_operator_ns
+        return self.head_ns - (self.framework_ns or 0) - (until_run or 0) - (since_run or 0)
+
 
 def calls_torchair(trace: Trace) -> bool:
     """Whether a trace holds calls of graphs that TorchAir compiled."""

@@ -47,6 +47,7 @@ def test_a_call_is_split_at_the_events_that_mark_its_parts(tmp_path: Path) -> No
         "ge_execute_us": 150.0,
         "ge_to_first_operator_us": 400.0,
         "graph_replay_us": None,
+        "unknown_us": 0.0,
     }
     assert found["medians"] == found["totals"]
     # AND the head is all before the first operator
@@ -115,6 +116,7 @@ def test_what_a_trace_does_not_hold_is_unknown(tmp_path: Path) -> None:
     program.host("npu_fx_compiler inference", 0, 500_000)
     found = parts(tmp_path, program)
     # THEN nothing is claimed
+    assert found["totals"].pop("unknown_us") == found["head_us"] == 500.0
     assert set(found["totals"].values()) - {0.0} == {None}
     assert found["totals"]["framework_us"] is None
     assert found["totals"]["torchair_us"] is None
@@ -140,6 +142,7 @@ def test_a_captured_graph_is_replayed_without_ge(tmp_path: Path) -> None:
     assert found["totals"]["framework_us"] == 100.0
     assert found["totals"]["torchair_us"] == 80.0
     assert found["totals"]["graph_replay_us"] == 270.0
+    assert found["totals"]["unknown_us"] == 50.0
     assert found["totals"]["ge_to_compiler_end_us"] is None
     assert "GE" not in found_in(program.trace(tmp_path)).tables()[0].note
 
@@ -243,6 +246,54 @@ def test_a_head_that_the_device_hides_is_no_finding(tmp_path: Path) -> None:
     )
     assert "Most of it is TorchAir's Python" in finding.sentence
     assert finding.evidence[0].figure == 730_000
+
+
+@pytest.mark.parametrize(
+    ("marks", "told", "most"),
+    [
+        (
+            {},
+            "what the trace does not tell apart 12.000 ms",
+            "what the trace does not tell apart. The events that would tell whose it is are not",
+        ),
+        (
+            {"TorchNpuGraphBase::Run": (500_000, 690_000)},
+            "TorchAir's Python 8.000 ms, what the trace does not tell apart 4.000 ms",
+            "TorchAir's Python. Pass tensors",
+        ),
+        (
+            {"acl_graph_replay": (200_000, 600_000)},
+            "TorchAir 2.000 ms, the replay of captured graphs 8.000 ms, what the trace does not",
+            "the replay of captured graphs. Look at what is copied",
+        ),
+        (
+            {"TorchNpuGraphBase::Run": (200_000, 690_000), "ExecuteGraph": (250_000, 600_000)},
+            "TorchAir's Python 2.000 ms, TorchAir's C++ 1.000 ms, GE 9.000 ms",
+            "GE. Look at",
+        ),
+    ],
+)
+def test_parts_sum_to_the_heads(
+    marks: dict[str, tuple[int, int]], told: str, most: str, tmp_path: Path
+) -> None:
+    # GIVEN 20 calls of 150 us of framework and 600 of compiler, in which some marks are missing
+    program = SyntheticAscend()
+    for at in range(0, 20_000_000, 1_000_000):
+        program.host("TorchDynamo Cache Lookup", at, at + 50_000)
+        program.host("Torch-Compiled Region: 0/0", at + 50_000, at + 750_000)
+        program.host("npu_fx_compiler inference", at + 150_000, at + 750_000)
+        for name, (begin, end) in marks.items():
+            program.host(name, at + 50_000 + begin, at + 50_000 + end)
+    # WHEN their heads are split
+    found = found_in(program.trace(tmp_path))
+    # THEN the parts sum to them, and nobody is blamed for what is unknown
+    (finding,) = found.findings()
+    assert "20 calls of compiled graphs spent 15.000 ms until the compiler's event ended" in (
+        finding.sentence
+    )
+    assert f": the framework 3.000 ms, {told}" in finding.sentence
+    assert f". Most of it is {most}" in finding.sentence
+    assert sum(found._parts().values()) == sum(call.head_ns for call in found.counted) == 15_000_000
 
 
 def test_threads_do_not_mix(tmp_path: Path) -> None:
