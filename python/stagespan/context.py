@@ -323,7 +323,8 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_parent() -> None:
-    if _forking.waited:
+    # Nothing was taken when this module was imported between the two.
+    if getattr(_forking, "waited", False):
         _importing.release()
 
 

@@ -164,6 +164,9 @@ def _device(use_device: bool) -> _Rows:
     if not use_device:
         yield "timing", "note", "not tried, as asked"
         return
+    if not _core.is_enabled():
+        yield "timing", "note", "not tried: recording is off (STAGESPAN_ENABLED)"
+        return
     yield from _tried(here)
     if every > 1:
         yield "sample", "note", f"every {every:,}th span of a stage in a thread is timed"

@@ -20,6 +20,12 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
     context.exit()
 
 
+def _not_none(_context: click.Context, _option: click.Parameter, jobs: int) -> int:
+    if jobs == 0:
+        raise click.BadParameter("0 traces at a time are none: give 1 or more, or -1.")
+    return jobs
+
+
 @click.command()
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @click.option(
@@ -39,6 +45,7 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
     "--jobs",
     metavar="N",
     type=int,
+    callback=_not_none,
     default=-1,
     show_default="one a core",
     help="Of a folder read so many traces at a time (needs joblib).",

@@ -16,6 +16,7 @@ from stagespan.errors import TraceError
 
 if TYPE_CHECKING:
     from stagespan.trace.ncu.command import Command, TopKernels
+    from stagespan.trace.ncu.reading import Reading
     from stagespan.trace.ncu.report import NcuReport
 
 _SUFFIX = "_breakdown.json"
@@ -60,7 +61,7 @@ def command(
     script replays it; where there is no ncu, the commands are printed, to be run elsewhere.
     """
     from stagespan.trace.ncu.command import read_breakdown
-    from stagespan.trace.ncu.reading import read_ncu
+    from stagespan.trace.ncu.reading import parse, read_ncu
     from stagespan.trace.ncu.report import report
 
     if breakdown is None and csv_file is None and report_file is None:
@@ -68,19 +69,20 @@ def command(
     if count < 1:
         raise TraceError(f"--top {count} leaves no kernel: give 1 or more.")
     top = None if breakdown is None else read_breakdown(breakdown)
-    table = csv_file
     if report_file is not None:
-        table = _exported(report_file)
-    elif table is None:
+        reading = parse(_exported(report_file), str(report_file))
+    elif csv_file is not None:
+        reading = read_ncu(csv_file)
+    else:
         assert breakdown is not None
         assert top is not None
         built = _built(breakdown, top, count, options)
         if options["dry_run"] or shutil.which("ncu") is None:
             _print_commands(built, breakdown, there=options["dry_run"])
             return
-        table = _run(built)
+        reading = _run(built)
     launchers = _launchers(breakdown, trace_file)
-    found = report(read_ncu(table), top, count if csv_file is None else None, launchers)
+    found = report(reading, top, count if csv_file is None else None, launchers)
     _write(found, json_file, markdown_file, svg_file, html_file)
     if "-" not in (json_file, markdown_file, svg_file, html_file):
         _print(found)
@@ -124,9 +126,15 @@ def _print_commands(built: Command, breakdown: Path, there: bool) -> None:
     click.echo(f"stagespan ncu {shlex.quote(str(breakdown))} --csv {shlex.quote(str(built.table))}")
 
 
-def _run(built: Command) -> Path:
+def _run(built: Command) -> Reading:
     """Measure and export; what ncu and the program print passes through, to standard error."""
-    built.report.parent.mkdir(parents=True, exist_ok=True)
+    from stagespan.files import write_whole
+    from stagespan.trace.ncu.reading import parse
+
+    try:
+        built.report.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(built.report.parent, error) from error
     said = []
     with subprocess.Popen(
         built.measure,
@@ -142,7 +150,19 @@ def _run(built: Command) -> Path:
             click.echo(line, err=True, nl=False)
     if running.returncode != 0 or not built.report.is_file():
         raise TraceError(_failure("".join(said), running.returncode))
-    return _exported(built.report, built.table)
+    text = _exported(built.report)
+    try:
+        write_whole(built.table, text)
+    except OSError as error:
+        raise _unwritable(built.table, error) from error
+    return parse(text, str(built.table))
+
+
+def _unwritable(path: Path, error: OSError) -> TraceError:
+    return TraceError(
+        f"{path} cannot be written ({error.strerror or error}): choose another folder with"
+        " --output."
+    )
 
 
 def _failure(output: str, status: int) -> str:
@@ -156,8 +176,9 @@ def _failure(output: str, status: int) -> str:
     return f"ncu ended with status {status} and wrote no report: see what it printed above."
 
 
-def _exported(report: Path, table: Path | None = None) -> Path:
-    from stagespan.files import write_whole
+def _exported(report: Path) -> str:
+    """A report of ncu's as CSV."""
+    from stagespan.trace.ncu.command import exporting
 
     if not report.is_file():
         raise TraceError(f"{report} does not exist: name the report that ncu wrote.")
@@ -166,15 +187,13 @@ def _exported(report: Path, table: Path | None = None) -> Path:
             f"{report} can only be read by ncu, which is not on this machine: where it is, run"
             f" `ncu --import {report} --csv --page raw`, and pass what it prints with --csv."
         )
-    target = table or report.with_suffix(".csv")
     done = subprocess.run(
-        ["ncu", "--import", str(report), "--csv", "--page", "raw"],
-        check=False, capture_output=True, text=True, errors="replace",
-    )  # fmt: skip
+        exporting(report), check=False, capture_output=True, text=True, errors="replace"
+    )
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())[-300:]
         raise TraceError(f"ncu cannot read {report}: {said or 'it does not say why'}")
-    return write_whole(target, done.stdout)
+    return done.stdout
 
 
 def _launchers(

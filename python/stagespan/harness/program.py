@@ -139,6 +139,13 @@ def main(profile_stage: Callable[..., Any], stage_name: str) -> int:
         "--step", metavar="MODULE:NAME", default=None, help="function of stage and inputs to run"
     )
     options = parser.parse_args()
+    for name, count, least in (
+        ("--warmup", options.warmup, 0),
+        ("--steps", options.steps, 0),
+        ("--timing-steps", options.timing_steps, 1),
+    ):
+        if count is not None and count < least:
+            parser.error(f"{name} {count} is too few: give {least} or more")
     settings = {"seed": options.seed} if options.seed is not None else {}
     try:
         profile_stage(

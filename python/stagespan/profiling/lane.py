@@ -36,7 +36,7 @@ class LaneSpan:
 def recorded_spans(begin_ns: int, end_ns: int) -> list[LaneSpan]:
     """The recorder's spans that overlap the window, also those still open.
 
-    None where the extension is missing.
+    Empty where the extension is missing.
     """
     try:
         from stagespan import _core

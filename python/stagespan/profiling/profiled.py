@@ -81,10 +81,6 @@ class ProfiledHook:
         # The stage's own record is only complete after this hook.
         self._write(window, call.stage, {call.span_id: call.end_ns})
 
-    def forget_runs(self) -> None:
-        """Let every stage be profiled anew."""
-        self._runs.clear()
-
     def _write(self, window: Window, stage: str, finished: dict[int, int]) -> None:
         whose = settings.whose_file()
         folder = settings.output_dir()

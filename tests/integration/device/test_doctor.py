@@ -64,6 +64,15 @@ def test_a_device_that_fails_in_use(run: Run) -> None:
     assert "device_failed" in done.stdout
 
 
+def test_a_device_while_recording_is_off(run: Run) -> None:
+    # GIVEN a recorder that was turned off / WHEN the doctor looks
+    done = run(DOCTOR.format(before="", arguments=["--json"]), STAGESPAN_ENABLED="0")
+    # THEN nothing could be timed, and that is no failure
+    assert done.returncode == 0
+    timing = findings(done)["timing"]
+    assert (timing["state"], timing["text"][:9]) == ("note", "not tried")
+
+
 def test_a_device_left_alone(run: Run) -> None:
     done = run(DOCTOR.format(before="", arguments=["--json", "--no-device"]))
     assert done.returncode == 0

@@ -218,6 +218,19 @@ def test_without_profiled_steps_no_profiler_runs(
     assert not (tmp_path / "denoise_script_trace.json.gz").exists()
 
 
+@pytest.mark.parametrize("option", ["--timing-steps=0", "--steps=-1", "--warmup=-1"])
+def test_too_few_iterations_are_refused(
+    option: str, stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN a script / WHEN it is to run fewer iterations than there can be
+    harness_of(stages, "denoise", tmp_path).profile()
+    capsys.readouterr()
+    script = tmp_path / "profile_denoise.py"
+    # THEN a sentence says what to give
+    assert run_script(script, "--factory", "stages:get_denoiser", option) == 2
+    assert "is too few: give" in capsys.readouterr().err
+
+
 def test_the_script_counts_what_the_breakdown_counts(
     stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,13 +133,11 @@ def command(
     output: Path,
     *,
     count: int,
-    ncu: str = "ncu",
     metric_set: str | None = None,
     metrics: Sequence[str] = (),
     warmup: int = 1,
     launch_skip: int | None = None,
     launch_count: int | None = None,
-    more: Sequence[str] = (),
 ) -> Command:
     """Build the commands for the `count` kernels that take the longest; `output` has no suffix.
 
@@ -162,7 +160,7 @@ def command(
     if metrics:
         collect += ["--metrics", ",".join(metrics)]
     measure = [
-        ncu,
+        "ncu",
         "--target-processes", "all",
         "--kernel-name-base", "function",
         "--kernel-name", kernel_filter(chosen),
@@ -171,11 +169,14 @@ def command(
         *collect,
         "--force-overwrite",
         "--export", os.fspath(report),
-        *more,
         *program,
     ]  # fmt: skip
-    export = [ncu, "--import", os.fspath(report), "--csv", "--page", "raw"]
-    return Command(measure, export, report, output.with_name(f"{output.name}.csv"))
+    return Command(measure, exporting(report), report, output.with_name(f"{output.name}.csv"))
+
+
+def exporting(report: Path) -> list[str]:
+    """What prints a report as CSV."""
+    return ["ncu", "--import", os.fspath(report), "--csv", "--page", "raw"]
 
 
 def replay_program(script: Path, factory: str, warmup: int, step: str | None) -> list[str]:

@@ -61,10 +61,13 @@ def point_of(kernel: Measured) -> Point | None:
     """A launch's place; None where a figure is missing, or the tensor cores worked."""
     values = kernel.metrics
     seconds, moved = values.get(m.DURATION), bytes_of(kernel)
-    if not seconds or not moved or any(values.get(name, 0) > 0 for name in m.TENSOR):
+    if any(values.get(name, 0) > 0 for name in m.TENSOR):
+        return None
+    # A damaged table may hold figures below 0.
+    if not seconds or seconds < 0 or not moved or moved < 0:
         return None
     counted = {name: _operations(kernel, letter) for name, letter in _KINDS.items()}
-    known = {name: count for name, count in counted.items() if count}
+    known = {name: count for name, count in counted.items() if count and count > 0}
     if not known:
         return None
     return Point(
@@ -96,14 +99,14 @@ def roofs_of(kernels: list[Measured]) -> Roofs:
         peak, clock = values.get(m.DRAM_PEAK), values.get(m.DRAM_CLOCK)
         found = None if peak is None or clock is None else peak * clock
         moved, seconds, share = bytes_of(kernel), values.get(m.DURATION), values.get(m.DRAM)
-        if found is None and moved and seconds and share and share >= 1:
+        if found is None and moved and seconds and seconds > 0 and share and share >= 1:
             found = moved / seconds / (share / 100.0)
-        if found:
+        if found is not None and found > 0:
             bandwidth = max(bandwidth or 0.0, found)
         for name, letter in _KINDS.items():
             fused = values.get(_COUNTS[0].format(letter, "fma") + ".peak_sustained")
             clock = values.get(m.SM_CLOCK)
-            if fused and clock:
+            if fused and clock and fused > 0 and clock > 0:
                 rates[name] = max(rates.get(name, 0.0), 2.0 * fused * clock)
     return Roofs(bandwidth, rates)
 

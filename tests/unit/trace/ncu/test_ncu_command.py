@@ -160,10 +160,25 @@ def test_ncu_is_run_and_read(breakdown: Path, ncu: Path, tmp_path: Path) -> None
     assert found["kernels"][0]["traced_percent"] == 60.0
 
 
+def test_a_folder_that_cannot_be_written(breakdown: Path, ncu: Path, tmp_path: Path) -> None:
+    # GIVEN a target below a file, and one that is a folder where the table should be
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken" / "denoise_ncu.csv").mkdir(parents=True)
+    for target, calls in ((tmp_path / "file" / "x", 0), (tmp_path / "taken", 2)):
+        # WHEN the stage's kernels are measured into it
+        status, out, error = run(breakdown, "--factory", "m:f", "--output", target)
+        # THEN a sentence says so; before ncu ran, where it can be known
+        assert (status, out) == (2, "")
+        assert "cannot be written" in error.splitlines()[-1]
+        assert len(ncu.read_text().splitlines() if ncu.exists() else []) == calls
+
+
 def test_a_report_is_read_through_ncu(ncu: Path, tmp_path: Path) -> None:
     (tmp_path / "x.ncu-rep").write_bytes(b"NVR\0")
+    (tmp_path / "x.csv").write_text("somebody's")
     status, out, _ = run("--report", tmp_path / "x.ncu-rep")
     assert status == 0
+    assert (tmp_path / "x.csv").read_text() == "somebody's"
     assert "sm90_xmma_gemm" in out
     assert len(ncu.read_text().splitlines()) == 1
 

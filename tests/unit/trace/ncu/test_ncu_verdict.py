@@ -157,6 +157,13 @@ def test_no_place_for_what_is_not_counted() -> None:
     assert point_of(measured({"gpu__time_duration.sum": 5, "dram__bytes.sum": 5})) is None
     assert point_of(measured({FFMA: 5, "dram__bytes.sum": 5})) is None
     assert point_of(measured({FFMA: 5, "gpu__time_duration.sum": 5})) is None
+    # Nor for figures below 0, which have no place on a logarithmic axis.
+    for name in ("gpu__time_duration.sum", "dram__bytes.sum", FFMA):
+        whole = {FFMA: 5, "gpu__time_duration.sum": 5, "dram__bytes.sum": 5}
+        assert point_of(measured(whole)) is not None
+        assert point_of(measured({**whole, name: -5})) is None
+    damaged = {name: -abs(figure) for name, figure in MULTIPLIES.items()}
+    assert roofs_of([measured(damaged)]).rates == {}
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,9 @@ def test_sentences(folder: Path, tmp_path: Path) -> None:
     status, _, error = run(folder / "rank0.json.gz", "--merge", tmp_path / "m.json")
     assert status == 2
     assert "Only the traces of several ranks can be merged" in error
+    status, _, error = run(folder, "--jobs", "0")
+    assert status == 2
+    assert "0 traces at a time are none" in error
     status, _, error = run(folder, "--merge", folder / "rank0.json.gz" / "m.json")
     assert status == 2
     assert "cannot be written" in error
