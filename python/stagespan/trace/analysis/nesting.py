@@ -14,6 +14,8 @@ from stagespan.trace.intervals import exclusive
 from stagespan.trace.model import Flows, Trace
 
 Rows = NDArray[np.intp]
+# Depth by depth is faster than one by one, unless there are so many.
+_DEEP = 1000
 
 
 def joined(flows: Flows, chosen: Mask) -> tuple[Rows, Rows]:
@@ -73,6 +75,8 @@ class Nesting:
         self.axis = axis
         self.rows = rows[order]
         self.begin, self.end = begin[order], end[order]
+        # Of each the next outwards that ends later: as it ends, all between have ended.
+        self._longer: Rows = np.empty(0, dtype=np.intp)
         self.parent = self._parents()
         """Of each of `rows` the index in `rows` of the one around it, or -1."""
 
@@ -95,20 +99,6 @@ class Nesting:
         found = np.searchsorted(self.begin, place, side="right") - 1
         return self._climb(found, place)
 
-    def row_at(self, place: Numbers) -> Rows:
-        """As `at`, but the row of `trace.events`."""
-        return self._rows_of(self.at(place))
-
-    def around(self, begin: Numbers, end: Numbers) -> Rows:
-        """Index in `rows` of the innermost that holds each stretch, or -1."""
-        found = self.at(begin)
-        while True:
-            short = np.flatnonzero(found >= 0)
-            short = short[self.end[found[short]] < end[short]]
-            if len(short) == 0:
-                return found
-            found[short] = self.parent[found[short]]
-
     def own_ns(self) -> Numbers:
         """Of each of `rows` its time less that of those within it; their sum is the union."""
         if not self._nested:
@@ -122,16 +112,14 @@ class Nesting:
 
     def first_around(self, chosen: NDArray[np.bool_]) -> Rows:
         """Of each of `rows` the innermost around it (itself too) that is chosen, or -1."""
-        found = np.arange(len(self), dtype=np.intp)
-        while True:
-            other = np.flatnonzero(found >= 0)
-            other = other[~chosen[found[other]]]
+        found = np.where(chosen, np.arange(len(self), dtype=np.intp), self.parent)
+        # Each turn doubles how far up an event has looked.
+        while len(other := np.flatnonzero(found >= 0)):
+            other = other[found[other] != found[found[other]]]
             if len(other) == 0:
-                return found
-            found[other] = self.parent[found[other]]
-
-    def _rows_of(self, index: Rows) -> Rows:
-        return np.where(index >= 0, np.append(self.rows, -1)[index], -1)
+                break
+            found[other] = found[found[other]]
+        return found
 
     def _climb(self, found: Rows, place: Numbers) -> Rows:
         """From each found one outwards, to the first that has not ended at the place."""
@@ -141,7 +129,7 @@ class Nesting:
             over = over[self.end[found[over]] <= place[over]]
             if len(over) == 0:
                 return found
-            found[over] = self.parent[found[over]]
+            found[over] = self._longer[found[over]]
 
     def _parents(self) -> Rows:
         index = np.arange(len(self), dtype=np.int64)
@@ -150,6 +138,9 @@ class Nesting:
         self._nested = True
         if len(self) == 0:
             return index
+        if depth.max() > _DEEP:
+            self._nested = False
+            return self._parents_of_crossing()
         # What holds an event was the last to begin at the depth above.
         small = depth.astype(np.int16) if depth.max() < 30_000 else depth
         by_depth = np.argsort(small, kind="stable")
@@ -162,18 +153,23 @@ class Nesting:
             parent[here] = above[np.searchsorted(above, here) - 1]
         inner = parent >= 0
         if np.all(self.end[parent[inner]] >= self.end[inner]):
+            self._longer = parent
             return parent
         self._nested = False
         return self._parents_of_crossing()
 
     def _parents_of_crossing(self) -> Rows:
         """Where some events begin in others and end behind them: the last begun that is open."""
-        parent = np.full(len(self), -1, dtype=np.intp)
         begins, ends = self.begin.tolist(), self.end.tolist()
+        parent, longer = [-1] * len(self), [-1] * len(self)
         last = -1
         for at, begin in enumerate(begins):
             while last >= 0 and ends[last] <= begin:
-                last = int(parent[last])
-            parent[at] = last
+                last = longer[last]
+            parent[at] = above = last
+            while above >= 0 and ends[above] <= ends[at]:
+                above = longer[above]
+            longer[at] = above
             last = at
-        return parent
+        self._longer = np.array(longer, dtype=np.intp)
+        return np.array(parent, dtype=np.intp)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
+import pytest
 
 from stagespan.trace.analysis.axis import Axis
 from stagespan.trace.analysis.grouping import grouped, prevailing
@@ -42,9 +44,44 @@ def test_the_innermost_chosen_one_and_the_one_around_a_stretch() -> None:
     chosen = np.array([True, False, True, False])
     # THEN each finds itself or the next around it
     assert found.first_around(chosen).tolist() == [0, 0, 2, 0]
-    assert found.around(np.array([3, 3, 13, 3]), np.array([4, 8, 14, 21])).tolist() == [2, 1, 3, -1]
-    assert found.row_at(np.array([25, 4])).tolist() == [-1, 2]
+    assert found.first_around(np.array([True, False, False, False])).tolist() == [0, 0, 0, 0]
+    assert found.first_around(np.array([False, False, True, False])).tolist() == [-1, -1, 2, -1]
     assert found.own_ns().tolist() == [9, 6, 2, 3]
+
+
+@pytest.mark.parametrize("length", [15, 40_000, 400_000])
+def test_a_long_chain_of_crossing_events(length: int) -> None:
+    # GIVEN 40,000 events, each begun before the one before has ended
+    count = 40_000
+    begins = 10 * np.arange(count)
+    axis = Axis(0, 1_000_000, 1)
+    begin = time.perf_counter()
+    found = Nesting(axis, np.arange(count), begins, begins + length)
+    # WHEN it is asked what is innermost at many moments, and what is around each
+    places = begins + 3
+    inside = found.at(places)
+    behind = found.at(places + begins[-1] + length)
+    first = found.first_around(np.arange(count) == 7)
+    took = time.perf_counter() - begin
+    # THEN it is the last begun, and behind all of them none
+    assert inside.tolist() == list(range(count))
+    assert behind.tolist() == [-1] * count
+    assert found.parent.tolist() == list(range(-1, count - 1))
+    # AND what is open all the time is around all that follow
+    assert length < 10 * count or first.tolist() == [-1] * 7 + [7] * (count - 7)
+    # AND the time it takes does not grow with the square of them (then it is 5 s)
+    assert took < 1
+
+
+def test_very_deep_events() -> None:
+    # GIVEN 3,000 events, each in the one before
+    index = np.arange(3_000)
+    found = Nesting(Axis(0, 9_000, 1), index, index, 9_000 - index)
+    # WHEN it is asked what is innermost THEN it is as with few
+    assert found.at(np.array([0, 2_999, 6_000, 6_001, 8_999, 9_000])).tolist() == [
+        0, 2_999, 2_999, 2_998, 0, -1,
+    ]  # fmt: skip
+    assert found.own_ns().tolist() == [2] * 2_999 + [9_000 - 2 * 2_999]
 
 
 def test_groups_and_what_prevails_in_them() -> None:

@@ -84,7 +84,7 @@ FAULTS: list[Fault] = [
     (Nesting._climb, "<= place", ">= place", self_time),
     (Nesting._parents_of_crossing, "last = at", "last = -1", crossing),
     (Nesting._parents, "self.end[parent[inner]] >= self.end[inner]", "True", crossing),
-    (Nesting.around, "< end[short]", "> end[short]", stretches),
+    (Nesting.first_around, "found[other] = found[found[other]]", "found[other] = -1", stretches),
     (operators.host_operators, "own[rows]", "own[rows[::-1]]", self_time),
     (launchers.launchers, "_at(forest.first_around(work), inside)", "inside[::-1]", all_figures),
     (launchers.stages, "& ~named(trace, _NO_STAGE)", "", all_figures),
