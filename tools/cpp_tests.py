@@ -117,7 +117,7 @@ def run_variant(variant: Variant) -> str:
     )  # fmt: skip
     run(["cmake", "--build", folder, "-j", "2"], log, append=True)
     run(
-        [*prefix, "ctest", "--test-dir", folder, "--output-on-failure", "-j", "2"],
+        [*prefix, "ctest", "--test-dir", folder, "--output-on-failure", "-j", "3"],
         log,
         append=True,
         env=variant.env,

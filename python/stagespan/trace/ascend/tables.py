@@ -11,8 +11,7 @@ from pathlib import Path
 
 from stagespan.trace.analysis.result import many
 from stagespan.trace.ascend.cells import heading
-
-_LONGEST_CELL = 1 << 27
+from stagespan.trace.long_cells import long_cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +57,11 @@ def read_table(path: Path) -> CsvTable:
     # A mark at the begin, and rows of blanks, mean nothing.
     lines = csv.reader(io.StringIO(text.lstrip("\ufeff").replace("\0", ""), newline=""))
     rows: list[list[str]] = []
-    limit = csv.field_size_limit(_LONGEST_CELL)
     try:
-        rows.extend(row for row in lines if len(row) > 1 or (row and row[0].strip()))
+        with long_cells():
+            rows.extend(row for row in lines if len(row) > 1 or (row and row[0].strip()))
     except csv.Error as error:
         problem = problem or f"{name} is no table from line {lines.line_num} on ({error})."
-    finally:
-        csv.field_size_limit(limit)
     if not rows:
         return CsvTable(name, {}, [], problem or f"{name} is empty.")
     headings: dict[str, tuple[int, str]] = {}

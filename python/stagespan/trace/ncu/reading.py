@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stagespan.errors import TraceError
+from stagespan.trace.long_cells import long_cells
 from stagespan.trace.ncu.metrics import BY_LABEL
 from stagespan.trace.ncu.numbers import decimal_sign, in_base_unit, number
 
@@ -118,16 +119,14 @@ def _decoded(raw: bytes) -> str:
 
 def _rows(text: str) -> list[list[str]]:
     sign = ";" if re.search(r'^"?ID"?;', text, re.MULTILINE) else ","
-    limit = csv.field_size_limit(1 << 24)
-    try:
-        kept = (line for line in io.StringIO(text) if not line.startswith("=="))
-        return [row for row in csv.reader(kept, delimiter=sign) if row]
-    except csv.Error:
-        # A quote that is never closed: each line for itself.
-        lines = [line for line in text.splitlines() if not line.startswith("==")]
-        return [row for line in lines for row in _one(line, sign)]
-    finally:
-        csv.field_size_limit(limit)
+    with long_cells():
+        try:
+            kept = (line for line in io.StringIO(text) if not line.startswith("=="))
+            return [row for row in csv.reader(kept, delimiter=sign) if row]
+        except csv.Error:
+            # A quote that is never closed: each line for itself.
+            lines = [line for line in text.splitlines() if not line.startswith("==")]
+            return [row for line in lines for row in _one(line, sign)]
 
 
 def _one(line: str, sign: str) -> list[list[str]]:

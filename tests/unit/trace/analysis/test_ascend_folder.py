@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from stagespan.errors import TraceError
 from stagespan.trace.analysis.json_schema import json_schema
 from stagespan.trace.ascend import find_ascend_folder, is_ascend_folder, read_ascend_folder
 from stagespan.trace.ascend.folder import DOCUMENTS, TABLES
+from stagespan.trace.ascend.tables import read_table
 from stagespan.trace.paths import analyze_path
 
 
@@ -324,3 +327,16 @@ def test_folders_without_what_can_be_read(tmp_path: Path) -> None:
         # THEN one sentence says what to do
         assert (status, error.count("\n")) == (2, 1)
         assert "Traceback" not in error
+
+
+def test_tables_with_long_cells_are_read_by_several_threads(tmp_path: Path) -> None:
+    # GIVEN a table with a call stack longer than csv takes unasked, and csv's limit
+    path = tmp_path / "operator_details.csv"
+    path.write_text(f'Name,Call Stack\naten::mm,"{"f;" * 100_000}"\n')
+    before = csv.field_size_limit()
+    # WHEN threads read it at once
+    with ThreadPoolExecutor(8) as pool:
+        tables = list(pool.map(read_table, [path] * 40))
+    # THEN each has all of it, and the limit is as before
+    assert {(table.problem, len(table.rows)) for table in tables} == {(None, 1)}
+    assert csv.field_size_limit() == before
