@@ -80,7 +80,8 @@ def launch_of(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """For each of `rows` the row of the call that launched it; -1 when it is not in the trace.
 
     They are joined by correlation. Where calls nest under one, the longest, which holds the
-    others, is taken.
+    others, is taken. Where calls of several processes share one, device events do not tell whose
+    they are: their launch is unknown.
     """
     events = trace.events
     calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING))
@@ -88,7 +89,13 @@ def launch_of(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     if len(calls) == 0 or len(rows) == 0:
         return found
     calls = calls[np.lexsort((events.dur_ns[calls], events.correlation[calls]))]
-    known = events.correlation[calls]
+    known, pid = events.correlation[calls], events.pid[calls]
+    firsts = np.flatnonzero(np.diff(known, prepend=known[0] - 1))
+    shared = np.minimum.reduceat(pid, firsts) != np.maximum.reduceat(pid, firsts)
+    ours = np.repeat(~shared, np.diff(firsts, append=len(known)))
+    calls, known = calls[ours], known[ours]
+    if len(calls) == 0:
+        return found
     wanted = events.correlation[rows]
     at = np.searchsorted(known, wanted, side="right") - 1
     hit = (at >= 0) & (known[np.maximum(at, 0)] == wanted) & (wanted != MISSING)

@@ -93,6 +93,21 @@ _VERDICT = _object(
         "cause": {"enum": [*CAUSES, None]},
     }
 )
+_DEVICE_TIME = _object(
+    dict.fromkeys(
+        (
+            "busy",
+            "idle",
+            "span",
+            "compute",
+            "comm",
+            "exposed_comm",
+            "memcpy",
+            "exposed_memcpy",
+        ),
+        _TIME,
+    )
+)
 _DEVICE_USE = _object(
     {
         "events": _COUNT,
@@ -101,7 +116,8 @@ _DEVICE_USE = _object(
         "gpu_events_without_launch_in_trace": _COUNT,
         "triton_kernels": _COUNT,
         "per_stream_busy_us": _by_name(_TIME),
-        "per_device_us": _by_name(_object({"busy": _TIME, "idle": _TIME, "span": _TIME})),
+        "per_device_us": _by_name(_DEVICE_TIME),
+        "per_stream_us": _by_name(_DEVICE_TIME),
         "hidden_comm_percent": _MAYBE_NUMBER,
         **dict.fromkeys(
             (
@@ -116,6 +132,7 @@ _DEVICE_USE = _object(
                 "kernel_dur_sum_us",
                 "overlap_us",
                 "hidden_comm_us",
+                "custom_comm_us",
                 "gpu_events_without_launch_us",
             ),
             _TIME,

@@ -149,16 +149,16 @@ def name_of(path: Path) -> str:
 def _bar(use: Use) -> RenderableType:
     from rich.text import Text
 
-    span = use.use.span_ns or 0
+    span = use.parts.span_ns
     parts = (
-        ("computing", use.use.compute_ns, "green"),
-        ("communicating", use.use.exposed_communication_ns, "magenta"),
-        ("copying", use.use.exposed_copy_ns, "blue"),
-        ("idle", use.use.idle_ns, "red"),
+        ("computing", use.parts.compute_ns, "green"),
+        ("communicating", use.parts.exposed_communication_ns, "magenta"),
+        ("copying", use.parts.exposed_copy_ns, "blue"),
+        ("idle", use.parts.idle_ns, "red"),
     )
-    bar = Text("Device  ")
+    bar = Text("Device  " if len(use.devices) == 1 else f"{len(use.devices)} devices, sums  ")
     for _, time, colour in parts:
-        bar.append("#" * round(share(time or 0, span) * 0.25), colour)
+        bar.append("#" * round(share(time, span) * 0.25), colour)
     for what, time, colour in parts:
         if time:
             bar.append(f"  {what} ")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from stagespan.trace.analysis import causes
+from stagespan.trace.analysis.device_time import DeviceTime, device_rows, device_times, together
 from stagespan.trace.analysis.idle import split_gaps, sums_by_cause
 from stagespan.trace.analysis.result import Finding, Nothing, Table, in_words, share
-from stagespan.trace.device_use import device_use
 from stagespan.trace.model import Trace
 
 LAUNCH_BOUND = "launch-bound"
@@ -32,19 +34,24 @@ _IDLE = {
     CANNOT_TELL: tuple(cause for cause in causes.CAUSES if cause not in causes.STARVED),
 }
 _ROWS = {CANNOT_TELL: "idle, no cause on the host seen"}
+_IDLE_BESIDE = "{it} {was} idle while another device worked"
 _REASONS = {
-    COMPUTE_BOUND: "it computed",
-    COMMUNICATION_BOUND: "it communicated while nothing computed",
-    COPY_BOUND: "it copied while nothing else ran",
-    LAUNCH_BOUND: "it was idle because {cause}",
-    HOST_BOUND: "it was idle because of the host, most of it because {cause}",
-    CANNOT_TELL: "it was idle without a cause on the host that the trace shows: mostly, {cause}",
+    COMPUTE_BOUND: "{it} computed",
+    COMMUNICATION_BOUND: "{it} communicated while nothing computed",
+    COPY_BOUND: "{it} copied while nothing else ran",
+    LAUNCH_BOUND: "{it} {was} idle because {cause}",
+    HOST_BOUND: "{it} {was} idle because of the host, most of it because {cause}",
+    CANNOT_TELL: (
+        "{it} {was} idle without a cause on the host that the trace shows: mostly, {cause}"
+    ),
 }
+# A device that worked for less of the trace is not told about by itself.
+_LEAST_DEVICE = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The verdict; times in ns."""
+    """The verdict; times in ns, of several devices the sums of theirs."""
 
     verdict: str
     span_ns: int
@@ -53,17 +60,37 @@ class Verdict:
     times_ns: dict[str, int]
     """By verdict the time that speaks for it, the most first; they sum to `span_ns`."""
     cause: str | None
-    """Of a verdict on idle time the largest cause, else None."""
+    """Of a verdict on idle time the largest cause, else None; None too where a device was mostly
+    idle while another one worked.
+    """
+    devices: int = 1
+    differs: tuple[str, ...] = ()
+    """Of several devices those that spent their time otherwise, each as a sentence."""
 
     @property
     def sentence(self) -> str:
         """The verdict with its figure."""
         name = self.verdict[0].upper() + self.verdict[1:]
-        return (
-            f"{name}: for {in_words(self.time_ns, 'ns')} of the device's"
-            f" {in_words(self.span_ns, 'ns')} ({share(self.time_ns, self.span_ns):.1f} %)"
-            f" {_REASONS[self.verdict].format(cause=causes.CAUSES.get(self.cause or ''))}."
+        one = self.devices == 1
+        whose = "the device's" if one else f"the {self.devices} devices'"
+        reason = _REASONS[self.verdict]
+        if self.verdict == CANNOT_TELL and self.cause is None:
+            reason = _IDLE_BESIDE
+        said = reason.format(
+            it="it" if one else "they",
+            was="was" if one else "were",
+            cause=causes.CAUSES.get(self.cause or ""),
         )
+        sentence = (
+            f"{name}: for {in_words(self.time_ns, 'ns')} of {whose}"
+            f" {in_words(self.span_ns, 'ns')}{'' if one else ' together'}"
+            f" ({share(self.time_ns, self.span_ns):.1f} %) {said}."
+        )
+        if self.differs:
+            sentence += f" Not so {self.differs[0]}"
+            more = len(self.differs) - 1
+            sentence += f", nor {more:,} more." if more else "."
+        return sentence
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds."""
@@ -96,30 +123,84 @@ def analyze(trace: Trace) -> Verdict | Nothing:
     """Weigh the device's busy times and the causes of its idle time; Nothing without a device.
 
     The device's largest kind of time decides: computing, exposed communication, exposed copies or
-    idle; of idle time the largest group of causes.
+    idle; of idle time the largest group of causes. Several devices are weighed by their sums.
     """
-    use = device_use(trace)
-    if use.span_ns is None or use.idle_ns is None:
+    devices = device_times(trace)
+    if not devices:
         return Nothing(
             "Cannot tell: the trace has no device events, so what bounds the device is unknown."
         )
-    _, parts = split_gaps(trace)
-    by_cause = sums_by_cause(parts)
-    busy = {
-        COMPUTE_BOUND: use.compute_ns or 0,
-        COMMUNICATION_BOUND: use.exposed_communication_ns or 0,
-        COPY_BOUND: use.exposed_copy_ns or 0,
-    }
+    whole = together(devices.values())
+    if whole.busy_ns == 0:
+        return Nothing(
+            "Cannot tell: the trace's device events have no duration, so what bounds the device is"
+            " unknown."
+        )
+    by_cause, between = _idle_by_cause(trace)
+    # Devices are idle while another works, too; why is not looked at.
+    beside = whole.idle_ns + between - sum(by_cause.values())
+    busy, idle_ns = _busy(whole), whole.idle_ns + between
     waiting = {name: sum(by_cause.get(cause, 0) for cause in of) for name, of in _IDLE.items()}
-    most = max(busy, key=lambda name: busy[name])
+    waiting[CANNOT_TELL] += beside
+    several = len(devices) > 1
+    # Where devices are at odds, what could be won comes first.
+    most = max(busy, key=lambda name: (busy[name], several and name != COMPUTE_BOUND))
     verdict = most
-    if use.idle_ns > busy[most]:
+    if idle_ns > busy[most]:
         verdict = max(waiting, key=lambda name: waiting[name])
     times = busy | waiting
+    cause = next((cause for cause in by_cause if cause in _IDLE.get(verdict, ())), None)
+    if verdict == CANNOT_TELL and beside > by_cause.get(cause or "", 0):
+        cause = None
     return Verdict(
         verdict=verdict,
-        span_ns=use.span_ns,
+        span_ns=whole.span_ns + between,
         time_ns=times[verdict],
         times_ns={n: t for n, t in sorted(times.items(), key=lambda item: -item[1]) if t},
-        cause=next((cause for cause in by_cause if cause in _IDLE.get(verdict, ())), None),
+        cause=cause,
+        devices=len(devices),
+        differs=_differing(devices, verdict) if several else (),
     )
+
+
+def _busy(time: DeviceTime) -> dict[str, int]:
+    return {
+        COMPUTE_BOUND: time.compute_ns,
+        COMMUNICATION_BOUND: time.exposed_communication_ns,
+        COPY_BOUND: time.exposed_copy_ns,
+    }
+
+
+def _idle_by_cause(trace: Trace) -> tuple[dict[str, int], int]:
+    """Idle time by cause, the longest first, and how much of it is between devices' times.
+
+    A gap, in which no device works, counts for each device that has worked before and works after
+    it; for one, where there is no such device.
+    """
+    found, parts = split_gaps(trace)
+    events = trace.events
+    times = np.zeros(len(found.begin_ns), dtype=np.int64)
+    for rows in device_rows(trace).values():
+        begin, end = events.begin_ns[rows].min(), events.end_ns[rows].max()
+        times += (found.begin_ns >= begin) & (found.end_ns <= end)
+    between = int(found.dur_ns[times == 0].sum())
+    weighed = parts.parts * np.maximum(times, 1)[:, np.newaxis]
+    return sums_by_cause(replace(parts, parts=weighed)), between
+
+
+def _differing(devices: dict[int, DeviceTime], verdict: str) -> tuple[str, ...]:
+    """The devices that spent most of their time otherwise than the verdict says."""
+    longest = max(time.span_ns for time in devices.values())
+    found = []
+    for device, time in devices.items():
+        times = _busy(time) | {"": time.idle_ns}
+        own = max(times, key=lambda name: (times[name], name == verdict))
+        wanted = verdict if verdict in times else ""
+        if own == wanted or share(time.span_ns, longest) < _LEAST_DEVICE:
+            continue
+        did = _REASONS[own].format(it="it") if own else "it was idle"
+        found.append(
+            f"device {device}: for {in_words(times[own], 'ns')} of its"
+            f" {in_words(time.span_ns, 'ns')} ({share(times[own], time.span_ns):.1f} %) {did}"
+        )
+    return tuple(found)

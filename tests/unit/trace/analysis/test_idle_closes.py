@@ -22,6 +22,7 @@ from stagespan.trace.analysis.split_idle import NAMES, split
 from stagespan.trace.analysis.steps_begin import step_begins
 from stagespan.trace.analysis.terminal import print_analysis
 from stagespan.trace.analysis.verdict import Verdict
+from stagespan.trace.device import device_work
 
 HOST = {
     "cpu_op": ["aten::item", "aten::mm", "enumerate(DataLoader)#x", "ProfilerStep#1", "aten::to"],
@@ -76,13 +77,15 @@ def check(trace: Trace) -> None:
     assert (found.begin_ns[1:] >= found.end_ns[:-1]).all()
     analysis = analyze(trace)
     idle, verdict = analysis.results["idle"], analysis.results["verdict"]
-    assert isinstance(idle, Idle) == isinstance(verdict, Verdict) == (use.span_ns is not None)
+    assert isinstance(idle, Idle) == (use.span_ns is not None)
+    # Without any duration there is nothing to judge.
+    assert isinstance(verdict, Verdict) == bool(use.busy_ns)
     if isinstance(idle, Idle):
         assert sum(idle.by_cause.values()) == idle.idle_ns == use.idle_ns
         assert all(sum(gap.parts.values()) == gap.dur_ns for gap in idle.largest)
         assert list(idle.by_cause.values()) == sorted(idle.by_cause.values(), reverse=True)
     if isinstance(verdict, Verdict):
-        assert sum(verdict.times_ns.values()) == use.span_ns
+        assert sum(verdict.times_ns.values()) == verdict.span_ns == weighed_span(trace)
     for finding in analysis.findings():
         assert finding.evidence
         assert finding.sentence.endswith(".")
@@ -96,6 +99,20 @@ def check(trace: Trace) -> None:
     print_analysis(analysis, Console(file=page))
     assert max(map(len, page.getvalue().splitlines())) <= 100
     assert len(page.getvalue().splitlines()) <= 60
+
+
+def weighed_span(trace: Trace) -> int:
+    """The spans of all devices, and once what lies between them; of one device its span."""
+    found, rows = gaps(trace), device_work(trace).rows
+    begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
+    device = trace.events.device[rows]
+    spans = [(begin[device == d].min(), end[device == d].max()) for d in np.unique(device)]
+    between = [
+        stop - start
+        for start, stop in zip(found.begin_ns, found.end_ns, strict=True)
+        if not any(first <= start and stop <= last for first, last in spans)
+    ]
+    return int(sum(last - first for first, last in spans) + sum(between))
 
 
 @given(st.lists(events(), min_size=1, max_size=40))

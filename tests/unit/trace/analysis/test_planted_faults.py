@@ -10,6 +10,7 @@ import test_use_and_launches as use
 from planted_faults import Fault, each, must_be_found
 
 from stagespan.trace.analysis import (
+    device_time,
     device_use,
     gaps,
     host,
@@ -43,6 +44,11 @@ def host_collective(tmp_path: Path) -> None:
 queue = use.test_a_queue_that_grows
 exposed = use.test_communication_that_nothing_hides
 devices = use.test_several_devices_are_told_apart
+at_odds = use.test_communication_is_not_hidden_by_what_another_device_computes
+differs = use.test_a_device_that_differs_from_most_is_named
+turns = use.test_devices_that_take_turns
+apart = use.test_time_between_the_work_of_two_devices_counts_once
+custom = use.test_kernels_that_communicate_without_nccl
 no_stream = use.test_a_gap_is_where_no_stream_runs
 
 FAULTS: list[Fault] = [
@@ -65,10 +71,18 @@ FAULTS: list[Fault] = [
     (_Splitter._crosses, "> step(gaps.last", "< step(gaps.last", between_steps),
     (idle.sums_by_cause, "parts.parts.sum(axis=0)", "parts.parts[1:].sum(axis=0)", tiny),
     (where.waiting_operators, "end[1:] > reach[:-1]", "end[1:] < reach[:-1]", item),
-    (verdict.analyze, "use.idle_ns > busy", "use.idle_ns < busy", tiny),
+    (verdict.analyze, "idle_ns > busy", "idle_ns < busy", tiny),
+    (verdict.analyze, "several and name !=", "several and name ==", at_odds),
+    (verdict.analyze, "waiting[CANNOT_TELL] += beside", "pass", turns),
+    (verdict._idle_by_cause, "np.maximum(times, 1)", "np.minimum(times, 1)", apart),
+    (verdict._idle_by_cause, "times == 0", "times > 0", apart),
+    (verdict._differing, "own == wanted", "own != wanted", differs),
+    (device_time._time, "not_copying - compute", "not_copying", exposed),
+    (device_time.device_rows, "device == number", "device >= number", at_odds),
+    (device_time.custom_communication, "== kinds.COMM", "!= kinds.COMM", custom),
     (device_use._overlap, "[1, -1]", "[-1, 1]", exposed),
     (device_use._overlap, "busy[:-1] >= 2", "busy[:-1] >= 1", exposed),
-    (device_use.analyze, "end[mine].max() - begin", "end[mine].max() + begin", devices),
+    (device_time._time, "end.max() - begin", "end.max() + begin", devices),
     (host.analyze, "ends - begins > QUIET", "begins - ends > QUIET", host_sleep),
     (host.analyze, "begins[which], ends[which]", "ends[which], begins[which]", host_sleep),
     (host.analyze, "& ~communicates", "| communicates", host_collective),

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from planted import CALL, LATENCY, Program
 
@@ -17,6 +18,7 @@ from stagespan.trace.analysis.idle import Idle
 from stagespan.trace.analysis.launches import Launches
 from stagespan.trace.analysis.result import Nothing
 from stagespan.trace.analysis.verdict import Verdict
+from stagespan.trace.device import launch_of
 
 US = 1_000
 
@@ -143,12 +145,161 @@ def test_several_devices_are_told_apart(tmp_path: Path) -> None:
     # WHEN the use is summed up
     written = use_of(read_trace(path)).to_dict()
     # THEN each device has its own figures, and all together are never idle
+    nothing = {"comm": 0, "exposed_comm": 0, "memcpy": 0, "exposed_memcpy": 0}
     assert written["per_device_us"] == {
-        "0": {"busy": 100, "idle": 0, "span": 100},
-        "1": {"busy": 50, "idle": 50, "span": 100},
+        "0": {"busy": 100, "idle": 0, "span": 100, "compute": 100, **nothing},
+        "1": {"busy": 50, "idle": 50, "span": 100, "compute": 50, **nothing},
     }
     assert written["idle_us"] == 0
     assert written["overlap_us"] == 50
+
+
+def devices_only(tmp_path: Path, *work: tuple[str, int, int, int]) -> Trace:
+    """A trace of kernels and copies: name, device, begin and end in us."""
+    path = tmp_path / "devices.json"
+    entries = [
+        {"ph": "X", "name": name, "cat": "gpu_memcpy" if "Memcpy" in name else "kernel",
+         "ts": begin, "dur": end - begin, "pid": device, "tid": 7,
+         "args": {"device": device, "stream": 7}}
+        for name, device, begin, end in work
+    ]  # fmt: skip
+    path.write_text(json.dumps(entries))
+    return read_trace(path)
+
+
+def judged(trace: Trace) -> Verdict:
+    found = verdict.analyze(trace)
+    assert isinstance(found, Verdict)
+    return found
+
+
+def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: Path) -> None:
+    # GIVEN a device that does nothing but communicate while another computes
+    trace = devices_only(tmp_path, ("ncclKernel", 0, 0, 1_000), ("gemm", 1, 0, 1_000))
+    # WHEN the use is summed up
+    use = use_of(trace)
+    written = use.to_dict()
+    # THEN each device has its own times, and nothing is hidden
+    none = {"busy": 1_000, "idle": 0, "span": 1_000, "memcpy": 0, "exposed_memcpy": 0}
+    assert written["per_device_us"] == {
+        "0": none | {"compute": 0, "comm": 1_000, "exposed_comm": 1_000},
+        "1": none | {"compute": 1_000, "comm": 0, "exposed_comm": 0},
+    }
+    assert list(written["per_stream_us"]) == list(written["per_stream_busy_us"]) == ["0/7", "1/7"]
+    assert written["per_stream_us"]["0/7"] == written["per_device_us"]["0"]
+    assert (written["hidden_comm_us"], written["hidden_comm_percent"]) == (0, 0)
+    # AND the keys of all devices as one are as they were
+    assert (written["compute_union_us"], written["exposed_comm_us"]) == (1_000, 0)
+    # AND the finding names the device
+    (finding,) = use.findings()
+    assert finding.severity == "high"
+    assert finding.sentence.startswith(
+        "For 1.000 ms (100.0 % of the whole time) device 0, the worst of 2, did nothing but"
+        " communication: 0.0 % of all its communication was hidden"
+    )
+    assert finding.evidence[1].event == "ncclKernel"
+    # AND so does the verdict, which is of the devices' sums
+    found = judged(trace)
+    assert found.sentence == (
+        "Communication-bound: for 1.000 ms of the 2 devices' 2.000 ms together (50.0 %) they"
+        " communicated while nothing computed. Not so device 1: for 1.000 ms of its 1.000 ms"
+        " (100.0 %) it computed."
+    )
+    # AND a table has them beside each other
+    titles = [table.title for table in use.tables()]
+    assert titles == ["Device", "Devices", "Streams"]
+    assert use.tables()[1].rows[0] == ("device 0", 0, US * 1_000, 0, 0, US * 1_000, US * 1_000, 0)
+    assert "The times are the sums over 2 devices." in use.tables()[0].note
+
+
+def test_a_device_that_differs_from_most_is_named(tmp_path: Path) -> None:
+    # GIVEN three devices that compute, one that communicates, one that copies for a moment
+    trace = devices_only(
+        tmp_path,
+        ("ncclKernel", 2, 0, 1_000),
+        *(("gemm", device, 0, 1_000) for device in (0, 1, 3)),
+        ("Memcpy HtoD", 4, 0, 10),
+    )
+    # WHEN they are judged
+    # THEN the one is named, and the moment is not
+    assert judged(trace).sentence == (
+        "Compute-bound: for 3.000 ms of the 5 devices' 4.010 ms together (74.8 %) they computed."
+        " Not so device 2: for 1.000 ms of its 1.000 ms (100.0 %) it communicated while nothing"
+        " computed."
+    )
+
+
+def test_devices_that_take_turns(tmp_path: Path) -> None:
+    # GIVEN two devices of which one works at a time, and a gap with both idle
+    trace = devices_only(
+        tmp_path,
+        ("gemm", 0, 0, 100),
+        ("gemm", 1, 100, 200),
+        ("gemm", 0, 250, 300),
+        ("gemm", 1, 300, 400),
+    )
+    # WHEN they are judged
+    found = judged(trace)
+    # THEN a device that is idle while the other works is told apart from both being idle
+    assert found.span_ns == 600 * US
+    assert found.times_ns == {"compute-bound": 350 * US, "cannot tell": 250 * US}
+    # AND where most time is of that kind it is said
+    late = judged(
+        devices_only(
+            tmp_path,
+            ("gemm", 0, 0, 10),
+            ("gemm", 1, 10, 100),
+            ("gemm", 0, 100, 110),
+            ("gemm", 2, 0, 10),
+            ("gemm", 2, 105, 110),
+        )
+    )
+    assert (late.verdict, late.cause) == ("cannot tell", None)
+    assert late.sentence.startswith(
+        "Cannot tell: for 185.000 us of the 3 devices' 310.000 us together (59.7 %) they were idle"
+        " while another device worked. Not so device 1:"
+    )
+
+
+def test_time_between_the_work_of_two_devices_counts_once(tmp_path: Path) -> None:
+    # GIVEN a device that begins when the other one is long done
+    trace = devices_only(tmp_path, ("gemm", 0, 0, 10), ("gemm", 1, 990, 1_000))
+    # WHEN they are judged
+    found = judged(trace)
+    # THEN the time between is not lost, though it is neither's
+    assert found.span_ns == 1_000 * US
+    assert found.times_ns == {"cannot tell": 980 * US, "compute-bound": 20 * US}
+    assert found.cause == "not_traced"
+
+
+def test_device_events_without_a_duration_have_no_verdict(tmp_path: Path) -> None:
+    # GIVEN kernels that begin and end at one time
+    trace = device_only(tmp_path, ("gemm", "kernel", 7, 5, 5), ("gemm", "kernel", 7, 9, 9))
+    # WHEN they are judged
+    found = verdict.analyze(trace)
+    # THEN nothing is claimed
+    assert isinstance(found, Nothing)
+    assert "device events have no duration" in found.reason
+
+
+def test_kernels_that_communicate_without_nccl(tmp_path: Path) -> None:
+    # GIVEN an all-reduce of oneCCL, then a little computation
+    trace = device_only(
+        tmp_path,
+        ("oneccl_allreduce_kernel", "kernel", 7, 0, 900),
+        ("gemm", "kernel", 7, 900, 1_000),
+    )
+    # WHEN it is looked at
+    use = use_of(trace)
+    written = use.to_dict()
+    # THEN it is communication to the verdict and the findings
+    assert judged(trace).sentence.startswith("Communication-bound: for 900.000 us")
+    assert use.findings()[0].sentence.startswith("For 900.000 us (90.0 % of its time) the device")
+    assert use.tables()[0].rows[1] == ("communicating, nothing else", 900 * US, 90)
+    # AND the keys that count NCCL's alone stay so, beside the figure of the others
+    assert (written["comm_union_us"], written["compute_union_us"]) == (0, 1_000)
+    assert written["custom_comm_us"] == written["per_device_us"]["0"]["comm"] == 900
+    assert "900.000 us of communication is of kernels other than NCCL's" in use.tables()[0].note
 
 
 def test_a_gap_is_where_no_stream_runs(tmp_path: Path) -> None:
@@ -181,6 +332,34 @@ def test_work_launched_before_the_window_is_counted_apart(tmp_path: Path) -> Non
     assert use.to_dict()["gpu_events_without_launch_us"] == 60
     assert use.to_dict()["kernel_dur_sum_us"] == 90
     assert "2 of its events (60.000 us) were launched outside the trace" in use.tables()[0].note
+
+
+def test_processes_with_the_same_correlations_do_not_get_each_others_launches(
+    tmp_path: Path,
+) -> None:
+    # GIVEN two processes in one file that both count their launches from 1; one counts further
+    path = tmp_path / "processes.json"
+    entries: list[dict[str, Any]] = []
+    for pid, device, count in ((100, 0, 1), (200, 1, 2)):
+        for number in range(1, count + 1):
+            begin = 1_000 * number + pid
+            args = {"correlation": number}
+            call = {"ph": "X", "name": "cudaLaunchKernel", "cat": "cuda_runtime", "pid": pid}
+            entries.append(call | {"tid": pid, "ts": begin, "dur": device + 5, "args": args})
+            kernel = {"ph": "X", "name": "gemm", "cat": "kernel", "pid": device, "tid": 7}
+            args = args | {"device": device, "stream": 7}
+            entries.append(kernel | {"ts": begin + 20, "dur": 50, "args": args})
+    path.write_text(json.dumps(entries))
+    trace = read_trace(path)
+    # WHEN the kernels are joined with their launches
+    kernels = [row for row, entry in enumerate(entries) if entry["cat"] == "kernel"]
+    found = launch_of(trace, np.array(kernels))
+    # THEN only the one whose correlation one process alone has is, and the others are unknown
+    assert found.tolist() == [-1, -1, 4]
+    assert use_of(trace).before_window == 2
+    # AND where none is left all are unknown
+    path.write_text(json.dumps(entries[:4]))
+    assert launch_of(read_trace(path), np.array(kernels[:2])).tolist() == [-1, -1]
 
 
 def test_a_queue_that_grows(tmp_path: Path) -> None:

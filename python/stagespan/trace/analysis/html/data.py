@@ -68,15 +68,15 @@ def _verdict(analysis: Analysis) -> dict[str, str] | None:
 
 
 def _device(analysis: Analysis) -> list[tuple[str, int, str]]:
-    """The parts of the device's time, which sum to its span, each with the key of its colour."""
+    """The parts of the devices' time, which sum to their span, each with the key of its colour."""
     use = analysis.results.get("device_use")
     if not isinstance(use, Use):
         return []
     parts = (
-        ("computing", use.use.compute_ns, "computing"),
-        ("communicating, nothing else", use.use.exposed_communication_ns, "communicating"),
-        ("copying, nothing else", use.use.exposed_copy_ns, "copying"),
-        ("idle", use.use.idle_ns, "idle"),
+        ("computing", use.parts.compute_ns, "computing"),
+        ("communicating, nothing else", use.parts.exposed_communication_ns, "communicating"),
+        ("copying, nothing else", use.parts.exposed_copy_ns, "copying"),
+        ("idle", use.parts.idle_ns, "idle"),
     )
     return [(name, time, key) for name, time, key in parts if time]
 
