@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from stagespan.trace.analysis.axis import Cover
 from stagespan.trace.analysis.causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
 from stagespan.trace.analysis.grouping import grouped
-from stagespan.trace.analysis.host_time import named, threads
+from stagespan.trace.analysis.host_time import named
+from stagespan.trace.analysis.nesting import Lanes
 from stagespan.trace.analysis.result import (
     Evidence,
     Finding,
@@ -210,22 +212,22 @@ def _operators_alone(trace: Trace, around: Numbers, seen: bool) -> Numbers:
     # An operator around a call, and those around and within it.
     taken = np.isin(rows, around)
     if len(around) and len(rows):
-        begin, end = trace.events.begin_ns, trace.events.end_ns
-        _, lane = threads(trace, np.concatenate((rows, around)))
-        for number in range(len(rows)):
-            same = lane[len(rows) :] == lane[number]
-            taken[number] |= bool(
-                np.any(
-                    same & (begin[around] < end[rows[number]]) & (end[around] > begin[rows[number]])
-                )
+        lanes = Lanes(trace, rows, around)
+        if not lanes.fits:
+            return rows[:0]
+        mine, others = (
+            (
+                lanes.axis.place(lane, trace.events.begin_ns[of]),
+                lanes.axis.place(lane, trace.events.end_ns[of]),
             )
+            for of, lane in zip((rows, around), lanes.of, strict=True)
+        )
+        taken |= Cover(*others).within(*mine) > 0
     return rows[~taken]
 
 
 def _busy_within(trace: Trace, rows: Numbers) -> Numbers:
     """How much of each wait the device was busy."""
-    from stagespan.trace.analysis.axis import Cover
-
     events = trace.events
     device = device_work(trace).rows
     first = int(events.begin_ns.min())

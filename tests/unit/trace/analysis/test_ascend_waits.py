@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from synthetic_ascend import SyntheticAscend
+from synthetic_ascend import QUEUE, SyntheticAscend
 
 from stagespan.trace import Trace
 from stagespan.trace.analysis import ascend_host_waits, ascend_waits
@@ -152,6 +153,41 @@ def test_a_to_that_does_other_things_is_no_wait_where_calls_are_seen(tmp_path: P
     found = host_waits_in(it.trace(tmp_path))
     assert [group.operator for group in found.groups] == ["aten::item"]
     assert found.findings() == []
+
+
+def test_an_operator_beside_one_whose_wait_is_seen(tmp_path: Path) -> None:
+    # GIVEN an item with its wait, and on the same thread one that crosses it and one that touches
+    it = SyntheticAscend()
+    item(it, 0, 2_000_000)
+    it.host("aten::item", 2_010_000, 3_500_000)
+    it.host("aten::is_nonzero", 2_020_000, 3_920_000)
+    # AND one on another thread at that time
+    it.host("aten::item", 500_000, 1_700_000, tid=QUEUE)
+    # WHEN waits of the host are listed
+    found = host_waits_in(it.trace(tmp_path))
+    # THEN that which crosses is not one more
+    assert [(g.operator, g.call, g.waits, g.total_ns) for g in found.groups] == [
+        ("aten::item", SYNCHRONISE, 1, 2_000_000),
+        ("aten::is_nonzero", None, 1, 1_900_000),
+        ("aten::item", None, 1, 1_200_000),
+    ]
+
+
+def test_many_long_operators_take_no_longer(tmp_path: Path) -> None:
+    # GIVEN 30,000 items whose waits are seen, and as many whose are not
+    it = SyntheticAscend()
+    for number in range(30_000):
+        item(it, 4_000_000 * number, 1_000_000)
+        it.host("aten::item", 4_000_000 * number + 2_000_000, 4_000_000 * number + 3_500_000)
+    trace = it.trace(tmp_path)
+    # WHEN waits of the host are listed
+    begin = time.perf_counter()
+    found = host_waits_in(trace)
+    took = time.perf_counter() - begin
+    # THEN all are there
+    assert [(g.call, g.waits) for g in found.groups] == [(None, 30_000), (SYNCHRONISE, 30_000)]
+    # AND the time does not grow with the square of them
+    assert took < 1.5
 
 
 def test_a_trace_without_waits(tmp_path: Path) -> None:

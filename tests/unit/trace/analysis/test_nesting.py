@@ -69,7 +69,7 @@ def test_a_long_chain_of_crossing_events(length: int) -> None:
     assert found.parent.tolist() == list(range(-1, count - 1))
     # AND what is open all the time is around all that follow
     assert length < 10 * count or first.tolist() == [-1] * 7 + [7] * (count - 7)
-    # AND the time it takes does not grow with the square of them (then it is 5 s)
+    # AND the time it takes does not grow with the square of them (then it is 20 s)
     assert took < 1
 
 
