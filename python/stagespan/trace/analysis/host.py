@@ -25,7 +25,7 @@ from stagespan.trace.analysis.result import (
     share,
     window_of,
 )
-from stagespan.trace.analysis.steps_begin import step_begins
+from stagespan.trace.analysis.step_ranges import step_begins
 from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.device import device_work
 from stagespan.trace.model import Trace

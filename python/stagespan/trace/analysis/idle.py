@@ -21,7 +21,7 @@ from stagespan.trace.analysis.result import (
     shortened,
 )
 from stagespan.trace.analysis.split_idle import NAMES, Split, split
-from stagespan.trace.analysis.steps_begin import step_begins
+from stagespan.trace.analysis.step_ranges import step_begins
 from stagespan.trace.analysis.where import Surroundings
 from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import device_work

@@ -7,7 +7,7 @@ holds an exchange with the host, or an optimizer's step.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -52,6 +52,8 @@ class StepRanges:
     source: Source
     how: str
     """A sentence: by what the steps were told."""
+    marks: Rows = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    """The events that are nothing but marks of steps; none where something else tells them."""
 
     @property
     def inferred(self) -> bool:
@@ -90,10 +92,17 @@ def step_ranges(trace: Trace) -> StepRanges | None:
     return None
 
 
+def step_begins(trace: Trace) -> Numbers:
+    """Where the host begins steps, in ns, ascending; none where nothing tells."""
+    found = step_ranges(trace)
+    return found.begin_ns if found is not None and found.on_host else np.empty(0, dtype=np.int64)
+
+
 def _of_profiler(trace: Trace) -> StepRanges | None:
     events = trace.events
     marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, PROFILER_STEP)
-    rows = _apart(trace, np.flatnonzero(marks))
+    every = np.flatnonzero(marks)
+    rows = _apart(trace, every)
     how = "The profiler marked the steps."
     # The profiler opens a step that the program may not begin.
     if len(rows) > 1 and not _has_work(trace, int(rows[-1])):
@@ -102,18 +111,20 @@ def _of_profiler(trace: Trace) -> StepRanges | None:
     if len(rows) == 0:
         return None
     names = [trace.names[code] for code in events.name[rows]]
-    return StepRanges(names, events.begin_ns[rows], events.end_ns[rows], "profiler", how)
+    return StepRanges(names, events.begin_ns[rows], events.end_ns[rows], "profiler", how, every)
 
 
 def _of_server(trace: Trace) -> StepRanges | None:
     events = trace.events
     marks = trace.rows_of(["user_annotation"]) & named(trace, _SERVER_STEP)
-    rows = _apart(trace, np.flatnonzero(marks))
+    every = np.flatnonzero(marks)
+    rows = _apart(trace, every)
     if len(rows) == 0:
         return None
     names = [trace.names[code] for code in events.name[rows]]
     how = "The annotations of an inference server mark its steps."
-    return StepRanges(names, events.begin_ns[rows], events.end_ns[rows], "annotation", how)
+    begin, end = events.begin_ns[rows], events.end_ns[rows]
+    return StepRanges(names, begin, end, "annotation", how, every)
 
 
 def _of_annotations(trace: Trace) -> StepRanges | None:
@@ -132,7 +143,9 @@ def _of_annotations(trace: Trace) -> StepRanges | None:
             rows = all_rows[here[np.argsort(events.begin_ns[all_rows[here]], kind="stable")]]
             codes = np.array([numbers[words[c]] for c in events.name[rows]], dtype=np.int64)
             repeat = longest_repeat(codes, _LEAST) if len(codes) else None
-            steps = _blocks(trace, rows, repeat) if repeat else _most_time(trace, rows, codes)
+            steps = (
+                _blocks(trace, rows, repeat, codes) if repeat else _most_time(trace, rows, codes)
+            )
             if steps is None:
                 continue
             length = int(steps.end_ns[-1] - steps.begin_ns[0])
@@ -145,7 +158,7 @@ def _of_annotations(trace: Trace) -> StepRanges | None:
     return None if best is None or _overlaps(trace, all_rows, best[1]) else best[1]
 
 
-def _blocks(trace: Trace, rows: Rows, repeat: Repeat) -> StepRanges:
+def _blocks(trace: Trace, rows: Rows, repeat: Repeat, codes: Numbers) -> StepRanges:
     """The steps that are the blocks of a repetition of annotations."""
     events = trace.events
     firsts = rows[repeat.begin : repeat.end : repeat.length]
@@ -161,7 +174,10 @@ def _blocks(trace: Trace, rows: Rows, repeat: Repeat) -> StepRanges:
         )
     if len(set(names)) < len(names):
         names = _numbered("step", len(names))
-    return StepRanges(names, events.begin_ns[firsts], events.end_ns[lasts], "annotation", how)
+    # Several annotations are the parts of steps, and no marks of them.
+    marks = rows[(codes == codes[repeat.begin]) & (repeat.length == 1)]
+    begin, end = events.begin_ns[firsts], events.end_ns[lasts]
+    return StepRanges(names, begin, end, "annotation", how, marks)
 
 
 def _most_time(trace: Trace, rows: Rows, codes: Numbers) -> StepRanges | None:
@@ -174,7 +190,7 @@ def _most_time(trace: Trace, rows: Rows, codes: Numbers) -> StepRanges | None:
     mine = _apart(trace, rows[codes == code])
     if len(mine) < _LEAST or times[code] < _LEAST_SHARE * durations.sum():
         return None
-    return _blocks(trace, mine, Repeat(0, 1, len(mine)))
+    return _blocks(trace, mine, Repeat(0, 1, len(mine)), np.full(len(mine), code))
 
 
 def _overlaps(trace: Trace, rows: Rows, steps: StepRanges) -> bool:

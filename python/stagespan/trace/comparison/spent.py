@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stagespan.trace.analysis.axis import Cover
 from stagespan.trace.analysis.gaps import AFTER, BEFORE, DURING, UNKNOWN, Gaps, gaps
 from stagespan.trace.analysis.split_idle import NAMES, split
-from stagespan.trace.analysis.steps_begin import step_begins
+from stagespan.trace.analysis.step_ranges import step_begins
 from stagespan.trace.arrays import Numbers
 from stagespan.trace.comparison.windows import Windows
 from stagespan.trace.device import COMMUNICATION, COMPUTE, COPY, device_work, launch_of

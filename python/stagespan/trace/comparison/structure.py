@@ -12,7 +12,7 @@ from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.host_time import named
 from stagespan.trace.analysis.launchers import launchers
 from stagespan.trace.analysis.nesting import Lanes, Nesting
-from stagespan.trace.analysis.steps_begin import step_rows
+from stagespan.trace.analysis.step_ranges import step_ranges
 from stagespan.trace.model import Trace
 
 Rows = NDArray[np.intp]
@@ -39,10 +39,11 @@ class Structure:
         marks = trace.rows_of(["user_annotation"])
         if not marks.any():
             marks = operators & named(trace, MARKS)
-        steps = step_rows(trace)
-        marks[steps] = False
         operators &= ~marks
-        operators[steps] = False
+        steps = step_ranges(trace)
+        if steps is not None:
+            marks[steps.marks] = False
+            operators[steps.marks] = False
         self.operators = np.flatnonzero(operators)
         self.marks = np.flatnonzero(marks)
 

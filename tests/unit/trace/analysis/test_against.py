@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,9 @@ from stagespan.trace.analysis.result import Nothing
 from stagespan.trace.comparison import Against, compare
 
 US = 1_000
+NOTE = "user_annotation"
 LOADING = "idle: the host waited for the data loader"
+LAUNCHING = "idle: the host could not launch work fast enough"
 MATMUL = "computing: matrix products"
 
 
@@ -271,6 +274,37 @@ def test_layers_and_stages_are_paths(tmp_path: Path) -> None:
     assert {each.name: each.change_ns for each in found.stages()} == {"batch # / layer 1": 50 * US}
 
 
+@pytest.mark.parametrize(
+    ("outer", "stage"),
+    [
+        # The annotation that repeats is the step itself ...
+        ("train {}", "forward"),
+        # ... and where several repeat they are the step's stages.
+        (None, "forward"),
+    ],
+)
+def test_stages_of_steps_that_annotations_tell(
+    outer: str | None, stage: str, tmp_path: Path
+) -> None:
+    # GIVEN three steps of a program without the profiler's marks, which later computes longer
+    def model(name: str, us: int) -> Trace:
+        program = Program()
+        for step in range(3):
+            with program.within(outer.format(step), NOTE) if outer else nullcontext():
+                with program.within("forward", NOTE):
+                    program.operator("aten::addmm", us)
+                    program.work(300)
+                with program.within("wait", NOTE):
+                    program.wait()
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN it is compared
+    found = against(model("before", 100), model("after", 150))
+    # THEN the change is that of the stage
+    assert {each.name: each.change_ns for each in found.stages()} == {stage: 50 * US}
+
+
 def test_one_kernel_of_two_operators(tmp_path: Path) -> None:
     # GIVEN a kernel that two operators launch, and that one of them later launches twice
     def launched(name: str, times: int) -> Trace:
@@ -414,6 +448,13 @@ def test_the_known_pair(traces: Path) -> None:
     # AND the loader is why, and all parts sum to the change
     assert found.parts()[0].name == LOADING
     assert found.parts()[0].change_ns < -57e6
+    # AND the figures that docs/compare.md tells, to the microsecond
+    launching = next(part for part in found.parts() if part.name == LAUNCHING)
+    assert [round(each / US) for each in (found.change_ns, found.parts()[0].change_ns)] == [
+        -36_524,
+        -57_556,
+    ]
+    assert round(launching.change_ns / US) == 9_662
     assert sum(part.change_ns for part in found.parts()) == found.change_ns
     # AND cudnn chose other kernels, which is not a change of the program
     assert len(found.vanished_kernels()) == 6

@@ -11,6 +11,7 @@ from stagespan.trace import Trace, device_use
 from stagespan.trace.analysis import analyze, causes, idle, verdict
 from stagespan.trace.analysis.idle import Idle
 from stagespan.trace.analysis.result import Nothing
+from stagespan.trace.analysis.step_ranges import step_ranges
 from stagespan.trace.analysis.verdict import Verdict
 
 US = 1_000
@@ -151,6 +152,25 @@ def test_a_sleep_between_steps(tmp_path: Path) -> None:
     assert all(gap.crosses_step for gap in found.largest)
     assert verdict_of(trace).verdict == "host-bound"
     assert verdict_of(trace).cause == causes.BETWEEN_STEPS
+
+
+def test_two_annotations_of_one_name_are_no_steps(tmp_path: Path) -> None:
+    # GIVEN two annotated calls of a function with 3 ms between them, which tell no steps
+    program = Program()
+    for _ in range(2):
+        with program.within("forward", "user_annotation"):
+            program.operator(us=20)
+        program.work(3_000)
+    trace = program.trace(tmp_path)
+    # WHEN it is asked why the device was idle
+    found = idle_of(trace)
+    # THEN no step is claimed here either
+    assert step_ranges(trace) is None
+    assert found.by_cause == {
+        causes.HOST_WORK: (3_000 - 20 - LATENCY) * US,
+        causes.LAUNCH: (10 + CALL + LATENCY) * US,
+    }
+    assert not found.largest[0].crosses_step
 
 
 def test_a_sleep_within_a_step_is_other_work_of_the_host(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from stagespan.trace.analysis.gaps import gaps
 from stagespan.trace.analysis.idle import Idle
 from stagespan.trace.analysis.markdown import markdown
 from stagespan.trace.analysis.split_idle import NAMES, split
-from stagespan.trace.analysis.steps_begin import step_begins
+from stagespan.trace.analysis.step_ranges import step_begins
 from stagespan.trace.analysis.terminal import print_analysis
 from stagespan.trace.analysis.verdict import Verdict
 from stagespan.trace.device import device_work

@@ -131,6 +131,7 @@ FAULTS: list[Fault] = [
     (step_ranges._apart, "start >= last", "start < last", by_hand),
     (step_ranges._of_annotations, "range(3)", "range(1)", following),
     (step_ranges._blocks, "begin + repeat.length - 1", "begin", following),
+    (step_ranges._blocks, "repeat.length == 1)", "repeat.length != 1)", following),
     (step_ranges._overlaps, "lane[1:] != lane[:-1]", "lane[1:] == lane[:-1]", overlapping),
     (step_ranges._of_optimizer, "ends[:-1], ends[1:]", "ends[1:], ends[:-1]", optimizer),
     (step_ranges._of_operators, "not _in_each(exchanges, edges) or", "", no_steps),

@@ -63,6 +63,8 @@ def test_annotations_that_follow_each_other(tmp_path: Path) -> None:
     assert found.begin_ns.tolist() == begins
     assert found.names == ["step 1", "step 2", "step 3", "step 4"]
     assert "3 annotations repeat, from load to backward" in found.how
+    # AND the parts are stages, no marks of steps
+    assert found.marks.tolist() == []
 
 
 def test_an_annotation_that_repeats_now_and_then(tmp_path: Path) -> None:
@@ -82,6 +84,8 @@ def test_an_annotation_that_repeats_now_and_then(tmp_path: Path) -> None:
     # WHEN steps are told THEN the steps are those, without the checkpoints
     found = ranges_of(program, tmp_path)
     assert (found.source, len(found)) == ("annotation", 7)
+    marked = [program.events[row]["name"] for row in found.marks]
+    assert marked == ["train step"] * 7
 
 
 def test_marks_of_the_framework_are_no_steps(tmp_path: Path) -> None:
