@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.forward import forward_operators
 from stagespan.trace.analysis.gaps import graph_calls
 from stagespan.trace.analysis.host_time import named, pairs, processes
@@ -20,9 +21,9 @@ Rows = NDArray[np.intp]
 SPANS = "stagespan"
 """The process that the spans of stagespan have in a trace; their threads are the program's."""
 # Annotations that the framework makes by itself, and those that count steps.
-_NO_STAGE = re.compile(
+NO_STAGE = re.compile(
     r"^(?:nccl|gloo|rccl|hccl|xccl|mpi|ucc|c10d)\w*:|^## Call Compiled|compile_id="
-    r"|\(dynamo_timed\)$|^PyTorch Profiler|^ProfilerStep[#*]|^Iteration#\d"
+    r"|\(dynamo_timed\)$|^PyTorch Profiler|^ProfilerStep[#*]|^Iteration#\d|^\[memory\]$"
 )
 NO_OPERATOR = re.compile(
     r"^ProfilerStep[#*]|\[memory\]$| \(dynamo_timed\)$|_data: .*compile_id=|^Torch-Compiled Region"
@@ -86,6 +87,12 @@ def compiler_parts(trace: Trace) -> set[str]:
     return {each["name"] for each in found if each is not None}
 
 
+def stage_marks(trace: Trace) -> Mask:
+    """Rows of the user's annotations, which old traces hold as operators, and spans of stages."""
+    marks = trace.rows_of(["user_annotation"]) | (trace.rows_of(["cpu_op"]) & named(trace, MARKS))
+    return marks & ~named(trace, NO_STAGE)
+
+
 def no_operators(trace: Trace) -> Mask:
     """Rows of events that surround operators, and those of the compiler at work."""
     parts = compiler_parts(trace)
@@ -131,7 +138,7 @@ def stages(trace: Trace, calls: Rows) -> Rows:
     Threads without any stage, such as autograd's, work for the one thread that has stages.
     """
     events = trace.events
-    marks = np.flatnonzero(trace.rows_of(["user_annotation"]) & ~named(trace, _NO_STAGE))
+    marks = np.flatnonzero(stage_marks(trace))
     if len(marks) == 0 or len(calls) == 0:
         return np.full(len(calls), -1, dtype=np.intp)
     process = processes(trace)

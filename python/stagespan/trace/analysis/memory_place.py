@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from stagespan.trace.analysis.call_tree import Rows, Tree
 from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.host_time import named, processes
+from stagespan.trace.analysis.launchers import stage_marks
 from stagespan.trace.analysis.nesting import Lanes, Nesting
-from stagespan.trace.analysis.step_ranges import PROFILER_STEP
 from stagespan.trace.arrays import Numbers
 from stagespan.trace.model import Trace
 
@@ -25,11 +25,8 @@ class Place:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
-        marks = trace.rows_of(["user_annotation"]) | (
-            trace.rows_of(["cpu_op"]) & named(trace, MARKS)
-        )
         self._operators = _Forest(trace, np.flatnonzero(operators))
-        self._marks = np.flatnonzero(marks & ~named(trace, PROFILER_STEP))
+        self._marks = np.flatnonzero(stage_marks(trace))
         _, self._mark_lane = np.unique(trace.events.tid[self._marks], return_inverse=True)
         self._mark_lane = self._mark_lane.reshape(-1).astype(np.int64)
 

@@ -10,18 +10,13 @@ from numpy.typing import NDArray
 
 from stagespan.trace.analysis.axis import Cover
 from stagespan.trace.analysis.call_tree import Paths, Rows, Tree, lanes_of, sums
-from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.host_time import named, threads
-from stagespan.trace.analysis.launchers import launchers
-from stagespan.trace.analysis.step_ranges import PROFILER_STEP
+from stagespan.trace.analysis.launchers import SPANS, launchers, stage_marks
 from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import device_work, is_ascend, launch_of
 from stagespan.trace.intervals import exclusive
 from stagespan.trace.model import Trace
 
-SPANS = "stagespan"
-"""The process that stagespan's spans are drawn in."""
-_NOT_STAGES = re.compile(r"compile_id=|\(dynamo_timed\)$|^PyTorch Profiler|^\[memory\]$")
 # Threads on which torch runs what another thread called.
 _BACKWARD = re.compile(r"^autograd::engine::|Backward\d*$")
 _DIGITS = re.compile(r"\d+")
@@ -74,9 +69,7 @@ class StageTree:
 def stage_tree(trace: Trace) -> StageTree | None:
     """Find the stages, and of each device event the one that launched it; None without any."""
     events = trace.events
-    marks = trace.rows_of(["user_annotation"]) | (trace.rows_of(["cpu_op"]) & named(trace, MARKS))
-    marks &= ~named(trace, PROFILER_STEP) & ~named(trace, _NOT_STAGES)
-    rows = np.flatnonzero(marks)
+    rows = np.flatnonzero(stage_marks(trace))
     if len(rows) == 0:
         return None
     device = device_work(trace).rows

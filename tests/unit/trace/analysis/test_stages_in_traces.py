@@ -8,7 +8,7 @@ import pytest
 from planted import CALL, Program
 
 from stagespan.trace import Trace, read_trace
-from stagespan.trace.analysis import stages
+from stagespan.trace.analysis import analyze, stages
 from stagespan.trace.analysis.result import Nothing
 from stagespan.trace.analysis.stages import Stage, Stages
 
@@ -94,6 +94,40 @@ def test_idle_time_of_stages_that_cross(tmp_path: Path) -> None:
         "a": 490 * US, "a/b": 400 * US, "a/b/c": 690 * US,
         "d": 40 * US, "d/e": 30 * US, "d/e/f": 20 * US,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "is_stage"),
+    [
+        ("## Call CompiledFxGraph abc ##", False),
+        ("nccl:all_reduce", False),
+        ("gloo:all_reduce", False),
+        ("Iteration#7", False),
+        ("ProfilerStep#7", False),
+        ("_compile.inner (dynamo_timed)", False),
+        ("## forward ##", True),
+        ("Optimizer.step#SGD.step", True),
+    ],
+)
+@pytest.mark.parametrize("cat", [NOTE, "cpu_op"])
+def test_stages_are_those_of_the_kernels(
+    name: str, is_stage: bool, cat: str, tmp_path: Path
+) -> None:
+    # GIVEN a stage around an annotation, which may be the framework's own, around a kernel
+    program = Program()
+    with program.within("forward", NOTE):
+        program.operator(us=10)
+        with program.within(name, cat):
+            program.operator(us=30)
+    # WHEN stages and kernels are summed up
+    trace = program.trace(tmp_path)
+    found = {s.path[-1]: s.device_self_ns for s in stages_of(trace).stages if s.device_self_ns}
+    by_stage = analyze(trace, ["kernels"]).results["kernels"].to_dict()["by_stage"]
+    # THEN both tables say the same, and what the framework writes by itself is no stage
+    is_stage &= cat == NOTE or "#" in name
+    inner = {name: 30 * US} if is_stage else {}
+    assert found == {"forward": (10 if is_stage else 40) * US} | inner
+    assert {each["stage"]: each["time_us"] * US for each in by_stage} == found
 
 
 def test_backward_counts_to_the_stage_that_called_it(tmp_path: Path) -> None:
