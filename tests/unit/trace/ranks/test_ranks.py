@@ -313,6 +313,8 @@ def test_eight_real_ranks(traces: Path) -> None:
         sum((2_135, 7_624, 508, 0, 4_872, 4_669, 505)) * US + _third(found), abs=10 * US
     )
     assert "Rank 7 came last to 5 of 8" in found.findings()[1].sentence
+    # AND the share of all waiting is what docs/ranks.md tells
+    assert "took 45.183 ms (48.2 %) of the ranks' time" in found.findings()[0].sentence
 
 
 def test_two_real_ranks_of_an_npu(traces: Path) -> None:
