@@ -21,7 +21,7 @@ Rows = NDArray[np.intp]
 SPANS = "stagespan"
 """The process that the spans of stagespan have in a trace; their threads are the program's."""
 # Annotations that the framework makes by itself, and those that count steps.
-NO_STAGE = re.compile(
+_NO_STAGE = re.compile(
     r"^(?:nccl|gloo|rccl|hccl|xccl|mpi|ucc|c10d)\w*:|^## Call Compiled|compile_id="
     r"|\(dynamo_timed\)$|^PyTorch Profiler|^ProfilerStep[#*]|^Iteration#\d|^\[memory\]$"
 )
@@ -90,7 +90,7 @@ def compiler_parts(trace: Trace) -> set[str]:
 def stage_marks(trace: Trace) -> Mask:
     """Rows of the user's annotations, which old traces hold as operators, and spans of stages."""
     marks = trace.rows_of(["user_annotation"]) | (trace.rows_of(["cpu_op"]) & named(trace, MARKS))
-    return marks & ~named(trace, NO_STAGE)
+    return marks & ~named(trace, _NO_STAGE)
 
 
 def no_operators(trace: Trace) -> Mask:

@@ -60,7 +60,12 @@ def all_repeats(codes: Codes, least_times: int, least_length: int, most: int) ->
 
 
 def _lengths(codes: Codes, least_times: int, least_length: int) -> list[int]:
-    """Distances between an element and its next occurrence, which a block's length must be."""
+    """All that are possible where they are few; else distances between an element and its next
+    occurrence, which the length of a block is that holds some element only once.
+    """
+    most = len(codes) // least_times
+    if most - least_length < _CANDIDATES:
+        return list(range(least_length, most + 1))
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     distance = np.diff(order)[ordered[1:] == ordered[:-1]]

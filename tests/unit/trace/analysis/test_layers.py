@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from planted import Program
 
@@ -178,6 +178,7 @@ def test_layers_within_a_step(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.integers(0, 3), max_size=40), st.integers(2, 4), st.integers(1, 3))
+@example([1, 0, 0, 1, 1, 0, 0, 1], 2, 1)  # a block that holds all its elements twice
 def test_repetitions_are_those_of_a_slow_search(codes: list[int], times: int, length: int) -> None:
     # GIVEN any short sequence
     def holds(begin: int, size: int, count: int) -> bool:

@@ -87,7 +87,7 @@ FAULTS: list[Fault] = [
     (Nesting.first_around, "found[other] = found[found[other]]", "found[other] = -1", stretches),
     (operators.host_operators, "own[rows]", "own[rows[::-1]]", self_time),
     (launchers.launchers, "_at(forest.first_around(work), inside)", "inside[::-1]", all_figures),
-    (launchers.stage_marks, "& ~named(trace, NO_STAGE)", "", all_figures),
+    (launchers.stage_marks, "& ~named(trace, _NO_STAGE)", "", all_figures),
     (launchers.stages, "len(with_stages) == 1", "len(with_stages) == 7", arrows),
     (launchers.stages, "program[count.argmax()]", "process", spans),
     (forward._by_arrows, "return target, source", "return source, target", arrows),
