@@ -1,6 +1,7 @@
 // arguments.cpp: columns of arguments as they grow, and as their types change.
 #include "trace/arguments.h"
 
+#include <array>
 #include <charconv>
 #include <limits>
 
@@ -116,7 +117,7 @@ std::uint32_t ArgumentKeys::key(std::string_view text, bool plain) {
       if (text == kRoleNames[i]) role = static_cast<Role>(i);
     role_.push_back(role);
     plain_.push_back(plain);
-    had_.push_back(0);
+    had_.emplace_back();
   }
   return key;
 }
@@ -124,7 +125,7 @@ std::uint32_t ArgumentKeys::key(std::string_view text, bool plain) {
 std::uint32_t ArgumentKeys::find_below(std::uint32_t node, std::uint32_t key) {
   const std::uint64_t edge = std::uint64_t{node} << 32 | key;
   if (const auto found = edges_.find(edge); found != edges_.end()) return next_[node] = found->second;
-  if (had_[key] == entry_) return kNoNode;
+  if (had_[key].entry == entry_) return kNoNode;
   const std::uint32_t child = add(node, key);
   edges_.emplace(edge, child);
   return next_[node] = child;

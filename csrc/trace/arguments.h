@@ -1,11 +1,12 @@
 // arguments.h: the arguments of events, a column a key, without a row number for each value.
 #pragma once
 
-#include <array>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "trace/growing.h"
@@ -85,13 +86,17 @@ class ArgumentKeys {
   std::uint32_t key(std::string_view text, bool plain);
   /// Goes back to the root, for the arguments of another entry.
   void restart() noexcept { ++entry_; }
-  /// The node below this one; kNoNode when the entry has had the key before.
-  std::uint32_t below(std::uint32_t node, std::uint32_t key) {
+  /// The node below this one, for a key whose argument stands at `place`; kNoNode when the entry has had the key
+  /// before.
+  std::uint32_t below(std::uint32_t node, std::uint32_t key, std::size_t place) {
     const std::uint32_t next = next_[node];
     const std::uint32_t found = next != kNoNode && key_[next] == key ? next : find_below(node, key);
-    had_[key] = entry_;
+    if (found != kNoNode) [[likely]]
+      had_[key] = {entry_, place};
     return found;
   }
+  /// Where the argument stands that the entry has had under this key.
+  std::size_t place(std::uint32_t key) const noexcept { return had_[key].place; }
   Role role(std::uint32_t key) const noexcept { return role_[key]; }
   Interner& texts() noexcept { return texts_; }
   Growing<std::int32_t> take_parents() noexcept { return std::move(parent_); }
@@ -102,9 +107,14 @@ class ArgumentKeys {
   std::uint32_t add(std::uint32_t parent, std::uint32_t key);
 
   Interner texts_;
-  std::vector<Role> role_;          // by key
-  std::vector<bool> plain_;         // by key: reads in the file as it is
-  std::vector<std::uint64_t> had_;  // by key: the last entry that had it
+  struct Had {
+    std::uint64_t entry = 0;
+    std::size_t place = 0;
+  };
+
+  std::vector<Role> role_;   // by key
+  std::vector<bool> plain_;  // by key: reads in the file as it is
+  std::vector<Had> had_;     // by key: the last entry that had it, and where
   std::uint64_t entry_ = 1;
   Growing<std::int32_t> parent_;
   Growing<std::uint32_t> key_;   // by node

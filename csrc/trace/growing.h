@@ -42,7 +42,6 @@ class Growing {
     for (std::size_t i = 0; i < count; ++i) data_[size_ + i] = values[i];
     size_ += count;
   }
-  void clear() noexcept { size_ = 0; }
   /// Gives back the room that is not in use.
   void fit() noexcept {
     if (size_ == 0 || size_ == room_) return;

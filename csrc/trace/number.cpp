@@ -50,6 +50,7 @@ std::int64_t long_nanoseconds(std::string_view written) noexcept {
     if (!text.empty() && text[0] == '+') text.remove_prefix(1);
     if (std::from_chars(text.data(), text.data() + text.size(), exponent).ec != std::errc())
       exponent = text[0] == '-' ? -kExponentLimit : kExponentLimit;
+    exponent = std::clamp<std::int64_t>(exponent, -kExponentLimit, kExponentLimit);
   }
   const std::string_view mantissa = written.substr(0, mantissa_end);
   const std::size_t dot = std::min(mantissa.find('.'), mantissa.size());

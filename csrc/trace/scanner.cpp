@@ -83,14 +83,13 @@ const char* next_member(const char* at, const char* end, bool first, bool* cut) 
 void settle(ArgumentKeys* keys, Entry* entry) {
   const Argument& last = entry->arguments.back();
   if (last.value.kind == Kind::kNull) return entry->arguments.pop_back();
-  const std::uint32_t below = keys->below(entry->shape, last.key);
+  const std::uint32_t below = keys->below(entry->shape, last.key, entry->arguments.size() - 1);
   if (below != ArgumentKeys::kNoNode) {
     entry->shape = below;
     return;
   }
   // Of a key that stands twice the last one counts.
-  for (Argument& argument : entry->arguments)
-    if (argument.key == last.key) argument.value = last.value;
+  entry->arguments[keys->place(last.key)].value = last.value;
   entry->arguments.pop_back();
 }
 

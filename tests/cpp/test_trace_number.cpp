@@ -48,19 +48,22 @@ TEST(TraceNumber, HalvesGoToTheEvenNanosecond) {
   EXPECT_EQ(time_of("0.00250000000000000000000000000001"), 3);
   EXPECT_EQ(time_of("1736408883688177.9305"), 1736408883688177930);
   EXPECT_EQ(time_of("1736408883688177.93050000000000001"), 1736408883688177931);
-  EXPECT_EQ(time_of("1e-400"), 0);
+  for (const char* text : {"1e-400", "1e-9223372036854775807", "1e-9223372036854775808", "1e-99999999999999999999"})
+    EXPECT_EQ(time_of(text), 0) << text;
 }
 
 TEST(TraceNumber, TimesBeyondTheLimitAreNone) {
   // GIVEN times that 64 bits of nanoseconds do not hold, or texts that are no times
   // WHEN and THEN
-  for (const char* text : {"4611686018427388", "1e16", "99999999999999999999999", "1e999999999999",
-                           "19000000000.000000000E6", "18446744073709551.616"})
+  for (const char* text :
+       {"4611686018427388", "1e16", "99999999999999999999999", "1e999999999999", "19000000000.000000000E6",
+        "18446744073709551.616", "1e9223372036854775807", "1e+9223372036854775805", "1e99999999999999999999"})
     EXPECT_EQ(time_of(text), kMissing) << text;
   for (const char* text : {"", "soon", "nan", "1 2", "1.2.3", "e5", "1e", "--1", "."})
     EXPECT_EQ(nanoseconds_of_text(text), kMissing) << text;
   EXPECT_EQ(time_of("4611686018427.387"), 4611686018427387);
   EXPECT_EQ(time_of("0e999999999999"), 0);
+  EXPECT_EQ(time_of("0e9223372036854775807"), 0);
 }
 
 TEST(TraceNumber, OnlyTheGrammarOfJsonCounts) {

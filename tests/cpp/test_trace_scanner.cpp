@@ -119,6 +119,33 @@ TEST(TraceScanner, OfAKeyThatStandsTwiceTheLastCounts) {
   EXPECT_EQ(a[0], 3);
 }
 
+TEST(TraceScanner, OfManyKeysThatStandTwiceTheLastCounts) {
+  // GIVEN an entry with many arguments, each of which stands there a second time, in another order; and one like it
+  constexpr std::uint32_t kKeys = 20'000;
+  std::string entry = R"({"ph": "X", "ts": 1, "args": {)";
+  for (std::uint32_t i = 0; i < kKeys; ++i) entry += "\"" + std::to_string(i) + "\": -1, ";
+  for (std::uint32_t i = kKeys; i-- != 0;) {
+    const std::string number = std::to_string(i);
+    entry += "\"" + number + "\": " + number + (i == 0 ? "}}" : ", ");
+  }
+  const std::string text = entry + "," + entry + "]";
+  Scanner scanner;
+  std::size_t consumed = 0;
+  // WHEN they are read
+  ASSERT_EQ(scanner.scan(text.data(), text.data() + text.size(), &consumed), State::kClosed);
+  // THEN each key has its last value in both
+  Tables& tables = scanner.tables();
+  ASSERT_EQ(tables.events.arguments.size(), kKeys);
+  EXPECT_EQ(tables.events.shape[0], tables.events.shape[1]);
+  for (std::uint32_t i = 0; i < kKeys; ++i) {
+    const std::uint32_t key = tables.keys.texts().code(std::to_string(i));
+    const Growing<std::int32_t> values = tables.events.arguments[key].take_narrow();
+    ASSERT_EQ(values.size(), 2u) << i;
+    ASSERT_EQ(values[0], static_cast<std::int32_t>(i));
+    ASSERT_EQ(values[1], static_cast<std::int32_t>(i));
+  }
+}
+
 TEST(TraceScanner, ManyTextsAreKeptOnce) {
   // GIVEN more texts than a table has room for at first, each twice
   Interner texts;
