@@ -5,7 +5,9 @@
 
 #include <atomic>
 #include <memory>
+#include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "trace/scanner.h"
 
@@ -98,7 +100,7 @@ class TraceScanner {
     Py_ssize_t size = 0;
     if (PyBytes_AsStringAndSize(buffer.ptr(), &data, &size) != 0) throw py::error_already_set();
     if (start > static_cast<std::size_t>(size)) throw py::value_error("start lies behind the end of the buffer");
-    if (busy_.exchange(true)) throw std::runtime_error("this scanner is in use by another thread");
+    if (busy_.exchange(true)) refuse();
     std::size_t consumed = 0;
     trace::State state = trace::State::kMore;
     bool memory = true;
@@ -117,7 +119,10 @@ class TraceScanner {
   void leave_out(const std::string& cause, std::uint64_t count) { tables().leave_out(cause.c_str(), count); }
 
   py::dict take() {
-    trace::Tables& all = tables();
+    if (busy_) refuse();
+    // First of all: other threads may have their turn as the columns are made.
+    trace::Scanner taken = std::exchange(scanner_, trace::Scanner());
+    trace::Tables& all = taken.tables();
     all.finish();
     py::dict result;
     result["left_out"] = all.left_out;
@@ -152,7 +157,11 @@ class TraceScanner {
   bool looks_like_a_trace() { return tables().looks_like_a_trace; }
 
  private:
-  trace::Tables& tables() { return scanner_.tables(); }
+  [[noreturn]] static void refuse() { throw std::runtime_error("this scanner is in use by another thread"); }
+  trace::Tables& tables() {
+    if (busy_) refuse();
+    return scanner_.tables();
+  }
 
   trace::Scanner scanner_;
   std::atomic<bool> busy_{false};
@@ -167,7 +176,7 @@ void define_trace_scanner(py::module_& module) {
       .def("scan", &TraceScanner::scan, py::arg("buffer"), py::arg("start"),
            "Read whole entries from `start`, in a list of events: (how far it came, a SCAN_ state).")
       .def("leave_out", &TraceScanner::leave_out, py::arg("cause"), py::arg("count"))
-      .def("take", &TraceScanner::take, "Everything that was read, once.")
+      .def("take", &TraceScanner::take, "Everything that was read; the scanner is as new then.")
       .def_property_readonly("total", &TraceScanner::total)
       .def_property_readonly("looks_like_a_trace", &TraceScanner::looks_like_a_trace);
   module.attr("SCAN_MORE") = static_cast<int>(trace::State::kMore);

@@ -367,7 +367,7 @@ class TraceScanner:
         """Count entries that are in no table."""
 
     def take(self) -> dict[str, Any]:
-        """Everything that was read, once; the scanner is of no use afterwards."""
+        """Everything that was read; the scanner is as a new one afterwards."""
 
     @property
     def total(self) -> int:

@@ -1,0 +1,55 @@
+"""The scanner by itself: what it does when it is asked again, or by two threads at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import numpy as np
+
+from stagespan import _core
+
+EVENT = b'{"ph": "X", "name": "op", "ts": 1, "dur": 2, "args": {"stream": 7, "note": "x"}},'
+
+
+def test_what_was_taken_is_not_there_a_second_time() -> None:
+    # GIVEN a scanner that has been emptied
+    scanner = _core.TraceScanner()
+    scanner.scan(EVENT * 2, 0)
+    first = scanner.take()
+    # WHEN it is used again
+    assert scanner.total == 0
+    assert len(np.asarray(scanner.take()["events"]["name"])) == 0
+    scanner.scan(EVENT * 3, 0)
+    # THEN it reads as a new one does
+    second = scanner.take()
+    assert [len(np.asarray(each["events"]["begin_ns"])) for each in (first, second)] == [2, 3]
+    for key in ("names", "keys"):
+        texts, others = first[key][0], second[key][0]
+        assert bytes(memoryview(texts)) == bytes(memoryview(others))
+
+
+def test_nothing_is_told_while_another_thread_reads() -> None:
+    # GIVEN a thread that reads
+    scanner = _core.TraceScanner()
+    data = EVENT * 400_000
+    thread = threading.Thread(target=scanner.scan, args=(data, 0))
+    refused: set[str] = set()
+    asked: dict[str, Callable[[], object]] = {
+        "total": lambda: scanner.total,
+        "looks_like_a_trace": lambda: scanner.looks_like_a_trace,
+        "leave_out": lambda: scanner.leave_out("cause", 0),
+        "take": scanner.take,
+    }
+    # WHEN another asks meanwhile
+    thread.start()
+    while thread.is_alive() and len(refused) < len(asked):
+        for name, ask in asked.items():
+            try:
+                ask()
+            except RuntimeError as error:
+                assert "in use by another thread" in str(error)
+                refused.add(name)
+    thread.join()
+    # THEN it is refused
+    assert refused == set(asked)
