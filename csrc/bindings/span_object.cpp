@@ -90,7 +90,7 @@ void leave_slow(SpanObject* self, std::uint16_t flags, PyObject* error) noexcept
   }
   if (frame == nullptr) frame = find_in_thread(thread, self);
   if (frame != nullptr) {
-    if (self->open != 0) --self->open;
+    --self->open;
     end_run_slow(thread, *self, *frame, flags, nullptr, error);
     return;
   }

@@ -92,12 +92,15 @@ void raise_kept() noexcept {
     return;
   const ErrorAside pending;
   const bool is_main = is_main_thread();
-  const auto mine = [](const KeptError& kept) { return kept.thread == PyThread_get_thread_ident(); };
-  const auto found = std::find_if(g_kept.begin(), g_kept.end(), mine);
+  const auto others = [](const KeptError& kept) { return kept.thread != PyThread_get_thread_ident(); };
+  const auto found = std::stable_partition(g_kept.begin(), g_kept.end(), others);
   if (found == g_kept.end()) return;
-  PyObject* const error = found->error;
-  g_kept.erase(std::remove_if(found, g_kept.end(), mine), g_kept.end());
+  // Out of the list before any of them goes: what runs then may keep another one.
+  const std::vector<KeptError> mine(found, g_kept.end());
+  g_kept.erase(found, g_kept.end());
+  PyObject* const error = mine.front().error;
   // A second one that came before the first was raised goes with it.
+  for (std::size_t i = 1; i < mine.size(); ++i) Py_DECREF(mine[i].error);
   if (is_main && Py_AddPendingCall(raise_pending, error) == 0) return;
   if (!is_main) PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), reinterpret_cast<PyObject*>(Py_TYPE(error)));
   Py_DECREF(error);
@@ -204,11 +207,16 @@ void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState&
   ensure_service();
 }
 
-void end_run_slow(ThreadState& thread, const SpanObject& span, OpenFrame& frame, std::uint16_t flags, PyObject* result,
+void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::uint16_t flags, PyObject* result,
                   PyObject* error) noexcept {
   ErrorAside pending;
   FrameLocal& local = thread.locals[thread.index_of(frame)];
-  if ((frame.flags.load(std::memory_order_relaxed) & kFrameInactive) != 0) {
+  const std::uint16_t frame_flags = frame.flags.load(std::memory_order_relaxed);
+  if ((frame_flags & kFrameClosedAway) != 0) {
+    ++span.open;
+    Recorder::get().lose(kLostUnmatched);
+    drop_run(thread, frame);
+  } else if ((frame_flags & kFrameInactive) != 0) {
     drop_run(thread, frame);
   } else if (span.kind == Kind::kSpan) {
     Scope& scope = *local.scope;

@@ -74,8 +74,10 @@ STAGESPAN_HOT OpenFrame* begin_run(ThreadState& thread, const SpanObject& span, 
   return frame;
 }
 
-/// Closes a run of a profiling or debug context, or one that was opened in another scope of this thread.
-void end_run_slow(ThreadState& thread, const SpanObject& span, OpenFrame& frame, std::uint16_t flags, PyObject* result,
+/// Closes a run of a profiling or debug context, or one that was opened in another scope of this thread. Of a run that
+/// another thread has closed only the frame is dropped; `span` counts it as open again, because it has been counted
+/// off.
+void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::uint16_t flags, PyObject* result,
                   PyObject* error) noexcept;
 
 /// Takes a frame off its scope without recording anything, and what belongs to it away.
@@ -83,9 +85,10 @@ void drop_run(ThreadState& thread, OpenFrame& frame) noexcept;
 
 /// Closes a run that this thread opened in its current scope. `result` is what a decorated function returned,
 /// `error` what a block raised; both may be null.
-STAGESPAN_HOT void end_run(ThreadState& thread, const SpanObject& span, OpenFrame& frame, std::uint16_t flags,
+STAGESPAN_HOT void end_run(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::uint16_t flags,
                            PyObject* result, PyObject* error) noexcept {
-  const bool is_plain = span.kind == Kind::kSpan && (frame.flags.load(std::memory_order_relaxed) & kFrameInactive) == 0;
+  const bool is_plain = span.kind == Kind::kSpan &&
+                        (frame.flags.load(std::memory_order_relaxed) & (kFrameInactive | kFrameClosedAway)) == 0;
   if (!is_plain) [[unlikely]] {
     end_run_slow(thread, span, frame, flags, result, error);
     return;
@@ -122,7 +125,7 @@ STAGESPAN_HOT PyObject* call_timed(SpanObject& span, PyObject* function, PyObjec
 
   PyObject* const result = body();
 
-  // A fork or a reset in between has taken the frame away.
+  // A fork in between has taken the frame away.
   if (t_state != &thread || frame->id.load(std::memory_order_relaxed) != id) [[unlikely]]
     return result;
   // Others may have had their turn in between; this call returns to the scope it was made in.

@@ -199,6 +199,43 @@ def test_entered_in_one_thread_and_left_in_another(make: Make) -> None:
     assert lost() == {}
 
 
+@pytest.mark.parametrize("inner", [False, True], ids=["innermost", "with another in it"])
+def test_left_in_another_thread_and_then_here_as_well(make: Make, inner: bool) -> None:
+    # GIVEN a context entered here, left in another thread, and entered there again
+    context, within = make("left twice"), make("within")
+    context.__enter__()
+    if inner:
+        within.__enter__()
+    in_thread(lambda: context.__exit__(None, None, None))
+    entered, leave = threading.Event(), threading.Event()
+
+    def enter_again() -> None:
+        with context:
+            entered.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=enter_again)
+    thread.start()
+    assert entered.wait(20)
+    # WHEN it is left here
+    context.__exit__(None, None, None)
+    # THEN it is recorded once, the second time is counted, and the other thread's goes on
+    assert count("left twice") == 1
+    assert lost() == {"unmatched": 1}
+    assert [one["stage"] for one in _core.open_spans()].count("left twice") == 1
+    leave.set()
+    thread.join()
+    if inner:
+        within.__exit__(None, None, None)
+    assert count("left twice") == 2
+    with make("next"):
+        pass
+    assert parents()["next"] == {None}
+    del context
+    assert lost() == {"unmatched": 1}
+    assert _core.open_spans() == []
+
+
 def test_thrown_away_in_another_thread() -> None:
     # GIVEN a context entered here, whose last reference goes in another thread
     contexts = [span("elsewhere")]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import sys
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -92,6 +94,41 @@ def test_an_interrupt_in_a_hook_reaches_the_program(
     assert [name for _, name in steps(hooks[1]) if name == "second"] == ["second"] * 3
     assert _core.open_spans() == []
     assert _core.lost()["hook_errors"] == 0
+
+
+def test_of_two_interrupts_in_hooks_the_second_goes_with_the_first(
+    hooks: tuple[Recorder, Recorder],
+) -> None:
+    # GIVEN two that arrive before the first of them can be raised
+    class Interrupt(KeyboardInterrupt):
+        """One that can be watched as it goes."""
+
+    made: list[weakref.ref[Interrupt]] = []
+
+    def interrupted(call: Call) -> None:
+        interrupt = Interrupt(len(made))
+        made.append(weakref.ref(interrupt))
+        raise interrupt
+
+    for step in ("leave", "exit"):
+        hooks[0].before[step] = interrupted
+
+    def program() -> None:
+        with ProfilingContext4Debug("hooked"):
+            pass
+        for _ in range(10):
+            pass
+
+    caught: tuple[Any, ...] = ()
+    # WHEN
+    try:
+        program()
+    except Interrupt as error:
+        caught = error.args
+    # THEN the first is raised, and nothing keeps either of them
+    gc.collect()
+    assert caught == (0,)
+    assert [reference() for reference in made] == [None, None]
 
 
 def test_a_signal_handler_that_raises_in_a_hook(hooks: tuple[Recorder, Recorder]) -> None:
