@@ -60,6 +60,13 @@ void notify(bool woken) {
   w.condition.notify_all();
 }
 
+// One order with the flag: the waiter either sees the work, or is seen to sleep.
+void announce_work() {
+  Waiter& w = waiter();
+  w.has_work.store(true);
+  if (w.sleeps.load() && w.sleeps.exchange(false)) notify(false);
+}
+
 void wake_for_device(bool urgent) {
   if (!urgent || !waiter().urgent.exchange(true)) notify(false);
 }
@@ -92,12 +99,11 @@ void push_completion(const Completion& completion) {
     return;
   }
   queue.push_back(completion);
-  Waiter& w = waiter();
-  if (completion.device_span != 0)
-    w.awaiting.fetch_add(1);
-  else
-    w.has_work.store(true);
-  if (w.sleeps.load(std::memory_order_relaxed) && w.sleeps.exchange(false)) notify(false);
+  if (completion.device_span != 0) waiter().awaiting.fetch_add(1);
+  // Hooks may have run since the span ended. Asked after counting: whoever settles it from now on sees that it is
+  // awaited.
+  if (completion.device_span == 0 || device::has_result(completion.device_span) || device::pending() == 0)
+    announce_work();
 }
 
 std::vector<Completion> take_completions(bool everything) {
@@ -144,10 +150,13 @@ bool wait_for_completions(double timeout_s) {
   do {
     wait_for_devices(lock, deadline);
     if (w.woken || w.has_work.load()) break;
-    // Set before looking again: a producer either sees it, or its work is seen here.
-    w.sleeps.store(true);
-    device::g_waker.sleeps.store(true);
-    w.condition.wait_until(lock, deadline, [&] { return w.woken || w.has_work.load() || device::pending() != 0; });
+    while (Clock::now() < deadline) {
+      // Set before each look: a producer either sees them, or its work is seen here. Whoever wakes clears them.
+      w.sleeps.store(true);
+      device::g_waker.sleeps.store(true);
+      if (w.woken || w.has_work.load() || device::pending() != 0) break;
+      w.condition.wait_until(lock, deadline);
+    }
     w.sleeps.store(false);
     device::g_waker.sleeps.store(false);
   } while (!w.woken && !w.has_work.load() && Clock::now() < deadline);
@@ -159,10 +168,7 @@ bool wait_for_completions(double timeout_s) {
 void wake_waiter() { notify(true); }
 
 void wake_for_results() {
-  Waiter& w = waiter();
-  if (w.awaiting.load() == 0) return;
-  w.has_work.store(true);
-  if (w.sleeps.load(std::memory_order_relaxed) && w.sleeps.exchange(false)) notify(false);
+  if (waiter().awaiting.load() != 0) announce_work();
 }
 
 void wait_for_devices_too() { device::g_waker.wake.store(wake_for_device); }

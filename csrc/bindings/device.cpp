@@ -94,15 +94,8 @@ py::dict info() {
   result["event_pairs"] = layer != nullptr ? layer->pairs() : 0;
   result["event_pairs_limit"] = device::kPairsPerProcess;
   result["threads"] = layer != nullptr ? layer->threads() : 0;
-  std::optional<double> error_ns, age_s;
-  if (layer != nullptr) {
-    // The resolver may hold its lock while it waits for the interpreter's.
-    const py::gil_scoped_release unlocked;
-    error_ns = layer->resolver().base_error_ns();
-    age_s = layer->resolver().base_age_s();
-  }
-  result["base_error_ns"] = error_ns;
-  result["base_age_s"] = age_s;
+  result["base_error_ns"] = layer != nullptr ? layer->resolver().base_error_ns() : std::nullopt;
+  result["base_age_s"] = layer != nullptr ? layer->resolver().base_age_s() : std::nullopt;
   result["device_every"] = device::every();
   result["is_forked"] = is_forked;
   result["max_connections"] = max_connections();

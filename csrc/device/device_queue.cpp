@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <new>
+#include <utility>
 
 namespace stagespan::device {
 
@@ -36,9 +37,8 @@ void DeviceQueue::collect() noexcept {
 
 void DeviceQueue::put_back(EventPair& pair) noexcept {
   Lane* const lane = lane_of(pair.stream.context);
-  if (lane == nullptr) return;  // more contexts than anybody has
-  pair.next = lane->free;
-  lane->free = &pair;
+  EventPair*& free = lane != nullptr ? lane->free : strays_;
+  pair.next = std::exchange(free, &pair);
 }
 
 void DeviceQueue::adopt(EventPair& pair) noexcept {
@@ -50,33 +50,33 @@ void DeviceQueue::adopt(EventPair& pair) noexcept {
 EventPair* DeviceQueue::release_free() noexcept {
   collect();
   EventPair* all = nullptr;
-  for (std::uint32_t i = 0; i < lane_count_; ++i) {
-    while (EventPair* const pair = lanes_[i].free) {
-      lanes_[i].free = pair->next;
-      pair->next = all;
-      all = pair;
-      owned_.fetch_sub(1, std::memory_order_relaxed);
+  const auto release = [&](EventPair*& free) {
+    while (EventPair* const pair = free) {
+      free = pair->next;
+      pair->next = std::exchange(all, pair);
+      lose_one();
     }
-  }
+  };
+  for (std::uint32_t i = 0; i < lane_count_; ++i) release(lanes_[i].free);
+  release(strays_);
   return all;
 }
 
 bool DeviceQueue::spares_one() noexcept {
   if (owned_.load(std::memory_order_relaxed) <= kPairsToKeep) return false;
-  owned_.fetch_sub(1, std::memory_order_relaxed);
+  lose_one();
   return true;
 }
 
 EventPair* DeviceQueue::give_up_one() noexcept {
   collect();
-  for (std::uint32_t i = 0; i < lane_count_; ++i) {
-    EventPair* const pair = lanes_[i].free;
-    if (pair == nullptr) continue;
-    lanes_[i].free = pair->next;
-    owned_.fetch_sub(1, std::memory_order_relaxed);
-    return pair;
-  }
-  return nullptr;
+  EventPair** free = &strays_;
+  for (std::uint32_t i = 0; i < lane_count_ && *free == nullptr; ++i) free = &lanes_[i].free;
+  EventPair* const pair = *free;
+  if (pair == nullptr) return nullptr;
+  *free = pair->next;
+  lose_one();
+  return pair;
 }
 
 EventPair* DeviceQueue::take(const StreamRef& where) noexcept {

@@ -95,7 +95,7 @@ class DeviceQueue {
   bool knows(void* context) noexcept { return lane_of(context) != nullptr; }
   /// Whether it may have one more.
   bool has_room() const noexcept { return owned_.load(std::memory_order_relaxed) < kPairsPerThread; }
-  /// A free pair of some other context, which is nobody's then; null when there is none.
+  /// A free pair of any context, which is nobody's then; null when there is none.
   EventPair* give_up_one() noexcept;
   /// All free pairs, which are nobody's then.
   EventPair* release_free() noexcept;
@@ -106,6 +106,8 @@ class DeviceQueue {
   void give_back(EventPair& pair) noexcept { returned_.push(&pair); }
   /// Whether it does without a pair that would come back to it, which is nobody's then.
   bool spares_one() noexcept;
+  /// One of its pairs will not come home again.
+  void lose_one() noexcept { owned_.fetch_sub(1, std::memory_order_relaxed); }
 
   std::uint32_t size() const noexcept { return pending_.size(); }
 
@@ -125,6 +127,7 @@ class DeviceQueue {
   Layer& layer_;
   std::array<Lane, kLanes> lanes_{};
   std::uint32_t lane_count_ = 0;
+  EventPair* strays_ = nullptr;  // free, of contexts whose lane is another's now: there are more than anybody has
   bool is_refused_ = false;
   std::atomic<std::uint32_t> owned_{0};           // pairs that come home here
   std::array<std::uint32_t, kMaxStages> seen_{};  // spans of a stage since the last one that was timed

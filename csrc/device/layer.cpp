@@ -202,7 +202,10 @@ EventPair* Layer::take(DeviceQueue& queue, const StreamRef& where) noexcept {
   if (EventPair* const pair = queue.make(where, *backend_, pairs_)) return pair;
   // A thread that has moved to another context has its events in the one that it left.
   const bool is_at_a_limit = !queue.is_refused() && queue.knows(where.context);
-  return is_at_a_limit && make_room(queue) ? queue.make(where, *backend_, pairs_) : nullptr;
+  if (!is_at_a_limit) return nullptr;
+  // One that has come back meanwhile need not be destroyed and made anew.
+  if (EventPair* const pair = queue.take(where)) return pair;
+  return make_room(queue) ? queue.make(where, *backend_, pairs_) : nullptr;
 }
 
 void Layer::add_spare_locked(EventPair& pair) noexcept {
@@ -217,6 +220,12 @@ void Layer::give_back(EventPair& pair) noexcept {
   }
   const std::lock_guard lock(registry_);
   add_spare_locked(pair);
+}
+
+void Layer::forget(EventPair& pair) noexcept {
+  pair.home->lose_one();
+  pairs_.fetch_sub(1, relaxed);
+  delete &pair;
 }
 
 void Layer::adopt_spare(DeviceQueue& queue, void* context) noexcept {
@@ -356,7 +365,12 @@ std::uint32_t resolve(double timeout_s) {
   }
 }
 
-std::optional<DeviceResult> take_result(std::uint64_t id) { return layers().results.take(id); }
+std::optional<DeviceResult> take_result(std::uint64_t id) {
+  // A fork may have left the lock of a thread of the parent taken for good.
+  return g_forked.load(relaxed) ? std::nullopt : layers().results.take(id);
+}
+
+bool has_result(std::uint64_t id) { return !g_forked.load(relaxed) && layers().results.has(id); }
 
 void set_every(std::uint32_t every) noexcept { g_every.store(every, relaxed); }
 std::uint32_t every() noexcept { return g_every.load(relaxed); }

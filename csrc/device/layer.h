@@ -34,6 +34,9 @@ class Layer {
   /// Sends a pair home whose events are done; to those that all threads may have where many have been made, so that
   /// threads which stand still do not keep them. By the resolver.
   void give_back(EventPair& pair) noexcept;
+  /// Takes a pair that must not be used again off those that are counted, so that another may be made in its place. Its
+  /// events are left to the driver, which may have lost their context. By the resolver.
+  void forget(EventPair& pair) noexcept;
   /// Hands a pair to the resolver, which sends it home. From any thread.
   void abandon(EventPair& pair) noexcept;
 
@@ -91,6 +94,8 @@ std::uint32_t resolve_pass();
 std::uint32_t resolve(double timeout_s);
 /// The result of a span that was ended as wanted, once.
 std::optional<DeviceResult> take_result(std::uint64_t id);
+/// Whether take_result() would give one.
+bool has_result(std::uint64_t id);
 
 /// Every n-th span of a stage in a thread is timed on the device; 0 is none.
 void set_every(std::uint32_t every) noexcept;

@@ -60,6 +60,11 @@ std::optional<DeviceResult> Results::take(std::uint64_t id) {
   return result;
 }
 
+bool Results::has(std::uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  return kept_.contains(id);
+}
+
 void Resolver::collect(const std::vector<DeviceQueue*>& queues) {
   for (DeviceQueue* const queue : queues) {
     // What comes in meanwhile waits for the next pass.
@@ -142,10 +147,12 @@ void Resolver::look_after_late(Layer& layer) {
     EventPair* const pair = late_.front();
     late_.pop_front();
     const EventState state = backend_.query(pair->end, pair->stream);
-    if (state == EventState::kDone)
+    if (state == EventState::kDone || state == EventState::kCaptured)
       layer.give_back(*pair);
-    else if (state == EventState::kNotReady || state == EventState::kLater)
-      late_.push_back(pair);  // else it is never used again
+    else if (state == EventState::kFailed)
+      layer.forget(*pair);
+    else
+      late_.push_back(pair);
   }
 }
 
@@ -194,6 +201,15 @@ void Resolver::refresh_bases(Layer& layer, const ClockFit& fit) {
     last = where.context;
     bases_[where.context].refresh(backend_, where, fit);
   }
+  double worst_ns = 0;
+  std::uint64_t newest_ticks = 0;
+  for (const auto& [context, base] : bases_) {
+    worst_ns = std::max(worst_ns, base.error_ns().value_or(0));
+    newest_ticks = std::max(newest_ticks, base.made_at_ticks());
+  }
+  base_error_ns_.store(worst_ns, relaxed);
+  // Release: who finds a base finds its error.
+  newest_base_ticks_.store(newest_ticks, std::memory_order_release);
 }
 
 void Resolver::write() {
@@ -234,18 +250,13 @@ void Resolver::write() {
   settled_.clear();
 }
 
-std::optional<double> Resolver::base_error_ns() {
-  const std::lock_guard lock(mutex_);
-  std::optional<double> worst;
-  for (const auto& [context, base] : bases_)
-    if (const auto error = base.error_ns()) worst = std::max(worst.value_or(0), *error);
-  return worst;
+std::optional<double> Resolver::base_error_ns() const {
+  if (newest_base_ticks_.load(std::memory_order_acquire) == 0) return std::nullopt;
+  return base_error_ns_.load(relaxed);
 }
 
-std::optional<double> Resolver::base_age_s() {
-  const std::lock_guard lock(mutex_);
-  std::uint64_t newest = 0;
-  for (const auto& [context, base] : bases_) newest = std::max(newest, base.made_at_ticks());
+std::optional<double> Resolver::base_age_s() const {
+  const std::uint64_t newest = newest_base_ticks_.load(relaxed);
   if (newest == 0) return std::nullopt;
   return Recorder::get().clock_fit().duration_ns(static_cast<double>(now_ticks() - newest)) / 1e9;
 }

@@ -1,6 +1,7 @@
 // resolver.h: finds out what the device spent on pending spans, and writes it to the arena.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <map>
@@ -27,6 +28,7 @@ class Results {
  public:
   void put(std::uint64_t id, const DeviceResult& result);
   std::optional<DeviceResult> take(std::uint64_t id);
+  bool has(std::uint64_t id);
 
  private:
   std::mutex mutex_;
@@ -45,8 +47,9 @@ class Resolver {
   /// Spans taken from their queues and not settled.
   std::uint32_t held() const noexcept { return held_.load(std::memory_order_seq_cst); }
   std::uint64_t resolved() const noexcept { return resolved_.load(std::memory_order_relaxed); }
-  std::optional<double> base_error_ns();
-  std::optional<double> base_age_s();
+  /// How far a position may be off, and how old the newest base is; nothing without one.
+  std::optional<double> base_error_ns() const;
+  std::optional<double> base_age_s() const;
 
  private:
   struct Settled {
@@ -75,6 +78,9 @@ class Resolver {
   std::deque<EventPair*> late_;  // of spans that were given up: whatever they wait for may still come
   std::atomic<std::uint32_t> held_{0};
   std::atomic<std::uint64_t> resolved_{0};
+  // Of all bases, for those who must not wait for the lock.
+  std::atomic<double> base_error_ns_{0};
+  std::atomic<std::uint64_t> newest_base_ticks_{0};
 };
 
 }  // namespace stagespan::device

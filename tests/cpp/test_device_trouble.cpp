@@ -148,6 +148,28 @@ TEST_P(Trouble, EventsOfSpansThatWereGivenUpServeAgainOnceTheyAreDone) {
   EXPECT_EQ(lost(kLostDevicePool), 0U);
 }
 
+TEST_P(Trouble, EventsThatFailAreMadeAnew) {
+  // GIVEN a thread that has used all its events, of spans that were given up
+  const std::uint32_t stage = recorder().intern("given up, then failed"), later = recorder().intern("after failures");
+  fake().launch(current_, 500e6);
+  for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(stage, 1);
+  device::set_timeout(0);
+  EXPECT_EQ(device::resolve(5), 0U);
+  ASSERT_EQ(lost(kLostDeviceTimeout), device::kPairsPerThread);
+  device::set_timeout(60);
+  // WHEN the driver says of each that it has failed
+  fake().set_fault(kFakeQueryFails);
+  for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) device::resolve_pass();
+  fake().set_fault(kFakeNone);
+  EXPECT_EQ(device::latest()->pairs(), 0U);
+  // THEN as many spans as before find events
+  std::this_thread::sleep_for(std::chrono::milliseconds(550));
+  for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(later, 1);
+  ASSERT_EQ(device::resolve(10), 0U);
+  EXPECT_EQ(timed(later), device::kPairsPerThread);
+  EXPECT_EQ(lost(kLostDevicePool), 0U);
+}
+
 TEST_P(Trouble, AThreadKeepsWithinItsPoolWhateverOthersLeave) {
   // GIVEN threads that have used all their events, and left
   const std::uint32_t before = recorder().intern("before they left"), stage = recorder().intern("heir");

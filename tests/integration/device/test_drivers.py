@@ -96,6 +96,46 @@ def test_spans_have_what_their_queue_ran(run: Run, kind: str) -> None:
     assert float(line.split()[3]) == pytest.approx((host_ns + tail_ns) / 1e9, abs=2e-6)
 
 
+def test_lines_come_although_a_hook_took_longer_than_the_device(run: Run) -> None:
+    # GIVEN a hook that still runs when the device has long been done
+    done = run(
+        SET_UP.format(kind="cuda"),
+        """
+        from stagespan import context
+        class Slow:
+            name = "slow"
+            wants = staticmethod(lambda call: True)
+            enter = leave = staticmethod(lambda call: None)
+            exit = staticmethod(lambda call: time.sleep(0.3))
+        class Lines(logging.Handler):
+            def emit(self, record):
+                came.append((record.getMessage().split()[1], time.monotonic()))
+        came, ended = [], {}
+        logging.getLogger().addHandler(Lines())
+        context.register_hook(Slow())
+        stagespan.set_debug(True)
+        def end(make, name):
+            with make(name):
+                if name == "timed":
+                    fake.launch(stream, 0.01)
+            ended[name] = time.monotonic()
+            time.sleep(0.2)
+        end(stagespan.ProfilingContext, "warm")
+        stagespan.flush(20)
+        # WHEN its context ends, and then one without a device
+        end(stagespan.ProfilingContext4Debug, "timed")
+        host = threading.Thread(target=end, args=(stagespan.ProfilingContext, "host"))
+        host.start()
+        host.join()
+        time.sleep(2)
+        # THEN both lines have come by themselves, soon
+        took = {name: at - ended[name] for name, at in came if name in ended}
+        print(json.dumps([name in took and took[name] < 1 for name in ("timed", "host")]))
+        """,
+    )
+    assert told(done) == [[True, True]]
+
+
 def test_threads_streams_and_devices(run: Run) -> None:
     # GIVEN threads on streams of two devices, and one that never touches any
     done = run(

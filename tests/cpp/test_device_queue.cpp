@@ -1,0 +1,69 @@
+// test_device_queue.cpp: a thread's events, by themselves.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+#include "device/layer.h"
+#include "support.h"
+
+namespace stagespan::device {
+namespace {
+
+/// Makes events that are of no use, and counts them.
+class Counting : public EventBackend {
+ public:
+  const char* name() const noexcept override { return "counting"; }
+  StreamState current_stream(StreamRef&) noexcept override { return StreamState::kNone; }
+  StreamState state_of(const StreamRef&) noexcept override { return StreamState::kNone; }
+  Event create_event(const StreamRef&) noexcept override { return ++events, this; }
+  void destroy_event(Event) noexcept override { --events; }
+  bool record(Event, const StreamRef&) noexcept override { return true; }
+  bool begin_resolving() noexcept override { return true; }
+  void end_resolving() noexcept override {}
+  EventState query(Event, const StreamRef&) noexcept override { return EventState::kDone; }
+  bool elapsed_ns(Event, Event, const StreamRef&, double&) noexcept override { return false; }
+  bool record_base(Event, const StreamRef&) noexcept override { return false; }
+  int last_error() const noexcept override { return 0; }
+
+  int events = 0;
+};
+
+class DeviceQueueTest : public test::RecorderTest {
+ protected:
+  StreamRef in_context(std::size_t number) { return {nullptr, &contexts_[number], 0}; }
+
+  static constexpr std::size_t kContexts = 40;
+  char contexts_[kContexts] = {};
+  Results results_;
+  Layer layer_{"counting", std::make_unique<Counting>(), results_};
+  std::unique_ptr<DeviceQueue> queue_ = std::make_unique<DeviceQueue>(layer_);
+  std::atomic<std::uint32_t> in_process_{0};
+};
+
+TEST_F(DeviceQueueTest, EventsOfMoreContextsThanItKeepsApartAreNotLost) {
+  // GIVEN events of more contexts than a thread's queue keeps apart, all in use at once
+  std::vector<EventPair*> made;
+  for (std::size_t i = 0; i < kContexts; ++i) {
+    made.push_back(queue_->make(in_context(i), layer_.backend(), in_process_));
+    ASSERT_NE(made.back(), nullptr);
+  }
+  // WHEN they come back, some from the resolver
+  for (std::size_t i = 0; i < kContexts; ++i) {
+    if (i % 2 == 0)
+      queue_->put_back(*made[i]);
+    else
+      queue_->give_back(*made[i]);
+  }
+  // THEN there is room to be made of one of them, and the next thread finds all others
+  EventPair* const one = queue_->give_up_one();
+  ASSERT_NE(one, nullptr);
+  std::size_t found = 0;
+  for (EventPair* pair = queue_->release_free(); pair != nullptr; ++found) delete std::exchange(pair, pair->next);
+  EXPECT_EQ(found, kContexts - 1);
+  delete one;
+  EXPECT_EQ(queue_->give_up_one(), nullptr);
+}
+
+}  // namespace
+}  // namespace stagespan::device
