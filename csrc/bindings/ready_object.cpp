@@ -1,4 +1,4 @@
-// ready_object.cpp: what `async with` awaits: it is ready at once.
+// ready_object.cpp: an iterator that is at its end from the start.
 #include "ready_object.h"
 
 #include "object.h"

@@ -157,7 +157,7 @@ struct ArenaHeader {
   std::atomic<std::uint32_t> work_key_count;
   std::atomic<std::uint32_t> block_count;
   std::atomic<std::uint32_t> slot_high_water;  // slots ever used
-  std::atomic<std::uint32_t> fold_version;     // odd while a leaving thread's statistics move
+  std::atomic<std::uint32_t> fold_version;     // odd while figures move: a thread leaves, or a reset
   std::atomic<std::uint64_t> lost[kCauseCount];
   std::atomic<std::uint32_t> stamp_count;
   std::atomic<std::uint32_t> resets;              // figures before and after one cannot be subtracted
@@ -216,8 +216,8 @@ enum SpanFlag : std::uint16_t {
   kFrameInactive = 256,     // latched while off: keeps begin and end paired, records nothing
   kFrameRoot = 512,         // bottom of a scope
   kFrameClosedAway = 1024,  // ended by another thread; its owner drops it
-  kFrameDevice = 4096,      // has an event on a device
   kFrameOrphan = 2048,      // its parent ended before it did
+  kFrameDevice = 4096,      // has an event on a device
 };
 
 // A finished span, 64 bytes: one cache line.

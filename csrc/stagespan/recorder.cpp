@@ -2,7 +2,6 @@
 #include "recorder.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <bit>
 #include <cmath>

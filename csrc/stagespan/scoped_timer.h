@@ -18,8 +18,8 @@ extern std::atomic<bool (*)(const ThreadState&)> g_scope_is_current;
 /// Opens a span in the calling thread; called when the recorder is on.
 OpenSpan open_span(std::uint32_t stage) noexcept;
 
-/// Ends a span that this thread opened. Nothing happens if the arena was cleared meanwhile, by a fork or a
-/// reset: the frame's id has changed then.
+/// Ends a span that this thread opened. Nothing happens if the arena was cleared meanwhile, by a fork: the frame's id
+/// has changed then.
 void close_span(OpenSpan span, std::uint16_t flags) noexcept;
 
 /// Times the scope it lives in. Latches whether the recorder was on when it opened. The work is out of line

@@ -56,6 +56,11 @@ void drop_closed_away(ThreadState& thread) noexcept {
   }
 }
 
+OpenFrame* no_frame_left() noexcept {
+  Recorder::get().lose(kLostOpen);
+  return nullptr;
+}
+
 }  // namespace
 
 void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& figures) noexcept {
@@ -99,11 +104,6 @@ void device_drop(ThreadState& thread, const OpenFrame& frame) noexcept {
   if (!thread.device_open || (frame.flags.load(relaxed) & kFrameDevice) == 0) return;
   void* const device = std::exchange(thread.device_open[thread.index_of(frame)], nullptr);
   if (device != nullptr) g_device_hooks.load(std::memory_order_acquire)->abandon(device);
-}
-
-OpenFrame* no_frame_left() noexcept {
-  Recorder::get().lose(kLostOpen);
-  return nullptr;
 }
 
 void make_root(ThreadState& thread, std::uint32_t index, const ParentLink& link) noexcept {
