@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from stagespan.trace.analysis import causes
+from stagespan.trace.analysis.device_time import device_rows
 from stagespan.trace.analysis.gaps import Gaps, gaps
 from stagespan.trace.analysis.idle_words import Gap, Group, describe, group_by_culprit
 from stagespan.trace.analysis.result import (
@@ -62,6 +63,8 @@ class Idle:
     """Of each cause the gaps that it has the largest part in."""
     kernel_ns: int | None
     """Median duration of a kernel."""
+    devices: int = 1
+    """Of several devices only the time counts in which none works."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds."""
@@ -97,7 +100,7 @@ class Idle:
     def tables(self) -> list[Table]:
         """Idle time by cause, blocking calls, and the largest gaps."""
         by_cause = Table(
-            "Why the device was idle",
+            "Why the device was idle" if self.devices == 1 else "Why all devices were idle",
             (("cause", ""), ("idle", "ns"), ("of idle", "%"), ("gaps", "")),
             [
                 (causes.CAUSES[cause], time, share(time, self.idle_ns), self.gaps_by_cause[cause])
@@ -137,11 +140,12 @@ class Idle:
         return [table for table in (by_cause, calls, largest) if table.rows]
 
     def _sentence(self, cause: str, time: int) -> str:
-        count = self.gaps_by_cause.get(cause, 0)
+        count, one = self.gaps_by_cause.get(cause, 0), self.devices == 1
         gaps = f", {count:,} gaps" if count > 1 else ""
         sentence = (
-            f"The device was idle for {in_words(time, 'ns')}"
-            f" ({share(time, self.span_ns):.1f} % of its time{gaps}) because"
+            f"{'The device was' if one else f'All {self.devices} devices were'} idle for"
+            f" {in_words(time, 'ns')} ({share(time, self.span_ns):.1f} % of"
+            f" {'its' if one else 'their'} time{gaps}) because"
             f" {causes.CAUSES[cause]}"
         )
         culprits = [group for group in self.groups if group.cause == cause]
@@ -188,6 +192,7 @@ def analyze(trace: Trace) -> Idle | Nothing:
         groups=group_by_culprit(where, parts),
         evidence={cause: _evidence(where, found, parts, cause) for cause in by_cause},
         kernel_ns=int(np.median(kernels)) if len(kernels) else None,
+        devices=len(device_rows(trace)),
     )
 
 

@@ -174,7 +174,7 @@ def _idle(analysis: Analysis) -> list[RenderableType]:
         return []
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name, justify in (
-        ("why it was idle", "left"),
+        ("why it was idle" if idle.devices == 1 else "why all were idle", "left"),
         ("time", "right"),
         ("of idle", "right"),
         ("gaps", "right"),

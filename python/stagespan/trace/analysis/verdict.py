@@ -10,7 +10,7 @@ import numpy as np
 from stagespan.trace.analysis import causes
 from stagespan.trace.analysis.device_time import DeviceTime, device_rows, device_times, together
 from stagespan.trace.analysis.idle import split_gaps, sums_by_cause
-from stagespan.trace.analysis.result import Finding, Nothing, Table, in_words, share
+from stagespan.trace.analysis.result import Finding, Nothing, Table, in_words, many, share
 from stagespan.trace.model import Trace
 
 LAUNCH_BOUND = "launch-bound"
@@ -89,7 +89,7 @@ class Verdict:
         if self.differs:
             sentence += f" Not so {self.differs[0]}"
             more = len(self.differs) - 1
-            sentence += f", nor {more:,} more." if more else "."
+            sentence += f"; and {many(more, 'other device')}." if more else "."
         return sentence
 
     def to_dict(self) -> dict[str, Any]:
@@ -188,14 +188,19 @@ def _idle_by_cause(trace: Trace) -> tuple[dict[str, int], int]:
     return sums_by_cause(replace(parts, parts=weighed)), between
 
 
+def _most(times: dict[str, int], wanted: str) -> str:
+    """Where most time went; of equal ones `wanted`."""
+    return max(times, key=lambda name: (times[name], name == wanted))
+
+
 def _differing(devices: dict[int, DeviceTime], verdict: str) -> tuple[str, ...]:
     """The devices that spent most of their time otherwise than the verdict says."""
     longest = max(time.span_ns for time in devices.values())
     found = []
     for device, time in devices.items():
         times = _busy(time) | {"": time.idle_ns}
-        own = max(times, key=lambda name: (times[name], name == verdict))
         wanted = verdict if verdict in times else ""
+        own = _most(times, wanted)
         if own == wanted or share(time.span_ns, longest) < _LEAST_DEVICE:
             continue
         did = _REASONS[own].format(it="it") if own else "it was idle"

@@ -73,6 +73,19 @@ def rows(browser: Browser, title: str) -> list[list[str]]:
     return found
 
 
+def test_the_bar_of_several_devices_says_so(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN a page about two devices
+    program = Program()
+    for device in (0, 1):
+        program.launch("gemm", 80)
+        program.events[-1]["args"]["device"] = device
+    # WHEN it is opened
+    browser.open(page_of(program, tmp_path))
+    # THEN the bar's note says of what its figures are
+    shown = browser.evaluate("document.querySelector('.device').parentElement.textContent")
+    assert shown.endswith("computing 100.0 % (160.000 us)Sums over 2 devices.")
+
+
 def test_all_sections_are_there_without_a_complaint(browser: Browser, tmp_path: Path) -> None:
     # GIVEN the page of a program with waits and unhidden communication
     analysis = analyze(a_program().trace(tmp_path))

@@ -139,6 +139,19 @@ def test_everything_that_was_found_is_in_the_page(tmp_path: Path) -> None:
     assert sum(time for _, time, _ in data["device"]) == use["span_us"] * 1000
 
 
+def test_the_bar_of_several_devices_is_of_their_sums(tmp_path: Path) -> None:
+    # GIVEN two devices that work 80 us each, one after the other
+    program = Program()
+    for device in (0, 1):
+        program.launch("gemm", 80)
+        program.events[-1]["args"]["device"] = device
+    # WHEN the page is made
+    data = data_of(html.html_page(analyze(program.trace(tmp_path))))
+    # THEN the bar is of both, which the page is told
+    assert data["device"] == [["computing", 160_000, "computing"]]
+    assert data["devices"] == 2
+
+
 def test_the_timeline_has_every_lane_and_its_times(tmp_path: Path) -> None:
     # GIVEN a program of twelve steps with two stages each
     trace = a_program().trace(tmp_path)

@@ -47,6 +47,8 @@ devices = use.test_several_devices_are_told_apart
 at_odds = use.test_communication_is_not_hidden_by_what_another_device_computes
 differs = use.test_a_device_that_differs_from_most_is_named
 turns = use.test_devices_that_take_turns
+half_idle = use.test_a_device_that_was_idle_as_long_as_it_computed_is_not_named
+idle_together = use.test_devices_that_are_idle_together
 apart = use.test_time_between_the_work_of_two_devices_counts_once
 custom = use.test_kernels_that_communicate_without_nccl
 no_stream = use.test_a_gap_is_where_no_stream_runs
@@ -76,6 +78,8 @@ FAULTS: list[Fault] = [
     (verdict.analyze, "waiting[CANNOT_TELL] += beside", "pass", turns),
     (verdict._idle_by_cause, "np.maximum(times, 1)", "np.minimum(times, 1)", apart),
     (verdict._idle_by_cause, "times == 0", "times > 0", apart),
+    (verdict._most, "name == wanted", "name != wanted", half_idle),
+    (verdict._idle_by_cause, "parts.parts * np", "parts.parts // np", idle_together),
     (verdict._differing, "own == wanted", "own != wanted", differs),
     (device_time._time, "not_copying - compute", "not_copying", exposed),
     (device_time.device_rows, "device == number", "device >= number", at_odds),

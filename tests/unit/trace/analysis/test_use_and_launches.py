@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -205,11 +206,57 @@ def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: P
         " communicated while nothing computed. Not so device 1: for 1.000 ms of its 1.000 ms"
         " (100.0 %) it computed."
     )
+    # AND of several that differ the first is named, and the others counted
+    found = replace(found, differs=("device 1: it computed", "device 2", "device 3"))
+    assert found.sentence.endswith("Not so device 1: it computed; and 2 other devices.")
     # AND a table has them beside each other
     titles = [table.title for table in use.tables()]
     assert titles == ["Device", "Devices", "Streams"]
     assert use.tables()[1].rows[0] == ("device 0", 0, US * 1_000, 0, 0, US * 1_000, US * 1_000, 0)
     assert "The times are the sums over 2 devices." in use.tables()[0].note
+
+
+def test_devices_that_are_idle_together(tmp_path: Path) -> None:
+    # GIVEN two devices that get a kernel each, 5 us apart, from a host that then works for 3 ms
+    program = Program()
+    for _ in range(2):
+        for device in (0, 1):
+            program.launch("gemm", 20, stream=device)
+            program.events[-1]["args"]["device"] = device
+        program.work(3_000)
+    trace = program.trace(tmp_path)
+    # WHEN it is asked why
+    idle = analyze(trace, ["idle"]).results["idle"]
+    assert isinstance(idle, Idle)
+    # THEN the causes are of the time in which both are idle, and called so
+    both = 3_000 - 20 - LATENCY
+    assert idle.by_cause == {
+        causes.HOST_WORK: both * US,
+        causes.LAUNCH: (CALL + LATENCY) * US,
+    }
+    assert idle.tables()[0].title == "Why all devices were idle"
+    (finding,) = idle.findings()
+    assert finding.sentence.startswith("All 2 devices were idle for 2.977 ms (98.1 % of their time")
+    # AND in the verdict they count for each, and 5 us for each in which the other worked
+    found = judged(trace)
+    assert (found.verdict, found.cause, found.differs) == ("host-bound", causes.HOST_WORK, ())
+    assert found.times_ns == {
+        "host-bound": 2 * both * US,
+        "compute-bound": 4 * 20 * US,
+        "launch-bound": 2 * (CALL + LATENCY) * US,
+        "cannot tell": 2 * 5 * US,
+    }
+
+
+def test_a_device_that_was_idle_as_long_as_it_computed_is_not_named(tmp_path: Path) -> None:
+    # GIVEN a device that is mostly idle, and one that is idle half of its time
+    trace = devices_only(
+        tmp_path, ("gemm", 0, 0, 1), ("gemm", 0, 19, 20), ("gemm", 1, 0, 5), ("gemm", 1, 15, 20)
+    )
+    # WHEN they are judged by their idle time
+    found = judged(trace)
+    # THEN the second is no exception
+    assert (found.verdict, found.cause, found.differs) == ("cannot tell", "not_traced", ())
 
 
 def test_a_device_that_differs_from_most_is_named(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
         "notes": notes,
         "verdict": _verdict(analysis),
         "device": _device(analysis),
+        "devices": _devices(analysis),
         "findings": [written_finding(each) for each in analysis.findings()],
         "no_findings": "No findings: nothing in this trace asks for a closer look.",
         "window_ns": 0 if window is None else window[1] - window[0],
@@ -79,6 +80,12 @@ def _device(analysis: Analysis) -> list[tuple[str, int, str]]:
         ("idle", use.parts.idle_ns, "idle"),
     )
     return [(name, time, key) for name, time, key in parts if time]
+
+
+def _devices(analysis: Analysis) -> int:
+    """How many devices `_device` sums over."""
+    use = analysis.results.get("device_use")
+    return len(use.devices) if isinstance(use, Use) else 0
 
 
 def _steps(analysis: Analysis) -> list[tuple[str, int, int]]:

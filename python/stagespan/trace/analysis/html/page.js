@@ -54,7 +54,11 @@ function deviceBar() {
     legend.append(bullet(`var(--${key})`,
       `${name} ${inWords((100 * time) / span, "%")} (${inWords(time, "ns")})`));
   }
-  return element("div", {}, bar, legend);
+  const made = element("div", {}, bar, legend);
+  if (DATA.devices > 1) {
+    made.append(element("p", { class: "note" }, `Sums over ${DATA.devices} devices.`));
+  }
+  return made;
 }
 
 function findings() {
