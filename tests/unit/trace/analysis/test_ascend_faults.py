@@ -60,6 +60,7 @@ ranks = waits.test_waits_for_other_ranks_are_told_apart
 item = waits.test_item_and_to_are_named_with_their_waits
 level_0 = waits.test_level_0_has_no_calls_then_the_operators_time_counts
 other_to = waits.test_a_to_that_does_other_things_is_no_wait_where_calls_are_seen
+beside = waits.test_an_operator_beside_one_whose_wait_is_seen
 every = folders.test_every_file_of_a_folder_is_told
 layouts = folders.test_other_layouts_and_units_of_tables
 devices = folders.test_statistics_of_several_devices_are_summed
@@ -109,6 +110,7 @@ FAULTS: list[Fault] = [
     (_look, "end - begin - computed", "end - begin", events),
     (ascend_host_waits.analyze, "int(busy[mine].sum())", "int(busy.sum())", item),
     (ascend_host_waits._busy_within, "end_ns[device] - first", "end_ns[device]", item),
+    (ascend_host_waits._operators_alone, "within(*mine) > 0", "within(*mine) < 0", beside),
     (ascend_host_waits._operators_alone, "dur_ns >= LONG_NS", "dur_ns >= 0", level_0),
     (ascend_host_waits._operators_alone, "if seen else SYNC", "if not seen else SYNC", other_to),
     # Files
@@ -124,8 +126,8 @@ FAULTS: list[Fault] = [
     (communication._links, "source == target", "source != target", every),
     (communication.collectives, "name != _TOTAL", "True", every),
     (memory._peaks, "at - begin", "at", every),
-    (memory._operators, "and not release", "or not release", every),
-    (host_operators.host_operators, "row[at + 1] += time or 0", "row[at + 1] = time or 0", every),
+    (memory._operators, "+= not release", "+= 1", every),
+    (host_operators.host_operators, "(row[at] or 0) + time", "time", every),
 ]
 
 

@@ -72,6 +72,7 @@ backward = test_layers.test_backward_counts_to_the_module_of_its_forward
 block = test_layers.test_a_block_of_kernels_that_repeats
 interrupted = test_layers.test_what_interrupts_the_layers_does_not_make_two_of_them
 peak = test_memory_in_traces.test_the_peak_and_who_held_it
+not_reserved = test_memory_in_traces.test_an_event_that_does_not_say_what_is_reserved
 no_totals = test_memory_in_traces.test_without_totals_figures_are_above_the_begin
 curve = test_memory_in_traces.test_the_curve_of_many_events_keeps_the_peak
 leak = test_memory_in_traces.test_a_leak_is_found_with_who_allocates
@@ -166,6 +167,7 @@ FAULTS: list[Fault] = [
     (repeats.longest_repeat, "(run + length) // length", "run // length", block),
     (repeats._runs, "edges[1::2] - edges[::2]", "edges[::2] - edges[1::2]", block),
     (memory_events.memory_events, "np.cumsum(sizes)", "sizes", no_totals),
+    (memory_events.memory_events, "reserved[0][mine], -1)", "reserved[0][mine], 0)", not_reserved),
     (memory_events._freed_at, "sizes[then] < 0", "sizes[then] > 0", peak),
     (MemoryEvents.live_at, "self.freed_at > index", "self.freed_at < index", peak),
     (memory._device, "- events.bytes[live].sum()", "+ events.bytes[live].sum()", peak),
