@@ -349,6 +349,31 @@ def test_kernels_that_communicate_without_nccl(tmp_path: Path) -> None:
     assert "900.000 us of communication is of kernels other than NCCL's" in use.tables()[0].note
 
 
+def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
+    # GIVEN a trace of an NPU, whose communication is a process of its own
+    path = tmp_path / "npu.json"
+    entries: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "Ascend Hardware"}},
+        {"ph": "M", "name": "process_name", "pid": 2, "args": {"name": "Communication"}},
+        {"ph": "M", "name": "thread_name", "pid": 2, "tid": 9, "args": {"name": "Group 0"}},
+        {"ph": "X", "name": "MatMul", "pid": 1, "tid": 3, "ts": 0, "dur": 100,
+         "args": {"Task Type": "AI_CORE"}},
+        {"ph": "X", "name": "hcom_allReduce_", "pid": 2, "tid": 9, "ts": 40, "dur": 90},
+    ]  # fmt: skip
+    path.write_text(json.dumps(entries))
+    # WHEN the use is summed up
+    written = use_of(read_trace(path)).to_dict()
+    # THEN they are one device, which computed beside 60 of 90 us of communication
+    assert written["per_device_us"] == {
+        "0": {
+            "busy": 130, "idle": 0, "span": 130, "compute": 100, "comm": 90, "exposed_comm": 30,
+            "memcpy": 0, "exposed_memcpy": 0,
+        }
+    }  # fmt: skip
+    assert written["hidden_comm_us"] == 60
+    assert judged(read_trace(path)).devices == 1
+
+
 def test_a_gap_is_where_no_stream_runs(tmp_path: Path) -> None:
     # GIVEN short kernels on one stream within a long one on another, and then one more
     trace = device_only(
