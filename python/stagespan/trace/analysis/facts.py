@@ -7,7 +7,7 @@ from typing import Any
 
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.analysis.kinds import KINDS
-from stagespan.trace.analysis.result import Nothing, in_words, shortened
+from stagespan.trace.analysis.result import Nothing, in_words, many, shortened
 
 Figures = dict[str, Any]
 _KINDS = 4
@@ -41,13 +41,13 @@ def _kernels(figures: Figures) -> str:
 
 def _compiled(figures: Figures) -> str:
     counts = [
-        ("calls of graphs forward", figures["graphs"]["forward"]),
-        ("backward", figures["graphs"]["backward"]),
+        ("forward graph", figures["graphs"]["forward"]),
+        ("backward graph", figures["graphs"]["backward"]),
     ]
     if figures["graph_breaks"] is not None:
-        counts.append(("graph breaks", sum(each["count"] for each in figures["graph_breaks"])))
-    counts.append(("recompilations", len(figures["recompilations"])))
-    return ", ".join(f"{count:,} {what}" for what, count in counts if count)
+        counts.append(("graph break", sum(each["count"] for each in figures["graph_breaks"])))
+    counts.append(("recompilation", len(figures["recompilations"])))
+    return ", ".join(many(count, what) for what, count in counts if count)
 
 
 def _steps(figures: Figures) -> str:

@@ -24,6 +24,7 @@ _LINES = 60
 _FEWEST_LINES = 20
 # What findings get where the figures above them would fill the screen.
 _FOR_FINDINGS = 6
+_BAR = 25
 _WIDTH = 100
 _CAUSES = 5
 # Of idle time: less is not shown here.
@@ -156,14 +157,17 @@ def _bar(use: Use) -> RenderableType:
         ("copying", use.parts.exposed_copy_ns, "blue"),
         ("idle", use.parts.idle_ns, "red"),
     )
-    bar = Text("Device  " if len(use.devices) == 1 else f"{len(use.devices)} devices, sums  ")
-    for _, time, colour in parts:
-        bar.append("#" * round(share(time, span) * 0.25), colour)
+    words = Text()
     for what, time, colour in parts:
         if time:
-            bar.append(f"  {what} ")
-            bar.append(f"{share(time, span):.1f} %", colour)
-    return bar
+            words.append(f"  {what} ")
+            words.append(f"{share(time, span):.1f} %", colour)
+    bar = Text("Device  " if len(use.devices) == 1 else f"{len(use.devices)} devices, sums  ")
+    # Four parts that are rounded may be two longer than their sum.
+    length = min(_BAR, _WIDTH - len(bar) - len(words) - 2)
+    for _, time, colour in parts:
+        bar.append("#" * round(share(time, span) / 100 * length), colour)
+    return bar.append_text(words)
 
 
 def _idle(analysis: Analysis) -> list[RenderableType]:

@@ -80,6 +80,18 @@ def test_real_traces_fit(name: str, traces: Path) -> None:
         assert len(printed(analysis, height, width)) < height, (height, width)
 
 
+def test_the_bar_and_its_words_are_one_line(traces: Path) -> None:
+    # GIVEN a device that computed, communicated, copied and was idle
+    analysis = analyze_path(traces / "cuda_b200_vllm_eager.json.gz")
+    # WHEN it is printed as wide as to a file
+    lines = printed(analysis, 60, 100)
+    # THEN the line holds a bar and all four
+    (line,) = [line for line in lines if line.startswith("Device ")]
+    assert line.count("#") > 20
+    words = ["computing", "communicating", "copying", "idle"]
+    assert re.findall(r"([a-z]+) [\d.]+ %", line) == words
+
+
 def test_a_real_comparison_fits(traces: Path) -> None:
     before, after = (traces / f"old_v100_resnet_workers{n}.json.gz" for n in (0, 4))
     analysis = analyze_path(after, before)
