@@ -225,7 +225,7 @@ void Layer::give_back(EventPair& pair) noexcept {
 void Layer::forget(EventPair& pair) noexcept {
   pair.home->lose_one();
   pairs_.fetch_sub(1, relaxed);
-  delete &pair;
+  pair.next = std::exchange(forgotten_, &pair);
 }
 
 void Layer::adopt_spare(DeviceQueue& queue, void* context) noexcept {

@@ -68,6 +68,7 @@ class Layer {
   std::vector<DeviceQueue*> queues_;
   std::vector<EventPair*> abandoned_;
   std::map<void*, EventPair*> spare_;  // nobody's, by context
+  EventPair* forgotten_ = nullptr;     // the resolver's
   std::atomic<bool> has_spare_{false};
   std::atomic<std::uint32_t> pairs_{0};
   std::atomic<std::uint32_t> failures_{0};
