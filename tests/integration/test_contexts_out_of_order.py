@@ -202,15 +202,15 @@ def test_entered_in_one_thread_and_left_in_another(make: Make) -> None:
 @pytest.mark.parametrize("inner", [False, True], ids=["innermost", "with another in it"])
 def test_left_in_another_thread_and_then_here_as_well(make: Make, inner: bool) -> None:
     # GIVEN a context entered here, left in another thread, and entered there again
-    context, within = make("left twice"), make("within")
-    context.__enter__()
+    contexts, within = [make("left twice")], make("within")
+    contexts[0].__enter__()
     if inner:
         within.__enter__()
-    in_thread(lambda: context.__exit__(None, None, None))
+    in_thread(lambda: contexts[0].__exit__(None, None, None))
     entered, leave = threading.Event(), threading.Event()
 
     def enter_again() -> None:
-        with context:
+        with contexts[0]:
             entered.set()
             leave.wait(20)
 
@@ -218,7 +218,7 @@ def test_left_in_another_thread_and_then_here_as_well(make: Make, inner: bool) -
     thread.start()
     assert entered.wait(20)
     # WHEN it is left here
-    context.__exit__(None, None, None)
+    contexts[0].__exit__(None, None, None)
     # THEN it is recorded once, the second time is counted, and the other thread's goes on
     assert count("left twice") == 1
     assert lost() == {"unmatched": 1}
@@ -231,7 +231,7 @@ def test_left_in_another_thread_and_then_here_as_well(make: Make, inner: bool) -
     with make("next"):
         pass
     assert parents()["next"] == {None}
-    del context
+    contexts.clear()
     assert lost() == {"unmatched": 1}
     assert _core.open_spans() == []
 
