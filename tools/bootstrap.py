@@ -122,12 +122,17 @@ def need_compiler() -> None:
         raise StepError(f"No C++ compiler found and {reason}: install g++ 10 or later.")
 
 
+def requirements_wanted() -> str:
+    """What the stamp holds once the development packages are those of the files."""
+    return fingerprint(REQUIREMENTS, platform.python_version())
+
+
 def install_requirements(stamp: dict[str, Any]) -> None:
     """Install the development packages; torch and the pipeline's are left out where they cannot be.
 
     What was left out, and why, is in the stamp under ``without_torch``.
     """
-    wanted = fingerprint(REQUIREMENTS, platform.python_version())
+    wanted = requirements_wanted()
     if stamp.get("requirements") == wanted:
         return
     say("  installing the development packages (torch among them: this takes a while)")
@@ -194,17 +199,20 @@ def main() -> int:
         make_venv()
         stamp = read_stamp()
         before = json.dumps(stamp, sort_keys=True)
-        if not stamp:
+        if stamp.get("requirements") != requirements_wanted():
             # First, as one of the parts would replace them while the other uses them.
             install_build_tools()
         # Packages are downloaded and unpacked on one core, while the compiler has the other.
         with ThreadPoolExecutor() as pool:
             parts = [pool.submit(part, stamp) for part in (install_requirements, install_package)]
+        has_changed = json.dumps(stamp, sort_keys=True) != before
+        if has_changed:
+            # Before errors are raised: what one part has done stays done when the other fails.
+            write_stamp(stamp)
         for part in parts:
             part.result()
-        if json.dumps(stamp, sort_keys=True) != before:
+        if has_changed:
             run(IMPORTS, "package", append=True)
-            write_stamp(stamp)
             say(f"  .venv is complete ({timer.seconds():.0f} s)")
     if "--need-torch" in sys.argv and "without_torch" in stamp:
         say(f"error: {stamp['without_torch']}")

@@ -33,8 +33,8 @@ from common import (
 )
 
 _CPP_FOLDERS = ("csrc", "tests", "examples", "benchmarks")
-# Without torch most of its tests skip themselves: that is what these runs are for.
 _OF_TRACES = ("unit/trace/analysis", "unit/trace/ranks", "unit/trace/ncu")
+# Without torch most of its tests skip themselves: that is what these runs are for.
 _NO_TORCH = re.compile(r"torch|diffusers|transformers", re.IGNORECASE)
 
 
