@@ -47,7 +47,9 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     is_special = target.exists() and not target.is_file() and not target.is_dir()
-    if is_special or target.is_relative_to("/dev") or target.is_relative_to("/proc"):
+    # Names of what this process has open, which may be a file; /dev/shm is a folder as any other.
+    is_open = str(target.parent) in ("/dev", "/dev/fd") or target.is_relative_to("/proc")
+    if is_special or is_open:
         with target.open("wb") as file:
             yield file
         return

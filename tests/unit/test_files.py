@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -77,6 +80,33 @@ def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
 def test_a_device_stays_a_device() -> None:
     write_whole("/dev/null", "x")
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def test_standard_output_that_is_a_file_is_written_to(tmp_path: Path) -> None:
+    # GIVEN a program whose output goes to a file
+    path = tmp_path / "out"
+    with path.open("w") as out:
+        opened = os.fstat(out.fileno()).st_ino
+        # WHEN it writes to its standard output by name
+        program = "from stagespan.files import write_whole; write_whole('/dev/stdout', 'told')"
+        subprocess.run([sys.executable, "-c", program], stdout=out, check=True)
+    # THEN that very file has it
+    assert path.read_text() == "told"
+    assert path.stat().st_ino == opened
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm here")
+def test_a_file_in_shared_memory_is_replaced_whole() -> None:
+    # GIVEN a file in a folder below /dev, and somebody who reads it
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder) / "file"
+        write_whole(path, "before")
+        with path.open() as reader:
+            # WHEN it is written anew
+            write_whole(path, "after")
+            # THEN the reader has all of the old one
+            assert reader.read() == "before"
+        assert path.read_text() == "after"
 
 
 def test_a_long_name_of_many_bytes(tmp_path: Path) -> None:
