@@ -66,6 +66,7 @@ _EVIDENCE = _object(
 )
 _FINDING = _object(
     {
+        "code": _TEXT,
         "severity": {"enum": list(SEVERITIES)},
         "sentence": _TEXT,
         "evidence": _list(_EVIDENCE) | {"minItems": 1},

@@ -55,10 +55,13 @@ class Finding:
     severity: Severity
     sentence: str
     evidence: tuple[Evidence, ...]
+    code: str = ""
+    """What the finding is about, the same in every version: "idle.data_loader"."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
+            "code": self.code,
             "severity": self.severity,
             "sentence": self.sentence,
             "evidence": [each.to_dict() for each in self.evidence],

@@ -102,6 +102,7 @@ def _steps(analysis: Analysis) -> list[tuple[str, int, int]]:
 def written_finding(finding: Finding) -> dict[str, Any]:
     """A finding for the page."""
     return {
+        "code": finding.code,
         "severity": finding.severity,
         "sentence": shortened(finding.sentence, LONGEST_TEXT),
         "evidence": [
