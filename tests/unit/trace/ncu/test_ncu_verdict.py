@@ -1,11 +1,8 @@
-"""Verdicts and roofline on kernels with known figures, the links to a trace, and planted faults."""
+"""Verdicts and roofline on kernels with known figures, and the links to a trace."""
 
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from ncu_files import (
@@ -28,9 +25,7 @@ from ncu_files import (
     Figures,
     long_file,
 )  # fmt: skip
-from planted_faults import Fault, each, must_be_found
 
-from stagespan.trace.ncu import numbers, reading, roofline, verdict
 from stagespan.trace.ncu.command import Top, TopKernels
 from stagespan.trace.ncu.names import base_name, one_way, without_parameters
 from stagespan.trace.ncu.pages import markdown
@@ -267,33 +262,3 @@ def test_hostile_names_in_the_picture() -> None:
 def test_nothing_to_draw_is_said() -> None:
     found = report(parse(long_file([("k", {COMPUTE: 3.0, MEMORY: 4.0})]), "ncu.csv"))
     assert "No kernel here has counted operations" in drawn(found)
-
-
-FAULTS: list[tuple[Any, str, str, Callable[[], None]]] = [
-    (verdict.judge, "compute < LATENCY_BELOW and", "compute > LATENCY_BELOW and",
-     test_each_bound_by_throughput),
-    (verdict.judge, "memory < LATENCY_BELOW:", "memory <= LATENCY_BELOW:", test_the_thresholds),
-    (verdict.judge, "< BALANCED_WITHIN", "<= BALANCED_WITHIN", test_the_thresholds),
-    (verdict.judge, "if memory > compute else", "if memory < compute else", test_the_thresholds),
-    (verdict.judge, "abs(compute - memory)", "(compute - memory)", test_the_thresholds),
-    (verdict._level, "max(known)", "min(known)", test_each_bound_by_throughput),
-    (verdict._waits, "waves < FEWEST", "waves <= FEWEST", test_no_reason_is_made_up),
-    (verdict._waits, "theoretical < LOW", "theoretical <= LOW", test_no_reason_is_made_up),
-    (verdict._waits, "achieved > LOST", "achieved >= LOST", test_no_reason_is_made_up),
-    (verdict._waits, "min(limits", "max(limits", test_why_a_kernel_waits),
-    (verdict._waits, "issued < BUSY", "issued <= BUSY", test_no_reason_is_made_up),
-    (verdict._waits, "stall[1] >= LARGE", "stall[1] > LARGE", test_no_reason_is_made_up),
-    (verdict._largest_stall, "max(shares", "min(shares", test_why_a_kernel_waits),
-    (roofline._operations, '("fma", 2)', '("fma", 1)', test_operations_of_every_kind),
-    (roofline._operations, "* clock *", "/ clock *", test_operations_of_every_kind),
-    (roofline.roofs_of, "2.0 * fused", "fused", test_the_place_below_the_roofs),
-    (roofline.roofs_of, "share / 100.0", "share", test_the_place_below_the_roofs),
-    (roofline.bytes_of, "m.DRAM_READ] +", "m.DRAM_READ] -", test_operations_of_every_kind),
-    (numbers.in_base_unit, "factor / size", "factor * size", test_the_place_below_the_roofs),
-    (reading._add, "in_base_unit(value, unit)", "(value, unit)", test_the_place_below_the_roofs),
-]  # fmt: skip
-
-
-@each([(f, right, wrong, lambda _, play=play: play()) for f, right, wrong, play in FAULTS])
-def test_a_planted_fault_is_found(fault: Fault, tmp_path: Path) -> None:
-    must_be_found(fault, tmp_path)
