@@ -1,4 +1,4 @@
-# Everything sets up what it needs: Python packages in .venv, system packages by apt where it may.
+# Every target installs what it needs: Python packages in .venv, system packages with apt if it may.
 #
 #   make demo        the main job, on a small real pipeline
 #   make test        every check of the project
@@ -26,26 +26,27 @@ demo:  ## run the demo: report, signatures, harness, trace, breakdown, script
 	@$(RUN) examples/wan_pipeline/demo.py
 
 test: setup  ## run every check: C++ and Python tests, sanitizers, linters, demo, README
-	@$(RUN) tools/checks.py
+	@rm -rf .make/pytest .make/nox.json
+	@$(RUN) -m nox --report .make/nox.json; $(RUN) tools/summary.py .make/nox.json
 
-bench: setup  ## measure what spans and reading traces cost, beside other tools
+bench: setup  ## measure what spans and reading traces cost, compared with other tools
 	@sed '/^#/d' requirements-bench.txt | while read -r peer; do \
-	  $(VENV_PYTHON) -m pip install -q "$$peer" </dev/null || echo "not to be had here: $$peer"; done
+	  $(VENV_PYTHON) -m pip install -q "$$peer" </dev/null || echo "not available here: $$peer"; done
 	@$(RUN) -m benchmarks
 	@$(RUN) -m benchmarks.traces
 
 lint: setup  ## check format, style and types
-	@$(RUN) tools/checks.py ruff format clang-format mypy
+	@$(RUN) -m nox -s lint
 
-format: setup  ## bring Python and C++ sources to the project's format
+format: setup  ## format the Python and C++ sources
 	@$(RUN) -m ruff check --fix . && $(RUN) -m ruff format .
-	@$(RUN) -c "import sys; sys.path.insert(0, 'tools'); import checks; checks.clang_format('-i')"
+	@git ls-files -z '*.cpp' '*.h' | xargs -0 .venv/bin/clang-format -i
 
 cpp-test: setup  ## run the C++ tests: plain, ASan with UBSan, TSan
-	@$(RUN) tools/cpp_tests.py
+	@$(RUN) -m nox -s cpp
 
 clean:  ## remove what was built, keep .venv
-	rm -rf build dist .make/logs .make/demo .make/py3.* work_dirs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist .nox .make/logs .make/demo .make/wheels .make/old-pip work_dirs .pytest_cache .mypy_cache .ruff_cache
 
 distclean: clean  ## remove .venv too
 	rm -rf .venv .make

@@ -1,4 +1,4 @@
-"""What all tests share: a clean environment, and a list of what was skipped and why."""
+"""What all tests share: a clean environment, and a report of what was skipped and why."""
 
 from __future__ import annotations
 
@@ -15,25 +15,33 @@ settings.register_profile("untimed", deadline=None, suppress_health_check=[Healt
 settings.load_profile("untimed")
 
 # Nothing that the user has switched on in his shell reaches a test, and no test downloads.
-for _name in set(os.environ) - {"STAGESPAN_TEST_SKIPS", "STAGESPAN_TEST_WHEEL", "STAGESPAN_TRACES"}:
+_OWN = {"STAGESPAN_TEST_REPORT", "STAGESPAN_TEST_WHEEL", "STAGESPAN_TRACES"}
+for _name in set(os.environ) - _OWN:
     if _name.startswith(("STAGESPAN_", "TELEFUSER_")) or _name == "ENABLE_PROFILER_NAMES":
         del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write the reasons of skips, with their counts, where `make test` asks for them."""
-    target = os.environ.get("STAGESPAN_TEST_SKIPS")
+    """Write the figures of this run, and why tests were skipped, to the file that asks for them."""
+    target = os.environ.get("STAGESPAN_TEST_REPORT")
     if not target:
         return
+    stats = terminalreporter.stats
     reasons: Counter[str] = Counter()
-    for report in terminalreporter.stats.get("skipped", []):
+    for report in stats.get("skipped", []):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         reasons[reason.removeprefix("Skipped: ")] += 1
-    for reports in terminalreporter.stats.values():
+    for reports in stats.values():
         for report in reports:
-            # A test may leave out a part of itself: record_property("skipped_part", reason).
+            # A test can leave out a part of itself: record_property("skipped_part", reason).
             for name, value in getattr(report, "user_properties", ()):
                 if name == "skipped_part":
                     reasons[str(value)] += 1
-    Path(target).write_text(json.dumps(reasons))
+    figures = {
+        "passed": len(stats.get("passed", [])),
+        "failed": len(stats.get("failed", [])) + len(stats.get("error", [])),
+        "skipped": len(stats.get("skipped", [])),
+        "reasons": reasons,
+    }
+    Path(target).write_text(json.dumps(figures))

@@ -1,10 +1,11 @@
-"""Makes `.venv` complete: the interpreter, the pinned development packages, stagespan itself.
+"""Sets up `.venv`: the interpreter, the pinned development packages, stagespan itself.
 
-    python3 tools/bootstrap.py [--need-torch]
+    python3 tools/bootstrap.py [--need-torch | --without-torch]
 
-Runs with the Python that `.venv` is to be made with; with --need-torch it fails where torch cannot
-be installed, which is otherwise only remembered. What is done is written to `.make/`, so that a
-second run takes no time; a `.venv` of another Python, or one that was left half made, is made anew.
+Run it with the Python that `.venv` is to have. If torch cannot be installed, the reason is
+remembered and the rest is installed; with --need-torch the set-up fails instead. What was done is
+written to `.make/`, so that a second run takes no time. A `.venv` of another Python, or one that
+is incomplete, is replaced.
 """
 
 from __future__ import annotations
@@ -86,12 +87,12 @@ def venv_problem() -> str | None:
 
 
 def make_venv() -> None:
-    """Make `.venv`, or make it anew when the one that is there cannot be used."""
+    """Create `.venv`, or replace it if it cannot be used."""
     if VENV.exists() or VENV.is_symlink():
         problem = venv_problem()
         if problem is None:
             return
-        say(f"  .venv is made anew: {problem}")
+        say(f"  replacing .venv: {problem}")
         if VENV.is_symlink() or not VENV.is_dir():
             VENV.unlink()
         else:
@@ -119,27 +120,30 @@ def need_compiler() -> None:
         return
     reason = apt_install("g++")
     if reason is not None:
-        raise StepError(f"No C++ compiler found and {reason}: install g++ 10 or later.")
+        raise StepError(f"No C++ compiler found and {reason}: install g++ 11 or later.")
 
 
 def requirements_wanted() -> str:
     """What the stamp holds once the development packages are those of the files."""
-    return fingerprint(REQUIREMENTS, platform.python_version())
+    torch = "without torch" if "--without-torch" in sys.argv else ""
+    return fingerprint(REQUIREMENTS, platform.python_version(), torch)
 
 
 def install_requirements(stamp: dict[str, Any]) -> None:
-    """Install the development packages; torch and the pipeline's are left out where they cannot be.
+    """Install the development packages, if possible with torch and the packages of the demo.
 
     What was left out, and why, is in the stamp under ``without_torch``.
     """
     wanted = requirements_wanted()
     if stamp.get("requirements") == wanted:
         return
-    say("  installing the development packages (torch among them: this takes a while)")
+    with_torch = "--without-torch" not in sys.argv
+    note = " (torch is one of them: this takes a while)" if with_torch else ""
+    say(f"  installing the development packages{note}")
     pip = [VENV_PYTHON, "-m", "pip", "install", "--no-compile"]
     everything = ROOT / REQUIREMENTS[0]
     stamp.pop("without_torch", None)
-    if run([*pip, "-r", everything], "requirements", check=False) != 0:
+    if not with_torch or run([*pip, "-r", everything], "requirements", check=False) != 0:
         lines = everything.read_text().splitlines()
         torch = next(line for line in lines if line.startswith("torch=="))
         rest = STATE / "requirements-without-torch.txt"
@@ -147,18 +151,21 @@ def install_requirements(stamp: dict[str, Any]) -> None:
         kept = [line.replace("-r ", f"-r {ROOT}/") for line in kept]
         rest.write_text("\n".join(kept) + "\n")
         if run([*pip, "-r", rest], "requirements-without-torch", check=False) != 0:
-            # Not torch's fault: the first log tells.
+            # The packages fail without torch too, so the first log has the cause.
+            log = "requirements" if with_torch else "requirements-without-torch"
             raise StepError(
-                "The development packages could not be installed.",
-                STATE / "logs" / "requirements.log",
+                "The development packages could not be installed.", STATE / "logs" / f"{log}.log"
             )
-        errors = [line for line in log_text("requirements").splitlines() if "ERROR" in line]
-        stamp["without_torch"] = (
-            f"{torch} and the demo's packages could not be installed on Python "
-            f"{platform.python_version()}: {errors[-1] if errors else 'see the log'}"
-        )
-        say(f"  {stamp['without_torch']}")
-    # Pip would do this on one core. Some packages hold files that are no Python: never mind.
+        if with_torch:
+            errors = [line for line in log_text("requirements").splitlines() if "ERROR" in line]
+            stamp["without_torch"] = (
+                f"{torch} and the packages of the demo could not be installed on Python "
+                f"{platform.python_version()}: {errors[-1] if errors else 'see the log'}"
+            )
+            say(f"  {stamp['without_torch']}")
+        else:
+            stamp["without_torch"] = "set up with --without-torch"
+    # pip compiles on one core. Some packages hold files that are not Python; they may fail.
     packages = VENV / "lib" / "python{}.{}".format(*sys.version_info[:2]) / "site-packages"
     command = [VENV_PYTHON, "-m", "compileall", "-q", "-j", "0", packages]
     run(command, "requirements-compiled", check=False)
@@ -179,13 +186,13 @@ def install_package(stamp: dict[str, Any]) -> None:
         return
     need_compiler()
     say("  building stagespan")
+    # In the environment, because pip before 23.1 has no option for it.
+    definition = f"STAGESPAN_WERROR={'ON' if in_ci() else 'OFF'}"
     run(
-        [
-            VENV_PYTHON, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "-e", ".",
-            f"-Ccmake.define.STAGESPAN_WERROR={'ON' if in_ci() else 'OFF'}",
-        ],
+        [VENV_PYTHON, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "-e", "."],
         "package",
-    )  # fmt: skip
+        env={"SKBUILD_CMAKE_DEFINE": definition},
+    )
     stamp["package"] = wanted
 
 

@@ -1,4 +1,4 @@
-"""What the scripts behind the Makefile share: folders, running commands with a log, hashes."""
+"""What `make setup` and the checks share: folders, commands with a log, hashes, apt."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class StepError(Exception):
-    """A command failed; the text says which, and its log follows."""
+    """A command failed; the message names it, and its log follows."""
 
     def __init__(self, what: str, log: Path | None = None) -> None:
         super().__init__(what)
@@ -169,6 +170,34 @@ def apt_install(package: str) -> str | None:
     if run(install, log, append=True, check=False) == 0:
         return None
     return f"apt could not install {package} (see .make/logs/{log}.log)"
+
+
+def python_versions() -> list[str]:
+    """The folders of pyenv's interpreters, the newest of each version first."""
+    home = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    return [str(path) for path in sorted(home.glob("versions/3.*/bin"), reverse=True)]
+
+
+def compiles(source: str, *flags: str, then_run: Sequence[str] | None = None) -> bool:
+    """Whether a small C++ program builds with these flags and, if asked, runs under a prefix."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "probe"
+        command = ["c++", "-std=c++20", "-x", "c++", "-", "-o", str(program), *flags]
+        try:
+            built = subprocess.run(
+                command, input=source, text=True, capture_output=True, check=False
+            )
+            if built.returncode != 0 or then_run is None:
+                return built.returncode == 0
+            ran = subprocess.run(
+                [*then_run, str(program)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+            )
+        except OSError:
+            return False
+        return ran.returncode == 0
 
 
 class Timer:

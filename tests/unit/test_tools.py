@@ -1,4 +1,4 @@
-"""The scripts behind the Makefile: what is repaired, what is read out of logs, what is hashed."""
+"""The scripts behind the Makefile: what is repaired, and what is hashed."""
 
 from __future__ import annotations
 
@@ -94,28 +94,6 @@ def test_stamp_of_another_venv_does_not_count(
     assert bootstrap.read_stamp() == {}
 
 
-@pytest.mark.parametrize(
-    ("log", "line"),
-    [
-        ("...\n57 passed in 6.74s\n", "57 passed in 6.74s"),
-        (
-            "=== 1 failed, 3 passed, 2 skipped in 75.10s (0:01:15) ===\n",
-            "1 failed, 3 passed, 2 skipped in 75.10s (0:01:15)",
-        ),
-        ("1 passed in 1.00s\n2 passed, 1 warning in 2.00s\n", "2 passed, 1 warning in 2.00s"),
-        ("ERROR: usage\n", None),
-    ],
-)
-def test_closing_line_of_pytest_is_found(
-    log: str, line: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # GIVEN the log of a run
-    others = load("other_pythons", monkeypatch)
-
-    # THEN the last line of figures is found, without its frame
-    assert others.closing_line(log) == line
-
-
 def test_fingerprint_follows_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN a folder with a source and a compiled file
     common = load("common", monkeypatch)
@@ -163,19 +141,6 @@ def test_find_python_takes_the_one_that_is_named() -> None:
 
     # THEN it is the one
     assert done.stdout.strip() == sys.executable
-
-
-def test_missing_system_package_is_a_skip_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN a machine without GoogleTest, and a user who may not install anything
-    cpp_tests = load("cpp_tests", monkeypatch)
-    monkeypatch.setattr(cpp_tests, "compiles", lambda *_, **__: False)
-    monkeypatch.setattr("common.as_root", lambda: None)
-    monkeypatch.setattr("common.shutil.which", lambda name: f"/usr/bin/{name}")
-
-    # WHEN the C++ tests look for it
-    # THEN they are skipped, and the reason names the package and why it cannot be installed
-    with pytest.raises(cpp_tests.SkipError, match=r"libgtest-dev.*neither root nor sudo"):
-        cpp_tests.need_googletest()
 
 
 def test_everything_but_torch_is_installed_where_torch_cannot_be(
