@@ -48,9 +48,9 @@ def hooks() -> Iterator[tuple[Recorder, Recorder]]:
     """Two hooks and their common log, in debug mode."""
     log: list[tuple[Any, ...]] = []
     first, second = Recorder(OURS[0], log), Recorder(OURS[1], log)
-    before = list(context._hooks)
     stagespan.set_debug(True)
-    context.need("debug")
+    context.need("debug")  # registers the hooks of debug mode, which other tests need later
+    before = list(context._hooks)
     _core.reset()
     register_hook(first)
     register_hook(second)
