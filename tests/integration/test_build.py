@@ -157,10 +157,13 @@ def test_isolated_wheel_holds_extension_headers_and_types(tmp_path: Path) -> Non
     headers = {name.partition("include/")[2] for name in names if "/include/" in name}
     assert headers == {"stagespan/api.h", "stagespan/python.h"}
     assert [name for name in names if name.endswith((".cpp", ".pyc"))] == []
-    assert {name.partition("/")[0] for name in names} <= {"stagespan", "stagespan-0.1.0.dist-info"}
+    assert {name.partition("/")[0] for name in names} <= {
+        "stagespan",
+        f"stagespan-{stagespan.__version__}.dist-info",
+    }
 
     # THEN torch is an extra, and asked for nowhere else
-    metadata = archive.read("stagespan-0.1.0.dist-info/METADATA").decode()
+    metadata = archive.read(f"stagespan-{stagespan.__version__}.dist-info/METADATA").decode()
     needed = re.findall(r"^Requires-Dist: ([\w-]+)(.*)$", metadata, flags=re.MULTILINE)
     always = {name for name, rest in needed if "extra ==" not in rest}
     assert always == {"numpy", "msgspec", "rich", "click"}
