@@ -13,7 +13,7 @@ VENV_PYTHON := .venv/bin/python
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" $(VENV_PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench lint format cpp-test clean distclean
+.PHONY: help setup demo test bench docs lint format cpp-test clean distclean
 
 help:  ## show this list
 	@sed -n 's|^\([a-z-]*\):.*## |\1@|p' Makefile | awk -F@ '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -34,6 +34,9 @@ bench: setup  ## measure what spans and reading traces cost, compared with other
 	  $(VENV_PYTHON) -m pip install -q "$$peer" </dev/null || echo "not available here: $$peer"; done
 	@$(RUN) -m benchmarks
 	@$(RUN) -m benchmarks.traces
+
+docs: setup  ## build the documentation into build/docs
+	@$(RUN) -m nox -s docs
 
 lint: setup  ## check format, style and types
 	@$(RUN) -m nox -s lint

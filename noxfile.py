@@ -122,6 +122,12 @@ def demo(session: nox.Session) -> None:
     session.run("python", "examples/wan_pipeline/demo.py", "--output", output, silent=True)
 
 
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The documentation as a site; warnings, such as dead links, are errors."""
+    session.run("python", "-m", "mkdocs", "build", "--quiet", "--strict")
+
+
 @nox.session(name="old-pip")
 def old_pip(session: nox.Session) -> None:
     """`make setup` on Python 3.10 with an old pip and without torch, then the tests."""
