@@ -1,1 +1,1 @@
-"""What stagespan costs, beside its budgets and other tools: `python -m benchmarks`."""
+"""What stagespan costs, compared with its budgets and other tools: `python -m benchmarks`."""

@@ -1,4 +1,4 @@
-"""Measures every budget that runs on a CPU, beside other tools, and prints one table.
+"""Measures every budget that runs on a CPU and other tools, and prints one table.
 
     python -m benchmarks [--quick] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What timing a device costs the host: a span beside two bare event records, and other ways.
+"""What timing a device costs the host: a span, two bare event records, and other ways.
 
     python benchmarks/device.py                      on a GPU
     python benchmarks/device.py --stand-in FOLDER    on threads that play an accelerator

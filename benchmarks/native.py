@@ -25,8 +25,8 @@ class SkipError(Exception):
 
 def build() -> Path:
     """Build the programs; their folder. Raises SkipError."""
-    beside_python = Path(sys.executable).parent / "cmake"
-    cmake = str(beside_python) if beside_python.exists() else shutil.which("cmake")
+    next_to_python = Path(sys.executable).parent / "cmake"
+    cmake = str(next_to_python) if next_to_python.exists() else shutil.which("cmake")
     if cmake is None:
         raise SkipError("cmake is not installed: pip install cmake")
     if not (os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")):

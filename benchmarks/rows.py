@@ -1,4 +1,4 @@
-"""The lines of the table: which figure stands beside which, and what was promised."""
+"""The rows of the table: which figures are compared, and with which budget."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from benchmarks import cases
 
 @dataclass(frozen=True)
 class Line:
-    """A figure, less that of another case, beside a third; `most` times that, or `most_ns`."""
+    """A figure minus `less`, compared with `reference`: at most `most` times it, or `most_ns`."""
 
     what: str
     case: str
     less: str = ""
-    beside: str = ""
+    reference: str = ""
     most: float = 0.0
     aim: float = 0.0
     most_ns: float = 0.0
@@ -32,7 +32,7 @@ class Row:
     what: str
     ns: float
     spread_ns: float
-    beside: str
+    reference: str
     ratio: float | None
     budget: str
     verdict: str
@@ -44,7 +44,7 @@ SECTIONS = (
     (
         "Budgets",
         (
-            Line("C++ span, on", "cpp on", beside="cpp floor", most=1.5, aim=1.3),
+            Line("C++ span, on", "cpp on", reference="cpp floor", most=1.5, aim=1.3),
             Line("C++ span, off", "cpp off", most_ns=1.0),
             Line("with span, reused", "with span, reused", "", "with threading.Lock", 0.7),
             Line("with span, new", "with span, new", "", _HAND, 1.0, 0.85),
@@ -63,11 +63,14 @@ SECTIONS = (
     (
         "The same spans elsewhere",
         (
-            Line("C++ span at depth 3", "cpp at depth 3", beside="cpp floor", most=1.5),
+            Line("C++ span at depth 3", "cpp at depth 3", reference="cpp floor", most=1.5),
             Line(
-                f"  over {cases.STAGES} stages", "cpp over 200 stages", beside="cpp floor", most=1.5
+                f"  over {cases.STAGES} stages",
+                "cpp over 200 stages",
+                reference="cpp floor",
+                most=1.5,
             ),
-            Line("  on a worker thread", "cpp on a worker thread", beside="cpp floor", most=1.5),
+            Line("  on a worker thread", "cpp on a worker thread", reference="cpp floor", most=1.5),
             Line("with span, new, at depth 3", "at depth 3", "", _HAND, 1.0),
             Line("  in a request", "in a request", "", _HAND, 1.0),
             Line("  on a worker thread", "on a worker thread", "", _HAND, 1.0),
@@ -109,7 +112,7 @@ SECTIONS = (
     (
         "What Python costs",
         tuple(
-            Line(name, name, beside="with span, new")
+            Line(name, name, reference="with span, new")
             for name in (
                 "bare call",
                 "with an empty Python class",
@@ -119,7 +122,7 @@ SECTIONS = (
             )
         ),
     ),
-    ("Other tools", tuple(Line(name, name, beside="with span, new") for name in cases.PEERS)),
+    ("Other tools", tuple(Line(name, name, reference="with span, new") for name in cases.PEERS)),
 )
 
 _SHORT = {
@@ -159,16 +162,16 @@ def noise_ns(runs: Runs) -> float:
 
 def row_of(line: Line, runs: Runs) -> Row | None:
     """One line with its figures; None where a case was skipped."""
-    needed = [name for name in (line.case, line.less, line.beside) if name]
+    needed = [name for name in (line.case, line.less, line.reference) if name]
     runs = [run for run in runs if all(name in run for name in needed)]
     if not runs:
         return None
     own = [run[line.case] - (run[line.less] if line.less else 0.0) for run in runs]
     ns = statistics.median(own)
     ratio = None
-    if line.beside:
+    if line.reference:
         ratio = statistics.median(
-            value / run[line.beside] for value, run in zip(own, runs, strict=True)
+            value / run[line.reference] for value, run in zip(own, runs, strict=True)
         )
     budget, within = "", True
     if line.most:
@@ -180,5 +183,5 @@ def row_of(line: Line, runs: Runs) -> Row | None:
         noise = max(noise_ns(runs), 0.5)
         budget, within = f"0 +-{noise:.1f} ns", abs(ns) <= noise
     verdict = ("within" if within else "OVER") if budget else ""
-    beside = _SHORT[line.beside or line.less] if line.beside or line.less else ""
-    return Row(line.what, ns, (max(own) - min(own)) / 2, beside, ratio, budget, verdict)
+    reference = _SHORT[line.reference or line.less] if line.reference or line.less else ""
+    return Row(line.what, ns, (max(own) - min(own)) / 2, reference, ratio, budget, verdict)

@@ -67,7 +67,7 @@ def show(found: dict[str, Any]) -> bool:
     table.add_column("ns, median of the processes", no_wrap=True, ratio=1)
     for title in ("cost", "+-"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("beside", no_wrap=True)
+    table.add_column("reference", no_wrap=True)
     table.add_column("ratio", justify="right", no_wrap=True)
     table.add_column("budget", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -81,7 +81,7 @@ def show(found: dict[str, Any]) -> bool:
                 row.what,
                 _figure(row.ns),
                 _figure(row.spread_ns),
-                row.beside,
+                row.reference,
                 "" if row.ratio is None else f"{row.ratio:.2f}",
                 row.budget,
                 row.verdict,

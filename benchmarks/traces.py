@@ -1,4 +1,4 @@
-"""Reading traces: MB/s of JSON into columns and peak memory, beside orjson, json and HTA.
+"""Reading traces: MB/s of JSON into columns and peak memory, compared with orjson, json and HTA.
 
     python -m benchmarks.traces [--quick] [--json FILE]
 

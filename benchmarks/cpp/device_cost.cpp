@@ -1,5 +1,5 @@
-// device_cost.cpp: what a C++ span with device time costs the host, beside two bare records of its driver, on a fake
-// driver that answers at once. Prints JSON, times in ns.
+// device_cost.cpp: what a C++ span with device time costs the host, compared with two bare records of its driver, on a
+// fake driver that answers at once. Prints JSON, times in ns.
 //
 //   device_cost FOLDER COUNT TURNS      FOLDER holds the fake driver; COUNT spans at a time, all ways in turn
 #include <dlfcn.h>

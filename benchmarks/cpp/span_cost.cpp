@@ -1,4 +1,4 @@
-// span_cost.cpp: what a C++ span costs, beside two readings of its clock. Prints JSON, times in ns.
+// span_cost.cpp: what a C++ span costs, compared with two readings of its clock. Prints JSON, times in ns.
 //
 //   span_cost COUNT TURNS      COUNT spans at a time, all ways in turn, TURNS times
 #include <algorithm>
@@ -21,7 +21,7 @@ using namespace stagespan::benchmark;
 
 constexpr std::uint32_t kStages = 200;
 
-/// Two readings of the clock, for as little as is possible besides.
+/// Two readings of the clock and as little else as possible.
 void read_twice(std::uint64_t count) {
   for (std::uint64_t i = 0; i < count; ++i) {
     std::uint64_t sum = now_ticks();
