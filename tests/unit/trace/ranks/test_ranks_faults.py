@@ -7,16 +7,31 @@ from pathlib import Path
 import pytest
 import test_ranks as planted
 import test_ranks_bad_input as bad
+import test_ranks_groups as grouped
+import test_ranks_late as lateness
 import test_ranks_merge as merged
+import test_ranks_npu as npus
 from planted_faults import Fault, each, must_be_found
 
-from stagespan.trace.ranks import clocks, collectives, folder, match, merge, waits, words
+from stagespan.trace.ranks import (
+    clocks,
+    collectives,
+    folder,
+    groups,
+    late,
+    match,
+    merge,
+    npu,
+    usage,
+    waits,
+    words,
+)
 
 aligned = planted.test_clocks_are_aligned_by_ends_of_collectives
 straggler = planted.test_a_straggler
 shifted = planted.test_windows_that_begin_at_another_collective
 beside = planted.test_waiting_beside_computing_is_not_lost
-groups = planted.test_groups_are_matched_apart
+apart = planted.test_groups_are_matched_apart
 imbalance = planted.test_imbalance_of_computing
 late_ends = planted.test_some_ends_are_late
 one_host = planted.test_one_host_has_one_clock
@@ -31,6 +46,22 @@ missing = bad.test_missing_ranks_are_named
 one_clock = merged.test_every_event_on_one_clock
 no_id = merged.test_no_id_is_shared
 sorted_by_rank = merged.test_processes_are_named_and_sorted_by_rank
+
+custom = lateness.test_communication_of_other_libraries_is_matched
+races = lateness.test_who_sleeps_once_a_step_is_named_beside_many_short_races
+later = lateness.test_a_rank_whose_step_begins_later
+second = lateness.test_later_steps_are_compared_from_the_collective_before
+computes = lateness.test_a_rank_that_computes_longer
+chart = lateness.test_the_chart_equals_the_table
+absent = npus.test_ranks_that_wait_for_missing_ones
+tables = npus.test_ranks_of_tables_alone
+with_kernels = npus.test_a_rank_with_its_kernels_tells_what_it_computed
+no_transit = npus.test_a_transit_of_nothing_says_nothing
+
+
+def members(folder: Path) -> None:
+    grouped.test_the_collectives_name_missing_ranks({"Process Group Ranks": "[0, 1, 2]"}, folder)
+
 
 FAULTS: list[Fault] = [
     (clocks._relaxed, "offset += step", "offset -= step", aligned),
@@ -49,11 +80,37 @@ FAULTS: list[Fault] = [
     (match._shift, "< _LEAST_ALIKE", "> 2", disagree),
     (match._at_one_time, "return spread <=", "return True or spread <=", elsewhen),
     (match._block, "slice(shift - first,", "slice(0 * first,", shifted),
-    (match.match, "(found.group == group) &", "", groups),
+    (match.match, "(found.group == group) &", "", apart),
     (match.match, "& ~private", "", sends),
-    (collectives.collectives, "COMPUTE)", "COMMUNICATION)", imbalance),
-    (words._stragglers, "by_chance > _CHANCE", "by_chance < _CHANCE", straggler),
-    (words._stragglers, "by_chance > _CHANCE", "by_chance > 1", in_turn),
+    (collectives.work_of, "kind == COMPUTE", "kind == COMMUNICATION", imbalance),
+    (
+        collectives.work_of,
+        "np.where(custom_communication(trace), COMMUNICATION, work.kind)",
+        "work.kind",
+        custom,
+    ),
+    (late._of_columns, "np.where(initial, of_step,", "np.where(initial, took,", later),
+    (
+        late._of_columns,
+        "busy = block.busy_ns[:, at] - block.busy_ns[:, before] - ran",
+        "busy = block.busy_ns[:, at] - block.busy_ns[:, before]",
+        computes,
+    ),
+    (
+        late._of_columns,
+        "shown = computing_known[:, np.newaxis] & computing_known[last]",
+        "shown = True",
+        tables,
+    ),
+    (late._in_first_step, "(step <= 1)", "(step <= 9)", second),
+    (waits._still, "- block.transit_ns", "", absent),
+    (waits._positions, "number + 1 if step == last else 0", "number + 1", races),
+    (groups._of_ranks, "int(each) + 1", "int(each)", members),
+    (npu.collectives_of_files, "e.begin_ns + e.elapse_ns", "e.begin_ns", tables),
+    (npu.collectives_of_files, "e.transit_ns or -1", "e.transit_ns", no_transit),
+    (usage.usage_of, "talk - compute", "talk", chart),
+    (words._late, "by_chance > _CHANCE", "by_chance < _CHANCE", straggler),
+    (words._late, "by_chance > _CHANCE", "by_chance > 1", in_turn),
     (folder._one_of_each, "abs(each.begin_ns - about))", "-abs(each.begin_ns - about))", several),
     (folder._one_of_each, "-len(of_name[_stage(each)])", "0", stages),
     (folder._one_job, "len(ranks[size]), size", "-len(ranks[size]), size", jobs),
