@@ -184,22 +184,22 @@ class Steps:
         stages = "the stage's" if len(self._staged) == 1 else "the stages'"
         sentence = (
             f"For {in_words(self.exposed_ns, 'ns')} of {stages} {in_words(self.stage_ns, 'ns')}"
-            f" ({percent:.1f} %) the device communicated and computed nothing."
+            f" ({percent:.1f} %) the device communicated and computed nothing"
         )
         evidence = [
             Evidence(f"exposed communication of {s.name}", None, s.exposed_ns, "ns") for s in worst
         ]
         waits = [] if self.waits is None else self.waits.in_communication()
+        # The last of them is the closest to the cause; all are in the evidence.
+        sentence += f", {waits[-1][1]}." if waits else "."
         evidence += [each[0] for _, _, each in waits]
-        for _, said, each in waits:
-            sentence += f" {said}"
-            evidence.append(each[1])
+        evidence += [each[1] for _, _, each in waits]
         late = any(kind == NOTIFY for kind, *_ in waits)
         moved = None if self.collectives is None else self.collectives.moved
         if moved is not None:
             sentence += (
-                f" Data moved for {in_words(moved.transit_ns, 'ns')} of the"
-                f" {in_words(moved.elapse_ns, 'ns')} that these collectives took."
+                f" Data moved for {in_words(moved.transit_ns, 'ns')} of the collectives'"
+                f" {in_words(moved.elapse_ns, 'ns')}."
             )
             evidence.append(moved.longest)
             late |= 2 * moved.transit_ns < moved.elapse_ns
@@ -209,7 +209,7 @@ class Steps:
             evidence += waited.evidence[:1]
             late = True
         if late:
-            sentence += " The other ranks came later, or the link was slow: compare the ranks."
+            sentence += " The other ranks were late, or the link was slow: compare the ranks."
         else:
             sentence += (
                 " Start communication earlier, on its own stream, so that computation hides it."

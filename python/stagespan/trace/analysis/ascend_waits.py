@@ -133,7 +133,7 @@ class Waits:
         return much and 2 * inside >= exposed
 
     def in_communication(self) -> list[tuple[str, str, tuple[Evidence, Evidence]]]:
-        """Of each kind that is communication its name, a sentence, and evidence."""
+        """Of each kind that is communication name, clause and evidence; NOTIFY comes last."""
         found = []
         for kind in self.count:
             mine = [wait for wait in self.largest if wait.kind == kind]
@@ -141,10 +141,10 @@ class Waits:
                 continue
             longest = max(mine, key=lambda wait: wait.exposed_ns)
             time = in_words(self.communicating_ns[kind], "ns")
-            sentence = f"For {time} of it a stream waited for {_WHAT[kind]}."
+            clause = f"{time} of it while a stream waited for {_WHAT[kind]}"
             name = f"{longest.event.event}, nothing computed"
             evidence = Evidence(name, None, self.exposed_ns[kind], "ns")
-            found.append((kind, sentence, (evidence, longest.event)))
+            found.append((kind, clause, (evidence, longest.event)))
         return found
 
     def tables(self) -> list[Table]:
