@@ -44,6 +44,15 @@ ASCEND: tuple[str, ...] = (
 )
 
 
+# Findings whose event is the same as that of another analysis' finding, which says more.
+_TELLS_ALSO: dict[str, tuple[str, ...]] = {
+    "ascend.exposed_communication": (
+        "device_use.exposed_communication",
+        "ascend.collectives_waited",
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Analysis:
     """All that was found out about one trace."""
@@ -54,9 +63,10 @@ class Analysis:
 
     def findings(self) -> list[Finding]:
         """Of all analyses, the gravest first; within a severity in the order of the report."""
-        return gravest_first(
-            finding for result in self.results.values() for finding in result.findings()
-        )
+        every = [finding for result in self.results.values() for finding in result.findings()]
+        told = {finding.code for finding in every}
+        same = {code for each in told for code in _TELLS_ALSO.get(each, ())}
+        return gravest_first(finding for finding in every if finding.code not in same)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what was read, the findings, then one key an analysis."""

@@ -73,6 +73,7 @@ class Cores:
                 f" {in_words(time, 'ns')} ({percent:.1f} % of all operators' time): {names}."
                 " Other types of data, or another operator, run on the AI Core.",
                 tuple(longest for *_, longest in self.slow[:_NAMED]),
+                "ascend.ai_cpu",
             )
         ]
 

@@ -121,10 +121,25 @@ class Free:
                 sentence += (
                     f" {self.short:,} of its {self.operators:,} operators take less than 10 us."
                 )
-            found.append(Finding(severity, f"{sentence} {_ADVICE[most]}.", self._largest(_HOST)))
-        for part, words in (
-            (LAUNCHED, f"while {PARTS[LAUNCHED]}: it waited for an event or for the device itself"),
-            (UNKNOWN, f"and {PARTS[UNKNOWN]}, so that nothing is known about why"),
+            found.append(
+                Finding(
+                    severity,
+                    f"{sentence} {_ADVICE[most]}.",
+                    self._largest(_HOST),
+                    "ascend.host_bound",
+                )
+            )
+        for part, code, words in (
+            (
+                LAUNCHED,
+                "ascend.late_start",
+                f"while {PARTS[LAUNCHED]}: it waited for an event or for the device itself",
+            ),
+            (
+                UNKNOWN,
+                "ascend.free_unexplained",
+                f"and {PARTS[UNKNOWN]}, so that nothing is known about why",
+            ),
         ):
             time = self.parts.get(part, 0)
             percent = share(time, self.span_ns)
@@ -134,7 +149,7 @@ class Free:
                     f"For {in_words(time, 'ns')} ({percent:.1f} % of its time) the device was free"
                     f" {words}."
                 )
-                found.append(Finding(severity, sentence, self._largest((part,))))
+                found.append(Finding(severity, sentence, self._largest((part,)), code))
         return found
 
     def tables(self) -> list[Table]:

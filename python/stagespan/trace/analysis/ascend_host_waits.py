@@ -129,7 +129,8 @@ class HostWaits:
                 f"The device was busy for only {busy:.0f} % of that: values that stay on the"
                 " device, or are read once a step, spare the wait."
             )
-        return [Finding(severity, sentence, tuple(group.longest for group in self.groups[:3]))]
+        evidence = tuple(group.longest for group in self.groups[:3])
+        return [Finding(severity, sentence, evidence, "ascend.host_waits")]
 
     def tables(self) -> list[Table]:
         """By operator and call."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from stagespan.trace.analysis import ascend_waits
+from stagespan.trace.analysis.ascend_waits import NOTIFY, Waits
 from stagespan.trace.analysis.result import (
     Evidence,
     Finding,
@@ -19,6 +21,7 @@ from stagespan.trace.analysis.result import (
     many,
     share,
 )
+from stagespan.trace.ascend.communication import Collectives
 from stagespan.trace.ascend.kernel_lanes import step_times_of_kernels
 from stagespan.trace.ascend.lanes import lanes_from_events, lanes_in
 from stagespan.trace.ascend.step_ranges import step_ranges, whole_range
@@ -32,6 +35,8 @@ from stagespan.trace.ascend.tables import CsvTable
 from stagespan.trace.device import device_work
 from stagespan.trace.model import Trace
 
+EXPOSED_COMMUNICATION = "ascend.exposed_communication"
+"""The code of the finding that tells of all waits within collectives."""
 LANES, OPERATORS, FILE, KERNELS = "lanes", "operators", "file", "kernels"
 _SOURCES = {
     LANES: "the lanes of the trace's Overlap Analysis",
@@ -40,6 +45,8 @@ _SOURCES = {
     KERNELS: "the rows of kernel_details.csv",
 }
 _FREE: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
+_EXPOSED: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_WORST = 3
 _SHARE = 1e-6
 _SHOWN = 4
 _COARSE = ("stage_ns", "preparing_ns")
@@ -78,6 +85,24 @@ class Steps:
     checked: dict[str, list[StepTime]]
     """The same steps by the others that are there."""
     differences: list[Difference] = field(default_factory=list)
+    waits: Waits | None = None
+    """What the streams waited for, if the trace shows it."""
+    collectives: Collectives | None = None
+    """What communication.json says about the collectives."""
+
+    @property
+    def exposed_ns(self) -> int:
+        """Communication beside which nothing computed, in the steps whose stage is known."""
+        return sum(step.exposed_ns or 0 for step in self._staged)
+
+    @property
+    def stage_ns(self) -> int:
+        """The length of these steps' stages."""
+        return sum(step.stage_ns or 0 for step in self._staged)
+
+    @property
+    def _staged(self) -> list[StepTime]:
+        return [s for s in self.steps if s.stage_ns and s.exposed_ns is not None]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds."""
@@ -101,15 +126,22 @@ class Steps:
         }
 
     def findings(self) -> list[Finding]:
-        """Much free time, where the trace does not tell more, and figures that do not agree."""
-        found = [*self._free()] if self.source in (FILE, KERNELS) else []
-        for differences, severity, what in (
+        """Exposed communication, free time that no trace explains, figures that do not agree."""
+        found = self._exposed()
+        found += self._free() if self.source in (FILE, KERNELS) else []
+        for differences, severity, what, code in (
             (
                 [d for d in self.differences if d.other == FILE],
                 "medium",
                 "step_trace_time.csv has it",
+                "ascend.steps_differ_from_file",
             ),
-            ([d for d in self.differences if d.other != FILE], "low", "the operators have it"),
+            (
+                [d for d in self.differences if d.other != FILE],
+                "low",
+                "the operators have it",
+                "ascend.steps_differ_from_operators",
+            ),
         ):
             if differences:
                 found.append(
@@ -121,6 +153,7 @@ class Steps:
                             Evidence(d.sentence, None, abs(d.time_ns - d.other_ns), "ns")
                             for d in differences[:5]
                         ),
+                        code,
                     )
                 )
         return found
@@ -139,7 +172,49 @@ class Steps:
             " neither computed nor communicated. The trace (trace_view.json) tells why."
         )
         evidence = tuple(Evidence(f"Free of {s.name}", None, s.free_ns, "ns") for s in worst)
-        return [Finding(severity, sentence, evidence)]
+        return [Finding(severity, sentence, evidence, "ascend.free")]
+
+    def _exposed(self) -> list[Finding]:
+        """Communication beside which nothing computed, with all that is known about it."""
+        percent = share(self.exposed_ns, self.stage_ns)
+        severity = next((s for least, s in _EXPOSED if percent >= least), None)
+        if severity is None:
+            return []
+        worst = sorted(self._staged, key=lambda s: -(s.exposed_ns or 0))[:_WORST]
+        stages = "the stage's" if len(self._staged) == 1 else "the stages'"
+        sentence = (
+            f"For {in_words(self.exposed_ns, 'ns')} of {stages} {in_words(self.stage_ns, 'ns')}"
+            f" ({percent:.1f} %) the device communicated and computed nothing"
+        )
+        evidence = [
+            Evidence(f"exposed communication of {s.name}", None, s.exposed_ns, "ns") for s in worst
+        ]
+        waits = [] if self.waits is None else self.waits.in_communication()
+        # The last of them is the closest to the cause; all are in the evidence.
+        sentence += f", {waits[-1][1]}." if waits else "."
+        evidence += [each[0] for _, _, each in waits]
+        evidence += [each[1] for _, _, each in waits]
+        late = any(kind == NOTIFY for kind, *_ in waits)
+        moved = None if self.collectives is None else self.collectives.moved
+        if moved is not None:
+            sentence += (
+                f" Data moved for {in_words(moved.transit_ns, 'ns')} of the collectives'"
+                f" {in_words(moved.elapse_ns, 'ns')}."
+            )
+            evidence.append(moved.longest)
+            late |= 2 * moved.transit_ns < moved.elapse_ns
+        waited = None if self.collectives is None else self.collectives.waited
+        if waited is not None and waited.severity is not None:
+            sentence += f" {waited.sentence}"
+            evidence += waited.evidence[:1]
+            late = True
+        if late:
+            sentence += " The other ranks were late, or the link was slow: compare the ranks."
+        else:
+            sentence += (
+                " Start communication earlier, on its own stream, so that computation hides it."
+            )
+        return [Finding(severity, sentence, tuple(evidence), EXPOSED_COMMUNICATION)]
 
     def tables(self) -> list[Table]:
         """Steps as rows, with the columns of step_trace_time.csv."""
@@ -184,9 +259,15 @@ class Steps:
 
 
 def analyze(
-    trace: Trace, table: CsvTable | None = None, kernels: CsvTable | None = None
+    trace: Trace,
+    table: CsvTable | None = None,
+    kernels: CsvTable | None = None,
+    communication: Collectives | None = None,
 ) -> Steps | Nothing:
-    """Sum up steps from a trace, and compare with step_trace_time.csv and kernel_details.csv."""
+    """Sum up steps from a trace, and compare with step_trace_time.csv and kernel_details.csv.
+
+    `communication` is what communication.json says about the same steps.
+    """
     ranges = step_ranges(trace)
     in_file = [] if table is None else step_times_of_file(table)
     if not ranges or (in_file and not any(step.step for step in in_file)):
@@ -205,7 +286,15 @@ def analyze(
         )
     source = next(iter(found))
     others = {other: steps for other, steps in found.items() if other != source}
-    return Steps(source, found[source], others, _differences(source, found[source], others))
+    waits = ascend_waits.analyze(trace)
+    return Steps(
+        source,
+        found[source],
+        others,
+        _differences(source, found[source], others),
+        waits if isinstance(waits, Waits) else None,
+        communication,
+    )
 
 
 def _differences(

@@ -24,7 +24,7 @@ from stagespan.trace.analysis.result import (
     window_of,
 )
 from stagespan.trace.arrays import Numbers
-from stagespan.trace.ascend.lanes import minus, on_device
+from stagespan.trace.ascend.lanes import Interval, minus, on_device
 from stagespan.trace.device import COMMUNICATION, COMPUTE, COPY, device_work
 from stagespan.trace.intervals import covered, merged
 from stagespan.trace.model import Trace
@@ -62,6 +62,8 @@ class Waits:
     """Sum of the waits' durations; waits of several streams at once are each counted."""
     exposed_ns: dict[str, int]
     """When a stream waited and nothing computed."""
+    communicating_ns: dict[str, int]
+    """The part of that in which a collective ran: it is exposed communication."""
     largest: list[Wait]
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,6 +76,7 @@ class Waits:
                     "waits": self.count[kind],
                     "wait_us": self.total_ns[kind] / 1000,
                     "nothing_computed_us": self.exposed_ns[kind] / 1000,
+                    "in_exposed_communication_us": self.communicating_ns[kind] / 1000,
                 }
                 for kind in self.count
             },
@@ -93,9 +96,11 @@ class Waits:
         }
 
     def findings(self) -> list[Finding]:
-        """Waits during a good part of which nothing computed."""
+        """Waits that take much of the time, if they are not the waits of a collective."""
         found = []
         for kind in self.count:
+            if self.is_communication(kind):
+                continue  # the finding on exposed communication names them
             percent = share(self.exposed_ns[kind], self.span_ns)
             severity = next((s for least, s in _SHARES if percent >= least), None)
             mine = [wait for wait in self.largest if wait.kind == kind]
@@ -117,7 +122,29 @@ class Waits:
             if kind == NOTIFY:
                 sentence += " The other ranks came later, or the link was slow: compare the ranks."
             mine.sort(key=lambda wait: -wait.exposed_ns)
-            found.append(Finding(severity, sentence, tuple(wait.event for wait in mine[:3])))
+            evidence = tuple(wait.event for wait in mine[:3])
+            found.append(Finding(severity, sentence, evidence, f"ascend.{kind}_wait"))
+        return found
+
+    def is_communication(self, kind: str) -> bool:
+        """Whether waits of this kind are mostly those of collectives that nothing hides."""
+        exposed, inside = self.exposed_ns[kind], self.communicating_ns[kind]
+        much = share(inside, self.span_ns) >= _SHARES[-1][0]
+        return much and 2 * inside >= exposed
+
+    def in_communication(self) -> list[tuple[str, str, tuple[Evidence, Evidence]]]:
+        """Of each kind that is communication name, clause and evidence; NOTIFY comes last."""
+        found = []
+        for kind in self.count:
+            mine = [wait for wait in self.largest if wait.kind == kind]
+            if not mine or not self.is_communication(kind):
+                continue
+            longest = max(mine, key=lambda wait: wait.exposed_ns)
+            time = in_words(self.communicating_ns[kind], "ns")
+            clause = f"{time} of it while a stream waited for {_WHAT[kind]}"
+            name = f"{longest.event.event}, nothing computed"
+            evidence = Evidence(name, None, self.exposed_ns[kind], "ns")
+            found.append((kind, clause, (evidence, longest.event)))
         return found
 
     def tables(self) -> list[Table]:
@@ -176,11 +203,14 @@ def analyze(trace: Trace) -> Waits | Nothing:
     begin, end = events.begin_ns, events.end_ns
     computing = busy[work.kind[busy] == COMPUTE]
     computes = merged(begin[computing], end[computing])
-    waits, exposed = {}, {}
+    talking = busy[work.kind[busy] == COMMUNICATION]
+    talks = minus(merged(begin[talking], end[talking]), computes)
+    waits, exposed, communicating = {}, {}, {}
     for kind, rows in rows_of.items():
         waits[kind] = merged(begin[rows], end[rows])
         left = minus(waits[kind], computes)
-        exposed[kind] = int((left[1] - left[0]).sum())
+        exposed[kind] = _length(left)
+        communicating[kind] = exposed[kind] - _length(minus(left, talks))
     every = np.concatenate([busy, *rows_of.values()])
     look = _Look(trace, busy, work.kind)
     return Waits(
@@ -188,11 +218,16 @@ def analyze(trace: Trace) -> Waits | Nothing:
         count={kind: len(rows) for kind, rows in rows_of.items()},
         total_ns={kind: int(events.dur_ns[rows].sum()) for kind, rows in rows_of.items()},
         exposed_ns=exposed,
+        communicating_ns=communicating,
         largest=sorted(
             (look.wait(kind, row) for kind, rows in rows_of.items() for row in _long(trace, rows)),
             key=lambda wait: -(wait.event.figure or 0),
         ),
     )
+
+
+def _length(intervals: Interval) -> int:
+    return int((intervals[1] - intervals[0]).sum())
 
 
 def _long(trace: Trace, rows: Numbers) -> list[int]:

@@ -117,6 +117,7 @@ class Use:
                     severity,
                     sentence,
                     (Evidence(f"exposed {what}", None, exposed, "ns"), self.longest[worst, kind]),
+                    f"device_use.exposed_{what}",
                 )
             )
         return found

@@ -157,7 +157,8 @@ class HeadOverhead:
         sentence += f": {', '.join(told)}. Most of it is {_WHOSE[most]}"
         sentence += f"{self._why(most)}. {_ADVICE[most]}."
         longest = sorted(calls, key=lambda call: -call.head_ns)[:3]
-        return [Finding(severity, sentence, tuple(self._evidence(call) for call in longest))]
+        evidence = tuple(self._evidence(call) for call in longest)
+        return [Finding(severity, sentence, evidence, "ascend.head_overhead")]
 
     def tables(self) -> list[Table]:
         """The parts, then the largest calls."""

@@ -96,7 +96,13 @@ _WAITS = _object(
     {
         "span_us": _TIME,
         "by_kind": _by_name(
-            _object({"meaning": _TEXT, "waits": _COUNT, **_times("wait_us", "nothing_computed_us")})
+            _object(
+                {
+                    "meaning": _TEXT,
+                    "waits": _COUNT,
+                    **_times("wait_us", "nothing_computed_us", "in_exposed_communication_us"),
+                }
+            )
         ),
         "largest": _list(
             _object(

@@ -81,14 +81,16 @@ class Calls:
     def findings(self) -> list[Finding]:
         """Operators compiled while the program runs; synchronisation where no trace tells more."""
         found = []
-        for pattern, words, advice in (
+        for pattern, code, words, advice in (
             (
                 _COMPILES,
+                "ascend.compiled_while_running",
                 "compiled or looked up operators while the program ran",
                 "torch_npu.npu.set_compile_mode(jit_compile=False) uses those that come compiled",
             ),
             (
                 _SYNCHRONISES,
+                "ascend.host_waits",
                 "waited for the device",
                 "The trace (trace_view.json) tells which operator waits",
             ),
@@ -114,10 +116,13 @@ class Calls:
                         Evidence(f"{c.name}, {many(c.count, 'time')}", None, c.total_ns, "ns")
                         for c in mine[:3]
                     ),
+                    code,
                 )
             )
         if self.differences:
-            found.append(disagreement("low", f"{API} and the trace", self.differences))
+            found.append(
+                disagreement("low", f"{API} and the trace", self.differences, "ascend.calls_differ")
+            )
         return found
 
     def tables(self) -> list[Table]:

@@ -33,6 +33,7 @@ _TIMES = {
     "synchronization_ns": "Synchronization Time(ms)",
     "idle_ns": "Idle Time(ms)",
 }
+_BEGIN = "Start Timestamp(us)"
 _SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
 _TOP = 50
 _LARGEST = 1e15
@@ -49,8 +50,29 @@ class Collective:
     wait_ns: int | None
     synchronization_ns: int | None
     idle_ns: int | None
+    begin_ns: int | None
     sent: dict[str, tuple[float, float | None]]
     """By link: megabytes, and GB/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How long the collectives moved data; times in ns."""
+
+    elapse_ns: int
+    transit_ns: int
+    longest: Evidence
+    """The collective that went longest without moving data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """How long the collectives waited for other ranks."""
+
+    severity: Severity | None
+    """None for a small share."""
+    sentence: str
+    evidence: tuple[Evidence, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +102,40 @@ class Collectives:
     """Operations that the trace holds too."""
     differences: list[str] = field(default_factory=list)
     """Sentences about those that take another time there."""
+
+    @property
+    def waited(self) -> Waited | None:
+        """How long they waited for other ranks; None if the file does not say."""
+        known = [e for e in self.operations if e.elapse_ns is not None and e.wait_ns is not None]
+        elapsed = sum(each.elapse_ns or 0 for each in known)
+        waited = sum(each.wait_ns or 0 for each in known)
+        if not elapsed:
+            return None
+        percent = share(waited, elapsed)
+        worst = sorted(known, key=lambda each: -(each.wait_ns or 0))[:3]
+        return Waited(
+            next((s for least, s in _SHARES if percent >= least), None),
+            f"Collectives waited for other ranks for {in_words(waited, 'ns')} of"
+            f" {in_words(elapsed, 'ns')} ({percent:.1f} %).",
+            tuple(Evidence(each.name, None, each.wait_ns, "ns") for each in worst),
+        )
+
+    @property
+    def moved(self) -> Moved | None:
+        """Of those whose transit the file says; None if it says none, or always 0.
+
+        Collectives that the cores themselves carry out have no tasks of transit, so 0 says nothing.
+        """
+        known = [each for each in self.operations if each.elapse_ns and each.transit_ns]
+        if not known:
+            return None
+        still = {id(each): (each.elapse_ns or 0) - (each.transit_ns or 0) for each in known}
+        worst = max(known, key=lambda each: still[id(each)])
+        return Moved(
+            sum(each.elapse_ns or 0 for each in known),
+            sum(each.transit_ns or 0 for each in known),
+            Evidence(f"{worst.name}, no data moved", None, still[id(worst)], "ns"),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds and MB."""
@@ -116,25 +172,27 @@ class Collectives:
         }
 
     def findings(self) -> list[Finding]:
-        """Operations that waited for most of their time."""
-        known = [e for e in self.operations if e.elapse_ns is not None and e.wait_ns is not None]
-        elapsed = sum(each.elapse_ns or 0 for each in known)
-        waited = sum(each.wait_ns or 0 for each in known)
-        percent = share(waited, elapsed)
-        severity = next((s for least, s in _SHARES if percent >= least), None)
+        """Operations that waited for much of their time, and figures that do not agree."""
         found = []
-        if severity is not None:
-            worst = sorted(known, key=lambda each: -(each.wait_ns or 0))[:3]
+        waited = self.waited
+        if waited is not None and waited.severity is not None:
             found.append(
                 Finding(
-                    severity,
-                    f"Collectives waited for other ranks for {in_words(waited, 'ns')} of"
-                    f" {in_words(elapsed, 'ns')} ({percent:.1f} %): ranks do not arrive together.",
-                    tuple(Evidence(each.name, None, each.wait_ns, "ns") for each in worst),
+                    waited.severity,
+                    f"{waited.sentence} Ranks do not arrive together.",
+                    waited.evidence,
+                    "ascend.collectives_waited",
                 )
             )
         if self.differences:
-            found.append(disagreement("low", f"{COMMUNICATION} and the trace", self.differences))
+            found.append(
+                disagreement(
+                    "low",
+                    f"{COMMUNICATION} and the trace",
+                    self.differences,
+                    "ascend.collectives_differ",
+                )
+            )
         return found
 
     def tables(self) -> list[Table]:
@@ -187,7 +245,9 @@ def collectives(documents: dict[str, Any], trace: Trace | None = None) -> Collec
         if isinstance(times, dict) and name != _TOTAL:
             read = {key: _time(times.get(title), "ms") for key, title in _TIMES.items()}
             sent = _sent(value.get("Communication Bandwidth Info"))
-            found.append(Collective(step, name.partition("@")[0], **read, sent=sent))
+            begin = _time(times.get(_BEGIN), "us")
+            name = name.partition("@")[0]
+            found.append(Collective(step, name, **read, begin_ns=begin, sent=sent))
     links = _links(documents.get(MATRIX))
     if not found and not links:
         return Nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from stagespan.trace.model import Trace
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 TRACE = "trace_view.json"
+METADATA = "profiler_metadata.json"
 TABLES = (
     "step_trace_time.csv",
     "kernel_details.csv",
@@ -58,6 +60,10 @@ class AscendFolder:
     rank: int | None
     problems: list[str] = field(default_factory=list)
     """Sentences about files that could not be read whole."""
+    world_size: int | None = None
+    """Ranks of the job; None when no file says."""
+    pipeline_stage: int | None = None
+    """The rank's place in its group of pipeline parallelism; None when no file says."""
 
     @property
     def missing(self) -> list[str]:
@@ -95,8 +101,8 @@ def find_ascend_folder(path: str | os.PathLike[str]) -> Path | None:
     return inside[0] if len(inside) == 1 else None
 
 
-def read_ascend_folder(path: str | os.PathLike[str]) -> AscendFolder:
-    """Read what is there.
+def read_ascend_folder(path: str | os.PathLike[str], names: Iterable[str] = TABLES) -> AscendFolder:
+    """Read what is there: the trace, the documents, and of the tables those of `names`.
 
     Raises TraceError, with a sentence that says what to do, when no file of it can be read.
     """
@@ -106,7 +112,7 @@ def read_ascend_folder(path: str | os.PathLike[str]) -> AscendFolder:
     trace = _trace(output, problems)
     tables: dict[str, CsvTable] = {}
     documents: dict[str, Any] = {}
-    for name in TABLES:
+    for name in names:
         file = _found(output, name)
         if file is not None:
             table = tables[name] = read_table(file)
@@ -127,7 +133,10 @@ def read_ascend_folder(path: str | os.PathLike[str]) -> AscendFolder:
     if trace is None and not documents and not any(tables.values()):
         raise TraceError(_nothing(folder, output, problems))
     level, rank = _info(folder, output)
-    return AscendFolder(folder, output, trace, tables, documents, level, rank, problems)
+    world, stage = _job(folder, output)
+    return AscendFolder(
+        folder, output, trace, tables, documents, level, rank, problems, world, stage
+    )
 
 
 def read_ascend_trace(path: str | os.PathLike[str]) -> Trace:
@@ -202,6 +211,27 @@ def _info(folder: Path, output: Path) -> tuple[str | None, int | None]:
                 rank = int(named[1]) if named[1] else None
             return level if isinstance(level, str) else None, rank
     return None, None
+
+
+def _job(folder: Path, output: Path) -> tuple[int | None, int | None]:
+    """The number of the job's ranks, and the rank's pipeline stage, from what MindSpeed writes."""
+    for place in dict.fromkeys((folder, output, output.parent)):
+        file = place / METADATA
+        document = _document(file, []) if file.is_file() else None
+        if not isinstance(document, dict):
+            continue
+        arguments, groups = document.get("distributed_args"), document.get("parallel_group_info")
+        world = arguments.get("world_size") if isinstance(arguments, dict) else None
+        stage = None
+        for group in groups.values() if isinstance(groups, dict) else ():
+            if isinstance(group, dict) and group.get("group_name") == "pp":
+                stage = group.get("group_rank")
+        return _count(world), _count(stage)
+    return None, None
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _nothing(folder: Path, output: Path, problems: list[str]) -> str:

@@ -13,6 +13,7 @@ from stagespan.trace.ascend.lanes import (
     EXPOSED,
     FREE,
     RECEIVING,
+    Interval,
     Lanes,
     minus,
 )
@@ -32,8 +33,29 @@ def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
     A step is the rows with its `Step Id`, or all rows where there is no such column. Collectives
     are rows of core HCCL or COMMUNICATION, which only some releases write.
     """
+    rows = _rows(table)
+    found = []
+    for (device, step), mine in sorted(rows.items(), key=lambda item: (item[0], item[1][0])):
+        limits = np.iinfo(np.int64)
+        whole = StepRange(step, int(limits.min), int(limits.max), None)
+        found += step_times({device: _lanes(np.array(mine, dtype=np.int64))}, [whole])
+    return found
+
+
+def intervals_of_kernels(table: CsvTable) -> Interval | None:
+    """When the rows that compute ran; None where the table has no times of day."""
+    every = [row for rows in _rows(table).values() for row in rows]
+    if not every:
+        return None
+    computes = [(begin, end) for begin, end, kind in every if kind == COMPUTING]
+    edges = np.array(computes, dtype=np.int64).reshape(-1, 2)
+    return edges[:, 0], edges[:, 1]
+
+
+def _rows(table: CsvTable) -> dict[tuple[str, str], list[tuple[int, int, int]]]:
+    """Begin, end and kind of each row, by device and step."""
     if not table.has("start time", "duration"):
-        return []
+        return {}
     start, length = table.unit("start time", "us"), table.unit("duration", "us")
     rows: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
     kinds: dict[tuple[str, str], int] = {}
@@ -54,12 +76,7 @@ def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
         if kind is None:
             kind = kinds[core, name] = _kind(core, name)
         rows.setdefault((device, step), []).append((begin, begin + time, kind))
-    found = []
-    for (device, step), mine in sorted(rows.items(), key=lambda item: (item[0], item[1][0])):
-        limits = np.iinfo(np.int64)
-        whole = StepRange(step, int(limits.min), int(limits.max), None)
-        found += step_times({device: _lanes(np.array(mine, dtype=np.int64))}, [whole])
-    return found
+    return rows
 
 
 def _kind(core: str, name: str) -> int:

@@ -98,6 +98,7 @@ class Memory:
                         f" used more than {in_words(peak.allocated, 'bytes')} of it"
                         f" ({percent:.1f} % unused): its memory is fragmented, or held in reserve.",
                         (Evidence(f"reserved by {peak.component}", None, peak.reserved, "bytes"),),
+                        "ascend.memory_unused",
                     )
                 )
         return found

@@ -119,6 +119,7 @@ class Operators:
                         )
                         for t in slow[:5]
                     ),
+                    "ascend.ai_cpu",
                 )
             )
         changes = [t for t in self.types if t.type in _CONVERSIONS]
@@ -141,10 +142,18 @@ class Operators:
                         )
                         for t in changes[:5]
                     ),
+                    "ascend.conversions",
                 )
             )
         if self.differences:
-            found.append(disagreement("medium", f"{KERNELS} and {STATISTIC}", self.differences))
+            found.append(
+                disagreement(
+                    "medium",
+                    f"{KERNELS} and {STATISTIC}",
+                    self.differences,
+                    "ascend.operators_differ",
+                )
+            )
         return found
 
     def tables(self) -> list[Table]:

@@ -8,7 +8,7 @@ from typing import Any
 from stagespan.trace.analysis import ASCEND, Analysis, analyze, ascend_steps
 from stagespan.trace.analysis.result import Finding, Nothing, Result, Table
 from stagespan.trace.ascend.api import API, calls
-from stagespan.trace.ascend.communication import collectives
+from stagespan.trace.ascend.communication import Collectives, collectives
 from stagespan.trace.ascend.folder import DOCUMENTS, TABLES, TRACE, AscendFolder
 from stagespan.trace.ascend.host_operators import DETAILS, host_operators
 from stagespan.trace.ascend.memory import memory
@@ -64,15 +64,17 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
     results: dict[str, Result | Nothing] = {}
     if trace is not None:
         results = dict(analyze(trace).results)
+    communication = collectives(folder.documents, trace)
     times = ascend_steps.analyze(
         without_events(str(folder.path)) if trace is None else trace,
         tables.get("step_trace_time.csv"),
         tables.get("kernel_details.csv"),
+        communication if isinstance(communication, Collectives) else None,
     )
     ours: dict[str, Result | Nothing] = {
         "ascend_operators": operators(tables),
         "ascend_api": calls(tables.get(API), trace),
-        "ascend_collectives": collectives(folder.documents, trace),
+        "ascend_collectives": communication,
         "ascend_memory": memory(tables),
         "ascend_host_operators": host_operators(tables.get(DETAILS)),
         "ascend_files": Files(folder),

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analysis.axis import Cover
+from stagespan.trace.analysis.device_time import custom_communication
 from stagespan.trace.analysis.gaps import AFTER, BEFORE, DURING, UNKNOWN, Gaps, gaps
 from stagespan.trace.analysis.split_idle import NAMES, split
 from stagespan.trace.analysis.step_ranges import step_begins
@@ -49,7 +50,7 @@ def spent(trace: Trace, windows: Windows) -> Spent:
     """Give every moment of the windows to a device event or to a cause of idleness."""
     events, work = trace.events, device_work(trace)
     rows = work.rows
-    kind = work.kind[rows]
+    kind = np.where(custom_communication(trace), COMMUNICATION, work.kind)[rows]
     time = np.zeros(len(rows), dtype=np.int64)
     free = Cover(windows.begin_ns, windows.end_ns)
     for each in (COMPUTE, COMMUNICATION, COPY):

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analysis.axis import Cover
+from stagespan.trace.analysis.causes import MARKS
+from stagespan.trace.analysis.device_time import custom_communication
 from stagespan.trace.analysis.host_time import named
 from stagespan.trace.analysis.nesting import Lanes, Nesting
+from stagespan.trace.analysis.step_ranges import step_ranges
 from stagespan.trace.arrays import Numbers
-from stagespan.trace.device import COMMUNICATION, COMPUTE, device_work
+from stagespan.trace.device import COMMUNICATION, COMPUTE, device_work, launch_of
 from stagespan.trace.model import Trace
+
+Rows = NDArray[np.intp]
 
 MOST = 5_000
 """Collectives of a rank that are kept: what travels back from a worker stays small."""
@@ -48,7 +55,7 @@ _SIZES = {
 }
 """Bytes of an element, by the name of its type in lower case."""
 # `hcom_allReduce__586_0_1`: the 0th of group 586.
-_ASCEND_GROUP = re.compile(r"^hcom_[A-Za-z]+__(\d+)_\d+_")
+ASCEND_GROUP = re.compile(r"^hcom_[A-Za-z]+__(\d+)_\d+_")
 _ON_HOST = re.compile(r"^(?:gloo|mpi|ucc|xccl):", re.IGNORECASE)
 _WAITS = re.compile(r"^(?:c10d|gloo|mpi|ucc)(?:::|:)|^record_param_comms")
 
@@ -73,8 +80,17 @@ class Collectives:
     """Time that the rank computed from the trace's begin until the collective began."""
     computed_in_ns: Numbers
     """Time that the rank computed while the collective ran."""
+    busy_ns: Numbers
+    """Time that the rank computed or communicated from the trace's begin until it began."""
+    transit_ns: Numbers
+    """Time that data moved; -1 where nothing tells."""
+    step: Numbers
+    """The step that launched it: 0 before the first mark of a step, else its number from 1; -1
+    where the trace has no steps."""
     left_out: int
     """Collectives beyond `MOST`."""
+    computing_known: bool = True
+    """Whether the trace shows what the rank computed; if not, these times are 0."""
 
     def __len__(self) -> int:
         return len(self.begin_ns)
@@ -85,20 +101,36 @@ def op_of(name: str) -> str:
     return next((op for op, pattern in _COMPILED if pattern.search(name)), "other")
 
 
-def collectives(trace: Trace) -> Collectives:
-    """The collectives on the device, or on the host where no device runs any."""
+def work_of(trace: Trace) -> tuple[Rows, Rows]:
+    """The events that communicate, by begin, and those that compute.
+
+    Those on the device, or on the host if no device runs a collective. Communication is what
+    `device_time` calls so.
+    """
     events, work = trace.events, device_work(trace)
-    rows = np.flatnonzero(work.kind == COMMUNICATION)
+    kind = np.where(custom_communication(trace), COMMUNICATION, work.kind)
+    rows = np.flatnonzero(kind == COMMUNICATION)
     if len(rows):
-        computing = np.flatnonzero(work.kind == COMPUTE)
+        computing = np.flatnonzero(kind == COMPUTE)
     else:
         marks = trace.rows_of(["user_annotation", "cpu_op"])
         rows = _outermost(trace, np.flatnonzero(marks & named(trace, _ON_HOST)))
-        computing = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, _WAITS))
-    order = np.lexsort((events.end_ns[rows], events.begin_ns[rows]))
-    rows = rows[order]
-    left_out = max(0, len(rows) - MOST)
-    rows = rows[:MOST]
+        idle = named(trace, _WAITS) | named(trace, MARKS)
+        computing = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~idle)
+    return rows[np.lexsort((events.end_ns[rows], events.begin_ns[rows]))], computing
+
+
+def collectives(
+    trace: Trace, transit_ns: Mapping[str, Sequence[int | None]] | None = None
+) -> Collectives:
+    """The collectives of `work_of`.
+
+    `transit_ns` has, by name and in the order of time, how long each moved data.
+    """
+    events = trace.events
+    every, computing = work_of(trace)
+    left_out = max(0, len(every) - MOST)
+    rows = every[:MOST]
     group, groups = _argument(trace, rows, "Process Group Name")
     told = bool(groups)
     if not told:
@@ -114,8 +146,10 @@ def collectives(trace: Trace) -> Collectives:
     known: dict[str, str] = {}
     op = [spelled.setdefault(known.setdefault(name, op_of(name)), len(spelled)) for name in written]
     cover = Cover(events.begin_ns[computing], events.end_ns[computing])
+    busy = cover | Cover(events.begin_ns[every], events.end_ns[every])
     begin = events.begin_ns[rows]
-    first = cover.begin[0] if len(cover.begin) else 0
+    first = busy.begin[0] if len(busy.begin) else 0
+    since = np.full(len(rows), min(first, begin.min(initial=first)))
     return Collectives(
         ops=list(spelled),
         op=np.array(op, dtype=np.int32),
@@ -125,31 +159,63 @@ def collectives(trace: Trace) -> Collectives:
         members=_number(trace, rows, "Group size"),
         begin_ns=begin,
         end_ns=events.end_ns[rows],
-        computed_ns=cover.within(np.full(len(rows), min(first, begin.min(initial=first))), begin),
+        computed_ns=cover.within(since, begin),
         computed_in_ns=cover.within(begin, events.end_ns[rows]),
+        busy_ns=busy.within(since, begin),
+        transit_ns=_transit(trace, rows, transit_ns or {}),
+        step=_steps(trace, rows),
         left_out=left_out,
     )
 
 
-def _groups_in_names(trace: Trace, rows: NDArray[np.intp]) -> tuple[Numbers, list[str]]:
+def _transit(trace: Trace, rows: Rows, known: Mapping[str, Sequence[int | None]]) -> Numbers:
+    seen: dict[str, int] = {}
+    found = np.full(len(rows), -1, dtype=np.int64)
+    counts = Counter(trace.events.name[rows].tolist())
+    for at, code in enumerate(trace.events.name[rows].tolist()):
+        name = trace.names[code]
+        times = known.get(name, ())
+        # What ran outside of steps is not in the file: then nothing tells which is which.
+        if len(times) == counts[code]:
+            number = seen.get(name, 0)
+            seen[name] = number + 1
+            time = times[number]
+            found[at] = -1 if time is None else time
+    return found
+
+
+def _steps(trace: Trace, rows: Rows) -> Numbers:
+    ranges = step_ranges(trace) if len(rows) else None
+    if ranges is None or len(ranges) == 0:
+        return np.full(len(rows), -1, dtype=np.int64)
+    at = trace.events.begin_ns[rows].copy()
+    if ranges.on_host:
+        calls = launch_of(trace, rows)
+        at[calls >= 0] = trace.events.begin_ns[calls[calls >= 0]]
+    # What lies behind the last step belongs to one more.
+    edges = np.append(ranges.begin_ns, ranges.end_ns[-1])
+    return np.searchsorted(edges, at, side="right").astype(np.int64)
+
+
+def _groups_in_names(trace: Trace, rows: Rows) -> tuple[Numbers, list[str]]:
     """The groups that Ascend's names of collectives hold, as `_argument` gives them."""
     known: dict[str, int] = {}
     of_name = {}
     for code in np.unique(trace.events.name[rows]).tolist():
-        found = _ASCEND_GROUP.match(trace.names[code])
+        found = ASCEND_GROUP.match(trace.names[code])
         of_name[code] = -1 if found is None else known.setdefault(found[1], len(known))
     codes = [of_name[code] for code in trace.events.name[rows].tolist()]
     return np.array(codes, dtype=np.int64), list(known)
 
 
-def _bytes_in(trace: Trace, rows: NDArray[np.intp]) -> Numbers:
+def _bytes_in(trace: Trace, rows: Rows) -> Numbers:
     elements = _number(trace, rows, "In msg nelems")
     code, types = _argument(trace, rows, "dtype")
     size = np.array([*(_SIZES.get(each.lower(), -1) for each in types), -1], dtype=np.int64)[code]
     return np.where((elements >= 0) & (size > 0), elements * size, -1)
 
 
-def _number(trace: Trace, rows: NDArray[np.intp], key: str) -> Numbers:
+def _number(trace: Trace, rows: Rows, key: str) -> Numbers:
     """Of each row its argument, a number; -1 where it has none."""
     values = np.full(len(rows), -1, dtype=np.int64)
     found = trace.argument(key) if len(rows) else None
@@ -159,7 +225,7 @@ def _number(trace: Trace, rows: NDArray[np.intp], key: str) -> Numbers:
     return values
 
 
-def _outermost(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+def _outermost(trace: Trace, rows: Rows) -> Rows:
     """Those that lie within no other, as a host's collective can be marked twice."""
     lanes = Lanes(trace, rows)
     if len(rows) == 0 or not lanes.fits:
@@ -168,7 +234,7 @@ def _outermost(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     return nesting.rows[nesting.parent < 0]
 
 
-def _argument(trace: Trace, rows: NDArray[np.intp], key: str) -> tuple[Numbers, list[str]]:
+def _argument(trace: Trace, rows: Rows, key: str) -> tuple[Numbers, list[str]]:
     """Of each row the code of its argument (-1 for none), and the texts."""
     found = trace.argument(key) if len(rows) else None
     codes = np.full(len(rows), -1, dtype=np.int64)
@@ -183,8 +249,6 @@ def _argument(trace: Trace, rows: NDArray[np.intp], key: str) -> tuple[Numbers, 
     return codes, [str(value) for value in values.tolist()]
 
 
-def _looked_up(
-    known: Numbers, rows: NDArray[np.intp]
-) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+def _looked_up(known: Numbers, rows: Rows) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     at = np.minimum(np.searchsorted(known, rows), len(known) - 1)
     return at, known[at] == rows

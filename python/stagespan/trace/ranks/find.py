@@ -18,7 +18,7 @@ _BARE = re.compile(
     r"^(\d+)\.|^trace[-_](\d+)\.|[-_](\d+)\.(?:pt\.)?(?:trace\.)?json", re.IGNORECASE
 )
 # What is larger is a time, or the id of a process.
-_MOST_RANKS = 1_000_000
+MOST_RANKS = 1_000_000
 _ASCEND_INFO = re.compile(r"^profiler_info_(\d{1,9})\.json$")
 
 
@@ -78,12 +78,12 @@ def rank_of(trace: Trace, path: Path, folder: Path | None = None) -> tuple[int |
     """
     info = distributed_info(trace)
     rank = info.get("rank")
-    if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < _MOST_RANKS:
+    if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < MOST_RANKS:
         return rank, "metadata"
     if path.is_dir():
         for entry in sorted(path.iterdir()):
             found = _ASCEND_INFO.match(entry.name)
-            if found and int(found[1]) < _MOST_RANKS:
+            if found and int(found[1]) < MOST_RANKS:
                 return int(found[1]), "name"
     found = _NUMBERED.search(path.name) or _BARE.search(path.name)
     if found is None and folder is not None and path.parent != folder:
@@ -91,7 +91,7 @@ def rank_of(trace: Trace, path: Path, folder: Path | None = None) -> tuple[int |
     if found is None:
         return None, None
     rank = next(int(group) for group in found.groups() if group is not None)
-    return (rank, "name") if rank < _MOST_RANKS else (None, None)
+    return (rank, "name") if rank < MOST_RANKS else (None, None)
 
 
 def world_size_of(trace: Trace) -> int | None:
@@ -99,7 +99,7 @@ def world_size_of(trace: Trace) -> int | None:
     size = distributed_info(trace).get("world_size")
     if not isinstance(size, int) or isinstance(size, bool):
         return None
-    return size if 0 < size <= _MOST_RANKS else None
+    return size if 0 < size <= MOST_RANKS else None
 
 
 def distributed_info(trace: Trace) -> dict[str, object]:

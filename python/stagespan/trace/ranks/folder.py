@@ -62,11 +62,14 @@ def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
             " one of them, or a folder with the traces of one job."
         )
     numbers = [each.rank for each in summaries if each.rank is not None]
+    world_from = None if world is None else "metadata"
+    if world is None:
+        world, world_from = _world_of_groups(summaries)
     missing = sorted(set(range(world or max(numbers) + 1)) - set(numbers))
     matched = match(summaries)
     clocks = align(summaries, matched)
     remarks = [
-        *_about_files(summaries, missing, duplicated, without_rank, unreadable),
+        *_about_files(summaries, missing, world_from, duplicated, without_rank, unreadable),
         *_about_jobs(others, elsewhen),
         *_about_windows(summaries),
         *_about_matching(summaries, matched),
@@ -76,15 +79,26 @@ def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
         folder=str(folder),
         summaries=summaries,
         world_size=world,
+        world_size_from=world_from,
         missing=missing,
         duplicated=duplicated,
         without_rank=without_rank,
         unreadable=unreadable,
         matched=matched,
         clocks=clocks,
-        waits=waits(len(summaries), matched, clocks),
+        waits=waits(summaries, matched, clocks),
         remarks=tuple(remarks),
     )
+
+
+def _world_of_groups(summaries: list[RankSummary]) -> tuple[int | None, str | None]:
+    """How many ranks the job has at least by its process groups, and what says so."""
+    known = [each.least_ranks for each in summaries if each.least_ranks is not None]
+    if not known:
+        return None, None
+    count, source = max(known, key=lambda each: each[0])
+    highest = max(each.rank for each in summaries if each.rank is not None)
+    return max(count, highest + 1), source
 
 
 def _one_job(
@@ -153,17 +167,23 @@ def _stage(summary: RankSummary) -> str:
 def _about_files(
     summaries: list[RankSummary],
     missing: list[int],
+    world_from: str | None,
     duplicated: dict[int, list[str]],
     without_rank: list[str],
     unreadable: list[Unreadable],
 ) -> list[str]:
     told = []
     if missing:
-        told.append(
-            f"{len(missing)} of {len(missing) + len(summaries)} ranks are missing:"
-            f" {_listed(list(map(str, missing)))}. Who was last among all is not known, only among"
-            " those here."
-        )
+        ranks = _listed(list(map(str, missing)))
+        number = len(missing) + len(summaries)
+        if world_from in (None, "metadata"):
+            one = f"{len(missing)} of {number} ranks are missing: {ranks}."
+        else:
+            one = (
+                f"{len(missing)} of at least {number} ranks are missing, as {world_from} shows:"
+                f" {ranks}."
+            )
+        told.append(f"{one} Who was last among all is not known, only among those here.")
     for rank, paths in list(duplicated.items())[:_LISTED]:
         used = next(each.path for each in summaries if each.rank == rank)
         told.append(

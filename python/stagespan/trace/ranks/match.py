@@ -46,12 +46,40 @@ class Block:
     end_ns: NDArray[np.int64]
     computed_ns: NDArray[np.int64]
     computed_in_ns: NDArray[np.int64]
+    busy_ns: NDArray[np.int64]
+    transit_ns: NDArray[np.int64]
+    step: NDArray[np.int64]
+    """These as in `Collectives`."""
 
     @property
     def known(self) -> NDArray[np.bool_]:
         """Where a rank's trace holds a collective."""
         known: NDArray[np.bool_] = self.begin_ns != UNKNOWN
         return known
+
+    def part(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Block:
+        """Some ranks and collectives of it."""
+        here = np.ix_(rows, columns)
+        return Block(
+            self.group,
+            self.ranks[rows],
+            [self.ops[at] for at in columns],
+            self.bytes_in[columns],
+            self.members[columns],
+            **{name: getattr(self, name)[here] for name in _BY_RANK},
+        )
+
+
+_BY_RANK = (
+    "begin_ns",
+    "end_ns",
+    "computed_ns",
+    "computed_in_ns",
+    "busy_ns",
+    "transit_ns",
+    "step",
+)
+"""Columns of `Collectives` that a block has of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +152,17 @@ def _block(group: str, members: list[_Lane]) -> Block | None:
     first = min(shift for _, shift in kept)
     last = max(shift + len(lane.rows) for lane, shift in kept)
     size = (len(kept), last - first)
-    begin, end, computed, inside = (np.full(size, UNKNOWN, dtype=np.int64) for _ in range(4))
+    of = {name: np.full(size, UNKNOWN, dtype=np.int64) for name in _BY_RANK}
     ops = np.full(size[1], "", dtype=object)
     bytes_in, members_of = (np.full(size[1], -1, dtype=np.int64) for _ in range(2))
     for row, (lane, shift) in enumerate(kept):
         here = slice(shift - first, shift - first + len(lane.rows))
-        begin[row, here] = lane.of.begin_ns[lane.rows]
-        end[row, here] = lane.of.end_ns[lane.rows]
-        computed[row, here] = lane.of.computed_ns[lane.rows]
-        inside[row, here] = lane.of.computed_in_ns[lane.rows]
+        for name, values in of.items():
+            values[row, here] = getattr(lane.of, name)[lane.rows]
         ops[here] = np.where(ops[here] == "", lane.ops, ops[here])
         bytes_in[here] = np.maximum(bytes_in[here], lane.of.bytes_in[lane.rows])
         members_of[here] = np.maximum(members_of[here], lane.of.members[lane.rows])
-    shared = np.flatnonzero((begin != UNKNOWN).sum(axis=0) >= 2)
+    shared = np.flatnonzero((of["begin_ns"] != UNKNOWN).sum(axis=0) >= 2)
     if len(shared) == 0:
         return None
     return Block(
@@ -145,10 +171,7 @@ def _block(group: str, members: list[_Lane]) -> Block | None:
         ops[shared].tolist(),
         bytes_in[shared],
         members_of[shared],
-        begin[:, shared],
-        end[:, shared],
-        computed[:, shared],
-        inside[:, shared],
+        **{name: values[:, shared] for name, values in of.items()},
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,11 +12,45 @@ import numpy as np
 
 from stagespan.trace.analysis.result import Finding, Table, share
 from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks
+from stagespan.trace.ranks.late import REASONS
 from stagespan.trace.ranks.match import Matched
 from stagespan.trace.ranks.summary import RankSummary, Unreadable
 from stagespan.trace.ranks.waits import NOBODY, Instance, Waits, bus_speed, by_op
 
 TOP = 50
+
+
+PARTS = ("computing", "waiting", "communicating", "copying", "idle")
+"""What the time of a rank goes to; the first that applies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imbalance:
+    """Ranks (indices of summaries) that computed longer than the others; times in ns."""
+
+    ranks: list[int]
+    others: list[int]
+    percent: float
+    """By how much the one that computed most exceeds the mean of all."""
+    mean_ns: float
+    others_mean_ns: float
+
+    @property
+    def times(self) -> float | None:
+        """How many times as long as the others; None if those computed nothing."""
+        return self.mean_ns / self.others_mean_ns if self.others_mean_ns else None
+
+
+def word_of(parts_ns: dict[str, int], on_device: bool) -> str:
+    """The verdict on a time with these `PARTS`, by the largest of them."""
+    computing, idle = parts_ns["computing"], parts_ns["idle"]
+    communicating = parts_ns["waiting"] + parts_ns["communicating"]
+    most = max(communicating, computing, idle)
+    if not most or most == idle:
+        return "cannot tell"
+    if most == communicating:
+        return "communication-bound"
+    return "device-busy" if on_device else "computing"
 
 
 @dataclass(frozen=True)
@@ -25,6 +60,8 @@ class Ranks:
     folder: str
     summaries: Sequence[RankSummary]
     world_size: int | None
+    world_size_from: str | None
+    """What says so: "metadata", or the process groups that say it is at least that."""
     missing: list[int]
     """Ranks of the job whose traces are not there."""
     duplicated: dict[int, list[str]]
@@ -61,16 +98,68 @@ class Ranks:
         return [int(at) for at in whole] if len(whole) > 1 else []
 
     @cached_property
-    def imbalance(self) -> tuple[int, float] | None:
-        """Which rank computed most, and by how many percent more than the mean; None if unknown."""
-        if not self.compared:
+    def computing(self) -> dict[int, tuple[int, int]]:
+        """By rank (its index) how long it computed, and of how long; of ranks that compare.
+
+        Between the same collectives; or in as many steps, if a trace does not show what the rank
+        computed between collectives.
+        """
+        if all(each.collectives.computing_known for each in self.summaries):
+            computed, common = self.waits.computed_ns, self.waits.common_ns
+            return {at: (int(computed[at]), int(common[at])) for at in self.compared}
+        usages = [each.usage for each in self.summaries]
+        if len(usages) < 2 or not usages[0].steps or len({each.steps for each in usages}) > 1:
+            return {}
+        return {at: (each.computing_ns, each.time_ns) for at, each in enumerate(usages)}
+
+    @cached_property
+    def imbalance(self) -> Imbalance | None:
+        """Which ranks computed most, and by how much; None if unknown."""
+        if not self.computing:
             return None
-        computed = self.waits.computed_ns[self.compared]
-        mean = float(computed.mean())
+        order = sorted(self.computing, key=lambda at: (-self.computing[at][0], at))
+        times = [self.computing[at][0] for at in order]
+        mean = sum(times) / len(times)
         if mean <= 0:
             return None
-        most = int(computed.argmax())
-        return self.compared[most], share(float(computed[most]) - mean, mean)
+        gaps = [first - second for first, second in itertools.pairwise(times)]
+        split = max(range(len(gaps)), key=lambda at: gaps[at])
+        # Ranks that are alike: what parts them from the others exceeds all their differences.
+        apart = gaps[split] > sum(gaps) - gaps[split]
+        count = split + 1 if apart else 1
+        above, below = times[:count], times[count:]
+        others = sum(below) / len(below)
+        return Imbalance(
+            ranks=sorted(order[:count]),
+            others=sorted(order[count:]),
+            percent=share(times[0] - mean, mean),
+            mean_ns=sum(above) / len(above),
+            others_mean_ns=others,
+        )
+
+    def usage(self, at: int) -> dict[str, int]:
+        """What the time of a rank (by its index) went to, by `PARTS`; the parts sum to its time."""
+        usage = self.summaries[at].usage
+        waiting = min(int(self.waits.lost_ns[at]), usage.communicating_ns)
+        times = (
+            usage.computing_ns,
+            waiting,
+            usage.communicating_ns - waiting,
+            usage.copying_ns,
+            usage.idle_ns,
+        )
+        return dict(zip(PARTS, times, strict=True))
+
+    def verdict_of(self, at: int) -> str:
+        """That of the rank's own page; else what most of its time went to."""
+        summary = self.summaries[at]
+        return summary.verdict or word_of(self.usage(at), summary.backend != "cpu")
+
+    @cached_property
+    def exposed(self) -> tuple[int, int]:
+        """Exposed communication of all ranks, and the time that it is a share of."""
+        times = [each.usage.exposed for each in self.summaries]
+        return sum(exposed for exposed, _ in times), sum(whole for _, whole in times)
 
     def rank_name(self, at: int) -> str:
         """Of the summary at an index."""
@@ -87,7 +176,9 @@ class Ranks:
         """For JSON, in microseconds."""
         imbalance = self.imbalance
         return {
+            "verdict": dict(zip(("verdict", "sentence"), self.verdict(), strict=True)),
             "world_size": self.world_size,
+            "world_size_from": self.world_size_from,
             "found": self.numbers,
             "missing": self.missing,
             "duplicated": {str(rank): paths for rank, paths in self.duplicated.items()},
@@ -100,7 +191,12 @@ class Ranks:
             "lost_percent": share(self.lost_ns, self.common_ns) if self.common_ns else None,
             "imbalance": None
             if imbalance is None
-            else {"rank": self.numbers[imbalance[0]], "percent_over_mean": imbalance[1]},
+            else {
+                "rank": self.numbers[max(self.computing, key=lambda at: self.computing[at][0])],
+                "percent_over_mean": imbalance.percent,
+                "ranks": [self.numbers[at] for at in imbalance.ranks],
+                "times_the_others": imbalance.times,
+            },
             "ranks": [self._rank(at) for at in range(len(self.summaries))],
             "collectives": [
                 self._group(op, group, each)
@@ -112,6 +208,12 @@ class Ranks:
     def worst(self, count: int) -> list[Instance]:
         """The collectives that cost most waiting."""
         return sorted(self.waits.instances, key=lambda each: -each.lost_ns)[:count]
+
+    def verdict(self) -> tuple[str, str]:
+        """One word for the job, and what its ranks' time went to in one sentence."""
+        from stagespan.trace.ranks.words import verdict
+
+        return verdict(self)
 
     def findings(self) -> list[Finding]:
         """Waiting, stragglers, imbalance; the gravest first."""
@@ -127,7 +229,7 @@ class Ranks:
 
     def _rank(self, at: int) -> dict[str, Any]:
         summary, found = self.summaries[at], self.waits
-        use = summary.use.to_dict()
+        use = {} if summary.device is None else summary.device.to_dict()
         matched, compared = bool(found.took_part[at]), bool(found.compared[at])
         error = int(self.clocks.error_ns[at])
         return {
@@ -139,15 +241,26 @@ class Ranks:
             "window_us": summary.window_ns / 1000,
             "steps": summary.steps,
             "step_us": None if summary.step_ns is None else summary.step_ns / 1000,
+            "verdict": self.verdict_of(at),
+            "verdict_sentence": summary.verdict_sentence,
+            "time_us": summary.usage.time_ns / 1000,
+            "parts_us": {part: time / 1000 for part, time in self.usage(at).items()},
+            "idle_percent": share(summary.usage.idle_ns, summary.usage.time_ns),
+            "exposed_percent": share(summary.usage.communicating_ns, summary.usage.time_ns),
+            "stage_us": None if summary.usage.stage_ns is None else summary.usage.stage_ns / 1000,
+            "stage_exposed_comm_us": None
+            if summary.usage.stage_communicating_ns is None
+            else summary.usage.stage_communicating_ns / 1000,
+            "pipeline_stage": summary.pipeline_stage,
             **{
-                key: use[key]
-                for key in (
-                    "span_us",
-                    "busy_us",
-                    "idle_us",
-                    "compute_union_us",
-                    "comm_union_us",
-                    "exposed_comm_us",
+                key: use.get(name)
+                for key, name in (
+                    ("span_us", "span"),
+                    ("busy_us", "busy"),
+                    ("idle_us", "idle"),
+                    ("compute_union_us", "compute"),
+                    ("comm_union_us", "comm"),
+                    ("exposed_comm_us", "exposed_comm"),
                 )
             },
             "clock_offset_us": int(self.clocks.offset_ns[at]) / 1000
@@ -160,22 +273,35 @@ class Ranks:
             "made_others_wait_us": int(found.caused_ns[at]) / 1000 if compared else None,
             "waited_us": int(found.waited_ns[at]) / 1000 if compared else None,
             "lost_us": int(found.lost_ns[at]) / 1000 if compared else None,
-            "computed_us": int(found.computed_ns[at]) / 1000 if matched else None,
+            "waited_for_us": int(found.waited_for_ns[at]) / 1000 if compared else None,
+            "late_because_us": {
+                reason: int(time) / 1000
+                for reason, time in zip(REASONS, found.reasons_ns[at], strict=True)
+            }
+            if compared
+            else None,
+            "computed_us": int(found.computed_ns[at]) / 1000
+            if matched and summary.collectives.computing_known
+            else None,
         }
 
     def _group(self, op: str, group: str, instances: list[Instance]) -> dict[str, Any]:
-        last = most_often_last(instances)
+        last, most = most_often_last(instances), most_waited_for(instances)
+        lost = sum(each.lost_ns for each in instances)
         return {
             "op": op,
             "group": group or None,
             "count": len(instances),
             "pure_us": sum(each.pure_ns for each in instances) / 1000,
             "waited_us": sum(each.waited_ns for each in instances) / 1000,
-            "lost_us": sum(each.lost_ns for each in instances) / 1000,
+            "lost_us": lost / 1000,
             "bus_gb_per_s": bus_speed(instances),
             "late_max_us": max(each.late_ns for each in instances) / 1000,
             "most_often_last": None if last is None else self.numbers[last[0]],
             "most_often_last_in": 0 if last is None else last[1],
+            "most_waited_for": None if most is None else self.numbers[most.rank],
+            "most_waited_for_us": None if most is None else most.lost_ns / 1000,
+            "most_waited_for_in": 0 if most is None else most.times,
         }
 
     def _instance(self, each: Instance) -> dict[str, Any]:
@@ -183,6 +309,8 @@ class Ranks:
             "op": each.op,
             "group": each.group or None,
             "index": each.index,
+            "step": each.step,
+            "position": each.position,
             "time_us": (each.begin_ns - self.window_begin_ns()) / 1000,
             "ranks": each.ranks,
             "last": None if each.last == NOBODY else self.numbers[each.last],
@@ -190,7 +318,33 @@ class Ranks:
             "waited_us": each.waited_ns / 1000,
             "lost_us": each.lost_ns / 1000,
             "pure_us": each.pure_ns / 1000,
+            "still_us": None if each.still_ns is None else each.still_ns / 1000,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class WaitedFor:
+    """A rank (index of its summary) for which others waited."""
+
+    rank: int
+    lost_ns: int
+    """What all ranks lost in the collectives to which it came last."""
+    times: int
+    """How many these are."""
+
+
+def most_waited_for(instances: Sequence[Instance]) -> WaitedFor | None:
+    """For which rank the others lost most; None when nobody was last."""
+    lost: dict[int, int] = {}
+    times: dict[int, int] = {}
+    for each in instances:
+        if each.last != NOBODY:
+            lost[each.last] = lost.get(each.last, 0) + each.lost_ns
+            times[each.last] = times.get(each.last, 0) + 1
+    if not lost:
+        return None
+    rank = max(lost, key=lambda at: (lost[at], times[at], -at))
+    return WaitedFor(rank, lost[rank], times[rank])
 
 
 def most_often_last(instances: Sequence[Instance]) -> tuple[int, int] | None:

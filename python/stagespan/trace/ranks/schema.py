@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from stagespan.trace.ranks.clocks import COLLECTIVES, HOST, UNKNOWN_CLOCK
+from stagespan.trace.ranks.late import REASONS
+from stagespan.trace.ranks.report import PARTS
 
 _Schema = dict[str, Any]
 _TEXT: _Schema = {"type": "string"}
@@ -33,6 +35,18 @@ _RANK = _object(
         "window_us": _TIME,
         "steps": _COUNT,
         "step_us": _MAYBE_TIME,
+        "verdict": _TEXT,
+        "verdict_sentence": _MAYBE_TEXT,
+        "time_us": _TIME,
+        # They sum to `time_us`.
+        "parts_us": _object(dict.fromkeys(PARTS, _TIME)),
+        # Of `time_us`.
+        "idle_percent": _TIME,
+        "exposed_percent": _TIME,
+        # On Ascend, as in step_trace_time.csv.
+        "stage_us": _MAYBE_TIME,
+        "stage_exposed_comm_us": _MAYBE_TIME,
+        "pipeline_stage": _MAYBE_COUNT,
         **dict.fromkeys(
             (
                 "span_us",
@@ -44,6 +58,8 @@ _RANK = _object(
                 "clock_offset_us",
                 "clock_error_us",
                 "made_others_wait_us",
+                # What all ranks lost where it came last.
+                "waited_for_us",
                 "waited_us",
                 # Of it, with nothing computed meanwhile.
                 "lost_us",
@@ -54,6 +70,8 @@ _RANK = _object(
         "clock_from": {"enum": [HOST, COLLECTIVES, UNKNOWN_CLOCK]},
         "matched_collectives": _COUNT,
         "last_in": _MAYBE_COUNT,
+        # The parts of `waited_for_us`, by why it was late.
+        "late_because_us": {"anyOf": [{"type": "null"}, _object(dict.fromkeys(REASONS, _TIME))]},
     }
 )
 _GROUP = _object(
@@ -69,6 +87,9 @@ _GROUP = _object(
         "late_max_us": _TIME,
         "most_often_last": _MAYBE_COUNT,
         "most_often_last_in": _COUNT,
+        "most_waited_for": _MAYBE_COUNT,
+        "most_waited_for_us": _MAYBE_TIME,
+        "most_waited_for_in": _COUNT,
     }
 )
 _INSTANCE = _object(
@@ -76,6 +97,9 @@ _INSTANCE = _object(
         "op": _TEXT,
         "group": _MAYBE_TEXT,
         "index": _COUNT,
+        # Of the step, and of the collective among the step's of its group.
+        "step": _MAYBE_COUNT,
+        "position": _MAYBE_COUNT,
         "time_us": _TIME,
         "ranks": _COUNT,
         "last": _MAYBE_COUNT,
@@ -83,11 +107,15 @@ _INSTANCE = _object(
         "waited_us": _TIME,
         "lost_us": _TIME,
         "pure_us": _TIME,
+        # After the last rank had come, without any data that moved.
+        "still_us": _MAYBE_TIME,
     }
 )
 RANKS = _object(
     {
+        "verdict": _object({"verdict": _TEXT, "sentence": _TEXT}),
         "world_size": _MAYBE_COUNT,
+        "world_size_from": _MAYBE_TEXT,
         "found": _list(_COUNT),
         "missing": _list(_COUNT),
         "duplicated": {"type": "object", "additionalProperties": _list(_TEXT)},
@@ -99,7 +127,17 @@ RANKS = _object(
         "lost_us": _MAYBE_TIME,
         "lost_percent": _MAYBE_TIME,
         "imbalance": {
-            "anyOf": [{"type": "null"}, _object({"rank": _COUNT, "percent_over_mean": _TIME})]
+            "anyOf": [
+                {"type": "null"},
+                _object(
+                    {
+                        "rank": _COUNT,
+                        "percent_over_mean": _TIME,
+                        "ranks": _list(_COUNT),
+                        "times_the_others": _MAYBE_TIME,
+                    }
+                ),
+            ]
         },
         "ranks": _list(_RANK),
         "collectives": _list(_GROUP),

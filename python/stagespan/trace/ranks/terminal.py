@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from stagespan.trace.analysis.result import in_cell, printable
 from stagespan.trace.analysis.terminal import print_page, text_block
 from stagespan.trace.ranks.report import Ranks
-from stagespan.trace.ranks.words import headline
+from stagespan.trace.ranks.words import headline, verdict
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,14 +22,16 @@ def print_ranks(found: Ranks, console: Console | None = None) -> None:
     """Print the page on `console`, by default standard output; as much of it as fits a screen."""
     blocks: list[RenderableType] = [
         text_block(f"{Path(found.folder).name}: {len(found.summaries)} ranks", "bold"),
-        text_block(headline(found), "bold"),
+        text_block(verdict(found)[1], "bold"),
+        text_block(headline(found)),
         *(text_block(remark, "yellow") for remark in found.remarks),
     ]
     tables = found.tables()
-    # Of the ranks without the length of trace, step and the clocks; of collectives all.
-    blocks.append(_table(tables[0], (0, 3, 4, 5, 6)))
+    # Of the ranks without the length of trace, step, shares and the clocks; of collectives all.
+    blocks.append(_table(tables[0], (0, 1, 4, 5, 6, 8, 12)))
     if len(tables) > 1:
-        blocks += [text_block(""), _table(tables[1], (0, 2, 3, 4, 7))]
+        groups = (1,) if any(row[1] is not None for row in tables[1].rows) else ()
+        blocks += [text_block(""), _table(tables[1], (0, *groups, 2, 3, 4, 7))]
     print_page([*blocks, text_block("")], found.findings(), [], console)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks
+from stagespan.trace.ranks.late import REASONS, reasons
 from stagespan.trace.ranks.match import UNKNOWN, Block, Matched
+from stagespan.trace.ranks.summary import RankSummary
 
 NOBODY = -1
 # Below the clocks' errors times this nobody is said to be last.
@@ -41,6 +43,13 @@ class Instance:
     """The part of it in which they computed nothing meanwhile."""
     pure_ns: int
     """The shortest duration on any rank: what is left when nobody waits."""
+    still_ns: int | None
+    """How long no data moved after the last had come, on the rank where it is least; None where
+    nothing tells."""
+    step: int | None
+    """The number of its step in one of the traces, from 0; None without steps."""
+    position: int | None
+    """Its number among the step's collectives of its group, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +65,10 @@ class Waits:
     caused_ns: NDArray[np.int64]
     """By rank: how much later than the next to last it came, summed over its last places; no more
     than the most that another rank lost there."""
+    waited_for_ns: NDArray[np.int64]
+    """By rank: what all ranks lost in the collectives to which it came last."""
+    reasons_ns: NDArray[np.int64]
+    """By rank, and by reason in the order of `late.REASONS`: the parts of that, which sum to it."""
     last: NDArray[np.int64]
     """By rank: how often it came last."""
     took_part: NDArray[np.int64]
@@ -66,22 +79,29 @@ class Waits:
     common_ns: NDArray[np.int64]
     """By rank: from the begin of its first matched collective to the end of its last."""
     computed_ns: NDArray[np.int64]
-    """By rank: computing between the begins of its first and last matched collectives."""
+    """By rank: computing between the begins of its first and last collectives of the group of which
+    it has most."""
 
 
-def waits(count: int, matched: Matched, clocks: Clocks) -> Waits:
-    """Work out the waiting of `count` ranks from their collectives and clocks.
+def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) -> Waits:
+    """Work out the waiting of the ranks from their collectives and clocks.
 
     What ranks computed between collectives needs no clock of others; who came last does.
     """
-    waited, lost, caused, last, took_part, compared, common, computed = (
-        np.zeros(count, dtype=np.int64) for _ in range(8)
+    count = len(summaries)
+    begins = [UNKNOWN if each.start_ns is None else each.start_ns for each in summaries]
+    start_ns = np.array(begins, dtype=np.int64)
+    start_ns = np.where(start_ns == UNKNOWN, UNKNOWN, start_ns - clocks.offset_ns)
+    computing_known = np.array([each.collectives.computing_known for each in summaries])
+    waited, lost, caused, behind, last, took_part, compared, held, computed = (
+        np.zeros(count, dtype=np.int64) for _ in range(9)
     )
+    reasons_ns = np.zeros((count, len(REASONS)), dtype=np.int64)
     instances: list[Instance] = []
-    edges = np.full((count, 2), UNKNOWN, dtype=np.int64)
+    edges = np.zeros((count, 2), dtype=np.int64)
     for whole in matched.blocks:
         np.add.at(took_part, whole.ranks, whole.known.sum(axis=1))
-        _widen(edges, common, computed, whole)
+        _widen(edges, held, computed, whole)
         block = _on_one_clock(whole, clocks)
         if not block.ops:
             continue
@@ -104,6 +124,19 @@ def waits(count: int, matched: Matched, clocks: Clocks) -> Waits:
         np.add.at(caused, block.ranks[who[alone]], np.minimum(late, idle.max(axis=0))[alone])
         pure = np.where(known, end - begin, np.iinfo(np.int64).max).min(axis=0)
         totals, lost_in = wait.sum(axis=0), idle.sum(axis=0)
+        np.add.at(behind, block.ranks[who[alone]], lost_in[alone])
+        columns = np.flatnonzero(alone)
+        why = reasons(
+            replace(block, begin_ns=come, end_ns=np.where(known, end, UNKNOWN)),
+            columns,
+            who[columns],
+            idle,
+            start_ns[block.ranks],
+            computing_known[block.ranks],
+        )
+        np.add.at(reasons_ns, block.ranks[who[columns]], why.T)
+        still = _still(block, begin, end, latest)
+        steps, positions = _positions(block)
         known_on = known.sum(axis=0)
         instances += [
             Instance(
@@ -118,10 +151,25 @@ def waits(count: int, matched: Matched, clocks: Clocks) -> Waits:
                 waited_ns=int(totals[at]),
                 lost_ns=int(lost_in[at]),
                 pure_ns=int(pure[at]),
+                still_ns=still[at],
+                step=steps[at],
+                position=positions[at],
             )
             for at in range(len(block.ops))
         ]
-    return Waits(instances, waited, lost, caused, last, took_part, compared, common, computed)
+    return Waits(
+        instances,
+        waited,
+        lost,
+        caused,
+        behind,
+        reasons_ns,
+        last,
+        took_part,
+        compared,
+        edges[:, 1] - edges[:, 0],
+        computed,
+    )
 
 
 def _on_one_clock(block: Block, clocks: Clocks) -> Block:
@@ -133,18 +181,40 @@ def _on_one_clock(block: Block, clocks: Clocks) -> Block:
     if len(rows) == len(block.ranks):
         return block
     columns = np.flatnonzero(block.known[rows].sum(axis=0) >= 2)
-    here = np.ix_(rows, columns)
-    return Block(
-        block.group,
-        block.ranks[rows],
-        [block.ops[at] for at in columns],
-        block.bytes_in[columns],
-        block.members[columns],
-        block.begin_ns[here],
-        block.end_ns[here],
-        block.computed_ns[here],
-        block.computed_in_ns[here],
-    )
+    return block.part(rows, columns)
+
+
+def _still(
+    block: Block,
+    begin: NDArray[np.int64],
+    end: NDArray[np.int64],
+    latest: NDArray[np.int64],
+) -> list[int | None]:
+    """How long no data moved after the last had come; None where no rank's trace tells."""
+    told = block.known & (block.transit_ns >= 0)
+    after = np.maximum(end - np.maximum(begin, latest) - block.transit_ns, 0)
+    most = np.iinfo(np.int64).max
+    least = np.where(told, after, most).min(axis=0)
+    return [None if time == most else int(time) for time in least.tolist()]
+
+
+def _positions(block: Block) -> tuple[list[int | None], list[int | None]]:
+    """Of each collective the step and its number in it, by the trace that holds most of them."""
+    known = block.known & (block.step >= 0)
+    row = int(known.sum(axis=1).argmax())
+    steps: list[int | None] = []
+    positions: list[int | None] = []
+    last, number = -1, 0
+    for there, step in zip(known[row].tolist(), block.step[row].tolist(), strict=True):
+        if not there:
+            steps.append(None)
+            positions.append(None)
+            continue
+        number = number + 1 if step == last else 0
+        last = step
+        steps.append(step)
+        positions.append(number)
+    return steps, positions
 
 
 def _tolerance(block: Block, clocks: Clocks) -> int:
@@ -154,18 +224,26 @@ def _tolerance(block: Block, clocks: Clocks) -> int:
 
 def _widen(
     edges: NDArray[np.int64],
-    common: NDArray[np.int64],
+    held: NDArray[np.int64],
     computed: NDArray[np.int64],
     block: Block,
 ) -> None:
-    """Take the block with the most collectives of each rank as what its ranks have in common."""
+    """Widen what each rank's collectives span by those of a block.
+
+    What it computed is that between its collectives in the block that holds most of them, so that
+    its ranks compare.
+    """
     for row, rank in enumerate(block.ranks.tolist()):
         at = np.flatnonzero(block.known[row])
-        if len(at) <= edges[rank, 0]:
+        if len(at) == 0:
             continue
-        edges[rank, 0] = len(at)
-        common[rank] = block.end_ns[row, at[-1]] - block.begin_ns[row, at[0]]
-        computed[rank] = block.computed_ns[row, at[-1]] - block.computed_ns[row, at[0]]
+        begin, end = block.begin_ns[row, at[0]], block.end_ns[row, at].max()
+        if held[rank]:
+            begin, end = min(begin, edges[rank, 0]), max(end, edges[rank, 1])
+        edges[rank] = begin, end
+        if len(at) > held[rank]:
+            held[rank] = len(at)
+            computed[rank] = block.computed_ns[row, at[-1]] - block.computed_ns[row, at[0]]
 
 
 def by_op(instances: Sequence[Instance]) -> dict[tuple[str, str], list[Instance]]:

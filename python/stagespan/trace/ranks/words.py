@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from dataclasses import dataclass
 
 from stagespan.trace.analysis.result import (
     Cell,
@@ -12,10 +14,12 @@ from stagespan.trace.analysis.result import (
     Table,
     gravest_first,
     in_words,
+    many,
     share,
 )
 from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK
-from stagespan.trace.ranks.report import TOP, Ranks, most_often_last
+from stagespan.trace.ranks.late import BEFORE, NOT_KNOWN, REASONS
+from stagespan.trace.ranks.report import PARTS, TOP, Imbalance, Ranks, most_waited_for, word_of
 from stagespan.trace.ranks.waits import Instance, bus_speed, by_op
 
 # Of the ranks' time between their first and last common collective.
@@ -23,10 +27,55 @@ _WAITED: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"),
 _CAUSED: tuple[tuple[float, Severity], ...] = ((10.0, "high"), (5.0, "medium"), (2.0, "low"))
 # Over the mean rank.
 _IMBALANCE: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
-# A rank is a straggler when it is last too often for chance.
+# Of the ranks' time, or of their stages; without the waiting for each other.
+_EXPOSED: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+EXPOSED_COMMUNICATION = "ranks.exposed_communication"
+# Of all waiting: from here on that for ranks that began later is told.
+_MUCH_BEFORE = 25.0
+_BEFORE = list(REASONS).index(BEFORE)
+# Of the collectives' time: from here on time without any data that moves is told.
+_STILL = 50.0
+# At its place in the step a rank is last so often, and for this part of what is lost there.
+_LEAST_TIMES, _MOSTLY = 3, 200 / 3
+# Else a rank is late when it is last too often for chance.
 _CHANCE = 0.05
 # A part of a sum that changes none of its digits that matter.
 _NEGLIGIBLE = 1e-12
+
+
+def verdict(found: Ranks) -> tuple[str, str]:
+    """One word for the job, and what its ranks' time went to in one sentence.
+
+    The word is that of most ranks; if they differ, what took the most time of all.
+    """
+    ranks = len(found.summaries)
+    sums = dict.fromkeys(PARTS, 0)
+    for at in range(ranks):
+        for part, time in found.usage(at).items():
+            sums[part] += time
+    words = [found.verdict_of(at) for at in range(ranks)]
+    word, count = Counter(words).most_common(1)[0]
+    if 2 * count <= ranks:
+        word = word_of(sums, any(each.backend != "cpu" for each in found.summaries))
+        count = words.count(word)
+    whole = sum(sums.values())
+    exposed = share(sums["waiting"] + sums["communicating"], whole)
+    waiting = f" ({share(sums['waiting'], whole):.1f} % waiting for each other)"
+    parts = [
+        f"{share(sums['computing'], whole):.1f} % is computing",
+        f"{exposed:.1f} % exposed communication{waiting if ranks > 1 else ''}",
+    ]
+    if sums["copying"]:
+        parts.append(f"{share(sums['copying'], whole):.1f} % copying")
+    whose = f"the {ranks:,} ranks'" if ranks > 1 else f"{found.rank_name(0)}'s"
+    sentence = (
+        f"{word.capitalize()}: of {whose} {in_words(whole, 'ns')}"
+        f"{' together' if ranks > 1 else ''} {', '.join(parts)} and"
+        f" {share(sums['idle'], whole):.1f} % idle"
+    )
+    if count < ranks:
+        sentence += f"; {count:,} of {ranks:,} ranks {'is' if count == 1 else 'are'} {word}"
+    return word, f"{sentence}."
 
 
 def headline(found: Ranks) -> str:
@@ -59,10 +108,11 @@ def _hidden(found: Ranks) -> str:
 
 
 def findings(found: Ranks) -> list[Finding]:
-    """Time lost waiting, ranks that mostly come last, imbalance of computing; gravest first."""
-    if not found.matched.count:
-        return []
-    return gravest_first([*_waiting(found), *_stragglers(found), *_imbalance(found)])
+    """Time lost waiting, ranks that come late, exposed communication, uneven computing."""
+    told = [*_exposed(found), *_imbalance(found)]
+    if found.matched.count:
+        told = [*_waiting(found), *_late(found), *told]
+    return gravest_first(told)
 
 
 def _severity(percent: float, shares: tuple[tuple[float, Severity], ...]) -> Severity | None:
@@ -79,32 +129,174 @@ def _waiting(found: Ranks) -> list[Finding]:
     sentence = (
         f"Waiting for each other in collectives took {in_words(found.lost_ns, 'ns')}"
         f" ({percent:.1f} %) of the ranks' time, most of it in {_named(op, group)}"
-        f" ({in_words(lost, 'ns')} in {len(worst):,} calls)."
+        f" ({in_words(lost, 'ns')} in {many(len(worst), 'call')})."
     )
-    return [Finding(severity, sentence, tuple(_shown(found, found.worst(3))))]
+    before = int(found.waits.reasons_ns[:, _BEFORE].sum())
+    if share(before, found.lost_ns) >= _MUCH_BEFORE:
+        if 2 * before >= found.lost_ns:
+            severity = "medium" if severity == "high" else "low"
+        sentence += (
+            f" For {in_words(before, 'ns')} of it they waited for ranks whose steps began later:"
+            " the traces do not show why."
+        )
+    evidence = tuple(_shown(found, found.worst(3)))
+    return [Finding(severity, sentence, evidence, "ranks.waiting")]
 
 
-def _stragglers(found: Ranks) -> list[Finding]:
+def _late(found: Ranks) -> list[Finding]:
+    """The rank for which the others waited most, if that is not by chance."""
     waits = found.waits
-    with_last = int(waits.last.sum())
-    if not with_last:
+    if not int(waits.last.sum()):
         return []
-    at = int(waits.last.argmax())
+    at = int(waits.caused_ns.argmax())
     times, caused = int(waits.last[at]), int(waits.caused_ns[at])
-    mine = [each for each in waits.instances if each.last == at]
-    own_time = int(waits.common_ns[at])
+    lost, own_time = int(waits.waited_for_ns[at]), int(waits.common_ns[at])
     severity = _severity(share(caused, own_time), _CAUSED)
-    by_chance = _by_chance(times, with_last, int((waits.compared > 0).sum()))
-    if severity is None or by_chance > _CHANCE:
+    place = _place(found, at)
+    by_chance = _by_chance(times, int(waits.last.sum()), int((waits.compared > 0).sum()))
+    if severity is None or (place is None and by_chance > _CHANCE):
         return []
+    reasons = dict(zip(REASONS, waits.reasons_ns[at].tolist(), strict=True))
+    why = max(reasons, key=lambda reason: int(reasons[reason]))
+    rank = found.rank_name(at)
+    mine = [each for each in waits.instances if each.last == at]
+    if place is None:
+        came = f"{times:,} of {int(waits.took_part[at]):,} collectives"
+    else:
+        number = place.position + 1
+        came = (
+            f"{_named(place.op, place.group)}, collective {number:,} of a step, in"
+            f" {place.times:,} of {place.of:,} steps"
+        )
+        mine = [e for e in mine if (e.group, e.position) == (place.group, place.position)]
     sentence = (
-        f"{found.rank_name(at).capitalize()} came last to {times:,} of"
-        f" {int(waits.took_part[at]):,} collectives, and {in_words(caused, 'ns')}"
-        f" ({share(caused, own_time):.1f} % of the time) later than the rank before it: what it"
-        " does before them is what all others wait for."
+        f"The other ranks waited {in_words(lost, 'ns')} for {rank}"
+        f" ({share(lost, found.lost_ns):.1f} % of all waiting). It arrived last at {came}, in total"
+        f" {in_words(caused, 'ns')} ({share(caused, own_time):.1f} % of its time) after the next"
+        " slowest rank."
     )
-    mine.sort(key=lambda each: -each.late_ns)
-    return [Finding(severity, sentence, tuple(_shown(found, mine[:3], late=True)))]
+    if why != NOT_KNOWN:
+        sentence += f" The main reason ({in_words(reasons[why], 'ns')}): {REASONS[why]}."
+    # What the traces do not hold cannot be won from what they show.
+    shown = 1.0 - share(reasons[BEFORE], lost) / 100.0
+    severity = _severity(share(caused * shown, own_time), _CAUSED) or "low"
+    if found.missing:
+        sentence += " One of the missing ranks may have been later."
+        severity = "medium" if severity == "high" else "low"
+    mine.sort(key=lambda each: -each.lost_ns)
+    evidence = tuple(_shown(found, mine[:3], late=True))
+    return [Finding(severity, sentence, evidence, "ranks.late")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A place in the step at which a rank mostly comes last."""
+
+    op: str
+    group: str
+    position: int
+    times: int
+    """How often the rank came last there."""
+    of: int
+    """How many steps have a collective at this place."""
+
+
+def _place(found: Ranks, at: int) -> _Place | None:
+    """Where in the step most is lost for a rank, if what is lost there is mostly lost for it."""
+    places: dict[tuple[str, int], list[Instance]] = {}
+    for each in found.waits.instances:
+        if each.position is not None:
+            places.setdefault((each.group, each.position), []).append(each)
+    best: tuple[int, _Place] | None = None
+    for (group, position), instances in places.items():
+        mine = [each for each in instances if each.last == at]
+        lost = sum(each.lost_ns for each in mine)
+        if (
+            len(mine) >= _LEAST_TIMES
+            and share(lost, sum(each.lost_ns for each in instances)) >= _MOSTLY
+            and (best is None or lost > best[0])
+        ):
+            best = lost, _Place(mine[0].op, group, position, len(mine), len(instances))
+    if best is None or share(best[0], int(found.waits.waited_for_ns[at])) < _MOSTLY / 2:
+        return None
+    return best[1]
+
+
+def _exposed(found: Ranks) -> list[Finding]:
+    """Communication that nothing hides, beyond the waiting of the ranks for each other."""
+    exposed, whole = found.exposed
+    severity = _severity(share(exposed - found.lost_ns, whole), _EXPOSED)
+    if severity is None:
+        return []
+    shares = {at: share(*each.usage.exposed) for at, each in enumerate(found.summaries)}
+    order = sorted(shares, key=lambda at: -shares[at])
+    staged = all(each.usage.stage_ns for each in found.summaries)
+    sentence = (
+        f"For {in_words(exposed, 'ns')} of the ranks' {in_words(whole, 'ns')}"
+        f" ({share(exposed, whole):.1f} %{' of their stages' if staged else ''}) they communicated"
+        " and computed nothing"
+    )
+    if len(order) > 1:
+        sentence += (
+            f", from {shares[order[-1]]:.1f} % on {found.rank_name(order[-1])} to"
+            f" {shares[order[0]]:.1f} % on {found.rank_name(order[0])}"
+        )
+    sentence += "."
+    if found.waits.instances:
+        sentence += f" Waiting for each other is {in_words(found.lost_ns, 'ns')} of it."
+    evidence = [
+        Evidence(
+            f"exposed communication of {found.rank_name(at)}",
+            None,
+            found.summaries[at].usage.exposed[0],
+            "ns",
+        )
+        for at in order[:3]
+    ]
+    told, more = _without_data(found)
+    if not told and found.missing:
+        told = f" Part of it may be waiting for the ranks that are missing ({_missing(found)})."
+    sentence += told or (" Smaller messages, a faster link, or computation beside them would help.")
+    return [Finding(severity, sentence, (*evidence, *more), EXPOSED_COMMUNICATION)]
+
+
+def _missing(found: Ranks) -> str:
+    more = len(found.missing) - 10
+    ranks = ", ".join(str(each) for each in found.missing[:10])
+    return f"{ranks} and {more:,} more" if more > 0 else ranks
+
+
+def _without_data(found: Ranks) -> tuple[str, list[Evidence]]:
+    """What is known of time in collectives in which all ranks here had come and no data moved."""
+    known = [each for each in found.waits.instances if each.still_ns is not None]
+    still = sum(each.still_ns or 0 for each in known)
+    pure = sum(each.pure_ns for each in known)
+    beyond = found.exposed[0] - found.lost_ns
+    if share(still, pure) < _STILL or share(still * len(found.summaries), beyond) < _STILL:
+        return "", []
+    known.sort(key=lambda each: -(each.still_ns or 0))
+    worst = known[0]
+    sentence = (
+        f" After all ranks that have a trace had arrived, no data moved for {in_words(still, 'ns')}"
+        f" of the {in_words(pure, 'ns')} that the collectives took"
+        f" ({in_words(worst.still_ns, 'ns')} in {_named(worst.op, worst.group)} number"
+        f" {worst.index}):"
+    )
+    if found.missing:
+        sentence += f" they waited for ranks whose traces are missing ({_missing(found)})."
+    else:
+        sentence += " the link or the library was slow."
+    begin = found.window_begin_ns()
+    evidence = [
+        Evidence(
+            f"{_named(each.op, each.group)} number {each.index}, all here and no data moved",
+            each.begin_ns - begin,
+            each.still_ns,
+            "ns",
+        )
+        for each in known[:2]
+    ]
+    return sentence, evidence
 
 
 def _by_chance(times: int, of: int, ranks: int) -> float:
@@ -125,26 +317,51 @@ def _imbalance(found: Ranks) -> list[Finding]:
     told = found.imbalance
     if told is None:
         return []
-    at, percent = told
-    severity = _severity(percent, _IMBALANCE)
+    severity = _severity(told.percent, _IMBALANCE)
     if severity is None:
         return []
-    computed = found.waits.computed_ns
+    computing = found.computing
+    at = max(computing, key=lambda each: computing[each][0])
+    computed, time = computing[at]
     # Little computing cannot matter, however uneven it is.
-    mean = float(computed[found.compared].mean())
-    if share(float(computed[at]) - mean, float(found.waits.common_ns[at])) < _CAUSED[-1][0]:
+    mean = sum(each for each, _ in computing.values()) / len(computing)
+    if share(computed - mean, time) < _CAUSED[-1][0]:
         return []
-    least = min(found.compared, key=lambda each: int(computed[each]))
-    sentence = (
-        f"{found.rank_name(at).capitalize()} computed {percent:.1f} % longer than the mean of the"
-        f" ranks between the same collectives ({in_words(int(computed[at]), 'ns')}, the least is"
-        f" {in_words(int(computed[least]), 'ns')} on {found.rank_name(least)})."
-    )
+    least = min(computing, key=lambda each: computing[each][0])
+    if len(told.ranks) > 1 and told.times is not None:
+        sentence = (
+            f"{_ranks_named(found, told.ranks).capitalize()} computed {told.times:.2f} times as"
+            f" long as {_ranks_named(found, told.others)} ({in_words(told.mean_ns, 'ns')} in the"
+            f" mean, against {in_words(told.others_mean_ns, 'ns')}).{_of_pipeline(found, told)}"
+        )
+    else:
+        sentence = (
+            f"{found.rank_name(at).capitalize()} computed {told.percent:.1f} % longer than the mean"
+            f" of the ranks ({in_words(computed, 'ns')}, the least is"
+            f" {in_words(computing[least][0], 'ns')} on {found.rank_name(least)})."
+        )
+    shown = (at, least) if len(told.ranks) == 1 else (*told.ranks[:2], *told.others[:2])
     evidence = tuple(
-        Evidence(f"computing on {found.rank_name(each)}", None, int(computed[each]), "ns")
-        for each in (at, least)
+        Evidence(f"computing on {found.rank_name(each)}", None, computing[each][0], "ns")
+        for each in shown
     )
-    return [Finding(severity, sentence, evidence)]
+    return [Finding(severity, sentence, evidence, "ranks.imbalance")]
+
+
+def _ranks_named(found: Ranks, ranks: list[int]) -> str:
+    names = ", ".join(str(found.numbers[at]) for at in ranks[:10])
+    more = f" and {len(ranks) - 10:,} more" if len(ranks) > 10 else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {names}{more}"
+
+
+def _of_pipeline(found: Ranks, told: Imbalance) -> str:
+    """Whether the ranks that compute more are a stage of the pipeline."""
+    stages = {found.summaries[at].pipeline_stage for at in told.ranks}
+    others = {found.summaries[at].pipeline_stage for at in told.others}
+    (stage, *more) = stages
+    if stage is None or more or stage in others:
+        return ""
+    return f" They are stage {stage} of the pipeline, counted from 0: give it fewer layers."
 
 
 def _shown(found: Ranks, instances: list[Instance], late: bool = False) -> list[Evidence]:
@@ -173,7 +390,6 @@ def tables(found: Ranks) -> list[Table]:
         return shown
     rows: list[tuple[Cell, ...]] = []
     for (op, group), each in by_op(instances).items():
-        last = most_often_last(each)
         rows.append(
             (
                 op,
@@ -183,15 +399,18 @@ def tables(found: Ranks) -> list[Table]:
                 sum(one.lost_ns for one in each),
                 max(one.late_ns for one in each),
                 bus_speed(each),
-                "nobody" if last is None else f"{found.rank_name(last[0])} ({last[1]:,} times)",
+                _most_waited_for(found, each),
             )
         )
     columns = (
         ("collective", ""), ("group", ""), ("calls", ""), ("shortest on any rank", "ns"),
         ("waiting of all ranks", "ns"), ("latest by", "ns"), ("bus", "GB/s"),
-        ("most often last", ""),
+        ("waited for most", ""),
     )  # fmt: skip
     shown.append(Table("Collectives", columns, rows[:TOP], _left(len(rows))))
+    places = _places(found)
+    if places is not None:
+        shown.append(places)
     begin = found.window_begin_ns()
     worst: list[tuple[Cell, ...]] = [
         (
@@ -212,6 +431,41 @@ def tables(found: Ranks) -> list[Table]:
     return shown
 
 
+def _most_waited_for(found: Ranks, instances: list[Instance]) -> str:
+    """For whom most was lost: what part of all that was lost, and in how many collectives."""
+    most = most_waited_for(instances)
+    if most is None:
+        return "nobody"
+    percent = share(most.lost_ns, sum(each.lost_ns for each in instances))
+    return f"{found.rank_name(most.rank)} ({percent:.1f} %, {many(most.times, 'time')})"
+
+
+def _places(found: Ranks) -> Table | None:
+    """The places in a step at which most waiting is lost; None where steps do not repeat."""
+    places: dict[tuple[str, str, int], list[Instance]] = {}
+    for each in found.waits.instances:
+        if each.position is not None:
+            places.setdefault((each.op, each.group, each.position), []).append(each)
+    if not any(len(each) > 1 for each in places.values()):
+        return None
+    order = sorted(places.items(), key=lambda item: -sum(each.lost_ns for each in item[1]))
+    rows: list[tuple[Cell, ...]] = [
+        (
+            _named(op, group),
+            position + 1,
+            len(each),
+            sum(one.lost_ns for one in each),
+            _most_waited_for(found, each),
+        )
+        for (op, group, position), each in order
+    ]
+    columns = (
+        ("collective", ""), ("number in the step", ""), ("steps", ""),
+        ("waiting of all ranks", "ns"), ("waited for most", ""),
+    )  # fmt: skip
+    return Table("Collectives by their place in the step", columns, rows[:TOP], _left(len(rows)))
+
+
 def _ranks(found: Ranks) -> Table:
     """Those that made others wait most first."""
     waits = found.waits
@@ -219,14 +473,21 @@ def _ranks(found: Ranks) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for at in order[:TOP]:
         summary = found.summaries[at]
-        matched, compared = bool(waits.took_part[at]), bool(waits.compared[at])
+        compared = bool(waits.compared[at])
+        parts = found.usage(at)
         rows.append(
             (
                 found.rank_name(at),
-                summary.window_ns,
+                found.verdict_of(at),
+                summary.usage.time_ns,
                 summary.step_ns,
-                int(waits.computed_ns[at]) if matched else summary.use.compute_ns,
-                int(waits.lost_ns[at]) if compared else None,
+                parts["computing"],
+                parts["waiting"] if compared else None,
+                parts["communicating"],
+                parts["copying"],
+                parts["idle"],
+                share(summary.usage.communicating_ns, summary.usage.time_ns),
+                share(parts["idle"], summary.usage.time_ns),
                 int(waits.last[at]) if compared else None,
                 int(waits.caused_ns[at]) if compared else None,
                 int(found.clocks.offset_ns[at]) if found.clocks.how[at] != UNKNOWN_CLOCK else None,
@@ -234,10 +495,14 @@ def _ranks(found: Ranks) -> Table:
             )
         )
     columns = (
-        ("", ""), ("trace", "ns"), ("mean step", "ns"), ("computing", "ns"), ("waiting", "ns"),
-        ("last", ""), ("made others wait", "ns"), ("clock ahead by", "ns"), ("within", "ns"),
+        ("", ""), ("verdict", ""), ("time", "ns"), ("mean step", "ns"), ("computing", "ns"),
+        ("waiting", "ns"), ("other communication", "ns"), ("copying", "ns"), ("idle", "ns"),
+        ("exposed communication", "%"), ("idle share", "%"), ("last", ""),
+        ("made others wait", "ns"), ("clock ahead by", "ns"), ("within", "ns"),
     )  # fmt: skip
-    note = " ".join([headline(found), *found.remarks, _left(len(order))]).rstrip()
+    note = " ".join(
+        [found.verdict()[1], headline(found), *found.remarks, _left(len(order))]
+    ).rstrip()
     return Table("Ranks", columns, rows, note)
 
 

@@ -166,8 +166,11 @@ def test_all_traces_close(traces: Path) -> None:
         if isinstance(use, Nothing) or stretch is None:
             continue
         account = spent(trace, stretch)
-        assert account.time_ns[account.kind == COMPUTE].sum() == use.use.compute_ns
-        exposed = account.time_ns[account.kind == COMMUNICATION].sum()
-        assert exposed == use.use.exposed_communication_ns
-        assert account.time_ns[account.kind == COPY].sum() == use.use.exposed_copy_ns
         assert sum(account.idle_ns.values()) == use.use.idle_ns
+        # Of several devices, that of each is something else than that of all.
+        if len(use.devices) > 1:
+            continue
+        assert account.time_ns[account.kind == COMPUTE].sum() == use.parts.compute_ns
+        exposed = account.time_ns[account.kind == COMMUNICATION].sum()
+        assert exposed == use.parts.exposed_communication_ns
+        assert account.time_ns[account.kind == COPY].sum() == use.parts.exposed_copy_ns

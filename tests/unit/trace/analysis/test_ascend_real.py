@@ -92,5 +92,12 @@ def test_what_an_expert_sees_in_the_real_folder(traces: Path) -> None:
     assert sum(free["parts_us"].values()) == pytest.approx(free["free_us"])
     assert free["free_us"] == pytest.approx(found["ascend_steps"]["steps"][0]["free_us"], rel=1e-6)
     assert max(free["parts_us"], key=lambda part: free["parts_us"][part]) == "framework"
+    # AND the waits and the exposed communication, which are one event, are one finding
+    told = [each for each in found["findings"] if each["severity"] == "high"]
+    assert [each["code"] for each in told] == ["ascend.exposed_communication"]
+    figures = [each["figure"] for each in told[0]["evidence"]]
+    assert figures[:3] == pytest.approx([101_963.203, 91_933.297, 98_249.093], abs=0.001)
+    # AND its share is that of step_trace_time.csv: 101,963.203 of 136,581 us
+    assert "(74.7 %)" in told[0]["sentence"]
     # AND nothing is said about compiled calls, of which there are none
     assert "unknown" in found["head_overhead"]

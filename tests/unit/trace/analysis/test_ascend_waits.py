@@ -7,7 +7,7 @@ from pathlib import Path
 from synthetic_ascend import QUEUE, SyntheticAscend
 
 from stagespan.trace import Trace
-from stagespan.trace.analysis import ascend_host_waits, ascend_waits
+from stagespan.trace.analysis import analyze, ascend_host_waits, ascend_waits
 from stagespan.trace.analysis.ascend_host_waits import HostWaits
 from stagespan.trace.analysis.ascend_waits import Waits
 from stagespan.trace.analysis.result import Nothing
@@ -47,10 +47,46 @@ def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:
     assert (wait.operator, wait.beside, wait.stream) == ("c_Mul", "hcom_allReduce__1", "Stream 2")
     assert (found.total_ns, found.exposed_ns) == ({"event": 600_000}, {"event": 500_000})
     assert wait.exposed_ns == 500_000
+    # AND the 10 us of it in which no collective ran are told apart
+    assert found.communicating_ns == {"event": 490_000}
+
+
+def test_a_wait_for_other_work_is_a_finding(tmp_path: Path) -> None:
+    # GIVEN a stream that waits 600 us, while nothing ran
+    it = SyntheticAscend()
+    it.kernel("a_MatMul", 0, 100_000)
+    it.wait("EVENT_WAIT", 100_000, 700_000)
+    it.kernel("c_Mul", 700_000, 1_000_000)
+    # WHEN waits are listed
+    found = waits_in(it.trace(tmp_path))
+    # THEN it is told, with the operator that waited
     (finding,) = found.findings()
-    assert finding.severity == "high"
-    assert "For 500.000 us (50.0 % of its time)" in finding.sentence
-    assert "before c_Mul, while hcom_allReduce__1 ran" in finding.sentence
+    assert (finding.code, finding.severity) == ("ascend.event_wait", "high")
+    assert "before c_Mul" in finding.sentence
+    assert [(e.event, e.figure) for e in finding.evidence] == [("EVENT_WAIT", 600_000)]
+
+
+def test_waits_within_a_collective_are_one_finding(tmp_path: Path) -> None:
+    # GIVEN a collective of 700 us that waits for other ranks and for which a stream waits
+    it = SyntheticAscend()
+    it.kernel("a_MatMul", 0, 300_000)
+    it.collective("hcom_allReduce__1", 300_000, 1_000_000)
+    it.wait("Notify Wait", 310_000, 900_000, stream=4)
+    it.wait("EVENT_WAIT", 300_000, 1_000_000)
+    it.kernel("b_Add", 1_000_000, 1_100_000)
+    # WHEN the trace is analysed as a whole
+    findings = analyze(it.trace(tmp_path)).findings()
+    # THEN one finding tells of them all, and each is in its evidence
+    told = [f for f in findings if f.severity == "high"]
+    assert [each.code for each in told] == ["ascend.exposed_communication"]
+    figures = {each.event.partition(",")[0]: each.figure for each in reversed(told[0].evidence)}
+    assert figures["exposed communication of the whole trace"] == 700_000
+    assert (figures["EVENT_WAIT"], figures["Notify Wait"]) == (700_000, 590_000)
+    # AND none of the others is there a second time
+    codes = {each.code for each in findings}
+    assert codes.isdisjoint(
+        {"ascend.event_wait", "ascend.notify_wait", "device_use.exposed_communication"}
+    )
 
 
 def test_waits_for_other_ranks_are_told_apart(tmp_path: Path) -> None:
@@ -65,8 +101,21 @@ def test_waits_for_other_ranks_are_told_apart(tmp_path: Path) -> None:
     assert found.count == {"notify": 2}
     assert (found.total_ns, found.exposed_ns) == ({"notify": 690_000}, {"notify": 590_000})
     assert found.largest[0].operator == "hcom_allReduce__1"
-    (finding,) = found.findings()
-    assert "on stream 4 in hcom_allReduce__1" in finding.sentence
+    # AND all of it is exposed communication, whose finding tells of it
+    assert found.communicating_ns == {"notify": 590_000}
+    assert found.findings() == []
+
+
+def test_a_wait_for_other_ranks_outside_of_collectives_is_a_finding(tmp_path: Path) -> None:
+    # GIVEN a trace of level 0, which has no lanes of collectives
+    it = SyntheticAscend(level=0)
+    it.kernel("a_MatMul", 0, 300_000)
+    it.wait("Notify Wait", 310_000, 900_000, stream=4)
+    it.kernel("b_Add", 900_000, 1_000_000)
+    # WHEN waits are listed
+    (finding,) = waits_in(it.trace(tmp_path)).findings()
+    # THEN the wait is told by itself
+    assert (finding.code, finding.severity) == ("ascend.notify_wait", "high")
     assert "compare the ranks" in finding.sentence
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.trace.analysis import Analysis
+from stagespan.trace.analysis.result import Finding
 from stagespan.trace.ranks import Ranks, analyze_folder
 
 US = 1_000
@@ -32,10 +33,13 @@ def write_rank(
     call: str = "cudaLaunchKernel",
     begin: float = 0,
     end: float | None = None,
+    steps: Sequence[tuple[float, float]] = (),
+    about: dict[str, Any] | None = None,
 ) -> Path:
     """One rank's trace, by a clock that is `clock` ahead; `begin` and `end` are the window's.
 
-    `message` is what every collective carries: elements, their type, ranks in the group.
+    `message` is what every collective carries: elements, their type, ranks in the group; `about`
+    is what `distributedInfo` says besides.
     """
     last = max([stop for _, _, stop in calls] + [stop for _, stop in computing] + [begin])
     entries: list[dict[str, Any]] = []
@@ -45,6 +49,8 @@ def write_rank(
         entries.append(entry | {"pid": 0 if "stream" in args else 77, "tid": tid, "args": args})
 
     add("main", "cpu_op", begin, last if end is None else end, 1)
+    for number, (start, stop) in enumerate(steps):
+        add(f"ProfilerStep#{number + 1}", "user_annotation", start, stop, 1)
     for number, (start, stop) in enumerate(computing):
         add(call, "cuda_runtime", start - 1, start, 1, correlation=number + 1)
         add("gemm", "kernel", start, stop, 7, device=0, stream=7, correlation=number + 1)
@@ -58,7 +64,7 @@ def write_rank(
     path.parent.mkdir(parents=True, exist_ok=True)
     top: dict[str, Any] = {"baseTimeNanoseconds": BASE_NS, "traceEvents": entries}
     if info:
-        top["distributedInfo"] = {"backend": "nccl", "rank": rank}
+        top["distributedInfo"] = {"backend": "nccl", "rank": rank, **(about or {})}
         if world is not None:
             top["distributedInfo"]["world_size"] = world
     if host is not None:
@@ -75,6 +81,16 @@ def together(arrivals: Sequence[Sequence[float]], took: float = 10) -> list[list
         [("AllReduce_Sum_f32", begin, end) for begin, end in zip(mine, ends, strict=True)]
         for mine in arrivals
     ]
+
+
+def finding_in(found: Ranks, code: str) -> Finding:
+    """The only finding of a code."""
+    (finding,) = [each for each in found.findings() if each.code == code]
+    return finding
+
+
+def codes_in(found: Ranks) -> list[str]:
+    return [each.code for each in found.findings()]
 
 
 def ranks_in(folder: Path, jobs: int | None = 1) -> Ranks:

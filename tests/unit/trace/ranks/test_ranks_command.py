@@ -37,9 +37,11 @@ def test_the_page(folder: Path) -> None:
     status, out, error = run(folder)
     assert (status, error) == (0, "")
     out = " ".join(out.split())
-    assert out.startswith("job: 12 ranks 12 ranks, 6 collectives:")
+    assert out.startswith("job: 12 ranks Cannot tell: of the 12 ranks'")
+    assert "12 ranks, 6 collectives:" in out
     assert "1 of 13 ranks are missing: 12." in out
-    assert "Rank 4 came last to 6 of 6 collectives, and 2.400 ms" in out
+    assert "The other ranks waited 26.400 ms for rank 4 (100.0 % of all waiting)" in out
+    assert "arrived last at 6 of 6 collectives, in total 2.400 ms" in out
     assert "\x1b" not in out
 
 
@@ -65,9 +67,18 @@ def test_files(folder: Path, tmp_path: Path) -> None:
     assert ranks["ranks"][4]["made_others_wait_us"] == 2_400
     assert ranks["waited_us"] == 11 * 2_400
     assert ranks["collectives"][0]["most_often_last"] == 4
+    assert ranks["collectives"][0]["most_waited_for"] == 4
+    assert ranks["collectives"][0]["most_waited_for_us"] == 11 * 2_400
+    assert ranks["verdict"]["verdict"] == "cannot tell"
+    for row in ranks["ranks"]:
+        assert sum(row["parts_us"].values()) == pytest.approx(row["time_us"])
+    for finding in written["findings"]:
+        assert finding["code"].startswith("ranks.")
+        assert finding["evidence"]
     assert "Collectives that cost most waiting" in files["markdown"].read_text()
     page = files["html"].read_text()
-    assert "Rank 4 came last to 6 of 6" in page
+    assert "for rank 4 (100.0 % of all waiting)" in page
+    assert '"verdict":{"word":"cannot tell"' in page
     assert "<script>.json" not in page
 
 

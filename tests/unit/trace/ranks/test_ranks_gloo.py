@@ -8,10 +8,11 @@ from pathlib import Path
 
 import gloo_rank
 import pytest
-from planted_ranks import ranks_in
+from planted_ranks import finding_in, ranks_in
 
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze
+from stagespan.trace.ranks.late import COMMUNICATION, COMPUTING, HOST, REASONS
 from stagespan.trace.ranks.merge import merge
 
 SLEPT_NS = gloo_rank.ROUNDS * int(gloo_rank.SLEEP_S * 1e9)
@@ -43,9 +44,15 @@ def test_who_sleeps_is_the_straggler(recorded: Path) -> None:
     # AND rank 1 came last, and rank 0 waited for as long as it slept, or nearly
     assert found.waits.last[1] >= gloo_rank.ROUNDS - 2
     assert found.waits.waited_ns[0] > 0.5 * SLEPT_NS
-    straggler = next(f for f in found.findings() if "came last" in f.sentence)
+    straggler = finding_in(found, "ranks.late")
     assert straggler.severity == "high"
-    assert straggler.sentence.startswith("Rank 1 came last to")
+    assert "for rank 1" in straggler.sentence
+    # AND what made it late is neither computing nor another collective
+    reasons = dict(zip(REASONS, found.waits.reasons_ns[1].tolist(), strict=True))
+    assert reasons[HOST] > 0.5 * SLEPT_NS
+    assert reasons[COMPUTING] + reasons[COMMUNICATION] < 0.1 * SLEPT_NS
+    # AND the job's verdict is told, although each page alone cannot tell
+    assert found.to_dict()["verdict"]["verdict"] != ""
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planted_ranks import US, ranks_in, together, write_rank
+from planted_ranks import US, finding_in, ranks_in, together, write_rank
 
 from stagespan.trace.ranks import ranks_of, summarise_all
 from stagespan.trace.ranks.find import traces_in
@@ -31,7 +31,7 @@ def test_a_thousand_ranks(tmp_path: Path) -> None:
     assert found.waits.last[777] == found.waits.last.sum() == 5
     ahead = found.clocks.offset_ns - found.clocks.offset_ns[0]
     assert ahead.tolist() == [rank % 11 * US for rank in range(1_000)]
-    assert "Rank 777 came last to 5 of 5 collectives" in found.findings()[1].sentence
+    assert "for rank 777 (100.0 % of all waiting)" in finding_in(found, "ranks.late").sentence
     # AND its page says how much is not on it
     assert "950 more are in the JSON." in found.tables()[0].note
 

@@ -188,13 +188,21 @@ function totals(parents, own) {
   return sums;
 }
 
-function ranks(parent, { ranks: rows, note }) {
-  const names = rows.map(([rank]) => `rank ${rank}`);
-  const [size, unit] = timeUnit(Math.max(...rows.map(([, computed, waited]) => computed + waited)));
-  const shown = [["computing", 1, "--computing"], ["waiting for other ranks", 2, "--idle"]];
-  chart(parent, "Computing and waiting by rank", () => [shown.map(([name, at, colour]) => ({
-    type: "bar", name, x: names, y: rows.map((row) => row[at] / size),
-    marker: { color: variable(colour) }, customdata: rows.map((row) => inWords(row[at], "ns")),
+// The parts of a rank's bar sum to its time; the table has the same figures.
+const RANK_COLOURS = {
+  computing: "--computing", waiting: "--medium", communicating: "--communicating",
+  copying: "--copying", idle: "--idle",
+};
+
+function ranks(parent, { ranks: numbers, parts, note }) {
+  const names = numbers.map((rank) => `rank ${rank}`);
+  const whole = numbers.map((_, at) => parts.reduce((sum, [, , times]) => sum + times[at], 0));
+  const [size, unit] = timeUnit(Math.max(...whole));
+  chart(parent, "What the time of each rank went to", () => [parts.map(([name, key, times]) => ({
+    type: "bar", name, x: names, y: times.map((time) => time / size),
+    marker: { color: variable(RANK_COLOURS[key]) },
+    customdata: times.map((time, at) =>
+      `${inWords(time, "ns")} (${inWords((100 * time) / (whole[at] || 1), "%")})`),
     hovertemplate: `%{x}: %{customdata} ${name}<extra></extra>`,
   })), {
     barmode: "stack", height: 300, yaxis: { title: { text: unit } },

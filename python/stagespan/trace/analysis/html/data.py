@@ -22,6 +22,7 @@ from stagespan.trace.analysis.result import (
     window_of,
 )
 from stagespan.trace.analysis.terminal import name_of
+from stagespan.trace.ranks.report import Ranks
 
 MOST_ROWS = 5_000
 """Rows of a table; the others are in --json and --markdown, and the page says so."""
@@ -59,6 +60,10 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
 
 
 def _verdict(analysis: Analysis) -> dict[str, str] | None:
+    ranks = analysis.results.get("ranks")
+    if isinstance(ranks, Ranks):
+        word, sentence = ranks.verdict()
+        return {"word": word, "sentence": printable(sentence)}
     result = analysis.results.get("verdict")
     if result is None:
         return None

@@ -19,6 +19,13 @@ MOST_STEPS = 400
 MOST_RANKS = 256
 MOST_PARTS = 12
 LONGEST_NAME = 160
+_PARTS_OF_RANKS = {
+    "computing": "computing",
+    "waiting": "waiting for other ranks",
+    "communicating": "other communication",
+    "copying": "copying, nothing else",
+    "idle": "idle",
+}
 
 
 def pictures(analysis: Analysis) -> list[Picture]:
@@ -109,18 +116,19 @@ def _flame(figures: Figures) -> Picture | None:
 
 
 def _ranks(figures: Figures) -> Picture | None:
-    """Computing and waiting, by rank."""
-    ranks = [
-        (each["rank"], _ns(each["computed_us"]), _ns(each["waited_us"]))
-        for each in figures["ranks"][:MOST_RANKS]
-        if each["computed_us"] is not None and each["waited_us"] is not None
+    """What the time of each rank went to; the parts of a rank sum to its time."""
+    ranks = figures["ranks"][:MOST_RANKS]
+    parts = [
+        (_PARTS_OF_RANKS[part], part, [_ns(each["parts_us"][part]) for each in ranks])
+        for part in _PARTS_OF_RANKS
     ]
-    left = len(figures["ranks"]) - len(ranks)
-    if not any(computed or waited for _, computed, waited in ranks):
+    if len(ranks) < 2 or not any(any(times) for *_, times in parts):
         return None
+    left = len(figures["ranks"]) - len(ranks)
     return {
         "kind": "ranks",
-        "ranks": ranks,
+        "ranks": [each["rank"] for each in ranks],
+        "parts": [part for part in parts if any(part[2])],
         "note": f"{left:,} more ranks are not drawn." if left else "",
     }
 

@@ -1,0 +1,259 @@
+"""Who is waited for, and why: by time, by the place in the step, and by what it did before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planted_ranks import US, Call, codes_in, finding_in, ranks_in, together, write_rank
+
+from stagespan.trace.analysis.html.pictures import pictures
+from stagespan.trace.ranks import Ranks, analyze_folder
+from stagespan.trace.ranks.late import BEFORE, COMMUNICATION, COMPUTING, HOST, NOT_KNOWN, REASONS
+
+STEP = 100_000.0
+
+
+def reasons_of(found: Ranks, at: int) -> dict[str, int]:
+    return dict(zip(REASONS, found.waits.reasons_ns[at].tolist(), strict=True))
+
+
+def write_job(folder: Path, arrivals: list[list[float]], steps: int = 6, took: float = 10) -> None:
+    """Ranks that come to eight collectives in each of their steps, which begin together."""
+    for rank, calls in enumerate(together(arrivals, took)):
+        marks = [(STEP * step, STEP * (step + 1) - 1) for step in range(steps)]
+        write_rank(folder, rank, calls, world=len(arrivals), steps=marks, host="node1")
+
+
+def test_who_sleeps_once_a_step_is_named_beside_many_short_races(tmp_path: Path) -> None:
+    # GIVEN six steps of eight collectives. Rank 1 sleeps 30 ms before the first of each but the
+    # first step's. Rank 0 comes 5 us late to all others, and once, in the first step, 47 ms.
+    arrivals: list[list[float]] = [[], []]
+    for step in range(6):
+        for number in range(8):
+            at = STEP * step + 1_000 + 5_000 * number
+            slept = 30_000.0 if step and number == 0 else 0.0
+            late = 47_000.0 if (step, number) == (0, 7) else 5.0 if number else 0.0
+            # After the sleep the others of the step follow.
+            follows = 30_000.0 if step and number else 0.0
+            arrivals[0].append(at + late + follows)
+            arrivals[1].append(at + slept + follows)
+    write_job(tmp_path, arrivals)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN rank 0 was last most often, and rank 1 is the one that is waited for
+    assert found.waits.last.tolist() == [42, 5]
+    assert found.waits.waited_for_ns.tolist() == [(41 * 5 + 47_000) * US, 150_000 * US]
+    late = finding_in(found, "ranks.late")
+    assert late.severity == "high"
+    assert "waited 150.000 ms for rank 1 (76.1 % of all waiting)" in late.sentence
+    assert "collective 1 of a step, in 5 of 6 steps" in late.sentence
+    # AND nothing else than its host made it late
+    assert reasons_of(found, 1) == {
+        BEFORE: 0, COMPUTING: 0, COMMUNICATION: 0, HOST: 150_000 * US, NOT_KNOWN: 0,
+    }  # fmt: skip
+    # AND the place in the step is in the JSON and in a table
+    (group,) = found.to_dict()["collectives"]
+    assert (group["most_often_last"], group["most_waited_for"]) == (0, 1)
+    assert group["most_waited_for_us"] == 150_000
+    table = next(each for each in found.tables() if "place in the step" in each.title)
+    assert table.rows[0] == (
+        "all_reduce", 1, 6, 150_000 * US, "rank 1 (100.0 %, 5 times)",
+    )  # fmt: skip
+
+
+def test_ranks_that_are_late_in_turn_at_a_place_are_not_blamed(tmp_path: Path) -> None:
+    # GIVEN two ranks that in turn come 30 ms late to the first collective of a step
+    arrivals: list[list[float]] = [[], []]
+    for step in range(6):
+        for number in range(8):
+            at = STEP * step + 1_000 + 5_000 * number + (30_000 if number else 0)
+            for rank in range(2):
+                arrivals[rank].append(at + (30_000 if not number and step % 2 == rank else 0))
+    write_job(tmp_path, arrivals)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN waiting is told, and nobody is blamed
+    assert "ranks.waiting" in codes_in(found)
+    assert "ranks.late" not in codes_in(found)
+
+
+def test_a_rank_that_computes_longer(tmp_path: Path) -> None:
+    # GIVEN three ranks of which rank 2 computes 200 us longer before each of ten collectives
+    arrivals = [[1_000.0 * n + (200 if rank == 2 else 0) + 600 for n in range(10)]
+                for rank in range(3)]  # fmt: skip
+    for rank, calls in enumerate(together(arrivals)):
+        computing = [(1_000.0 * n + 100, calls[n][1]) for n in range(10)]
+        write_rank(tmp_path, rank, calls, world=3, computing=computing, host="node1")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN that is why the others waited for it
+    assert found.waits.waited_for_ns.tolist() == [0, 0, 10 * 2 * 200 * US]
+    why = reasons_of(found, 2)
+    assert why[COMPUTING] == pytest.approx(10 * 2 * 200 * US, abs=20)
+    assert sum(why.values()) == found.waits.waited_for_ns[2]
+    assert "it computed longer" in finding_in(found, "ranks.late").sentence
+
+
+def test_a_rank_that_another_collective_keeps(tmp_path: Path) -> None:
+    # GIVEN three ranks of which rank 2 is 300 us longer in a collective that the others have not
+    calls = together([[1_000.0 * n + 400 + (300 if rank == 2 else 0) for n in range(10)]
+                      for rank in range(3)])  # fmt: skip
+    for rank, mine in enumerate(calls):
+        groups = ["world"] * len(mine)
+        own: list[Call] = [("AllGather", 1_000.0 * n + 100, 1_000.0 * n + 400) for n in range(10)]
+        if rank == 2:
+            mine = [*mine, *[(op, begin, end + 300) for op, begin, end in own]]
+            groups += ["other"] * 10
+        write_rank(tmp_path, rank, mine, world=3, groups=groups, host="node1")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN that is why the others waited for it, but in the first, before which it did nothing
+    why = reasons_of(found, 2)
+    assert why[COMMUNICATION] > 0.85 * found.waits.waited_for_ns[2]
+    assert sum(why.values()) == found.waits.waited_for_ns[2]
+
+
+def test_a_rank_whose_step_begins_later(tmp_path: Path) -> None:
+    # GIVEN one step of three collectives, which rank 3 begins 5 ms later, and is no slower in
+    for rank, calls in enumerate(
+        together([[(5_000.0 if rank == 3 else 0) + at for at in (1_000, 2_000, 3_000)]
+                  for rank in range(4)])
+    ):  # fmt: skip
+        begin = 5_000.0 if rank == 3 else 0.0
+        steps = [(begin, begin + 6_000)]
+        write_rank(tmp_path, rank, calls, world=4, steps=steps, begin=begin, host="node1")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN all waiting for it is because of that, and what it does is not blamed
+    assert found.waits.waited_for_ns[3] == reasons_of(found, 3)[BEFORE] > 0
+    late = finding_in(found, "ranks.late")
+    assert late.severity == "low"
+    assert "the traces do not show why" in late.sentence
+    waiting = finding_in(found, "ranks.waiting")
+    assert waiting.severity == "medium"
+    assert "steps began later" in waiting.sentence
+
+
+def test_later_steps_are_compared_from_the_collective_before(tmp_path: Path) -> None:
+    # GIVEN two ranks of which rank 1 begins its first step 20 ms later, and then loses 5 ms in each
+    # of three more, where all have come together to the collective before
+    for rank, calls in enumerate(together([
+        [1_000, *(STEP * step + 1_000 for step in range(1, 4))],
+        [21_000, *(STEP * step + 6_000 for step in range(1, 4))],
+    ])):  # fmt: skip
+        steps = [(STEP * step + (20_000 if rank and not step else 0), STEP * (step + 1) - 1)
+                 for step in range(4)]  # fmt: skip
+        write_rank(tmp_path, rank, calls, world=2, steps=steps, begin=20_000.0 * rank, host="n")
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the first is because it began later, and the others because of its host
+    why = reasons_of(found, 1)
+    assert (why[BEFORE], why[HOST]) == (20_000 * US, 15_000 * US)
+    # AND only what is not from before the traces makes it grave: 15 of 285 ms, where 35 are high
+    assert finding_in(found, "ranks.late").severity == "medium"
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_reasons_sum_to_the_waiting(data: st.DataObject, tmp_path: Path) -> None:
+    # GIVEN ranks that come and compute at random
+    for old in tmp_path.iterdir():
+        old.unlink()
+    ranks, steps = data.draw(st.integers(2, 4)), data.draw(st.integers(0, 3))
+    times = st.lists(st.integers(0, 400), min_size=6, max_size=6)
+    late = [data.draw(times) for _ in range(ranks)]
+    computes = [data.draw(times) for _ in range(ranks)]
+    begins = [data.draw(st.integers(0, 300)) for _ in range(ranks)]
+    arrivals = [[1_000.0 * n + 500 + each for n, each in enumerate(mine)] for mine in late]
+    for rank, calls in enumerate(together(arrivals)):
+        write_rank(
+            tmp_path, rank, calls, world=ranks,
+            computing=[(1_000.0 * n, 1_000.0 * n + us) for n, us in enumerate(computes[rank])],
+            steps=[(2_000.0 * n + begins[rank], 2_000.0 * n + 1_999) for n in range(steps)],
+        )  # fmt: skip
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN the reasons of each rank sum to what the others lost for it, and none is negative
+    assert found.waits.reasons_ns.sum(axis=1).tolist() == found.waits.waited_for_ns.tolist()
+    assert found.waits.reasons_ns.min() >= 0
+    # AND what its time went to sums to its time
+    for at, summary in enumerate(found.summaries):
+        parts = found.usage(at)
+        assert sum(parts.values()) == summary.usage.time_ns
+        assert min(parts.values()) >= 0
+
+
+def test_the_chart_equals_the_table(tmp_path: Path) -> None:
+    # GIVEN three ranks that compute, wait beside computing and without, and communicate
+    calls = together([[1_000.0 * n + 400 + 100 * rank for n in range(5)] for rank in range(3)], 200)
+    for rank, mine in enumerate(calls):
+        computing = [(1_000.0 * n + 5, 1_000.0 * n + 450) for n in range(5)]
+        steps = [(1_000.0 * n, 1_000.0 * n + 999) for n in range(5)]
+        write_rank(tmp_path, rank, mine, world=3, computing=computing, steps=steps, host="node1")
+    analysis = analyze_folder(tmp_path, 1)
+    found = ranks_in(tmp_path)
+    # WHEN the picture of the ranks is made
+    (picture,) = pictures(analysis)
+    drawn = {key: times for _, key, times in picture["parts"]}
+    # THEN each part is the table's
+    table = found.tables()[0]
+    columns = [name for name, _ in table.columns]
+    rows = {str(row[0]): dict(zip(columns, row, strict=True)) for row in table.rows}
+    for at, rank in enumerate(picture["ranks"]):
+        row = rows[f"rank {rank}"]
+        for key, column in (
+            ("computing", "computing"),
+            ("waiting", "waiting"),
+            ("communicating", "other communication"),
+            ("idle", "idle"),
+        ):
+            assert drawn[key][at] == row[column], (rank, key)
+        # AND all add up to the steps' time, communication included
+        assert sum(times[at] for times in drawn.values()) == row["time"] == 4_999 * US
+        # 400 to 800 us in each, 450 of each step is computing; each rank comes 100 us later
+        exposed = drawn["waiting"][at] + drawn["communicating"][at]
+        assert exposed == 5 * (350, 300, 200)[at] * US
+    # AND the waiting that computing hides is counted once, as computing
+    assert drawn["waiting"][0] == found.waits.lost_ns[0] < found.waits.waited_ns[0]
+
+
+def test_ranks_that_compute_alike_are_named_together(tmp_path: Path) -> None:
+    # GIVEN four ranks of which 2 and 3 compute 1.75 times as long between the same collectives
+    for rank, calls in enumerate(together([[100, 1_100, 2_100]] * 4)):
+        us = 350 + rank if rank > 1 else 200 + rank
+        computing = [(n + 150, n + 150 + us) for n in (0, 1_000, 2_000)]
+        write_rank(tmp_path, rank, calls, world=4, computing=computing)
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN both are told, and how much more they compute than the others
+    told = found.to_dict()["imbalance"]
+    assert (told["rank"], told["ranks"]) == (3, [2, 3])
+    assert told["times_the_others"] == pytest.approx((352 + 353) / (200 + 201), rel=0.01)
+    finding = finding_in(found, "ranks.imbalance")
+    assert "Ranks 2, 3 computed 1.76 times as long as ranks 0, 1" in finding.sentence
+    assert len(finding.evidence) == 4
+
+
+def test_communication_of_other_libraries_is_matched(tmp_path: Path) -> None:
+    # GIVEN ranks whose collectives are an inference server's own kernels
+    for rank, calls in enumerate(together([[100, 1_100, 2_100], [150, 1_150, 2_150]])):
+        path = write_rank(tmp_path, rank, calls, world=2, host="node1", name=f"rank{rank}.json")
+        name = "void vllm::cross_device_reduce_1stage<__half, 2>(...)"
+        whole = json.loads(path.read_text())
+        for event in whole["traceEvents"]:
+            if event["name"].startswith("nccl"):
+                event["name"] = name
+        path.write_text(json.dumps(whole))
+    # WHEN they are read together
+    found = ranks_in(tmp_path)
+    # THEN they are collectives, and no computing
+    assert found.matched.count == 3
+    assert found.waits.waited_ns.tolist() == [150 * US, 0]
+    assert found.to_dict()["ranks"][0]["exposed_comm_us"] == 3 * 60
+    assert found.usage(0)["computing"] == 0
