@@ -11,7 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from stagespan.trace.analysis.result import Finding, Nothing, Result, gravest_first, window_of
+from stagespan.trace.analysis.result import (
+    Finding,
+    Nothing,
+    Result,
+    gravest_first,
+    merged,
+    window_of,
+)
 from stagespan.trace.analysis.torchair_calls import calls_torchair
 from stagespan.trace.device import is_ascend
 from stagespan.trace.model import Trace
@@ -53,10 +60,12 @@ class Analysis:
     """By the analysis' name, in the order of the report."""
 
     def findings(self) -> list[Finding]:
-        """Of all analyses, the gravest first; within a severity in the order of the report."""
-        return gravest_first(
-            finding for result in self.results.values() for finding in result.findings()
-        )
+        """Of all analyses, the gravest first; within a severity in the order of the report.
+
+        What two analyses say of the same lost time is one finding.
+        """
+        found = [finding for result in self.results.values() for finding in result.findings()]
+        return gravest_first(merged(found))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what was read, the findings, then one key an analysis."""
