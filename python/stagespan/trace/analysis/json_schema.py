@@ -245,6 +245,7 @@ _HOST = _object(
         "parts_us": _by_name(_TIME, list(PARTS)),
         "operators": _COUNT,
         "median_operator_us": _TIME,
+        "instead_of_operators_us": _by_name(_by_name(_TIME), list(PARTS)),
     }
 )
 _ANALYSES = {

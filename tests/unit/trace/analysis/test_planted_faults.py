@@ -6,6 +6,7 @@ from pathlib import Path
 
 import test_host
 import test_idle_causes as causes
+import test_idle_findings as findings
 import test_use_and_launches as use
 from planted_faults import Fault, each, must_be_found
 
@@ -15,13 +16,14 @@ from stagespan.trace.analysis import (
     gaps,
     host,
     idle,
+    idle_patterns,
     launches,
     split_idle,
     verdict,
     where,
 )
 from stagespan.trace.analysis.axis import Cover, quiet_stretches
-from stagespan.trace.analysis.host_time import HostTime
+from stagespan.trace.analysis.host_time import HostTime, holders
 
 _Splitter = split_idle._Splitter
 dependency = causes.test_a_dependency_on_another_stream
@@ -34,7 +36,16 @@ tiny = causes.test_hundreds_of_tiny_operators_are_launch_bound
 item = causes.test_item_in_a_loop_is_a_wait_named_by_operator_and_line
 small_operators = causes.test_many_small_operators_on_the_host_are_no_launching
 late_graph = causes.test_a_graph_that_is_launched_late_is_launched_late
+queued_before = findings.test_kernels_launched_before_the_trace_were_queued
+unseen = findings.test_a_host_without_any_event_is_not_said_to_do_other_work
+holds_operators = findings.test_a_call_that_holds_operators_is_no_long_call_of_the_runtime
+all_known = findings.test_idle_time_without_a_reason_is_told_with_all_that_is_known
+first_call = findings.test_a_first_call_is_the_start_and_no_fault_of_the_allocator
 host_sleep = test_host.test_a_sleep_between_steps_and_one_within
+
+
+def host_named(tmp_path: Path) -> None:
+    test_host.test_what_ran_while_no_operator_did_is_named("python_function", tmp_path)
 
 
 def host_collective(tmp_path: Path) -> None:
@@ -71,6 +82,14 @@ FAULTS: list[Fault] = [
     (_Splitter._book, "column[causes.SYNCHRONISATION]", "column[causes.LAUNCH]", item),
     (_Splitter._queued, "~latency & crosses", "latency & crosses", dependency),
     (_Splitter._crosses, "> step(gaps.last", "< step(gaps.last", between_steps),
+    (_Splitter._longest_queued, "< first[lane", "> first[lane", queued_before),
+    (holders, "last - first > 1", "last - first < 1", holds_operators),
+    (HostTime._unseen, "end - begin > QUIET_NS", "end - begin < QUIET_NS", unseen),
+    (idle_patterns._every, "<= _EVEN", "> _EVEN", all_known),
+    (idle_patterns._host, "2 * time >=", "2 * time <", all_known),
+    (idle_patterns._start, ">= _FIRST", "< _FIRST", first_call),
+    (where.Surroundings.called, "np.argmax(sums)", "np.argmin(sums)", first_call),
+    (host.analyze, "~crosses & seen", "~crosses & ~seen", host_named),
     (idle.sums_by_cause, "parts.parts.sum(axis=0)", "parts.parts[1:].sum(axis=0)", tiny),
     (where.waiting_operators, "end[1:] > reach[:-1]", "end[1:] < reach[:-1]", item),
     (verdict.analyze, "idle_ns > busy", "idle_ns < busy", tiny),
