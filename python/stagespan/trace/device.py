@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,18 @@ NOT_DEVICE, COMPUTE, COMMUNICATION, COPY = 0, 1, 2, 3
 
 _COMMUNICATION_WORDS = ("nccl", "rccl", "hccl")
 _LAUNCH_SUFFIXES = ("_runtime", "_driver")
+# Other accelerators have categories of their own, such as MTIA's `mtia_ccp_events`. An event of a
+# stream is device work, unless its category is one of these or its process runs operators.
+_NOT_WORK = frozenset(
+    {"user_annotation", "gpu_user_annotation", "cpu_op", "cpu_instant_event", "python_function"}
+    | {"overhead", "trace", "collective_comm", "external_correlation", "cuda_profiler_range"}
+)
+_NOT_WORK_SUFFIXES = (*_LAUNCH_SUFFIXES, "_sync", "_annotation")
+_ON_HOST = ("cpu_op", "python_function", "user_annotation")
+_STREAM = re.compile(r"^stream\b(?!.*queue)", re.IGNORECASE)
+_COPIES = re.compile(r"memcpy|^dma(?:_|\b)", re.IGNORECASE)
+# Between the work of a stream: its waits for an event of another stream, and its own events.
+_STREAM_EVENTS = re.compile(r"^event_(?:wait|record)", re.IGNORECASE)
 # Ascend: rows without a category, told by the names of their process and by `Task Type`.
 _ASCEND_DEVICE = "Ascend Hardware"
 _ASCEND_COMMUNICATION = frozenset({"HCCL", "Communication"})
@@ -27,9 +40,9 @@ class DeviceWork:
     """The device's part of a trace; all arrays have one element an event of `Trace.events`."""
 
     kind: NDArray[np.int8]
-    """NOT_DEVICE, COMPUTE (memset too), COMMUNICATION or COPY."""
+    """NOT_DEVICE, COMPUTE (memset and MTIA's event_wait too), COMMUNICATION or COPY."""
     is_kernel: Mask
-    """Kernels: device work that is neither a copy nor a memset."""
+    """Kernels: device work that is neither a copy nor a memset nor an event of a stream."""
 
     @property
     def rows(self) -> NDArray[np.intp]:
@@ -43,10 +56,11 @@ class DeviceWork:
 
 
 def device_work(trace: Trace) -> DeviceWork:
-    """Tell device events by category (kernel, gpu_memcpy, gpu_memset), on Ascend by process.
+    """Find the device's events: by category (kernel, gpu_memcpy, gpu_memset), on Ascend by process.
 
-    Communication is a kernel whose name contains nccl, rccl or hccl; on Ascend the operators in the
-    groups' lanes of the communication process.
+    On other accelerators all that runs on a stream is device work. Communication is a kernel whose
+    name contains nccl, rccl or hccl; on Ascend the operators in the groups' lanes of the
+    communication process.
     """
     events = trace.events
     kind = np.zeros(len(events), dtype=np.int8)
@@ -55,6 +69,8 @@ def device_work(trace: Trace) -> DeviceWork:
     kind[trace.rows_of(["gpu_memset"])] = COMPUTE
     kind[trace.rows_of(["gpu_memcpy"])] = COPY
     communicates = _by_name(trace, events.name, _COMMUNICATION_WORDS)
+    if not is_ascend(trace):
+        is_kernel = is_kernel | _add_others(trace, kind)
     kind[is_kernel & communicates] = COMMUNICATION
     if _ASCEND_DEVICE in trace.process_names.values():
         is_kernel = is_kernel | _add_ascend(trace, kind)
@@ -124,6 +140,34 @@ def _by_name(trace: Trace, names: Codes, words: tuple[str, ...]) -> Mask:
 def _in_processes(trace: Trace, names: frozenset[str]) -> Mask:
     pids = [pid for pid, name in trace.process_names.items() if name in names]
     return np.isin(trace.events.pid, np.array(pids, dtype=np.int64))
+
+
+def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
+    """Fill in the kinds of other accelerators' rows; returns which of them are kernels."""
+    events = trace.events
+    lanes = [lane for lane, name in trace.thread_names.items() if _STREAM.search(name)]
+    on_stream: Mask = events.stream != MISSING
+    for pid, tid in lanes:
+        on_stream |= (events.pid == pid) & (events.tid == tid)
+    works = np.array(
+        [
+            name not in _NOT_WORK and not name.endswith(_NOT_WORK_SUFFIXES)
+            for name in [*trace.categories, ""]
+        ]
+    )
+    rows = np.flatnonzero(on_stream & works[events.category] & (kind == NOT_DEVICE))
+    kernels: Mask = np.zeros(len(events), dtype=np.bool_)
+    if len(rows) == 0:
+        return kernels
+    hosts = np.unique(events.pid[trace.rows_of(_ON_HOST)])
+    rows = rows[~np.isin(events.pid[rows], hosts)]
+    names, of = np.unique(events.name[rows], return_inverse=True)
+    copies = np.array([_COPIES.search(trace.names[code]) is not None for code in names], np.bool_)
+    marks = [_STREAM_EVENTS.search(trace.names[code]) is not None for code in names]
+    of = of.reshape(-1)
+    kind[rows] = np.where(copies[of], COPY, COMPUTE)
+    kernels[rows] = ~(copies | np.array(marks, np.bool_))[of]
+    return kernels
 
 
 def _add_ascend(trace: Trace, kind: NDArray[np.int8]) -> Mask:

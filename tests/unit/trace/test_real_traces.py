@@ -28,8 +28,13 @@ CHROME = [
     *(f"nccl_dlrm_8rank/rank{rank}" for rank in range(8)),
 ]  # fmt: skip
 ASCEND = "ascend_level1/rank{}_ascend_pt/ASCEND_PROFILER_OUTPUT"
-DEVICE = {"kernel": "compute", "gpu_memset": "compute", "gpu_memcpy": "copy"}
-WITHOUT_KERNELS = {"cpu_only", "mtia_inference"}
+DEVICE = {
+    "kernel": "compute", "gpu_memset": "compute", "gpu_memcpy": "copy",
+    "mtia_ccp_events": "compute",
+}  # fmt: skip
+WITHOUT_KERNELS = {"cpu_only"}
+# What MTIA's streams do beside kernels.
+NO_KERNELS = {"dma_request", "event_wait", "event_record"}
 # Here doubles cannot hold the nanoseconds, and truth.json was computed with doubles. The exact
 # figures are checked by brute force on decimals, and with doubles it gives those of truth.json.
 BEYOND_DOUBLES = {"cuda_v100_train_ns", "rocm_mi210_gpu_only", "rocm_mi300_vllm_piecewise"}
@@ -67,6 +72,8 @@ def device_intervals(
                 word in entry["name"].lower() for word in ("nccl", "rccl")
             ):
                 kind = "comm"
+            if entry["name"] == "dma_request":
+                kind = "copy"
             begin = number(entry["ts"])
             by_kind[kind].append((begin, begin + number(entry["dur"])))
     return by_kind
@@ -185,7 +192,8 @@ def test_each_kernel_counts_once(loaded: Loaded) -> None:
     totals: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for entry in loaded.entries:
-        if category_today(entry.get("cat", "")) == "kernel":
+        category = category_today(entry.get("cat", ""))
+        if category in ("kernel", "mtia_ccp_events") and entry["name"] not in NO_KERNELS:
             totals[entry["name"]] += int(entry["dur"] * 1000)
             counts[entry["name"]] += 1
     # WHEN it is broken down

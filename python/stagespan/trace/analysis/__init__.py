@@ -11,7 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from stagespan.trace.analysis.result import Finding, Nothing, Result, gravest_first, window_of
+from stagespan.trace.analysis.result import (
+    Finding,
+    Nothing,
+    Result,
+    gravest_first,
+    merged,
+    window_of,
+)
 from stagespan.trace.analysis.torchair_calls import calls_torchair
 from stagespan.trace.device import is_ascend
 from stagespan.trace.model import Trace
@@ -62,11 +69,14 @@ class Analysis:
     """By the analysis' name, in the order of the report."""
 
     def findings(self) -> list[Finding]:
-        """Of all analyses, the gravest first; within a severity in the order of the report."""
-        every = [finding for result in self.results.values() for finding in result.findings()]
-        told = {finding.code for finding in every}
-        same = {code for each in told for code in _TELLS_ALSO.get(each, ())}
-        return gravest_first(finding for finding in every if finding.code not in same)
+        """Of all analyses, the gravest first; within a severity in the order of the report.
+
+        What several analyses report of the same lost time is one finding.
+        """
+        found = [finding for result in self.results.values() for finding in result.findings()]
+        codes = {finding.code for finding in found}
+        covered = {other for code in codes for other in _TELLS_ALSO.get(code, ())}
+        return gravest_first(merged([each for each in found if each.code not in covered]))
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: what was read, the findings, then one key an analysis."""

@@ -18,6 +18,8 @@ RUNTIME_CALL = "runtime_call"
 # It did something else than launching, between two steps or within one.
 BETWEEN_STEPS = "between_steps"
 HOST_WORK = "host_work"
+# It launched nothing for long, and no event of it is there.
+HOST_UNSEEN = "host_unseen"
 # The launch was there in time.
 DEPENDENCY = "dependency"
 GRAPH = "graph"
@@ -26,18 +28,19 @@ NOT_TRACED = "not_traced"
 
 CAUSES: dict[str, str] = {
     LAUNCH: "the host could not launch work fast enough",
-    SYNCHRONISATION: "the host had waited for the device and launched the next work only then",
+    SYNCHRONISATION: "the host waited for the device before it launched the next work",
     BETWEEN_STEPS: "the host did other work between steps",
     HOST_WORK: "the host did other work than launching",
+    HOST_UNSEEN: "the host launched nothing, and the trace holds nothing of the host there",
     DATA_LOADING: "the host waited for the data loader",
     MEMORY_ALLOCATION: "the host allocated or freed device memory",
     COMPILATION: "the host compiled",
     KERNEL_LOADING: "the host loaded kernels at their first use",
     PROFILER: "the profiler itself took the time",
     RUNTIME_CALL: "a call of the runtime took unusually long, as at a kernel's first use",
-    DEPENDENCY: "work that was launched in time began only after another stream's was done",
-    GRAPH: "a device graph was under way, inside which the trace shows no reason",
-    QUEUED: "the device passed from one launched kernel to the next",
+    DEPENDENCY: "work that was launched in time had to wait for another stream's",
+    GRAPH: "a device graph was running, and the trace does not show what it waited for",
+    QUEUED: "the device passed from one kernel to the next",
     NOT_TRACED: "the trace does not show why",
 }
 """Every cause with its meaning, as the end of a sentence."""
@@ -46,6 +49,7 @@ STARVED = (
     SYNCHRONISATION,
     BETWEEN_STEPS,
     HOST_WORK,
+    HOST_UNSEEN,
     DATA_LOADING,
     MEMORY_ALLOCATION,
     COMPILATION,

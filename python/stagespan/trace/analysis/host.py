@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from stagespan.trace.analysis.advice import STARTS_LOADER, Facts, advice_on
 from stagespan.trace.analysis.axis import Axis, Cover
 from stagespan.trace.analysis.causes import LOADS_DATA, MARKS
 from stagespan.trace.analysis.host_time import QUIET_NS, named
@@ -23,33 +25,47 @@ from stagespan.trace.analysis.result import (
     evidence,
     in_words,
     share,
+    shortened,
     window_of,
 )
 from stagespan.trace.analysis.step_ranges import step_begins
 from stagespan.trace.arrays import Mask, Numbers
-from stagespan.trace.device import device_work
+from stagespan.trace.device import device_work, launches
 from stagespan.trace.model import Trace
 
+Rows = NDArray[np.intp]
 DATA_LOADING, OPERATORS, COMMUNICATION = "data_loading", "operators", "communication"
-BETWEEN_STEPS, OTHER, BETWEEN_OPERATORS = "between_steps", "other", "between_operators"
+LOADER_START, BETWEEN_STEPS, OTHER = "loader_start", "between_steps", "other"
+UNSEEN, BETWEEN_OPERATORS = "unseen", "between_operators"
 PARTS = {
     DATA_LOADING: "loading data",
+    LOADER_START: "starting the data loader",
     OPERATORS: "operators",
-    COMMUNICATION: "communication, no operator beside it",
+    COMMUNICATION: "communication while no operator ran",
     BETWEEN_STEPS: "no operator for long, as a step ended",
-    OTHER: "no operator for long",
+    OTHER: "no operator for long, but Python or an annotation",
+    UNSEEN: "no operator for long, nor anything else",
     BETWEEN_OPERATORS: "between operators",
 }
 _SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
 # Of operators that are called one after the other so much may pass between them.
 _BETWEEN_LEAST = 25.0
+_NAMED = 20
 _ONLY = np.zeros(1, dtype=np.int64)
 COMMUNICATES = re.compile(r"^(?:gloo|mpi|ucc|nccl|hccl|xccl)\w*:|^c10d::|^record_param_comms$")
+_FILLERS = ("python_function", "user_annotation", "overhead")
+# Marks of steps fill everything, and say nothing about it.
+_NO_FILLER = re.compile(r"^ProfilerStep[#*]|^PyTorch Profiler")
+# Looking up what fills a stretch goes through all events that could.
+_MOST_STRETCHES = 500
+_CODES = {part: f"host.{part}" for part in PARTS} | {DATA_LOADING: "host.data_loader"}
 _SENTENCES = {
-    DATA_LOADING: "the program loaded data. More loader workers or prefetching would help",
-    COMMUNICATION: "it communicated with no operator beside it, so that nothing hid it",
+    DATA_LOADING: "the program loaded data",
+    LOADER_START: "the program started the data loader",
+    COMMUNICATION: "it communicated while no operator ran, so nothing hid the communication",
     BETWEEN_STEPS: "no operator ran between two steps",
-    OTHER: "no operator ran, and the trace does not say what did",
+    OTHER: "no operator ran",
+    UNSEEN: "no operator ran, and the trace holds nothing else in that time",
     BETWEEN_OPERATORS: "it passed from one operator to the next",
 }
 
@@ -66,6 +82,9 @@ class Host:
     operator_ns: int
     """Median duration of an operator."""
     evidence: dict[str, tuple[Evidence, ...]]
+    filled: dict[str, dict[str, int]]
+    """By part without operators what ran instead: its time in ns by name, the longest first."""
+    facts: Facts
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds."""
@@ -74,6 +93,10 @@ class Host:
             "parts_us": {part: time / 1000 for part, time in self.parts.items()},
             "operators": self.operators,
             "median_operator_us": self.operator_ns / 1000,
+            "instead_of_operators_us": {
+                part: {name: time / 1000 for name, time in list(times.items())[:_NAMED]}
+                for part, times in self.filled.items()
+            },
         }
 
     def findings(self) -> list[Finding]:
@@ -90,11 +113,14 @@ class Host:
             sentence += _SENTENCES[part]
             if part == BETWEEN_OPERATORS:
                 sentence += (
-                    f": there are {self.operators:,} of them, the median takes"
-                    f" {in_words(self.operator_ns, 'ns')}. Fewer and larger ones, or torch.compile,"
-                    " would help"
+                    f": there are {self.operators:,} of them, and the median takes"
+                    f" {in_words(self.operator_ns, 'ns')}"
                 )
-            found.append(Finding(severity, f"{sentence}.", self.evidence[part]))
+            elif self.filled.get(part):
+                name, inside = next(iter(self.filled[part].items()))
+                sentence += f": most of it in {shortened(name, 90)} ({in_words(inside, 'ns')})"
+            sentence = f"{sentence}. {advice_on(f'host.{part}', self.facts)}".rstrip()
+            found.append(Finding(severity, sentence, self.evidence[part], _CODES[part]))
         return found
 
     def tables(self) -> list[Table]:
@@ -110,6 +136,7 @@ def analyze(trace: Trace) -> Host | Nothing:
     events = trace.events
     communicates = named(trace, COMMUNICATES)
     marks = trace.rows_of(["user_annotation", "cpu_op"])
+    frames = trace.rows_of(["python_function"])
     operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & ~communicates
     if not operators.any():
         return Nothing("The trace has no operators, so nothing is known about the host's time.")
@@ -123,16 +150,21 @@ def analyze(trace: Trace) -> Host | Nothing:
 
     sets = [
         cover(marks & named(trace, LOADS_DATA)),
+        cover(frames & named(trace, STARTS_LOADER)),
         cover(operators),
         cover(marks & communicates),
     ]
     # Where no operator runs for long.
-    begins, ends = sets[1].end[:-1], sets[1].begin[1:]
+    begins, ends = sets[2].end[:-1], sets[2].begin[1:]
     long = ends - begins > QUIET_NS
     begins, ends = begins[long], ends[long]
     steps = axis.place(_ONLY, step_begins(trace))
     crosses = np.searchsorted(steps, begins, "right") < np.searchsorted(steps, ends, "right")
-    sets += [Cover(begins[which], ends[which]) for which in (crosses, ~crosses)]
+    fillers = (trace.rows_of(_FILLERS) | launches(trace)) & ~named(trace, _NO_FILLER)
+    seen = 2 * cover(fillers).within(begins, ends) >= ends - begins
+    quiet = {BETWEEN_STEPS: crosses, OTHER: ~crosses & seen, UNSEEN: ~crosses & ~seen}
+    fills = _fillers(trace, axis, fillers, operators, (begins, ends))
+    sets += [Cover(begins[which], ends[which]) for which in quiet.values()]
     whole = (np.array([0]), np.array([end - begin]))
     reached, so_far = [0], sets[0]
     for each in sets:
@@ -140,12 +172,22 @@ def analyze(trace: Trace) -> Host | Nothing:
         reached.append(int(so_far.within(*whole)[0]))
     reached.append(end - begin)
     times = np.diff(reached).tolist()
+    shown = _evidence(trace, operators, communicates & marks)
+    filled = {}
+    for part, which in quiet.items():
+        # What communication or loading hides of a stretch is theirs.
+        own = ends - begins - (sets[0] | sets[1] | sets[3]).within(begins, ends)
+        chosen = np.flatnonzero(which & (own > 0))
+        shown[part] = _of_stretches(trace, axis, begins[chosen], own[chosen], fills[chosen])
+        filled[part] = _times_by_name(trace, own[chosen], fills[chosen])
     return Host(
         span_ns=end - begin,
         parts={part: time for part, time in zip(PARTS, times, strict=True) if time},
         operators=int(operators.sum()),
         operator_ns=int(np.median(events.dur_ns[operators])),
-        evidence=_evidence(trace, axis, sets, operators, communicates & marks),
+        evidence=shown,
+        filled={part: times for part, times in filled.items() if times},
+        facts=Facts(trace),
     )
 
 
@@ -157,14 +199,69 @@ def _placed(axis: Axis, trace: Trace, which: Mask) -> tuple[Numbers, Numbers]:
     )
 
 
-def _evidence(
-    trace: Trace, axis: Axis, sets: list[Cover], operators: Mask, communicates: Mask
-) -> dict[str, tuple[Evidence, ...]]:
+def _fillers(
+    trace: Trace,
+    axis: Axis,
+    fillers: Mask,
+    operators: Mask,
+    stretches: tuple[Numbers, Numbers],
+) -> Rows:
+    """Of each stretch the innermost event that fills half of it, on the thread of most operators.
+
+    Of another thread, if that has none; -1 if there is none at all, and for all but the longest
+    stretches.
+    """
     events = trace.events
+    begins, ends = stretches
+    found = np.full(len(begins), -1, dtype=np.intp)
+    possible = fillers & (2 * events.dur_ns > QUIET_NS)
+    rows = np.flatnonzero(possible)
+    if len(rows) == 0 or len(begins) == 0:
+        return found
+    begin, end = _placed(axis, trace, possible)
+    threads, count = np.unique(events.tid[operators], return_counts=True)
+    main = events.tid[rows] == threads[np.argmax(count)]
+    for at in np.argsort(begins - ends, kind="stable")[:_MOST_STRETCHES].tolist():
+        inside = np.minimum(end, ends[at]) - np.maximum(begin, begins[at])
+        fills = 2 * inside >= ends[at] - begins[at]
+        fills = fills & main if (fills & main).any() else fills
+        filling = np.flatnonzero(fills)
+        if len(filling):
+            found[at] = rows[filling[np.lexsort((-begin[filling], (end - begin)[filling]))[0]]]
+    return found
+
+
+def _of_stretches(
+    trace: Trace, axis: Axis, begins: Numbers, lengths: Numbers, fills: Rows
+) -> tuple[Evidence, ...]:
+    """The longest stretches, each by the event that fills it."""
     begin, _ = window_of(trace) or (0, 0)
+    shown = []
+    for at in np.argsort(-lengths, kind="stable")[:3].tolist():
+        row = int(fills[at])
+        name = trace.names[int(trace.events.name[row])] if row >= 0 else "no operator"
+        time = int(begins[at]) + axis.begin_ns - begin
+        shown.append(Evidence(name, time, int(lengths[at]), "ns"))
+    return tuple(shown)
+
+
+def _times_by_name(trace: Trace, lengths: Numbers, fills: Rows) -> dict[str, int]:
+    """The time of stretches by the name of what fills them, the longest first."""
+    times: dict[str, int] = {}
+    for row, length in zip(fills.tolist(), lengths.tolist(), strict=True):
+        if row >= 0:
+            name = trace.names[int(trace.events.name[row])]
+            times[name] = times.get(name, 0) + length
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
+def _evidence(trace: Trace, operators: Mask, communicates: Mask) -> dict[str, tuple[Evidence, ...]]:
+    """The longest events of each part that has some."""
+    events = trace.events
     found: dict[str, tuple[Evidence, ...]] = {}
     for part, which in (
         (DATA_LOADING, named(trace, LOADS_DATA)),
+        (LOADER_START, named(trace, STARTS_LOADER)),
         (COMMUNICATION, communicates),
         (OPERATORS, operators),
         (BETWEEN_OPERATORS, operators),
@@ -172,15 +269,4 @@ def _evidence(
         rows = np.flatnonzero(which)
         longest = rows[np.argsort(-events.dur_ns[rows], kind="stable")[:3]]
         found[part] = tuple(evidence(trace, int(row)) for row in longest)
-    for part, stretches in ((BETWEEN_STEPS, sets[3]), (OTHER, sets[4])):
-        order = np.argsort(stretches.begin - stretches.end, kind="stable")[:3]
-        found[part] = tuple(
-            Evidence(
-                "no operator",
-                int(stretches.begin[at]) + axis.begin_ns - begin,
-                int(stretches.end[at] - stretches.begin[at]),
-                "ns",
-            )
-            for at in order
-        )
     return found

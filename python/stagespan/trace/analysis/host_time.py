@@ -26,8 +26,9 @@ CLASSES = (
     causes.RUNTIME_CALL,
     causes.DATA_LOADING,
     causes.COMPILATION,
+    causes.HOST_UNSEEN,
 )
-"""What a thread can be seen doing, the first of those that apply."""
+"""What a thread can be seen doing, the first of those that apply; or that nothing of it is seen."""
 
 
 class HostTime:
@@ -41,7 +42,9 @@ class HostTime:
         calls: Mask,
         waits: Mask,
         allocates: Mask,
+        holds: Mask,
     ) -> None:
+        """`holds` are the calls that `holders` finds, which are parts of the program."""
         self._events, self._axis = trace.events, axis
         self._lane = _thread_of_events(trace, lanes)
         work = (trace.rows_of(["cpu_op"]) & ~named(trace, causes.MARKS)) | calls
@@ -55,12 +58,13 @@ class HostTime:
             self._cover(allocates),
             self._cover_of_all(overhead & loads) | self._cover(calls & loads),
             self._cover_of_all(overhead & ~loads),
-            self._cover(calls & (trace.events.dur_ns > QUIET_NS)),
+            self._cover(calls & ~holds & (trace.events.dur_ns > QUIET_NS)),
             self._cover(
                 (marks & named(trace, causes.LOADS_DATA))
                 | (trace.rows_of(["python_function"]) & named(trace, causes.LOADS_DATA_FRAME))
             ),
             self._cover(marks & named(trace, causes.COMPILES)),
+            self._unseen(marks | calls | trace.rows_of(["python_function"]), overhead),
             quiet_stretches(axis, begin, end, QUIET_NS),
         )
         self._nested = [sets[0]]
@@ -125,6 +129,16 @@ class HostTime:
     def _cover(self, which: Mask) -> Cover:
         return Cover(*self._placed(np.flatnonzero(which & (self._lane >= 0))))
 
+    def _unseen(self, seen: Mask, of_all: Mask) -> Cover:
+        """Where a thread has had no event at all for long."""
+        known = self._cover(seen) | self._cover_of_all(of_all)
+        starts = np.arange(self._axis.lanes, dtype=np.int64) * self._axis.stride
+        begin = np.sort(np.concatenate((known.end, starts)))
+        end = np.sort(np.concatenate((known.begin, starts + self._axis.stride - 2)))
+        # A thread's first begin, and its last end, are the edges of its part.
+        long = end - begin > QUIET_NS
+        return Cover(begin[long], end[long])
+
     def _cover_of_all(self, which: Mask) -> Cover:
         """As if the events, which belong to no thread, were on every thread."""
         rows = np.flatnonzero(which)
@@ -133,6 +147,27 @@ class HostTime:
         begin, end = self._events.begin_ns[rows], self._events.end_ns[rows]
         place = self._axis.place
         return Cover(place(lane, np.tile(begin, count)), place(lane, np.tile(end, count)))
+
+
+def holders(trace: Trace, calls: Mask) -> Mask:
+    """Which calls hold several other calls or operators of their thread.
+
+    These are parts of the program that its runtime writes down like calls of its own.
+    """
+    events = trace.events
+    found: Mask = np.zeros(len(events), dtype=np.bool_)
+    rows = np.flatnonzero(calls & (events.dur_ns > QUIET_NS))
+    if len(rows) == 0:
+        return found
+    inner = np.flatnonzero(calls | trace.rows_of(["cpu_op"]))
+    _, lane = threads(trace, np.concatenate((rows, inner)))
+    for number in np.unique(lane[: len(rows)]).tolist():
+        here = rows[lane[: len(rows)] == number]
+        begins = np.sort(events.begin_ns[inner[lane[len(rows) :] == number]])
+        first = np.searchsorted(begins, events.begin_ns[here], side="right")
+        last = np.searchsorted(begins, events.end_ns[here], side="left")
+        found[here] = last - first > 1
+    return found
 
 
 def named(trace: Trace, pattern: Pattern[str]) -> Mask:

@@ -8,14 +8,22 @@ from typing import Any
 import numpy as np
 
 from stagespan.trace.analysis import causes
+from stagespan.trace.analysis.advice import Facts
 from stagespan.trace.analysis.device_time import device_rows
 from stagespan.trace.analysis.gaps import Gaps, gaps
-from stagespan.trace.analysis.idle_words import Gap, Group, describe, group_by_culprit
+from stagespan.trace.analysis.idle_findings import Known
+from stagespan.trace.analysis.idle_patterns import Pattern, StartUp, patterns, start_up
+from stagespan.trace.analysis.idle_words import (
+    Gap,
+    Group,
+    describe,
+    group_by_culprit,
+    longest_call,
+)
 from stagespan.trace.analysis.result import (
     Evidence,
     Finding,
     Nothing,
-    Severity,
     Table,
     in_words,
     share,
@@ -29,19 +37,10 @@ from stagespan.trace.device import device_work
 from stagespan.trace.model import Trace
 
 TOP = 20
-# Of the device's span: below this an idle cause is no finding.
-_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (3.0, "low"))
 _NO_DEVICE = (
     "The trace has no device events: record it with the device's activity, or nothing can be said"
     " about how the device was used."
 )
-_ADVICE = {
-    causes.LAUNCH: "Fewer and larger kernels, torch.compile or a device graph would help.",
-    causes.SYNCHRONISATION: "Waiting later, less often, or not at all lets the host run ahead.",
-    causes.BETWEEN_STEPS: "Work between steps can overlap with the device's.",
-    causes.DATA_LOADING: "More loader workers, prefetching or pinned memory would help.",
-    causes.MEMORY_ALLOCATION: "A caching allocator that need not give memory back avoids this.",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +58,11 @@ class Idle:
     """The largest gaps, each with what is known about it."""
     groups: list[Group]
     """Waits and allocations by operator and call, the one that cost most first."""
-    evidence: dict[str, tuple[Evidence, ...]]
-    """Of each cause the gaps that it has the largest part in."""
-    kernel_ns: int | None
-    """Median duration of a kernel."""
+    patterns: list[Pattern]
+    """Gaps that the trace does not explain, by the work before which they are."""
+    start: StartUp | None
+    """The gaps in which the program started up; None if there are none."""
+    told: tuple[Finding, ...]
     devices: int = 1
     """Of several devices only the time counts in which none works."""
 
@@ -84,18 +84,13 @@ class Idle:
             },
             "blocking_calls": [group.to_dict() for group in self.groups],
             "largest_gaps": [gap.to_dict() for gap in self.largest],
+            "patterns": [pattern.to_dict() for pattern in self.patterns],
+            "start_up": None if self.start is None else self.start.to_dict(),
         }
 
     def findings(self) -> list[Finding]:
-        """A sentence for each cause on the host, or dependency, that cost enough."""
-        found = []
-        for cause, time in self.by_cause.items():
-            percent = share(time, self.span_ns)
-            severity = next((s for least, s in _SHARES if percent >= least), None)
-            if severity is None or cause in (causes.QUEUED, causes.GRAPH, causes.NOT_TRACED):
-                continue
-            found.append(Finding(severity, self._sentence(cause, time), self.evidence[cause]))
-        return found
+        """What cost at least 3 % of the device's time, also if the trace does not say why."""
+        return list(self.told)
 
     def tables(self) -> list[Table]:
         """Idle time by cause, blocking calls, and the largest gaps."""
@@ -139,27 +134,6 @@ class Idle:
         )
         return [table for table in (by_cause, calls, largest) if table.rows]
 
-    def _sentence(self, cause: str, time: int) -> str:
-        count, one = self.gaps_by_cause.get(cause, 0), self.devices == 1
-        gaps = f", {count:,} gaps" if count > 1 else ""
-        sentence = (
-            f"{'The device was' if one else f'All {self.devices} devices were'} idle for"
-            f" {in_words(time, 'ns')} ({share(time, self.span_ns):.1f} % of"
-            f" {'its' if one else 'their'} time{gaps}) because"
-            f" {causes.CAUSES[cause]}"
-        )
-        culprits = [group for group in self.groups if group.cause == cause]
-        if culprits:
-            worst = culprits[0]
-            sentence += f": most of it at {worst.words} ({in_words(worst.idle_ns, 'ns')})"
-        elif cause == causes.LAUNCH and self.kernel_ns is not None:
-            sentence += f", while the median kernel takes {in_words(self.kernel_ns, 'ns')}"
-        elif self.evidence[cause]:
-            where = "after" if cause == causes.DEPENDENCY else "at"
-            sentence += f": the longest {where} {shortened(self.evidence[cause][0].event)}"
-        advice = _ADVICE.get(cause)
-        return f"{sentence}." + (f" {advice}" if advice else "")
-
 
 def split_gaps(trace: Trace) -> tuple[Gaps, Split]:
     """The gaps of the device, and their times by cause."""
@@ -182,18 +156,40 @@ def analyze(trace: Trace) -> Idle | Nothing:
     kernels = events.dur_ns[device_work(trace).kernels]
     counts = np.bincount(parts.cause, minlength=len(NAMES)).tolist() if len(parts.parts) else []
     by_cause = sums_by_cause(parts)
-    return Idle(
-        span_ns=int(events.end_ns[found.rows].max() - events.begin_ns[found.rows].min()),
+    span = int(events.end_ns[found.rows].max() - events.begin_ns[found.rows].min())
+    known = Known(
+        span_ns=span,
         idle_ns=int(found.dur_ns.sum()),
         by_cause=by_cause,
         gaps_by_cause={c: n for c, n in zip(NAMES, counts, strict=False) if c in by_cause},
-        gaps=len(found.begin_ns),
-        largest=[describe(where, found, parts, at) for at in _largest(found.dur_ns, TOP)],
         groups=group_by_culprit(where, parts),
         evidence={cause: _evidence(where, found, parts, cause) for cause in by_cause},
+        patterns=patterns(where, found, parts, step_begins(trace)),
+        start=start_up(where, found, parts, span),
         kernel_ns=int(np.median(kernels)) if len(kernels) else None,
+        queued_gap_ns=_median_of(found, parts, causes.QUEUED),
         devices=len(device_rows(trace)),
+        facts=Facts(trace, found, parts),
     )
+    return Idle(
+        span_ns=known.span_ns,
+        idle_ns=known.idle_ns,
+        by_cause=by_cause,
+        gaps_by_cause=known.gaps_by_cause,
+        gaps=len(found.begin_ns),
+        largest=[describe(where, found, parts, at) for at in _largest(found.dur_ns, TOP)],
+        groups=known.groups,
+        patterns=known.patterns,
+        start=known.start,
+        told=tuple(known.findings()),
+        devices=known.devices,
+    )
+
+
+def _median_of(found: Gaps, parts: Split, cause: str) -> int | None:
+    """The median of the gaps of which a cause has the largest part."""
+    chosen = found.dur_ns[parts.cause == NAMES.index(cause)] if len(parts.parts) else found.dur_ns
+    return int(np.median(chosen)) if len(chosen) else None
 
 
 def _evidence(where: Surroundings, found: Gaps, parts: Split, cause: str) -> tuple[Evidence, ...]:
@@ -201,12 +197,19 @@ def _evidence(where: Surroundings, found: Gaps, parts: Split, cause: str) -> tup
     shown = []
     for at in _largest(time, 3):
         gap = describe(where, found, parts, at, cause)
-        event = gap.culprit or gap.next
+        event = gap.culprit or f"idle before {gap.next}"
+        if cause == causes.HOST_UNSEEN:
+            event = "no event of the host"
         if cause == causes.DEPENDENCY and gap.waited_for is not None:
             event = gap.waited_for
         if gap.line and gap.line != event:
             event = f"{shortened(event)}, {gap.line}"
-        shown.append(Evidence(event, gap.time_ns, int(time[at]), "ns"))
+        spent = int(time[at])
+        if cause == causes.MEMORY_ALLOCATION:
+            row, called = longest_call(where, found, parts, at, cause)
+            if row >= 0:
+                spent = min(called, spent)
+        shown.append(Evidence(event, gap.time_ns, spent, "ns"))
     return tuple(shown)
 
 

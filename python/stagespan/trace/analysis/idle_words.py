@@ -68,6 +68,8 @@ class Group:
     line: str | None
     """Of the wait that cost most."""
     idle_ns: int
+    in_call_ns: int
+    """What of it lies within the calls; the rest passed until the next launch."""
     calls: int
     """How many of them the device was idle for."""
     waited_for: str | None
@@ -89,6 +91,7 @@ class Group:
             "call": self.call,
             "python": self.line,
             "idle_us": self.idle_ns / 1000,
+            "in_call_us": self.in_call_ns / 1000,
             "calls": self.calls,
             "waited_for": self.waited_for,
         }
@@ -106,7 +109,7 @@ def describe(
         return trace.names[int(events.name[row])]
 
     times = {NAMES[c]: int(t) for c, t in enumerate(parts.parts[at]) if t}
-    cause = NAMES[int(parts.cause[at])]
+    cause = NAMES[int(parts.parts[at].argmax())]
     call = int(gaps.first_call[at])
     culprit, line = _culprit(where, gaps, parts, at, blamed or cause)
     waited_for = None
@@ -158,11 +161,27 @@ def group_by_culprit(where: Surroundings, parts: Split) -> list[Group]:
                 call=trace.names[call_name],
                 line=where.line(worst),
                 idle_ns=int(time[mine].sum()),
+                in_call_ns=int(parts.call_inside_ns[calls[mine]].sum()),
                 calls=len(mine),
                 waited_for=where.waits.of_host(worst),
             )
         )
     return sorted(found, key=lambda group: -group.idle_ns)
+
+
+def longest_call(
+    where: Surroundings, gaps: Gaps, parts: Split, at: int, cause: str
+) -> tuple[int, int]:
+    """The call that waited (or allocated) the longest in a gap, and the time of all of its name.
+
+    Of the thread that launched what came next and the one that launched before; (-1, 0) if
+    neither did.
+    """
+    among = parts.waits if cause == causes.SYNCHRONISATION else parts.allocates
+    begin, end = int(gaps.begin_ns[at]), int(gaps.end_ns[at])
+    threads = {int(gaps.first_call[at]), int(gaps.last_call[at])} - {-1}
+    found = [where.called(begin, end, among, call) for call in sorted(threads)]
+    return max(found, key=lambda each: each[1], default=(-1, 0))
 
 
 def _culprit(
@@ -176,8 +195,13 @@ def _culprit(
     def name(row: int) -> str | None:
         return trace.names[int(events.name[row])] if row >= 0 else None
 
+    if cause in _BLOCKING:
+        longest, _ = longest_call(where, gaps, parts, at, cause)
+        blocked = blocked if longest < 0 else longest
     if cause in _BLOCKING and blocked >= 0:
         operator = int(waiting_operators(trace, np.array([blocked]))[0])
+        if cause == causes.MEMORY_ALLOCATION:
+            operator = -1
         return name(operator if operator >= 0 else blocked), where.line(blocked)
     if cause == causes.DEPENDENCY:
         return name(int(gaps.rows[gaps.last[at]])), None

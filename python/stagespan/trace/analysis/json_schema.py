@@ -174,12 +174,51 @@ _IDLE = _object(
                     "call": _TEXT,
                     "python": _MAYBE_TEXT,
                     "idle_us": _TIME,
+                    "in_call_us": _TIME,
                     "calls": _COUNT,
                     "waited_for": _MAYBE_TEXT,
                 }
             )
         ),
         "largest_gaps": _list(_GAP),
+        "patterns": _list(
+            _object(
+                {
+                    "cause": {"enum": list(CAUSES)},
+                    "next_on_device": _TEXT,
+                    "gaps": _COUNT,
+                    "idle_us": _TIME,
+                    "least_us": _TIME,
+                    "most_us": _TIME,
+                    "every_us": _MAYBE_NUMBER,
+                    "one_a_step": {"type": "boolean"},
+                    "launched_before": _COUNT,
+                    "launched_later": _COUNT,
+                    "launch_unknown": _COUNT,
+                    "begun_after_launch_us": _MAYBE_NUMBER,
+                    "stream_wait": _MAYBE_TEXT,
+                    "host_call": _MAYBE_TEXT,
+                    "host_call_in_gaps": _COUNT,
+                    "host_call_us": _MAYBE_NUMBER,
+                    "host_operator": _MAYBE_TEXT,
+                    "host_annotation": _MAYBE_TEXT,
+                    "python": _MAYBE_TEXT,
+                }
+            )
+        ),
+        "start_up": {
+            "anyOf": [
+                {"type": "null"},
+                _object(
+                    {
+                        "in": _TEXT,
+                        "idle_us": _TIME,
+                        "gaps": _COUNT,
+                        "by_cause_us": _by_name(_TIME, list(CAUSES)),
+                    }
+                ),
+            ]
+        },
     }
 )
 _FIGURES: _Schema = {
@@ -206,6 +245,7 @@ _HOST = _object(
         "parts_us": _by_name(_TIME, list(PARTS)),
         "operators": _COUNT,
         "median_operator_us": _TIME,
+        "instead_of_operators_us": _by_name(_by_name(_TIME), list(PARTS)),
     }
 )
 _ANALYSES = {

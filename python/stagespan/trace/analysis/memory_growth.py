@@ -83,7 +83,7 @@ class Growth:
             Evidence(f"allocated at the end of {name}", None, end, "bytes"),
             Evidence("first of these steps", self.since_ns, self.left, "bytes"),
         )
-        return Finding(severity, sentence, shown)
+        return Finding(severity, sentence, shown, "memory.growth")
 
     def table(self, device: str) -> Table:
         """The first steps."""

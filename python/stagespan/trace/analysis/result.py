@@ -8,7 +8,7 @@ made up. Figures are integer nanoseconds inside; each written one names its unit
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from stagespan.trace.model import Trace
@@ -57,6 +57,9 @@ class Finding:
     evidence: tuple[Evidence, ...]
     code: str = ""
     """What the finding is about, the same in every version: "idle.data_loader"."""
+    same_as: str = ""
+    """The code of a finding of another analysis that tells of the same lost time, if there is one:
+    then only that one is shown, with the evidence of both."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -66,6 +69,20 @@ class Finding:
             "sentence": self.sentence,
             "evidence": [each.to_dict() for each in self.evidence],
         }
+
+
+def merged(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings without those that tell the same as another one, which takes their evidence."""
+    codes = {finding.code for finding in findings if not finding.same_as}
+    kept = []
+    for finding in findings:
+        if finding.same_as and finding.same_as in codes:
+            continue
+        same = [each for each in findings if finding.code and each.same_as == finding.code]
+        shown = (*finding.evidence, *(item for each in same for item in each.evidence))
+        severity = min((each.severity for each in (finding, *same)), key=SEVERITIES.index)
+        kept.append(replace(finding, severity=severity, evidence=tuple(dict.fromkeys(shown))))
+    return kept
 
 
 def gravest_first(findings: Iterable[Finding]) -> list[Finding]:

@@ -1,6 +1,7 @@
 """Each gap of the device split by cause, to the nanosecond.
 
-A gap that the next launch ended late is split by what the launching thread did until then, at every
+A gap before work that was launched before the trace began is "queued" if it is short. A gap that
+the next launch ended late is split by what the launching thread did until then, at every
 moment the first of: waiting for the device, allocating, driver or profiler at work, loading data,
 compiling, something long that launches nothing, and else preparing the launch. Only the thread that
 launched is blamed; until it takes over, the thread that had launched before it.
@@ -16,7 +17,15 @@ from numpy.typing import NDArray
 from stagespan.trace.analysis import causes
 from stagespan.trace.analysis.axis import Axis
 from stagespan.trace.analysis.gaps import AFTER, BEFORE, UNKNOWN, Gaps, Rows
-from stagespan.trace.analysis.host_time import CLASSES, QUIET_NS, HostTime, named, threads
+from stagespan.trace.analysis.host_time import (
+    CLASSES,
+    QUIET_NS,
+    HostTime,
+    holders,
+    named,
+    pairs,
+    threads,
+)
 from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.device import COPY, device_work, launches, streams
 from stagespan.trace.model import Trace
@@ -42,8 +51,12 @@ class Split:
     """Of every event of the trace that is a waiting or allocating call: the idle time that it is to
     blame for, within it and in filling the device again.
     """
+    call_inside_ns: Numbers
+    """What of that time lies within the call itself."""
     waits: Mask
     """Which events are calls that wait for the device."""
+    allocates: Mask
+    """Which events are calls that allocate or free memory."""
     crosses_step: Mask
     """Whether a step ended between the launch before the gap and the one behind it."""
 
@@ -66,19 +79,31 @@ class _Splitter:
         self.calls = launches(trace)
         self.waits = self._waits()
         self.allocates = self.calls & named(trace, causes.ALLOCATES) & ~self.waits
+        self.holds = holders(trace, self.calls)
         self.crosses = self._crosses(step_begins)
         self.call_idle = np.zeros(len(trace.events), dtype=np.int64)
+        self.call_inside = np.zeros(len(trace.events), dtype=np.int64)
         self.blocked_in = np.full(len(gaps.begin_ns), -1, dtype=np.intp)
 
     def split(self) -> Split:
         gaps = self.gaps
         unknown = gaps.issued == UNKNOWN
-        self._add(causes.NOT_TRACED, unknown & ~gaps.in_graph, gaps.dur_ns)
+        queued = unknown & (gaps.dur_ns <= self._longest_queued())
+        self._add(causes.QUEUED, queued & ~gaps.in_graph, gaps.dur_ns)
+        self._add(causes.NOT_TRACED, unknown & ~queued & ~gaps.in_graph, gaps.dur_ns)
         self._add(causes.GRAPH, gaps.in_graph, gaps.dur_ns)
         chosen = np.flatnonzero(~unknown & ~gaps.in_graph)
         if len(chosen):
             self._split_launched(chosen)
-        return Split(self.parts, self.blocked_in, self.call_idle, self.waits, self.crosses)
+        return Split(
+            self.parts,
+            self.blocked_in,
+            self.call_idle,
+            self.call_inside,
+            self.waits,
+            self.allocates,
+            self.crosses,
+        )
 
     def _split_launched(self, chosen: Rows) -> None:
         gaps, events = self.gaps, self.trace.events
@@ -96,7 +121,7 @@ class _Splitter:
         if not axis.fits:
             self.parts[chosen, NAMES.index(causes.NOT_TRACED)] += issued_from - begin + launch
             return
-        host = HostTime(self.trace, axis, lanes, self.calls, self.waits, self.allocates)
+        host = HostTime(self.trace, axis, lanes, self.calls, self.waits, self.allocates, self.holds)
         here, there = lane[: len(call)], lane[len(call) :]
         place = axis.place(here, begin)
         taken_over = np.minimum(begin + (host.busy.next_from(place) - place), issued_from)
@@ -112,8 +137,9 @@ class _Splitter:
         self.call_idle[calls] = host.time_in(
             calls, [(here, taken_over, issued_from), (there, begin, taken_over)]
         )
+        self.call_inside[calls] = self.call_idle[calls]
         call_time = issued_to - issued_from
-        long_call = (call_time > QUIET_NS) & ~self.waits[call]
+        long_call = (call_time > QUIET_NS) & ~self.waits[call] & ~self.holds[call]
         self._add_at(causes.RUNTIME_CALL, chosen, np.where(long_call, call_time, 0))
         launch -= np.where(long_call, call_time, 0)
         self._book(chosen, outside, inside, launch, blocked)
@@ -132,7 +158,11 @@ class _Splitter:
             self.crosses[chosen], column[causes.BETWEEN_STEPS], column[causes.HOST_WORK]
         )
         for number, name in enumerate(CLASSES):
-            self.parts[chosen, column[name]] += outside[:, number] + inside[:, number]
+            unseen = name == causes.HOST_UNSEEN
+            # Of a thread without events it is known, all the same, that a step ended there.
+            booked = np.where(unseen & self.crosses[chosen], other, column[name])
+            self.parts[chosen, booked] += outside[:, number]
+            self.parts[chosen, column[name]] += inside[:, number]
         self.parts[chosen, other] += outside[:, -2]
         self.parts[chosen, column[causes.HOST_WORK]] += inside[:, -2]
         # However small its parts, what takes so long is no launch.
@@ -166,6 +196,24 @@ class _Splitter:
         unknown = ~latency & ~depends & ~queued
         self._add_at(causes.NOT_TRACED, chosen, np.where(unknown, time, 0))
         return np.where(latency, time, 0)
+
+    def _longest_queued(self) -> Numbers:
+        """How long each gap before work of unknown launch may be, if the work was in the queue.
+
+        A stream runs its work in the order of the launches: what lies before its first work with a
+        launch was launched before the trace began. A trace without any launch tells nothing.
+        """
+        gaps, events = self.gaps, self.trace.events
+        known = gaps.calls >= 0
+        if not known.any() or len(gaps.begin_ns) == 0:
+            return np.zeros(len(gaps.begin_ns), dtype=np.int64)
+        device, stream = streams(self.trace, gaps.rows)
+        _, lane = pairs(device, stream)
+        first = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
+        begin = events.begin_ns[gaps.rows]
+        np.minimum.at(first, lane[known], begin[known])
+        before = begin[gaps.first] < first[lane[gaps.first]]
+        return np.where(before, LATENCY_NS, JUST_LAUNCHED_NS)
 
     def _waits(self) -> Mask:
         """Calls that wait by their name, and those that copied until their copy was done."""

@@ -11,6 +11,7 @@ from stagespan.trace.analysis.causes import SYNC_OPERATORS
 from stagespan.trace.analysis.host_time import processes, threads
 from stagespan.trace.analysis.waits import Waits
 from stagespan.trace.arrays import Mask
+from stagespan.trace.device import launches
 from stagespan.trace.model import Trace
 
 Rows = NDArray[np.intp]
@@ -25,7 +26,7 @@ _NOT_OWN = re.compile(
 class Surroundings:
     """Looks up the events around a time on a thread; each look goes through the whole trace."""
 
-    __slots__ = ("_frames", "_marks", "_operators", "_process", "trace", "waits")
+    __slots__ = ("_calls", "_frames", "_marks", "_operators", "_process", "trace", "waits")
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -34,11 +35,57 @@ class Surroundings:
         self._operators = trace.rows_of(["cpu_op"])
         self._frames = trace.rows_of(["python_function"])
         self._marks = trace.rows_of(["user_annotation"])
+        self._calls = np.flatnonzero(launches(trace))
 
     def operator(self, row: int) -> int:
         """The innermost operator around an event on its thread, or -1."""
         rows = self._around(row, self._operators)
         return int(rows[-1]) if len(rows) else -1
+
+    def operators(self, row: int) -> Rows:
+        """All operators around an event on its thread, the outermost first."""
+        return self._around(row, self._operators)
+
+    def marks(self, row: int) -> Rows:
+        """All annotations around an event on its thread, the outermost first."""
+        return self._around(row, self._marks)
+
+    def calls_before(self, row: int) -> Rows:
+        """The calls of the runtime that ended before an event on its thread, in order."""
+        events = self.trace.events
+        rows = self._on_thread(self._calls, row)
+        rows = rows[events.end_ns[rows] <= events.begin_ns[row]]
+        result: Rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
+        return result
+
+    def called(
+        self, begin_ns: int, end_ns: int, among: Mask | None = None, like: int = -1
+    ) -> tuple[int, int]:
+        """The call that took the most of a stretch, and how much all of its name on its thread did.
+
+        Only calls `among` some and on the thread of the event `like`, where these are given.
+        (-1, 0) if there was none.
+        """
+        events = self.trace.events
+        rows = self._calls
+        if among is not None:
+            # Operators count as calls that wait, in a trace without waiting calls.
+            rows = np.flatnonzero(among)
+        if like >= 0:
+            rows = self._on_thread(rows, like)
+        rows = rows[(events.begin_ns[rows] < end_ns) & (events.end_ns[rows] > begin_ns)]
+        if len(rows) == 0:
+            return -1, 0
+        inside = np.minimum(events.end_ns[rows], end_ns) - np.maximum(
+            events.begin_ns[rows], begin_ns
+        )
+        keys = np.stack((events.name[rows], self._process[rows], events.tid[rows]))
+        _, kind = np.unique(keys, axis=1, return_inverse=True)
+        kind = kind.reshape(-1)
+        # Whole numbers below 2**53: doubles add them exactly.
+        sums = np.bincount(kind, weights=inside)
+        mine = np.flatnonzero(kind == int(np.argmax(sums)))
+        return int(rows[mine[np.argmax(inside[mine])]]), int(sums.max())
 
     def line(self, row: int) -> str | None:
         """The innermost frame around an event, the user's own if there is one, or None."""
@@ -63,6 +110,12 @@ class Surroundings:
         own = [name for name in lines if _NOT_OWN.search(name) is None]
         chosen = own or lines
         return chosen[-1] if chosen else None
+
+    def _on_thread(self, rows: Rows, like: int) -> Rows:
+        """Those of some events that are on the thread of another one."""
+        tid, process = self.trace.events.tid, self._process
+        same: Rows = rows[(process[rows] == process[like]) & (tid[rows] == tid[like])]
+        return same
 
     def _around(self, row: int, among: Mask) -> Rows:
         events = self.trace.events

@@ -218,7 +218,7 @@ def test_calls_that_wait(tmp_path: Path) -> None:
     assert wait.name == "aten::item (cudaStreamSynchronize)"
     assert wait.change_ns == 3 * 200 * US // 4
     assert (wait.before_count, wait.after_count) == (0.75, 0.75)
-    told = next(f for f in found.findings() if "had waited for the device" in f.sentence[:60])
+    told = next(f for f in found.findings() if "waited for the device" in f.sentence[:60])
     assert str(told.evidence[2]) == "aten::item (cudaStreamSynchronize), more: 150.000 us"
     titles = [table.title for table in found.tables()]
     assert "Idle time by calls that wait or allocate" in titles

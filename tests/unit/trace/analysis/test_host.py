@@ -64,13 +64,82 @@ def test_a_sleep_between_steps_and_one_within(tmp_path: Path) -> None:
     assert found.parts == {
         host.OPERATORS: 3_000 * US,
         host.BETWEEN_STEPS: 3_000 * US,
-        host.OTHER: 500 * US,
+        host.UNSEEN: 500 * US,
     }
-    between, other = found.findings()
-    assert (between.severity, other.severity) == ("high", "low")
+    between, unseen = found.findings()
+    assert (between.severity, unseen.severity) == ("high", "low")
+    assert (between.code, unseen.code) == ("host.between_steps", "host.unseen")
     assert between.evidence[0].figure == 3_000 * US
     assert between.evidence[0].time_ns == 1_000 * US
     assert "between two steps" in between.sentence
+
+
+@pytest.mark.parametrize("cat", ["python_function", "user_annotation"])
+def test_what_ran_while_no_operator_did_is_named(cat: str, tmp_path: Path) -> None:
+    # GIVEN 3 ms in a frame or an annotation within others, 2 ms in which only the outermost is
+    # open, and another thread that waits all the time
+    program = Program()
+    with program.within("train.py(1): main", "python_function"):
+        operator(program, 1_000)
+        with program.within("outer", cat), program.within("decode_images", cat):
+            program.work(3_000)
+        operator(program, 1_000)
+        program.work(2_000)
+        operator(program, 1_000)
+    program.thread = 300
+    program.event("threading.py(355): wait", "python_function", 1_500, 5_000)
+    # WHEN the host's time is summed up
+    found = host_of(program.trace(tmp_path))
+    # THEN the innermost event that fills the time is named, of the thread with the operators
+    assert found.parts == {host.OPERATORS: 3_000 * US, host.OTHER: 5_000 * US}
+    assert found.filled == {
+        host.OTHER: {"decode_images": 3_000 * US, "train.py(1): main": 2_000 * US}
+    }
+    (finding,) = found.findings()
+    assert finding.code == "host.other"
+    assert [each.event for each in finding.evidence] == ["decode_images", "train.py(1): main"]
+    assert found.to_dict()["instead_of_operators_us"]["other"]["decode_images"] == 3_000
+
+
+def test_marks_of_steps_name_nothing(tmp_path: Path) -> None:
+    # GIVEN 3 ms without any event but the mark of the step
+    program = Program()
+    with program.within("ProfilerStep#1", "user_annotation"):
+        operator(program, 1_000)
+        program.work(3_000)
+        operator(program, 1_000)
+    # WHEN the host's time is summed up
+    found = host_of(program.trace(tmp_path))
+    # THEN nothing is known of that time
+    assert found.parts == {host.OPERATORS: 2_000 * US, host.UNSEEN: 3_000 * US}
+    assert [f.code for f in found.findings()] == ["host.unseen"]
+
+
+def test_starting_the_loader_is_not_loading(tmp_path: Path) -> None:
+    # GIVEN two passes over a loader with workers: starting it takes 30 ms, a batch 5 ms
+    program = Program()
+    for _ in range(2):
+        with (
+            program.within("torch/utils/data/dataloader.py(492): __iter__", "python_function"),
+            program.within("torch/utils/data/dataloader.py(1101): __init__", "python_function"),
+        ):
+            program.work(30_000)
+        name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        with program.within(name, "user_annotation"):
+            program.work(5_000)
+        operator(program, 1_000)
+    # WHEN the host's time is summed up
+    found = host_of(program.trace(tmp_path))
+    # THEN they are told apart; what came before the first operator is not counted
+    assert found.parts == {
+        host.DATA_LOADING: 5_000 * US,
+        host.LOADER_START: 30_000 * US,
+        host.OPERATORS: 2_000 * US,
+    }
+    start, load = found.findings()
+    assert (start.code, load.code) == ("host.loader_start", "host.data_loader")
+    assert "persistent_workers" in start.sentence
+    assert "More workers" in load.sentence
 
 
 @pytest.mark.parametrize("name", ["gloo:all_reduce", "mpi:broadcast", "nccl:all_to_all"])
@@ -108,7 +177,7 @@ def test_tiny_operators_and_loading(tmp_path: Path) -> None:
         host.OPERATORS: 402 * US,
         host.BETWEEN_OPERATORS: 2_000 * US,
     }
-    assert "there are 202 of them, the median takes 2.000 us" in found.findings()[0].sentence
+    assert "there are 202 of them, and the median takes 2.000 us" in found.findings()[0].sentence
 
 
 def test_with_a_device_and_without_operators_it_has_nothing_to_say(tmp_path: Path) -> None:

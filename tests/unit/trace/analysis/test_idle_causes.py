@@ -167,7 +167,7 @@ def test_two_annotations_of_one_name_are_no_steps(tmp_path: Path) -> None:
     # THEN no step is claimed here either
     assert step_ranges(trace) is None
     assert found.by_cause == {
-        causes.HOST_WORK: (3_000 - 20 - LATENCY) * US,
+        causes.HOST_UNSEEN: (3_000 - 20 - LATENCY) * US,
         causes.LAUNCH: (10 + CALL + LATENCY) * US,
     }
     assert not found.largest[0].crosses_step
@@ -435,7 +435,9 @@ def test_work_whose_launch_is_not_in_the_trace(tmp_path: Path) -> None:
     found = idle_of(trace)
     # THEN nobody is blamed, and the verdict cannot tell
     assert set(found.by_cause) == {causes.NOT_TRACED}
-    assert found.findings() == []
+    (finding,) = found.findings()
+    assert (finding.code, finding.severity) == ("idle.unexplained", "high")
+    assert found.patterns[0].issued == (0, 0, 4)
     assert verdict_of(trace).verdict == "cannot tell"
     assert isinstance(analyze(trace).results["launches"], Nothing)
 

@@ -5,6 +5,7 @@ const DRAWINGS = [];
 
 const IDLE_COLOURS = {
   launch: "#e2674a", synchronisation: "#d9a21b", between_steps: "#7d6bd0", host_work: "#4f9fb5",
+  host_unseen: "#a8c4cc",
   data_loading: "#c2528b", memory_allocation: "#8b6f47", compilation: "#5f8f3e",
   kernel_loading: "#b36ad1", profiler: "#9a9a9a", runtime_call: "#cc7a2e", dependency: "#3f78c9",
   graph: "#56a68b", queued: "#b8bcc4", not_traced: "#868d97",
