@@ -88,6 +88,8 @@ _STEPS = _object(
                 }
             )
         ),
+        "earlier_work_us": _MAYBE_TIME,
+        "earlier_work_recorded": {"type": ["boolean", "null"]},
         "device_events_outside": _COUNT,
         "device_events_outside_us": _TIME,
     }
