@@ -12,6 +12,7 @@ from planted_faults import Fault, each, must_be_found
 
 from stagespan.trace.analysis import facts, html, terminal
 from stagespan.trace.analysis.html import data, lanes, pictures
+from stagespan.trace.analysis.verdict import Verdict
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
 
@@ -49,7 +50,7 @@ FAULTS: list[Fault] = [
     (data._cell, "not math.isfinite", "math.isfinite", cells),
     (data._cell, "abs(cell) >= _EXACT", "abs(cell) < _EXACT", cells),
     (data.written_table, "table.rows[:MOST_ROWS]", "table.rows", long_tables),
-    (data._device, "if time]", "if not time]", everything),
+    (Verdict.bar, "if time]", "if not time]", everything),
     (data.written_finding, "each.time_ns", "None", everything),
     (lanes.summed_up, "inner[last] - inner[first]", "inner[first]", stretches),
     (lanes.summed_up, "begin - end, of", "end - begin, of", stretches),

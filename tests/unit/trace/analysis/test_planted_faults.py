@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import test_base
 import test_host
 import test_idle_causes as causes
 import test_use_and_launches as use
 from planted_faults import Fault, each, must_be_found
 
 from stagespan.trace.analysis import (
+    base,
     device_time,
     device_use,
     gaps,
@@ -49,7 +51,9 @@ differs = use.test_a_device_that_differs_from_most_is_named
 turns = use.test_devices_that_take_turns
 half_idle = use.test_a_device_that_was_idle_as_long_as_it_computed_is_not_named
 idle_together = use.test_devices_that_are_idle_together
-apart = use.test_time_between_the_work_of_two_devices_counts_once
+apart = use.test_time_between_the_work_of_two_devices_counts_for_both
+prepared = test_base.test_the_verdict_is_of_the_step_with_what_lies_before_and_behind
+unrecorded = test_base.test_a_first_kernel_that_waited_for_work_of_before_the_trace
 custom = use.test_kernels_that_communicate_without_nccl
 no_stream = use.test_a_gap_is_where_no_stream_runs
 
@@ -73,20 +77,22 @@ FAULTS: list[Fault] = [
     (_Splitter._crosses, "> step(gaps.last", "< step(gaps.last", between_steps),
     (idle.sums_by_cause, "parts.parts.sum(axis=0)", "parts.parts[1:].sum(axis=0)", tiny),
     (where.waiting_operators, "end[1:] > reach[:-1]", "end[1:] < reach[:-1]", item),
-    (verdict.analyze, "idle_ns > busy", "idle_ns < busy", tiny),
+    (verdict.analyze, "whole.idle_ns > busy", "whole.idle_ns < busy", tiny),
     (verdict.analyze, "several and name !=", "several and name ==", at_odds),
-    (verdict.analyze, "waiting[CANNOT_TELL] += beside", "pass", turns),
-    (verdict._idle_by_cause, "np.maximum(times, 1)", "np.minimum(times, 1)", apart),
-    (verdict._idle_by_cause, "times == 0", "times > 0", apart),
+    (verdict.analyze, "parts[IDLE_BESIDE] = whole", "parts[causes.LAUNCH] = whole", turns),
+    (verdict.analyze, "time * len(devices) for", "time for", idle_together),
+    (verdict._span, "dur_ns[~inside]", "dur_ns[inside]", apart),
+    (verdict._idle, "before = launched - base", "before = work - base", prepared),
+    (verdict._idle, "base.end_ns - max", "base.begin_ns - max", prepared),
+    (base._unrecorded, "0 if earlier.recorded", "0 if not earlier.recorded", unrecorded),
     (verdict._most, "name == wanted", "name != wanted", half_idle),
-    (verdict._idle_by_cause, "parts.parts * np", "parts.parts // np", idle_together),
-    (verdict._differing, "own == wanted", "own != wanted", differs),
+    (verdict._differing, "most == wanted", "most != wanted", differs),
     (device_time._time, "not_copying - compute", "not_copying", exposed),
     (device_time.device_rows, "device == number", "device >= number", at_odds),
     (device_time.custom_communication, "== kinds.COMM", "!= kinds.COMM", custom),
     (device_use._overlap, "[1, -1]", "[-1, 1]", exposed),
     (device_use._overlap, "busy[:-1] >= 2", "busy[:-1] >= 1", exposed),
-    (device_time._time, "end.max() - begin", "end.max() + begin", devices),
+    (device_time._time, "high - low", "high + low", devices),
     (host.analyze, "ends - begins > QUIET", "begins - ends > QUIET", host_sleep),
     (host.analyze, "begins[which], ends[which]", "ends[which], begins[which]", host_sleep),
     (host.analyze, "& ~communicates", "| communicates", host_collective),

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import test_base
 import test_flame
 import test_layers
 import test_memory_in_traces
@@ -46,6 +47,8 @@ slow = test_steps.test_a_slow_step_is_named_with_what_differs_in_it
 slept = test_steps.test_a_step_in_which_python_slept
 slow_kernel = test_steps.test_a_step_whose_kernels_are_slow
 sleep_before = test_steps.test_a_sleep_before_the_device_has_work
+earlier = test_base.test_the_first_step_begins_behind_work_launched_before_the_trace
+unrecorded = test_base.test_a_first_kernel_that_waited_for_work_of_before_the_trace
 empty_mark = test_steps.test_a_profiler_mark_without_work_is_left_out
 host_alone = test_steps.test_the_host_alone
 annotated = test_step_ranges.test_an_annotation_that_repeats
@@ -103,9 +106,10 @@ def no_leak(folder: Path) -> None:
 _Parts = step_time._Parts
 FAULTS: list[Fault] = [
     # (function, what stands in it, what is put there, the test that must fail)
-    (step_time.step_times, "np.maximum(ranges.end_ns, work_end)", "ranges.end_ns", late),
-    (step_time.step_times, "np.maximum.accumulate(np.maximum", "np.negative(np.maximum", late),
-    (step_time.step_times, "(ranges.begin_ns[:1], end[:-1])", "(end[:1], end[:-1])", by_hand),
+    (step_time.step_extents, "np.maximum(last, ranges.end_ns)", "ranges.end_ns", late),
+    (step_time.step_extents, "([free], end[:-1])", "(end[:1], end[:-1])", by_hand),
+    (step_time.earlier_work, "before.any()", "not before.any()", earlier),
+    (step_time.earlier_work, "> _QUEUED_NS", "< _QUEUED_NS", unrecorded),
     (step_time.step_times, "gap_end - gap_begin", "gap_begin - gap_end", by_hand),
     (step_time.step_times, "np.maximum(late_begin[here], host_end)", "late_begin[here]", by_hand),
     (step_time._steps_of, "ranges.at(events.begin_ns[calls])", "ranges.at(events.begin_ns[rows])",
@@ -120,14 +124,13 @@ FAULTS: list[Fault] = [
     (steps.analyze, "times.step_of < 0", "times.step_of >= 0", late),
     (steps._rows, "times.end_ns[at] - times.begin_ns[at]", "times.end_ns[at]", by_hand),
     (step_outliers.outliers, "durations > least", "durations < least", slow),
-    (step_outliers.outliers, "slow[0] &=", "slow[0] |=", late),
     (step_outliers._explained, "max(excess", "min(excess", slow_kernel),
     (step_outliers._culprit, "mine - average", "average - mine", slow),
     (step_time.StepTimes.longest_rest, "stops - starts)", "starts - stops)", slept),
     (step_outliers._culprit, "others //", "mine //", slow),
     (step_gaps.edges_of, "- times.begin_ns).sum()", "+ times.begin_ns).sum()", sleep_before),
     (Edge.finding, "percent >= least", "percent < least", sleep_before),
-    (step_gaps.filled_by, "np.argmin(events", "np.argmax(events", sleep_before),
+    (step_gaps.mostly_filled_by, "np.argmin(trace", "np.argmax(trace", sleep_before),
     (step_ranges._of_profiler, "rows = rows[:-1]", "rows = rows[1:]", empty_mark),
     (step_ranges._apart, "start >= last", "start < last", by_hand),
     (step_ranges._of_annotations, "range(3)", "range(1)", following),
