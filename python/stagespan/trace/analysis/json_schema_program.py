@@ -154,6 +154,7 @@ _LAYERS = _object(
                     "heaviest": _TEXT,
                     "events": _COUNT,
                     "times": _COUNT,
+                    "layers": _COUNT,
                     "time_us": _TIME,
                     "total_us": _TIME,
                     "block_us": _SPREAD,
