@@ -125,7 +125,7 @@ FAULTS: list[Fault] = [
     (compiled_work.triton_by_kind, "time + group.time_ns", "group.time_ns - time - 1", in_graphs),
     (compiled_findings._fallbacks, "share(time, total)", "share(time, 9**9 * total)", left),
     (compiled_findings._variants, "len(frame.variants) > 1", "len(frame.variants) > 2", variants),
-    (compiled_findings._recompiled, "if each.variant]", "if not each.variant]", compiling),
+    (compiled_findings._recompiled, "if each.again]", "if not each.again]", compiling),
 ]  # fmt: skip
 
 
