@@ -60,6 +60,8 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _FRAME = re.compile(r"^_compile(?:\.<locals>)?(?:\.compile_inner)? \(dynamo_timed\)$")
+# What surrounds a frame's compilation.
+_WRAPPER = re.compile(r"^(?:_compile|dynamo|entire_frame_compile|convert_frame)\b")
 _MARK = re.compile(r"^(?:dynamo|entire_frame_compile)_data: .*?compile_id=\S+$")
 _ID = re.compile(r"compile_id=(?P<frame>\S+)/(?P<variant>\d{1,9})$")
 
@@ -73,6 +75,13 @@ class Compilation:
     """0 for the first compilation of the frame; None where the trace does not tell which it is."""
     row: int
     time_ns: int
+    refused: bool = False
+    """Dynamo did not begin to trace the frame: it had reached the limit of recompilations."""
+
+    @property
+    def again(self) -> bool:
+        """Whether the frame had been compiled before and now was once more."""
+        return bool(self.variant) and not self.refused
 
     @property
     def id(self) -> str | None:
@@ -115,12 +124,22 @@ def compile_time(forest: Forest) -> CompileTime | None:
     chosen[frames] = True
     frames = forest.outermost(chosen)
     ids = _ids(forest, frames)
+    parts = index[[_FRAME.match(text) is None for text in forest.names(index)]]
+    parts = parts[[_WRAPPER.match(text) is None for text in forest.names(parts)]]
+    traced = np.searchsorted(nodes.begin[parts], nodes.begin[frames]) < np.searchsorted(
+        nodes.begin[parts], nodes.end[frames]
+    )
     return CompileTime(
         time_ns=int(own.sum()),
         phases=dict(sorted(phases.items(), key=lambda item: -item[1])),
         steps=[(step, *both) for step, both in sorted(steps.items(), key=lambda s: -s[1][0])],
         compilations=[
-            Compilation(*ids[at], int(nodes.rows[node]), int(events.dur_ns[nodes.rows[node]]))
+            Compilation(
+                *ids[at],
+                int(nodes.rows[node]),
+                int(events.dur_ns[nodes.rows[node]]),
+                refused=bool(ids[at][1]) and not traced[at],
+            )
             for at, node in enumerate(frames.tolist())
         ],
     )

@@ -13,10 +13,12 @@ from stagespan.trace.analysis.compiled_frames import Frames, frames_of
 from stagespan.trace.analysis.compiled_work import (
     CLASSES,
     Work,
+    eager_calls,
     lookups,
     triton_by_kind,
     work_in_graphs,
 )
+from stagespan.trace.analysis.nesting import Rows
 from stagespan.trace.analysis.result import Finding, Nothing, Table, share, window_of
 from stagespan.trace.model import Trace
 
@@ -45,12 +47,20 @@ class Compiled:
     """Inductor's Triton kernels: by kind how many, and their time on the device."""
     lookups: tuple[int, int]
     """Look-ups of compiled code, guards among them: how many, and their time."""
+    eager: Rows
+    """Of them those after which the call ran eagerly: nodes of the forest."""
 
     @property
     def functions(self) -> dict[str, str]:
         """By frame the function that it is, where known."""
         frames = self.frames.frames
         return {f.frame: f.function for f in frames if f.frame is not None and f.function}
+
+    @property
+    def eager_calls(self) -> int:
+        """Calls that found no compiled version and were not compiled either."""
+        refused = sum(each.refused for each in self.compiling.compilations) if self.compiling else 0
+        return len(self.eager) + refused
 
     @property
     def _ran(self) -> set[str]:
@@ -100,6 +110,7 @@ class Compiled:
             "recompilations": self._recompilations(),
             "compile_time": None if compiling is None else self._compile_time(compiling),
             "cache_lookups": {"count": self.lookups[0], "time_us": self.lookups[1] / 1000},
+            "eager_calls": self.eager_calls if seen else None,
             "in_graphs": [
                 {
                     "of": work.of,
@@ -134,7 +145,7 @@ class Compiled:
         compilations = self.compiling.compilations if self.compiling else []
         again: dict[str, list[tuple[int, int]]] = {}
         for each in compilations:
-            if each.frame is not None and each.variant:
+            if each.frame is not None and each.variant is not None and each.again:
                 again.setdefault(each.frame, []).append((each.variant, each.time_ns))
         ran = {f.frame: f.variants for f in self.frames.frames if f.frame is not None}
         for frame in dict.fromkeys([*again, *ran]):
@@ -148,6 +159,7 @@ class Compiled:
                     "frame": frame,
                     "times": most,
                     "in_window": len(compiled),
+                    "before_window": most - len({variant for variant, _ in compiled}),
                     "compiled": [f"{frame}/{variant}" for variant, _ in compiled],
                     "time_us": sum(time for _, time in compiled) / 1000,
                     "variants_run": [f"{frame}/{variant}" for variant in variants],
@@ -172,7 +184,8 @@ class Compiled:
                     "id": each.id,
                     "begin_us": (int(begins[each.row]) - begin) / 1000,
                     "time_us": each.time_ns / 1000,
-                    "recompilation": None if each.variant is None else each.variant > 0,
+                    "recompilation": None if each.variant is None else each.again,
+                    "refused": each.refused,
                     # False: it made no region, as when Dynamo gives a frame up.
                     "ran": None if each.id is None else each.id in ran,
                 }
@@ -311,4 +324,5 @@ def analyze(trace: Trace) -> Compiled | Nothing:
         work=work_in_graphs(forest),
         triton=triton,
         lookups=lookups(forest),
+        eager=eager_calls(forest),
     )

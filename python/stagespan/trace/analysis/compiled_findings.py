@@ -15,6 +15,7 @@ from stagespan.trace.analysis.result import (
     Severity,
     evidence,
     in_words,
+    of_size,
     share,
 )
 from stagespan.trace.device import device_work
@@ -28,6 +29,7 @@ _COMPILE_SHARES: Shares = ((10.0, "medium"), (2.0, "low"))
 _AGAIN_SHARES: Shares = ((20.0, "high"), (5.0, "medium"), (0.0, "low"))
 _FALLBACK_SHARES: Shares = ((30.0, "medium"), (10.0, "low"))
 _LOOKUP_SHARES: Shares = ((25.0, "medium"), (10.0, "low"))
+_LIMIT_SHARES: Shares = ((10.0, "medium"), (0.0, "low"))
 _EAGER_SHARE = 10.0
 # Shorter than this nothing is worth a sentence.
 _LEAST_NS = 1_000_000
@@ -40,6 +42,7 @@ def findings_of(compiled: Compiled) -> list[Finding]:
         _breaks(compiled),
         _recompiled(compiled),
         _variants(compiled),
+        _limit_reached(compiled),
         _compiled_in_window(compiled),
         _no_inductor(compiled) or _fallbacks(compiled),
         _lookups(compiled),
@@ -76,7 +79,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
     seen: list[Evidence] = []
     if time is not None:
         percent = share(time, frames.call_ns)
-        severity = _severity(percent, _BREAK_SHARES) or "low"
+        severity = of_size(_severity(percent, _BREAK_SHARES) or "low", time)
         sentence += (
             f" Between graphs passed {least}{in_words(time, 'ns')} ({percent:.1f} % of the calls'"
             " time)."
@@ -89,13 +92,14 @@ def _breaks(compiled: Compiled) -> Finding | None:
         severity,
         f"{sentence} {advice}",
         (evidence(compiled.forest.trace, int(rows[first.nodes[0]])), *seen),
+        "compiled.graph_break",
     )
 
 
 def _recompiled(compiled: Compiled) -> Finding | None:
     """Frames that were compiled again within the window."""
     compiling = compiled.compiling
-    again = [each for each in compiling.compilations if each.variant] if compiling else []
+    again = [each for each in compiling.compilations if each.again] if compiling else []
     if not again:
         return None
     time = sum(each.time_ns for each in again)
@@ -106,19 +110,20 @@ def _recompiled(compiled: Compiled) -> Finding | None:
     name = f"{frames[0]} ({known})" if known else frames[0]
     what = f"Frame {name} was" if len(frames) == 1 else f"{len(frames)} frames were"
     return Finding(
-        _severity(percent, _AGAIN_SHARES) or "low",
+        of_size(_severity(percent, _AGAIN_SHARES) or "low", time),
         f"{what} compiled again, {_counted(len(again), 'time')} ({ids}), for {in_words(time, 'ns')}"
         f" ({percent:.1f} % of the window): something that the compiled code relies on changed,"
         " such as a shape, a number or the grad mode. TORCH_LOGS=recompiles says what;"
         " torch._dynamo.mark_dynamic, or a tensor in place of the number, avoids it.",
         tuple(evidence(compiled.forest.trace, each.row) for each in again[:3]),
+        "compiled.recompiled",
     )
 
 
 def _variants(compiled: Compiled) -> Finding | None:
     """Frames that ran in several variants, which were compiled before the window."""
     in_window = compiled.compiling.compilations if compiled.compiling else []
-    told = {each.frame for each in in_window if each.variant}
+    told = {each.frame for each in in_window if each.again}
     several = [
         frame
         for frame in compiled.frames.frames
@@ -138,10 +143,38 @@ def _variants(compiled: Compiled) -> Finding | None:
     return Finding(
         "low",
         f"Frame {most.frame} ran in {len(most.variants)} compiled variants{others}: it was compiled"
-        " anew before the window as something that it relies on changed. Each new variant costs a"
-        " compilation, and each call checks the guards of several; TORCH_LOGS=recompiles says what"
-        " changed.",
+        " again before the window because something that it relies on changed. Each new variant"
+        " costs a compilation, and each call checks the guards of several. TORCH_LOGS=recompiles"
+        " says what changed.",
         tuple(evidence(compiled.forest.trace, row) for row in list(firsts.values())[:3]),
+        "compiled.variants",
+    )
+
+
+def _limit_reached(compiled: Compiled) -> Finding | None:
+    """Calls that found no compiled version, and ran eagerly instead of being compiled again."""
+    compilations = compiled.compiling.compilations if compiled.compiling else []
+    refused = [each for each in compilations if each.refused]
+    eager, count = compiled.eager_calls, max(compiled.lookups[0], compiled.eager_calls)
+    if eager == 0:
+        return None
+    trace, rows = compiled.forest.trace, compiled.forest.nodes.rows
+    percent = share(eager, count)
+    variants = max((max(f.variants, default=0) for f in compiled.frames.frames), default=0) + 1
+    known = f" ({variants} variants of a frame)" if variants > 1 else ""
+    return Finding(
+        _severity(percent, _LIMIT_SHARES) or "low",
+        f"{eager:,} of {_counted(count, 'call')} of compiled functions ({percent:.1f} %) found no"
+        " compiled version that fits and ran eagerly: the limit of recompilations is"
+        f" reached{known}, or the program asked for it. TORCH_LOGS=recompiles says what changes"
+        " from call to call;"
+        " torch._dynamo.mark_dynamic, or a tensor in place of a number, avoids it, and"
+        " torch._dynamo.config.recompile_limit raises the limit.",
+        (
+            *(evidence(trace, each.row) for each in refused[:1]),
+            *(evidence(trace, int(rows[node])) for node in compiled.eager[:2].tolist()),
+        ),
+        "compiled.recompile_limit",
     )
 
 
@@ -150,7 +183,7 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
     compiling = compiled.compiling
     if compiling is None:
         return None
-    again = sum(each.time_ns for each in compiling.compilations if each.variant)
+    again = sum(each.time_ns for each in compiling.compilations if each.again)
     time = compiling.time_ns - again
     percent = share(time, compiled.window_ns)
     severity = _severity(percent, _COMPILE_SHARES)
@@ -169,6 +202,7 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
             *(evidence(compiled.forest.trace, each.row) for each in first[:2]),
             Evidence(f"{step}, its own time", None, own, "ns"),
         ),
+        "compiled.in_window",
     )
 
 
@@ -207,6 +241,7 @@ def _no_inductor(compiled: Compiled) -> Finding | None:
         f" ({percent:.1f} % of what ran in graphs) went into {listed} and the like, one by one. The"
         " backend makes no code (eager, aot_eager): backend='inductor' would fuse them.",
         _evidence_of(compiled, plain),
+        "compiled.no_inductor",
     )
 
 
@@ -227,6 +262,7 @@ def _fallbacks(compiled: Compiled) -> Finding | None:
         f" Inductor left to aten: {listed} (libraries for products, convolutions and attention,"
         f" {in_words(libraries, 'ns')}, are not counted). Nothing is fused with these.",
         _evidence_of(compiled, left),
+        "compiled.fallback",
     )
 
 
@@ -246,6 +282,7 @@ def _lookups(compiled: Compiled) -> Finding | None:
         f" {count:,} look-ups of compiled code, which check its guards: fewer graph breaks and"
         " variants, or larger compiled functions, need fewer.",
         (evidence(forest.trace, int(forest.nodes.rows[longest])),),
+        "compiled.guards",
     )
 
 

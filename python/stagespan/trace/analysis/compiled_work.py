@@ -9,7 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analysis.compiled_breaks import NO_WORK
-from stagespan.trace.analysis.compiled_forest import BACKWARD, GRAPH, LOOKUP, OPERATOR, Forest
+from stagespan.trace.analysis.compiled_forest import (
+    BACKWARD,
+    GRAPH,
+    LOOKUP,
+    MARK,
+    OPERATOR,
+    REGION,
+    Forest,
+)
 from stagespan.trace.analysis.grouping import grouped
 from stagespan.trace.analysis.kinds import (
     ATTENTION,
@@ -201,6 +209,30 @@ def triton_by_kind(forest: Forest) -> dict[str, tuple[int, int]]:
         if kind is not None:
             count, time = found.get(kind, (0, 0))
             found[kind] = (count + group.count, time + group.time_ns)
+    return found
+
+
+def eager_calls(forest: Forest) -> Rows:
+    """Look-ups of compiled code that found none that fits, and after which nothing was compiled.
+
+    Dynamo runs such calls eagerly: once a frame has reached the limit of recompilations, or because
+    the program asked for it.
+    """
+    nodes = forest.nodes
+    # Regions are what a look-up leads to: before torch 2.2 there were none.
+    if not forest.having(REGION).any():
+        return np.empty(0, dtype=np.intp)
+    index = np.flatnonzero(forest.having(LOOKUP))
+    others = np.flatnonzero(~forest.having(MARK))
+    stride = forest.lanes.axis.stride
+    at = np.searchsorted(nodes.begin[others], nodes.end[index])
+    known = at < len(others)
+    index, after = index[known], others[at[known]]
+    same = nodes.begin[index] // stride == nodes.begin[after] // stride
+    eager = np.isin(forest.role[after], (OPERATOR, LOOKUP))
+    # What lies outside of the region around the look-up is not what it led to.
+    around = np.append(nodes.end, np.iinfo(np.int64).max)[nodes.parent[index]]
+    found: Rows = index[same & eager & (nodes.begin[after] < around)]
     return found
 
 

@@ -27,7 +27,7 @@ class DeviceTime:
     """Times in ns; compute + exposed communication + exposed copies + idle = span, exactly."""
 
     span_ns: int
-    """From the first event's begin to the end of the last."""
+    """From the first event's begin to the end of the last, or the stretch that was asked for."""
     busy_ns: int
     compute_ns: int
     communication_ns: int
@@ -79,22 +79,31 @@ def device_rows(trace: Trace) -> dict[int, Rows]:
     return {int(number): rows[device == number] for number in np.unique(device)}
 
 
-def device_times(trace: Trace) -> dict[int, DeviceTime]:
-    """Of each device where its time went; empty without device events."""
+def device_times(trace: Trace, within: tuple[int, int] | None = None) -> dict[int, DeviceTime]:
+    """Of each device where its time went; empty without device events.
+
+    `within` is the begin and end of a stretch in ns: then all of that stretch is divided up, also
+    what lies before the device's first event and after its last.
+    """
     custom = custom_communication(trace)
     kind = _kind(trace, custom)
-    return {device: _time(trace, rows, kind, custom) for device, rows in device_rows(trace).items()}
+    return {
+        device: _time(trace, rows, kind, custom, within)
+        for device, rows in device_rows(trace).items()
+    }
 
 
-def stream_times(trace: Trace) -> dict[tuple[int, int], DeviceTime]:
-    """The same of each stream by itself, by device and stream."""
+def stream_times(
+    trace: Trace, within: tuple[int, int] | None = None
+) -> dict[tuple[int, int], DeviceTime]:
+    """The same for each stream by itself, by device and stream."""
     custom = custom_communication(trace)
     kind = _kind(trace, custom)
     rows = device_work(trace).rows
     device, stream = streams(trace, rows)
     found, lane = np.unique(np.stack((device, stream), axis=1), axis=0, return_inverse=True)
     return {
-        (int(d), int(s)): _time(trace, rows[lane.reshape(-1) == number], kind, custom)
+        (int(d), int(s)): _time(trace, rows[lane.reshape(-1) == number], kind, custom, within)
         for number, (d, s) in enumerate(found)
     }
 
@@ -115,8 +124,12 @@ def _kind(trace: Trace, custom: Mask) -> Numbers:
     return kind
 
 
-def _time(trace: Trace, rows: Rows, kind: Numbers, custom: Mask) -> DeviceTime:
+def _time(
+    trace: Trace, rows: Rows, kind: Numbers, custom: Mask, within: tuple[int, int] | None = None
+) -> DeviceTime:
     begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
+    low, high = within or (int(begin.min()), int(end.max()))
+    begin, end = np.clip(begin, low, high), np.clip(end, low, high)
 
     def union(*of: int) -> int:
         chosen = np.isin(kind[rows], of)
@@ -125,7 +138,7 @@ def _time(trace: Trace, rows: Rows, kind: Numbers, custom: Mask) -> DeviceTime:
     busy, compute, not_copying = covered(begin, end), union(COMPUTE), union(COMPUTE, COMMUNICATION)
     own = custom[rows]
     return DeviceTime(
-        span_ns=int(end.max() - begin.min()),
+        span_ns=high - low,
         busy_ns=busy,
         compute_ns=compute,
         communication_ns=union(COMMUNICATION),

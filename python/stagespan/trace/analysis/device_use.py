@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from stagespan.trace.analysis.base import Base, base_of
 from stagespan.trace.analysis.device_time import (
     DeviceTime,
+    Rows,
     custom_communication,
     device_rows,
     device_times,
@@ -24,15 +27,21 @@ from stagespan.trace.analysis.result import (
     Table,
     evidence,
     in_words,
+    of_size,
     share,
 )
-from stagespan.trace.device import COMMUNICATION, COPY, device_work, launch_of, streams
+from stagespan.trace.arrays import Mask, Numbers
+from stagespan.trace.device import COMMUNICATION, COMPUTE, COPY, device_work, launch_of, streams
 from stagespan.trace.device_use import DeviceUse, device_use
 from stagespan.trace.intervals import merged
 from stagespan.trace.model import Trace
 
-# Of the device's span: exposed communication or copies below it are no finding.
+# Of the steps or the trace: exposed communication or copies below it are no finding.
 _SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+
+_WITHIN_DEVICE = re.compile(r"DtoD|DeviceToDevice|Device -> Device", re.IGNORECASE)
+_PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)
+WITHIN_DEVICE, PAGEABLE, PINNED = "within_device", "pageable", "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +61,17 @@ class Use:
     before_window_ns: int
     """Their durations' sum."""
     longest: dict[tuple[int, int], Evidence]
-    """The longest communication and copy, by device and kind."""
+    """The longest communication and copy, by device and kind; copies of the prevailing sort."""
+    base: Base
+    """What the shares on pages are of."""
+    within: dict[int, DeviceTime]
+    """By device where the base's time went."""
+    streams_within: dict[tuple[int, int], DeviceTime]
+    """The same by device and stream."""
+    copies: dict[int, str]
+    """By device the sort of copies that took the most time: `WITHIN_DEVICE`, `PAGEABLE`, ..."""
+    shares_stream: dict[tuple[int, int], bool]
+    """By device and kind whether most of it runs on a stream that mostly computes."""
 
     @property
     def parts(self) -> DeviceTime:
@@ -80,41 +99,31 @@ class Use:
         }
 
     def findings(self) -> list[Finding]:
-        """Communication and copies that nothing hides, where they take a good part of the time.
+        """Communication and copies that nothing hides, if they take a good part of the time.
 
-        Of several devices the one that loses the most time is told about.
+        Of several devices the finding is about the one that loses the most time.
         """
         found = []
-        for kind, what, advice in (
-            (
-                COMMUNICATION,
-                "communication",
-                "Starting it earlier, on its own stream, lets computation hide it",
-            ),
-            (
-                COPY,
-                "copies",
-                "Pinned memory and copies on a stream of their own let computation hide them",
-            ),
-        ):
-            times = {name: _exposed(time, kind) for name, time in self.devices.items()}
+        for kind, what in ((COMMUNICATION, "communication"), (COPY, "copies")):
+            times = {name: _exposed(time, kind) for name, time in self.within.items()}
             worst = max(times, key=lambda name: times[name][0])
             exposed, whole = times[worst]
-            percent = share(exposed, self.use.span_ns or 0)
+            percent = share(exposed, self.base.whole_ns)
             severity = next((s for least, s in _SHARES if percent >= least), None)
             if severity is None:
                 continue
             several = len(times) > 1
             which = f"device {worst}, the worst of {len(times)}," if several else "the device"
+            behind = "computation" if kind == COMMUNICATION else "computation or communication"
             sentence = (
-                f"For {in_words(exposed, 'ns')} ({percent:.1f} % of"
-                f" {'the whole' if several else 'its'} time) {which} did"
+                f"For {in_words(exposed, 'ns')} of {self.base.whose} ({percent:.1f} %) {which} did"
                 f" nothing but {what}: {share(whole - exposed, whole):.1f} % of all"
-                f" {'its ' if several else ''}{what} was hidden behind computation. {advice}."
+                f" {'its ' if several else ''}{what} was hidden behind {behind}."
+                f" {self._advice(worst, kind)}"
             )
             found.append(
                 Finding(
-                    severity,
+                    of_size(severity, exposed),
                     sentence,
                     (Evidence(f"exposed {what}", None, exposed, "ns"), self.longest[worst, kind]),
                     f"device_use.exposed_{what}",
@@ -122,21 +131,52 @@ class Use:
             )
         return found
 
+    def _advice(self, device: int, kind: int) -> str:
+        """What would hide it, by what the trace shows of it."""
+        if kind == COMMUNICATION:
+            if self.shares_stream.get((device, kind)):
+                return (
+                    "It runs on a stream that computes: on a stream of its own, computation that"
+                    " does not need its result can hide it."
+                )
+            return (
+                "It has a stream of its own: computation hides it if it starts earlier, or in"
+                " smaller parts."
+            )
+        of = self.copies.get(device)
+        if of == WITHIN_DEVICE:
+            return (
+                "Most of the copies' time is within the device: they come from clones, changes of"
+                " layout and concatenation, or fill the inputs of device graphs. Fewer of them are"
+                " the remedy."
+            )
+        if of == PAGEABLE:
+            return (
+                "Most of the copies' time is to or from pageable memory, which the host waits for:"
+                " pinned memory with non_blocking=True lets computation hide them."
+            )
+        if self.shares_stream.get((device, kind)):
+            return "On a stream of their own, computation that does not need them can hide them."
+        return (
+            "They have a stream of their own: computation hides them if they start earlier, as with"
+            " prefetching."
+        )
+
     def tables(self) -> list[Table]:
         """What the devices' time went to, together and each, and how busy each stream was."""
-        use, parts = self.use, self.parts
+        parts, of = together(self.within.values()), f"of {self.base.words}"
         several = len(self.devices) > 1
         by_stream = [
             (
                 f"device {device}, stream {stream}",
                 time.busy_ns,
-                share(time.busy_ns, use.span_ns or 0),
+                share(time.busy_ns, self.base.whole_ns),
                 time.compute_ns,
                 time.communication_ns,
                 time.copy_ns,
             )
             for (device, stream), time in sorted(
-                self.stream_times.items(), key=lambda item: -item[1].busy_ns
+                self.streams_within.items(), key=lambda item: -item[1].busy_ns
             )
         ]
         by_device = Table(
@@ -147,7 +187,7 @@ class Use:
                 ("communicating, nothing else", "ns"),
                 ("copying, nothing else", "ns"),
                 ("idle", "ns"),
-                ("of all", "ns"),
+                ("all", "ns"),
                 ("communication", "ns"),
                 ("copies", "ns"),
             ),
@@ -162,14 +202,14 @@ class Use:
                     time.communication_ns,
                     time.copy_ns,
                 )
-                for name, time in self.devices.items()
+                for name, time in self.within.items()
             ],
-            "Each from its first event to the end of its last.",
+            f"Each of {self.base.words}.",
         )
         return [
             Table(
                 "Device",
-                (("", ""), ("time", "ns"), ("of all", "%")),
+                (("", ""), ("time", "ns"), (of, "%")),
                 [
                     (what, time, share(time, parts.span_ns))
                     for what, time in (
@@ -187,7 +227,7 @@ class Use:
                 (
                     ("stream", ""),
                     ("busy", "ns"),
-                    ("of all", "%"),
+                    (of, "%"),
                     ("computing", "ns"),
                     ("communication", "ns"),
                     ("copies", "ns"),
@@ -199,8 +239,8 @@ class Use:
 
     def _note(self) -> str:
         count, parts = len(self.devices), self.parts
-        note = f"{in_words(self.use.span_ns, 'ns')} from the first device event to the end of the"
-        note += " last."
+        span = in_words(self.use.span_ns, "ns")
+        note = f"From the first device event to the end of the last: {span}."
         if count > 1:
             note += f" The times are the sums over {count} devices."
         if parts.custom_ns:
@@ -225,14 +265,28 @@ def analyze(trace: Trace) -> Use | Nothing:
             " the device's activity.",
             use.to_dict(),
         )
-    work, events = device_work(trace), trace.events
+    work, events, base = device_work(trace), trace.events, base_of(trace)
+    assert base is not None
+    within = base.begin_ns, base.end_ns
     kind = np.where(custom_communication(trace), COMMUNICATION, work.kind)
-    longest = {}
+    sorts = _sorts_of_copies(trace)
+    longest: dict[tuple[int, int], Evidence] = {}
+    copies: dict[int, str] = {}
+    shares_stream: dict[tuple[int, int], bool] = {}
     for device, mine in device_rows(trace).items():
         for each in (COMMUNICATION, COPY):
             rows = mine[kind[mine] == each]
-            if len(rows):
-                longest[device, each] = evidence(trace, int(rows[np.argmax(events.dur_ns[rows])]))
+            if len(rows) == 0:
+                continue
+            shares_stream[device, each] = _on_computing_stream(trace, mine, kind, each)
+            if each == COPY:
+                times = {
+                    name: int(events.dur_ns[rows[chosen[events.name[rows]]]].sum())
+                    for name, chosen in sorts.items()
+                }
+                copies[device] = max(times, key=lambda name: times[name])
+                rows = rows[sorts[copies[device]][events.name[rows]]]
+            longest[device, each] = evidence(trace, int(rows[np.argmax(events.dur_ns[rows])]))
     outside = work.rows[launch_of(trace, work.rows) < 0]
     return Use(
         use=use,
@@ -242,7 +296,33 @@ def analyze(trace: Trace) -> Use | Nothing:
         before_window=len(outside),
         before_window_ns=int(events.dur_ns[outside].sum()),
         longest=longest,
+        base=base,
+        within=device_times(trace, within),
+        streams_within=stream_times(trace, within),
+        copies=copies,
+        shares_stream=shares_stream,
     )
+
+
+def _sorts_of_copies(trace: Trace) -> dict[str, Mask]:
+    """By sort which names of events are those of its copies; each name is of one sort."""
+    inside = np.array([_WITHIN_DEVICE.search(name) is not None for name in trace.names] + [False])
+    pageable = np.array([_PAGEABLE.search(name) is not None for name in trace.names] + [False])
+    pageable &= ~inside
+    return {WITHIN_DEVICE: inside, PAGEABLE: pageable, PINNED: ~inside & ~pageable}
+
+
+def _on_computing_stream(trace: Trace, rows: Rows, kind: Numbers, of: int) -> bool:
+    """Whether most of the time of one kind of work is on streams that mostly compute."""
+    _, stream = streams(trace, rows)
+    durations, kinds = trace.events.dur_ns[rows], kind[rows]
+    shared = 0
+    for number in np.unique(stream):
+        here = stream == number
+        mine = int(durations[here & (kinds == of)].sum())
+        if int(durations[here & (kinds == COMPUTE)].sum()) > mine:
+            shared += mine
+    return 2 * shared > int(durations[kinds == of].sum())
 
 
 def _exposed(time: DeviceTime, kind: int) -> tuple[int, int]:

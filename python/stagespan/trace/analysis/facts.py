@@ -11,6 +11,8 @@ from stagespan.trace.analysis.result import Nothing, in_words, many, shortened
 
 Figures = dict[str, Any]
 _KINDS = 4
+# A program's tensors take more: less is what an allocator that is not recorded left over.
+_LEAST_BYTES = 2**20
 
 
 def facts(analysis: Analysis) -> list[tuple[str, str]]:
@@ -35,8 +37,9 @@ def _kernels(figures: Figures) -> str:
         f"{KINDS.get(each['kind'], each['kind'])} {each['percent']:.1f} %"
         for each in figures["by_kind"][:_KINDS]
     ]
-    what = "kernels" if figures["on_device"] else "operators"
-    return f"{', '.join(kinds)} of {_time(figures['time_us'])} in {figures['count']:,} {what}"
+    what = "device event" if figures["on_device"] else "operator"
+    count = many(figures["count"], what)
+    return f"{', '.join(kinds)} of the {_time(figures['time_us'])} of {count}"
 
 
 def _compiled(figures: Figures) -> str:
@@ -46,14 +49,23 @@ def _compiled(figures: Figures) -> str:
     ]
     if figures["graph_breaks"] is not None:
         counts.append(("graph break", sum(each["count"] for each in figures["graph_breaks"])))
-    counts.append(("recompilation", len(figures["recompilations"])))
-    return ", ".join(many(count, what) for what, count in counts if count)
+    again = figures["recompilations"]
+    found = [many(count, what) for what, count in counts if count]
+    inside = sum(each["in_window"] for each in again)
+    before = sum(each["before_window"] for each in again)
+    eager = figures["eager_calls"] or 0
+    found += [many(inside, "recompilation")] if inside else []
+    found += [f"{many(before, 'recompilation')} before the trace"] if before else []
+    found += [f"{many(eager, 'call')} that ran eagerly"] if eager else []
+    return ", ".join(found)
 
 
 def _steps(figures: Figures) -> str:
     step = figures["step_us"]
     if not figures["count"] or step is None:
         return ""
+    if figures["count"] == 1:
+        return f"1, {_time(step['mean'])}"
     return (
         f"{figures['count']:,}, {_time(step['median'])} in the median"
         f" ({_time(step['min'])} to {_time(step['max'])})"
@@ -62,6 +74,8 @@ def _steps(figures: Figures) -> str:
 
 def _memory(figures: Figures) -> str:
     device = figures["devices"][0]
+    if device["peak_bytes"] < _LEAST_BYTES:
+        return ""
     return (
         f"at most {in_words(device['peak_bytes'], 'bytes')} on {shortened(device['device'], 30)},"
         f" at {_time(device['peak_time_us'])}"

@@ -17,7 +17,7 @@ from stagespan.trace.analysis.json_schema_ascend import ASCEND
 from stagespan.trace.analysis.json_schema_program import PROGRAM
 from stagespan.trace.analysis.json_schema_work import WORK
 from stagespan.trace.analysis.result import SEVERITIES
-from stagespan.trace.analysis.verdict import VERDICTS
+from stagespan.trace.analysis.verdict import IDLE_CAUSES, VERDICT_PARTS, VERDICTS
 from stagespan.trace.comparison.schema import AGAINST
 from stagespan.trace.ranks.schema import RANKS
 
@@ -87,11 +87,23 @@ _VERDICT = _object(
     {
         "verdict": {"enum": list(VERDICTS)},
         "sentence": _TEXT,
+        "base": _object(
+            {
+                "of": {"enum": ["steps", "trace"]},
+                "steps": _COUNT,
+                "time_us": _TIME,
+                "whole_us": _TIME,
+                "unrecorded_work_us": _TIME,
+            }
+        ),
+        "whole_us": _TIME,
         "span_us": _TIME,
         "time_us": _TIME,
         "percent": _TIME,
         "times_us": _by_name(_TIME, list(VERDICTS)),
-        "cause": {"enum": [*CAUSES, None]},
+        "parts_us": _by_name(_TIME, list(VERDICT_PARTS)),
+        "cause": {"enum": [*IDLE_CAUSES, None]},
+        "preparing": _MAYBE_TEXT,
     }
 )
 _DEVICE_TIME = _object(

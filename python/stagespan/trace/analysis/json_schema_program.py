@@ -88,6 +88,8 @@ _STEPS = _object(
                 }
             )
         ),
+        "earlier_work_us": _MAYBE_TIME,
+        "earlier_work_recorded": {"type": ["boolean", "null"]},
         "device_events_outside": _COUNT,
         "device_events_outside_us": _TIME,
     }
@@ -152,6 +154,7 @@ _LAYERS = _object(
                     "heaviest": _TEXT,
                     "events": _COUNT,
                     "times": _COUNT,
+                    "layers": _COUNT,
                     "time_us": _TIME,
                     "total_us": _TIME,
                     "block_us": _SPREAD,

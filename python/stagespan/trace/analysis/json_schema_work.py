@@ -76,10 +76,20 @@ _KERNELS = _object(
         ),
         "by_stage": _rows({"stage": _MAYBE_TEXT, **_SUMS}),
         "by_shape": _or_null(
-            _rows({"operator": _TEXT, "shape": _TEXT, "kernel": _MAYBE_TEXT, **_SUMS})
+            _rows(
+                {
+                    "operator": _TEXT,
+                    "shape": _TEXT,
+                    "kernel": _MAYBE_TEXT,
+                    **_SUMS,
+                    "device_events": _MAYBE_COUNT,
+                }
+            )
         ),
         "by_forward_operator": _or_null(_rows({"operator": _TEXT, **_SUMS})),
-        "operators_by_device_time": _or_null(_rows({"operator": _MAYBE_TEXT, **_SUMS})),
+        "operators_by_device_time": _or_null(
+            _rows({"operator": _MAYBE_TEXT, **_SUMS, "calls": _MAYBE_COUNT})
+        ),
         "operators_by_host_time": _or_null(
             _rows({"operator": _TEXT, "self_us": _TIME, "duration_us": _TIME, "count": _COUNT})
         ),
@@ -103,6 +113,7 @@ _COMPILE_TIME = _object(
                 "begin_us": _TIME,
                 "time_us": _TIME,
                 "recompilation": {"type": ["boolean", "null"]},
+                "refused": {"type": "boolean"},
                 "ran": {"type": ["boolean", "null"]},
             }
         ),
@@ -143,6 +154,7 @@ _COMPILED = _object(
                 "frame": _TEXT,
                 "times": _COUNT,
                 "in_window": _COUNT,
+                "before_window": _COUNT,
                 "compiled": {"type": "array", "items": _TEXT},
                 "time_us": _TIME,
                 "variants_run": {"type": "array", "items": _TEXT},
@@ -150,6 +162,7 @@ _COMPILED = _object(
         ),
         "compile_time": _or_null(_COMPILE_TIME),
         "cache_lookups": _PART,
+        "eager_calls": _MAYBE_COUNT,
         "in_graphs": _rows(
             {
                 "of": {"enum": list(CLASSES)},

@@ -26,6 +26,7 @@ from stagespan.trace.analysis.result import (
     Severity,
     evidence,
     in_words,
+    of_size,
     share,
     shortened,
 )
@@ -66,7 +67,12 @@ _HALF_ALONE = re.compile(r"volta|turing|sm7\d|cutlass_7")
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _SOFTMAX_SHARES: tuple[tuple[float, Severity], ...] = ((30.0, "high"), (10.0, "medium"))
 _BATCHED = re.compile(r"^aten::(?:bmm|baddbmm)$")
-_SINGLE_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "medium"), (20.0, "low"))
+# On the matrix units such work takes less than half of its time.
+_SINGLE_SHARES: tuple[tuple[float, Severity], ...] = (
+    (80.0, "high"),
+    (40.0, "medium"),
+    (20.0, "low"),
+)
 
 
 def findings_of(kernels: Kernels) -> list[Finding]:
@@ -89,7 +95,7 @@ def _dominant(kernels: Kernels) -> Finding | None:
     """One kernel takes most of the time that the device worked."""
     groups = kernels.by_name()
     first = groups[0]
-    percent = share(first.time_ns, sum(group.time_ns for group in groups))
+    percent = share(first.time_ns, kernels.total_ns)
     events = kernels.trace.events
     # Streams overlap: more than half of the busy time, not only of the sum.
     begin, end = events.begin_ns[kernels.rows], events.end_ns[kernels.rows]
@@ -104,9 +110,10 @@ def _dominant(kernels: Kernels) -> Finding | None:
     return Finding(
         "medium",
         f"One kernel, {name}{launched} takes {in_words(first.time_ns, 'ns')}"
-        f" ({percent:.1f} % of all kernels' time) in {first.count:,} launches: whether it uses the"
+        f" ({percent:.1f} % of device work) in {first.count:,} launches: whether it uses the"
         " device well, Nsight Compute or its like would tell first.",
         (_longest(kernels, mine), Evidence("all its launches", None, first.time_ns, "ns")),
+        "kernels.dominant",
     )
 
 
@@ -124,13 +131,13 @@ def _tiny(kernels: Kernels) -> Finding | None:
     return Finding(
         "medium",
         f"{count:,} kernels ({percent:.1f} % of those launched one by one) ran for less than"
-        f" {in_words(_TINY_NS, 'ns')} each, together {in_words(time, 'ns')}:"
-        " fused by torch.compile, launched as a device graph or with more work each they would"
-        " cost less.",
+        f" {in_words(_TINY_NS, 'ns')} each, together {in_words(time, 'ns')}. They would cost less"
+        " if torch.compile fused them, if a device graph launched them, or with more work in each.",
         (
             Evidence("kernels below 5 us", None, count, "events"),
             Evidence(kernels.trace.names[first.code], None, first.count, "events"),
         ),
+        "kernels.tiny",
     )
 
 
@@ -143,7 +150,7 @@ def _fusible(kernels: Kernels) -> Finding | None:
     if any(_COMPILED.search(name) for name in names):
         return None
     chosen = kernels.is_kernel & np.isin(kernels.kind, _FUSIBLE) & ~_named(kernels, _FUSED)
-    time, total = int(kernels.time_ns[chosen].sum()), int(kernels.time_ns[kernels.is_kernel].sum())
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
     percent = share(time, total)
     severity = _severity(percent, _FUSIBLE_SHARES)
     elementwise = chosen & (kernels.kind == _KINDS.index(ELEMENTWISE))
@@ -152,8 +159,8 @@ def _fusible(kernels: Kernels) -> Finding | None:
         return None
     first = grouped(kernels.name[chosen], kernels.time_ns[chosen])[0]
     return Finding(
-        severity,
-        f"{in_words(time, 'ns')} ({percent:.1f} % of the kernels' time) went into"
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
         f" {int(chosen.sum()):,} kernels that only pass over memory (elementwise, copies, norms,"
         " reductions), and nothing in the trace was compiled: torch.compile would fuse many of"
         " them.",
@@ -161,13 +168,14 @@ def _fusible(kernels: Kernels) -> Finding | None:
             Evidence(names[first.code], None, first.time_ns, "ns"),
             Evidence("kernels that only pass over memory", None, percent, "%"),
         ),
+        "kernels.memory_bound",
     )
 
 
 def _layout(kernels: Kernels) -> Finding | None:
     """Tensors are turned from one layout to another around convolutions."""
     chosen = kernels.is_kernel & _named(kernels, LAYOUT)
-    time, total = int(kernels.time_ns[chosen].sum()), int(kernels.time_ns[kernels.is_kernel].sum())
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
     percent = share(time, total)
     severity = _severity(percent, _LAYOUT_SHARES)
     if severity is None:
@@ -180,10 +188,11 @@ def _layout(kernels: Kernels) -> Finding | None:
         " (memory_format=torch.channels_last)"
     )
     return Finding(
-        severity,
-        f"{in_words(time, 'ns')} ({percent:.1f} % of the kernels' time) went into"
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
         f" {int(chosen.sum()):,} kernels that only change the layout of tensors: {advice}.",
         (_longest(kernels, chosen), Evidence("changes of layout", None, percent, "%")),
+        "kernels.layout",
     )
 
 
@@ -191,7 +200,7 @@ def _single_precision(kernels: Kernels) -> Finding | None:
     """Products in single precision, on a device whose matrix units were left idle."""
     chosen = kernels.is_kernel & _named(kernels, _SINGLE)
     chosen &= np.isin(kernels.kind, (_KINDS.index(MATMUL), _KINDS.index(CONVOLUTION)))
-    time, total = int(kernels.time_ns[chosen].sum()), int(kernels.time_ns[kernels.is_kernel].sum())
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
     percent = share(time, total)
     severity = _severity(percent, _SINGLE_SHARES)
     if severity is None:
@@ -201,11 +210,12 @@ def _single_precision(kernels: Kernels) -> Finding | None:
     if half:
         advice = "autocast to float16"
     return Finding(
-        severity,
-        f"{in_words(time, 'ns')} ({percent:.1f} % of the kernels' time) went into products and"
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into products and"
         " convolutions in single precision without the device's matrix units, as the kernels'"
         f" names say: where less precision is enough, {advice} would use them.",
         (_longest(kernels, chosen), Evidence("products without matrix units", None, percent, "%")),
+        "kernels.single_precision",
     )
 
 
@@ -215,19 +225,22 @@ def _attention_in_parts(kernels: Kernels) -> Finding | None:
         return None
     chosen = kernels.is_kernel & _named(kernels, _SOFTMAX)
     # Of the last layer, or of a loss, there is one a step; of attention one a layer.
-    time, total = int(kernels.time_ns[chosen].sum()), int(kernels.time_ns[kernels.is_kernel].sum())
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
     percent = share(time, total)
     severity = _severity(percent, _SOFTMAX_SHARES)
     batched = kernels.is_kernel & (np.isin(kernels.operator, _codes(kernels, _BATCHED)))
+    products = int(kernels.time_ns[batched].sum())
     if severity is None or int(chosen.sum()) < 4 or int(batched.sum()) < 2 * int(chosen.sum()):
         return None
     return Finding(
-        severity,
-        f"{in_words(time, 'ns')} ({percent:.1f} % of the kernels' time) went into"
-        f" {int(chosen.sum()):,} softmax kernels between batched products, and no kernel for"
-        " attention ran: torch.nn.functional.scaled_dot_product_attention would do all three in one"
-        " without writing the weights to memory.",
+        of_size(severity, time),
+        f"Attention ran in parts, with no kernel of its own: {in_words(time, 'ns')}"
+        f" ({percent:.1f} % of device work) went into {int(chosen.sum()):,} softmax kernels, and"
+        f" {in_words(products, 'ns')} ({share(products, total):.1f} %) into the batched products"
+        " around them. torch.nn.functional.scaled_dot_product_attention does all of it in one"
+        " kernel, without writing the weights to memory.",
         (_longest(kernels, chosen), _longest(kernels, batched)),
+        "kernels.attention_in_parts",
     )
 
 

@@ -48,13 +48,18 @@ def as_dict(kernels: Kernels) -> dict[str, Any]:
     }
     if launched is not None:
         unknown, of_graph = launched.calls < 0, launched.of_graph
+        calls = _calls(kernels.operator, kernels.call)
         rows |= {
             "kernel_time_us": int(time[kernels.is_kernel].sum()) / 1000,
             "kernels": int(kernels.is_kernel.sum()),
             "without_launch": {"count": int(unknown.sum()), "time_us": _us(time[unknown])},
             "of_graphs": {"count": int(of_graph.sum()), "time_us": _us(time[of_graph])},
             "operators_by_device_time": [
-                {"operator": _name(kernels, group.code), **_sums(group, total)}
+                {
+                    "operator": _name(kernels, group.code),
+                    **_sums(group, total),
+                    "calls": calls.get(group.code),
+                }
                 for group in grouped(kernels.operator, time)
             ][:TOP],
         }
@@ -66,7 +71,6 @@ def as_tables(kernels: Kernels) -> list[Table]:
     what = "kernel" if kernels.on_device else "operator"
     total = kernels.total_ns
     groups = kernels.by_name()
-    whole = sum(group.time_ns for group in groups)
     operator = kernels.prevailing(kernels.operator) if kernels.on_device else {}
     stage = kernels.prevailing(kernels.stage)
     kind = kernels.kind_of_name
@@ -75,7 +79,7 @@ def as_tables(kernels: Kernels) -> list[Table]:
         row: list[Cell] = [
             kernels.trace.names[group.code],
             group.time_ns,
-            share(group.time_ns, whole),
+            share(group.time_ns, total),
             group.count,
             round(group.mean_ns),
             _KINDS[kind[group.code]],
@@ -88,7 +92,7 @@ def as_tables(kernels: Kernels) -> list[Table]:
     columns = [
         (what, ""),
         ("time", "ns"),
-        ("of all", "%"),
+        (_of(kernels), "%"),
         ("count", ""),
         ("mean", "ns"),
         ("kind", ""),
@@ -98,12 +102,12 @@ def as_tables(kernels: Kernels) -> list[Table]:
     tables = [
         Table(
             "Kinds of work",
-            (("", ""), ("time", "ns"), ("of all", "%"), ("count", "")),
+            (("", ""), ("time", "ns"), (_of(kernels), "%"), (_what(kernels), "")),
             [
                 (KINDS[_KINDS[g.code]], g.time_ns, share(g.time_ns, total), g.count)
                 for g in kernels.by_kind()
             ],
-            "" if kernels.on_device else "Operators by their own time on the host.",
+            _of_what(kernels),
         ),
         Table(
             "Kernels" if kernels.on_device else "Operators",
@@ -114,15 +118,15 @@ def as_tables(kernels: Kernels) -> list[Table]:
     ]
     if kernels.on_device:
         tables.append(
-            _groups("Operators by device time", "operator", kernels, kernels.operator, total)
+            _groups("Operators by device time", "operator", kernels, kernels.operator, True)
         )
     if (kernels.stage >= 0).any():
-        tables.append(_groups("Stages", "stage", kernels, kernels.stage, total))
+        tables.append(_groups("Stages", "stage", kernels, kernels.stage))
     shapes = _by_shape(kernels) or []
     tables.append(
         Table(
             "Shapes",
-            (("operator", ""), ("inputs", ""), ("time", "ns"), ("count", ""), ("mean", "ns")),
+            (("operator", ""), ("inputs", ""), ("time", "ns"), ("calls", ""), ("a call", "ns")),
             [
                 (
                     r["operator"],
@@ -157,23 +161,42 @@ def _note(kernels: Kernels, names: int) -> str:
     return " ".join(notes)
 
 
-def _groups(title: str, what: str, kernels: Kernels, codes: NDArray[np.int64], total: int) -> Table:
-    groups = grouped(codes, kernels.time_ns)
+def _groups(
+    title: str, what: str, kernels: Kernels, codes: NDArray[np.int64], with_calls: bool = False
+) -> Table:
+    groups, total = grouped(codes, kernels.time_ns), kernels.total_ns
     left = f"{len(groups) - _SHOWN:,} more are left out." if len(groups) > _SHOWN else ""
-    return Table(
-        title,
-        ((what, ""), ("time", "ns"), ("of all", "%"), ("count", "")),
-        [
-            (_name(kernels, g.code), g.time_ns, share(g.time_ns, total), g.count)
-            for g in groups[:_SHOWN]
-        ],
-        left,
+    calls = _calls(codes, kernels.call) if with_calls else {}
+    columns = [(what, ""), ("time", "ns"), (_of(kernels), "%"), (_what(kernels), "")]
+    rows: list[tuple[Cell, ...]] = []
+    for group in groups[:_SHOWN]:
+        row: list[Cell] = [_name(kernels, group.code), group.time_ns]
+        row += [share(group.time_ns, total), group.count]
+        rows.append((*row, calls.get(group.code)) if with_calls else tuple(row))
+    return Table(title, (*columns, ("calls", "")) if with_calls else tuple(columns), rows, left)
+
+
+def _of(kernels: Kernels) -> str:
+    """The one thing that all shares of this analysis are of."""
+    return "of device work" if kernels.on_device else "of operators"
+
+
+def _what(kernels: Kernels) -> str:
+    return "device events" if kernels.on_device else "calls"
+
+
+def _of_what(kernels: Kernels) -> str:
+    time = in_words(kernels.total_ns, "ns")
+    if not kernels.on_device:
+        return f"Operators by their own time on the host, {time} in all."
+    return (
+        f"Device work is the sum of the durations of all kernels, copies and memsets: {time}. All"
+        " shares of kernels and operators are of it."
     )
 
 
 def _top(kernels: Kernels) -> list[dict[str, Any]]:
-    groups = kernels.by_name()
-    total = sum(group.time_ns for group in groups)
+    groups, total = kernels.by_name(), kernels.total_ns
     operator, stage = kernels.prevailing(kernels.operator), kernels.prevailing(kernels.stage)
     kind = kernels.kind_of_name
     return [
@@ -191,7 +214,7 @@ def _top(kernels: Kernels) -> list[dict[str, Any]]:
 
 
 def _by_shape(kernels: Kernels) -> list[dict[str, Any]] | None:
-    """By operator and its inputs; None where no shapes were recorded."""
+    """By operator and its inputs, with the number of its calls; None if no shapes were recorded."""
     known = kernels.shape >= 0
     if not known.any():
         return None
@@ -199,15 +222,29 @@ def _by_shape(kernels: Kernels) -> list[dict[str, Any]] | None:
     code = kernels.operator[known] * size + kernels.shape[known]
     name = kernels.name[known]
     kernel = prevailing(code, name, kernels.time_ns[known]) if kernels.on_device else {}
+    calls = _calls(code, kernels.call[known])
     return [
         {
             "operator": _name(kernels, group.code // size),
             "shape": kernels.shapes[group.code % size],
             "kernel": _name(kernels, kernel.get(group.code, -1)),
             **_sums(group, kernels.total_ns),
+            "count": calls[group.code],
+            "device_events": group.count if kernels.on_device else None,
         }
         for group in grouped(code, kernels.time_ns[known])[:TOP]
     ]
+
+
+def _calls(code: NDArray[np.int64], call: NDArray[np.intp]) -> dict[int, int]:
+    """By code how many calls its rows are of: one may launch several kernels, copies and memsets.
+
+    Codes of which no call is known are left out.
+    """
+    code, call = code[call >= 0], call[call >= 0]
+    pairs = np.unique(np.stack((code, call), axis=1), axis=0)
+    codes, counts = np.unique(pairs[:, 0], return_counts=True)
+    return dict(zip(codes.tolist(), counts.tolist(), strict=True))
 
 
 def _by_forward(kernels: Kernels) -> list[dict[str, Any]] | None:

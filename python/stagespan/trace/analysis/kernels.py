@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,17 @@ from numpy.typing import NDArray
 from stagespan.trace.analysis.grouping import Group, grouped, prevailing
 from stagespan.trace.analysis.kernel_findings import findings_of
 from stagespan.trace.analysis.kernel_tables import as_dict, as_tables
-from stagespan.trace.analysis.kinds import CONVOLUTION, KINDS, MATMUL, OTHER, kind_of
+from stagespan.trace.analysis.kinds import (
+    ATTENTION,
+    COMMUNICATION,
+    CONVOLUTION,
+    KINDS,
+    MATMUL,
+    MOE,
+    OPTIMIZER,
+    OTHER,
+    kind_of,
+)
 from stagespan.trace.analysis.launchers import Launchers, launchers, stages
 from stagespan.trace.analysis.operators import HostOperators, host_operators
 from stagespan.trace.analysis.result import Finding, Nothing, Table
@@ -21,6 +32,8 @@ from stagespan.trace.model import Trace
 
 Rows = NDArray[np.intp]
 _KINDS = list(KINDS)
+# Annotations that torch makes around the methods of optimizers.
+_OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,9 @@ class Kernels:
     operator: NDArray[np.int64]
     stage: NDArray[np.int64]
     forward: NDArray[np.int64]
+    call: Rows
+    """The row in `Trace.events` of the call of the operator, or of the graph's launch; -1 if it is
+    unknown."""
     shape: NDArray[np.int64]
     """Index into `shapes`, -1 where none was recorded."""
     shapes: list[str]
@@ -111,11 +127,14 @@ def analyze(trace: Trace) -> Kernels | Nothing:
         rows=rows,
         time_ns=events.dur_ns[rows],
         is_kernel=work.is_kernel[rows],
-        kind=_kinds(trace, events.name[rows].astype(np.int64), operator),
+        kind=_of_optimizer(
+            trace, found.stage, _kinds(trace, events.name[rows].astype(np.int64), operator)
+        ),
         name=events.name[rows].astype(np.int64),
         operator=np.where(found.of_graph, _names(trace, found.calls), operator),
         stage=_names(trace, found.stage),
         forward=_names(trace, found.forward),
+        call=np.where(found.of_graph, found.calls, found.operator),
         shape=np.where(found.of_graph, -1, shape),
         shapes=shapes,
         launched=found,
@@ -137,6 +156,7 @@ def _of_host(trace: Trace, host: HostOperators) -> Kernels:
         operator=name,
         stage=_names(trace, stages(trace, host.rows)),
         forward=_names(trace, host.forward),
+        call=host.rows,
         shape=shape,
         shapes=shapes,
         launched=None,
@@ -152,17 +172,29 @@ def _names(trace: Trace, rows: Rows) -> NDArray[np.int64]:
 
 
 def _kinds(trace: Trace, name: NDArray[np.int64], operator: NDArray[np.int64]) -> NDArray[np.int64]:
-    """By the name; where that says nothing, by the operator that launched it.
+    """By the name; if that says nothing, by the operator that launched it.
 
-    Convolutions are computed by matrix products, too.
+    Convolutions are computed by matrix products, too, and mixtures of experts by work of all kinds.
     """
     table = np.full(len(trace.names) + 1, _KINDS.index(OTHER), dtype=np.int64)
     for code in np.union1d(name, operator).tolist():
         if code >= 0:
             table[code] = _KINDS.index(kind_of(trace.names[code]))
     kind, around = table[name], table[operator]
-    convolves = (kind == _KINDS.index(MATMUL)) & (around == _KINDS.index(CONVOLUTION))
-    result: NDArray[np.int64] = np.where((kind == _KINDS.index(OTHER)) | convolves, around, kind)
+    part = (kind == _KINDS.index(OTHER)) | (
+        (kind == _KINDS.index(MATMUL)) & (around == _KINDS.index(CONVOLUTION))
+    )
+    part |= (around == _KINDS.index(MOE)) & (kind != _KINDS.index(COMMUNICATION))
+    result: NDArray[np.int64] = np.where(part, around, kind)
+    return result
+
+
+def _of_optimizer(trace: Trace, stage: Rows, kind: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The kinds, with what an optimizer's step or zero_grad launched as the optimizer's."""
+    marks = np.array([_OPTIMIZER.match(name) is not None for name in trace.names] + [False])
+    own = (stage >= 0) & marks[trace.events.name[stage]]
+    own &= ~np.isin(kind, [_KINDS.index(each) for each in (COMMUNICATION, MATMUL, ATTENTION)])
+    result: NDArray[np.int64] = np.where(own, _KINDS.index(OPTIMIZER), kind)
     return result
 
 

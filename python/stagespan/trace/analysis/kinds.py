@@ -11,6 +11,7 @@ from functools import lru_cache
 MATMUL, ATTENTION, CONVOLUTION, NORM = "matmul", "attention", "convolution", "norm"
 ELEMENTWISE, REDUCTION, COPY = "elementwise", "reduction", "copy"
 COMMUNICATION, TRITON, INDUCTOR_CPP = "communication", "triton", "inductor_cpp"
+EMBEDDING, OPTIMIZER, MOE = "embedding", "optimizer", "moe"
 OTHER = "other"
 KINDS: dict[str, str] = {
     MATMUL: "matrix products",
@@ -23,6 +24,9 @@ KINDS: dict[str, str] = {
     COMMUNICATION: "communication",
     TRITON: "Triton",
     INDUCTOR_CPP: "C++ of torch.compile",
+    EMBEDDING: "embedding tables",
+    OPTIMIZER: "optimizer",
+    MOE: "mixture of experts",
     OTHER: "other",
 }
 """Every kind with its name for a reader."""
@@ -48,6 +52,15 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
         (TRITON, r"^triton_"),
         (INDUCTOR_CPP, r"cpp_fused_|^## call compiledfxgraph"),
+        (MOE, r"(?<![a-z])moe|moe(?![a-z])|expert|routing|_matmul_ogs|topk_?gating|grouped_topk"),
+        (EMBEDDING, r"(?<!rotary)(?<!rotary_)(?<!rope_)embedding(?!_rotary)|(?:^|_)tbe_"),
+        (
+            OPTIMIZER,
+            (
+                r"adam|(?<![a-z])sgd|fusedsgd|adagrad|rmsprop|adadelta|(?<![a-z])lamb(?!da)|fusedlamb"
+                r"|adafactor|(?<![a-z])muon(?![a-z])|^optimizer\."
+            ),
+        ),
         (
             COPY,
             (
@@ -60,6 +73,8 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             ATTENTION,
             (
                 r"flash_?(?:fwd|bwd|attn|attention|decod|mla)|fmha|attn_?(?:fwd|bwd)|attention|mha_"
+                r"|sage_?(?:attn|fwd|bwd)|(?:^|_)sage_|qk_int8_sv|_sdpa|sdpa_|attn_(?:kernel|states)"
+                r"|fwd_(?:grouped_)?kernel_stage\d|(?:flash|sparse|window|local)_?attn"
                 r"|scaled_dot_product|paged_?attn|batch(?:prefill|decode)with|flashinfer.*(?:prefill|decode)"
                 r"|_mla_|promptflash|incre(?:flash)"
             ),
@@ -125,6 +140,10 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 
 
+# Of these the template's arguments say as much as the function's own name: they come first.
+_OF_WHOLE = 7
+
+
 @lru_cache(maxsize=16_384)
 def kind_of(name: str) -> str:
     """The kind of a kernel or operator: one of KINDS.
@@ -137,11 +156,11 @@ def kind_of(name: str) -> str:
     if whole.startswith("autograd::engine::evaluate_function: "):
         return OTHER
     head = lowered.partition("<")[0]
-    for kind, rule in _RULES[:4]:
+    for kind, rule in _RULES[:_OF_WHOLE]:
         if rule.search(whole):
             return kind
     for text in (head, whole):
-        for kind, rule in _RULES[4:]:
+        for kind, rule in _RULES[_OF_WHOLE:]:
             if rule.search(text):
                 return kind
     return OTHER

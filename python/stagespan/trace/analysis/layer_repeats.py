@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stagespan.trace.analysis.call_tree import Rows
 from stagespan.trace.analysis.causes import MARKS
@@ -20,6 +21,11 @@ from stagespan.trace.model import Trace
 _LEAST_TIMES = 4
 _LEAST_LENGTH = 3
 _MOST = 6
+# How many layers more than repetitions there can be.
+_MOST_MORE = 2
+# How many layers a block can hold, and how much of it is of one of them alone.
+_MOST_PARTS = 4
+_FEW = 0.1
 # Of the events' time: a repetition of less is no layer.
 _LEAST_SHARE = 0.05
 
@@ -35,6 +41,9 @@ class Block:
     length: int
     """Events a repetition."""
     times: int
+    layers: int
+    """How many layers that makes: more than `times` if the first or the last layer is a little
+    different, or if a block holds several layers."""
     begin_ns: int
     """From the begin of the trace's window."""
     total_ns: int
@@ -52,6 +61,7 @@ class Block:
             "heaviest": self.heaviest,
             "events": self.length,
             "times": self.times,
+            "layers": self.layers,
             "time_us": self.begin_ns / 1000,
             "total_us": self.total_ns / 1000,
             "block_us": {"min": least, "median": median, "max": most},
@@ -140,11 +150,33 @@ def _block(trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int) -> Bloc
         heaviest=trace.names[heaviest],
         length=length,
         times=len(each),
+        layers=_layers(events.name[rows], here.reshape(-1, length)[0], len(each), trace),
         begin_ns=int(events.begin_ns[here[0]]) - origin_ns,
         total_ns=int(each.sum()),
         block_ns=(int(each.min()), int(np.median(each)), int(each.max())),
         slowest=int(np.argmax(each)) + 1,
     )
+
+
+def _layers(names: NDArray[np.int32], block: Rows, times: int, trace: Trace) -> int:
+    """How many layers a block that repeats stands for.
+
+    What begins or ends the model can run into its first or last layer, which then is not one of the
+    repetitions, but holds most of a block's events all the same. And layers that take turns, as
+    with two sorts of attention, are one block, in which almost every event occurs several times.
+    """
+    inside, each = np.unique(trace.events.name[block], return_counts=True)
+    found, counts = np.unique(names, return_counts=True)
+    total = counts[np.searchsorted(found, inside)]
+    layers = times
+    for more in range(times + 1, times + _MOST_MORE + 1):
+        if each[total == more * each].sum() > len(block) / 2:
+            layers = more
+    for parts in range(_MOST_PARTS, 1, -1):
+        single = each[each % parts != 0].sum()
+        if single <= _FEW * len(block):
+            return layers * parts
+    return layers
 
 
 def _outermost(trace: Trace) -> Rows:

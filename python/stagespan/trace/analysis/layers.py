@@ -73,7 +73,7 @@ class Layers:
                     f" ({shortened(' / '.join(module.path), 80)}) {in_words(median, 'ns')}."
                 )
                 shown = Evidence(f"nn.Module: {module.slowest}", None, most, "ns")
-                found.append(Finding("low", sentence, (shown,)))
+                found.append(Finding("low", sentence, (shown,), "layers.slow_module"))
         return found[:2]
 
     def tables(self) -> list[Table]:
@@ -153,6 +153,7 @@ def _blocks_table(blocks: Blocks) -> Table:
         (
             f"{block.length:,} {what} from {shortened(block.first, 40)}",
             block.times,
+            block.layers,
             block.total_ns,
             share(block.total_ns, blocks.total_ns),
             block.block_ns[1],
@@ -166,6 +167,7 @@ def _blocks_table(blocks: Blocks) -> Table:
         (
             ("block", ""),
             ("times", ""),
+            ("layers", ""),
             ("time", "ns"),
             ("of all", "%"),
             ("a block", "ns"),

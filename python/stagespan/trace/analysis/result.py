@@ -17,6 +17,9 @@ Severity = Literal["high", "medium", "low"]
 """How much there is to win: most of the time, a good part of it, or little."""
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
 
+# A finding about less time than this is not "high", and about less still not "medium".
+_SIZES: tuple[tuple[int, Severity], ...] = ((1_000_000, "high"), (250_000, "medium"))
+
 Cell = str | int | float | None
 
 
@@ -199,6 +202,15 @@ def in_cell(cell: Cell, unit: str, most: int = 60) -> str:
     if cell is None:
         return "-" if unit == "" else "unknown"
     return f"{cell:,}" if unit == "" and isinstance(cell, int) else in_words(cell, unit)
+
+
+def of_size(severity: Severity, time_ns: int) -> Severity:
+    """The severity that a finding has at most, for the time that it is about.
+
+    However much of a short trace it is, little can be won from little time.
+    """
+    most: Severity = next((s for least, s in _SIZES if time_ns >= least), "low")
+    return max(severity, most, key=SEVERITIES.index)
 
 
 def share(part: float, whole: float) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from stagespan.trace.analysis.call_tree import Rows
 from stagespan.trace.analysis.host_time import named
 from stagespan.trace.analysis.result import (
     Evidence,
@@ -15,11 +16,13 @@ from stagespan.trace.analysis.result import (
     Table,
     evidence,
     in_words,
+    of_size,
     share,
     shortened,
 )
 from stagespan.trace.analysis.step_ranges import PROFILER_STEP, StepRanges
 from stagespan.trace.analysis.step_time import COMPUTATION, HOST_PARTS, PARTS, StepTimes
+from stagespan.trace.arrays import Numbers
 from stagespan.trace.device import launch_of, launches
 from stagespan.trace.model import Trace
 
@@ -129,9 +132,11 @@ class Edge:
     dur_ns: int
     evidence: tuple[Evidence, ...]
     """The device's event, and what the host did."""
+    host_event: str | None
+    """The host's event that fills at least half of it."""
 
-    def finding(self, total_ns: int) -> Finding | None:
-        """A sentence where it is much of the steps' time: causes of idle time leave it out."""
+    def finding(self, total_ns: int, count: int) -> Finding | None:
+        """A sentence if it is much of the steps' time: causes of idle time leave it out."""
         percent = share(self.dur_ns, total_ns)
         severity = next((s for least, s in _SHARES if percent >= least), None)
         if severity is None:
@@ -139,16 +144,19 @@ class Edge:
         where = "before the device's first work was launched"
         if not self.first:
             where = "after the device's last work"
+        whose = "the step's" if count == 1 else f"the {count:,} steps'"
         sentence = (
-            f"{in_words(self.dur_ns, 'ns')} of the steps' time ({percent:.1f} %) passed {where}"
+            f"{in_words(self.dur_ns, 'ns')} of {whose} {in_words(total_ns, 'ns')}"
+            f" ({percent:.1f} %) passed {where}"
         )
-        if len(self.evidence) > 1:
-            sentence += f", most of it in {shortened(self.evidence[1].event, 90)}"
-        return Finding(severity, f"{sentence}.", self.evidence)
+        if self.host_event is not None:
+            sentence += f", most of it in {shortened(self.host_event, 90)}"
+        code = "steps.before_device" if self.first else "steps.after_device"
+        return Finding(of_size(severity, self.dur_ns), f"{sentence}.", self.evidence, code)
 
 
 def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
-    """Both edges of the steps, where there is time at them; none without a device."""
+    """Both edges of the steps, if there is time at them; none without a device."""
     events, rows = trace.events, times.device_rows
     if len(rows) == 0:
         return []
@@ -169,20 +177,32 @@ def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
         if dur:
             host = filled_by(trace, start, dur)
             shown = [evidence(trace, each) for each in (row, host) if each >= 0]
-            found.append(Edge(is_first, dur, tuple(shown)))
+            most = mostly_filled_by(trace, start, dur)
+            found.append(Edge(is_first, dur, tuple(shown), _name(trace, most)))
     return found
 
 
 def filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
     """The smallest event of the host that fills most of a stretch, or the one that fills most."""
+    found = mostly_filled_by(trace, begin_ns, dur_ns)
+    rows, inside = _on_host_within(trace, begin_ns, dur_ns)
+    return found if found >= 0 or len(rows) == 0 else int(rows[np.argmax(inside)])
+
+
+def mostly_filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
+    """The smallest event of the host that fills at least half of a stretch, or -1."""
+    rows, inside = _on_host_within(trace, begin_ns, dur_ns)
+    for least in _FILLS:
+        enough = rows[inside >= least * dur_ns]
+        if len(enough):
+            return int(enough[np.argmin(trace.events.dur_ns[enough])])
+    return -1
+
+
+def _on_host_within(trace: Trace, begin_ns: int, dur_ns: int) -> tuple[Rows, Numbers]:
+    """The host's events that lie in a stretch, and how much of each does."""
     events = trace.events
     inside = np.minimum(events.end_ns, begin_ns + dur_ns) - np.maximum(events.begin_ns, begin_ns)
     host = (trace.rows_of(_HOST) & ~named(trace, PROFILER_STEP)) | launches(trace)
     rows = np.flatnonzero((inside > 0) & host)
-    if len(rows) == 0:
-        return -1
-    for least in _FILLS:
-        enough = rows[inside[rows] >= least * dur_ns]
-        if len(enough):
-            return int(enough[np.argmin(events.dur_ns[enough])])
-    return int(rows[np.argmax(inside[rows])])
+    return rows, inside[rows]

@@ -15,6 +15,7 @@ from stagespan.trace.analysis.result import (
     Severity,
     evidence,
     in_words,
+    of_size,
     share,
     shortened,
 )
@@ -77,15 +78,14 @@ class Outlier:
         text = (
             f"{shortened(self.name)} took {in_words(self.dur_ns, 'ns')},"
             f" {self.dur_ns / self.usual_ns:.2f} times the median of {count:,} steps"
-            f" ({in_words(self.usual_ns, 'ns')}): {meaning} took"
-            f" {in_words(self.part_ns, 'ns')} of it, {in_words(self.part_usual_ns, 'ns')} of the"
-            " others"
+            f" ({in_words(self.usual_ns, 'ns')}). What grew most: {meaning},"
+            f" {in_words(self.part_ns, 'ns')} against {in_words(self.part_usual_ns, 'ns')} in the"
+            " other steps"
         )
         if self.culprit is not None:
             text += (
-                f"; all its {shortened(self.culprit)} together took"
-                f" {in_words(self.culprit_ns, 'ns')}, those of another step"
-                f" {in_words(self.culprit_usual_ns, 'ns')} on average"
+                f". Its {shortened(self.culprit)} took {in_words(self.culprit_ns, 'ns')}, in the"
+                f" other steps {in_words(self.culprit_usual_ns, 'ns')} on average"
             )
         return text + "."
 
@@ -99,7 +99,7 @@ def outliers(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int)
     spread = float(np.median(np.abs(durations - median)))
     least = max(median + _DISTANCES * spread, _LEAST_TIMES * median)
     slow = (durations > least) & (median > 0)
-    # How far the device was behind as the first step began is not in the trace, and part of it.
+    # The first step may hold the end of earlier work that the trace does not show.
     slow[0] &= ranges.end_ns[0] - ranges.begin_ns[0] > least
     long = np.flatnonzero(slow)
     if len(long) > _MOST_SHARE * len(durations):
@@ -117,7 +117,9 @@ def findings_of(found: list[Outlier], total_ns: int, count: int, on_device: bool
         if severity is None and each.dur_ns >= _ALWAYS_TIMES * each.usual_ns:
             severity = "low"
         if severity is not None:
-            result.append(Finding(severity, each.sentence(count, on_device), each.evidence))
+            severity = of_size(severity, each.dur_ns - each.usual_ns)
+            sentence = each.sentence(count, on_device)
+            result.append(Finding(severity, sentence, each.evidence, "steps.outlier"))
     return result
 
 

@@ -11,7 +11,7 @@ from stagespan.trace.analysis.axis import Cover
 from stagespan.trace.analysis.call_tree import Rows
 from stagespan.trace.analysis.causes import LOADS_DATA, LOADS_DATA_FRAME, MARKS
 from stagespan.trace.analysis.host import COMMUNICATES
-from stagespan.trace.analysis.host_time import named
+from stagespan.trace.analysis.host_time import named, pairs
 from stagespan.trace.analysis.step_ranges import StepRanges
 from stagespan.trace.arrays import Mask, Numbers
 from stagespan.trace.device import (
@@ -21,6 +21,7 @@ from stagespan.trace.device import (
     device_work,
     launch_of,
     launches,
+    streams,
 )
 from stagespan.trace.intervals import covered
 from stagespan.trace.model import Trace
@@ -46,12 +47,91 @@ HOST_PARTS = {
 """The same for traces without a device."""
 
 
+# A device that is free begins work sooner after its launch.
+_QUEUED_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Device work that was launched before the trace began."""
+
+    end_ns: int | None = None
+    """When the device was done with it; None if the trace shows no such work."""
+    recorded: bool = True
+    """Whether the trace holds its events. If not, the first recorded device event began so long
+    after its launch that the device must have been busy with other work until then.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """From where to where each step goes; all arrays have one element a step."""
+
+    begin_ns: Numbers
+    end_ns: Numbers
+    step_of: Numbers
+    """Of each device event the step that launched it, or -1."""
+    first_ns: Numbers
+    last_ns: Numbers
+    """Begin and end of the work that each step launched; the end is earlier if it launched none."""
+    earlier: Earlier
+
+
+def earlier_work(trace: Trace) -> Earlier:
+    """Find the device work that was launched before the trace began.
+
+    A stream works in the order of launches. So an event without a launch in the trace, which runs
+    before the stream's first event with one, was launched before that. Without any launch in the
+    trace nothing is known.
+    """
+    events, rows = trace.events, device_work(trace).rows
+    calls = launch_of(trace, rows)
+    launched = calls >= 0
+    if not launched.any():
+        return Earlier()
+    begin = events.begin_ns[rows]
+    _, lane = pairs(*streams(trace, rows))
+    firsts = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(firsts, lane[launched], begin[launched])
+    # A stream that has no launches at all is compared with the whole device.
+    firsts[firsts == np.iinfo(np.int64).max] = begin[launched].min()
+    before = ~launched & (begin < firsts[lane])
+    if before.any():
+        return Earlier(int(events.end_ns[rows[before]].max()))
+    first = int(np.argmin(begin))
+    if begin[first] - events.end_ns[calls[first]] > _QUEUED_NS:
+        return Earlier(int(begin[first]), recorded=False)
+    return Earlier()
+
+
+def step_extents(trace: Trace, ranges: StepRanges) -> Extents:
+    """From where to where each step goes.
+
+    A step lasts to its mark's end, or longer: to the end of the device work launched in it. It
+    begins with its mark, or later: where the work of the step before it ended, for the first step
+    the work that was launched before the trace began.
+    """
+    events = trace.events
+    rows = device_work(trace).rows
+    step_of = _steps_of(trace, ranges, rows)
+    mine = np.flatnonzero(step_of >= 0)
+    first, last = _extent(
+        events.begin_ns[rows[mine]], events.end_ns[rows[mine]], step_of[mine], len(ranges)
+    )
+    earlier = earlier_work(trace) if ranges.on_host else Earlier()
+    free = ranges.begin_ns[0] if earlier.end_ns is None else earlier.end_ns
+    end = np.where(last > first, np.maximum(last, ranges.end_ns), ranges.end_ns)
+    end = np.maximum(np.maximum.accumulate(end), free)
+    begin = np.maximum(ranges.begin_ns, np.concatenate(([free], end[:-1])))
+    return Extents(begin, end, step_of, first, last, earlier)
+
+
 @dataclass(frozen=True, slots=True)
 class StepTimes:
     """All arrays have one element a step, but those of device events."""
 
     begin_ns: Numbers
-    """Where the step's mark begins, or where the work of the step before ends if that is later."""
+    """Where the step's mark begins, or where the work launched before it ends if that is later."""
     end_ns: Numbers
     """Where its mark or its last work on the device ends, whichever is later."""
     parts: dict[str, Numbers]
@@ -74,6 +154,8 @@ class StepTimes:
     """What that time went to."""
     known: tuple[Numbers, Numbers]
     """Begins and ends of the stretches that belong to another part than `OTHER`."""
+    earlier: Earlier
+    """Device work that was launched before the trace began; the first step begins after it."""
 
     def longest_rest(self, step: int) -> tuple[int, int]:
         """Where the longest stretch of a step's `OTHER` begins, and its length."""
@@ -89,17 +171,12 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
     events = trace.events
     rows = device_work(trace).rows
     origin = int(min(ranges.begin_ns[0], events.begin_ns.min()))
-    step_of = _steps_of(trace, ranges, rows)
+    extents = step_extents(trace, ranges)
+    begin, end, step_of = extents.begin_ns, extents.end_ns, extents.step_of
     mine = np.flatnonzero(step_of >= 0)
     count = len(ranges)
-    first, last = _extent(
-        events.begin_ns[rows[mine]], events.end_ns[rows[mine]], step_of[mine], count
-    )
-    work_end = np.where(last > first, last, ranges.begin_ns)
-    end = np.maximum.accumulate(np.maximum(ranges.end_ns, work_end))
-    begin = np.maximum(ranges.begin_ns, np.concatenate((ranges.begin_ns[:1], end[:-1])))
     parts = _Parts(trace, origin, bool(len(rows)))
-    gap_begin, gap_end = _gaps(trace, ranges, first, last, bool(len(rows)))
+    gap_begin, gap_end = _gaps(trace, ranges, extents.first_ns, extents.last_ns, bool(len(rows)))
     order = np.argsort(step_of[mine], kind="stable")
     grouped = rows[mine][order]
     bounds = np.searchsorted(step_of[mine][order], np.arange(count + 1))
@@ -124,6 +201,7 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
         gap_ns=gap_end - gap_begin,
         gap_parts=parts.split(gap_begin, gap_end),
         known=parts.known(),
+        earlier=extents.earlier,
     )
 
 

@@ -12,6 +12,7 @@ from stagespan.trace.analysis.result import (
     Nothing,
     Table,
     in_words,
+    many,
     share,
     shortened,
     window_of,
@@ -34,8 +35,8 @@ class Step:
     begin_ns: int
     """From the begin of the trace's window."""
     dur_ns: int
-    """To the end of its last work on the device, from its begin or from the end of the last work
-    of the step before if that is later: so no time belongs to two steps."""
+    """To the end of its last work on the device, from its begin, or from the end of the work that
+    was launched before it if that is later: so no time belongs to two steps."""
     host_ns: int | None
     """Length of its mark on the host; None for steps told from kernels."""
     parts: dict[str, int]
@@ -75,6 +76,11 @@ class Steps:
     outside: tuple[int, int]
     """Device events that no step launched, and their durations' sum."""
     on_device: bool
+    earlier_ns: int | None = None
+    """From the first step's mark until the device was done with work that was launched before the
+    trace began; the first step begins after it. None if the trace shows no such work."""
+    earlier_recorded: bool = True
+    """Whether the trace holds the events of that work."""
 
     @property
     def total_ns(self) -> int:
@@ -120,6 +126,8 @@ class Steps:
                 }
                 for each in self.outliers
             ],
+            "earlier_work_us": _us(self.earlier_ns),
+            "earlier_work_recorded": None if self.earlier_ns is None else self.earlier_recorded,
             "device_events_outside": self.outside[0],
             "device_events_outside_us": self.outside[1] / 1000,
         }
@@ -127,7 +135,9 @@ class Steps:
     def findings(self) -> list[Finding]:
         """Time of steps at the trace's edges, and steps that took much longer than the others."""
         total = self.total_ns
-        found = [finding for edge in self.edges if (finding := edge.finding(total))]
+        found = [
+            finding for edge in self.edges if (finding := edge.finding(total, len(self.steps)))
+        ]
         return found + findings_of(self.outliers, total, len(self.steps), self.on_device)
 
     def tables(self) -> list[Table]:
@@ -151,8 +161,15 @@ class Steps:
             )
         if self.outside[0]:
             note += (
-                f" {self.outside[0]:,} device events ({in_words(self.outside[1], 'ns')}) were"
-                " launched by no step."
+                f" {many(self.outside[0], 'device event')} ({in_words(self.outside[1], 'ns')})"
+                f" {'was' if self.outside[0] == 1 else 'were'} launched by no step."
+            )
+        if self.earlier_ns:
+            note += (
+                f" For the first {in_words(self.earlier_ns, 'ns')} of the first step's mark the"
+                " device was still busy with work that was launched before the trace began"
+                f"{'' if self.earlier_recorded else ' and is not in it'}: the step begins after"
+                " that."
             )
         rows = [
             (meaning[part], time, time // count, share(time, total))
@@ -162,7 +179,7 @@ class Steps:
         tables = [
             Table(
                 "Where the steps' time went",
-                (("", ""), ("time", "ns"), ("a step", "ns"), ("of all", "%")),
+                (("", ""), ("time", "ns"), ("a step", "ns"), (_of(count), "%")),
                 rows,
                 note,
             )
@@ -207,7 +224,16 @@ def analyze(trace: Trace) -> Steps | Nothing:
         outliers=outliers(trace, ranges, times, origin),
         outside=(len(outside), int(trace.events.dur_ns[outside].sum())),
         on_device=on_device,
+        earlier_ns=_earlier(ranges, times),
+        earlier_recorded=times.earlier.recorded,
     )
+
+
+def _earlier(ranges: StepRanges, times: StepTimes) -> int | None:
+    """How far work from before the trace reaches into the first step's mark; None if not at all."""
+    end = times.earlier.end_ns
+    reach = 0 if end is None else end - int(ranges.begin_ns[0])
+    return reach if reach > 0 else None
 
 
 def _rows(ranges: StepRanges, times: StepTimes, origin_ns: int, on_device: bool) -> list[Step]:
@@ -224,6 +250,10 @@ def _rows(ranges: StepRanges, times: StepTimes, origin_ns: int, on_device: bool)
         )
         for at in range(len(ranges))
     ]
+
+
+def _of(count: int) -> str:
+    return "of the step" if count == 1 else f"of the {count:,} steps"
 
 
 def _us(nanoseconds: int | None) -> float | None:

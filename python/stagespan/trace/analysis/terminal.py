@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.analysis.ascend_steps import Steps
 from stagespan.trace.analysis.causes import CAUSES
-from stagespan.trace.analysis.device_use import Use
 from stagespan.trace.analysis.facts import facts
 from stagespan.trace.analysis.idle import Idle
 from stagespan.trace.analysis.markdown import heading, summary
@@ -33,6 +32,12 @@ _LEAST_CAUSE = 1.0
 _NOT_MISSED = ("against", "verdict", "host")
 # Every trace has some, and they hold nothing that is missed.
 _NOT_TOLD = ("metadata entry that is no name",)
+_BAR_COLOURS = {
+    "computing": "green",
+    "communicating": "magenta",
+    "copying": "blue",
+    "idle": "red",
+}
 _COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
 
 
@@ -130,11 +135,9 @@ def _head(analysis: Analysis) -> list[RenderableType]:
     verdict = results.get("verdict")
     if isinstance(verdict, Verdict):
         blocks.append(text_block(verdict.sentence, "bold"))
+        blocks.append(_bar(verdict))
     elif isinstance(verdict, Nothing):
         blocks.append(text_block(verdict.reason, "bold"))
-    use = results.get("device_use")
-    if isinstance(use, Use):
-        blocks.append(_bar(use))
     steps = results.get("ascend_steps")
     if isinstance(steps, Steps):
         blocks += [text_block(line) for line in steps.headlines]
@@ -147,26 +150,19 @@ def name_of(path: Path) -> str:
     return folders[0] if path.name.startswith("trace_view.json") and folders else path.name
 
 
-def _bar(use: Use) -> RenderableType:
+def _bar(verdict: Verdict) -> RenderableType:
     from rich.text import Text
 
-    span = use.parts.span_ns
-    parts = (
-        ("computing", use.parts.compute_ns, "green"),
-        ("communicating", use.parts.exposed_communication_ns, "magenta"),
-        ("copying", use.parts.exposed_copy_ns, "blue"),
-        ("idle", use.parts.idle_ns, "red"),
-    )
+    parts, whole = verdict.bar(), verdict.whole_ns
     words = Text()
-    for what, time, colour in parts:
-        if time:
-            words.append(f"  {what} ")
-            words.append(f"{share(time, span):.1f} %", colour)
-    bar = Text("Device  " if len(use.devices) == 1 else f"{len(use.devices)} devices, sums  ")
-    # Four parts that are rounded may be two longer than their sum.
-    length = min(_BAR, _WIDTH - len(bar) - len(words) - 2)
-    for _, time, colour in parts:
-        bar.append("#" * round(share(time, span) / 100 * length), colour)
+    for what, time, key in parts:
+        words.append(f"  {what} ")
+        words.append(f"{share(time, whole):.1f} %", _BAR_COLOURS[key])
+    bar = Text("Device  " if verdict.devices == 1 else f"{verdict.devices} devices, sums  ")
+    # Parts that are rounded may be a little longer than their sum.
+    length = min(_BAR, _WIDTH - len(bar) - len(words) - len(parts) // 2)
+    for _, time, key in parts:
+        bar.append("#" * round(share(time, whole) / 100 * length), _BAR_COLOURS[key])
     return bar.append_text(words)
 
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from stagespan.trace.analysis.result import window_of
 from stagespan.trace.analysis.step_ranges import step_ranges
+from stagespan.trace.analysis.step_time import step_extents
 from stagespan.trace.arrays import Numbers
-from stagespan.trace.device import device_work, launch_of
+from stagespan.trace.device import device_work
 from stagespan.trace.model import Trace
 
 
@@ -43,26 +44,12 @@ class Windows:
 
 
 def steps_of(trace: Trace) -> Windows | None:
-    """The trace's steps; None when it has none.
-
-    A step lasts to its end on the host, or longer: to the end of the device work launched in it.
-    It begins with its mark, or later: where the step before it ends.
-    """
+    """The trace's steps, from where to where `step_extents` says; None when it has none."""
     steps = step_ranges(trace)
     if steps is None:
         return None
-    events = trace.events
-    begin, end = steps.begin_ns, steps.end_ns.copy()
-    if steps.on_host:
-        device = device_work(trace).rows
-        calls = launch_of(trace, device)
-        device, calls = device[calls >= 0], calls[calls >= 0]
-        step = steps.at(events.begin_ns[calls])
-        launched = step >= 0
-        np.maximum.at(end, step[launched], events.end_ns[device[launched]])
-    end = np.maximum.accumulate(end)
-    begin = np.maximum(begin, np.concatenate((begin[:1], end[:-1])))
-    return Windows(begin, np.maximum(begin, end), steps.names, steps.source, steps.how)
+    found = step_extents(trace, steps)
+    return Windows(found.begin_ns, found.end_ns, steps.names, steps.source, steps.how)
 
 
 def whole(trace: Trace) -> Windows | None:

@@ -12,8 +12,9 @@ from planted import HOST, Program
 from test_analyze_command import fits
 
 from stagespan.trace import Trace
-from stagespan.trace.analysis import compiled
+from stagespan.trace.analysis import analyze, compiled
 from stagespan.trace.analysis.compiled import Compiled
+from stagespan.trace.analysis.facts import facts
 from stagespan.trace.analysis.json_schema import json_schema
 from stagespan.trace.analysis.result import Finding, Nothing
 
@@ -300,6 +301,7 @@ def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> 
             "frame": "0",
             "times": 1,
             "in_window": 1,
+            "before_window": 0,
             "compiled": ["0/1"],
             "time_us": single,
             "variants_run": ["0/0", "0/1"],
@@ -351,9 +353,82 @@ def test_variants_from_before_the_window(tmp_path: Path) -> None:
         ("0", 2, 0),
         ("1", 1, 0),
     ]
+    assert [(r["before_window"], r["variants_run"]) for r in found["recompilations"]] == [
+        (2, ["0/0", "0/2"]),
+        (1, ["1/1"]),
+    ]
     (finding,) = findings
-    assert finding.sentence.startswith("Frame 0 ran in 2 compiled variants:")
+    assert finding.code == "compiled.variants"
     assert [each.event[-3:] for each in finding.evidence] == ["0/0", "0/2"]
+
+
+def test_recompilations_are_counted_one_by_one(tmp_path: Path) -> None:
+    # GIVEN a frame that is compiled for the third to the fifth time, and another for the first
+    program = Program()
+    for frame in ("0/2", "0/3", "0/4", "1/0"):
+        compilation(program, frame, PARTS)
+        with region(program, f": {frame}"):
+            graph(program)
+    trace = program.trace(tmp_path)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN three of them are recompilations of the window, and two lie before it
+    (row,) = found["recompilations"]
+    assert (row["times"], row["in_window"], row["before_window"]) == (4, 3, 2 - 1)
+    assert [finding.code for finding in findings] == ["compiled.recompiled", "compiled.in_window"]
+    # AND the line for the screen says so
+    line = dict(facts(analyze(trace, ["compiled"])))["Compiled"]
+    assert line == "4 forward graphs, 3 recompilations, 1 recompilation before the trace"
+
+
+def test_calls_that_ran_eagerly_as_the_limit_was_reached(tmp_path: Path) -> None:
+    # GIVEN calls that find one of two variants, and twice as many that find none and run eagerly
+    program = Program()
+    for number in range(6):
+        if number % 3 == 0:
+            with region(program, f": 0/{number // 3 + 6}"):
+                graph(program)
+        else:
+            with program.within("TorchDynamo Cache Lookup"):
+                program.work(30)
+            with program.within("aten::sin"):
+                program.work(20)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN those are counted, and found
+    assert found["eager_calls"] == 4
+    (limit,) = (each for each in findings if each.code == "compiled.recompile_limit")
+    assert limit.severity == "medium"
+    assert [each.figure for each in limit.evidence] == [30_000, 30_000]
+
+
+def test_a_compilation_that_dynamo_refused_is_none(tmp_path: Path) -> None:
+    # GIVEN a frame that is compiled once more, and then refused at the limit
+    program = Program()
+    for variant in (6, 7):
+        compilation(program, f"0/{variant}", PARTS)
+        with region(program, f": 0/{variant}"):
+            graph(program)
+    with program.within("TorchDynamo Cache Lookup"):
+        program.work(3)
+    begin = program.now
+    program.event("dynamo_data: compile_id=0/8", "user_annotation", begin, begin + 0.5)
+    with program.within("dynamo"), program.within("_compile.compile_inner (dynamo_timed)"):
+        program.work(40)
+    with program.within("aten::sin"):
+        program.work(20)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN the refused one is no recompilation
+    (row,) = found["recompilations"]
+    assert (row["in_window"], row["compiled"]) == (2, ["0/6", "0/7"])
+    assert [each["refused"] for each in found["compile_time"]["compilations"]] == [
+        False,
+        False,
+        True,
+    ]
+    assert found["eager_calls"] == 1
+    assert "compiled.recompile_limit" in {finding.code for finding in findings}
 
 
 def backward(program: Program, arrows: bool = True) -> None:

@@ -135,6 +135,29 @@ def test_recompilations_in_the_window(tmp_path: Path) -> None:
     assert "compiled again, 2 times" in found.findings()[0].sentence
 
 
+def test_the_recompile_limit(tmp_path: Path) -> None:
+    # GIVEN a function that is compiled for each number, and may be three times
+    function = torch.compile(lambda x, n: (x * n).relu(), backend="eager", dynamic=False)
+
+    def calls() -> None:
+        for n in range(2, 8):
+            function(torch.ones(4), n)
+
+    with torch._dynamo.config.patch({"recompile_limit": 3}):
+        # WHEN six numbers are profiled from the first call on, and once more
+        first = profiled(tmp_path, calls)
+        later = profiled(tmp_path, calls)
+    # THEN two recompilations are counted, and not the one that was refused
+    (row,) = first.to_dict()["recompilations"]
+    assert (row["in_window"], row["before_window"]) == (2, 0)
+    assert first.eager_calls == 3
+    # AND of the later calls three ran eagerly
+    assert later.to_dict()["eager_calls"] == 3
+    for found in (first, later):
+        (limit,) = (f for f in found.findings() if f.code == "compiled.recompile_limit")
+        assert limit.severity == "medium"
+
+
 def test_recompilations_before_the_window(tmp_path: Path) -> None:
     function = torch.compile(lambda x: x.sin(), backend="eager", dynamic=False)
     values = [torch.ones(4), torch.ones(5)]

@@ -134,9 +134,9 @@ def test_everything_that_was_found_is_in_the_page(tmp_path: Path) -> None:
         for written, table in zip(shown["tables"], result.tables(), strict=True):
             assert written["rows"] == [list(row) for row in table.rows]
             assert written["columns"] == [list(column) for column in table.columns]
-    # AND the parts of the device's time sum to its span
-    use = analysis.to_dict()["device_use"]
-    assert sum(time for _, time, _ in data["device"]) == use["span_us"] * 1000
+    # AND the parts of the bar sum to what the verdict is of
+    whole = analysis.to_dict()["verdict"]["whole_us"]
+    assert sum(time for _, time, _ in data["device"]) == whole * 1000
 
 
 def test_the_bar_of_several_devices_is_of_their_sums(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_the_bar_of_several_devices_is_of_their_sums(tmp_path: Path) -> None:
     # WHEN the page is made
     data = data_of(html.html_page(analyze(program.trace(tmp_path))))
     # THEN the bar is of both, which the page is told
-    assert data["device"] == [["computing", 160_000, "computing"]]
+    assert data["device"] == [["computing", 160_000, "computing"], ["idle", 176_000, "idle"]]
     assert data["devices"] == 2
 
 

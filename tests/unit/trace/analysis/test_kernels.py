@@ -76,7 +76,7 @@ def test_names_kinds_operators_stages_and_shapes(tmp_path: Path) -> None:
         "name": "ampere_sgemm_128x64_nn",
         "kind": "matmul",
         "time_us": 500,
-        "percent": pytest.approx(100 * 500 / 540),
+        "percent": pytest.approx(100 * 500 / 550),
         "count": 3,
         "min_us": 100,
         "max_us": 300,
@@ -106,11 +106,18 @@ def test_names_kinds_operators_stages_and_shapes(tmp_path: Path) -> None:
         ("aten::mm", "8x4, 4x2", "ampere_sgemm_128x64_nn", 200, 2),
         ("aten::add", "8x4", "vectorized_elementwise_kernel", 40, 1),
     ]
+    assert [row["device_events"] for row in found["by_shape"]] == [1, 2, 1]
+    assert [(row["kind"], row["count"]) for row in found["by_kind"]] == [
+        ("matmul", 3),
+        ("elementwise", 1),
+        ("copy", 1),
+    ]
     assert found["operators_by_device_time"][0] == {
         "operator": "aten::mm",
         "time_us": 500,
         "percent": pytest.approx(100 * 500 / 550),
         "count": 3,
+        "calls": 3,
     }
     # The host's own time: three products of 20 us.
     assert found["operators_by_host_time"][0]["self_us"] == 60
@@ -118,6 +125,98 @@ def test_names_kinds_operators_stages_and_shapes(tmp_path: Path) -> None:
     assert found["breakdown"]["total_kernel_time_ms"] == 0.54
     # A short trace has no findings.
     assert kernels_of(trace).findings() == []
+
+
+def test_shapes_count_calls_of_the_operator(tmp_path: Path) -> None:
+    # GIVEN a product that fills its result and then computes it with two kernels, three times
+    program = Program()
+    for _ in range(3):
+        begin = program.now
+        program.launch("Memset (Device)", 2, cat="gpu_memset", call="cudaMemsetAsync")
+        program.launch("splitK_gemm", 60)
+        program.launch("splitKreduce_kernel", 10)
+        dims = {"Input Dims": [[8, 4], [4, 2]]}
+        program.event("aten::mm", "cpu_op", begin, program.now, **dims)
+    # WHEN the trace is broken down
+    found = kernels_of(program.trace(tmp_path))
+    written = found.to_dict()
+    # THEN three calls are counted, each with the time of all that it launched
+    assert isinstance(written["by_shape"], list)
+    (row,) = written["by_shape"]
+    assert (row["count"], row["device_events"], row["time_us"]) == (3, 9, 3 * 72)
+    (table,) = (table for table in found.tables() if table.title == "Shapes")
+    assert table.rows == [("aten::mm", "8x4, 4x2", 216_000, 3, 72_000)]
+    assert isinstance(written["operators_by_device_time"], list)
+    assert written["operators_by_device_time"][0]["calls"] == 3
+
+
+def test_the_same_figure_has_one_share(traces: Path) -> None:
+    # GIVEN a training whose communication is one kernel
+    found = kernels.analyze(read_trace(traces / "cuda_v100_nccl_train.json.gz"))
+    assert isinstance(found, Kernels)
+    # WHEN its tables are made
+    tables = {table.title: table for table in found.tables()}
+    kinds = {row[0]: row for row in tables["Kinds of work"].rows}
+    time, percent = kinds["communication"][1:3]
+    # THEN it is the same share of the same thing in each, which the heading names
+    (nccl,) = (row for row in tables["Kernels"].rows if str(row[0]).startswith("nccl"))
+    assert nccl[1:3] == (time, percent)
+    for title in ("Kinds of work", "Kernels", "Operators by device time"):
+        assert tables[title].columns[2] == ("of device work", "%")
+    assert sum(float(row[2] or 0) for row in tables["Kinds of work"].rows) == pytest.approx(100)
+
+
+def test_what_an_optimizer_launches_is_its_own_kind(tmp_path: Path) -> None:
+    # GIVEN an optimizer that updates each tensor by itself, with communication in its step
+    program = Program()
+    operator(program, "aten::add", "vectorized_elementwise_kernel", 40, [[8]])
+    with program.within("Optimizer.step#SGD.step", "user_annotation"):
+        operator(program, "aten::add_", "vectorized_elementwise_kernel", 30, [[8]])
+        program.launch("ncclDevKernel_AllGather", 7)
+    with program.within("Optimizer.zero_grad#SGD.zero_grad", "user_annotation"):
+        operator(program, "aten::zero_", "vectorized_elementwise_kernel", 5, [[8]])
+    # WHEN the trace is broken down THEN its work is told apart from the model's
+    found = json_of(program.trace(tmp_path))
+    assert {row["kind"]: row["time_us"] for row in found["by_kind"]} == {
+        "elementwise": 40,
+        "optimizer": 35,
+        "communication": 7,
+    }
+
+
+def test_work_of_real_traces_has_its_kind(traces: Path) -> None:
+    # GIVEN servers of mixtures of experts and the training of a recommender
+    review = traces.parent / "review" / "traces" / "cuda_v100_trace_diff.json.gz"
+    if not review.is_file():
+        pytest.skip(f"no trace {review}")
+    kinds = {}
+    for path in (
+        traces / "rocm_mi300_vllm_piecewise.json.gz",
+        traces / "cuda_b200_vllm_eager.json.gz",
+        review,
+    ):
+        found = json_of(read_trace(path))
+        kinds[path.name] = {row["kind"]: row["percent"] for row in found["by_kind"]}
+    # WHEN they are broken down THEN these are kinds of their own
+    assert kinds["rocm_mi300_vllm_piecewise.json.gz"]["moe"] == pytest.approx(78.7, abs=0.1)
+    assert kinds["cuda_b200_vllm_eager.json.gz"]["moe"] > 50
+    assert kinds[review.name]["embedding"] == pytest.approx(11.7, abs=0.1)
+    assert kinds[review.name]["other"] < 1
+
+
+def test_products_of_qwen_are_counted_by_call(traces: Path) -> None:
+    # GIVEN 24 layers with two products of one shape, each of which fills its result first
+    path = traces.parent / "review" / "traces" / "cuda_h100_qwen.json.gz"
+    if not path.is_file():
+        pytest.skip(f"no trace {path}")
+    # WHEN shapes are listed THEN they count calls
+    found = json_of(read_trace(path))
+    rows = {(row["operator"], row["shape"]): row for row in found["by_shape"]}
+    product = rows["aten::mm", "8944x1024, 1024x2816"]
+    assert (product["count"], product["device_events"]) == (48, 96)
+    assert product["time_us"] / product["count"] == pytest.approx(84.5, abs=0.1)
+    linear = rows["aten::addmm", "1024, 8944x1024, 1024x1024"]
+    assert (linear["count"], linear["device_events"]) == (72, 144)
 
 
 def test_self_time_leaves_out_the_operators_within(tmp_path: Path) -> None:
@@ -299,6 +398,28 @@ def test_times_that_lie_years_apart_have_a_sentence(tmp_path: Path) -> None:
         ("void cudnn::bn_fw_tr_1C11_kernel_NCHW<float, float, 512>", "norm"),
         ("aten::native_layer_norm_backward", "norm"),
         ("", "other"),
+        ("void flash::FlashAttnFwdSm90<CollectiveMainloop>", "attention"),
+        (
+            "void cutlass::device_kernel<flash::enable_sm90<FlashAttnFwdSm90<A>>>",
+            "attention",
+        ),
+        ("sage_fwd_kernel_sm90", "attention"),
+        ("void qk_int8_sv_f16_accum_f32_attn_kernel<128, 64>(signed char*)", "attention"),
+        ("_fwd_grouped_kernel_stage1", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_knob_7", "attention"),
+        ("void split_embedding_codegen_forward_unweighted_kernel<float>", "embedding"),
+        ("void split_embedding_backward_codegen_rowwise_adagrad_kernel<float>", "embedding"),
+        ("void at::native::embedding_backward_feature_kernel<float>", "embedding"),
+        ("void vllm::rotary_embedding_kernel<c10::BFloat16, true>", "elementwise"),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>", "optimizer"),
+        ("aten::_fused_adamw_", "optimizer"),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<4>, LpNormFunctor>", "elementwise"),
+        ("at::native::elementwise_kernel<gpu_kernel_impl<Lambda>>", "elementwise"),
+        ("fused_moe_kernel", "moe"),
+        ("void moe::dev::routing::routingIndicesHistogramKernel<KernelParams>", "moe"),
+        ("void vllm::moe::topkGatingSoftmax<8, 64>(float const*)", "moe"),
+        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_128x128x128x1", "moe"),
+        ("triton_poi_fused_constant_pad_nd_moe_forward_0", "triton"),
     ],
 )
 def test_kinds(name: str, kind: str) -> None:

@@ -152,6 +152,31 @@ def test_what_interrupts_the_layers_does_not_make_two_of_them(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    ("names", "times", "expected"),
+    [
+        # The first layer begins with another kernel, the last one ends with another.
+        ("xbcdef" + "abcdef" * 7, 7, 8),
+        ("x" + "abcdef" * 9 + "abcdey", 9, 10),
+        # Layers with two sorts of attention take turns.
+        (("abcdefghijks" + "abcdefghijkt") * 6, 6, 12),
+        # What follows the layers has one of their kernels, too.
+        ("abcdef" * 8 + "af", 8, 8),
+    ],
+)
+def test_layers_are_counted_by_their_common_kernels(
+    names: str, times: int, expected: int, tmp_path: Path
+) -> None:
+    # GIVEN a model whose layers are not all one repetition
+    found = repeated_kernels(tmp_path, names)
+    # WHEN they are told THEN each of them is counted
+    assert isinstance(found, Layers)
+    assert found.blocks is not None
+    (block,) = found.blocks.blocks
+    assert (block.times, block.layers) == (times, expected)
+    assert found.to_dict()["blocks"][0]["layers"] == expected
+
+
+@pytest.mark.parametrize(
     "names", ["a" * 40, "ab" * 30, "abcdefghijklmnop", "abcabcabc", "a" * 30 + "bcd" + "a" * 30]
 )
 def test_what_is_no_layer(names: str, tmp_path: Path) -> None:
@@ -233,6 +258,9 @@ def test_real_models(traces: Path) -> None:
     decode = said["rocm_mi300_sglang_decode"].blocks
     assert decode is not None
     assert [(block.length, block.times) for block in decode.blocks] == [(15, 36)]
+    prefill = said["rocm_mi300_vllm_piecewise"].blocks
+    assert prefill is not None
+    assert [block.layers for block in prefill.blocks] == [24]
     # AND the backward pass of a ResNet takes about twice its forward pass
     resnet = by_path(said["rocm_mi300_ddp_resnet"])["ResNet"]
     assert 1.8 < (resnet.backward_ns or 0) / (resnet.device_ns or 1) < 2.3

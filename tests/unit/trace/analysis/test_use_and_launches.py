@@ -60,14 +60,14 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
     assert written["hidden_comm_percent"] == 25
     # AND it is a finding, with the communication as its evidence
     (finding,) = use.findings()
-    assert finding.severity == "high"
-    assert "For 300.000 us (50.0 % of its time)" in finding.sentence
+    assert (finding.severity, finding.code) == ("medium", "device_use.exposed_communication")
+    assert "For 300.000 us of the trace's 600.000 us (50.0 %)" in finding.sentence
     assert "25.0 % of all communication was hidden" in finding.sentence
     assert [each.figure for each in finding.evidence] == [300 * US, 400 * US]
     # AND without launches the verdict still holds
     found = verdict.analyze(trace)
     assert isinstance(found, Verdict)
-    assert (found.verdict, found.time_ns) == ("compute-bound", 300 * US)
+    assert (found.verdict, found.time_ns) == ("device-busy", 300 * US)
 
 
 def test_hidden_communication_is_no_finding(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_without_communication_its_hidden_share_is_unknown(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("name", "cat", "expected"),
     [
-        ("gemm", "kernel", "compute-bound"),
+        ("gemm", "kernel", "device-busy"),
         ("rcclKernel", "kernel", "communication-bound"),
         ("Memcpy HtoD (Pageable -> Device)", "gpu_memcpy", "copy-bound"),
     ],
@@ -112,7 +112,7 @@ def test_what_takes_the_most_time_is_the_verdict(
     assert isinstance(found, Verdict)
     assert found.verdict == expected
     assert found.to_dict()["percent"] == 60
-    assert "600.000 us of the device's 1.000 ms (60.0 %)" in found.sentence
+    assert "600.000 us of the trace's 1.000 ms (60.0 %)" in found.sentence
 
 
 def test_idle_time_between_work_that_was_launched_in_time(tmp_path: Path) -> None:
@@ -123,10 +123,14 @@ def test_idle_time_between_work_that_was_launched_in_time(tmp_path: Path) -> Non
         program.free[7] += 40
     # WHEN it is judged
     found = verdict.analyze(program.trace(tmp_path))
-    # THEN the host is not blamed for the first launches that the pauses do not hide
+    # THEN the host is not blamed for launches that the pauses hide
     assert isinstance(found, Verdict)
     assert (found.verdict, found.cause) == ("cannot tell", "queued")
-    assert found.times_ns == {"cannot tell": 19 * 40 * US, "compute-bound": 20 * 10 * US}
+    assert found.times_ns == {
+        "cannot tell": 19 * 40 * US,
+        "device-busy": 20 * 10 * US,
+        "launch-bound": (CALL + LATENCY) * US,
+    }
     assert "the device passed from one kernel to the next" in found.sentence
 
 
@@ -195,15 +199,16 @@ def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: P
     (finding,) = use.findings()
     assert finding.severity == "high"
     assert finding.sentence.startswith(
-        "For 1.000 ms (100.0 % of the whole time) device 0, the worst of 2, did nothing but"
+        "For 1.000 ms of the trace's 1.000 ms (100.0 %) device 0, the worst of 2, did nothing but"
         " communication: 0.0 % of all its communication was hidden"
     )
     assert finding.evidence[1].event == "ncclKernel"
     # AND so does the verdict, which is of the devices' sums
     found = judged(trace)
     assert found.sentence == (
-        "Communication-bound: for 1.000 ms of the 2 devices' 2.000 ms together (50.0 %) they"
-        " communicated while nothing computed. Not so device 1: for 1.000 ms of its 1.000 ms"
+        "Communication-bound: for 1.000 ms of 2.000 ms (50.0 %; 2 devices times the trace's"
+        " 1.000 ms) the devices communicated while nothing computed. They computed for 1.000 ms"
+        " (50.0 %). Not so device 1: for 1.000 ms of its 1.000 ms"
         " (100.0 %) it computed."
     )
     # AND of several that differ the first is named, and the others counted
@@ -237,14 +242,15 @@ def test_devices_that_are_idle_together(tmp_path: Path) -> None:
     assert idle.tables()[0].title == "Why all devices were idle"
     (finding,) = idle.findings()
     assert finding.sentence.startswith("All 2 devices were idle for 2.977 ms (98.1 % of their time")
-    # AND in the verdict they count for each, and 5 us for each in which the other worked
+    # AND in the verdict they count for each, as do the first launch and its latency, and 5 us for
+    # each in which the other one worked: behind both first kernels, and before and behind all
     found = judged(trace)
     assert (found.verdict, found.cause, found.differs) == ("host-bound", causes.HOST_UNSEEN, ())
     assert found.times_ns == {
         "host-bound": 2 * both * US,
-        "compute-bound": 4 * 20 * US,
-        "launch-bound": 2 * (CALL + LATENCY) * US,
-        "cannot tell": 2 * 5 * US,
+        "device-busy": 4 * 20 * US,
+        "launch-bound": 2 * 2 * (CALL + LATENCY) * US,
+        "cannot tell": 4 * 5 * US,
     }
 
 
@@ -270,9 +276,9 @@ def test_a_device_that_differs_from_most_is_named(tmp_path: Path) -> None:
     # WHEN they are judged
     # THEN the one is named, and the moment is not
     assert judged(trace).sentence == (
-        "Compute-bound: for 3.000 ms of the 5 devices' 4.010 ms together (74.8 %) they computed."
-        " Not so device 2: for 1.000 ms of its 1.000 ms (100.0 %) it communicated while nothing"
-        " computed."
+        "Device-busy: for 3.000 ms of 5.000 ms (60.0 %; 5 devices times the trace's 1.000 ms) the"
+        " devices computed. Not so device 2: for 1.000 ms of its 1.000 ms (100.0 %) it"
+        " communicated while nothing computed."
     )
 
 
@@ -288,8 +294,9 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
     # WHEN they are judged
     found = judged(trace)
     # THEN a device that is idle while the other works is told apart from both being idle
-    assert found.span_ns == 600 * US
-    assert found.times_ns == {"compute-bound": 350 * US, "cannot tell": 250 * US}
+    assert (found.span_ns, found.whole_ns) == (600 * US, 800 * US)
+    assert found.times_ns == {"cannot tell": 450 * US, "device-busy": 350 * US}
+    assert found.parts_ns["idle_beside"] == 350 * US
     # AND where most time is of that kind it is said
     late = judged(
         devices_only(
@@ -303,19 +310,21 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
     )
     assert (late.verdict, late.cause) == ("cannot tell", None)
     assert late.sentence.startswith(
-        "Cannot tell: for 185.000 us of the 3 devices' 310.000 us together (59.7 %) they were idle"
-        " while another device worked. Not so device 1:"
+        "Cannot tell: for 205.000 us of 330.000 us (62.1 %; 3 devices times the trace's 110.000 us)"
+        " the devices were idle while another device worked. They computed for 125.000 us (37.9 %)."
+        " Not so device 1:"
     )
 
 
-def test_time_between_the_work_of_two_devices_counts_once(tmp_path: Path) -> None:
+def test_time_between_the_work_of_two_devices_counts_for_both(tmp_path: Path) -> None:
     # GIVEN a device that begins when the other one is long done
     trace = devices_only(tmp_path, ("gemm", 0, 0, 10), ("gemm", 1, 990, 1_000))
     # WHEN they are judged
     found = judged(trace)
-    # THEN the time between is not lost, though it is neither's
-    assert found.span_ns == 1_000 * US
-    assert found.times_ns == {"cannot tell": 980 * US, "compute-bound": 20 * US}
+    # THEN the time between is not lost, though it is in neither's span
+    assert (found.span_ns, found.whole_ns) == (1_000 * US, 2_000 * US)
+    assert found.times_ns == {"cannot tell": 1_980 * US, "device-busy": 20 * US}
+    assert found.parts_ns["idle_beside"] == 20 * US
     assert found.cause == "not_traced"
 
 
@@ -341,7 +350,7 @@ def test_kernels_that_communicate_without_nccl(tmp_path: Path) -> None:
     written = use.to_dict()
     # THEN it is communication to the verdict and the findings
     assert judged(trace).sentence.startswith("Communication-bound: for 900.000 us")
-    assert use.findings()[0].sentence.startswith("For 900.000 us (90.0 % of its time) the device")
+    assert use.findings()[0].sentence.startswith("For 900.000 us of the trace's 1.000 ms (90.0 %)")
     assert use.tables()[0].rows[1] == ("communicating, nothing else", 900 * US, 90)
     # AND the keys that count NCCL's alone stay so, beside the figure of the others
     assert (written["comm_union_us"], written["compute_union_us"]) == (0, 1_000)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.trace.analysis import Analysis
-from stagespan.trace.analysis.device_use import Use
 from stagespan.trace.analysis.html.lanes import timeline
 from stagespan.trace.analysis.html.pictures import pictures
 from stagespan.trace.analysis.markdown import heading, summary
@@ -22,6 +21,7 @@ from stagespan.trace.analysis.result import (
     window_of,
 )
 from stagespan.trace.analysis.terminal import name_of
+from stagespan.trace.analysis.verdict import Verdict
 from stagespan.trace.ranks.report import Ranks
 
 MOST_ROWS = 5_000
@@ -74,23 +74,15 @@ def _verdict(analysis: Analysis) -> dict[str, str] | None:
 
 
 def _device(analysis: Analysis) -> list[tuple[str, int, str]]:
-    """The parts of the devices' time, which sum to their span, each with the key of its colour."""
-    use = analysis.results.get("device_use")
-    if not isinstance(use, Use):
-        return []
-    parts = (
-        ("computing", use.parts.compute_ns, "computing"),
-        ("communicating, nothing else", use.parts.exposed_communication_ns, "communicating"),
-        ("copying, nothing else", use.parts.exposed_copy_ns, "copying"),
-        ("idle", use.parts.idle_ns, "idle"),
-    )
-    return [(name, time, key) for name, time, key in parts if time]
+    """The parts of the verdict's time, which sum to it, each with the key of its colour."""
+    result = analysis.results.get("verdict")
+    return result.bar() if isinstance(result, Verdict) else []
 
 
 def _devices(analysis: Analysis) -> int:
     """How many devices `_device` sums over."""
-    use = analysis.results.get("device_use")
-    return len(use.devices) if isinstance(use, Use) else 0
+    result = analysis.results.get("verdict")
+    return result.devices if isinstance(result, Verdict) else 0
 
 
 def _steps(analysis: Analysis) -> list[tuple[str, int, int]]:
