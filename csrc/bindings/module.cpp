@@ -1,6 +1,7 @@
 // module.cpp: the extension module: switches, hooks, and what the other files define.
 #include <pthread.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "completions.h"
 #include "device.h"
@@ -11,6 +12,7 @@
 #include "stagespan/api.h"
 #include "stagespan/recorder.h"
 #include "stagespan/scoped_timer.h"
+#include "stagespan/variables.h"
 #include "timed_function.h"
 #include "timed_iterator.h"
 #include "timed_run.h"
@@ -93,6 +95,14 @@ void define_hooks(py::module_& module) {
       "decorate(span, function) is what a span called with a function does.");
 }
 
+void define_variables(py::module_& module) {
+  // The extension reads some variables before any Python code runs; settings.py reads all of them by the same rules.
+  module.def("whole_number", [](std::string_view text) { return whole_number(text); }, py::arg("text"));
+  module.attr("RING_SPANS_DEFAULT") = kDefaultRingSpans;
+  module.attr("RING_SPANS_LEAST") = kLeastRingSpans;
+  module.attr("RING_SPANS_MOST") = kMostRingSpans;
+}
+
 void define_flags(py::module_& module) {
   module.attr("FLAG_ERROR") = static_cast<int>(kFlagError);
   module.attr("FLAG_ASYNC") = static_cast<int>(kFlagAsync);
@@ -138,6 +148,7 @@ PYBIND11_MODULE(_core_of_main, module) {
   sp::define_hot_objects(module);
   sp::define_switches(module);
   sp::define_hooks(module);
+  sp::define_variables(module);
   sp::define_flags(module);
   sp::define_statistics(module);
   sp::define_reading(module);

@@ -333,6 +333,14 @@ def clock_info() -> dict[str, Any]:
     """source ("tsc", "cntvct", "monotonic"), ns_per_tick, bracket_ns (the clock's own
     uncertainty)."""
 
+def whole_number(text: str) -> int | None:
+    """The number that an environment variable's text stands for; None if it is not one of up to 18
+    digits."""
+
+RING_SPANS_DEFAULT: int
+RING_SPANS_LEAST: int
+RING_SPANS_MOST: int
+
 def now_ns() -> int:
     """Unix time on the recorder's clock."""
 
