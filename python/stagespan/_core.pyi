@@ -345,6 +345,16 @@ def now_ns() -> int:
     """Unix time on the recorder's clock."""
 
 def arena_info() -> dict[str, int]: ...
+def watch_termination(write: Callable[[], None]) -> bool:
+    """Have `write` called in a thread of its own before SIGTERM ends the process. False if the
+    program handles or ignores SIGTERM: then nothing is changed."""
+
+def unwatch_termination() -> None:
+    """Let SIGTERM end the process at once again."""
+
+def await_termination() -> None:
+    """If SIGTERM has been received, wait until it ends the process."""
+
 def require_main_interpreter() -> None:
     """Raise ImportError in a sub-interpreter: what is recorded belongs to the process."""
 
