@@ -107,6 +107,9 @@ class TimedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __get__(self, instance: object, owner: type | None = ...) -> Any: ...
 
+def timed_by(function: object) -> Span | None:
+    """The context of a TimedFunction; None for anything else."""
+
 def time_function(function: FunctionType, spans: tuple[Span, ...]) -> None:
     """From Python 3.12: time the calls of `function` by `spans`, innermost first; () ends that.
 

@@ -224,9 +224,7 @@ def _launcher_number(spelling: str) -> int | None:
         return None
     number = _whole_number(text)
     if number is None:
-        _warn_once(
-            spelling, text, f"{spelling}={text!r} is not a whole number and is ignored."
-        )
+        _warn_once(spelling, text, f"{spelling}={text!r} is not a whole number and is ignored.")
     return number
 
 

@@ -111,16 +111,14 @@ def _tell(wrapper: Wrapper, write: bool) -> None:
     from stagespan.report.tables import print_report
 
     report = timing_report()
-    if write and not is_debug():  # debug mode writes them itself
-        written = at_exit.write_reports()
-    else:
-        written = []
+    # Debug mode writes them itself.
+    written = at_exit.write_reports() if write and not is_debug() else []
     if settings.rank() == 0:
         if report["stages"]:
             print_report(report, Console(stderr=True))
         else:
             click.echo(f"stagespan: {_why_no_stage(wrapper)}", err=True)
-        for sentence in wrapper.missing():
+        for sentence in (*wrapper.missing(), *wrapper.notes()):
             click.echo(f"stagespan: {sentence}", err=True)
     for path in written:
         click.echo(f"stagespan: saved {path}", err=True)
