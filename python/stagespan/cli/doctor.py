@@ -19,8 +19,8 @@ _STYLES = {"works": "green", "absent": "dim", "note": "yellow", "fails": "bold r
 def command(ctx: click.Context, as_json: bool, no_device: bool) -> None:
     """Show what was found here, what works, what does not and why.
 
-    Exits with 0 when all works that should work here, and with 1 when something does not. A device
-    that torch knows is tried out with a few spans.
+    Exits with 0 if everything works that should work here, else with 1. A device that torch knows is
+    tried out with a few spans.
     """
     from stagespan import doctor
 
@@ -64,6 +64,6 @@ def _print(findings: list[Finding], is_well: bool) -> None:
         f"{finding.area}: {finding.name}" for finding in findings if finding.state == "fails"
     ]
     verdict = (
-        "All works that should work here." if is_well else f"Does not work: {', '.join(failing)}."
+        "Everything that should work here works." if is_well else f"Does not work: {', '.join(failing)}."
     )
     console.print(Text(verdict), soft_wrap=True)
