@@ -18,11 +18,11 @@ def command(signature_file: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from stagespan.console import set_width, trimmed
+
     file = SignatureFile.read(signature_file)
     console = Console()
-    if not console.is_terminal:
-        # A pipe has no width to keep to: rich would cut the table at 80 columns.
-        console.width = max(console.width, 160)
+    set_width(console, 160)
     title = f"{len(file.stages)} stage{'' if len(file.stages) == 1 else 's'}"
     table = Table(
         title=Text(title + (f" of {printable(file.request_id)}" if file.request_id else ""))
@@ -37,7 +37,8 @@ def command(signature_file: str) -> None:
             count = "-" if signature.count is None else f"{signature.count:,}"
             table.add_row(Text(name), count, Text(_inputs(signature)), Text(_output(signature)))
         table.add_section()
-    console.print(table, highlight=False)
+    with trimmed(console):
+        console.print(table, highlight=False)
 
 
 def _inputs(signature: StageSignature) -> str:

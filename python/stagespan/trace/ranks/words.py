@@ -183,7 +183,9 @@ def tables(found: Ranks) -> list[Table]:
                 sum(one.lost_ns for one in each),
                 max(one.late_ns for one in each),
                 bus_speed(each),
-                "nobody" if last is None else f"{found.rank_name(last[0])} ({last[1]:,} times)",
+                "nobody"
+                if last is None
+                else f"{found.rank_name(last[0])} ({last[1]:,} time{'' if last[1] == 1 else 's'})",
             )
         )
     columns = (
