@@ -69,6 +69,14 @@ VARIABLES: tuple[Variable, ...] = (
         "how many runs of each such stage are profiled",
     ),
     Variable(
+        "STAGESPAN_REDACT",
+        (),
+        "choice",
+        "none",
+        "what signatures leave out: with strings, the content of strings, bytes and paths",
+        ("none", "strings"),
+    ),
+    Variable(
         "STAGESPAN_ENABLED",
         (),
         "switch",

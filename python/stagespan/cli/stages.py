@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
-from stagespan.signature.describe import describe, printable
+from stagespan.signature.describe import describe, holds_text, printable
 from stagespan.signature.model import SignatureFile, StageSignature
+
+_MOST_NAMED = 8
 
 
 @click.command("stages")
@@ -39,6 +41,27 @@ def command(signature_file: str) -> None:
         table.add_section()
     with trimmed(console):
         console.print(table, highlight=False)
+        console.print(Text(_about_text(file)), soft_wrap=True)
+
+
+def _about_text(file: SignatureFile) -> str:
+    names = [
+        printable(stage.stage_name)
+        for stage in file.stages.values()
+        if any(map(_holds_text, (stage, *stage.variants)))
+    ]
+    if not names:
+        return "The file contains no text of inputs or outputs."
+    more = len(names) - _MOST_NAMED
+    listed = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return (
+        f"The file contains the text of inputs or outputs of {listed}; STAGESPAN_REDACT=strings "
+        "leaves it out when the pipeline runs."
+    )
+
+
+def _holds_text(signature: StageSignature) -> bool:
+    return holds_text([*signature.arguments.values(), signature.output])
 
 
 def _inputs(signature: StageSignature) -> str:
