@@ -51,12 +51,12 @@ def _about_text(file: SignatureFile) -> str:
         if any(map(_holds_text, (stage, *stage.variants)))
     ]
     if not names:
-        return "The file contains no text of inputs or outputs."
+        return "This file contains no text from inputs or outputs."
     more = len(names) - _MOST_NAMED
     listed = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
     return (
-        f"The file contains the text of inputs or outputs of {listed}; STAGESPAN_REDACT=strings "
-        "leaves it out when the pipeline runs."
+        f"This file contains text from the inputs or outputs of {listed}. To leave it out, run the "
+        "pipeline with STAGESPAN_REDACT=strings."
     )
 
 

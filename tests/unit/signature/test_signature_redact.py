@@ -193,7 +193,7 @@ def test_a_run_that_redacts(tmp_path: Path) -> None:
     page = stages(tmp_path)
     assert "prompt: string of 30 characters" in page
     assert "image: bytes of 5 bytes" in page
-    assert "The file contains no text of inputs or outputs." in page
+    assert "This file contains no text from inputs or outputs." in page
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000])
@@ -209,7 +209,7 @@ def test_files_with_content_are_for_their_owner_only(umask: int, tmp_path: Path)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
     assert modes == {"timing_io_signature.json": 0o600, "timing.json": 0o666 & ~umask}
     page = stages(tmp_path)
-    assert "The file contains the text of inputs or outputs of encode" in page
+    assert "This file contains text from the inputs or outputs of encode" in page
 
 
 def test_a_script_of_a_replay_has_no_text_and_is_for_its_owner_only(tmp_path: Path) -> None:
