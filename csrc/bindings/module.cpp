@@ -1,6 +1,7 @@
 // module.cpp: the extension module: switches, hooks, and what the other files define.
 #include <pthread.h>
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "completions.h"
 #include "device.h"
@@ -11,6 +12,8 @@
 #include "stagespan/api.h"
 #include "stagespan/recorder.h"
 #include "stagespan/scoped_timer.h"
+#include "stagespan/variables.h"
+#include "termination.h"
 #include "timed_function.h"
 #include "timed_iterator.h"
 #include "timed_run.h"
@@ -93,6 +96,14 @@ void define_hooks(py::module_& module) {
       "decorate(span, function) is what a span called with a function does.");
 }
 
+void define_variables(py::module_& module) {
+  // The extension reads some variables before any Python code runs; settings.py reads all of them by the same rules.
+  module.def("whole_number", [](std::string_view text) { return whole_number(text); }, py::arg("text"));
+  module.attr("RING_SPANS_DEFAULT") = kDefaultRingSpans;
+  module.attr("RING_SPANS_LEAST") = kLeastRingSpans;
+  module.attr("RING_SPANS_MOST") = kMostRingSpans;
+}
+
 void define_flags(py::module_& module) {
   module.attr("FLAG_ERROR") = static_cast<int>(kFlagError);
   module.attr("FLAG_ASYNC") = static_cast<int>(kFlagAsync);
@@ -107,7 +118,7 @@ void define_flags(py::module_& module) {
 void define_hot_objects(py::module_& module) {
   PyObject* const m = module.ptr();
   for (PyMethodDef* functions : {g_span_functions, g_token_functions, g_timed_function_functions,
-                                 g_timed_iterator_functions, g_waiting_functions})
+                                 g_timed_iterator_functions, g_waiting_functions, g_termination_functions})
     if (PyModule_AddFunctions(m, functions) != 0) throw py::error_already_set();
   if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_token_type(m) ||
       !init_timed_functions(m) || !init_timed_iterators())
@@ -138,6 +149,7 @@ PYBIND11_MODULE(_core_of_main, module) {
   sp::define_hot_objects(module);
   sp::define_switches(module);
   sp::define_hooks(module);
+  sp::define_variables(module);
   sp::define_flags(module);
   sp::define_statistics(module);
   sp::define_reading(module);

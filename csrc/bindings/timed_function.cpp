@@ -24,11 +24,14 @@ struct TimedFunctionObject {
   PyObject* weak_references;
 };
 
-// One that wraps a plain function becomes a method on access through an instance, as the function would; one
-// that wraps anything else does not. The interpreter's shortcut for methods is a property of the type.
+// Access through an instance gives what it would give without the timer, and that timed: a method for a plain
+// function and what binds like one, the result of the callable's own `__get__`, or the callable itself if it has no
+// `__get__`. The interpreter's shortcut for methods is a property of the type.
 constexpr unsigned long kTypeFlags = Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
 PyTypeObject g_function_type = static_type("stagespan._core.TimedFunction", sizeof(TimedFunctionObject),
                                            kTypeFlags | Py_TPFLAGS_METHOD_DESCRIPTOR);
+PyTypeObject g_descriptor_type =
+    static_type("stagespan._core.TimedDescriptor", sizeof(TimedFunctionObject), kTypeFlags);
 PyTypeObject g_callable_type = static_type("stagespan._core.TimedCallable", sizeof(TimedFunctionObject), kTypeFlags);
 
 TimedFunctionObject* self_of(PyObject* object) { return reinterpret_cast<TimedFunctionObject*>(object); }
@@ -53,15 +56,14 @@ PyObject* bind(PyObject* object, PyObject* instance, PyObject*) {
   return instance == nullptr ? Py_NewRef(object) : PyMethod_New(object, instance);
 }
 
-PyObject* timed_new(PyTypeObject*, PyObject* args, PyObject* kwargs) {
-  PyObject* span = nullptr;
-  PyObject* function = nullptr;
-  if (PyTuple_GET_SIZE(args) != 2 || (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) ||
-      !is_span(span = PyTuple_GET_ITEM(args, 0)) || PyCallable_Check(function = PyTuple_GET_ITEM(args, 1)) == 0) {
-    PyErr_SetString(PyExc_TypeError, "TimedFunction(span, function) takes a context and something to call");
-    return nullptr;
-  }
-  PyTypeObject& type = PyFunction_Check(function) ? g_function_type : g_callable_type;
+PyTypeObject& type_for(PyObject* function) {
+  const PyTypeObject* const type = Py_TYPE(function);
+  if (PyType_HasFeature(const_cast<PyTypeObject*>(type), Py_TPFLAGS_METHOD_DESCRIPTOR)) return g_function_type;
+  return type->tp_descr_get != nullptr ? g_descriptor_type : g_callable_type;
+}
+
+PyObject* timed(PyObject* span, PyObject* function) {
+  PyTypeObject& type = type_for(function);
   auto* const self = PyObject_GC_New(TimedFunctionObject, &type);
   if (self == nullptr) return nullptr;
   self->vectorcall = PyFunction_Check(function) ? timed_function_vectorcall : timed_vectorcall;
@@ -79,6 +81,27 @@ PyObject* timed_new(PyTypeObject*, PyObject* args, PyObject* kwargs) {
     return nullptr;
   if (PyDict_SetItemString(self->dict, "__wrapped__", function) != 0) return nullptr;
   return owned.release();
+}
+
+PyObject* bind_as_wrapped(PyObject* object, PyObject* instance, PyObject* owner) {
+  const TimedFunctionObject* const self = self_of(object);
+  const Ref bound(Py_TYPE(self->function)->tp_descr_get(self->function, instance, owner));
+  if (!bound) return nullptr;
+  if (bound.get() == self->function) return Py_NewRef(object);
+  // What is found there may also be a value, as that of a property.
+  if (PyCallable_Check(bound.get()) == 0) return Py_NewRef(bound.get());
+  return timed(reinterpret_cast<PyObject*>(self->span), bound.get());
+}
+
+PyObject* timed_new(PyTypeObject*, PyObject* args, PyObject* kwargs) {
+  PyObject* span = nullptr;
+  PyObject* function = nullptr;
+  if (PyTuple_GET_SIZE(args) != 2 || (kwargs != nullptr && PyDict_GET_SIZE(kwargs) != 0) ||
+      !is_span(span = PyTuple_GET_ITEM(args, 0)) || PyCallable_Check(function = PyTuple_GET_ITEM(args, 1)) == 0) {
+    PyErr_SetString(PyExc_TypeError, "TimedFunction(span, function) takes a context and something to call");
+    return nullptr;
+  }
+  return timed(span, function);
 }
 
 PyObject* timed_attribute(PyObject* object, PyObject* name) {
@@ -169,11 +192,18 @@ PyObject* call_timed_function(PyObject*, PyObject* const* args, Py_ssize_t count
                     names.get(), [&] { return PyObject_Call(args[1], args[2], args[3]); });
 }
 
+PyObject* timed_by(PyObject*, PyObject* object) {
+  const PyTypeObject* const type = Py_TYPE(object);
+  if (type != &g_function_type && type != &g_descriptor_type && type != &g_callable_type) Py_RETURN_NONE;
+  return Py_NewRef(reinterpret_cast<PyObject*>(self_of(object)->span));
+}
+
 }  // namespace
 
 PyMethodDef g_timed_function_functions[] = {
     {"call_timed", as_method(call_timed_function), METH_FASTCALL,
      "call_timed(span, function, args, kwargs)\n--\n\nCall a function as one run of a stage."},
+    {"timed_by", timed_by, METH_O, "timed_by(function)\n--\n\nThe context of a TimedFunction; None for anything else."},
 #if PY_VERSION_HEX >= 0x030c0000
     {"time_function", as_method(time_function), METH_FASTCALL,
      "time_function(function, spans)\n--\n\nTime all calls of a plain function, innermost span first; () to stop."},
@@ -184,7 +214,8 @@ PyMethodDef g_timed_function_functions[] = {
 };
 
 bool init_timed_functions(PyObject* module) {
-  return ready_type(g_function_type, bind) && ready_type(g_callable_type, nullptr) &&
+  return ready_type(g_function_type, bind) && ready_type(g_descriptor_type, bind_as_wrapped) &&
+         ready_type(g_callable_type, nullptr) &&
          PyModule_AddObjectRef(module, "TimedFunction", reinterpret_cast<PyObject*>(&g_function_type)) == 0;
 }
 

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "figures_move.h"
+#include "variables.h"
 
 namespace stagespan {
 
@@ -18,13 +19,15 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
+std::string_view variable(const char* name) {
+  const char* text = std::getenv(name);
+  return text == nullptr ? std::string_view() : text;
+}
+
 std::uint32_t ring_spans_wanted() {
-  const char* text = std::getenv("STAGESPAN_RING_SPANS");
-  if (text == nullptr) return kDefaultRingSpans;
-  char* end = nullptr;
-  const unsigned long wanted = std::strtoul(text, &end, 10);
-  if (end == text || *end != '\0' || wanted < 64 || wanted > (1UL << 20)) return kDefaultRingSpans;
-  return std::bit_ceil(static_cast<std::uint32_t>(wanted));
+  const std::optional<std::int64_t> wanted = whole_number(variable("STAGESPAN_RING_SPANS"));
+  if (!wanted || *wanted < kLeastRingSpans || *wanted > kMostRingSpans) return kDefaultRingSpans;
+  return std::bit_ceil(static_cast<std::uint32_t>(*wanted));
 }
 
 std::uint64_t fnv1a(std::string_view text) {
@@ -58,7 +61,7 @@ Recorder& Recorder::get() {
   return *recorder;
 }
 
-Recorder::Recorder() : clock_source_(choose_clock(std::getenv("STAGESPAN_CLOCK"))) {
+Recorder::Recorder() : clock_source_(choose_clock(choice(variable("STAGESPAN_CLOCK")).c_str())) {
   arena_ = create_arena({ring_spans_wanted()});
   if (!arena_) return;  // the switch stays off: nothing is recorded, nothing else changes
   free_blocks_.reserve(kMaxBlocks);

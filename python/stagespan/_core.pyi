@@ -107,6 +107,9 @@ class TimedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __get__(self, instance: object, owner: type | None = ...) -> Any: ...
 
+def timed_by(function: object) -> Span | None:
+    """The context of a TimedFunction; None for anything else."""
+
 def time_function(function: FunctionType, spans: tuple[Span, ...]) -> None:
     """From Python 3.12: time the calls of `function` by `spans`, innermost first; () ends that.
 
@@ -333,10 +336,28 @@ def clock_info() -> dict[str, Any]:
     """source ("tsc", "cntvct", "monotonic"), ns_per_tick, bracket_ns (the clock's own
     uncertainty)."""
 
+def whole_number(text: str) -> int | None:
+    """The number that an environment variable's text stands for; None if it is not one of up to 18
+    digits."""
+
+RING_SPANS_DEFAULT: int
+RING_SPANS_LEAST: int
+RING_SPANS_MOST: int
+
 def now_ns() -> int:
     """Unix time on the recorder's clock."""
 
 def arena_info() -> dict[str, int]: ...
+def watch_termination(write: Callable[[], None]) -> bool:
+    """Have `write` called in a thread of its own before SIGTERM ends the process. False if the
+    program handles or ignores SIGTERM: then nothing is changed."""
+
+def unwatch_termination() -> None:
+    """Let SIGTERM end the process at once again."""
+
+def await_termination() -> None:
+    """If SIGTERM has been received, wait until it ends the process."""
+
 def require_main_interpreter() -> None:
     """Raise ImportError in a sub-interpreter: what is recorded belongs to the process."""
 

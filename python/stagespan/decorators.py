@@ -81,6 +81,20 @@ def follow_switches() -> None:
         _apply_to_all()
 
 
+def contexts_of(function: object) -> tuple[Span, ...]:
+    """Return the contexts that time a callable as decorators do, innermost first."""
+    if type(function) is FunctionType:
+        return _spans_of(function)
+    if isinstance(function, (classmethod, staticmethod, MethodType)):
+        return contexts_of(function.__func__)
+    if isinstance(function, (functools.partial, functools.partialmethod)):
+        return contexts_of(function.func)
+    span = _core.timed_by(function)
+    if span is None:
+        return ()
+    return (*contexts_of(cast(Any, function).__wrapped__), span)
+
+
 def _decorate(span: Span, function: Any) -> Any:
     if type(function) is FunctionType:
         return _decorate_function(span, function)

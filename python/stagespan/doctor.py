@@ -1,7 +1,7 @@
 """What stagespan finds on this machine: what works, what does not, and why.
 
-A doctor looks from a process of its own, so it may set a device up to try it out. It never raises:
-what cannot be asked is a finding as well.
+The doctor runs in a process of its own, so it may set a device up to try it out. It never raises:
+what cannot be asked is a finding too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import platform
 import shutil
 import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,6 +20,9 @@ from stagespan import _core, settings
 State = Literal["works", "absent", "note", "fails"]
 """`absent` is not there and not expected; `note` works, with something to know; `fails` should
 work here and does not."""
+
+
+_COARSE_TICK_NS = 10.0
 
 
 class Finding(NamedTuple):
@@ -50,7 +52,7 @@ def examine(*, use_device: bool = True) -> list[Finding]:
 
 
 def is_well(findings: list[Finding]) -> bool:
-    """Whether all works that is expected to work here."""
+    """Whether everything works that should work here."""
     return all(finding.state != "fails" for finding in findings)
 
 
@@ -66,32 +68,38 @@ def _recorder() -> _Rows:
         "works",
         f"{platform.python_version()}, {platform.system()} {platform.machine()}",
     )
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        enabled = getattr(sys, "_is_gil_enabled", lambda: True)()
-        yield (
-            "free threading",
-            "note",
-            "the extension needs the lock, and importing it turned the lock on"
-            if enabled
-            else "the lock is off: not supported",
-        )
-    else:
-        yield "free threading", "absent", "this Python has the global lock"
-    clock = _core.clock_info()
-    text = (
-        f"{clock['source']}, {clock['ns_per_tick']:.6g} ns a tick, ±{clock['bracket_ns']:,.0f} ns"
-    )
-    is_slow = clock["source"] == "monotonic"
-    yield "clock", "note" if is_slow else "works", text + (": the slower one" if is_slow else "")
+    yield _clock(_core.clock_info())
     on = _core.is_enabled()
     yield "recording", "works" if on else "note", "on" if on else "off (STAGESPAN_ENABLED)"
-    sizes = _core.arena_info()
-    total = sizes.get("size_bytes")
-    reserved = f", {total / 2**20:,.0f} MiB reserved" if total else ""
-    yield "memory", "works", f"{settings.get('STAGESPAN_RING_SPANS'):,} spans a thread{reserved}"
+    yield _memory(_core.arena_info())
     lost = {cause: n for cause, n in _core.lost().items() if n}
-    told = ", ".join(f"{cause} {n:,}" for cause, n in lost.items())
-    yield "lost", "note" if lost else "works", told or "nothing in this process"
+    causes = ", ".join(f"{cause} {n:,}" for cause, n in lost.items())
+    yield "spans not kept", "note" if lost else "works", causes or "none"
+
+
+def _clock(clock: dict[str, Any]) -> tuple[str, State, str]:
+    tick_ns = clock.get("ns_per_tick")
+    if tick_ns is None:
+        return "clock", "fails", "not started, because the recorder has no memory"
+    text = f"{clock['source']}, {tick_ns:.6g} ns a tick, ±{clock['bracket_ns']:,.0f} ns"
+    if clock["source"] == "monotonic":
+        return "clock", "note", f"{text}: slower to read than the processor's counter"
+    if tick_ns >= _COARSE_TICK_NS:
+        return "clock", "note", f"{text}: the time of a shorter span is 0 or one tick"
+    return "clock", "works", text
+
+
+def _memory(sizes: dict[str, int]) -> tuple[str, State, str]:
+    if not sizes:
+        return "memory", "fails", "no address space for the recorder: nothing is recorded"
+    ring, wanted = sizes["ring_spans"], settings.get("STAGESPAN_RING_SPANS")
+    text = (
+        f"the latest {ring:,} spans of each thread; {sizes['size_bytes'] / 2**20:,.0f} MiB of "
+        "address space, of which only what is used takes memory"
+    )
+    if ring < wanted:
+        return "memory", "note", f"{text}; there was no address space for {wanted:,}"
+    return "memory", "works", text
 
 
 # --- torch ----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -36,8 +37,11 @@ def stage_path(folder: str | os.PathLike[str], stage: str, suffix: str) -> Path:
 
 
 @contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def whole_file(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[BinaryIO]:
     """A file to write to that stands at ``path`` whole or not at all; creates the folder.
+
+    A ``private`` file can be read by its owner only. Any other keeps the permissions of the file
+    that it replaces.
 
     The bytes go to a temporary file in the same folder which is renamed when the block ends, so a
     reader never sees a part of it; an exception in the block leaves nothing behind. What is no file
@@ -55,9 +59,12 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         return
     temporary = target.with_name(f".{target.name[:60]}.{os.urandom(6).hex()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    handle = os.open(temporary, flags, 0o666)
+    before = _permissions(target)
+    handle = os.open(temporary, flags, 0o600 if private or before is not None else 0o666)
     try:
         with os.fdopen(handle, "wb") as file:
+            if before is not None and not private:
+                os.fchmod(handle, before)
             yield file
         os.replace(temporary, target)
     except BaseException:
@@ -66,9 +73,17 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes | str) -> Path:
+def _permissions(path: Path) -> int | None:
+    try:
+        found = path.stat().st_mode
+    except OSError:
+        return None
+    return found & 0o777 if stat.S_ISREG(found) else None
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes | str, *, private: bool = False) -> Path:
     """Write ``data`` to ``path`` as a `whole_file`; returns the path. Raises OSError."""
     raw = data.encode("utf-8") if isinstance(data, str) else data
-    with whole_file(path) as file:
+    with whole_file(path, private=private) as file:
         file.write(raw)
     return Path(path)

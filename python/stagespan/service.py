@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stagespan import _core, context, device, lines, memory, settings
+from stagespan import _core, context, device, lines, memory, settings, termination
 from stagespan.history import SPACING_S, History
 
 _LONGEST_SLEEP_S = 60.0
@@ -37,6 +38,8 @@ class _Service:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._exited = False
+        self._ending = threading.RLock()
+        self._deadline_s = math.inf
         self._thread_names: dict[int, str] = {}
 
     # --- the thread -----------------------------------------------------------------------------
@@ -132,19 +135,29 @@ class _Service:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def exit(self) -> None:
-        """Stop the thread, write what is left, then let the reports be written. Once a process."""
-        self._stopping = True
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            _core.wake_service()
-            thread.join(timeout=5.0)
-        _guarded(lambda: device.wait(_LONGEST_DEVICE_WAIT_S))
-        self.drain(timeout_s=5.0, everything=True)
-        if not self._exited:
-            self._exited = True
-            for callback in tuple(_on_exit):
-                _guarded(callback)
+    def exit(self, within_s: float = math.inf) -> None:
+        """Stop the thread, write what is left, then let the reports be written. Once a process.
+
+        ``within_s`` limits how long this and every later `flush` wait in all.
+        """
+        self._deadline_s = min(self._deadline_s, time.monotonic() + within_s)
+        # A thread that ends the process after SIGTERM may come here while the main thread exits.
+        with self._ending:
+            self._stopping = True
+            thread = self._thread
+            if thread is not None and thread is not threading.current_thread():
+                _core.wake_service()
+                thread.join(timeout=self.at_most(5.0))
+            _guarded(lambda: device.wait(self.at_most(_LONGEST_DEVICE_WAIT_S)))
+            self.drain(timeout_s=self.at_most(5.0), everything=True)
+            if not self._exited:
+                self._exited = True
+                for callback in tuple(_on_exit):
+                    _guarded(callback)
+
+    def at_most(self, timeout_s: float) -> float:
+        """``timeout_s``, or less where the process has less time left."""
+        return max(min(timeout_s, self._deadline_s - time.monotonic()), 0.0)
 
 
 def _guarded(callback: Callable[[], Any]) -> Any:
@@ -178,8 +191,9 @@ def flush(timeout_s: float = 10.0) -> bool:
     Returns False when that took longer than ``timeout_s`` seconds, because a device still works or
     a log handler blocks.
     """
-    until = time.monotonic() + max(timeout_s, 0.0)
-    is_resolved = device.wait(max(timeout_s, 0.0))
+    timeout_s = _service.at_most(timeout_s)
+    until = time.monotonic() + timeout_s
+    is_resolved = device.wait(timeout_s)
     return _service.drain(timeout_s=max(until - time.monotonic(), 0.0)) and is_resolved
 
 
@@ -196,6 +210,11 @@ def on_tick(callback: Callable[[], None]) -> None:
 def on_exit(callback: Callable[[], None]) -> None:
     """Call ``callback`` once when the process ends, after the last line and while logging works."""
     _on_exit.append(callback)
+
+
+def exit_soon() -> None:
+    """Do what is done when the process ends, without waiting long for anything."""
+    _service.exit(termination.WRITING_S)
 
 
 # --- processes ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from stagespan import _core
 from stagespan.errors import SettingsError
 from stagespan.files import safe_name
 
@@ -68,6 +69,14 @@ VARIABLES: tuple[Variable, ...] = (
         "how many runs of each such stage are profiled",
     ),
     Variable(
+        "STAGESPAN_REDACT",
+        (),
+        "choice",
+        "none",
+        "what signatures leave out: with strings, the content of strings, bytes and paths",
+        ("none", "strings"),
+    ),
+    Variable(
         "STAGESPAN_ENABLED",
         (),
         "switch",
@@ -86,11 +95,11 @@ VARIABLES: tuple[Variable, ...] = (
         "STAGESPAN_RING_SPANS",
         (),
         "count",
-        8192,
+        _core.RING_SPANS_DEFAULT,
         "spans that each thread's ring keeps, rounded up to a power of two; the extension reads it "
         "when it is loaded",
-        least=64,
-        most=1 << 20,
+        least=_core.RING_SPANS_LEAST,
+        most=_core.RING_SPANS_MOST,
     ),
     Variable(
         "STAGESPAN_DEVICE_EVERY",
@@ -103,6 +112,10 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
+# What the project's own tests and builds read.
+_NOT_SETTINGS = ("STAGESPAN_TEST_", "STAGESPAN_TRACES")
+# The extension trims what it reads by itself in the same way: csrc/stagespan/variables.h.
+_BLANKS = " \t\n\r\f\v"
 _TRUE = frozenset(("1", "true", "yes", "on"))
 _FALSE = frozenset(("0", "false", "no", "off"))
 _warned: set[tuple[str, str]] = set()
@@ -116,16 +129,33 @@ def get(name: str) -> Any:
     """
     variable = _BY_NAME[name]
     for spelling in (variable.name, *variable.aliases):
-        text = os.environ.get(spelling, "").strip()
+        text = os.environ.get(spelling, "").strip(_BLANKS)
         if text:
             return _parse(variable, spelling, text)
     return variable.default
 
 
 def check() -> None:
-    """Read every variable once, so that values which cannot be used are warned about early."""
+    """Read every variable once, to warn early about wrong values, and about names not known."""
     for variable in VARIABLES:
         get(variable.name)
+    if is_worker() or explicit_rank():
+        return  # the first process of the run has warned
+    for name in sorted(os.environ):
+        if (
+            name.startswith("STAGESPAN_")
+            and name not in _BY_NAME
+            and not name.startswith(_NOT_SETTINGS)
+        ):
+            _warn_once(name, "", _unknown(name))
+
+
+def _unknown(name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.75)
+    hint = f"did you mean {close[0]}?" if close else "docs/settings.md lists the variables."
+    return f"{name} is ignored because stagespan has no variable of this name; {hint}"
 
 
 def _parse(variable: Variable, spelling: str, text: str) -> Any:
@@ -150,15 +180,14 @@ def _parse(variable: Variable, spelling: str, text: str) -> Any:
         spelling,
         text,
         f"{spelling}={text!r} cannot be used: set it to {expected}. "
-        f"Until then the default {variable.default!r} holds.",
+        f"The default {variable.default!r} is used.",
     )
     return variable.default
 
 
 def _whole_number(text: str) -> int | None:
-    # int() also takes "1_000" and digits of other scripts, which nobody means in a variable.
-    digits = text.removeprefix("+")
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
+    # The extension's own rules. int() also takes "1_000" and digits of other scripts.
+    return _core.whole_number(text) if text.isascii() else None
 
 
 def _warn_once(spelling: str, text: str, sentence: str) -> None:
@@ -203,9 +232,7 @@ def _launcher_number(spelling: str) -> int | None:
         return None
     number = _whole_number(text)
     if number is None:
-        _warn_once(
-            spelling, text, f"{spelling}={text!r} is no whole number: it is taken as not set."
-        )
+        _warn_once(spelling, text, f"{spelling}={text!r} is not a whole number and is ignored.")
     return number
 
 

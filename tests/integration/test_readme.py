@@ -173,7 +173,8 @@ class Runner:
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the document's folder, with this Python's programs first on PATH."""
         # A terminal as wide as the page; colours and screen control would not compare.
-        environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+        environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb"}
+        environment.pop("COLUMNS", None)  # the pages are as wide as they are in any pipe
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return subprocess.run(
             command,

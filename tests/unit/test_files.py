@@ -113,3 +113,31 @@ def test_a_long_name_of_many_bytes(tmp_path: Path) -> None:
     path = tmp_path / ("ü" * 120)
     write_whole(path, "x")
     assert path.read_text() == "x"
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    # GIVEN a file that its owner has closed to others, and one that is open to all
+    for mode in (0o600, 0o666):
+        path = tmp_path / f"{mode:o}"
+        path.write_text("before")
+        path.chmod(mode)
+        # WHEN
+        write_whole(path, "after")
+        # THEN
+        assert stat.S_IMODE(path.stat().st_mode) == mode
+        # and a private one is closed, whatever was there
+        write_whole(path, "secret", private=True)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_private_file_can_be_read_by_its_owner_only(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with whole_file(tmp_path / "file", private=True) as file:
+            # Also while it is written.
+            (temporary,) = tmp_path.iterdir()
+            assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
+            file.write(b"secret")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600

@@ -170,6 +170,79 @@ def test_counts_are_read_back(number: int) -> None:
         assert settings.get("STAGESPAN_RING_SPANS") == number
 
 
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        *(("4096 ", 4096), (" 100\t", 128), ("+256", 256), ("0512", 512), ("64", 64)),
+        *(("63", 8192), ("-1", 8192), ("1e3", 8192), ("4096 spans", 8192), ("0x100", 8192)),
+        *(("4_096", 8192), ("", 8192), (" ", 8192), ("9" * 40, 8192), ("128\u00a0", 8192)),
+    ],
+)
+def test_the_extension_reads_the_size_of_rings_by_the_same_rules(text: str, spans: int) -> None:
+    # WHEN a process starts with the variable
+    code = (
+        "import logging; logging.disable()\n"
+        "from stagespan import _core, settings\n"
+        "print(_core.arena_info()['ring_spans'], settings.get('STAGESPAN_RING_SPANS'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "STAGESPAN_RING_SPANS": text},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    # THEN the rings are what the setting says, rounded up to a power of two
+    actual, wanted = map(int, done.stdout.split())
+    assert actual == spans, done.stderr
+    assert wanted <= actual < 2 * wanted
+
+
+def test_the_extension_reads_the_clock_by_the_same_rules() -> None:
+    code = (
+        "from stagespan import _core, settings\n"
+        "print(_core.clock_info()['source'], settings.get('STAGESPAN_CLOCK'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "STAGESPAN_CLOCK": " Monotonic "},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "monotonic monotonic\n", done.stderr
+
+
+def warnings_with(**variables: str) -> list[str]:
+    """What a process that imports stagespan says about its variables."""
+    kept = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
+    code = "import stagespan\nfrom stagespan import settings\nsettings.check()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr.splitlines()
+
+
+def test_a_variable_that_is_not_known_is_warned_about_once() -> None:
+    (line,) = warnings_with(STAGESPAN_DEBG="true")
+    assert "STAGESPAN_DEBG is ignored" in line
+    assert "did you mean STAGESPAN_DEBUG?" in line
+    (line,) = warnings_with(STAGESPAN_FAVOURITE_COLOUR="blue")
+    assert "STAGESPAN_FAVOURITE_COLOUR is ignored" in line
+    assert "did you mean" not in line
+
+
+def test_variables_that_are_known_or_not_ours_are_not_warned_about() -> None:
+    assert warnings_with(STAGESPAN_DEBUG="0", TELEFUSER_X="1", STAGESPAN_TEST_X="1") == []
+    # Ranks and workers would repeat what the first process has said.
+    assert warnings_with(STAGESPAN_DEBG="1", RANK="1", WORLD_SIZE="2") == []
+
+
 def test_an_unknown_name_is_an_error_of_the_caller() -> None:
     with pytest.raises(KeyError):
         settings.get("STAGESPAN_NO_SUCH")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import io
@@ -41,6 +42,17 @@ class _Verbs(click.Group):
             return None
         command: click.Command = importlib.import_module(f"stagespan.cli.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        # An option that is not known is refused by click itself.
+        if name not in _VERBS and not name.startswith("-") and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(name.lower(), _VERBS, n=1, cutoff=0.6)
+            hint = f"did you mean {close[0]!r}?" if close else f"the verbs are {', '.join(_VERBS)}."
+            ctx.fail(f"No such command {name!r}; {hint}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):

@@ -20,9 +20,18 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
     context.exit()
 
 
-def _not_none(_context: click.Context, _option: click.Parameter, jobs: int) -> int:
+def _possible(context: click.Context, option: click.Parameter, jobs: int) -> int:
     if jobs == 0:
-        raise click.BadParameter("0 traces at a time are none: give 1 or more, or -1.")
+        raise click.BadParameter("0 is not a number of traces: give 1 or more, or -1.")
+    source = context.get_parameter_source(option.name or "")
+    if jobs != 1 and source is click.core.ParameterSource.COMMANDLINE:
+        from importlib.util import find_spec
+
+        if find_spec("joblib") is None:
+            raise click.BadParameter(
+                "reading several traces at a time needs joblib (the extra 'ranks'): install it "
+                "with `pip install joblib`, or leave the option out."
+            )
     return jobs
 
 
@@ -45,10 +54,10 @@ def _not_none(_context: click.Context, _option: click.Parameter, jobs: int) -> i
     "--jobs",
     metavar="N",
     type=int,
-    callback=_not_none,
+    callback=_possible,
     default=-1,
     show_default="one a core",
-    help="Of a folder read so many traces at a time (needs joblib).",
+    help="Number of traces of a folder to read at a time (needs joblib).",
 )
 @click.option(
     "--json",

@@ -162,12 +162,19 @@ def _progress(console: Console) -> Iterator[Any]:
 
 def _print(result: HarnessResult) -> None:
     from rich.console import Console
+
+    from stagespan.console import set_width, trimmed
+
+    console = Console()
+    set_width(console, 160)
+    with trimmed(console):
+        _print_result(result, console)
+
+
+def _print_result(result: HarnessResult, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = max(console.width, 160)
     timing = result.timing_ms
     table = Table(
         title=Text(f"{printable(result.stage)}: where the time of the profiled iterations went")

@@ -19,8 +19,8 @@ _STYLES = {"works": "green", "absent": "dim", "note": "yellow", "fails": "bold r
 def command(ctx: click.Context, as_json: bool, no_device: bool) -> None:
     """Show what was found here, what works, what does not and why.
 
-    Exits with 0 when all works that should work here, and with 1 when something does not. A device
-    that torch knows is tried out with a few spans.
+    Exits with 0 if everything works that should work here, else with 1. A device that torch knows
+    is tried out with a few spans.
     """
     from stagespan import doctor
 
@@ -46,6 +46,8 @@ def _print(findings: list[Finding], is_well: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from stagespan.console import set_width, trimmed
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in ("area", "what", "state"):
         table.add_column(title, no_wrap=True)
@@ -57,13 +59,15 @@ def _print(findings: list[Finding], is_well: bool) -> None:
         table.add_row(area, Text(finding.name), state, Text(finding.text))
         before = finding.area
     console = Console()
-    if not console.is_terminal:  # a pipe has no width: one line a finding
-        console.width = 10_000
-    console.print(table, highlight=False)
+    set_width(console, 10_000)  # a pipe has no width: one line a finding
+    with trimmed(console):
+        console.print(table, highlight=False)
     failing = [
         f"{finding.area}: {finding.name}" for finding in findings if finding.state == "fails"
     ]
     verdict = (
-        "All works that should work here." if is_well else f"Does not work: {', '.join(failing)}."
+        "Everything that should work here works."
+        if is_well
+        else f"Does not work: {', '.join(failing)}."
     )
     console.print(Text(verdict), soft_wrap=True)

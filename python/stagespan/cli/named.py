@@ -39,6 +39,7 @@ class NamedStage:
         self.name: str = (match["name"] or self.path).strip()
         self.found = False
         self.problem: str | None = None
+        self.note: str | None = None
 
     @property
     def target(self) -> str:
@@ -83,9 +84,9 @@ class Wrapper:
         module = sys.modules.get(module_name)
         for stage in self._by_module[module_name]:
             try:
-                _wrap_in(module, stage, self._decorator_for(stage.name))
+                _wrap_in(module, stage, self._decorator_for)
             except Exception as error:  # the script must not notice
-                stage.problem = str(error) or type(error).__name__
+                stage.problem = _reason(error)
 
     def prepare_main(self, tree: ast.Module) -> ast.Module:
         """Put decorators on the script's own stages; its line numbers stay what they were."""
@@ -101,9 +102,9 @@ class Wrapper:
 
         def decorate(defined: Any) -> Any:
             try:
-                wrapped = _wrapped(defined, self._decorator_for(stage.name))
+                wrapped = _timed_once(defined, stage, self._decorator_for)
             except Exception as error:
-                stage.problem = str(error)
+                stage.problem = _reason(error)
                 return defined
             stage.found = True
             return wrapped
@@ -124,11 +125,16 @@ class Wrapper:
             if not stage.found
         ]
 
+    def notes(self) -> list[str]:
+        """A sentence for each stage that is not timed as the command line asked."""
+        stages = (stage for found in self._by_module.values() for stage in found)
+        return [stage.note for stage in (*stages, *self._main_stages) if stage.note is not None]
+
 
 # --- wrapping -----------------------------------------------------------------------------------
 
 
-def _wrap_in(module: Any, stage: NamedStage, decorator: Decorator) -> None:
+def _wrap_in(module: Any, stage: NamedStage, decorator_for: Callable[[str], Decorator]) -> None:
     owner = module
     *parts, last = stage.path.split(".")
     for part in parts:
@@ -136,8 +142,27 @@ def _wrap_in(module: Any, stage: NamedStage, decorator: Decorator) -> None:
     # A class would bind its methods, a lazy module only answers when it is asked.
     find = inspect.getattr_static if isinstance(owner, type) else getattr
     raw = find(owner, last)
-    setattr(owner, last, _wrapped(raw, decorator))
+    timed = _timed_once(raw, stage, decorator_for)
+    if timed is not raw:
+        setattr(owner, last, timed)
     stage.found = True
+
+
+def _timed_once(raw: Any, stage: NamedStage, decorator_for: Callable[[str], Decorator]) -> Any:
+    """``raw`` with the stage's timer; as it is if the program times it by this name already."""
+    from stagespan.decorators import contexts_of
+
+    wanted = decorator_for(stage.name)
+    getter = raw.fget if isinstance(raw, property) else raw
+    own = [context.kind for context in contexts_of(getter) if context.name == stage.name]
+    if not own:
+        return _wrapped(raw, wanted)
+    if getattr(wanted, "kind", None) == "debug" and "debug" not in own:
+        stage.note = (
+            f"{stage.target} is timed as {stage.name!r} by the program itself, without its inputs "
+            "and outputs: decorate it with ProfilingContext4Debug to capture them"
+        )
+    return raw
 
 
 def _wrapped(raw: Any, decorator: Decorator) -> Any:
@@ -147,10 +172,20 @@ def _wrapped(raw: Any, decorator: Decorator) -> Any:
     if isinstance(raw, property) and raw.fget is not None:
         return property(decorator(raw.fget), raw.fset, raw.fdel, raw.__doc__)
     if isinstance(raw, type):
-        raise TypeError(f"{raw.__name__} is a class: name one of its methods")
+        methods = [
+            name
+            for name, value in vars(raw).items()
+            if inspect.isfunction(value) and not name.startswith("_")
+        ]
+        example = f", for example {raw.__qualname__}.{methods[0]}" if methods else ""
+        raise TypeError(f"{raw.__qualname__} is a class: name one of its methods{example}")
     if not callable(raw):
-        raise TypeError(f"it is no callable but {type(raw).__name__}")
+        raise TypeError(f"{type(raw).__name__} objects cannot be called: name a function or method")
     return decorator(raw)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -197,13 +232,17 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Decorating(ast.NodeTransformer):
-    """Adds a decorator to the functions whose qualified names are wanted."""
+    """Adds a decorator to the functions and classes whose qualified names are wanted.
+
+    A class cannot be timed, but the decorator can say so.
+    """
 
     def __init__(self, wanted: set[str]) -> None:
         self._wanted = wanted
         self._within: list[str] = []
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        self._decorate(node)
         self._within.append(node.name)
         self.generic_visit(node)
         self._within.pop()
@@ -220,7 +259,7 @@ class _Decorating(ast.NodeTransformer):
     def visit_Lambda(self, node: ast.Lambda) -> ast.Lambda:
         return node
 
-    def _decorate(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+    def _decorate(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
         path = ".".join((*self._within, node.name))
         if path not in self._wanted:
             return

@@ -8,15 +8,18 @@ import click
 
 
 @click.command()
-@click.argument("timing", metavar="TIMING.JSON", type=click.Path(path_type=Path))
+@click.argument("timing", metavar="TIMING.JSON|FOLDER", type=click.Path(path_type=Path))
 @click.option(
     "--against",
-    metavar="OTHER.JSON",
+    metavar="OTHER.JSON|FOLDER",
     type=click.Path(path_type=Path),
     help="Compare with an earlier report; prints Markdown.",
 )
 def command(timing: Path, against: Path | None) -> None:
-    """Show a timing report as a table, or what changed since another one."""
+    """Show a timing report as a table, or what changed since another one.
+
+    A folder stands for the timing report in it, if it holds only one.
+    """
     if against is not None:
         from stagespan.report.compare import compare_timing_reports
 

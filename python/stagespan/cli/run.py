@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -49,7 +51,7 @@ def command(
     if debug:
         os.environ["STAGESPAN_DEBUG"] = "true"  # for workers as well
 
-    from stagespan import settings
+    from stagespan import settings, termination
 
     if output is not None:
         settings.set_output_dir(output)
@@ -57,8 +59,10 @@ def command(
     script.set_search_path(os.getcwd() if as_module else str(Path(program).resolve().parent))
     wrapper.install()
     run = script.Program.module(program) if as_module else script.Program.script(program)
+    ending = _Ending(wrapper, write=output is not None)
+    termination.watch(ending.after_signal)
     # Run last of all handlers and after the script's threads, whatever way the script ends.
-    atexit.register(_tell, wrapper, os.getpid(), output is not None)
+    atexit.register(ending.tell)
     run.run(arguments, wrapper.prepare_main, wrapper.main_globals())
 
 
@@ -71,11 +75,35 @@ def _decorator_for(debug: bool) -> Callable[[str], Decorator]:
     return ProfilingContext4Debug
 
 
-def _tell(wrapper: Wrapper, owner: int, write: bool) -> None:
-    """After the script: the table, the files, and the stages that were never found."""
-    if os.getpid() != owner:
-        return  # a child that was forked runs its parent's handlers too
+class _Ending:
+    """What is told after the script: the table, the files, and the stages that were not found."""
 
+    def __init__(self, wrapper: Wrapper, *, write: bool) -> None:
+        self._wrapper = wrapper
+        self._write = write
+        self._owner = os.getpid()
+        self._lock = threading.RLock()
+        self._is_told = False
+
+    def after_signal(self) -> None:
+        """Tell it in a thread of its own, because SIGTERM is about to end the script."""
+        service: Any = sys.modules.get("stagespan.service")
+        if service is not None:
+            service.exit_soon()
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell it once, in the process that the command started."""
+        if os.getpid() != self._owner:
+            return  # a child that was forked runs its parent's handlers too
+        # SIGTERM may be received while the script ends by itself.
+        with self._lock:
+            if not self._is_told:
+                self._is_told = True
+                _tell(self._wrapper, self._write)
+
+
+def _tell(wrapper: Wrapper, write: bool) -> None:
     from rich.console import Console
 
     from stagespan import is_debug, settings, timing_report
@@ -83,14 +111,25 @@ def _tell(wrapper: Wrapper, owner: int, write: bool) -> None:
     from stagespan.report.tables import print_report
 
     report = timing_report()
+    # Debug mode writes them itself.
+    written = at_exit.write_reports() if write and not is_debug() else []
     if settings.rank() == 0:
         if report["stages"]:
             print_report(report, Console(stderr=True))
         else:
-            hint = "" if wrapper.has_stages() else "; name one with --stage pkg.mod:function"
-            click.echo(f"stagespan: no stage ran{hint}", err=True)
-        for sentence in wrapper.missing():
+            click.echo(f"stagespan: {_why_no_stage(wrapper)}", err=True)
+        for sentence in (*wrapper.missing(), *wrapper.notes()):
             click.echo(f"stagespan: {sentence}", err=True)
-    if write and not is_debug():  # debug mode writes them itself
-        for path in at_exit.write_reports():
-            click.echo(f"stagespan: saved {path}", err=True)
+    for path in written:
+        click.echo(f"stagespan: saved {path}", err=True)
+
+
+def _why_no_stage(wrapper: Wrapper) -> str:
+    if wrapper.has_stages():
+        return "no stage ran"
+    return (
+        "no stage ran, because the script has none and --stage named none. Name the functions to "
+        "time, for example --stage __main__:main for a function of the script or --stage "
+        "package.module:Class.method for a method of a module that it imports; --stage may be "
+        "repeated."
+    )

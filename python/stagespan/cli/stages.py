@@ -6,8 +6,10 @@ from typing import Any
 
 import click
 
-from stagespan.signature.describe import describe, printable
+from stagespan.signature.describe import describe, holds_text, printable
 from stagespan.signature.model import SignatureFile, StageSignature
+
+_MOST_NAMED = 8
 
 
 @click.command("stages")
@@ -18,11 +20,11 @@ def command(signature_file: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from stagespan.console import set_width, trimmed
+
     file = SignatureFile.read(signature_file)
     console = Console()
-    if not console.is_terminal:
-        # A pipe has no width to keep to: rich would cut the table at 80 columns.
-        console.width = max(console.width, 160)
+    set_width(console, 160)
     title = f"{len(file.stages)} stage{'' if len(file.stages) == 1 else 's'}"
     table = Table(
         title=Text(title + (f" of {printable(file.request_id)}" if file.request_id else ""))
@@ -37,7 +39,29 @@ def command(signature_file: str) -> None:
             count = "-" if signature.count is None else f"{signature.count:,}"
             table.add_row(Text(name), count, Text(_inputs(signature)), Text(_output(signature)))
         table.add_section()
-    console.print(table, highlight=False)
+    with trimmed(console):
+        console.print(table, highlight=False)
+        console.print(Text(_about_text(file)), soft_wrap=True)
+
+
+def _about_text(file: SignatureFile) -> str:
+    names = [
+        printable(stage.stage_name)
+        for stage in file.stages.values()
+        if any(map(_holds_text, (stage, *stage.variants)))
+    ]
+    if not names:
+        return "This file contains no text from inputs or outputs."
+    more = len(names) - _MOST_NAMED
+    listed = ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return (
+        f"This file contains text from the inputs or outputs of {listed}. To leave it out, run the "
+        "pipeline with STAGESPAN_REDACT=strings."
+    )
+
+
+def _holds_text(signature: StageSignature) -> bool:
+    return holds_text([*signature.arguments.values(), signature.output])
 
 
 def _inputs(signature: StageSignature) -> str:

@@ -107,8 +107,7 @@ class StageBenchHarness:
             from stagespan.signature.mock import captured_device, make_inputs
         except ImportError as error:
             raise HarnessError(
-                f"A replay needs torch, which cannot be imported ({error}): "
-                f"install stagespan[torch]."
+                f"A replay needs torch, which cannot be imported ({error}): install torch."
             ) from None
         self._device = self.config.device or captured_device(self.signature)
         make = partial(

@@ -49,4 +49,5 @@ def write_script(
     stem = safe_name(signature.stage_name) + settings.whose_file()
     step = adapter.script(stage, signature.arguments) if adapter is not None else None
     text = script_text(signature, step, config, stem=stem)
-    return write_whole(folder / f"profile_{stem}.py", text)
+    # The script has the values of arguments in it.
+    return write_whole(folder / f"profile_{stem}.py", text, private=True)

@@ -144,16 +144,20 @@ def _special(node: dict[str, Any], path: str) -> Source:
         return _call("mapping", quoted(node["class"]), input_source(node["data"], path))
     if kind == "enum":
         return _call("member", quoted(node["class"]), quoted(node["name"]))
-    if kind == "str":
+    if kind == "str" and "text" in node:
         return _call("stretch", quoted(node["text"]), literal(node["length"]))
+    if kind == "str":
+        return _call("mock.text", quoted(path), literal(node["length"]))
     if kind == "float":
         return literal(float(node["value"]))
     if kind == "complex":
         return _call("complex", input_source(node["real"], path), input_source(node["imag"], path))
     if kind == "path":
-        return _call("Path", quoted(node["value"]))
+        if "value" in node:
+            return _call("Path", quoted(node["value"]))
+        return _call("Path", _call("mock.text", quoted(path), literal(node["length"])))
     if kind == "bytes":
-        return repr(bytes.fromhex(node["hex"]))
+        return repr(bytes.fromhex(node["hex"])) if "hex" in node else f"bytes({node['length']})"
     if kind in ("range", "slice"):
         return _call(kind, *(input_source(item, path) for item in node["args"]))
     if kind == "image":

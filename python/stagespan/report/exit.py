@@ -1,4 +1,4 @@
-"""The files that debug mode writes when the process ends.
+"""The files that debug mode writes when the process ends, also by SIGTERM.
 
 Importing this module is what arms it: `context` does so when debug mode is first switched on.
 """
@@ -11,12 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stagespan import _core, lines, service, settings
+from stagespan import _core, lines, service, settings, termination
 from stagespan.errors import StagespanError
 from stagespan.report import timing
 
 _LOGGER = logging.getLogger("stagespan")
-_written: set[Path] = set()
 
 
 def write_reports() -> list[Path]:
@@ -35,10 +34,11 @@ def write_reports() -> list[Path]:
         except (StagespanError, OSError, ValueError) as error:
             _LOGGER.warning("[Profiler] %s not saved: %s", label, lines.one_line(str(error)))
             continue
-        _written.add(path)
-        done.append(path)
+        done.append((label, path))
+    # Afterwards: a log handler that blocks must not keep the second file from being written.
+    for label, path in done:
         lines.say("[Profiler] %s saved to: %s", label, path)
-    return done
+    return [path for _, path in done]
 
 
 def _contents() -> list[tuple[str, str, Any]]:
@@ -61,8 +61,8 @@ def _tag(folder: Path) -> str:
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether another process has written the file since this one began."""
-    if path in _written:
+    """Whether the file was written since this process began, and holds a report of its own."""
+    if timing.holds_current_report(path):
         return False
     began_s = settings.process_start_s(os.getpid())
     try:
@@ -77,9 +77,5 @@ def _write_at_exit() -> None:
         write_reports()
 
 
-def _forget_parent() -> None:
-    _written.clear()
-
-
-os.register_at_fork(after_in_child=_forget_parent)
 service.on_exit(_write_at_exit)
+termination.watch(service.exit_soon)

@@ -14,13 +14,15 @@ from stagespan.errors import ReportError
 def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a timing report; keys that its writer did not know are simply absent.
 
+    A folder stands for the timing report in it, if it holds only one.
+
     Raises ReportError, one sentence, when the file cannot be read or is no timing report.
     """
     file = Path(path)
+    if file.is_dir():
+        file = _only_report(file)
     try:
         raw = file.read_bytes()
-    except IsADirectoryError:
-        raise ReportError(f"{file} is a folder: name the timing.json in it") from None
     except FileNotFoundError:
         raise ReportError(f"{file} does not exist: name a timing.json of a run") from None
     except (OSError, ValueError) as error:
@@ -29,8 +31,12 @@ def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         report = msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if raw.startswith(_GZIP) or b'"traceEvents"' in raw[:_HEAD_BYTES]:
+            raise ReportError(_is_trace(file)) from None
         raise ReportError(f"{file} is not whole JSON ({error}): write the report again") from None
     stages = report.get("stages") if isinstance(report, dict) else None
+    if isinstance(report, dict) and "traceEvents" in report:
+        raise ReportError(_is_trace(file))
     if not isinstance(stages, dict):
         raise ReportError(f'{file} is no timing report: it has no "stages"; {_NAME_ONE}')
     for name, stage in stages.items():
@@ -44,6 +50,31 @@ def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 _NAME_ONE = "name a timing.json of a run"
+_GZIP = b"\x1f\x8b"
+_HEAD_BYTES = 1 << 16
+_MOST_NAMED = 8
+
+
+def _is_trace(file: Path) -> str:
+    return f"{file} is a trace, not a timing report: use `stagespan analyze {file}`"
+
+
+def _only_report(folder: Path) -> Path:
+    found = sorted(
+        path
+        for path in folder.glob("timing*.json")
+        if path.is_file() and not path.name.endswith("_io_signature.json")
+    )
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise ReportError(f"{folder} is a folder without a timing.json: {_NAME_ONE}")
+    more = len(found) - _MOST_NAMED
+    listed = ", ".join(path.name for path in found[:_MOST_NAMED])
+    raise ReportError(
+        f"{folder} holds {len(found)} timing reports: name one of {listed}"
+        + (f" and {more} more" if more > 0 else "")
+    )
 
 
 def _problem(stage: object) -> str | None:

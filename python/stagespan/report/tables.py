@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stagespan.console import columns, trimmed
 from stagespan.lines import one_line
 from stagespan.report import tree
 from stagespan.report.reader import number
@@ -19,17 +20,25 @@ _Cell = Callable[[dict[str, Any]], str]
 def print_report(report: dict[str, Any], console: Console | None = None) -> None:
     """Print a report, made here or read from a file, on ``console``, by default standard output.
 
-    On a narrow terminal the less important columns give way; a file or a pipe has no width.
+    If a terminal, or ``COLUMNS``, is too narrow, the less important columns are left out. A file or
+    a pipe has no width.
     """
     from rich.console import Console
-    from rich.text import Text
 
     console = console or Console()
+    with trimmed(console):
+        _print_report(report, console)
+
+
+def _print_report(report: dict[str, Any], console: Console) -> None:
+    from rich.text import Text
+
+    is_limited = console.is_terminal or columns() is not None
     head = _held(one_line(_headline(report)), console.encoding)
-    console.print(Text(head), soft_wrap=not console.is_terminal)
+    console.print(Text(head), soft_wrap=not is_limited)
     if report["stages"]:
         table = _table(report, [], console.encoding)
-        if console.is_terminal:
+        if is_limited:
             for left_out in range(1, len(_FIRST_TO_GO) + 1):
                 if _width(table, console) <= console.width:
                     break
@@ -40,7 +49,7 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
         console.print(table, highlight=False)
     told = _held(_lost(report.get("lost")), console.encoding)
     if told:
-        console.print(Text(f"not kept: {told}"), soft_wrap=not console.is_terminal)
+        console.print(Text(f"not kept: {told}"), soft_wrap=not is_limited)
 
 
 def _lost(lost: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import os
@@ -24,7 +25,7 @@ SCHEMA_VERSION = 1
 _DEEPEST_METADATA = 8
 
 
-@dataclass
+@dataclass(eq=False)
 class _Report:
     """What a report is about, and from where it counts."""
 
@@ -38,12 +39,15 @@ class _Report:
 
 _lock = threading.Lock()
 _report = _Report()
+_dumped: dict[Path, tuple[_Report, tuple[int, int, int]]] = {}
+"""By path what this process wrote last: which report, and which file."""
 
 
 def _forget_parent() -> None:
     # The child's recorder starts empty, so what was counted before the fork is not in it.
     global _lock, _report
     _lock = threading.Lock()
+    _dumped.clear()
     _report = _Report(_report.request_id, dict(_report.metadata))
 
 
@@ -118,14 +122,34 @@ def dump_timing_report(path: str | os.PathLike[str]) -> Path:
 
     Raises ReportError, one sentence, when it cannot be written; nothing is left behind then.
     """
+    report = _report
     encoded = msgspec.json.format(msgspec.json.encode(plain(timing_report())), indent=2)
     try:
-        return files.write_whole(path, encoded + b"\n")
+        written = files.write_whole(path, encoded + b"\n")
     except (OSError, ValueError, TypeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ReportError(
             f"the timing report cannot be written to {path}: {reason}; choose another folder"
         ) from error
+    with contextlib.suppress(OSError, RuntimeError):  # what was written may be gone already
+        _dumped[written.resolve()] = report, _identity(written)
+    return written
+
+
+def holds_current_report(path: Path) -> bool:
+    """Whether ``path`` is a file that this process wrote since it began its current report.
+
+    A later dump has everything in it that this one has.
+    """
+    try:
+        return _dumped.get(path.resolve()) == (_report, _identity(path))
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def _identity(path: Path) -> tuple[int, int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
 def _wall_clock_ms(report: _Report, now_ns: int) -> float | None:

@@ -15,6 +15,7 @@ import pathlib
 import sys
 from typing import Any
 
+from stagespan import settings
 from stagespan.signature.model import TYPE, UNREPLAYABLE
 from stagespan.signature.tensors import array_node, tensor_node
 
@@ -34,9 +35,10 @@ def capture(value: Any, *, read_values: bool = True) -> Any:
     """The node of a value, see `stagespan.signature.model`.
 
     ``read_values`` also reads ranges of integer tensors and the content of small ones, which copies
-    them to the host. Never raises: what cannot be described is named by its type.
+    them to the host. With ``STAGESPAN_REDACT=strings``, strings, bytes and paths become their
+    lengths. Never raises: what cannot be described is named by its type.
     """
-    return _Walk(read_values).node(value)
+    return _Walk(read_values, settings.get("STAGESPAN_REDACT") == "strings").node(value)
 
 
 def type_name(value: object) -> str:
@@ -60,8 +62,9 @@ def unreplayable(value: object, reason: str | None = None) -> dict[str, Any]:
 
 
 class _Walk:
-    def __init__(self, read_values: bool) -> None:
+    def __init__(self, read_values: bool, redact: bool) -> None:
         self.read_values = read_values
+        self.redact = redact
         self.nodes = 0
         self.above: set[int] = set()  # ids of the containers around the current value
 
@@ -74,7 +77,7 @@ class _Walk:
         if kind is int:
             return _int(value)
         if kind is str:
-            return _text(value)
+            return self.text(value)
         self.nodes += 1
         if self.nodes > MAX_NODES:
             return unreplayable(value, f"beyond {MAX_NODES} values")
@@ -163,13 +166,26 @@ class _Walk:
         node: dict[str, Any] = {TYPE: "dict"}
         if not plain:
             node["class"] = class_path(type(value))
-        node["items"] = [[self.node(key), self.node(item)] for key, item in pairs]
+        node["items"] = [[self.key(key), self.node(item)] for key, item in pairs]
         return node
+
+    def key(self, key: Any) -> Any:
+        # Keys belong to the structure: they are kept.
+        redact, self.redact = self.redact, False
+        try:
+            return self.node(key)
+        finally:
+            self.redact = redact
+
+    def text(self, value: str) -> Any:
+        if self.redact:
+            return {TYPE: "str", "length": len(value)}
+        return _text(value)
 
     def leaf(self, value: Any) -> Any:
         # Subclasses lose their class and keep their value; none of their own methods is called.
         if isinstance(value, str):
-            return _text(str.__getitem__(value, slice(None)))
+            return self.text(str.__getitem__(value, slice(None)))
         if isinstance(value, int):
             return _int(int.__pos__(value))
         if isinstance(value, float):
@@ -177,10 +193,13 @@ class _Walk:
         if isinstance(value, complex):
             return {TYPE: "complex", "real": _float(value.real), "imag": _float(value.imag)}
         if isinstance(value, pathlib.PurePath):
-            return {TYPE: "path", "value": str(value)}
+            text = str(value)
+            return {TYPE: "path", **({"length": len(text)} if self.redact else {"value": text})}
         if isinstance(value, (bytes, bytearray)):
             if len(value) > MAX_BYTES:
                 return unreplayable(value, f"{len(value)} bytes, more than {MAX_BYTES}")
+            if self.redact:
+                return {TYPE: "bytes", "length": len(value)}
             return {TYPE: "bytes", "hex": bytes(value).hex()}
         if isinstance(value, range):
             return {TYPE: "range", "args": [value.start, value.stop, value.step]}

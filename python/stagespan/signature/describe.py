@@ -39,8 +39,42 @@ def _describe(node: Any, depth: int) -> str:
         return f"numpy {node.get('dtype')}{_short(str(node.get('shape')))}"
     if kind == "str":
         return f"string of {node.get('length')} characters"
+    if kind in ("path", "bytes") and "length" in node:
+        return f"{kind} of {node['length']} {'characters' if kind == 'path' else 'bytes'}"
     value = next((node[k] for k in ("value", "device", "size", "class") if k in node), "")
     return _short(f"{kind} {value}".strip())
+
+
+def holds_text(node: Any) -> bool:
+    """Whether a node has the content of strings, bytes or paths in it; keys do not count."""
+    if isinstance(node, str):
+        return bool(node)
+    if isinstance(node, list):
+        return any(map(holds_text, node))
+    if not isinstance(node, dict) or UNREPLAYABLE in node or is_tensor(node):
+        return False
+    kind = node.get(TYPE)
+    if kind is None:
+        return any(map(holds_text, node.values()))
+    if kind == "dict":
+        pairs = node.get("items")
+        return isinstance(pairs, list) and any(
+            holds_text(pair[1]) for pair in pairs if isinstance(pair, list) and len(pair) == 2
+        )
+    held = _CONTENT.get(str(kind))
+    return held is not None and holds_text(node.get(held))
+
+
+# Where the content of an object with a `$type` is.
+_CONTENT = {
+    **dict.fromkeys(("tuple", "set", "list"), "items"),
+    **dict.fromkeys(("dataclass", "namedtuple"), "fields"),
+    "userdict": "data",
+    "str": "text",
+    "bytes": "hex",
+    "path": "value",
+    "slice": "args",
+}
 
 
 def printable(text: str) -> str:

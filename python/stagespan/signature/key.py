@@ -42,10 +42,8 @@ def _form(node: Any, parts: list[str]) -> None:
 
 def _form_of_object(node: dict[str, Any], parts: list[str]) -> None:
     kind = node.get(TYPE)
-    if kind in (
-        "str",
-        "float",
-    ):  # long texts and infinite numbers are strings and floats all the same
+    # A text that is long, or left out, is a string all the same, and an infinite number is a float.
+    if kind in ("str", "float", "path", "bytes"):
         parts.append(kind)
         return
     if UNREPLAYABLE in node:

@@ -183,15 +183,18 @@ def _build_special(node: dict[str, Any], path: str, mock: values.MockInputs) -> 
     if kind == "enum":
         return values.member(node["class"], node["name"])
     if kind == "str":
-        return values.stretch(str(node["text"]), length_of(node))
+        length = length_of(node)
+        return (
+            values.stretch(str(node["text"]), length) if "text" in node else mock.text(path, length)
+        )
     if kind == "float":
         return float(node["value"])
     if kind == "complex":
         return complex(build(node["real"], path, mock), build(node["imag"], path, mock))
     if kind == "path":
-        return pathlib.Path(node["value"])
+        return pathlib.Path(node["value"] if "value" in node else mock.text(path, length_of(node)))
     if kind == "bytes":
-        return bytes.fromhex(node["hex"])
+        return bytes.fromhex(node["hex"]) if "hex" in node else bytes(length_of(node))
     if kind == "range":
         return range(*_list(node, "args"))
     if kind == "slice":

@@ -317,8 +317,12 @@ class SignatureFile:
         }
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the file whole or not at all; raises OSError when it cannot be written."""
-        return write_whole(path, json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n")
+        """Write the file whole or not at all, for its owner only, because it may hold prompts.
+
+        Raises OSError when it cannot be written.
+        """
+        text = json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
+        return write_whole(path, text, private=True)
 
     def stage(self, name: str) -> StageSignature:
         """One stage; raises SignatureError with the known ones and the closest name."""

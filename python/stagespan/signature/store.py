@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import SignatureError
-from stagespan.signature.model import SignatureFile, StageSignature
+from stagespan.signature.model import TYPE, SignatureFile, StageSignature
 
 MAX_STAGES = 4096
 MAX_KEYS = 32
@@ -148,7 +148,8 @@ class SignatureStore:
 def _refresh(kept: StageSignature, new: StageSignature) -> None:
     """Scalars of the latest run win: a warm-up with two steps must not hide a run with forty."""
     for name, value in new.inputs.items():
-        if type(value) in _SCALARS:
+        # The length of a text that is left out counts as its value.
+        if type(value) in _SCALARS or (isinstance(value, dict) and value.get(TYPE) == "str"):
             kept.inputs[name] = value
     kept.metadata = new.metadata
 

@@ -12,6 +12,7 @@ import torch
 
 # Content repeats itself beyond this many elements: making it must not take longer than running.
 RANDOM_BLOCK = 1 << 24
+WORDS = "the small grey cat looks out of the window while rain falls on the quiet street below "
 
 
 class MockInputs:
@@ -68,6 +69,11 @@ class MockInputs:
     def generator(self, name: str, device: str = "cpu") -> Any:
         """A seeded torch.Generator."""
         return torch.Generator(self.place(device)).manual_seed(self._seed(name))
+
+    def text(self, name: str, length: int) -> str:
+        """Words of ``length`` characters, in place of a text that was left out."""
+        start = self._seed(name) % len(WORDS)
+        return (WORDS[start:] + WORDS * (length // len(WORDS) + 1))[:length]
 
     def image(self, name: str, size: Sequence[int], mode: str = "RGB") -> Any:
         """A PIL image of noise."""

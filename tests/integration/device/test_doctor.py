@@ -44,7 +44,7 @@ def test_one_page(run: Run) -> None:
     done = run(DOCTOR.format(before="", arguments=[]))
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(done.stdout.splitlines()) <= 60
-    assert "All works that should work here." in done.stdout
+    assert "Everything that should work here works." in done.stdout
 
 
 def test_a_device_that_cannot_be_timed_is_a_failure(run: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ def test_one_page_and_a_status(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) <= 60
-    assert lines[-1] == "All works that should work here."
+    assert lines[-1] == "Everything that should work here works."
     for what in ("clock", "torch.profiler", "ncu", "perf events", "output folder"):
         assert any(what in line for line in lines), what
     assert list(tmp_path.iterdir()) == []
@@ -39,6 +40,29 @@ def test_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert page["works"] is True
     assert {found["state"] for found in page["findings"]} <= {"works", "absent", "note", "fails"}
     assert {"area", "name", "state", "text"} == set(page["findings"][0])
+
+
+@pytest.mark.parametrize("text", ["5000", " 4096 ", "-1"])
+def test_the_size_of_the_rings_is_the_real_one(text: str, tmp_path: Path) -> None:
+    # GIVEN a size that is rounded up, one with white space around it, and one that is refused
+    code = (
+        "import logging; logging.disable()\n"
+        "from stagespan import _core, doctor\n"
+        "print(_core.arena_info()['ring_spans'])\n"
+        "print(*(f.text for f in doctor.examine(use_device=False) if f.name == 'memory'))"
+    )
+    # WHEN
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "STAGESPAN_RING_SPANS": text},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    # THEN
+    real, told = done.stdout.splitlines()
+    assert told.startswith(f"the latest {int(real):,} spans of each thread; "), done.stderr
+    assert "address space, of which only what is used takes memory" in told
 
 
 def test_what_fails_gives_a_status_and_a_name(

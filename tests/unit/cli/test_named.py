@@ -288,5 +288,5 @@ def test_what_cannot_be_timed_is_told(package: str) -> None:
     importlib.import_module(package)
     model, scale, builtin = wrapper.missing()
     assert "Model is a class: name one of its methods" in model
-    assert "it is no callable but int" in scale
+    assert "int objects cannot be called: name a function or method" in scale
     assert "builtins:len.__call__" in builtin

@@ -150,7 +150,7 @@ def test_a_module_is_run_as_python_m_does(project: Path) -> None:
     done = run("-m", "pipes", "--flag", "-v", cwd=project / "app")
     plain = run("--flag", "-v", cwd=project / "app", command=("-m", "pipes"))
     assert done.stdout == plain.stdout == "__main__ pipes ['--flag', '-v']\n"
-    assert "no stage ran; name one with --stage" in done.stderr
+    assert "Name the functions to time, for example --stage __main__:main" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -198,6 +198,81 @@ def test_a_stage_that_was_never_found_is_named_with_what_is_close(project: Path)
     assert any("pipes.models" in line and "never imported" in line for line in told)
     assert any("__main__ has no 'denoice'; close to it: denoise" in line for line in told)
     assert any("Model is a class" in line for line in told)
+
+
+TIMED = """
+    import stagespan
+
+    @stagespan.span("encode")
+    def encode(text):
+        return len(text)
+
+    @stagespan.ProfilingContext4Debug("decode")
+    def decode(text):
+        return len(text)
+
+    class Model:
+        @classmethod
+        @stagespan.ProfilingContext("Model.load")
+        def load(cls):
+            return cls()
+
+        @property
+        @stagespan.span("Model.size")
+        def size(self):
+            return 3
+
+        @stagespan.span("step")
+        def step(self):
+            return 1
+
+    def main():
+        for _ in range(10):
+            encode("ab"), decode("ab"), Model.load().size, Model().step()
+"""
+
+
+@pytest.mark.parametrize("debug", [False, True])
+@pytest.mark.parametrize("module", ["__main__", "timed"])
+def test_a_stage_that_the_program_times_itself_is_counted_once(
+    module: str, debug: bool, tmp_path: Path
+) -> None:
+    # GIVEN a program with stages of its own, in the script or in a module
+    (tmp_path / "timed.py").write_text(
+        textwrap.dedent(TIMED) + "\nif __name__ == '__main__':\n    main()\n"
+    )
+    (tmp_path / "uses.py").write_text("import timed\ntimed.main()\n")
+    # WHEN all are named once more, the last one by another name
+    paths = ("encode", "decode", "Model.load", "Model.size", "Model.step")
+    done = run(
+        *(part for path in paths for part in ("--stage", f"{module}:{path}")),
+        *(["--debug"] if debug else []),
+        *("--output", "out", "timed.py" if module == "__main__" else "uses.py"),
+        cwd=tmp_path,
+    )
+    # THEN each is counted once a call
+    assert done.returncode == 0, done.stderr
+    counts = {name: s["count"] for name, s in stages_of(tmp_path / "out" / "timing.json").items()}
+    decode = {"decode": 10}  # without debug mode its own context does nothing
+    expected = {"encode": 10, "Model.load": 10, "Model.size": 10, "Model.step": 10, "step": 10}
+    assert counts == expected | (decode if debug else {})
+    assert "was not timed" not in done.stderr
+    # and what debug mode cannot capture is said
+    assert ("without its inputs and outputs" in done.stderr) is debug
+
+
+@pytest.mark.parametrize("module", ["__main__", "timed"])
+def test_a_class_is_refused_with_the_reason(module: str, tmp_path: Path) -> None:
+    (tmp_path / "timed.py").write_text(
+        textwrap.dedent(TIMED) + "\nif __name__ == '__main__':\n    main()\n"
+    )
+    (tmp_path / "uses.py").write_text("import timed\ntimed.main()\n")
+    script = "timed.py" if module == "__main__" else "uses.py"
+    done = run("--stage", f"{module}:Model", script, cwd=tmp_path)
+    assert done.returncode == 0
+    assert f"stage {module}:Model was not timed: Model is a class: name one of its methods" in (
+        done.stderr
+    )
 
 
 @pytest.mark.parametrize(

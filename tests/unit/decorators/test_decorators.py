@@ -342,3 +342,58 @@ def test_below_and_above_other_decorators() -> None:
     assert inspect.signature(timed) == inspect.signature(process)
     assert timed.__doc__ == "Denoise."
     assert inspect.unwrap(timed) is process
+
+
+def test_contexts_that_are_stacked_on_a_method(context: Callable[[str], _core.Span]) -> None:
+    # GIVEN a method under two contexts, the inner one always a span
+    inner, outer = f"inner {context.__name__}", f"outer {context.__name__}"
+
+    class Model:
+        @context(outer)
+        @stagespan.span(inner)
+        def step(self, x: int) -> tuple[Any, int]:
+            return self, x
+
+    # WHEN it is called through an instance, and through the class
+    model = Model()
+    assert model.step(1) == (model, 1)
+    assert Model.step(model, x=2) == (model, 2)
+    # THEN both are timed
+    assert (runs(inner), runs(outer)) == (2, 2)
+
+
+class Binds:
+    """A callable that is bound in its own way, as those of some libraries are."""
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *arguments: Any) -> tuple[Any, ...]:
+        return arguments
+
+
+@pytest.mark.parametrize(
+    ("make", "is_bound"),
+    [
+        (lambda: functools.lru_cache(lambda *arguments: arguments), True),
+        (Binds, True),
+        (lambda: max, False),
+    ],
+    ids=["like a function", "in its own way", "not at all"],
+)
+def test_a_callable_in_a_class_is_bound_as_it_would_be_untimed(
+    make: Callable[[], Any], is_bound: bool
+) -> None:
+    # GIVEN
+    stage = f"bound callable {is_bound} {make!r}"
+    untimed = make()
+
+    class Model:
+        method = decorate(stagespan.span(stage), untimed)
+
+    model = Model()
+    # WHEN
+    results = [model.method(1, 2), Model.method(1, 2)]
+    # THEN
+    assert results == [(model, 1, 2), (1, 2)] if is_bound else [2, 2]
+    assert runs(stage) == 2

@@ -150,7 +150,7 @@ def test_what_is_no_report_is_refused_in_one_sentence(
 
 
 def test_a_folder_is_no_report(tmp_path: Path) -> None:
-    with pytest.raises(ReportError, match=r"name the timing\.json in it"):
+    with pytest.raises(ReportError, match=r"is a folder without a timing\.json"):
         read_timing_report(tmp_path)
 
 

@@ -246,6 +246,63 @@ def test_a_program_does_not_overwrite_what_another_wrote_meanwhile(tmp_path: Pat
     assert list(written(tmp_path / "out")["timing.json"]["stages"]) == ["again"]
 
 
+def test_the_report_at_exit_takes_the_place_of_the_programs_own_dump(tmp_path: Path) -> None:
+    # GIVEN a program that dumps into the folder of its run by hand
+    code = """
+        import stagespan
+        with stagespan.ProfilingContext4Debug("first"):
+            pass
+        folder = stagespan.get_profiler_output_dir()
+        stagespan.dump_timing_report(folder / "timing.json")
+        stagespan.dump_io_signatures(folder / "timing_io_signature.json")
+        with stagespan.ProfilingContext4Debug("second"):
+            pass
+    """
+    # WHEN
+    python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
+    # THEN there is one report, the last
+    files = written(tmp_path / "out")
+    assert sorted(files) == ["timing.json", "timing_io_signature.json"]
+    assert sorted(files["timing.json"]["stages"]) == ["first", "second"]
+
+
+def test_the_report_at_exit_leaves_a_dump_of_an_earlier_report(tmp_path: Path) -> None:
+    # GIVEN a program that dumps its report and begins another one
+    code = """
+        import stagespan
+        with stagespan.span("first"):
+            pass
+        stagespan.dump_timing_report(stagespan.get_profiler_output_dir() / "timing.json")
+        stagespan.reset_timing_registry()
+        with stagespan.span("second"):
+            pass
+    """
+    # WHEN
+    python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
+    # THEN both are there
+    reports = written(tmp_path / "out")
+    assert list(reports.pop("timing.json")["stages"]) == ["first"]
+    assert [list(report["stages"]) for report in reports.values()] == [["second"]]
+
+
+def test_a_dump_that_another_process_replaced_is_not_overwritten(tmp_path: Path) -> None:
+    code = """
+        import subprocess, sys, stagespan
+        inner = len(sys.argv) > 1
+        with stagespan.span("inner" if inner else "outer"):
+            pass
+        if not inner:
+            stagespan.dump_timing_report("out/timing.json")
+            subprocess.run([sys.executable, __file__, "inner"], check=True)
+            import json, os
+            (name,) = (n for n in os.listdir("out") if n != "timing.json")
+            os.replace(f"out/{name}", "out/timing.json")
+    """
+    python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
+    files = written(tmp_path / "out")
+    assert sorted(next(iter(f["stages"])) for f in files.values()) == ["inner", "outer"]
+
+
 # --- what cannot be written -----------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stagespan.console import set_width, trimmed
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.analysis.ascend_steps import Steps
 from stagespan.trace.analysis.causes import CAUSES
@@ -86,7 +87,10 @@ def print_page(
         left -= _heights([block], console)
         shown += 1
     if shown < len(findings):
-        blocks.append(text_block(f"and {len(findings) - shown} more findings: see --html", "dim"))
+        more = len(findings) - shown
+        blocks.append(
+            text_block(f"and {more} more finding{'' if more == 1 else 's'}: see --html", "dim")
+        )
         left -= 1
     if not findings:
         blocks.append(text_block("No findings."))
@@ -95,17 +99,17 @@ def print_page(
     while told and _heights(told, console) + 1 > left:
         told.pop()
     between = [text_block("")] if told else []
-    for block in [*blocks, *between, *told, *tail]:
-        console.print(block, highlight=False)
+    with trimmed(console):
+        for block in [*blocks, *between, *told, *tail]:
+            console.print(block, highlight=False)
 
 
 def screen(console: Console | None) -> Console:
-    """The console, by default standard output; what is no terminal is as wide as a page."""
+    """The console, by default standard output; a page is 100 columns wide without a terminal."""
     from rich.console import Console
 
     console = console or Console()
-    if not console.is_terminal:
-        console.width = _WIDTH
+    set_width(console, _WIDTH)
     return console
 
 

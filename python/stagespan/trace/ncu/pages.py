@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from stagespan.console import set_width, trimmed
 from stagespan.trace.analysis.html import filled
 from stagespan.trace.analysis.html.data import LONGEST_TEXT, written_finding, written_table
 from stagespan.trace.analysis.markdown import escaped, markdown_table
@@ -24,12 +25,17 @@ _SEVERITIES = {"high": "bold red", "medium": "yellow", "low": "cyan"}
 def show(report: NcuReport, console: Console | None = None) -> None:
     """Print a line a kernel and the sentences, on standard output."""
     from rich.console import Console
+
+    console = console or Console()
+    set_width(console, _WIDTH)
+    with trimmed(console):
+        _show(report, console)
+
+
+def _show(report: NcuReport, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = console or Console()
-    if not console.is_terminal:
-        console.width = _WIDTH
     console.print(Text(_head(report), "bold"))
     for note in _notes(report):
         console.print(Text(note, "yellow"))

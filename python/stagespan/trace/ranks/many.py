@@ -16,7 +16,7 @@ def summarise_all(
 ) -> list[RankSummary | Unreadable]:
     """Sum up each trace, in the order of `paths`; `folder` as in `summarise`.
 
-    With joblib (`stagespan[ranks]`) by `jobs` workers at a time, -1 for one a core; None takes what
+    With joblib (the extra `ranks`) by `jobs` workers at a time, -1 for one a core; None takes what
     `joblib.parallel_config` says, with which a Dask or Ray cluster takes the work. Only summaries
     travel back. Without joblib one after another.
     """

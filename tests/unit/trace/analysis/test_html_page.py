@@ -290,7 +290,7 @@ def test_without_the_charts_one_sentence_names_the_extra(
     html._plotly.cache_clear()
     # THEN one sentence says what to install, and nothing is written
     assert result.exit_code == 2
-    assert "pip install stagespan[html]" in result.stderr
+    assert "pip install plotly" in result.stderr
     assert result.stderr.count("\n") == 1
     assert not target.exists()
 

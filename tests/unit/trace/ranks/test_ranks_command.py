@@ -98,7 +98,7 @@ def test_sentences(folder: Path, tmp_path: Path) -> None:
     assert "Only the traces of several ranks can be merged" in error
     status, _, error = run(folder, "--jobs", "0")
     assert status == 2
-    assert "0 traces at a time are none" in error
+    assert "0 is not a number of traces" in error
     status, _, error = run(folder, "--merge", folder / "rank0.json.gz" / "m.json")
     assert status == 2
     assert "cannot be written" in error

@@ -78,6 +78,6 @@ def _plotly() -> tuple[str, str]:
             packed = gzip.compress(text.encode(), compresslevel=9, mtime=0)
             return base64.b64encode(packed).decode(), _sha256(text)
     raise StagespanError(
-        "An HTML page needs the charts of plotly: install them with"
-        " `pip install stagespan[html]`, or write --markdown."
+        "An HTML page needs the charts of plotly (the extra 'html'): install it with"
+        " `pip install plotly`, or write --markdown."
     )

@@ -1,0 +1,40 @@
+// variables.h: values of environment variables, read by one set of rules in C++ and in Python.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace stagespan {
+
+/// Without the white space (of ASCII) around it.
+inline std::string_view trimmed(std::string_view text) noexcept {
+  constexpr std::string_view blanks = " \t\n\r\f\v";
+  const std::size_t first = text.find_first_not_of(blanks);
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(blanks) - first + 1);
+}
+
+/// The number that a text of up to 18 digits, with or without a plus sign, stands for; nothing for any other text.
+inline std::optional<std::int64_t> whole_number(std::string_view text) noexcept {
+  text = trimmed(text);
+  if (!text.empty() && text.front() == '+') text.remove_prefix(1);
+  if (text.empty() || text.size() > 18) return std::nullopt;
+  std::int64_t number = 0;
+  for (const char digit : text) {
+    if (digit < '0' || digit > '9') return std::nullopt;
+    number = number * 10 + (digit - '0');
+  }
+  return number;
+}
+
+/// A choice as its variable may spell it: `text` without white space around it and in lower case.
+inline std::string choice(std::string_view text) {
+  std::string result(trimmed(text));
+  for (char& letter : result)
+    if (letter >= 'A' && letter <= 'Z') letter = static_cast<char>(letter - 'A' + 'a');
+  return result;
+}
+
+}  // namespace stagespan

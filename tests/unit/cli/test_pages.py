@@ -1,0 +1,159 @@
+"""Pages in files and pipes: their width, their lines, and what the command says to slips."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def stagespan(
+    *arguments: str, cwd: Path, without: str = "", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
+    command = ["-m", "stagespan"]
+    if without:  # as if the package were not installed
+        hidden = f"import sys; sys.modules[{without!r}] = None"
+        code = (
+            "import importlib.util as u, sys\n"
+            f"{hidden}\n"
+            "real = u.find_spec\n"
+            f"u.find_spec = lambda n, p=None: None if n == {without!r} else real(n, p)\n"
+            "from stagespan.cli import main; main()"
+        )
+        command = ["-c", code]
+    return subprocess.run(
+        [sys.executable, *command, *arguments],
+        env={**environment, **variables},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def trace_of(kernels: int) -> dict[str, Any]:
+    """A trace with idle time and kernels of long names."""
+    events = []
+    for i in range(kernels):
+        name = (
+            f"void some::very::long::name::of_a_kernel<{i % 5}, float, (int){i % 5}>(float const*)"
+        )
+        common = {"pid": 0, "tid": 7, "args": {"stream": 7, "device": 0, "correlation": i}}
+        events.append(
+            {"ph": "X", "cat": "kernel", "name": name, "ts": 100 * i, "dur": 20, **common}
+        )
+        launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1}
+        events.append({**launch, "ts": 100 * i - 10, "dur": 5, "args": {"correlation": i}})
+    return {"traceEvents": events, "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "trace.json").write_text(json.dumps(trace_of(50)))
+    (tmp_path / "run").mkdir()
+    code = "import stagespan\nwith stagespan.ProfilingContext4Debug('a stage'):\n    pass\n"
+    subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "STAGESPAN_DEBUG": "1", "STAGESPAN_OUTPUT_DIR": "run"},
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    return tmp_path
+
+
+PAGES = {
+    "analyze": ("analyze", "trace.json"),
+    "report": ("report", "run/timing.json"),
+    "stages": ("stages", "run/timing_io_signature.json"),
+    "doctor": ("doctor", "--no-device"),
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_in_a_pipe_has_no_blanks_at_line_ends(page: str, folder: Path) -> None:
+    done = stagespan(*PAGES[page], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 3
+    assert [line for line in done.stdout.splitlines() if line != line.rstrip()] == []
+
+
+@pytest.mark.parametrize("width", [60, 133])
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_in_a_pipe_is_as_wide_as_columns_says(page: str, width: int, folder: Path) -> None:
+    done = stagespan(*PAGES[page], cwd=folder, COLUMNS=str(width))
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= width
+
+
+def test_pages_are_100_wide_where_nothing_says_so(folder: Path) -> None:
+    wide = stagespan(*PAGES["analyze"], cwd=folder)
+    assert 80 < max(map(len, wide.stdout.splitlines())) <= 100
+    assert stagespan(*PAGES["analyze"], cwd=folder, COLUMNS="wide").stdout == wide.stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("analyse", "analyze"), ("reports", "report"), ("Doctor", "doctor"), ("stage", "stages")],
+)
+def test_a_slip_in_a_verb_is_answered_with_the_near_one(
+    word: str, meant: str, tmp_path: Path
+) -> None:
+    done = stagespan(word, "x", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"No such command {word!r}; did you mean {meant!r}?" in done.stderr
+
+
+def test_a_word_that_is_like_no_verb_gets_all_of_them(tmp_path: Path) -> None:
+    done = stagespan("zzz", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "the verbs are analyze, bench, doctor" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "cut.json"])
+def test_a_trace_is_no_timing_report_and_says_what_reads_it(name: str, folder: Path) -> None:
+    # GIVEN a trace, plain, packed and cut off
+    text = json.dumps(trace_of(50)).encode()
+    (folder / "trace.json.gz").write_bytes(gzip.compress(text))
+    (folder / "cut.json").write_bytes(text[:500])
+    # WHEN
+    done = stagespan("report", name, cwd=folder)
+    # THEN
+    assert done.returncode == 2
+    assert f"{name} is a trace, not a timing report: use `stagespan analyze {name}`" in done.stderr
+
+
+def test_a_folder_stands_for_the_only_report_in_it(folder: Path) -> None:
+    # GIVEN a folder with one report
+    assert stagespan("report", "run", cwd=folder).stdout.startswith("Timing report, 1 stage")
+    assert "| a stage |" in stagespan("report", "run", "--against", "run", cwd=folder).stdout
+    # WHEN there are several: THEN they are listed
+    report = (folder / "run" / "timing.json").read_text()
+    (folder / "run" / "timing.json").unlink()
+    for rank in range(2):
+        (folder / "run" / f"timing_rank{rank}.json").write_text(report)
+    done = stagespan("report", "run", cwd=folder)
+    assert done.returncode == 2
+    assert "run holds 2 timing reports: name one of timing_rank0.json, timing_rank1.json" in (
+        done.stderr
+    )
+    # and without any: THEN that is said
+    (folder / "empty").mkdir()
+    done = stagespan("report", "empty", cwd=folder)
+    assert "empty is a folder without a timing.json" in done.stderr
+
+
+def test_jobs_without_joblib_are_refused(folder: Path) -> None:
+    done = stagespan("analyze", "trace.json", "--jobs", "2", cwd=folder, without="joblib")
+    assert done.returncode == 2
+    assert "needs joblib (the extra 'ranks'): install it with `pip install joblib`" in done.stderr
+    done = stagespan("analyze", "trace.json", "--jobs", "1", cwd=folder, without="joblib")
+    assert done.returncode == 0
