@@ -81,7 +81,7 @@ FAULTS: list[Fault] = [
     (verdict.analyze, "several and name !=", "several and name ==", at_odds),
     (verdict.analyze, "parts[IDLE_BESIDE] = whole", "parts[causes.LAUNCH] = whole", turns),
     (verdict.analyze, "time * len(devices) for", "time for", idle_together),
-    (verdict._span, "dur_ns[~inside]", "dur_ns[inside]", apart),
+    (verdict._between, "dur_ns[~inside]", "dur_ns[inside]", apart),
     (verdict._idle, "before = launched - base", "before = work - base", prepared),
     (verdict._idle, "base.end_ns - max", "base.begin_ns - max", prepared),
     (base._unrecorded, "0 if earlier.recorded", "0 if not earlier.recorded", unrecorded),
