@@ -8,6 +8,7 @@ import test_against as planted
 import test_against_closes as closes
 from planted_faults import Fault, each, must_be_found
 
+from stagespan.trace.analysis import step_time
 from stagespan.trace.comparison import alignment, cells, renames, spent, structure, windows
 from stagespan.trace.comparison.against import Against
 
@@ -45,8 +46,8 @@ FAULTS: list[Fault] = [
     (spent._idle, "found.begin_ns, found.end_ns", "found.end_ns, found.begin_ns", parts),
     (spent._idle, "idle[DONE] = rest", "pass", parts),
     (spent._with_the_first, "first <= begin", "first >= begin", parts),
-    (windows.steps_of, "begin = np.maximum(begin", "begin = np.minimum(begin", overlaps),
-    (windows.steps_of, "launched = step >= 0", "launched = step < 0", overlaps),
+    (step_time.step_extents, "begin = np.maximum(ranges", "begin = np.minimum(ranges", overlaps),
+    (step_time.step_extents, "step_of >= 0", "step_of < 0", overlaps),
     (cells._grouped, "* len(column.texts) +", "* 0 +", two_operators),
     (cells._per_step, "max(windows.steps, 1)", "1", more_steps),
     (cells.host_cells, "events.dur_ns[rows]).argmax", "events.dur_ns[rows]).argmin", on_host),
