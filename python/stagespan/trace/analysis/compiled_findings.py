@@ -79,7 +79,10 @@ def _breaks(compiled: Compiled) -> Finding | None:
     seen: list[Evidence] = []
     if time is not None:
         percent = share(time, frames.call_ns)
-        severity = of_size(_severity(percent, _BREAK_SHARES) or "low", time)
+        severity = _severity(percent, _BREAK_SHARES) or "low"
+        # A break also keeps what lies around it from being fused, however short it is.
+        if severity == "high" and of_size(severity, time) != "high":
+            severity = "medium"
         sentence += (
             f" Between graphs passed {least}{in_words(time, 'ns')} ({percent:.1f} % of the calls'"
             " time)."

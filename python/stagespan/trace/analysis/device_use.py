@@ -280,12 +280,14 @@ def analyze(trace: Trace) -> Use | Nothing:
                 continue
             shares_stream[device, each] = _on_computing_stream(trace, mine, kind, each)
             if each == COPY:
+                of_sort = {name: rows[chosen[events.name[rows]]] for name, chosen in sorts.items()}
                 times = {
-                    name: int(events.dur_ns[rows[chosen[events.name[rows]]]].sum())
-                    for name, chosen in sorts.items()
+                    name: int(events.dur_ns[mine].sum())
+                    for name, mine in of_sort.items()
+                    if len(mine)
                 }
                 copies[device] = max(times, key=lambda name: times[name])
-                rows = rows[sorts[copies[device]][events.name[rows]]]
+                rows = of_sort[copies[device]]
             longest[device, each] = evidence(trace, int(rows[np.argmax(events.dur_ns[rows])]))
     outside = work.rows[launch_of(trace, work.rows) < 0]
     return Use(

@@ -10,7 +10,7 @@ import numpy as np
 from stagespan.trace.analysis import causes
 from stagespan.trace.analysis.base import Base, base_of
 from stagespan.trace.analysis.device_time import DeviceTime, device_rows, device_times, together
-from stagespan.trace.analysis.gaps import gaps
+from stagespan.trace.analysis.gaps import Gaps, gaps
 from stagespan.trace.analysis.idle import sums_by_cause
 from stagespan.trace.analysis.result import (
     Finding,
@@ -225,9 +225,8 @@ def analyze(trace: Trace) -> Verdict | Nothing:
     idle time the largest group of causes. Several devices are weighed by their sums. All times are
     of the steps, or of the trace if it has none.
     """
-    own = device_times(trace)
     base = base_of(trace)
-    if not own or base is None:
+    if base is None or len(device_work(trace).rows) == 0:
         return Nothing(
             "Cannot tell: the trace has no device events, so what bounds the device is unknown."
         )
@@ -238,7 +237,9 @@ def analyze(trace: Trace) -> Verdict | Nothing:
             "Cannot tell: the trace's device events have no duration, so what bounds the device is"
             " unknown."
         )
-    idle, preparing = _idle(trace, base)
+    found = gaps(trace)
+    idle, preparing = _idle(trace, base, found)
+    spans = _spans(trace)
     parts = {name: _busy(whole)[of] for name, of in BUSY_PARTS.items()}
     parts |= {cause: time * len(devices) for cause, time in idle.items()}
     # Devices are idle while another works, too; why is not looked at.
@@ -257,14 +258,14 @@ def analyze(trace: Trace) -> Verdict | Nothing:
     return Verdict(
         verdict=verdict,
         base=base,
-        span_ns=_span(trace, own),
+        span_ns=sum(end - begin for begin, end in spans.values()) + _between(found, spans),
         time_ns=times[verdict],
         times_ns={n: t for n, t in sorted(times.items(), key=lambda item: -item[1]) if t},
         parts_ns=parts,
         cause=None if cause == IDLE_BESIDE else cause,
         preparing=preparing,
         devices=len(devices),
-        differs=_differing(own, devices, verdict) if several else (),
+        differs=_differing(spans, devices, verdict) if several else (),
     )
 
 
@@ -283,20 +284,26 @@ def _busy(time: DeviceTime) -> dict[str, int]:
     }
 
 
-def _span(trace: Trace, devices: dict[int, DeviceTime]) -> int:
-    """The devices' spans together, and the time between them."""
-    found = gaps(trace)
+def _spans(trace: Trace) -> dict[int, tuple[int, int]]:
+    """By device where its first event begins and its last one ends."""
+    events = trace.events
+    return {
+        device: (int(events.begin_ns[rows].min()), int(events.end_ns[rows].max()))
+        for device, rows in device_rows(trace).items()
+    }
+
+
+def _between(found: Gaps, spans: dict[int, tuple[int, int]]) -> int:
+    """The time between the spans of devices that take turns."""
     inside = np.zeros(len(found.begin_ns), dtype=np.bool_)
-    for rows in device_rows(trace).values():
-        begin, end = trace.events.begin_ns[rows].min(), trace.events.end_ns[rows].max()
+    for begin, end in spans.values():
         inside |= (found.begin_ns >= begin) & (found.end_ns <= end)
-    return sum(time.span_ns for time in devices.values()) + int(found.dur_ns[~inside].sum())
+    return int(found.dur_ns[~inside].sum())
 
 
-def _idle(trace: Trace, base: Base) -> tuple[dict[str, int], str | None]:
+def _idle(trace: Trace, base: Base, found: Gaps) -> tuple[dict[str, int], str | None]:
     """The time of the base in which no device works, by cause, and what it was prepared in."""
     events = trace.events
-    found = gaps(trace)
     begin, end = _clipped(base, found.begin_ns), _clipped(base, found.end_ns)
     inside = end > begin
     found = replace(
@@ -339,16 +346,17 @@ def _most(times: dict[str, int], wanted: str) -> str:
 
 
 def _differing(
-    own: dict[int, DeviceTime], devices: dict[int, DeviceTime], verdict: str
+    spans: dict[int, tuple[int, int]], devices: dict[int, DeviceTime], verdict: str
 ) -> tuple[str, ...]:
     """The devices that spent most of their time otherwise than the verdict says."""
-    longest = max(time.span_ns for time in own.values())
+    lengths = {device: end - begin for device, (begin, end) in spans.items()}
+    longest = max(lengths.values())
     found = []
     for device, time in devices.items():
         times = _busy(time) | {"": time.idle_ns}
         wanted = verdict if verdict in times else ""
         most = _most(times, wanted)
-        if most == wanted or share(own[device].span_ns, longest) < _LEAST_DEVICE:
+        if most == wanted or share(lengths[device], longest) < _LEAST_DEVICE:
             continue
         did = _REASONS[most].format(it="it") if most else "it was idle"
         found.append(

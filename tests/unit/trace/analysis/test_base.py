@@ -229,6 +229,22 @@ def test_copies_get_the_advice_that_fits_them(tmp_path: Path) -> None:
     assert list(said.values()) == [False, True, False]
 
 
+def test_every_finding_has_a_code_and_evidence(traces: Path) -> None:
+    # GIVEN all real traces WHEN device, kernels, torch.compile, steps and layers are looked at
+    names = ("device_use", "kernels", "compiled", "steps", "layers")
+    codes = set()
+    folders = (traces, traces.parent / "review" / "traces")
+    for path in sorted(path for folder in folders for path in folder.glob("*.json.gz")):
+        found = analyze(read_trace(path), names)
+        for name, result in found.results.items():
+            for finding in result.findings():
+                # THEN every finding has a code, of its analysis, and what it rests on
+                assert finding.code.startswith(f"{name}."), (path.name, finding)
+                assert finding.evidence, (path.name, finding)
+                codes.add(finding.code)
+    assert {"steps.before_device", "device_use.exposed_copies", "kernels.memory_bound"} <= codes
+
+
 @pytest.mark.parametrize(
     ("name", "first_us", "second_us"),
     [

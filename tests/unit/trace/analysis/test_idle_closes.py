@@ -85,7 +85,9 @@ def check(trace: Trace) -> None:
         assert all(sum(gap.parts.values()) == gap.dur_ns for gap in idle.largest)
         assert list(idle.by_cause.values()) == sorted(idle.by_cause.values(), reverse=True)
     if isinstance(verdict, Verdict):
-        assert sum(verdict.times_ns.values()) == verdict.span_ns == weighed_span(trace)
+        assert sum(verdict.times_ns.values()) == verdict.whole_ns
+        assert sum(verdict.parts_ns.values()) == verdict.whole_ns
+        assert verdict.span_ns == weighed_span(trace)
     for finding in analysis.findings():
         assert finding.evidence
         assert finding.sentence.endswith(".")
