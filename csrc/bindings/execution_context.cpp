@@ -181,7 +181,8 @@ void publish_slow(ThreadState& thread) noexcept {
   const bool is_idle = scope.top == scope.root && scope.holds == 0;
   // A context may be used again later, inside of another span.
   write_inherited({innermost(thread, scope), is_idle && scope.follows_base ? kNothing : 0});
-  if (is_idle) drop_scope(thread, scope);
+  // Making the value may have set off a collection, and a finalizer whose own span was the last of this scope.
+  if (is_idle && thread.scope == &scope && scope.top == scope.root && scope.holds == 0) drop_scope(thread, scope);
 }
 
 void drop_if_idle(ThreadState& thread, Scope& scope) noexcept {

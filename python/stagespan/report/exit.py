@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from stagespan import _core, lines, service, settings
+from stagespan import _core, forks, imports, lines, service, settings
 from stagespan.errors import StagespanError
 from stagespan.report import timing
 
@@ -45,7 +44,7 @@ def _contents() -> list[tuple[str, str, Any]]:
     contents: list[tuple[str, str, Any]] = [
         ("Timing report", "timing{tag}", timing.dump_timing_report)
     ]
-    store: Any = sys.modules.get("stagespan.signature.store")
+    store = imports.loaded("stagespan.signature.store")
     if store is not None and store.get_io_signatures():
         contents.append(("I/O signature", "timing{tag}_io_signature", store.dump_io_signatures))
     return contents
@@ -81,5 +80,5 @@ def _forget_parent() -> None:
     _written.clear()
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+forks.after_in_child(_forget_parent)
 service.on_exit(_write_at_exit)

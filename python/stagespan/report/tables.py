@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stagespan.imports import importing, load
 from stagespan.lines import one_line
 from stagespan.report import tree
 from stagespan.report.reader import number
@@ -21,8 +22,9 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
 
     On a narrow terminal the less important columns give way; a file or a pipe has no width.
     """
-    from rich.console import Console
-    from rich.text import Text
+    with importing():
+        from rich.console import Console
+        from rich.text import Text
 
     console = console or Console()
     head = _held(one_line(_headline(report)), console.encoding)
@@ -57,9 +59,7 @@ def _width(table: Table, console: Console) -> int:
 
 def print_timing_summary() -> None:
     """Print the report of this process as a table: the tree of its stages, with their figures."""
-    from stagespan.report.timing import timing_report
-
-    print_report(timing_report())
+    print_report(load("stagespan.report.timing").timing_report())
 
 
 def _headline(report: dict[str, Any]) -> str:
@@ -78,9 +78,10 @@ def _headline(report: dict[str, Any]) -> str:
 
 
 def _table(report: dict[str, Any], left_out: list[str], encoding: str) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    with importing():
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
 
     columns = [
         (title, cell)
