@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <iterator>
 #include <mutex>
 #include <new>
 #include <unordered_set>
@@ -47,7 +48,8 @@ struct Immortal {
 };
 
 Immortal<Waiter> g_waiter;
-Immortal<std::deque<Completion>> g_queue;  // guarded by the interpreter's lock
+Immortal<std::deque<Completion>> g_queue;   // guarded by the interpreter's lock
+std::int64_t g_peak_rss_bytes[kMaxStages];  // by stage, 0 where it is not known; guarded as the queue
 
 Waiter& waiter() { return g_waiter.get(); }
 
@@ -93,6 +95,11 @@ void wait_for_devices(std::unique_lock<std::mutex>& lock, Clock::time_point dead
 }  // namespace
 
 void push_completion(const Completion& completion) {
+  // Noted here and not by whoever writes the lines: a report need not wait for him then.
+  if ((completion.flags & kCompletionDeviceMemory) == 0) {
+    std::int64_t& peak_bytes = g_peak_rss_bytes[completion.stage];
+    peak_bytes = std::max(peak_bytes, completion.peak_bytes);
+  }
   std::deque<Completion>& queue = g_queue.get();
   if (queue.size() >= kMostQueued) {
     Recorder::get().lose(kLostCompletions);
@@ -140,6 +147,10 @@ std::vector<Completion> take_completions(bool everything) {
   return taken;
 }
 
+const std::int64_t* peak_rss_bytes_by_stage() { return g_peak_rss_bytes; }
+
+void forget_peak_rss() { std::fill(std::begin(g_peak_rss_bytes), std::end(g_peak_rss_bytes), std::int64_t{0}); }
+
 bool wait_for_completions(double timeout_s) {
   Waiter& w = waiter();
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
@@ -177,6 +188,7 @@ void completions_after_fork() {
   // Made anew and not cleared: a thread of the parent may have been at work on either when some library, which
   // need not hold the interpreter's lock for that, forked.
   g_queue.renew();
+  forget_peak_rss();
   g_waiter.renew();
   device::g_waker.sleeps.store(false);
 }

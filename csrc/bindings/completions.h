@@ -31,6 +31,11 @@ void push_completion(const Completion& completion);
 /// thread behind it, unless `everything` is wanted.
 std::vector<Completion> take_completions(bool everything);
 
+/// The highest peak RSS of each stage's runs since the last forget_peak_rss(), in bytes; 0 where it is not known. Has
+/// an entry for each of kMaxStages.
+const std::int64_t* peak_rss_bytes_by_stage();
+void forget_peak_rss();
+
 /// Sleeps, resolving device spans meanwhile, until something is queued, somebody calls wake_waiter(), or the time is
 /// over. Call it without the interpreter's lock. Between two returns because of queued work lies a shortest interval,
 /// so that a busy program wakes the waiter rarely.

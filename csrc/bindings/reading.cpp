@@ -129,13 +129,11 @@ py::list drain_completions(bool everything) {
   return result;
 }
 
-py::dict drain_peaks(bool everything) {
-  std::map<std::uint32_t, std::int64_t> peaks;
-  for (const Completion& c : take_completions(everything))
-    if (c.peak_bytes >= 0 && (c.flags & kCompletionDeviceMemory) == 0)
-      peaks[c.stage] = std::max(peaks[c.stage], c.peak_bytes);
+py::dict peak_rss_bytes() {
   py::dict result;
-  for (const auto& [stage, peak_bytes] : peaks) result[name_of(stage)] = peak_bytes;
+  const std::int64_t* const peaks_bytes = peak_rss_bytes_by_stage();
+  for (std::uint32_t stage = 0; stage < kMaxStages; ++stage)
+    if (peaks_bytes[stage] != 0) result[name_of(stage)] = peaks_bytes[stage];
   return result;
 }
 
@@ -177,8 +175,14 @@ void define_reading(py::module_& module) {
              "([(stage, count, total_ns, errors, top_level)], complete) of what the rings hold of a request.");
   module.def("drain_completions", drain_completions, py::arg("everything") = false,
              "Finished contexts, those of each thread in order; those that await their device only if asked for.");
-  module.def("drain_peaks", drain_peaks, py::arg("everything") = false,
-             "The same where nobody reads lines: of all that finished, each stage's highest peak RSS in bytes.");
+  module.def(
+      "drop_completions", [](bool everything) { take_completions(everything); }, py::arg("everything") = false,
+      "The same where nobody reads lines: take them and forget them.");
+  module.def("peak_rss_bytes", peak_rss_bytes, "Each stage's highest peak RSS in bytes since forget_peak_rss().");
+  module.def("forget_peak_rss", forget_peak_rss);
+  module.def(
+      "never_free", [](const py::object& object) { object.inc_ref(); }, py::arg("object"),
+      "Keep an object until the process ends, also while the interpreter shuts down.");
   module.def("wake_service", wake_waiter);
   module.def("clock_info", clock_info, "source, ns_per_tick and bracket_ns of the recorder's clock.");
   module.def(

@@ -73,6 +73,12 @@ PyObject* make_row_type(PyObject* numpy) {
   return parts ? PyObject_CallMethod(numpy, "dtype", "O", parts.get()) : nullptr;
 }
 
+// numpy is imported here and not with the module: most processes never need it. A fork waits for that import.
+Ref import_numpy() {
+  const Ref imports(PyImport_ImportModule("stagespan.imports"));
+  return imports ? Ref(PyObject_CallMethod(imports.get(), "load", "s", "numpy")) : Ref();
+}
+
 using DeviceCopies = std::unordered_map<std::uint64_t, DeviceCopy>;
 
 double known(std::int64_t ns) noexcept {
@@ -103,8 +109,7 @@ PyObject* rows_of(const std::vector<SpanCopy>& copies, const DeviceCopies& devic
               known(device.queue_ns),
               known(device.tail_ns)};
   }
-  // numpy is imported here and not with the module: most processes never need it.
-  const Ref numpy(PyImport_ImportModule("numpy"));
+  const Ref numpy = import_numpy();
   static PyObject* row_type = nullptr;
   if (numpy && row_type == nullptr) {
     PyObject* const made = make_row_type(numpy.get());

@@ -77,7 +77,13 @@ void Resolver::collect(const std::vector<DeviceQueue*>& queues) {
 }
 
 std::uint32_t Resolver::pass(Layer& layer) {
-  const std::lock_guard lock(mutex_);
+  // Not a mutex: a backend may run Python code, and with it a finalizer that flushes. That would wait for its own
+  // thread.
+  if (is_passing_.test_and_set(std::memory_order_acquire)) return 0;
+  const struct Leave {
+    std::atomic_flag& flag;
+    ~Leave() { flag.clear(std::memory_order_release); }
+  } leave{is_passing_};
   for (EventPair* const pair : layer.take_abandoned()) layer.give_back(*pair);
   collect(layer.queues());
   if (held_.load(relaxed) == 0 && late_.empty()) return 0;

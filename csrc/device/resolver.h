@@ -41,7 +41,7 @@ class Resolver {
   Resolver(EventBackend& backend, Results& results) : backend_(backend), results_(results) {}
 
   /// One look at everything that is pending; gives the number of spans that are settled now. Does not wait for
-  /// the device.
+  /// the device, nor for another thread's look: gives 0 where one is going on.
   std::uint32_t pass(Layer& layer);
 
   /// Spans taken from their queues and not settled.
@@ -71,7 +71,7 @@ class Resolver {
 
   EventBackend& backend_;
   Results& results_;
-  std::mutex mutex_;  // held by the one that resolves; never while somebody holds the interpreter's lock
+  std::atomic_flag is_passing_;  // set by the one that resolves. Nobody waits for it: see pass()
   std::map<StreamRef, std::deque<Pending>> streams_;
   std::map<void*, TimeBase> bases_;
   std::vector<Settled> settled_;

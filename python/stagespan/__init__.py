@@ -5,15 +5,14 @@ Names that need more than the timing core are imported when they are first used.
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from typing import TYPE_CHECKING, Any
 
 from stagespan import _core
 from stagespan import context as _context
 from stagespan import device as _device
 from stagespan import dynamo as _dynamo
+from stagespan import imports as _imports
 from stagespan._core import (
     Span,
     Token,
@@ -139,8 +138,8 @@ def __getattr__(name: str) -> Any:
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'stagespan' has no attribute {name!r}")
-    value = getattr(importlib.import_module(module), name)
-    setattr(sys.modules[__name__], name, value)
+    value = getattr(_imports.load(module), name)
+    globals()[name] = value
     return value
 
 

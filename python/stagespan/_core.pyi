@@ -167,7 +167,7 @@ def set_profiled_names(names: Sequence[str]) -> None:
 def set_torch_callback(callback: Callable[[], None] | None) -> None:
     """Call back once, when a context first runs after torch has been imported."""
 
-def set_service_start(start: Callable[[], None] | None) -> None:
+def set_service_start(start: Callable[[], bool] | None) -> None:
     """Call this once a process, when the first context has finished."""
 
 def set_decorator(decorate: Callable[[Span, Any], Any] | None) -> None:
@@ -319,10 +319,16 @@ def drain_completions(everything: bool = ...) -> list[tuple[str, int, int, int, 
     it is resolved or ``everything`` is asked for.
     """
 
-def drain_peaks(everything: bool = ...) -> dict[str, int]:
-    """The same where nobody reads lines: of all that finished, each stage's highest peak RSS in
-    bytes.
-    """
+def drop_completions(everything: bool = ...) -> None:
+    """The same where nobody reads lines: take them and forget them."""
+
+def peak_rss_bytes() -> dict[str, int]:
+    """Each stage's highest peak RSS in bytes since `forget_peak_rss` was called, also of runs whose
+    lines are not written yet."""
+
+def forget_peak_rss() -> None: ...
+def never_free(object: object) -> None:
+    """Keep an object until the process ends, also while the interpreter shuts down."""
 
 def wait_for_work(timeout_s: float) -> bool:
     """Sleep, without the GIL, until a context has finished or the time is over; True if there is

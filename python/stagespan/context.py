@@ -8,14 +8,11 @@ on accelerators.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
-import os
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stagespan import _core, settings
+from stagespan import _core, imports, settings
 from stagespan.dynamo import leave_alone
 from stagespan.errors import SettingsError
 
@@ -134,22 +131,25 @@ def lazy_hook(event: str, module: str) -> None:
     _lazy[event].append(module)
 
 
-_importing = threading.RLock()
-
-
 def need(event: str) -> None:
-    """Import the modules that wait for `event`."""
-    if not _lazy[event]:
+    """Import the modules that wait for `event`.
+
+    Not where a signal handler or a finalizer has interrupted such an import in this thread: a stage
+    that it runs is timed without those hooks.
+    """
+    if not _lazy[event] or imports.is_loading():
         return
     # Taken off the list afterwards: who needs them meanwhile in another thread waits for them.
-    with _importing:
-        for module in tuple(_lazy[event]):
-            try:
-                importlib.import_module(module)
-            except Exception as error:
-                hook_failed(module, error)
-            with contextlib.suppress(ValueError):
-                _lazy[event].remove(module)
+    for module in tuple(_lazy[event]):
+        try:
+            imports.load(module)
+        except Exception as error:
+            if "partially initialized module" in str(error):
+                # Interrupted in an import of the application's: it is there the next time.
+                continue
+            hook_failed(module, error)
+        with contextlib.suppress(ValueError):
+            _lazy[event].remove(module)
 
 
 def hook_failed(name: str, error: BaseException) -> None:
@@ -229,10 +229,11 @@ def register_service(start: Callable[[], None]) -> None:
     _start_service = start
 
 
-def _service_is_needed() -> None:
+def _service_is_needed() -> bool:
     need("service")
     if _start_service is not None:
         _start_service()
+    return _start_service is not None or not _lazy["service"]
 
 
 # --- switches ---------------------------------------------------------------------------------
@@ -284,7 +285,7 @@ def _tell_switched() -> None:
 
 
 def _decorate(span: _core.Span, function: Any) -> Any:
-    with _importing:
+    with imports.importing():
         from stagespan import decorators
     return decorators.decorate(span, function)
 
@@ -312,30 +313,3 @@ def _start() -> None:
 
 
 _start()
-
-_LONGEST_WAIT_S = 5.0
-_forking = threading.local()
-
-
-def _before_fork() -> None:
-    # A child that forks off while another thread imports could never import the same.
-    _forking.waited = _importing.acquire(timeout=_LONGEST_WAIT_S)
-
-
-def _after_fork_in_parent() -> None:
-    # Nothing was taken when this module was imported between the two.
-    if getattr(_forking, "waited", False):
-        _importing.release()
-
-
-def _after_fork_in_child() -> None:
-    global _importing
-    _importing = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_before_fork,
-        after_in_parent=_after_fork_in_parent,
-        after_in_child=_after_fork_in_child,
-    )

@@ -13,9 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import os
 import sys
-import threading
 import weakref
 from types import CodeType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -30,9 +28,6 @@ _INTERCEPTS_CALLS = sys.version_info >= (3, 12)
 _NOT_SYNCHRONOUS = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 _log = logging.getLogger("stagespan")
-_lock = threading.RLock()
-_debug = _core.is_debug()
-_enabled = _core.is_enabled()
 
 
 class _Timed:
@@ -49,14 +44,19 @@ class _Timed:
     def code(self, plain: CodeType, qualname: str, spans: tuple[Span, ...]) -> CodeType:
         known = self.codes.get((id(plain), spans))
         if known is None:
-            known = plain
+            made = plain
             for span in spans:
-                known = trampoline.timed_code(known, qualname, trampoline.key_of(span))
-            self.codes[id(plain), spans] = known
+                made = trampoline.timed_code(made, qualname, trampoline.key_of(span))
+            known = self.codes.setdefault((id(plain), spans), made)
         return known
 
     def active(self) -> tuple[Span, ...]:
-        return tuple(span for span in self.spans if _enabled and (_debug or span.kind != "debug"))
+        """The spans that time the function as the recorder and debug mode are now."""
+        if not _core.is_enabled():
+            return ()
+        if _core.is_debug():
+            return self.spans
+        return tuple(span for span in self.spans if span.kind != "debug")
 
 
 _functions: weakref.WeakKeyDictionary[FunctionType, _Timed] = weakref.WeakKeyDictionary()
@@ -74,11 +74,14 @@ def decorate(span: Span, function: _F) -> _F:
 
 def follow_switches() -> None:
     """Time the decorated functions, or stop timing them, as the recorder and debug mode are now."""
-    global _debug, _enabled
-    with _lock:
-        # Read under the lock: of two threads that switch at once, the last one here sees the end.
-        _debug, _enabled = _core.is_debug(), _core.is_enabled()
-        _apply_to_all()
+    # No lock, which a function that is decorated in a signal handler would wait for: `_apply` looks
+    # again at how the switches are, and each function was put into the table before it was looked
+    # at for the first time.
+    for reference in _functions.keyrefs():
+        function = reference()
+        timed = None if function is None else _functions.get(function)
+        if function is not None and timed is not None:
+            _apply(function, timed)
 
 
 def contexts_of(function: object) -> tuple[Span, ...]:
@@ -149,12 +152,11 @@ def _decorate_function(span: Span, function: FunctionType) -> Any:
         in_place = span.kind == "debug" or span.compile_safe or not synchronous
         if not in_place or not trampoline.can_time(function.__code__):
             return _core.TimedFunction(span, function)
-    with _lock:
-        spans = (*_spans_of(function), span)
-        fresh = fresh_function(function)
-        timed = _functions[fresh] = _Timed(spans)
-        if timed.active() or len(spans) > 1:
-            _apply(fresh, timed)
+    spans = (*_spans_of(function), span)
+    fresh = fresh_function(function)
+    timed = _functions[fresh] = _Timed(spans)
+    if timed.active() or len(spans) > 1:
+        _apply(fresh, timed)
     return fresh
 
 
@@ -228,34 +230,30 @@ def _spans_of(function: FunctionType) -> tuple[Span, ...]:
     return tuple(trampoline.spans[key] for key in trampoline.layers(function.__code__)[1])
 
 
-def _apply_to_all() -> None:
-    for function, timed in list(_functions.items()):
-        _apply(function, timed)
-
-
 def _apply(function: FunctionType, timed: _Timed) -> None:
     try:
         active = timed.active()
-        if _INTERCEPTS_CALLS:
-            _core.time_function(function, active)
-            return
-        code, _ = trampoline.layers(function.__code__)
-        if active:
-            _remember_parts(function)
-            code = timed.code(code, function.__qualname__, active)
-        if function.__code__ is not code:
-            function.__code__ = code
+        _time_by(function, timed, active)
+        # Another thread, or a handler that interrupted this one, may have switched meanwhile, and
+        # have come here before.
+        while timed.active() != active:
+            active = timed.active()
+            _time_by(function, timed, active)
     except Exception as error:
         _core.count_lost("decorator_errors")
         _log.warning("stagespan cannot time %s: %s", function.__qualname__, error)
 
 
-def _forget_lock() -> None:
-    # Another thread of the parent may have held it when this process was forked.
-    global _lock
-    _lock = threading.RLock()
+def _time_by(function: FunctionType, timed: _Timed, active: tuple[Span, ...]) -> None:
+    if _INTERCEPTS_CALLS:
+        _core.time_function(function, active)
+        return
+    code, _ = trampoline.layers(function.__code__)
+    if active:
+        _remember_parts(function)
+        code = timed.code(code, function.__qualname__, active)
+    if function.__code__ is not code:
+        function.__code__ = code
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_lock)
 context.on_switch(follow_switches)

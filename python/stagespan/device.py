@@ -7,11 +7,10 @@ Spans that are timed on no device keep their host time. Why they are is counted 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stagespan import _core, settings
+from stagespan import _core, forks, settings
 from stagespan.imports import ImportFinder
 
 if TYPE_CHECKING:
@@ -171,4 +170,4 @@ def _forget_parent() -> None:
     _is_attached = False
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+forks.after_in_child(_forget_parent)

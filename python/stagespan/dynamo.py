@@ -100,7 +100,10 @@ def compiling() -> bool:
     """Tell whether torch.compile or torch.export is tracing the caller, without importing torch."""
     if "torch._dynamo" not in sys.modules:
         return False
-    return bool(sys.modules["torch.compiler"].is_compiling())
+    try:
+        return bool(sys.modules["torch.compiler"].is_compiling())
+    except (KeyError, AttributeError):  # another thread is importing torch
+        return False
 
 
 def leave_alone(*functions: Callable[..., Any]) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from stagespan.imports import importing
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST_STEM = 100
 
@@ -24,8 +26,9 @@ def safe_name(stage: str) -> str:
     stem = _UNSAFE.sub("_", stage).strip("._")[:_LONGEST_STEM]
     if stem == stage:
         return stem
-    # Here and below: most processes that import stagespan never come this far.
-    import hashlib
+    # Most processes that import stagespan never come this far.
+    with importing():
+        import hashlib
 
     digest = hashlib.sha256(stage.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{stem}_{digest}" if stem else f"stage_{digest}"

@@ -36,10 +36,9 @@ class History(Generic[_Snapshot]):
 
     def add(self, snapshot: _Snapshot) -> None:
         """Keep a snapshot that is newer than all others, and thin out those that got old."""
-        self._kept.append(snapshot)
         kept: list[_Snapshot] = []
         last_bucket: tuple[float, int] | None = None
-        for old in self._kept:
+        for old in (*self._kept, snapshot):
             spacing_s = _spacing_s((snapshot.time_ns - old.time_ns) / _SECOND)
             if spacing_s is None:
                 continue
@@ -48,13 +47,19 @@ class History(Generic[_Snapshot]):
             if bucket != last_bucket:
                 kept.append(old)
                 last_bucket = bucket
-        if kept[-1] is not snapshot:
+        if not kept or kept[-1] is not snapshot:
             kept.append(snapshot)
         self._kept = kept
 
+    def view(self) -> History[_Snapshot]:
+        """The snapshots that there are now: none that is added later comes in."""
+        view: History[_Snapshot] = History()
+        view._kept = self._kept  # add() replaces the list
+        return view
+
     def nearest(self, time_ns: int) -> _Snapshot | None:
         """The snapshot closest to a time; None when there is none at all."""
-        kept = self._kept  # add() replaces the list, so this one does not change
+        kept = self._kept
         after = bisect.bisect_left(kept, time_ns, key=lambda snapshot: snapshot.time_ns)
         around = kept[max(after - 1, 0) : after + 1]
         return min(around, key=lambda snapshot: abs(snapshot.time_ns - time_ns), default=None)

@@ -1,16 +1,125 @@
-"""Being told when a module has been imported, without importing it."""
+"""Imports on first use, which forks wait for, and calls when a module has been imported."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from stagespan import forks
+from stagespan.errors import StagespanError
+
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
+
+_LONGEST_FORK_WAIT_S = 1.0
+"""How long a fork waits for an import of ours. It happens once per module and process."""
+_LONGEST_WAIT_FOR_FORKS_S = 1.0
+
+
+# --- imports on first use -------------------------------------------------------------------------
+
+_importing: dict[object, int] = {}
+"""The imports that are going on, each with its thread. Not a lock: importers wait for each other in
+the interpreter's own locks of modules, which notice when two threads wait for each other."""
+_loading: dict[object, int] = {}
+"""The same of those that `load` has begun, which run no code of the application's."""
+
+
+def loaded(name: str) -> Any:
+    """The module of that name if it has been imported, and completely; else None."""
+    module = sys.modules.get(name)
+    is_partial = getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return None if is_partial else module
+
+
+def load(name: str) -> Any:
+    """Import a module on its first use, and keep forks from interrupting that.
+
+    Raises StagespanError where this thread is in the middle of such an import, which means that a
+    signal handler or a finalizer has interrupted it: the import cannot go on before that returns.
+    """
+    module = loaded(name)
+    if module is not None:
+        return module
+    if is_loading():
+        raise StagespanError(
+            f"{name} is not imported yet, and cannot be now: this signal handler or finalizer has"
+            " interrupted an import of stagespan's. Call the function once when the program starts,"
+            " or call it again later."
+        )
+    token = object()
+    try:
+        _loading[token] = threading.get_ident()
+        with importing():
+            return importlib.import_module(name)
+    finally:
+        _loading.pop(token, None)
+
+
+def is_loading() -> bool:
+    """Whether a signal handler or a finalizer has interrupted a `load` of this thread's."""
+    return threading.get_ident() in _loading.copy().values()
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Put this around an import inside a function: a fork in another thread waits for it."""
+    token, until_s = object(), time.monotonic() + _LONGEST_WAIT_FOR_FORKS_S
+    try:
+        _importing[token] = threading.get_ident()
+        # In this order: either this thread sees the fork, or the one that forks sees the import.
+        while forks.is_forking_elsewhere() and time.monotonic() < until_s:
+            del _importing[token]
+            time.sleep(0.0005)
+            _importing[token] = threading.get_ident()
+        yield
+    finally:
+        _importing.pop(token, None)
+
+
+def _before_fork() -> None:
+    me, until_s = threading.get_ident(), time.monotonic() + _LONGEST_FORK_WAIT_S
+    while any(thread != me for thread in _importing.copy().values()):
+        if time.monotonic() >= until_s:
+            break
+        time.sleep(0.0005)
+
+
+def _after_fork_in_child() -> None:
+    me = threading.get_ident()
+    was_interrupted = False
+    for token, thread in _loading.copy().items():
+        if thread != me:
+            del _loading[token]
+    for token, thread in _importing.copy().items():
+        if thread != me:
+            was_interrupted = True
+            del _importing[token]
+    if was_interrupted:
+        _forget_interrupted()
+
+
+def _forget_interrupted() -> None:
+    """Have modules imported anew whose import the fork has cut off, instead of waited for."""
+    bootstrap: Any = sys.modules.get("_frozen_importlib")
+    me = threading.get_ident()
+    for name, reference in dict(getattr(bootstrap, "_module_locks", {})).items():
+        owner = getattr(reference(), "owner", None)
+        if owner is not None and owner != me and loaded(name) is None:
+            sys.modules.pop(name, None)
+            bootstrap._module_locks.pop(name, None)
+
+
+forks.around(_before_fork, lambda: None, _after_fork_in_child)
+
+
+# --- being called when a module has been imported -------------------------------------------------
 
 
 class ImportFinder:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
+from collections.abc import Iterator
 
 from stagespan import _core
 
@@ -26,14 +28,62 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
 _stderr = _Stderr()
 
 
-def is_configured() -> bool:
-    """Whether somebody has told logging where these lines go."""
+def _handlers() -> Iterator[logging.Handler]:
+    """The handlers that the lines go to."""
     logger: logging.Logger | None = LOGGER
     while logger is not None:
-        if any(not isinstance(handler, logging.NullHandler) for handler in logger.handlers):
-            return True
+        yield from logger.handlers.copy()
         logger = logger.parent if logger.propagate else None
-    return False
+
+
+def is_configured() -> bool:
+    """Whether somebody has told logging where these lines go."""
+    return any(not isinstance(handler, logging.NullHandler) for handler in _handlers())
+
+
+def is_in_handler() -> bool:
+    """Whether this thread is in one of the handlers: a signal handler or finalizer interrupted it.
+
+    It must neither write a line, which the handler's file would refuse, nor wait for one that
+    another thread writes, which may be waiting for this thread.
+    """
+    return any(is_mine(handler.lock) for handler in (*_handlers(), _stderr))
+
+
+def is_mine(lock: object) -> bool:
+    """Whether this thread holds a re-entrant lock."""
+    is_owned = getattr(lock, "_is_owned", None)
+    return is_owned is not None and bool(is_owned())
+
+
+def renew_streams() -> None:
+    """Give the handlers streams whose locks are free, to the same files.
+
+    For a child that was forked while another thread wrote a line. Logging makes its own locks anew,
+    but Python's files have locks as well, which that thread will never release here.
+    """
+    for handler in _handlers() if is_configured() else (_stderr,):
+        stream = getattr(handler, "stream", None)
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        try:
+            fresh = open(  # noqa: SIM115
+                stream.fileno(),
+                "w",
+                encoding=stream.encoding,
+                errors=stream.errors,
+                buffering=1 if stream.line_buffering else -1,
+                closefd=False,
+            )
+        except (OSError, ValueError):  # it is closed, or no file of the system's
+            continue
+        # Closing the old one, as freeing it would, waits for its lock.
+        _core.never_free(stream)
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name, None) is stream:
+                setattr(sys, name, fresh)
+        if isinstance(handler, logging.StreamHandler) and handler is not _stderr:
+            handler.stream = fresh
 
 
 def is_wanted() -> bool:

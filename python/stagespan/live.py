@@ -8,6 +8,16 @@ from typing import Any
 from stagespan import _core
 
 
+def threads() -> list[threading.Thread]:
+    """Python's threads that run now.
+
+    As `threading.enumerate` without its lock, for which a signal handler, or who it waits for,
+    would wait while the code that the signal has interrupted holds it.
+    """
+    active: dict[int, threading.Thread] | None = getattr(threading, "_active", None)
+    return threading.enumerate() if active is None else list(active.copy().values())
+
+
 def open_spans() -> list[dict[str, Any]]:
     """What every thread is in right now, outermost first.
 
@@ -18,7 +28,7 @@ def open_spans() -> list[dict[str, Any]]:
     found = _core.open_spans()
     if found:
         # The system knows Python's names from 3.14 on, and 15 characters of them.
-        names = {thread.native_id: thread.name for thread in threading.enumerate()}
+        names = {thread.native_id: thread.name for thread in threads()}
         for span in found:
             if span["thread_name"] is not None:
                 span["thread_name"] = names.get(span["thread"], span["thread_name"])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import collections
-import os
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from stagespan import _core, context, platforms
+from stagespan import _core, context, forks, platforms
+from stagespan.atomic import Highest
 from stagespan.platforms import DeviceMemory, Platform
 
 _MEGABYTE = 1 << 20
@@ -21,16 +20,21 @@ _MOST_RUNS_OF_A_STAGE = 16
 # --- peaks --------------------------------------------------------------------------------------
 
 
-@dataclass
 class _Peak:
     """Highest bytes seen so far; an allocator's counter only knows those since its last reset."""
 
-    allocated: int = 0
-    reserved: int = 0
+    __slots__ = ("allocated", "reserved")
+
+    def __init__(self) -> None:
+        self.allocated = Highest()
+        self.reserved = Highest()
 
     def raise_to(self, allocated: int | None, reserved: int | None) -> None:
-        self.allocated = max(self.allocated, allocated or 0)
-        self.reserved = max(self.reserved, reserved or 0)
+        self.allocated.raise_to(allocated or 0)
+        self.reserved.raise_to(reserved or 0)
+
+    def raise_to_peak(self, other: _Peak) -> None:
+        self.raise_to(other.allocated.value, other.reserved.value)
 
 
 @dataclass(eq=False)
@@ -46,12 +50,13 @@ class PeakWatch:
     """Gives every context its own true peak, although they share one counter a device.
 
     A context that resets the counter first hands its value to all contexts that are open on the
-    device, whatever thread or task they belong to, so none of them loses its peak.
+    device, whatever thread or task they belong to, so none of them loses its peak. No lock is held
+    while torch is asked, which runs Python code and with it collections and signal handlers. A peak
+    that falls between one thread's reading of the counter and its reset is lost to the others.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: dict[int, set[OpenPeak]] = {}
+        self._open: dict[int, dict[OpenPeak, None]] = {}
         self._process: dict[int, _Peak] = {}
 
     def enter(self, platform: Platform, *, reset: bool) -> OpenPeak | None:
@@ -60,73 +65,90 @@ class PeakWatch:
         Without ``reset`` the peak is the process's: the highest since the device's first use.
         """
         device = platform.current_device()
-        with self._lock:
-            memory = platform.device_memory(device)
-            if memory is None:
-                return None
-            known = self._process.setdefault(device, _Peak())
-            known.raise_to(memory.peak_allocated, memory.peak_reserved)
-            watched = self._open.setdefault(device, set())
-            entered = OpenPeak(platform, device)
-            if reset:
-                for other in watched:
-                    other.peak.raise_to(memory.peak_allocated, memory.peak_reserved)
-                platform.reset_peak_memory(device)
-            else:
-                entered.peak.raise_to(known.allocated, known.reserved)
-            watched.add(entered)
-            return entered
+        if self._read(platform, device) is None:
+            return None
+        entered = OpenPeak(platform, device)
+        if reset:
+            platform.reset_peak_memory(device)
+        else:
+            entered.peak.raise_to_peak(self._process[device])
+        self._open.setdefault(device, {})[entered] = None
+        return entered
 
     def exit(self, entered: OpenPeak) -> DeviceMemory | None:
         """Stop watching; what the device holds now, with the peaks since `enter`."""
-        with self._lock:
-            self._open.get(entered.device, set()).discard(entered)
-            memory = entered.platform.device_memory(entered.device)
-            if memory is None:
-                return None
-            entered.peak.raise_to(memory.peak_allocated, memory.peak_reserved)
-            return DeviceMemory(
-                memory.allocated,
-                memory.reserved,
-                None if memory.peak_allocated is None else entered.peak.allocated,
-                None if memory.peak_reserved is None else entered.peak.reserved,
-            )
+        # The others, too: one that interrupted this thread as it was about to reset the counter
+        # has not been handed this context's peak.
+        memory = self._read(entered.platform, entered.device)
+        self._open.get(entered.device, {}).pop(entered, None)
+        if memory is None:
+            return None
+        return DeviceMemory(
+            memory.allocated,
+            memory.reserved,
+            None if memory.peak_allocated is None else entered.peak.allocated.value,
+            None if memory.peak_reserved is None else entered.peak.reserved.value,
+        )
+
+    def _read(self, platform: Platform, device: int) -> DeviceMemory | None:
+        """Read the counter, and hand its value to all who have been open since its last reset."""
+        # Looked up before: who enters from here on resets the counter after this value's time.
+        watched = self._open.get(device, {}).copy()
+        memory = platform.device_memory(device)
+        if memory is not None:
+            for peak in (
+                self._process.setdefault(device, _Peak()),
+                *(other.peak for other in watched),
+            ):
+                peak.raise_to(memory.peak_allocated, memory.peak_reserved)
+        return memory
 
 
 # --- what the report shows ----------------------------------------------------------------------
 
 
-@dataclass
 class _StageMemory:
     """Highest figures over a stage's runs, and what its last run left behind."""
 
-    device: DeviceMemory | None = None
-    peak_rss_bytes: int | None = None
-    runs: collections.deque[dict[str, Any]] = field(
-        default_factory=lambda: collections.deque(maxlen=_MOST_RUNS_OF_A_STAGE)
-    )
+    def __init__(self) -> None:
+        self.latest: DeviceMemory | None = None
+        self.peak = _Peak()
+        self.runs: collections.deque[dict[str, Any]] = collections.deque(
+            maxlen=_MOST_RUNS_OF_A_STAGE
+        )
+
+    def device(self) -> DeviceMemory:
+        """The figures of the device; None each where none is known."""
+        latest = self.latest
+        if latest is None:
+            return _UNKNOWN
+        return DeviceMemory(
+            latest.allocated,
+            latest.reserved,
+            None if latest.peak_allocated is None else self.peak.allocated.value,
+            None if latest.peak_reserved is None else self.peak.reserved.value,
+        )
 
 
-_lock = threading.Lock()
+_UNKNOWN = DeviceMemory(None, None, None, None)
 _watch = PeakWatch()
 _stages: dict[str, _StageMemory] = {}
 _snapshots: collections.deque[dict[str, Any]] = collections.deque(maxlen=_MOST_SNAPSHOTS)
 
 
 def _forget_parent() -> None:
-    # A lock that another thread held when the process forked would never be released here.
-    global _lock, _watch
-    _lock, _watch = threading.Lock(), PeakWatch()
+    global _watch
+    _watch = PeakWatch()
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+forks.after_in_child(_forget_parent)
 
 
 def reset() -> None:
     """Forget all snapshots and all figures of stages; contexts that are open go on."""
-    with _lock:
-        _stages.clear()
-        _snapshots.clear()
+    _core.forget_peak_rss()
+    _stages.clear()
+    _snapshots.clear()
 
 
 def memory_snapshot(name: str) -> dict[str, Any]:
@@ -136,14 +158,13 @@ def memory_snapshot(name: str) -> dict[str, Any]:
     before its first use. The latest 1,000 snapshots are kept.
     """
     taken = {"name": str(name), "time_ns": time.time_ns(), **_now()}
-    with _lock:
-        _snapshots.append(taken)
+    _snapshots.append(taken)
     return dict(taken)
 
 
 def _now() -> dict[str, Any]:
     platform = platforms.loaded_platform()
-    device = platform.device_memory() or DeviceMemory(None, None, None, None)
+    device = platform.device_memory() or _UNKNOWN
     resident, peak = platforms.resident_bytes(), platforms.peak_resident_bytes()
     return {
         "device_type": platform.device_type,
@@ -157,46 +178,41 @@ def _now() -> dict[str, Any]:
     }
 
 
-def note_rss(stage: str, peak_rss_bytes: int) -> None:
-    """Note the process's peak RSS at the end of a run of ``stage``."""
-    with _lock:
-        entry = _entry(stage)
-        if entry is not None:
-            entry.peak_rss_bytes = max(entry.peak_rss_bytes or 0, peak_rss_bytes)
+def stages_memory() -> dict[str, dict[str, Any]]:
+    """The report's ``memory`` by stage, in MB of 2^20 bytes; without those not measured."""
+    peak_rss_bytes, stages = _core.peak_rss_bytes(), _stages.copy()
+    return {
+        stage: _shown(stages.get(stage), peak_rss_bytes.get(stage))
+        for stage in {**peak_rss_bytes, **stages}
+    }
 
 
-def stage_memory(stage: str) -> dict[str, Any] | None:
-    """The report's ``memory`` of a stage, in MB of 2^20 bytes; None where nothing was measured."""
-    with _lock:
-        entry = _stages.get(stage)
-        if entry is None:
-            return None
-        device = entry.device or DeviceMemory(None, None, None, None)
-        found: dict[str, Any] = {
-            "peak_allocated_mb": _mb(device.peak_allocated),
-            "peak_reserved_mb": _mb(device.peak_reserved),
-            "allocated_mb": _mb(device.allocated),
-            "reserved_mb": _mb(device.reserved),
-            "peak_rss_mb": _mb(entry.peak_rss_bytes),
-        }
-        if entry.runs:
-            found["runs"] = [
-                {**run, "before": _in_mb(run["before"]), "after": _in_mb(run["after"])}
-                for run in entry.runs
-            ]
-        return found
+def _shown(entry: _StageMemory | None, peak_rss_bytes: int | None) -> dict[str, Any]:
+    device = _UNKNOWN if entry is None else entry.device()
+    found: dict[str, Any] = {
+        "peak_allocated_mb": _mb(device.peak_allocated),
+        "peak_reserved_mb": _mb(device.peak_reserved),
+        "allocated_mb": _mb(device.allocated),
+        "reserved_mb": _mb(device.reserved),
+        "peak_rss_mb": _mb(peak_rss_bytes),
+    }
+    if entry is not None and entry.runs:
+        found["runs"] = [
+            {**run, "before": _in_mb(run["before"]), "after": _in_mb(run["after"])}
+            for run in entry.runs.copy()
+        ]
+    return found
 
 
 def snapshots() -> list[dict[str, Any]]:
     """The report's ``memory_snapshots``, oldest first, in MB of 2^20 bytes."""
-    with _lock:
-        return [_in_mb(taken) for taken in _snapshots]
+    return [_in_mb(taken) for taken in _snapshots.copy()]
 
 
 def _entry(stage: str) -> _StageMemory | None:
     entry = _stages.get(stage)
     if entry is None and len(_stages) < _MOST_STAGES:
-        entry = _stages[stage] = _StageMemory()
+        entry = _stages.setdefault(stage, _StageMemory())
     return entry
 
 
@@ -211,10 +227,6 @@ def _in_mb(taken: dict[str, Any]) -> dict[str, Any]:
         )
         for key, value in taken.items()
     }
-
-
-def _higher(first: int | None, second: int | None) -> int | None:
-    return max((size for size in (first, second) if size is not None), default=None)
 
 
 # --- the hook of the contexts -------------------------------------------------------------------
@@ -246,18 +258,12 @@ class MemoryHook:
         if device is not None:
             call.peak_bytes = device.peak_allocated  # for the log line
         after = _now() if before is not None else None
-        with _lock:
-            entry = _entry(call.stage)
-            if entry is not None and device is not None:
-                old = entry.device or device
-                entry.device = DeviceMemory(
-                    device.allocated,
-                    device.reserved,
-                    _higher(old.peak_allocated, device.peak_allocated),
-                    _higher(old.peak_reserved, device.peak_reserved),
-                )
-            if entry is not None and before is not None:
-                entry.runs.append({"begin_ns": call.begin_ns, "before": before, "after": after})
+        entry = _entry(call.stage) if device is not None or before is not None else None
+        if entry is not None and device is not None:
+            entry.latest = device
+            entry.peak.raise_to(device.peak_allocated, device.peak_reserved)
+        if entry is not None and before is not None:
+            entry.runs.append({"begin_ns": call.begin_ns, "before": before, "after": after})
 
 
 _is_watching = False

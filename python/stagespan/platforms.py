@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+from stagespan import imports
+
 
 @dataclass(frozen=True)
 class DeviceMemory:
@@ -244,8 +246,8 @@ def loaded_platform() -> Platform:
     Never imports torch, so that the service thread and the contexts may ask at any time.
     """
     global _found
-    torch: Any = sys.modules.get("torch")
-    if torch is None or getattr(getattr(torch, "__spec__", None), "_initializing", False):
+    torch = imports.loaded("torch")
+    if torch is None:
         return _CPU
     seen = (torch, hasattr(torch, "npu"))  # torch_npu may be imported later than torch
     if _found is None or _found[0] != seen:
@@ -292,8 +294,8 @@ class _CurrentPlatform:
     """Stands for the platform and finds it at the first question, importing torch if installed."""
 
     def __getattr__(self, name: str) -> Any:
-        if "torch" not in sys.modules and not name.startswith("__"):
-            with contextlib.suppress(ImportError):
+        if imports.loaded("torch") is None and not name.startswith("__"):
+            with imports.importing(), contextlib.suppress(ImportError):
                 import torch  # noqa: F401
         return getattr(loaded_platform(), name)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
-import os
 from collections import deque
 from types import TracebackType
 from typing import Any, TypedDict
 
-from stagespan import _core
+from stagespan import _core, forks
 from stagespan.dynamo import compiling
 
 
@@ -113,6 +112,5 @@ def current_request() -> request | None:
     return _current.get()
 
 
-if hasattr(os, "register_at_fork"):
-    # What the parent's requests came to is the parent's to report.
-    os.register_at_fork(after_in_child=finished_requests.clear)
+# What the parent's requests came to is the parent's to report.
+forks.after_in_child(finished_requests.clear)

@@ -9,18 +9,28 @@ from __future__ import annotations
 import atexit
 import logging
 import math
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from stagespan import _core, context, device, lines, memory, settings, termination
+from stagespan import (
+    _core,
+    context,
+    device,
+    forks,
+    lines,
+    live,
+    memory,
+    settings,
+    termination,
+)
 from stagespan.history import SPACING_S, History
 
 _LONGEST_SLEEP_S = 60.0
-_LONGEST_FORK_WAIT_S = 2.0
+_LONGEST_FORK_WAIT_S = 0.01
+_LONGEST_WAIT_FOR_FORKS_S = 1.0
 _LONGEST_DEVICE_WAIT_S = 2.0
 _MOST_THREAD_NAMES = 1024
 
@@ -33,9 +43,11 @@ class _Service:
 
     def __init__(self) -> None:
         self.history: History[_core.Snapshot] = History()
-        self._draining = threading.RLock()
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        # Handlers of logging run under these two, so that collections and signal handlers do. Both
+        # know their owner: see `drain` and `pause`.
+        self._draining = threading.RLock()  # held from the first line of a `drain` to the last
+        self._line = threading.RLock()  # held while one line is written; a fork takes it
+        self._threads: dict[str, threading.Thread] = {}
         self._stopping = False
         self._exited = False
         self._ending = threading.RLock()
@@ -44,16 +56,25 @@ class _Service:
 
     # --- the thread -----------------------------------------------------------------------------
 
+    @property
+    def _thread(self) -> threading.Thread | None:
+        return self._threads.get("service")
+
     def start(self) -> None:
-        with self._starting:
-            if self._stopping or (self._thread is not None and self._thread.is_alive()):
-                return
-            thread = threading.Thread(target=self._run, name="stagespan", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the interpreter is shutting down: the exit handler drains
-                return
-            self._thread = thread
+        running = self._thread
+        if self._stopping or (running is not None and _runs(running)):
+            return
+        if running is not None:
+            self._threads.pop("service", None)
+        thread = threading.Thread(target=self._run, name="stagespan", daemon=True)
+        # Of those who come here at the same time one starts it. No lock: what interrupts that one
+        # may come here as well.
+        if self._threads.setdefault("service", thread) is not thread:
+            return
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is shutting down: the exit handler drains
+            self._threads.pop("service", None)
 
     def _run(self) -> None:
         sleep_s, before = SPACING_S, -1
@@ -79,34 +100,41 @@ class _Service:
         return snapshot
 
     def pause(self, timeout_s: float) -> bool:
-        """Keep lines from being written until `resume`; False if that took too long to reach."""
-        return self._draining.acquire(timeout=timeout_s)
+        """Keep lines from being written until `resume`; False if that took too long to reach.
+
+        At once in a thread that writes a line itself, which a handler interrupted.
+        """
+        return self._line.acquire(timeout=timeout_s)
 
     def resume(self) -> None:
         """Let lines be written again; the thread that called `pause` calls it."""
-        self._draining.release()
+        self._line.release()
 
     # --- the lines ------------------------------------------------------------------------------
 
     def drain(self, timeout_s: float = -1, *, everything: bool = False) -> bool:
         """Write the lines of all that has finished; False if another thread was at it too long.
 
-        Lines whose device time is pending wait for it, unless ``everything`` is asked for.
+        Lines whose device time is pending wait for it, unless ``everything`` is asked for. False at
+        once in a signal handler or finalizer that has interrupted this thread in logging: whoever
+        was at work there writes what is left.
         """
-        if not self._draining.acquire(timeout=timeout_s):
+        if lines.is_mine(self._draining) or lines.is_in_handler():
             return False
         # A last drain asks for all that there is; where no device is timed, nothing is kept back.
         is_last = everything and device.is_attached()
         try:
+            if not self._draining.acquire(timeout=timeout_s):
+                return False
             if lines.is_wanted():
                 while finished := _core.drain_completions(is_last):
                     self._tell(finished)
             else:
-                # Summed up: many short stages would keep this thread, and with it theirs, busy.
-                for stage, peak in _core.drain_peaks(is_last).items():
-                    memory.note_rss(stage, peak)
+                _core.drop_completions(is_last)
         finally:
-            self._draining.release()
+            # Also where an interrupt came between taking the lock and noting that it was taken.
+            if lines.is_mine(self._draining):
+                self._draining.release()
         return True
 
     def _tell(self, finished: list[tuple[str, int, int, int, int, int, int]]) -> None:
@@ -118,18 +146,24 @@ class _Service:
             if peak >= 0:
                 kind = "Peak Memory" if is_device else "Peak RSS"
                 records.append(lines.memory_line(stage, rank, kind, peak))
-                if not is_device:
-                    memory.note_rss(stage, peak)
             name = self._thread_names.get(thread, f"Thread-{native}")
             for record in records:
                 lines.date(record, end_ns, thread, name)
-                _guarded(lambda record=record: lines.emit(record))  # type: ignore[misc]
+                self._write(record)
+
+    def _write(self, record: logging.LogRecord) -> None:
+        until_s = time.monotonic() + _LONGEST_WAIT_FOR_FORKS_S
+        # Locks are not fair: whoever forks would hardly ever get this one.
+        while forks.is_forking_elsewhere() and time.monotonic() < until_s:
+            time.sleep(0.0005)
+        with self._line:
+            _guarded(lambda: lines.emit(record))
 
     def _learn_thread_names(self) -> None:
         # Threads that have ended since are remembered, as long as there are not too many.
         if len(self._thread_names) > _MOST_THREAD_NAMES:
             self._thread_names.clear()
-        for thread in threading.enumerate():
+        for thread in live.threads():
             if thread.ident is not None:
                 self._thread_names[thread.ident] = thread.name
 
@@ -170,6 +204,11 @@ def _guarded(callback: Callable[[], Any]) -> Any:
         return None
 
 
+def _runs(thread: threading.Thread) -> bool:
+    """Whether a thread runs, or is being started."""
+    return thread.ident is None or thread.is_alive()
+
+
 def _spans_in(snapshot: _core.Snapshot) -> int:
     return sum(stage.count for stage in snapshot.stages().values())
 
@@ -195,6 +234,14 @@ def flush(timeout_s: float = 10.0) -> bool:
     until = time.monotonic() + timeout_s
     is_resolved = device.wait(timeout_s)
     return _service.drain(timeout_s=max(until - time.monotonic(), 0.0)) and is_resolved
+
+
+def settle(timeout_s: float = 10.0) -> bool:
+    """Wait until the device time of spans that have ended is known; writes no lines.
+
+    Returns False when that took longer than ``timeout_s`` seconds.
+    """
+    return device.wait(max(timeout_s, 0.0))
 
 
 def history() -> History[_core.Snapshot]:
@@ -238,24 +285,24 @@ def _exit_once_started() -> None:
     util.register_after_fork(_service, _exit_as_worker)
 
 
-_forking = threading.local()
+_paused = threading.local()
 
 
 def _before_fork() -> None:
     # A file that the service thread is writing to at this moment would stay locked in the child.
-    _forking.service = _service if _service.pause(_LONGEST_FORK_WAIT_S) else None
+    _paused.service = _service if _service.pause(_LONGEST_FORK_WAIT_S) else None
 
 
 def _after_fork_in_parent() -> None:
-    # Nothing was paused when this module was imported between the two.
-    service = getattr(_forking, "service", None)
-    if service is not None:
-        service.resume()
+    if _paused.service is not None:
+        _paused.service.resume()
 
 
 def _after_fork_in_child() -> None:
     global _service
     _service = _Service()
+    if _paused.service is None:
+        lines.renew_streams()
     if "multiprocessing.util" in sys.modules:
         _exit_once_started()
 
@@ -274,11 +321,7 @@ def _prepare_worker() -> None:
 on_tick(memory.watch_accelerator)
 on_tick(device.watch)
 context.register_service(ensure_running)
-os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=_after_fork_in_parent,
-    after_in_child=_after_fork_in_child,
-)
+forks.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
 # logging registered its own handler when it was imported, above: this one runs before it.
 atexit.register(_exit)
 _prepare_worker()

@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
-from stagespan import _core, settings
+from stagespan import _core, imports, settings
 from stagespan.distribution import Distribution
 from stagespan.lines import one_line
 
@@ -141,16 +139,17 @@ def stats(window_s: float | None = None) -> Stats:
         return _lifetime(_core.snapshot())
     if not window_s > 0:
         raise ValueError(f"window_s is {window_s!r}: give the seconds to look back, above 0")
-    from stagespan import service
-
+    service = imports.load("stagespan.service")
     service.ensure_running()  # so that the next question finds snapshots
+    # Looked at before: a snapshot that the service thread takes meanwhile is later than this one.
+    past = service.history().view()
     now = _core.snapshot()
     lifetime = _lifetime(now)
     if lifetime.window_s is not None and lifetime.window_s <= window_s:
         return lifetime
     wanted_ns = int(window_s * _SECOND)
     began = now.time_ns - wanted_ns
-    earlier = service.history().nearest(began)
+    earlier = past.nearest(began)
     if earlier is not None and abs(earlier.time_ns - began) <= 0.25 * wanted_ns:
         return _since(now, earlier)
     from_rings = _from_rings(began, now.time_ns)
@@ -213,12 +212,13 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
         return None
     if lost.get("overwritten", 0) and not _reach_back(spans, began_ns):
         return None
+    numpy = imports.load("numpy")
     spans = spans[spans["end_ns"] > began_ns]
     names = _core.stage_names()
     durations = spans["end_ns"] - spans["begin_ns"]
     failed = (spans["flags"] & _core.FLAG_ERROR) != 0
     known = (column for column in _DEVICE_COLUMNS if column in (spans.dtype.names or ()))
-    on_device = [spans[column] for column in known] or [np.full(len(spans), np.nan)] * 3
+    on_device = [spans[column] for column in known] or [numpy.full(len(spans), numpy.nan)] * 3
     found = {}
     for index in _distinct(spans["stage"]):
         mine = spans["stage"] == index
@@ -236,8 +236,9 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
 def _distinct(column: Any) -> Any:
     # Not numpy.unique: where the interpreter ends meanwhile, a daemon thread in its table of hashes
     # takes the whole process down.
-    in_order = np.sort(column)
-    return in_order[np.append(True, in_order[1:] != in_order[:-1])[: len(in_order)]]
+    numpy = imports.load("numpy")
+    in_order = numpy.sort(column)
+    return in_order[numpy.append(True, in_order[1:] != in_order[:-1])[: len(in_order)]]
 
 
 def _reach_back(spans: Any, began_ns: int) -> bool:
@@ -252,7 +253,8 @@ class _Durations:
     """The same figures as the recorder's summaries, of durations that are all at hand."""
 
     def __init__(self, durations: Any) -> None:
-        self._sorted = np.sort(durations)
+        self._numpy = imports.load("numpy")
+        self._sorted = self._numpy.sort(durations)
         self.count = len(durations)
         self.total_ns = int(durations.sum())
         self.mean_ns = float(durations.mean())
@@ -260,11 +262,11 @@ class _Durations:
         self.p50_ns, self.p95_ns, self.p99_ns = map(self.quantile_ns, (0.50, 0.95, 0.99))
 
     def quantile_ns(self, q: float) -> float:
-        return float(np.quantile(self._sorted, q))
+        return float(self._numpy.quantile(self._sorted, q))
 
 
 def _known(durations: Any) -> _Durations | None:
-    known = durations[~np.isnan(durations)]
+    known = durations[~imports.load("numpy").isnan(durations)]
     return _Durations(known) if len(known) else None
 
 

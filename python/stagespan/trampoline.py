@@ -5,11 +5,12 @@ variables and the same kind (function, coroutine, generator, async generator), a
 original code as a constant, from which each call makes the function that is timed:
 
     def denoise(self, latents, /, *, steps, **options):
-        import stagespan.trampoline as here
+        try: import stagespan.trampoline as here
+        except Exception: here = None           # a finalizer at the end of the interpreter
         def target(): ...                       # the original code, with the same closure
         return (
             target(self, latents, steps=steps, **options)
-            if here.compiling()
+            if here is None or here.compiling()
             else here.call_timed(
                 here.spans[KEY], target, (self, latents), {"steps": steps, **options}
             )
@@ -24,6 +25,8 @@ from __future__ import annotations
 import __future__
 
 import ast
+import collections
+import contextlib
 import inspect
 import keyword
 import sys
@@ -104,12 +107,14 @@ def timed_code(code: CodeType, qualname: str, key: Key) -> CodeType:
     """
     # The kept trampoline holds `code`, so its id cannot pass to another object meanwhile.
     recent = (id(code), qualname, key)
-    kept = _kept.pop(recent, None)
+    kept = _kept.get(recent)
     if kept is None:
-        kept = _compile(code, qualname, key)
-        while len(_kept) >= _MOST_KEPT:
-            del _kept[next(iter(_kept))]
-    _kept[recent] = kept
+        # Whoever made the same meanwhile was first.
+        kept = _kept.setdefault(recent, _compile(code, qualname, key))
+    with contextlib.suppress(KeyError):  # another thread made room meanwhile
+        _kept.move_to_end(recent)
+        while len(_kept) > _MOST_KEPT:
+            _kept.popitem(last=False)
     return kept
 
 
@@ -125,7 +130,7 @@ def layers(code: CodeType) -> tuple[CodeType, tuple[Key, ...]]:
         code = below
 
 
-_kept: dict[tuple[int, str, Key], CodeType] = {}
+_kept: collections.OrderedDict[tuple[int, str, Key], CodeType] = collections.OrderedDict()
 
 
 def _is_key(const: object) -> bool:
@@ -186,7 +191,7 @@ def _source(code: CodeType, key: Key) -> str:
         inspect.CO_ASYNC_GENERATOR: "timed_async_generator",
     }.get(kind, "call_timed")
     call = (
-        f"{target}({layout.call}) if {here}.compiling() else "
+        f"{target}({layout.call}) if {here} is None or {here}.compiling() else "
         f"{here}.{run}({here}.spans[{key!r}], {target}, {layout.args}, {layout.kwargs})"
     )
     if kind == inspect.CO_ASYNC_GENERATOR:
@@ -199,7 +204,9 @@ def _source(code: CodeType, key: Key) -> str:
         f"def outer({', '.join(code.co_freevars)}):",
         f"  {'async ' if is_async else ''}def function({layout.definition}):",
         # A third of what `from ... import` costs.
-        f"    import {__name__} as {here}",
+        f"    try: import {__name__} as {here}",
+        # At the end of the interpreter, when a finalizer runs the function: it runs untimed.
+        f"    except Exception: {here} = None",
         # Only names the free variables; the original code takes the place of this function's.
         f"    def {target}(): {'; '.join(code.co_freevars) or 'pass'}",
         *(f"    {line}" for line in body),
@@ -214,7 +221,10 @@ def _async_delegation(call: str, own: _Names) -> list[str]:
     function raises later, and dropped at once, because its traceback refers to this frame.
     """
     here, source, value, error = own["here"], own["source"], own["value"], own["error"]
+    anything, exhausted = own["anything"], own["exhausted"]
     return [
+        f"{anything} = BaseException if {here} is None else {here}.anything",
+        f"{exhausted} = StopAsyncIteration if {here} is None else {here}.exhausted",
         f"{source} = {call}",
         "try:",
         f"  {value} = await {source}.__anext__()",
@@ -222,7 +232,7 @@ def _async_delegation(call: str, own: _Names) -> list[str]:
         f"    {error} = None",
         "    try:",
         f"      {value} = yield {value}",
-        f"    except {here}.anything as {own['caught']}:",
+        f"    except {anything} as {own['caught']}:",
         f"      {error} = {own['caught']}",
         f"    if {error} is None:",
         f"      {value} = await {source}.asend({value})",
@@ -233,7 +243,7 @@ def _async_delegation(call: str, own: _Names) -> list[str]:
         f"        if {source}.ag_frame is None: raise {error}",
         "      finally:",
         f"        {error} = None",
-        f"except {here}.exhausted:",
+        f"except {exhausted}:",
         "  return",
     ]
 

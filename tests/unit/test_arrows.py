@@ -14,8 +14,8 @@ PACKAGE = ROOT / "python" / "stagespan"
 
 # From below to above: a room may import from its own line and those before it.
 ROOMS = (
-    "errors files distribution _core",
-    "imports settings dynamo live history platforms termination console",
+    "errors atomic forks imports files distribution _core",
+    "settings dynamo live history platforms termination console",
     "context requests decorators trampoline lines memory device synchronize",
     "service statistics",
     "trace signature profiling",

@@ -54,6 +54,10 @@ class Allocator(Platform):
         return True
 
 
+def stage_memory(stage: str) -> dict[str, Any] | None:
+    return memory.stages_memory().get(stage)
+
+
 def a_call(stage: str = "stage", *, reset: bool = True, capture: bool = False) -> Any:
     return SimpleNamespace(
         stage=stage,
@@ -205,7 +209,7 @@ def test_the_hook_reports_the_highest_peak_of_all_runs(device: Allocator) -> Non
         # THEN each run's own peak is there for its line
         assert call.peak_bytes == size
         device.allocate(-size)
-    assert memory.stage_memory("stage") == {
+    assert stage_memory("stage") == {
         "peak_allocated_mb": 3 * 1024.0,
         "peak_reserved_mb": 6 * 1024.0,
         "allocated_mb": 1024.0,
@@ -223,7 +227,7 @@ def test_capture_memory_takes_a_snapshot_before_and_after(device: Allocator) -> 
     device.allocate(GB)
     hook.exit(call)
     # THEN
-    found = memory.stage_memory("stage")
+    found = stage_memory("stage")
     assert found is not None
     (run,) = found["runs"]
     assert (run["before"]["allocated_mb"], run["after"]["allocated_mb"]) == (1024.0, 2048.0)
@@ -241,7 +245,7 @@ def test_on_a_cpu_only_capture_memory_needs_the_hook(monkeypatch: pytest.MonkeyP
     hook.enter(call)
     hook.exit(call)
     # THEN what a CPU cannot tell is null, what it can tell is there
-    found = memory.stage_memory("stage")
+    found = stage_memory("stage")
     assert found is not None
     assert found["peak_allocated_mb"] is None
     assert found["runs"][0]["after"]["allocated_mb"] is None
@@ -260,8 +264,8 @@ def test_runs_and_stages_are_bounded(device: Allocator, monkeypatch: pytest.Monk
             hook.enter(call)
             hook.exit(call)
     # THEN
-    assert memory.stage_memory("c") is None
-    found = memory.stage_memory("a")
+    assert stage_memory("c") is None
+    found = stage_memory("a")
     assert found is not None
     assert len(found["runs"]) == 16
 
@@ -285,17 +289,23 @@ def test_named_snapshots_are_kept_in_order() -> None:
     assert memory.snapshots() == []
 
 
-def test_rss_of_a_stage_is_the_highest() -> None:
-    for size in (5, 9, 7):
-        memory.note_rss("stage", size << 20)
-    found = memory.stage_memory("stage")
+def test_rss_of_a_stage_is_the_process_s_and_starts_anew_with_a_report() -> None:
+    # GIVEN a run whose log line nobody has written yet
+    with ProfilingContext("stage"):
+        pass
+    # WHEN / THEN
+    found = stage_memory("stage")
     assert found is not None
-    assert found["peak_rss_mb"] == 9.0
+    assert found["peak_rss_mb"] == pytest.approx(platforms.peak_resident_bytes() / 2**20, rel=0.02)
     assert found["allocated_mb"] is None
+    # WHEN
+    memory.reset()
+    # THEN
+    assert stage_memory("stage") is None
 
 
 def test_a_stage_without_measurement_has_no_memory() -> None:
-    assert memory.stage_memory("never") is None
+    assert stage_memory("never") is None
 
 
 def test_threads_may_note_at_once(device: Allocator) -> None:
@@ -360,7 +370,7 @@ def test_the_line_and_the_report_of_an_accelerator(
 def test_a_context_that_raises_still_ends_its_watch(hooked: Allocator) -> None:
     with pytest.raises(KeyError), ProfilingContext("fails", reset_peak_memory=False):
         raise KeyError
-    assert memory._watch._open == {0: set()}
+    assert memory._watch._open == {0: {}}
     assert hooked.resets == 0
 
 

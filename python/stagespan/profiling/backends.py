@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from stagespan.imports import importing
+
 _KINETO_LEVEL = "KINETO_LOG_LEVEL"
 _ABOVE_MARKS = "6"
 
@@ -54,8 +56,9 @@ class TorchProfiler:
     """torch.profiler, on CUDA, ROCm, XPU, other accelerators and the CPU."""
 
     def __init__(self, options: Options) -> None:
-        import torch.autograd.profiler
-        from torch import profiler
+        with importing():
+            import torch.autograd.profiler
+            from torch import profiler
 
         chosen, self.missing = _members(
             profiler.ProfilerActivity, options.activities, profiler.supported_activities()
@@ -90,7 +93,8 @@ class NpuProfiler:
     """torch_npu.profiler: its own classes, with the same life of a window."""
 
     def __init__(self, options: Options) -> None:
-        import torch_npu.profiler as profiler
+        with importing():
+            import torch_npu.profiler as profiler
 
         names = tuple("NPU" if name == "PrivateUse1" else name for name in options.activities)
         chosen, self.missing = _members(profiler.ProfilerActivity, names, None)

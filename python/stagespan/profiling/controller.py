@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from stagespan import forks
 from stagespan.errors import StagespanError
 from stagespan.files import write_whole
 from stagespan.platforms import current_platform
@@ -22,8 +22,9 @@ from stagespan.profiling.running import foreign_profiler
 
 LOGGER = logging.getLogger("stagespan")
 
-_turn = threading.Lock()  # held by the window that is open
-_holder = ""
+# The window that is open, under _OPEN. Not a lock: nobody waits for the turn.
+_turn: dict[str, Window] = {}
+_OPEN = "open"
 _warned: set[str] = set()
 
 
@@ -54,18 +55,17 @@ class Window:
         self._max_bytes = max_bytes
         self._backend: Backend | None = None
         self._deadline: Deadline | None = None
-        self._running = False
+        self._running: list[Backend] = []  # whoever takes it out stops it
 
     def start(self) -> bool:
         """Open the window; False, with `skipped` set, when it cannot be opened."""
-        global _holder
-        if not _turn.acquire(blocking=False):
+        holder = _turn.setdefault(_OPEN, self)
+        if holder is not self or self._running:
             return self._skip(
                 "nested",
                 f"stage {self.name!r} is not profiled: a profiler is already running for stage"
-                f" {_holder!r}. Name one of the two only.",
+                f" {holder.name!r}. Name one of the two only.",
             )
-        _holder = self.name
         try:
             if foreign_profiler():
                 return self._give_up(
@@ -97,7 +97,10 @@ class Window:
                 "start",
                 f"stage {self.name!r} is not profiled: the profiler did not start ({error}).",
             )
-        self._running = True
+        except BaseException:
+            self._release()
+            raise
+        self._running.append(self._backend)
         if self._max_seconds is not None:
             self._deadline = Deadline(self._max_seconds, self._close_early)
             self._deadline.start()
@@ -107,11 +110,12 @@ class Window:
         """Close the window; nothing when it is not open."""
         if self._deadline is not None:
             self._deadline.cancel()
-        if not self._running or self._backend is None:
-            return
-        self._running = False
         try:
-            self._backend.stop()
+            backend = self._running.pop()
+        except IndexError:
+            return
+        try:
+            backend.stop()
             self.recorded = True
         except Exception as error:
             self._skip(
@@ -120,7 +124,7 @@ class Window:
             )
         finally:
             self.end_ns = time.time_ns()
-            _release()
+            self._release()
 
     def export(
         self, path: str | os.PathLike[str], finished: Mapping[int, int] | None = None
@@ -182,8 +186,12 @@ class Window:
             self.stop()
 
     def _give_up(self, reason: str, sentence: str) -> bool:
-        _release()
+        self._release()
         return self._skip(reason, sentence)
+
+    def _release(self) -> None:
+        if _turn.get(_OPEN) is self:
+            _turn.pop(_OPEN, None)
 
     def _skip(self, reason: str, sentence: str) -> bool:
         self.skipped = sentence
@@ -229,17 +237,5 @@ def _warn_once(reason: str, sentence: str) -> None:
         LOGGER.warning("[Profiler] %s", sentence[:1].upper() + sentence[1:])
 
 
-def _release() -> None:
-    global _holder
-    _holder = ""
-    if _turn.locked():
-        _turn.release()
-
-
-def _after_fork() -> None:
-    # The child has no profiler, whatever its parent was doing.
-    global _turn
-    _turn = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+# The child has no profiler, whatever its parent was doing.
+forks.after_in_child(_turn.clear)

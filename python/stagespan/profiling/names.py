@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterable
 
 from stagespan import settings
@@ -11,7 +10,7 @@ from stagespan.errors import SettingsError
 
 ALL = "*"
 
-_lock = threading.Lock()
+# No lock: it is changed by one call of dict's, and readers copy it.
 _named: dict[str, None] = {}
 
 
@@ -26,16 +25,13 @@ def enable_profiler_for_names(names: str | Iterable[str]) -> None:
         wanted = [name for part in names.split(",") if (name := part.strip())]
     else:
         wanted = _listed(names)
-    with _lock:
-        _named.update(dict.fromkeys(wanted))
+    _named.update(dict.fromkeys(wanted))
     _tell_core()
 
 
 def profiled_names() -> tuple[str, ...]:
     """Names of the environment and those given at run time, each once."""
-    with _lock:
-        added = tuple(_named)
-    return tuple(dict.fromkeys((*settings.profiler_names(), *added)))
+    return tuple(dict.fromkeys((*settings.profiler_names(), *_named.copy())))
 
 
 def is_profiled(stage: str) -> bool:
@@ -46,8 +42,7 @@ def is_profiled(stage: str) -> bool:
 
 def forget_names() -> None:
     """Take back what was named at run time; the names of the environment stay."""
-    with _lock:
-        _named.clear()
+    _named.clear()
     _tell_core()
 
 
@@ -69,4 +64,8 @@ def _tell_core() -> None:
     with contextlib.suppress(ImportError):
         from stagespan import _core
 
-        _core.set_profiled_names(list(profiled_names()))
+        names = None
+        # Whoever names stages at the same time may have told the core before this thread did.
+        while names != profiled_names():
+            names = profiled_names()
+            _core.set_profiled_names(list(names))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections import Counter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,26 +44,27 @@ class ProfiledHook:
     name = "profiled"
 
     def __init__(self) -> None:
-        self._runs: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._runs: dict[str, dict[int, object]] = {}
+        """Of each stage the runs that are profiled or were, by number."""
         self._warned: set[str] = set()
 
     def wants(self, call: Call) -> bool:
         """Whether the stage is named and has runs left."""
-        return is_profiled(call.stage) and self._runs[call.stage] < self._limit()
+        return is_profiled(call.stage) and len(self._runs.get(call.stage, ())) < self._limit()
 
     def enter(self, call: Call) -> None:
         """Open the window, unless another profiler runs."""
-        with self._lock:
-            if self._runs[call.stage] >= self._limit():
-                return
-            self._runs[call.stage] += 1
+        # Without a lock, which a finalizer that runs a stage meanwhile would wait for: of those who
+        # want the same number one gets it.
+        runs, mine = self._runs.setdefault(call.stage, {}), object()
+        number = next((n for n in range(self._limit()) if runs.setdefault(n, mine) is mine), None)
+        if number is None:
+            return
         window = profile_window(call.stage, max_seconds=MAX_SECONDS, max_bytes=MAX_TRACE_BYTES)
         if window.start():
             call.state[self.name] = window
             return
-        with self._lock:
-            self._runs[call.stage] -= 1
+        runs.pop(number, None)
 
     def leave(self, call: Call) -> None:
         """Close the window."""

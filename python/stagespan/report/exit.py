@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from stagespan import _core, lines, service, settings, termination
+from stagespan import _core, imports, lines, service, settings, termination
 from stagespan.errors import StagespanError
 from stagespan.report import timing
 
@@ -45,7 +44,7 @@ def _contents() -> list[tuple[str, str, Any]]:
     contents: list[tuple[str, str, Any]] = [
         ("Timing report", "timing{tag}", timing.dump_timing_report)
     ]
-    store: Any = sys.modules.get("stagespan.signature.store")
+    store = imports.loaded("stagespan.signature.store")
     if store is not None and store.get_io_signatures():
         contents.append(("I/O signature", "timing{tag}_io_signature", store.dump_io_signatures))
     return contents

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stagespan.console import columns, trimmed
+from stagespan.imports import importing, load
 from stagespan.lines import one_line
 from stagespan.report import tree
 from stagespan.report.reader import number
@@ -23,7 +24,8 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
     If a terminal, or ``COLUMNS``, is too narrow, the less important columns are left out. A file or
     a pipe has no width.
     """
-    from rich.console import Console
+    with importing():
+        from rich.console import Console
 
     console = console or Console()
     with trimmed(console):
@@ -31,7 +33,8 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
 
 
 def _print_report(report: dict[str, Any], console: Console) -> None:
-    from rich.text import Text
+    with importing():
+        from rich.text import Text
 
     is_limited = console.is_terminal or columns() is not None
     head = _held(one_line(_headline(report)), console.encoding)
@@ -66,9 +69,7 @@ def _width(table: Table, console: Console) -> int:
 
 def print_timing_summary() -> None:
     """Print the report of this process as a table: the tree of its stages, with their figures."""
-    from stagespan.report.timing import timing_report
-
-    print_report(timing_report())
+    print_report(load("stagespan.report.timing").timing_report())
 
 
 def _headline(report: dict[str, Any]) -> str:
@@ -87,9 +88,10 @@ def _headline(report: dict[str, Any]) -> str:
 
 
 def _table(report: dict[str, Any], left_out: list[str], encoding: str) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    with importing():
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
 
     columns = [
         (title, cell)

@@ -6,17 +6,14 @@ import contextlib
 import datetime
 import math
 import os
-import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from stagespan import _core, files, memory, requests, service, settings
+from stagespan import _core, files, forks, imports, memory, requests, service, settings
 from stagespan.errors import ReportError, SettingsError
 from stagespan.report.environment import environment
 from stagespan.report.stages import stage_entries, top_level_ns
@@ -37,7 +34,7 @@ class _Report:
     lost_before: dict[str, int] = field(default_factory=dict)
 
 
-_lock = threading.Lock()
+# No lock: a report is replaced as a whole, and its metadata changed by one call of dict's.
 _report = _Report()
 _dumped: dict[Path, tuple[_Report, tuple[int, int, int]]] = {}
 """By path what this process wrote last: which report, and which file."""
@@ -45,13 +42,12 @@ _dumped: dict[Path, tuple[_Report, tuple[int, int, int]]] = {}
 
 def _forget_parent() -> None:
     # The child's recorder starts empty, so what was counted before the fork is not in it.
-    global _lock, _report
-    _lock = threading.Lock()
+    global _report
     _dumped.clear()
     _report = _Report(_report.request_id, dict(_report.metadata))
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+forks.after_in_child(_forget_parent)
 
 
 def reset_timing_registry(request_id: str = "", metadata: Mapping[str, Any] | None = None) -> None:
@@ -63,22 +59,20 @@ def reset_timing_registry(request_id: str = "", metadata: Mapping[str, Any] | No
     global _report
     if metadata is not None and not isinstance(metadata, Mapping):
         raise SettingsError(f"the metadata of a report must be a mapping, not {metadata!r}")
-    service.flush()
+    service.settle()
     fresh = _Report(
         str(request_id), dict(metadata or {}), _core.now_ns(), _core.snapshot(), _core.lost()
     )
-    with _lock:
-        _report = fresh
+    _report = fresh
     memory.reset()
-    store: Any = sys.modules.get("stagespan.signature.store")
+    store = imports.loaded("stagespan.signature.store")
     if store is not None:
         store.reset_signatures(fresh.request_id)
 
 
 def set_timing_metadata(key: str, value: Any) -> None:
     """Put ``value`` under ``key`` into the report's ``metadata``; what is no JSON becomes text."""
-    with _lock:
-        _report.metadata[str(key)] = value
+    _report.metadata[str(key)] = value
 
 
 def timing_report() -> dict[str, Any]:
@@ -87,15 +81,14 @@ def timing_report() -> dict[str, Any]:
     A dict as in ``timing.json``: times in the unit of their name, None where something is not
     known. Only spans that have ended are in it.
     """
-    service.flush()
-    with _lock:
-        report, metadata = _report, dict(_report.metadata)
+    service.settle()
+    report = _report
     snapshot = _core.snapshot()
     now_ns = snapshot.time_ns
     if report.baseline is not None:
         snapshot = snapshot.since(report.baseline)
     figures = {name: stage for name, stage in snapshot.stages().items() if stage.count}
-    entries = stage_entries(figures, memory.stage_memory, _signatures())
+    entries = stage_entries(figures, memory.stages_memory().get, _signatures())
     timestamp = datetime.datetime.fromtimestamp(now_ns / 1e9, datetime.timezone.utc)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -109,7 +102,7 @@ def timing_report() -> dict[str, Any]:
         "stages": entries,
         "requests": _requests(report.begin_ns or 0),
         "memory_snapshots": memory.snapshots(),
-        "metadata": plain(metadata),
+        "metadata": plain(report.metadata.copy()),
         "environment": environment(),
         "lost": {
             cause: count - report.lost_before.get(cause, 0) for cause, count in _core.lost().items()
@@ -161,13 +154,13 @@ def _wall_clock_ms(report: _Report, now_ns: int) -> float | None:
 
 def _signatures() -> dict[str, list[dict[str, Any]]]:
     # Loaded by the first stage that ran in debug mode; nobody else has any.
-    store: Any = sys.modules.get("stagespan.signature.store")
+    store = imports.loaded("stagespan.signature.store")
     return {} if store is None else dict(store.signature_stats())
 
 
 def _requests(since_ns: int) -> list[dict[str, Any]]:
     found = []
-    for request in tuple(requests.finished_requests):
+    for request in requests.finished_requests.copy():
         if request["end_ns"] < since_ns:
             continue
         stages: dict[str, dict[str, Any]] = {}
@@ -207,7 +200,8 @@ def plain(value: Any, depth: int = _DEEPEST_METADATA * 2) -> Any:
     if isinstance(value, int):
         # Integers beyond 64 bits are refused by many readers, the writer here among them.
         return int(value) if -(2**63) <= value < 2**64 else str(value)
-    if isinstance(value, np.generic):
+    numpy = imports.loaded("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
         return plain(value.item(), depth)
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stagespan import imports
 from stagespan.signature.capture import capture
 from stagespan.signature.describe import describe
 from stagespan.signature.model import SignatureFile, StageSignature, TensorSignature
@@ -38,7 +39,5 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "make_inputs":
-        from stagespan.signature.mock import make_inputs
-
-        return make_inputs
+        return imports.load("stagespan.signature.mock").make_inputs
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+from stagespan import imports
 from stagespan.signature.fit import signature_of
 
 _OWN = ("self", "cls", "mcs")
@@ -62,7 +62,7 @@ def bind_arguments(
     Plain defaults count as passed: a replay, and who reads the file, can tell the number of steps.
     Never raises: a call that does not fit its function fails by itself a moment later.
     """
-    decorators = sys.modules.get("stagespan.decorators")
+    decorators = imports.loaded("stagespan.decorators")
     if decorators is not None:
         function = decorators.decorated_function(function)
     parameters = _parameters(function) if function is not None else None

@@ -12,10 +12,9 @@ import dataclasses
 import enum
 import math
 import pathlib
-import sys
 from typing import Any
 
-from stagespan import settings
+from stagespan import imports, settings
 from stagespan.signature.model import TYPE, UNREPLAYABLE
 from stagespan.signature.tensors import array_node, tensor_node
 
@@ -95,12 +94,12 @@ class _Walk:
             self.above.discard(identity)
 
     def other(self, value: Any) -> Any:
-        torch = sys.modules.get("torch")
+        torch = imports.loaded("torch")
         if torch is not None and hasattr(torch, "Tensor"):
             found = self.of_torch(value, torch)
             if found is not None:
                 return found
-        numpy = sys.modules.get("numpy")
+        numpy = imports.loaded("numpy")
         if numpy is not None:
             if isinstance(value, numpy.ndarray):
                 return array_node(value, self.read_values) or unreplayable(value)

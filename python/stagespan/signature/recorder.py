@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Protocol
 
+from stagespan import imports
 from stagespan.signature.bind import bind_arguments
 from stagespan.signature.capture import capture
 from stagespan.signature.key import key_of
@@ -97,7 +97,7 @@ def signature_key(call: CallLike) -> str:
 
 def run_context() -> dict[str, Any]:
     """How torch is set on this thread right now, for a replay to run alike; empty without torch."""
-    torch = sys.modules.get("torch")
+    torch = imports.loaded("torch")
     if torch is None or not hasattr(torch, "is_grad_enabled"):
         return {}
     context: dict[str, Any] = {

@@ -6,12 +6,13 @@ import collections
 import copy
 import os
 import statistics
-import threading
 import time
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from stagespan import forks
+from stagespan.atomic import Count, Highest
 from stagespan.errors import SignatureError
 from stagespan.signature.model import TYPE, SignatureFile, StageSignature
 
@@ -24,71 +25,103 @@ _SCALARS = (bool, int, float, str)
 
 
 class _Entry:
+    """A signature, which does not change once it is here, and what is known of its runs."""
+
     def __init__(self, signature: StageSignature | None) -> None:
         self.signature = signature  # None for OTHER
-        self.has_output = False
-        self.count = 0
-        self.latest = 0  # order of the latest run, to tell entries with equal counts apart
+        self.latest = _Scalars({}, {}) if signature is None else _Scalars.of(signature)
+        self.output: tuple[Any] | None = None  # the node, once it has been described
+        self.ended = Count()
+        self.order = Highest()  # of the latest run, to tell entries with equal counts apart
         self.durations_ns: collections.deque[int] = collections.deque(maxlen=_KEPT_DURATIONS)
+
+    def copy(self) -> StageSignature | None:
+        """The signature as it is told: with the scalars of its latest run, its output and count."""
+        if self.signature is None:
+            return None
+        found, latest = copy.deepcopy(self.signature), self.latest
+        found.inputs.update(latest.inputs)
+        found.metadata = dict(latest.metadata)
+        if self.output is not None:
+            found.output = copy.deepcopy(self.output[0])
+        found.count = self.ended.value
+        return found
+
+
+class _Scalars(NamedTuple):
+    """Scalars of the latest run win: a warm-up with two steps must not hide a run with forty."""
+
+    inputs: dict[str, Any]
+    metadata: dict[str, Any]
+
+    @classmethod
+    def of(cls, signature: StageSignature) -> _Scalars:
+        scalars = {
+            name: value for name, value in signature.inputs.items() if type(value) in _SCALARS
+        }
+        return cls(scalars, signature.metadata)
 
 
 class SignatureStore:
-    """Thread-safe; bounded in stages, in signatures of a stage and in durations of a signature."""
+    """Bounded in stages, in signatures of a stage and in durations of a signature.
+
+    Any thread may use it at any time, also a signal handler or a finalizer that has interrupted a
+    method of it: there is no lock. Each change is one call of a built-in type, and readers copy. Of
+    threads that reach a bound at the same time each may go beyond it by one.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._stages: dict[str, dict[str, _Entry]] = {}
-        self._seen: dict[str, set[str]] = {}
-        self._runs = 0
+        self._seen: dict[str, dict[str, object]] = {}
+        self._runs = Count()
         self.request_id = ""
 
     def knows(self, stage: str, key: str) -> bool:
         """Whether this signature of the stage is kept already: its values need no reading then."""
-        with self._lock:
-            return key in self._stages.get(stage, {})
+        return key in self._stages.get(stage, {})
 
     def needs_output(self, stage: str, key: str) -> bool:
         """Whether the output that belongs to this signature is still to be described."""
-        with self._lock:
-            entry = self._stages.get(stage, {}).get(key)
-            return entry is not None and entry.signature is not None and not entry.has_output
+        entry = self._stages.get(stage, {}).get(key)
+        return entry is not None and entry.signature is not None and entry.output is None
 
     def begin(self, signature: StageSignature) -> bool:
         """A run begins; returns whether its form is the first of its kind for the stage, ever."""
         stage, key = signature.stage_name, signature.key or OTHER
-        with self._lock:
-            seen = self._seen.setdefault(stage, set()) if self._room(stage, self._seen) else None
-            first = seen is not None and key not in seen and len(seen) < 4 * MAX_KEYS
-            if first and seen is not None:
-                seen.add(key)
-            if not self._room(stage, self._stages):
-                return first
-            entries = self._stages.setdefault(stage, {})
-            entry = entries.get(key)
-            if entry is None and len(entries) < MAX_KEYS:
-                entries[key] = _Entry(signature)
-            elif entry is None:
-                entries.setdefault(OTHER, _Entry(None))
-            elif entry.signature is not None:
-                _refresh(entry.signature, signature)
+        first = self._is_first(stage, key)
+        if not self._room(stage, self._stages):
             return first
+        entries = self._stages.setdefault(stage, {})
+        entry = entries.get(key)
+        if entry is None:
+            if len(entries) < MAX_KEYS:
+                entry = entries.setdefault(key, _Entry(signature))
+            else:
+                entry = entries.setdefault(OTHER, _Entry(None))
+        if entry.signature is not None and entry.signature is not signature:
+            entry.latest = _Scalars.of(signature)
+        return first
+
+    def _is_first(self, stage: str, key: str) -> bool:
+        if not self._room(stage, self._seen):
+            return False
+        seen = self._seen.setdefault(stage, {})
+        if key in seen or len(seen) >= 4 * MAX_KEYS:
+            return False
+        mine = object()
+        return seen.setdefault(key, mine) is mine
 
     def end(self, stage: str, key: str, duration_ns: int, output: Any, described: bool) -> None:
         """A run has ended well, after ``duration_ns``; ``output`` is its node if ``described``."""
-        with self._lock:
-            entries = self._stages.get(stage)
-            if not entries:
-                return
-            entry = entries.get(key) or entries.get(OTHER)
-            if entry is None:
-                return
-            self._runs += 1
-            entry.count += 1
-            entry.latest = self._runs
-            entry.durations_ns.append(duration_ns)
-            if described and entry.signature is not None:
-                entry.signature.output = output
-                entry.has_output = True
+        entries = self._stages.get(stage, {})
+        entry = entries.get(key) or entries.get(OTHER)
+        if entry is None:
+            return
+        if described and entry.signature is not None:
+            entry.output = (output,)
+        entry.durations_ns.append(duration_ns)
+        entry.order.raise_to(self._runs.add())
+        entry.ended.add()
 
     @staticmethod
     def _room(stage: str, table: dict[str, Any]) -> bool:
@@ -96,31 +129,20 @@ class SignatureStore:
 
     def signatures(self) -> dict[str, StageSignature]:
         """A copy by stage: what ran most (of equals the latest), with the others as variants."""
-        with self._lock:
-            found: dict[str, StageSignature] = {}
-            for stage, entries in self._stages.items():
-                kept = [entry for entry in entries.values() if entry.signature is not None]
-                kept.sort(key=lambda entry: (entry.count, entry.latest), reverse=True)
-                copies = []
-                for entry in kept:
-                    signature = copy.deepcopy(entry.signature)
-                    assert signature is not None
-                    signature.count = entry.count
-                    copies.append(signature)
-                if copies:
-                    found[stage] = copies[0]
-                    found[stage].variants = copies[1:]
-            return found
+        found: dict[str, StageSignature] = {}
+        for stage, entries in self._stages.copy().items():
+            ranked = [
+                (entry.ended.value, entry.order.value, entry) for entry in entries.copy().values()
+            ]
+            ranked.sort(key=lambda row: row[:2], reverse=True)
+            copies = [kept for *_, entry in ranked if (kept := entry.copy()) is not None]
+            if copies:
+                found[stage] = copies[0]
+                found[stage].variants = copies[1:]
+        return found
 
     def stats(self) -> dict[str, list[dict[str, Any]]]:
         """Per stage and signature ``key``, ``count`` and ``p50_ms`` (None before a good end)."""
-        with self._lock:
-            rows = {
-                stage: [
-                    (key, entry.count, list(entry.durations_ns)) for key, entry in entries.items()
-                ]
-                for stage, entries in self._stages.items()
-            }
         return {
             stage: [
                 {
@@ -128,21 +150,22 @@ class SignatureStore:
                     "count": count,
                     "p50_ms": statistics.median(durations) / 1e6 if durations else None,
                 }
-                for key, count, durations in sorted(listed, key=lambda row: -row[1])
+                for key, count, durations in sorted(
+                    (
+                        (key, entry.ended.value, entry.durations_ns.copy())
+                        for key, entry in entries.copy().items()
+                    ),
+                    key=lambda row: -row[1],
+                )
             ]
-            for stage, listed in rows.items()
+            for stage, entries in self._stages.copy().items()
         }
 
     def clear(self, *, forget_shapes: bool = False) -> None:
         """Forget signatures and durations; which shapes have run stays known unless asked."""
-        with self._lock:
-            self._stages.clear()
-            if forget_shapes:
-                self._seen.clear()
-
-    def _after_fork(self) -> None:
-        self._lock = threading.Lock()
         self._stages = {}
+        if forget_shapes:
+            self._seen = {}
 
 
 def _refresh(kept: StageSignature, new: StageSignature) -> None:
@@ -155,8 +178,7 @@ def _refresh(kept: StageSignature, new: StageSignature) -> None:
 
 
 STORE = SignatureStore()
-if hasattr(os, "register_at_fork"):  # a child writes files of its own
-    os.register_at_fork(after_in_child=STORE._after_fork)
+forks.after_in_child(STORE.clear)  # a child writes files of its own
 
 
 def get_io_signatures() -> dict[str, dict[str, Any]]:

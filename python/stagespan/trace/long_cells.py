@@ -8,7 +8,8 @@ import threading
 from collections.abc import Iterator
 
 _LONGEST_BYTES = 1 << 27
-_lock = threading.Lock()
+# Re-entrant: a signal handler may read a file as well.
+_lock = threading.RLock()
 
 
 @contextlib.contextmanager

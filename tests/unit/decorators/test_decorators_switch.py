@@ -114,17 +114,16 @@ def test_threads_decorate_and_switch_at_once() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_forked_child_can_decorate_and_switch() -> None:
-    # GIVEN a process whose lock is held by another thread at the time of a fork
-    held, release = threading.Event(), threading.Event()
+    # GIVEN a process in which another thread switches debug mode at the time of a fork
+    functions = [decorate(debug("parent"), lambda: 1) for _ in range(200)]
+    stop = threading.Event()
 
-    def hold() -> None:
-        with decorators._lock:
-            held.set()
-            release.wait()
+    def switch() -> None:
+        while not stop.is_set():
+            decorators.follow_switches()
 
-    holder = threading.Thread(target=hold)
+    holder = threading.Thread(target=switch)
     holder.start()
-    held.wait()
 
     # WHEN the child decorates and switches
     child = os.fork()
@@ -137,8 +136,9 @@ def test_a_forked_child_can_decorate_and_switch() -> None:
             status = 0 if function() == 3 else 2
         finally:
             os._exit(status)
-    release.set()
+    stop.set()
     holder.join()
+    del functions
 
     # THEN it does not wait for a thread that it does not have
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,51 @@
+"""Numbers that threads, signal handlers and finalizers change without a lock.
+
+Each change is one call of a function written in C on plain integers, which the interpreter neither
+interrupts nor lets another thread into. A lock would not do: a signal handler or a finalizer that
+runs while its own thread holds the lock would wait for it forever.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+
+class Highest:
+    """The highest of the numbers that it was given."""
+
+    __slots__ = ("_heap",)
+
+    def __init__(self, value: int = 0) -> None:
+        self._heap = [value]
+
+    @property
+    def value(self) -> int:
+        """The highest number so far."""
+        return self._heap[0]
+
+    def raise_to(self, value: int) -> None:
+        """Take a number in."""
+        # Puts the number in and takes the lower of the two out.
+        heapq.heappushpop(self._heap, value)
+
+
+class Count:
+    """How often `add` was called."""
+
+    __slots__ = ("_given", "_numbers")
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._given = Highest()
+
+    @property
+    def value(self) -> int:
+        """The number of calls so far."""
+        return self._given.value
+
+    def add(self) -> int:
+        """Count one call; returns its number, from 1 on, which no other call gets."""
+        number = next(self._numbers)
+        self._given.raise_to(number)
+        return number

@@ -1,0 +1,37 @@
+"""Everything at once for 20 seconds: nothing hangs, and nothing fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("stress_program.py")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_all_calls_at_once(tmp_path: Path) -> None:
+    # WHEN all public calls are made from several threads, with signals, collections with
+    # finalizers, forks, switches and interpreters that shut down
+    program = subprocess.Popen(
+        [sys.executable, "-W", "ignore::DeprecationWarning", str(PROGRAM), "20"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        _, stderr = program.communicate(timeout=180)
+    except subprocess.TimeoutExpired:
+        program.send_signal(signal.SIGUSR1)  # it prints its stacks
+        time.sleep(2)
+        program.kill()
+        _, stderr = program.communicate()
+    # THEN no operation takes longer than it should (the program prints all stacks then), and none
+    # raises
+    assert program.returncode == 0, stderr
