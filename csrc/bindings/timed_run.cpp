@@ -161,10 +161,10 @@ void hooks_leave(PyObject* call) noexcept {
 }
 
 std::uint16_t hooks_exit(PyObject* call, PyObject* result, PyObject* error, const FinishedSpan& span) noexcept {
-  const ClockFit fit = Recorder::get().clock_fit();
+  const PublishedClock clock = Recorder::get().published_clock();
   const Ref id(PyLong_FromUnsignedLongLong(span.id));
-  const Ref begin(PyLong_FromLongLong(fit.unix_ns(span.begin_ticks)));
-  const Ref end(PyLong_FromLongLong(fit.unix_ns(span.end_ticks)));
+  const Ref begin(PyLong_FromLongLong(clock.unix_ns(span.begin_ticks)));
+  const Ref end(PyLong_FromLongLong(clock.end_ns(span.begin_ticks, span.end_ticks)));
   if (!id || !begin || !end) {
     lose_hook_error();
     return 0;

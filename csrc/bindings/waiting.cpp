@@ -82,13 +82,13 @@ double known(std::int64_t ns) noexcept {
 PyObject* rows_of(const std::vector<SpanCopy>& copies, const DeviceCopies& devices) {
   const Ref rows(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(copies.size() * sizeof(SpanRow))));
   if (!rows) return nullptr;
-  const ClockFit fit = Recorder::get().clock_fit();
+  const PublishedClock clock = Recorder::get().published_clock();
   auto* row = reinterpret_cast<SpanRow*>(PyByteArray_AS_STRING(rows.get()));
   for (const SpanCopy& copy : copies) {
     DeviceCopy device{kUnknownNs, kUnknownNs, kUnknownNs, 0};
     if (const auto found = devices.find(copy.id); found != devices.end()) device = found->second;
-    const std::int64_t begin = fit.unix_ns(copy.begin_ticks);
-    const std::int64_t end = std::max(begin, fit.unix_ns(copy.end_ticks));
+    const std::int64_t begin = clock.unix_ns(copy.begin_ticks);
+    const std::int64_t end = clock.end_ns(copy.begin_ticks, copy.end_ticks);
     *row++ = {copy.stage,
               copy.thread,
               begin,
@@ -96,7 +96,7 @@ PyObject* rows_of(const std::vector<SpanCopy>& copies, const DeviceCopies& devic
               copy.id,
               copy.parent,
               copy.request,
-              static_cast<std::int64_t>(fit.duration_ns(static_cast<double>(copy.suspended_ticks))),
+              std::min(clock.duration_ns(copy.suspended_ticks, copy.begin_ticks), end - begin),
               copy.depth,
               copy.flags,
               known(device.elapsed_ns),

@@ -14,6 +14,7 @@
 #include "clock.h"
 #include "layout.h"
 #include "mode.h"
+#include "published_clock.h"
 #include "span_path.h"
 #include "thread_state.h"
 
@@ -75,6 +76,8 @@ class Recorder {
 
   /// A fresh fit of the clock.
   ClockFit clock_fit();
+  /// What turns ticks up to now into times that stay the same; for whatever users get to see of a span.
+  PublishedClock published_clock();
   ClockSource clock_source() const noexcept { return clock_source_; }
 
   /// Everything recorded goes; names stay. Spans that are open stay open, and are counted when they end. A span
@@ -109,6 +112,7 @@ class Recorder {
 
   ArenaView arena_;
   ClockSource clock_source_;
+  PublishedClock published_clock_;
   std::mutex cold_;
   std::unordered_map<std::string, std::uint32_t> stages_;
   std::unordered_map<std::string, std::uint32_t> work_keys_;

@@ -124,9 +124,9 @@ bool Recorder::drop_away(ThreadState& owner, OpenFrame& frame, void** note) {
 
 bool Recorder::record(std::uint32_t stage, std::int64_t begin_ns, std::int64_t end_ns, std::uint16_t flags) {
   if (!arena_) return false;
-  const ClockFit fit = clock_fit();
-  const std::uint64_t begin = fit.ticks(begin_ns);
-  const std::uint64_t end = fit.ticks(end_ns);
+  const PublishedClock clock = published_clock();
+  const std::uint64_t begin = clock.ticks(begin_ns);
+  const std::uint64_t end = clock.ticks(end_ns);
   if (end_ns < begin_ns || end < begin || static_cast<std::int64_t>(begin) < 0 || static_cast<std::int64_t>(end) < 0) {
     lose(kLostRecords);
     return false;
