@@ -110,7 +110,7 @@ void define_hot_objects(py::module_& module) {
                                  g_timed_iterator_functions, g_waiting_functions})
     if (PyModule_AddFunctions(m, functions) != 0) throw py::error_already_set();
   if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_token_type(m) ||
-      !init_timed_functions(m) || !init_timed_iterators())
+      !init_timed_functions(m) || !init_timed_iterators() || !init_waiting(m))
     throw py::error_already_set();
 }
 

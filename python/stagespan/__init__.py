@@ -16,6 +16,7 @@ from stagespan import device as _device
 from stagespan import dynamo as _dynamo
 from stagespan._core import (
     Span,
+    SpanCursor,
     Token,
     lost,
     spans,
@@ -91,6 +92,7 @@ __all__ = [
     "ProfilingContext",
     "ProfilingContext4Debug",
     "Span",
+    "SpanCursor",
     "StageBenchHarness",
     "StagespanError",
     "Token",

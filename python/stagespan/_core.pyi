@@ -249,10 +249,25 @@ class Snapshot:
         """
 
 def snapshot() -> Snapshot: ...
-def spans() -> NDArray[np.void]:
+
+class SpanCursor:
+    """How far a reader has come: `spans(since=cursor)` returns each span once.
+
+    The first reading with a new cursor returns what the rings hold; with `from_now`, what ends
+    after the cursor was made.
+    """
+
+    def __init__(self, *, from_now: bool = ...) -> None: ...
+    @property
+    def overwritten(self) -> int:
+        """Spans that a ring lost before they could be read with this cursor."""
+
+def spans(*, since: SpanCursor | None = ...) -> NDArray[np.void]:
     """The rings' spans by begin: stage, thread, begin_ns, end_ns, id, parent, request,
     suspended_ns, depth, flags, and as float64 device_elapsed_ns, device_queue_ns, device_tail_ns,
-    which are NaN where they are not known.
+    which are NaN where they are not known. A span's times are the same in each reading.
+
+    With a cursor, only spans that have ended since the last reading with that cursor.
     """
 
 def open_spans() -> list[dict[str, Any]]:
