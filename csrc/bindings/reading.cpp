@@ -45,7 +45,7 @@ py::list open_spans() {
   py::list result;
   Recorder& recorder = Recorder::get();
   if (!recorder.arena()) return result;
-  const std::vector<OpenCopy> copies = read_open(recorder.arena());
+  const std::vector<OpenCopy> copies = recorder.open_spans();
   const PublishedClock clock = recorder.published_clock();
   const std::int64_t now = clock.unix_ns(now_ticks());
   for (const OpenCopy& copy : copies) {
@@ -56,6 +56,7 @@ py::list open_spans() {
     open["thread_name"] = copy.detached ? py::object(py::none()) : text_of(copy.thread_name);
     open["id"] = copy.id;
     open["parent"] = copy.parent;
+    open["request"] = copy.request;
     open["depth"] = copy.depth;
     open["begin_ns"] = begin;
     open["elapsed_ns"] = std::max<std::int64_t>(now - begin, 0);
@@ -124,7 +125,7 @@ py::list drain_completions(bool everything) {
   const PublishedClock clock = Recorder::get().published_clock();
   for (const Completion& c : taken)
     result.append(py::make_tuple(name_of(c.stage), clock.unix_ns(c.begin_ticks), end_of(c, clock), c.ident, c.thread,
-                                 c.peak_bytes, c.flags));
+                                 c.peak_bytes, c.flags, c.request));
   return result;
 }
 

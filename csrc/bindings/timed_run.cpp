@@ -188,7 +188,8 @@ void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState&
                         -1,
                         span.stage,
                         thread.thread,
-                        std::uint32_t{finished.flags} & kFlagPublished};
+                        std::uint32_t{finished.flags} & kFlagPublished,
+                        finished.request};
   if ((finished.flags & kFrameDevice) != 0) completion.device_span = finished.id;
   if (call == nullptr) {
     completion.peak_bytes = peak_rss_bytes();

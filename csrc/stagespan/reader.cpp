@@ -55,6 +55,7 @@ bool copy_frame(const OpenFrame& frame, OpenCopy& copy) {
   copy.id = frame.id.load(std::memory_order_acquire);
   if (copy.id == 0) return false;
   copy.parent = frame.parent.load(relaxed);
+  copy.request = frame.as_parent_id.load(relaxed);  // of a detached frame
   copy.begin_ticks = frame.begin_ticks.load(relaxed);
   copy.stage = frame.stage.load(relaxed);
   copy.thread = frame.effective.load(relaxed);
@@ -169,6 +170,8 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
     for (std::uint32_t index = 1; index < end; ++index) {
       OpenCopy copy{};
       if (!copy_frame(arena.frames(i)[index], copy)) continue;
+      copy.request = 0;
+      copy.frame = index;
       copy.thread = slot.thread.load(relaxed);
       copy.ident = slot.ident.load(relaxed);
       const std::uint64_t name[2] = {slot.name[0].load(relaxed), slot.name[1].load(relaxed)};
@@ -185,6 +188,7 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
     OpenCopy copy{};
     if (!copy_frame(arena.detached()[index], copy) || !seen.insert(copy.id).second) continue;
     copy.detached = true;
+    copy.frame = index;
     result.push_back(copy);
   }
   std::sort(result.begin(), result.end(), [](const OpenCopy& a, const OpenCopy& b) {

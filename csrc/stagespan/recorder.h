@@ -15,6 +15,7 @@
 #include "layout.h"
 #include "mode.h"
 #include "published_clock.h"
+#include "reader.h"
 #include "span_path.h"
 #include "thread_state.h"
 
@@ -70,6 +71,9 @@ class Recorder {
   bool drop_away(ThreadState& owner, OpenFrame& frame, void** note);
   /// The innermost frame that `owner_key` opened in a thread other than the calling one.
   OpenFrame* find_elsewhere(const void* owner_key, ThreadState** thread);
+
+  /// What every thread is in at this moment, as read_open() gives it, with the requests that the spans belong to.
+  std::vector<OpenCopy> open_spans();
 
   /// Records a span that was timed elsewhere. False, and counted, if its times cannot be placed.
   bool record(std::uint32_t stage, std::int64_t begin_ns, std::int64_t end_ns, std::uint16_t flags);

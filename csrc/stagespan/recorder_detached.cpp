@@ -25,6 +25,7 @@ std::uint32_t Recorder::show_detached(const FinishedSpan& span, std::uint32_t th
     store_fence();  // a reader that sees a field of this span sees that the one before has left
     frame.begin_ticks.store(span.begin_ticks, relaxed);
     frame.parent.store(span.parent, relaxed);
+    frame.as_parent_id.store(span.request, relaxed);  // nobody's parent while it is here
     frame.stage.store(span.stage, relaxed);
     frame.depth.store(span.depth, relaxed);
     frame.flags.store(span.flags, relaxed);
@@ -84,6 +85,23 @@ OpenFrame* Recorder::find_elsewhere(const void* owner_key, ThreadState** thread)
     }
   }
   return latest;
+}
+
+std::vector<OpenCopy> Recorder::open_spans() {
+  if (!arena_) return {};
+  std::vector<OpenCopy> copies = read_open(arena_);
+  const std::lock_guard lock(cold_);
+  for (OpenCopy& copy : copies) {
+    if (copy.detached) continue;
+    for (ThreadState* const state : threads_) {
+      if (state->thread != copy.thread || state->slot == nullptr) continue;
+      // The id before and after: the frame may be another span's by now.
+      const std::uint64_t request = state->locals[copy.frame].belongs_to();
+      load_fence();
+      if (state->frames[copy.frame].id.load(relaxed) == copy.id) copy.request = request;
+    }
+  }
+  return copies;
 }
 
 bool Recorder::take_away_locked(ThreadState& owner, OpenFrame& frame, void** note) noexcept {

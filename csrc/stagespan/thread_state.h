@@ -35,9 +35,15 @@ struct FrameLocal {
   void* note = nullptr;                   // the bindings' own
   std::uint32_t parent_stage = kNoStage;  // of a frame whose parent is no longer below it
 
-  /// The owner is the one field that other threads look at.
+  /// The owner and the request are the fields that other threads look at.
   void open_by(const void* who) noexcept { std::atomic_ref<const void*>(owner).store(who, std::memory_order_relaxed); }
   const void* opened_by() noexcept { return std::atomic_ref<const void*>(owner).load(std::memory_order_relaxed); }
+  void belong_to(std::uint64_t number) noexcept {
+    std::atomic_ref<std::uint64_t>(request).store(number, std::memory_order_relaxed);
+  }
+  std::uint64_t belongs_to() noexcept {
+    return std::atomic_ref<std::uint64_t>(request).load(std::memory_order_relaxed);
+  }
 };
 
 struct FreeMemory {

@@ -37,7 +37,7 @@ from stagespan.context import (
 )
 from stagespan.device import set_device_every
 from stagespan.live import open_spans
-from stagespan.requests import current_request, request
+from stagespan.requests import current_request, request, request_ids
 from stagespan.settings import (
     output_dir as get_profiler_output_dir,
 )
@@ -118,6 +118,7 @@ __all__ = [
     "print_timing_summary",
     "record",
     "request",
+    "request_ids",
     "reset_timing_registry",
     "set_debug",
     "set_device_every",

@@ -272,7 +272,8 @@ def spans(*, since: SpanCursor | None = ...) -> NDArray[np.void]:
 
 def open_spans() -> list[dict[str, Any]]:
     """What every thread is in right now, outermost first: thread, thread_name (the system's; None
-    where detached), stage, id, parent, depth, begin_ns, elapsed_ns, detached.
+    where detached), stage, id, parent, request (its number, or 0), depth, begin_ns, elapsed_ns,
+    detached.
     """
 
 def stage_names() -> list[str]: ...
@@ -322,9 +323,11 @@ def device_every(every: int | None = ...) -> int:
     """
 
 # Service
-def drain_completions(everything: bool = ...) -> list[tuple[str, int, int, int, int, int, int]]:
+def drain_completions(
+    everything: bool = ...,
+) -> list[tuple[str, int, int, int, int, int, int, int]]:
     """Finished contexts: (stage, begin_ns, end_ns, thread_ident, native thread id,
-    peak_rss_bytes or -1, flags).
+    peak_rss_bytes or -1, flags, number of the request or 0).
 
     Each thread's are in order. ``end_ns`` is the later of the host's and the device's end: a
     context whose device time is pending is kept back, with those of its thread behind it, until

@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import itertools
 import os
+import weakref
 from collections import deque
 from types import TracebackType
 from typing import Any, TypedDict
@@ -18,6 +19,7 @@ class FinishedRequest(TypedDict):
     """What is kept of a request: figures from the rings, complete unless one has wrapped since."""
 
     id: str
+    number: int
     metadata: dict[str, Any]
     begin_ns: int
     end_ns: int
@@ -30,7 +32,13 @@ MOST_FINISHED_REQUESTS = 1024
 finished_requests: deque[FinishedRequest] = deque(maxlen=MOST_FINISHED_REQUESTS)
 """The latest requests that have ended, oldest first."""
 
+MOST_REQUEST_IDS = 16_384
 _numbers = itertools.count(1)
+# Numbers and ids, each dict used as a ring; copied at once, without a lock.
+_begun_ids: dict[int, tuple[int, str]] = {}
+_ended_ids: dict[int, tuple[int, str]] = {}
+_ends = itertools.count()
+_alive: weakref.WeakValueDictionary[int, request] = weakref.WeakValueDictionary()
 _current: contextvars.ContextVar[request | None] = contextvars.ContextVar(
     "stagespan_request", default=None
 )
@@ -61,6 +69,8 @@ class request:
             raise RuntimeError(
                 f"the request {self.id!r} is already open: make a new one for each unit of work."
             )
+        _alive[self.number] = self
+        _begun_ids[self.number % MOST_REQUEST_IDS] = (self.number, self.id)
         self._begin_ns = _core.now_ns() if _core.is_enabled() else 0
         self._before = _core.request_enter(self.number)
         self._token = _current.set(self)
@@ -81,12 +91,14 @@ class request:
             with contextlib.suppress(ValueError):
                 _current.reset(self._token)
             self._token = None
+        _ended_ids[next(_ends) % MOST_FINISHED_REQUESTS] = (self.number, self.id)
         if self._begin_ns == 0:
             return
         stages, complete = _core.request_figures(self.number, self._begin_ns)
         finished_requests.append(
             {
                 "id": self.id,
+                "number": self.number,
                 "metadata": self.metadata,
                 "begin_ns": self._begin_ns,
                 "end_ns": _core.now_ns(),
@@ -111,6 +123,28 @@ class request:
 def current_request() -> request | None:
     """Return the request that the calling code belongs to, or None."""
     return _current.get()
+
+
+def request_ids() -> dict[int, str]:
+    """Return the ids of requests by their numbers, which `spans()["request"]` holds.
+
+    Known are all requests that are open, the latest 16,384 that have begun and the latest 1,024
+    that have ended. Number 0 stands for spans that belong to no request, and has no id.
+    """
+    alive = (reference() for reference in _alive.valuerefs())
+    found = {one.number: one.id for one in alive if one is not None}
+    found.update(_ended_ids.copy().values())
+    found.update(_begun_ids.copy().values())
+    return dict(sorted(found.items()))
+
+
+def id_of(number: int) -> str | None:
+    """Return the id of the request with this number; None for 0, and where it is not known."""
+    begun = _begun_ids.get(number % MOST_REQUEST_IDS)
+    if begun is not None and begun[0] == number:
+        return begun[1]
+    alive = _alive.get(number)
+    return dict(_ended_ids.copy().values()).get(number) if alive is None else alive.id
 
 
 if hasattr(os, "register_at_fork"):

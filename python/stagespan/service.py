@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from stagespan import _core, context, device, lines, memory, settings
+from stagespan import _core, context, device, lines, memory, requests, settings
 from stagespan.history import SPACING_S, History
 
 _LONGEST_SLEEP_S = 60.0
@@ -106,15 +106,16 @@ class _Service:
             self._draining.release()
         return True
 
-    def _tell(self, finished: list[tuple[str, int, int, int, int, int, int]]) -> None:
+    def _tell(self, finished: list[tuple[str, int, int, int, int, int, int, int]]) -> None:
         rank = settings.rank()
         self._learn_thread_names()
-        for stage, begin_ns, end_ns, thread, native, peak, flags in finished:
+        for stage, begin_ns, end_ns, thread, native, peak, flags, number in finished:
             is_device = bool(flags & _core.COMPLETION_DEVICE_MEMORY)
-            records = [lines.duration_line(stage, begin_ns, end_ns)]
+            request = requests.id_of(number)
+            records = [lines.duration_line(stage, begin_ns, end_ns, request)]
             if peak >= 0:
                 kind = "Peak Memory" if is_device else "Peak RSS"
-                records.append(lines.memory_line(stage, rank, kind, peak))
+                records.append(lines.memory_line(stage, rank, kind, peak, request))
                 if not is_device:
                     memory.note_rss(stage, peak)
             name = self._thread_names.get(thread, f"Thread-{native}")

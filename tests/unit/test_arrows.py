@@ -15,8 +15,8 @@ PACKAGE = ROOT / "python" / "stagespan"
 # From below to above: a room may import from its own line and those before it.
 ROOMS = (
     "errors files distribution _core",
-    "imports settings dynamo live history platforms",
-    "context requests decorators trampoline lines memory device synchronize",
+    "imports settings dynamo history platforms",
+    "context requests live decorators trampoline lines memory device synchronize",
     "service statistics",
     "trace signature profiling",
     "harness report export",
