@@ -75,6 +75,10 @@ class Recorder {
   /// What every thread is in at this moment, as read_open() gives it, with the requests that the spans belong to.
   std::vector<OpenCopy> open_spans();
 
+  /// What is innermost in the own code of the thread with this serial, and belongs to `request`. False if nothing
+  /// does, or the thread has ended.
+  bool innermost_elsewhere(std::uint64_t serial, std::uint64_t request, ParentLink& link);
+
   /// Records a span that was timed elsewhere. False, and counted, if its times cannot be placed.
   bool record(std::uint32_t stage, std::int64_t begin_ns, std::int64_t end_ns, std::uint16_t flags);
 

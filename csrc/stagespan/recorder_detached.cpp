@@ -104,6 +104,13 @@ std::vector<OpenCopy> Recorder::open_spans() {
   return copies;
 }
 
+bool Recorder::innermost_elsewhere(std::uint64_t serial, std::uint64_t request, ParentLink& link) {
+  const std::lock_guard lock(cold_);
+  for (ThreadState* const state : threads_)
+    if (state->serial == serial) return innermost_of_request(*state, request, link);
+  return false;
+}
+
 bool Recorder::take_away_locked(ThreadState& owner, OpenFrame& frame, void** note) noexcept {
   // The owner may have left, or another thread may have ended the span, since the caller found it.
   if (std::find(threads_.begin(), threads_.end(), &owner) == threads_.end() || frame.id.load(relaxed) == 0 ||

@@ -206,6 +206,25 @@ def request_figures(
     that is all of it: False when a ring has wrapped since `since_ns`.
     """
 
+def request_number() -> int:
+    """The number of the request that the calling code belongs to, or 0. It may be known where no
+    context variable tells, as in a greenlet.
+    """
+
+# Threads
+def inheritance() -> object:
+    """The innermost open span and the request of the calling code, for `adopt`; None if there is
+    neither.
+    """
+
+def adopt(inheritance: object, /) -> object:
+    """Open spans of the calling code as children of what `inheritance` noted, in its request, until
+    `give_up` is called with what this returns. None, and nothing changes, in a forked child.
+    """
+
+def give_up(adopted: object, /) -> None:
+    """End what `adopt` began in this thread."""
+
 # Reading
 class Summary:
     """Distribution of a duration. None of its figures exists while `count` is 0."""

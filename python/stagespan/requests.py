@@ -122,7 +122,13 @@ class request:
 
 def current_request() -> request | None:
     """Return the request that the calling code belongs to, or None."""
-    return _current.get()
+    found = _current.get()
+    if found is None:
+        # A greenlet belongs to its creator's request, but has none of its context variables.
+        number = _core.request_number()
+        if number:
+            found = _alive.get(number)
+    return found
 
 
 def request_ids() -> dict[int, str]:
