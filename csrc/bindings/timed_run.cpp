@@ -87,21 +87,27 @@ void raise_later(PyObject* error) noexcept {
   if (error != nullptr) g_kept.push_back({PyThread_get_thread_ident(), Py_NewRef(error)});
 }
 
+PyObject* take_kept() noexcept {
+  if (g_kept.empty()) [[likely]]
+    return nullptr;
+  const auto others = [](const KeptError& kept) { return kept.thread != PyThread_get_thread_ident(); };
+  const auto found = std::stable_partition(g_kept.begin(), g_kept.end(), others);
+  if (found == g_kept.end()) return nullptr;
+  // Out of the list before any of them goes: what runs then may keep another one.
+  const std::vector<KeptError> mine(found, g_kept.end());
+  g_kept.erase(found, g_kept.end());
+  // A second one that came before the first was raised goes with it.
+  for (std::size_t i = 1; i < mine.size(); ++i) Py_DECREF(mine[i].error);
+  return mine.front().error;
+}
+
 void raise_kept() noexcept {
   if (g_kept.empty()) [[likely]]
     return;
   const ErrorAside pending;
   const bool is_main = is_main_thread();
-  const auto others = [](const KeptError& kept) { return kept.thread != PyThread_get_thread_ident(); };
-  const auto found = std::stable_partition(g_kept.begin(), g_kept.end(), others);
-  if (found == g_kept.end()) return;
-  // Out of the list before any of them goes: what runs then may keep another one.
-  const std::vector<KeptError> mine(found, g_kept.end());
-  g_kept.erase(found, g_kept.end());
-  PyObject* const error = mine.front().error;
-  // A second one that came before the first was raised goes with it.
-  for (std::size_t i = 1; i < mine.size(); ++i) Py_DECREF(mine[i].error);
-  if (is_main && Py_AddPendingCall(raise_pending, error) == 0) return;
+  PyObject* const error = take_kept();
+  if (error == nullptr || (is_main && Py_AddPendingCall(raise_pending, error) == 0)) return;
   if (!is_main) PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), reinterpret_cast<PyObject*>(Py_TYPE(error)));
   Py_DECREF(error);
 }
@@ -137,7 +143,8 @@ bool has_room() noexcept {
   return thread.free_head < thread.frame_capacity;
 }
 
-PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs) noexcept {
+PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs,
+                      bool raises_later) noexcept {
   const ErrorAside pending;
   // A block has no arguments.
   const Ref no_args(args == nullptr ? PyTuple_New(0) : Py_NewRef(args));
@@ -149,7 +156,7 @@ PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyOb
   PyObject* const arguments[] = {reinterpret_cast<PyObject*>(&span), function, no_args.get(), no_kwargs.get()};
   PyObject* const call = PyObject_Vectorcall(g_hooks.enter, arguments, 4, nullptr);
   if (call == nullptr) lose_hook_error();
-  raise_kept();
+  if (raises_later) raise_kept();
   return call;
 }
 
