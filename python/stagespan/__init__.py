@@ -14,6 +14,7 @@ from stagespan import _core
 from stagespan import context as _context
 from stagespan import device as _device
 from stagespan import dynamo as _dynamo
+from stagespan import settings as _settings
 from stagespan._core import (
     Span,
     SpanCursor,
@@ -65,13 +66,16 @@ if TYPE_CHECKING:
     from stagespan.service import flush
     from stagespan.signature import dump_io_signatures, get_io_signatures
     from stagespan.statistics import stats
+    from stagespan.threads import BoundExecutor, bind, propagate_to_threads
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "BoundExecutor": "stagespan.threads",
     "HarnessConfig": "stagespan.harness",
     "StageBenchHarness": "stagespan.harness",
     "StagespanError": "stagespan.errors",
+    "bind": "stagespan.threads",
     "compare_timing_reports": "stagespan.report.compare",
     "current_platform": "stagespan.platforms",
     "dump_io_signatures": "stagespan.signature",
@@ -81,6 +85,7 @@ _LAZY = {
     "get_io_signatures": "stagespan.signature",
     "memory_snapshot": "stagespan.memory",
     "print_timing_summary": "stagespan.report.tables",
+    "propagate_to_threads": "stagespan.threads",
     "reset_timing_registry": "stagespan.report.timing",
     "set_timing_metadata": "stagespan.report.timing",
     "stats": "stagespan.statistics",
@@ -88,6 +93,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "BoundExecutor",
     "HarnessConfig",
     "ProfilingContext",
     "ProfilingContext4Debug",
@@ -97,6 +103,7 @@ __all__ = [
     "StagespanError",
     "Token",
     "begin",
+    "bind",
     "compare_timing_reports",
     "current_platform",
     "current_request",
@@ -116,6 +123,7 @@ __all__ = [
     "memory_snapshot",
     "open_spans",
     "print_timing_summary",
+    "propagate_to_threads",
     "record",
     "request",
     "request_ids",
@@ -162,6 +170,8 @@ _context.lazy_hook("memory", "stagespan.memory")
 _context.lazy_hook("service", "stagespan.service")
 _dynamo.install()
 _device.install()
+if _settings.get("STAGESPAN_PROPAGATE_TO_THREADS"):
+    importlib.import_module("stagespan.threads").propagate_to_threads()
 if is_debug():
     # Switched on by the environment: the files at exit are due even if no debug context ever runs.
     _context.need("debug")

@@ -6,13 +6,18 @@ import contextlib
 import contextvars
 import itertools
 import os
+import threading
 import weakref
 from collections import deque
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from stagespan import _core
 from stagespan.dynamo import compiling
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class FinishedRequest(TypedDict):
@@ -48,9 +53,9 @@ class request:
     """Group the spans of one unit of work: `with request("req-1", user="a"):`, also `async with`.
 
     Spans that open inside carry its number: in this thread, in tasks that are created inside, and
-    in threads that run in a copied context (`asyncio.to_thread`). Its figures are taken from the
-    rings when it ends. Without an id it gets one made of its number. In a graph that torch.compile
-    captures it does nothing.
+    in threads that run in a copied context (`asyncio.to_thread`) or what `bind` returned. Its
+    figures are taken from the rings when it ends. Without an id it gets one made of its number. In
+    a graph that torch.compile captures it does nothing.
     """
 
     def __init__(self, request_id: str = "", **metadata: Any) -> None:
@@ -151,6 +156,57 @@ def id_of(number: int) -> str | None:
         return begun[1]
     alive = _alive.get(number)
     return dict(_ended_ids.copy().values()).get(number) if alive is None else alive.id
+
+
+class UnboundThread(threading.Thread):
+    """A thread that belongs to nobody's request, whatever `propagate_to_threads` says."""
+
+
+class Carried:
+    """The request and the innermost span of the code that makes one, for code in another thread.
+
+    Several threads may run code with the same one at the same time.
+    """
+
+    __slots__ = ("_inheritance", "_request")
+
+    def __init__(self) -> None:
+        self._inheritance = _core.inheritance()
+        self._request = current_request()
+
+    def is_empty(self) -> bool:
+        """Tell whether there was no open span and no request."""
+        return self._inheritance is None and self._request is None
+
+    def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function with them."""
+        adopted, token = self.enter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.leave(adopted, token)
+
+    async def wait_for(
+        self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call a coroutine function with them."""
+        adopted, token = self.enter()
+        try:
+            return await function(*args, **kwargs)
+        finally:
+            self.leave(adopted, token)
+
+    def enter(self) -> tuple[object, contextvars.Token[request | None] | None]:
+        """Begin to run code with them; `leave` takes what this returns."""
+        adopted = _core.adopt(self._inheritance)
+        return adopted, None if adopted is None else _current.set(self._request)
+
+    def leave(self, adopted: object, token: contextvars.Token[request | None] | None) -> None:
+        """Go back to what was current before."""
+        if token is not None:
+            with contextlib.suppress(ValueError):
+                _current.reset(token)
+        _core.give_up(adopted)
 
 
 if hasattr(os, "register_at_fork"):

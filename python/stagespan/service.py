@@ -45,7 +45,7 @@ class _Service:
         with self._starting:
             if self._stopping or (self._thread is not None and self._thread.is_alive()):
                 return
-            thread = threading.Thread(target=self._run, name="stagespan", daemon=True)
+            thread = requests.UnboundThread(target=self._run, name="stagespan", daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the interpreter is shutting down: the exit handler drains

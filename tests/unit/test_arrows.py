@@ -16,7 +16,7 @@ PACKAGE = ROOT / "python" / "stagespan"
 ROOMS = (
     "errors files distribution _core",
     "imports settings dynamo history platforms",
-    "context requests live decorators trampoline lines memory device synchronize",
+    "context requests live threads decorators trampoline lines memory device synchronize",
     "service statistics",
     "trace signature profiling",
     "harness report export",
