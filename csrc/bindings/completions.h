@@ -16,6 +16,7 @@ struct Completion {
   std::uint32_t stage;
   std::uint32_t thread;  // the system's number of the thread
   std::uint32_t flags;
+  std::uint64_t request = 0;
   std::uint64_t device_span = 0;  // id of the span whose device result is awaited; 0 if none is
   device::DeviceResult device{kUnknownNs, kUnknownNs, kUnknownNs};
 };

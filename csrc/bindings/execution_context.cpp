@@ -1,6 +1,7 @@
-// execution_context.cpp: scopes of tasks, and what a task inherits from where it was created.
+// execution_context.cpp: scopes of tasks and greenlets, and what each inherits from where it was created.
 #include "execution_context.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <unordered_map>
@@ -18,31 +19,38 @@ PyObject* g_innermost = nullptr;  // the context variable; its value is an Inher
 
 /// What a copied context takes along.
 struct Inherited {
-  ParentLink link;
-  std::uint32_t base_thread;  // the thread whose own scope wrote it, 0 for a task's
+  ParentLink link;               // what is open; in a thread's own code, what was open when its request was entered
+  std::uint64_t base = kExact;   // the serial of the thread whose own code stored this, or one of those below
+  std::uint64_t generation = 0;  // spans and requests of before a fork are the parent's
+  static constexpr std::uint64_t kExact = 0;                    // `link` is what is open there
+  static constexpr std::uint64_t kNothing = ~std::uint64_t{0};  // as if nothing had been stored
 };
-constexpr std::uint32_t kNothing = 0xffffffff;  // in place of a thread: as if nothing had been stored
+
+struct TaskScope : Scope {
+  Inherited stored;  // what the context brought along
+};
 
 class TaskScopes final : public ScopeTable {
  public:
-  Scope* find(PyObject* context) {
+  TaskScope* find(const void* context) {
     const auto found = scopes_.find(context);
     return found == scopes_.end() ? nullptr : found->second.get();
   }
 
-  Scope* add(PyObject* context) {
-    std::unique_ptr<Scope> scope;
+  TaskScope& add(PyObject* context) {
+    std::unique_ptr<TaskScope> scope;
     if (spare_.empty()) {
-      scope = std::make_unique<Scope>();
+      scope = std::make_unique<TaskScope>();
     } else {
       scope = std::move(spare_.back());
       spare_.pop_back();
-      *scope = Scope{};
+      *scope = TaskScope{};
     }
     // The context stays alive while its scope does, so that no other context gets its address.
     scope->context = Py_NewRef(context);
     scope->is_task = true;
-    return (scopes_[context] = std::move(scope)).get();
+    scope->takes_turns = true;
+    return *(scopes_[context] = std::move(scope));
   }
 
   void remove(Scope& scope) {
@@ -59,9 +67,21 @@ class TaskScopes final : public ScopeTable {
     return nullptr;
   }
 
+  /// Scopes with nothing left that nobody has dropped, as when another thread ended their spans. Looked for only
+  /// when there are twice as many scopes as after the last search.
+  std::vector<Scope*> left_behind() {
+    std::vector<Scope*> found;
+    if (scopes_.size() < next_search_) return found;
+    for (const auto& [context, scope] : scopes_)
+      if (scope->top == scope->root && scope->holds == 0) found.push_back(scope.get());
+    next_search_ = std::max<std::size_t>(64, 2 * (scopes_.size() - found.size()));
+    return found;
+  }
+
  private:
-  std::unordered_map<PyObject*, std::unique_ptr<Scope>> scopes_;
-  std::vector<std::unique_ptr<Scope>> spare_;
+  std::unordered_map<const void*, std::unique_ptr<TaskScope>> scopes_;
+  std::vector<std::unique_ptr<TaskScope>> spare_;
+  std::size_t next_search_ = 64;
 };
 
 TaskScopes& task_scopes(ThreadState& thread) {
@@ -75,6 +95,8 @@ ParentLink innermost(const ThreadState& thread, const Scope& scope) {
           top.as_parent_depth.load(relaxed)};
 }
 
+// --- the interpreter's contexts -------------------------------------------------------------------------
+
 // The interpreter's PyContext up to the field that matters; whether it is like that is tried before it is used.
 struct ContextLayout {
   PyObject_HEAD PyObject* previous;
@@ -84,20 +106,27 @@ struct ContextLayout {
 };
 bool g_layout_is_known = false;
 
+const ContextLayout& layout_of(const PyObject* context) { return *reinterpret_cast<const ContextLayout*>(context); }
+
 bool know_layout() {
-  const Ref context(PyContext_New());
-  if (!context || Py_TYPE(context.get())->tp_basicsize < static_cast<Py_ssize_t>(sizeof(ContextLayout))) return false;
-  const int& entered = reinterpret_cast<ContextLayout*>(context.get())->entered;
-  const bool free_before = entered == 0;
-  if (PyContext_Enter(context.get()) != 0) return false;
-  const bool taken = entered == 1;
-  return PyContext_Exit(context.get()) == 0 && free_before && taken && entered == 0;
+  const Ref outer(PyContext_New()), inner(PyContext_New());
+  if (!outer || !inner || Py_TYPE(outer.get())->tp_basicsize < static_cast<Py_ssize_t>(sizeof(ContextLayout)))
+    return false;
+  const ContextLayout& layout = layout_of(inner.get());
+  const bool free_before = layout.entered == 0 && layout.previous == nullptr;
+  if (PyContext_Enter(outer.get()) != 0) return false;
+  bool taken = PyContext_Enter(inner.get()) == 0;
+  if (taken) {
+    taken = layout.entered == 1 && layout.previous == outer.get() && layout_of(outer.get()).entered == 1;
+    taken = PyContext_Exit(inner.get()) == 0 && taken;
+  }
+  return PyContext_Exit(outer.get()) == 0 && free_before && taken && layout.entered == 0 && layout.previous == nullptr;
 }
 
-// A thread's own context is made when somebody first needs it and is never entered, whereas a task's is. There is
-// no call that tells, but entering a context twice is an error.
+// A thread's own context is made when somebody first needs it and is never entered, whereas a task's is. No call
+// tells them apart, but entering a context twice is an error.
 bool is_entered(PyObject* context) noexcept {
-  if (g_layout_is_known) return reinterpret_cast<const ContextLayout*>(context)->entered != 0;
+  if (g_layout_is_known) return layout_of(context).entered != 0;
   if (PyContext_Enter(context) == 0) {
     PyContext_Exit(context);
     return false;
@@ -106,16 +135,76 @@ bool is_entered(PyObject* context) noexcept {
   return true;
 }
 
-bool read_inherited(Inherited& inherited) {
+// From Python 3.14 on, threading.Thread enters a context of its own before anything else runs in it.
+bool is_threads_own(PyObject* context) noexcept {
+  if (!g_layout_is_known || layout_of(context).previous != nullptr) return false;
+  // Not threading.current_thread(), which makes an object for each thread that it does not know.
+  PyObject* const modules = Py_IsInitialized() != 0 ? PyImport_GetModuleDict() : nullptr;
+  PyObject* const threading = modules != nullptr ? PyDict_GetItemString(modules, "threading") : nullptr;
+  const Ref threads(threading != nullptr ? PyObject_GetAttrString(threading, "_active") : nullptr);
+  const Ref ident(PyLong_FromUnsignedLong(PyThread_get_thread_ident()));
+  PyObject* const thread =
+      threads && PyDict_Check(threads.get()) && ident ? PyDict_GetItemWithError(threads.get(), ident.get()) : nullptr;
+  const Ref owned(Py_XNewRef(thread));
+  const Ref own(owned ? PyObject_GetAttrString(owned.get(), "_context") : nullptr);
+  PyErr_Clear();
+  return own.get() == context;
+}
+
+// --- greenlets ------------------------------------------------------------------------------------------
+
+/// What is attribute `name` of an object; empty, with no exception set, if there is nothing or None.
+Ref attribute(PyObject* object, const char* name) noexcept {
+  Ref value(object != nullptr ? PyObject_GetAttrString(object, name) : nullptr);
+  if (!value) PyErr_Clear();
+  return value && value.get() != Py_None ? std::move(value) : Ref();
+}
+
+/// The greenlet that runs now; empty in a thread's main greenlet, and where nobody has imported greenlet.
+Ref current_greenlet() noexcept {
+  static PyObject* getcurrent = nullptr;
+  if (getcurrent == nullptr) {
+    PyObject* const modules = Py_IsInitialized() != 0 ? PyImport_GetModuleDict() : nullptr;
+    PyObject* const module = modules != nullptr ? PyDict_GetItemString(modules, "greenlet") : nullptr;
+    if (module == nullptr) return Ref();
+    getcurrent = attribute(module, "getcurrent").release();
+    if (getcurrent == nullptr) return Ref();
+  }
+  Ref greenlet(PyObject_CallNoArgs(getcurrent));
+  if (!greenlet) PyErr_Clear();
+  return attribute(greenlet.get(), "parent") ? std::move(greenlet) : Ref();
+}
+
+/// The greenlet that created this one, as far as that is known: gevent notes it, and otherwise it is the parent.
+Ref creator_of(PyObject* greenlet) noexcept {
+  const Ref spawning(attribute(greenlet, "spawning_greenlet"));  // a weak reference
+  Ref creator(spawning ? PyObject_CallNoArgs(spawning.get()) : nullptr);
+  if (!creator) PyErr_Clear();
+  if (creator && creator.get() != Py_None) return creator;
+  return attribute(greenlet, "parent");
+}
+
+// --- what is inherited ----------------------------------------------------------------------------------
+
+bool decode(PyObject* value, Inherited& inherited) noexcept {
+  if (value == nullptr || !PyBytes_CheckExact(value) || PyBytes_GET_SIZE(value) != sizeof(inherited)) return false;
+  std::memcpy(&inherited, PyBytes_AS_STRING(value), sizeof(inherited));
+  return inherited.base != Inherited::kNothing && inherited.generation == Recorder::get().generation();
+}
+
+PyObject* encode(Inherited inherited) noexcept {
+  inherited.generation = Recorder::get().generation();
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&inherited), sizeof(inherited));
+}
+
+bool read_inherited(Inherited& inherited) noexcept {
   PyObject* value = nullptr;
   if (PyContextVar_Get(g_innermost, nullptr, &value) != 0) {
     PyErr_Clear();
     return false;
   }
   const Ref owned(value);
-  if (value == nullptr || !PyBytes_CheckExact(value) || PyBytes_GET_SIZE(value) != sizeof(inherited)) return false;
-  std::memcpy(&inherited, PyBytes_AS_STRING(value), sizeof(inherited));
-  return true;
+  return decode(value, inherited);
 }
 
 // Until Python 3.11 any allocation may set off a collection, and a finalizer that opens a span: it would drop the scope
@@ -141,16 +230,103 @@ class NoCollection {
 #endif
 };
 
-void write_inherited(const Inherited& inherited) {
+bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept {
+  const Ref value(PyObject_GetItem(context, g_innermost));
+  if (!value) PyErr_Clear();
+  return decode(value.get(), inherited);
+}
+
+void write_inherited(const Inherited& inherited) noexcept {
   const NoCollection none;
-  const Ref value(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(&inherited), sizeof(inherited)));
+  const Ref value(encode(inherited));
   const Ref token(value ? PyContextVar_Set(g_innermost, value.get()) : nullptr);
   if (!token) PyErr_Clear();
 }
 
-bool scope_is_current(const ThreadState& thread) {
-  const PyThreadState* const state = PyGILState_GetThisThreadState();
-  return state != nullptr && state->context == thread.scope->context;
+/// What a copied context belongs to, if that is known without looking at who entered it.
+bool find_link(ThreadState& thread, const Inherited& stored, ParentLink& link) noexcept {
+  if (stored.base == Inherited::kExact) {
+    link = stored.link;
+    return true;
+  }
+  // Copied from a thread's own code: it belongs to what is open there now, in the request that was current there.
+  if (stored.base == thread.serial) {
+    if (stored.link.request == 0)
+      link = innermost(thread, thread.base);
+    else if (!innermost_of_request(thread, stored.link.request, link))
+      link = stored.link;
+    return true;
+  }
+  if (!Recorder::get().innermost_elsewhere(stored.base, stored.link.request, link)) link = stored.link;
+  return link.id != 0 || link.request != 0;
+}
+
+/// The same for any context of this thread: by its open spans, or else by what it has stored.
+bool find_link_in(ThreadState& thread, PyObject* context, ParentLink& link) noexcept {
+  if (context == thread.base.context) {
+    link = innermost(thread, thread.base);
+    return true;
+  }
+  if (const Scope* const known = task_scopes(thread).find(context)) {
+    link = innermost(thread, *known);
+    return true;
+  }
+  Inherited stored;
+  return read_inherited_of(context, stored) && find_link(thread, stored, link);
+}
+
+/// What is open where a greenlet was created, or where its creator was, as it is now: nothing tells what was open
+/// at that time.
+ParentLink link_of_creator(ThreadState& thread, PyObject* greenlet) noexcept {
+  Ref main(Py_NewRef(greenlet));
+  while (Ref above = attribute(main.get(), "parent")) main = std::move(above);
+  Ref creator = creator_of(greenlet);
+  for (int steps = 0; creator && steps < 64; ++steps) {
+    if (creator.get() == main.get()) return innermost(thread, thread.base);
+    const Ref context(attribute(creator.get(), "gr_context"));
+    ParentLink link;
+    if (context && find_link_in(thread, context.get(), link)) return link;
+    creator = creator_of(creator.get());
+  }
+  return {};
+}
+
+/// What is open in the code that entered a context: that code waits for it.
+ParentLink link_of_caller(ThreadState& thread, PyObject* context) noexcept {
+  ParentLink link;
+  while (g_layout_is_known && layout_of(context).entered != 0) {
+    context = layout_of(context).previous;
+    if (context == nullptr) break;
+    if (find_link_in(thread, context, link)) return link;
+  }
+  const Ref greenlet = current_greenlet();
+  return greenlet ? link_of_creator(thread, greenlet.get()) : innermost(thread, thread.base);
+}
+
+// --- scopes ---------------------------------------------------------------------------------------------
+
+/// Has a copy of the current context say what its code belongs to.
+void store_innermost(ThreadState& thread) noexcept {
+  const Scope& scope = *thread.scope;
+  write_inherited({innermost(thread, scope), scope.is_task ? Inherited::kExact : thread.serial});
+}
+
+void become_base(ThreadState& thread, PyObject* context) noexcept {
+  thread.scope = &thread.base;
+  thread.base.context = context;
+  Inherited stored;
+  const bool is_stored = context != nullptr && read_inherited(stored);
+  if (is_stored && stored.base == thread.serial) return;
+  if (is_stored && is_entered(context) && thread.base.top == thread.base.root) {
+    // Threads that were given a context belong to what it was copied from.
+    ParentLink link;
+    if (find_link(thread, stored, link)) {
+      make_root(thread, thread.base.root, link);
+      thread.base.request = link.request;
+    }
+  }
+  store_innermost(thread);
+  thread.base.context = thread_state()->context;  // it is made when something is first stored
 }
 
 void drop_scope(ThreadState& thread, Scope& scope) {
@@ -160,52 +336,101 @@ void drop_scope(ThreadState& thread, Scope& scope) {
   task_scopes(thread).remove(scope);
 }
 
-}  // namespace
-
-void switch_scope(ThreadState& thread, PyObject* context) noexcept {
-  if (context == nullptr || context == thread.base.context) {
-    thread.base.context = context;
-    thread.scope = &thread.base;
-    return;
-  }
-  const ErrorAside pending;
+/// Makes a scope for the current context the current one. The thread's own takes the spans if no frame is left.
+void add_scope(ThreadState& thread, PyObject* context, const Inherited& stored, const ParentLink& link,
+               bool is_follower) noexcept {
   TaskScopes& scopes = task_scopes(thread);
-  if (Scope* known = scopes.find(context)) {
+  // A finalizer that opens spans may have run since the caller looked.
+  if (Scope* const known = scopes.find(context)) {
     thread.scope = known;
     return;
   }
-  if (!is_entered(context)) {
-    thread.base.context = context;
-    thread.scope = &thread.base;
-    return;
-  }
+  for (Scope* const idle : scopes.left_behind()) drop_scope(thread, *idle);
   const std::uint32_t root = take_frame(thread);
   if (root == 0) {
     thread.scope = &thread.base;
     return;
   }
-  // What was open where the context was copied. A context copied from the thread's own code, which stores
-  // nothing, belongs to what is open there now: that code waits for it, as in asyncio.run. A context copied from
-  // another thread's own code is known to belong to a request, if it was copied inside of one.
-  Inherited inherited{innermost(thread, thread.base), 0};
-  Inherited stored;
-  Scope& scope = *scopes.add(context);
-  scope.follows_base = !read_inherited(stored) || stored.base_thread == kNothing ||
-                       (stored.base_thread != 0 && (stored.base_thread == thread.thread || stored.link.request == 0));
-  if (!scope.follows_base) inherited = stored;
-  scope.root = scope.top = root;
-  scope.request = inherited.link.request;
-  make_root(thread, root, inherited.link);
+  TaskScope& scope = scopes.add(context);
+  scope.stored = stored;
+  scope.is_follower = is_follower;
+  scope.root = root;
+  scope.top = root;
+  scope.request = link.request;
+  make_root(thread, root, link);
   thread.scope = &scope;
+}
+
+void enter_task(ThreadState& thread, PyObject* context) noexcept {
+  Inherited stored;
+  if (!read_inherited(stored)) stored = {{}, Inherited::kNothing};
+  ParentLink link;
+  const bool is_found = stored.base != Inherited::kNothing && find_link(thread, stored, link);
+  if (!is_found) link = link_of_caller(thread, context);
+  // A context may be used again later, inside of another span of the code that it was copied from.
+  add_scope(thread, context, stored, link, !is_found || stored.base == thread.serial);
+}
+
+void enter_greenlet(ThreadState& thread, PyObject* greenlet) noexcept {
+  Inherited stored;
+  ParentLink link;
+  if (!read_inherited(stored) || !find_link(thread, stored, link)) link = link_of_creator(thread, greenlet);
+  // Greenlets may have no context until one is needed.
+  stored = {link, Inherited::kExact};
+  write_inherited(stored);
+  PyObject* const context = thread_state()->context;
+  if (context == nullptr) {
+    thread.scope = &thread.base;
+    return;
+  }
+  thread.base.takes_turns = true;  // as that of the main greenlet
+  add_scope(thread, context, stored, link, false);
+}
+
+Scope* current_scope(ThreadState& thread) {
+  const PyThreadState* const state = PyGILState_GetThisThreadState();
+  if (state == nullptr || !thread.scopes) return nullptr;
+  return static_cast<TaskScopes&>(*thread.scopes).find(state->context);
+}
+
+}  // namespace
+
+void switch_scope(ThreadState& thread, PyObject* context) noexcept {
+  if (context != nullptr && context == thread.base.context) {
+    thread.scope = &thread.base;
+    return;
+  }
+  const ErrorAside pending;
+  if (Scope* const known = context != nullptr && thread.scopes ? task_scopes(thread).find(context) : nullptr) {
+    thread.scope = known;
+    return;
+  }
+  if (context != nullptr && is_entered(context)) {
+    if (is_threads_own(context))
+      become_base(thread, context);
+    else
+      enter_task(thread, context);
+    return;
+  }
+  if (const Ref greenlet = current_greenlet())
+    enter_greenlet(thread, greenlet.get());
+  else
+    become_base(thread, context);
 }
 
 void publish_slow(ThreadState& thread) noexcept {
   const ErrorAside pending;
   Scope& scope = *thread.scope;
-  const bool is_idle = scope.top == scope.root && scope.holds == 0;
-  // A context may be used again later, inside of another span.
-  write_inherited({innermost(thread, scope), is_idle && scope.follows_base ? kNothing : 0});
-  if (is_idle) drop_scope(thread, scope);
+  if (scope.top != scope.root || scope.holds != 0) {
+    store_innermost(thread);
+    return;
+  }
+  if (scope.is_follower)
+    write_inherited(static_cast<TaskScope&>(scope).stored);
+  else
+    store_innermost(thread);
+  // What ran as references went may have left another scope current.
+  if (thread.scope == &scope && scope.top == scope.root && scope.holds == 0) drop_scope(thread, scope);
 }
 
 void drop_if_idle(ThreadState& thread, Scope& scope) noexcept {
@@ -218,13 +443,15 @@ void drop_if_idle(ThreadState& thread, Scope& scope) noexcept {
   }
 }
 
+// --- requests -------------------------------------------------------------------------------------------
+
 std::uint64_t enter_request(std::uint64_t request) {
   ThreadState& thread = current_thread();
   Scope& scope = *thread.scope;
   const std::uint64_t before = scope.request;
   scope.request = request;
   ++scope.holds;
-  write_inherited({innermost(thread, scope), scope.is_task ? 0 : thread.thread});
+  store_innermost(thread);
   return before;
 }
 
@@ -243,18 +470,111 @@ void exit_request(std::uint64_t request, std::uint64_t before) {
   }
   scope->request = before;
   if (scope->holds != 0) --scope->holds;
-  if (scope != thread.scope) {
+  if (scope != thread.scope)
     drop_if_idle(thread, *scope);
-  } else if (scope->is_task) {
+  else if (scope->is_task)
     publish_slow(thread);
-  } else {
-    write_inherited({innermost(thread, *scope), thread.thread});
-  }
+  else
+    store_innermost(thread);
 }
+
+std::uint64_t current_request() {
+  if (t_state == nullptr) return 0;
+  ThreadState& thread = current_thread();
+  const std::uint64_t request = thread.scope->request;
+  publish(thread);  // where nothing is open, the scope goes again
+  return request;
+}
+
+// --- what a callable takes along ------------------------------------------------------------------------
+
+namespace {
+
+/// The place in a thread's stack where spans have what was taken along as their parent.
+struct Adoption {
+  std::uint64_t thread;
+  std::uint32_t frame;
+  std::uint64_t request;
+  std::uint64_t before;
+};
+constexpr const char* kAdoption = "stagespan.adoption";
+
+PyObject* inheritance(PyObject*, PyObject*) {
+  ThreadState& thread = current_thread();
+  const ParentLink link = innermost(thread, *thread.scope);
+  publish(thread);  // where nothing is open, the scope goes again
+  if (link.id == 0 && link.request == 0) Py_RETURN_NONE;
+  return encode({link, Inherited::kExact});
+}
+
+PyObject* adopt(PyObject*, PyObject* value) {
+  Inherited inherited;
+  if (value != Py_None && !decode(value, inherited)) Py_RETURN_NONE;
+  auto adoption = std::make_unique<Adoption>();
+  const Ref capsule(PyCapsule_New(adoption.get(), kAdoption, [](PyObject* object) {
+    delete static_cast<Adoption*>(PyCapsule_GetPointer(object, kAdoption));
+  }));
+  if (!capsule) return nullptr;
+  Adoption& mine = *adoption.release();
+  ThreadState& thread = current_thread();
+  if (thread.attention.load(relaxed) != 0) attend(thread);
+  const std::uint32_t index = take_frame(thread);
+  if (index == 0) {
+    Recorder::get().lose(kLostOpen);
+    Py_RETURN_NONE;
+  }
+  Scope& scope = *thread.scope;
+  mine = {thread.serial, index, inherited.link.request, scope.request};
+  make_root(thread, index, inherited.link);
+  thread.frames[index].below.store(scope.top, relaxed);
+  thread.locals[index].open_by(&mine);
+  thread.locals[index].belong_to(inherited.link.request);
+  thread.locals[index].scope = &scope;
+  scope.top = index;
+  scope.request = inherited.link.request;
+  store_innermost(thread);
+  return Py_NewRef(capsule.get());
+}
+
+PyObject* give_up(PyObject*, PyObject* capsule) {
+  if (capsule == Py_None) Py_RETURN_NONE;
+  auto* const mine = static_cast<Adoption*>(PyCapsule_GetPointer(capsule, kAdoption));
+  if (mine == nullptr) return nullptr;
+  ThreadState& thread = current_thread();
+  // In the child of a fork, what the parent had adopted is not there.
+  if (thread.serial != mine->thread || thread.locals[mine->frame].owner != mine) Py_RETURN_NONE;
+  Scope& scope = *thread.locals[mine->frame].scope;
+  thread.locals[mine->frame].open_by(nullptr);
+  if (scope.request == mine->request) scope.request = mine->before;
+  drop_frame(thread, thread.frames[mine->frame]);
+  if (&scope != thread.scope)
+    drop_if_idle(thread, scope);
+  else if (scope.is_task)
+    publish_slow(thread);
+  else
+    store_innermost(thread);
+  Py_RETURN_NONE;
+}
+
+PyObject* request_number(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(current_request()); }
+
+}  // namespace
+
+PyMethodDef g_execution_context_functions[] = {
+    {"inheritance", inheritance, METH_NOARGS,
+     "inheritance()\n--\n\nThe innermost open span and the request of the calling code, for `adopt`; None if there is "
+     "neither."},
+    {"adopt", adopt, METH_O,
+     "adopt(inheritance, /)\n--\n\nOpen spans as children of what was innermost elsewhere; gives what ends that."},
+    {"give_up", give_up, METH_O, "give_up(adopted, /)\n--\n\nEnd what `adopt` began, in the same thread."},
+    {"request_number", request_number, METH_NOARGS,
+     "request_number()\n--\n\nThe number of the request that the calling code belongs to, or 0."},
+    {nullptr, nullptr, 0, nullptr},
+};
 
 bool init_execution_context() {
   g_innermost = PyContextVar_New("stagespan_innermost", nullptr);
-  g_scope_is_current.store(scope_is_current, relaxed);
+  g_current_scope.store(current_scope, relaxed);
   g_layout_is_known = know_layout();
   PyErr_Clear();
   return g_innermost != nullptr;

@@ -9,12 +9,14 @@
 namespace stagespan::python {
 
 // Spans that are open in one thread are told apart by the thread state's current contextvars.Context. Each
-// asyncio task runs in a context of its own, so tasks that take turns never become each other's parents.
+// asyncio task runs in a context of its own, and so does each greenlet, so that tasks or greenlets which take turns
+// never become each other's parents.
 //
 // Code outside tasks runs in the thread's own context, where opening a span costs one comparison. Inside a
-// context that somebody has entered (a task's step, Context.run, asyncio.to_thread) each begin and end also
-// stores the innermost span in a context variable: whoever copies the context, as create_task does, takes
-// along the span that was open where it was copied.
+// context that somebody has entered (a task's step, Context.run, asyncio.to_thread), and in greenlets, each begin
+// and end also stores the innermost span in a context variable: whoever copies the context, as create_task does,
+// takes along the span that was open where it was copied. A thread's own context holds only the thread's serial
+// number: in a copy of it, what is innermost in that thread is looked up when the copy first opens a span.
 
 /// Makes the scope of the code that runs now the thread's current one.
 void switch_scope(ThreadState& thread, PyObject* context) noexcept;
@@ -47,6 +49,11 @@ STAGESPAN_HOT void publish(ThreadState& thread) noexcept {
 std::uint64_t enter_request(std::uint64_t request);
 /// Ends it, in whichever execution context of this thread it is current, and makes the one before current again.
 void exit_request(std::uint64_t request, std::uint64_t before);
+/// The request of the code that runs now; 0 if it belongs to none.
+std::uint64_t current_request();
+
+/// For the module's method table: what a callable takes along to run in another thread.
+extern PyMethodDef g_execution_context_functions[];
 
 /// Creates the context variable. False with an exception set when that fails.
 bool init_execution_context();

@@ -117,11 +117,12 @@ void define_flags(py::module_& module) {
 
 void define_hot_objects(py::module_& module) {
   PyObject* const m = module.ptr();
-  for (PyMethodDef* functions : {g_span_functions, g_token_functions, g_timed_function_functions,
-                                 g_timed_iterator_functions, g_waiting_functions, g_termination_functions})
+  for (PyMethodDef* functions :
+       {g_span_functions, g_token_functions, g_timed_function_functions, g_timed_iterator_functions,
+        g_waiting_functions, g_termination_functions, g_execution_context_functions})
     if (PyModule_AddFunctions(m, functions) != 0) throw py::error_already_set();
   if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_token_type(m) ||
-      !init_timed_functions(m) || !init_timed_iterators())
+      !init_timed_functions(m) || !init_timed_iterators() || !init_waiting(m))
     throw py::error_already_set();
 }
 

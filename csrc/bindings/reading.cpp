@@ -45,17 +45,18 @@ py::list open_spans() {
   py::list result;
   Recorder& recorder = Recorder::get();
   if (!recorder.arena()) return result;
-  const std::vector<OpenCopy> copies = read_open(recorder.arena());
-  const ClockFit fit = recorder.clock_fit();
-  const std::int64_t now = fit.unix_ns(now_ticks());
+  const std::vector<OpenCopy> copies = recorder.open_spans();
+  const PublishedClock clock = recorder.published_clock();
+  const std::int64_t now = clock.unix_ns(now_ticks());
   for (const OpenCopy& copy : copies) {
-    const std::int64_t begin = fit.unix_ns(copy.begin_ticks);
+    const std::int64_t begin = clock.unix_ns(copy.begin_ticks);
     py::dict open;
     open["stage"] = name_of(copy.stage);
     open["thread"] = copy.thread;
     open["thread_name"] = copy.detached ? py::object(py::none()) : text_of(copy.thread_name);
     open["id"] = copy.id;
     open["parent"] = copy.parent;
+    open["request"] = copy.request;
     open["depth"] = copy.depth;
     open["begin_ns"] = begin;
     open["elapsed_ns"] = std::max<std::int64_t>(now - begin, 0);
@@ -93,8 +94,9 @@ py::tuple request_figures(std::uint64_t request, std::int64_t since_ns) {
   };
   std::map<std::pair<std::uint32_t, bool>, Sum> sums;
   bool complete = true;
-  const ClockFit fit = recorder.clock_fit();
-  for (const SpanCopy& span : read_request(recorder.arena(), request, fit.ticks(since_ns), &complete)) {
+  const PublishedClock clock = recorder.published_clock();
+  const std::uint64_t since_ticks = clock.ticks(since_ns);
+  for (const SpanCopy& span : read_request(recorder.arena(), request, since_ticks, &complete)) {
     Sum& sum = sums[{span.stage, span.depth == 0}];
     ++sum.count;
     sum.ticks += span.end_ticks > span.begin_ticks ? span.end_ticks - span.begin_ticks : 0;
@@ -102,19 +104,17 @@ py::tuple request_figures(std::uint64_t request, std::int64_t since_ns) {
   }
   std::vector<RequestRow> rows;
   for (const auto& [key, sum] : sums)
-    rows.emplace_back(name_of(key.first), sum.count,
-                      static_cast<std::int64_t>(fit.duration_ns(static_cast<double>(sum.ticks))), sum.errors,
-                      key.second);
+    rows.emplace_back(name_of(key.first), sum.count, clock.duration_ns(sum.ticks, since_ticks), sum.errors, key.second);
   return py::make_tuple(rows, complete);
 }
 
 // The later of the host's and the device's end.
-std::int64_t end_of(const Completion& completion, const ClockFit& fit) {
-  const std::int64_t end_ns = fit.unix_ns(completion.end_ticks);
+std::int64_t end_of(const Completion& completion, const PublishedClock& clock) {
+  const std::int64_t end_ns = clock.end_ns(completion.begin_ticks, completion.end_ticks);
   const device::DeviceResult& device = completion.device;
   if (device.tail_ns != kUnknownNs) return end_ns + std::max<std::int64_t>(device.tail_ns, 0);
   if (device.elapsed_ns != kUnknownNs)  // its place is not known, but it did not begin before the span
-    return std::max(end_ns, fit.unix_ns(completion.begin_ticks) + device.elapsed_ns);
+    return std::max(end_ns, clock.unix_ns(completion.begin_ticks) + device.elapsed_ns);
   return end_ns;
 }
 
@@ -122,10 +122,10 @@ py::list drain_completions(bool everything) {
   py::list result;
   const std::vector<Completion> taken = take_completions(everything);
   if (taken.empty()) return result;
-  const ClockFit fit = Recorder::get().clock_fit();
+  const PublishedClock clock = Recorder::get().published_clock();
   for (const Completion& c : taken)
-    result.append(py::make_tuple(name_of(c.stage), fit.unix_ns(c.begin_ticks), end_of(c, fit), c.ident, c.thread,
-                                 c.peak_bytes, c.flags));
+    result.append(py::make_tuple(name_of(c.stage), clock.unix_ns(c.begin_ticks), end_of(c, clock), c.ident, c.thread,
+                                 c.peak_bytes, c.flags, c.request));
   return result;
 }
 
@@ -186,7 +186,7 @@ void define_reading(py::module_& module) {
   module.def("wake_service", wake_waiter);
   module.def("clock_info", clock_info, "source, ns_per_tick and bracket_ns of the recorder's clock.");
   module.def(
-      "now_ns", [] { return Recorder::get().arena() ? Recorder::get().clock_fit().unix_ns(now_ticks()) : 0; },
+      "now_ns", [] { return Recorder::get().arena() ? Recorder::get().published_clock().unix_ns(now_ticks()) : 0; },
       "Unix time on the recorder's clock, in ns.");
   module.def("arena_info", arena_info);
 }

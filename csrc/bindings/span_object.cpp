@@ -19,11 +19,30 @@ SpanObject* self_of(PyObject* object) { return reinterpret_cast<SpanObject*>(obj
 
 // --- entering and leaving --------------------------------------------------------------------------------
 
+void leave(SpanObject* self, PyObject* error) noexcept;
+
+// From Python 3.14 on, what is raised "later" may be raised between this call and the block, which is then not left.
+#if PY_VERSION_HEX >= 0x030e0000
+constexpr bool kRaisesLater = false;
+#else
+constexpr bool kRaisesLater = true;
+#endif
+
+// Raises what the hooks kept for the program, after leaving again. Null if there was something.
+PyObject* raise_at_once(SpanObject* self, PyObject* entered) noexcept {
+  const Ref error(take_kept());
+  if (!error) return entered;
+  const Ref released(entered);
+  leave(self, error.get());
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.get())), error.get());
+  return nullptr;
+}
+
 PyObject* enter(SpanObject* self) noexcept {
   const bool on = mode_has(self->mask);
   Ref call;
   if (self->kind != Kind::kSpan && on && wants_hooks(*self) && has_room()) [[unlikely]]
-    call = Ref(hooks_enter(*self, Py_None, nullptr, nullptr));
+    call = Ref(hooks_enter(*self, Py_None, nullptr, nullptr, kRaisesLater));
   ThreadState& thread = current_thread();
   OpenFrame* const frame = begin_run(thread, *self, self, on);
   if (frame != nullptr) [[likely]] {
@@ -32,7 +51,10 @@ PyObject* enter(SpanObject* self) noexcept {
   } else {
     ++self->missed;
   }
-  return Py_NewRef(reinterpret_cast<PyObject*>(self));
+  PyObject* const entered = Py_NewRef(reinterpret_cast<PyObject*>(self));
+  if (!kRaisesLater && self->kind != Kind::kSpan) [[unlikely]]
+    return raise_at_once(self, entered);
+  return entered;
 }
 
 bool is_open(const OpenFrame& frame) noexcept {

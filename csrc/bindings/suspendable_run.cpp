@@ -84,6 +84,7 @@ OpenFrame* SuspendableRun::open_turn(ThreadState& thread) noexcept {
   frame->depth.store(span_.depth, relaxed);
   frame->as_parent_depth.store(static_cast<std::uint16_t>(span_.depth + 1), relaxed);
   frame->flags.store(static_cast<std::uint16_t>(span_.flags & ~kFrameDevice), relaxed);
+  thread.locals[thread.index_of(*frame)].belong_to(span_.request);
   frame->id.store(span_.id, std::memory_order_release);
   return frame;
 }

@@ -89,21 +89,27 @@ void raise_later(PyObject* error) noexcept {
   if (error != nullptr) g_kept.push_back({PyThread_get_thread_ident(), Py_NewRef(error)});
 }
 
+PyObject* take_kept() noexcept {
+  if (g_kept.empty()) [[likely]]
+    return nullptr;
+  const auto others = [](const KeptError& kept) { return kept.thread != PyThread_get_thread_ident(); };
+  const auto found = std::stable_partition(g_kept.begin(), g_kept.end(), others);
+  if (found == g_kept.end()) return nullptr;
+  // Out of the list before any of them goes: what runs then may keep another one.
+  const std::vector<KeptError> mine(found, g_kept.end());
+  g_kept.erase(found, g_kept.end());
+  // A second one that came before the first was raised goes with it.
+  for (std::size_t i = 1; i < mine.size(); ++i) Py_DECREF(mine[i].error);
+  return mine.front().error;
+}
+
 void raise_kept() noexcept {
   if (g_kept.empty()) [[likely]]
     return;
   const ErrorAside pending;
   const bool is_main = is_main_thread();
-  const auto others = [](const KeptError& kept) { return kept.thread != PyThread_get_thread_ident(); };
-  const auto found = std::stable_partition(g_kept.begin(), g_kept.end(), others);
-  if (found == g_kept.end()) return;
-  // Out of the list before any of them goes: what runs then may keep another one.
-  const std::vector<KeptError> mine(found, g_kept.end());
-  g_kept.erase(found, g_kept.end());
-  PyObject* const error = mine.front().error;
-  // A second one that came before the first was raised goes with it.
-  for (std::size_t i = 1; i < mine.size(); ++i) Py_DECREF(mine[i].error);
-  if (is_main && Py_AddPendingCall(raise_pending, error) == 0) return;
+  PyObject* const error = take_kept();
+  if (error == nullptr || (is_main && Py_AddPendingCall(raise_pending, error) == 0)) return;
   if (!is_main) PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), reinterpret_cast<PyObject*>(Py_TYPE(error)));
   Py_DECREF(error);
 }
@@ -139,7 +145,8 @@ bool has_room() noexcept {
   return thread.free_head < thread.frame_capacity;
 }
 
-PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs) noexcept {
+PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs,
+                      bool raises_later) noexcept {
   const ErrorAside pending;
   // A block has no arguments.
   const Ref no_args(args == nullptr ? PyTuple_New(0) : Py_NewRef(args));
@@ -151,7 +158,7 @@ PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyOb
   PyObject* const arguments[] = {reinterpret_cast<PyObject*>(&span), function, no_args.get(), no_kwargs.get()};
   PyObject* const call = PyObject_Vectorcall(g_hooks.enter, arguments, 4, nullptr);
   if (call == nullptr) lose_hook_error();
-  raise_kept();
+  if (raises_later) raise_kept();
   return call;
 }
 
@@ -163,10 +170,10 @@ void hooks_leave(PyObject* call) noexcept {
 }
 
 std::uint16_t hooks_exit(PyObject* call, PyObject* result, PyObject* error, const FinishedSpan& span) noexcept {
-  const ClockFit fit = Recorder::get().clock_fit();
+  const PublishedClock clock = Recorder::get().published_clock();
   const Ref id(PyLong_FromUnsignedLongLong(span.id));
-  const Ref begin(PyLong_FromLongLong(fit.unix_ns(span.begin_ticks)));
-  const Ref end(PyLong_FromLongLong(fit.unix_ns(span.end_ticks)));
+  const Ref begin(PyLong_FromLongLong(clock.unix_ns(span.begin_ticks)));
+  const Ref end(PyLong_FromLongLong(clock.end_ns(span.begin_ticks, span.end_ticks)));
   if (!id || !begin || !end) {
     lose_hook_error();
     return 0;
@@ -190,7 +197,8 @@ void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState&
                         -1,
                         span.stage,
                         thread.thread,
-                        std::uint32_t{finished.flags} & kFlagPublished};
+                        std::uint32_t{finished.flags} & kFlagPublished,
+                        finished.request};
   if ((finished.flags & kFrameDevice) != 0) completion.device_span = finished.id;
   if (call == nullptr) {
     completion.peak_bytes = peak_rss_bytes();

@@ -45,6 +45,8 @@ void raise_later(PyObject* error) noexcept;
 /// Has what was kept for this thread raised as soon as the program's own code goes on. To be called where no hook
 /// runs any more.
 void raise_kept() noexcept;
+/// Gives what was kept for this thread instead, as a new reference; null if there is nothing.
+PyObject* take_kept() noexcept;
 
 /// Looks, until it is there, whether torch has been imported, and calls `callback` once when it has.
 void set_torch_callback(PyObject* callback);
@@ -54,8 +56,10 @@ bool wants_hooks(const SpanObject& span) noexcept;
 /// Whether another span can be opened in the calling thread: hooks that have been entered must be left.
 bool has_room() noexcept;
 
-/// Runs the `enter` hooks. Gives the call as a new reference; null, with nothing set, if there is none.
-PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs) noexcept;
+/// Runs the `enter` hooks. Gives the call as a new reference; null, with nothing set, if there is none. Without
+/// `raises_later` the caller raises what was kept meanwhile.
+PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs,
+                      bool raises_later = true) noexcept;
 void hooks_leave(PyObject* call) noexcept;
 /// Runs the `exit` hooks and gives the flags that they set on the record.
 std::uint16_t hooks_exit(PyObject* call, PyObject* result, PyObject* error, const FinishedSpan& span) noexcept;

@@ -88,13 +88,13 @@ double known(std::int64_t ns) noexcept {
 PyObject* rows_of(const std::vector<SpanCopy>& copies, const DeviceCopies& devices) {
   const Ref rows(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(copies.size() * sizeof(SpanRow))));
   if (!rows) return nullptr;
-  const ClockFit fit = Recorder::get().clock_fit();
+  const PublishedClock clock = Recorder::get().published_clock();
   auto* row = reinterpret_cast<SpanRow*>(PyByteArray_AS_STRING(rows.get()));
   for (const SpanCopy& copy : copies) {
     DeviceCopy device{kUnknownNs, kUnknownNs, kUnknownNs, 0};
     if (const auto found = devices.find(copy.id); found != devices.end()) device = found->second;
-    const std::int64_t begin = fit.unix_ns(copy.begin_ticks);
-    const std::int64_t end = std::max(begin, fit.unix_ns(copy.end_ticks));
+    const std::int64_t begin = clock.unix_ns(copy.begin_ticks);
+    const std::int64_t end = clock.end_ns(copy.begin_ticks, copy.end_ticks);
     *row++ = {copy.stage,
               copy.thread,
               begin,
@@ -102,7 +102,7 @@ PyObject* rows_of(const std::vector<SpanCopy>& copies, const DeviceCopies& devic
               copy.id,
               copy.parent,
               copy.request,
-              static_cast<std::int64_t>(fit.duration_ns(static_cast<double>(copy.suspended_ticks))),
+              std::min(clock.duration_ns(copy.suspended_ticks, copy.begin_ticks), end - begin),
               copy.depth,
               copy.flags,
               known(device.elapsed_ns),
@@ -124,7 +124,87 @@ PyObject* rows_of(const std::vector<SpanCopy>& copies, const DeviceCopies& devic
                              rows.get());
 }
 
-PyObject* spans(PyObject*, PyObject*) {
+// --- reading each span once -----------------------------------------------------------------------------
+
+struct CursorObject {
+  PyObject_HEAD ReadPositions* positions;
+  std::uint64_t reads;  // that have ended: who reads at the same time sees that another was first
+  std::uint64_t generation;
+};
+
+PyTypeObject g_cursor_type = static_type("stagespan.SpanCursor", sizeof(CursorObject), 0);
+
+CursorObject* cursor_of(PyObject* object) { return reinterpret_cast<CursorObject*>(object); }
+
+PyObject* cursor_new(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"from_now", nullptr};
+  int from_now = 0;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "|$p:SpanCursor", const_cast<char**>(names), &from_now) == 0)
+    return nullptr;
+  auto* const self = cursor_of(type->tp_alloc(type, 0));
+  if (self == nullptr) return nullptr;
+  self->positions = new ReadPositions;
+  if (from_now != 0) *self->positions = positions_of_newest(Recorder::get().arena());
+  self->generation = Recorder::get().generation();
+  return reinterpret_cast<PyObject*>(self);
+}
+
+void cursor_dealloc(PyObject* object) {
+  delete cursor_of(object)->positions;
+  Py_TYPE(object)->tp_free(object);
+}
+
+PyObject* cursor_overwritten(PyObject* object, void*) {
+  return PyLong_FromUnsignedLongLong(cursor_of(object)->positions->overwritten);
+}
+
+PyGetSetDef g_cursor_getset[] = {
+    {"overwritten", cursor_overwritten, nullptr, "Spans that a ring lost before this cursor came to them.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyObject* spans_since(CursorObject& cursor) {
+  // The lock of the interpreter is not held while the rings are read. A thread that finds afterwards that another has
+  // read with the same cursor meanwhile reads again, from where that one ended.
+  for (;;) {
+    if (cursor.generation != Recorder::get().generation()) {
+      // A forked child's recording is a new one.
+      *cursor.positions = ReadPositions{};
+      cursor.generation = Recorder::get().generation();
+    }
+    const std::uint64_t reads = cursor.reads;
+    ReadPositions positions = *cursor.positions;
+    std::vector<SpanCopy> copies;
+    DeviceCopies devices;
+    if (Recorder::get().arena()) {
+      const Unlocked unlocked;
+      copies = read_new_spans(Recorder::get().arena(), positions);
+      devices = read_device_spans(Recorder::get().arena());
+    }
+    Ref rows(rows_of(copies, devices));
+    if (!rows) return nullptr;
+    if (cursor.reads != reads || cursor.generation != Recorder::get().generation()) continue;
+    ++cursor.reads;
+    *cursor.positions = std::move(positions);
+    return rows.release();
+  }
+}
+
+PyObject* spans(PyObject*, PyObject* args, PyObject* kwargs) {
+  static const char* const names[] = {"since", nullptr};
+  PyObject* since = Py_None;
+  if (PyArg_ParseTupleAndKeywords(args, kwargs, "|$O:spans", const_cast<char**>(names), &since) == 0) return nullptr;
+  if (Py_TYPE(since) == &g_cursor_type) {
+    const Ref cursor(Py_NewRef(since));
+    return spans_since(*cursor_of(cursor.get()));
+  }
+  if (since != Py_None) {
+    PyErr_Format(PyExc_TypeError,
+                 "spans(since=...) takes a SpanCursor(), not %R: spans end in another order than they begin in, so "
+                 "that no id or time tells which ones have been read",
+                 since);
+    return nullptr;
+  }
   std::vector<SpanCopy> copies;
   DeviceCopies devices;
   if (Recorder::get().arena()) {
@@ -164,8 +244,20 @@ PyObject* resolve_device(PyObject*, PyObject* args, PyObject* kwargs) {
 
 }  // namespace
 
+bool init_waiting(PyObject* module) {
+  g_cursor_type.tp_doc =
+      "SpanCursor(*, from_now=False)\n--\n\nHow far a reader has come: spans(since=cursor) gives each span once.";
+  g_cursor_type.tp_new = cursor_new;
+  g_cursor_type.tp_dealloc = cursor_dealloc;
+  g_cursor_type.tp_getset = g_cursor_getset;
+  return PyType_Ready(&g_cursor_type) == 0 &&
+         PyModule_AddObjectRef(module, "SpanCursor", reinterpret_cast<PyObject*>(&g_cursor_type)) == 0;
+}
+
 PyMethodDef g_waiting_functions[] = {
-    {"spans", spans, METH_NOARGS, "spans()\n--\n\nThe rings' spans by begin, as a structured array; times in Unix ns."},
+    {"spans", as_method(spans), METH_VARARGS | METH_KEYWORDS,
+     "spans(*, since=None)\n--\n\nThe rings' spans by begin, as a structured array; times in Unix ns. With a "
+     "SpanCursor, those that have ended since it was last read with."},
     {"wait_for_work", as_method(wait_for_work), METH_VARARGS | METH_KEYWORDS,
      "wait_for_work(timeout_s)\n--\n\nSleep until a context has finished or the time is over; True if there is work."},
     {"resolve_device", as_method(resolve_device), METH_VARARGS | METH_KEYWORDS,

@@ -45,10 +45,17 @@ Held held_by(const ThreadSlot& slot, std::uint64_t capacity) {
   return {oldest, head, oldest - floor};
 }
 
+void sort_by_begin(std::vector<SpanCopy>& spans) {
+  std::sort(spans.begin(), spans.end(), [](const SpanCopy& a, const SpanCopy& b) {
+    return a.begin_ticks != b.begin_ticks ? a.begin_ticks < b.begin_ticks : a.id < b.id;
+  });
+}
+
 bool copy_frame(const OpenFrame& frame, OpenCopy& copy) {
   copy.id = frame.id.load(std::memory_order_acquire);
   if (copy.id == 0) return false;
   copy.parent = frame.parent.load(relaxed);
+  copy.request = frame.as_parent_id.load(relaxed);  // of a detached frame
   copy.begin_ticks = frame.begin_ticks.load(relaxed);
   copy.stage = frame.stage.load(relaxed);
   copy.thread = frame.effective.load(relaxed);
@@ -76,10 +83,39 @@ std::vector<SpanCopy> read_spans(ArenaView arena) {
     for (std::uint64_t number = held.oldest; number < held.head; ++number)
       if (const auto copy = copy_record(ring[number & (capacity - 1)], number)) result.push_back(*copy);
   }
-  std::sort(result.begin(), result.end(), [](const SpanCopy& a, const SpanCopy& b) {
-    return a.begin_ticks != b.begin_ticks ? a.begin_ticks < b.begin_ticks : a.id < b.id;
-  });
+  sort_by_begin(result);
   return result;
+}
+
+std::vector<SpanCopy> read_new_spans(ArenaView arena, ReadPositions& positions) {
+  std::vector<SpanCopy> result;
+  const std::uint32_t slots = slots_in_use(arena);
+  if (positions.next.size() < slots) positions.next.resize(slots, 0);
+  for (std::uint32_t i = 0; i < slots; ++i) {
+    const ThreadSlot& slot = arena.slot(i);
+    const std::uint64_t capacity = arena.header().ring_spans;
+    const Held held = held_by(slot, capacity);
+    const SpanRecord* const ring = arena.ring(i);
+    // What went with a reset is not lost; what the ring has lost since the last reading is.
+    std::uint64_t& next = positions.next[i];
+    next = std::max(next, held.oldest - held.overwritten);
+    positions.overwritten += held.oldest - std::min(held.oldest, next);
+    for (next = std::max(next, held.oldest); next < held.head; ++next) {
+      if (const auto copy = copy_record(ring[next & (capacity - 1)], next))
+        result.push_back(*copy);
+      else
+        ++positions.overwritten;
+    }
+  }
+  sort_by_begin(result);
+  return result;
+}
+
+ReadPositions positions_of_newest(ArenaView arena) {
+  ReadPositions positions;
+  for (std::uint32_t i = 0; i < slots_in_use(arena); ++i)
+    positions.next.push_back(arena.slot(i).head.load(std::memory_order_acquire));
+  return positions;
 }
 
 std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks, bool* complete) {
@@ -134,6 +170,8 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
     for (std::uint32_t index = 1; index < end; ++index) {
       OpenCopy copy{};
       if (!copy_frame(arena.frames(i)[index], copy)) continue;
+      copy.request = 0;
+      copy.frame = index;
       copy.thread = slot.thread.load(relaxed);
       copy.ident = slot.ident.load(relaxed);
       const std::uint64_t name[2] = {slot.name[0].load(relaxed), slot.name[1].load(relaxed)};
@@ -150,6 +188,7 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
     OpenCopy copy{};
     if (!copy_frame(arena.detached()[index], copy) || !seen.insert(copy.id).second) continue;
     copy.detached = true;
+    copy.frame = index;
     result.push_back(copy);
   }
   std::sort(result.begin(), result.end(), [](const OpenCopy& a, const OpenCopy& b) {

@@ -31,6 +31,19 @@ std::uint64_t overwritten(ArenaView arena);
 /// Every whole record of every ring, ordered by begin.
 std::vector<SpanCopy> read_spans(ArenaView arena);
 
+/// How far a reader has come in each ring.
+struct ReadPositions {
+  std::vector<std::uint64_t> next;  // by slot: the number of the record to be read next
+  std::uint64_t overwritten = 0;    // records that a ring lost before they were read
+};
+
+/// The records that every ring has got since `positions`, ordered by begin; moves the positions past them. Each record
+/// is read once, or counted as overwritten.
+std::vector<SpanCopy> read_new_spans(ArenaView arena, ReadPositions& positions);
+
+/// Positions from which nothing that has been recorded so far is read.
+ReadPositions positions_of_newest(ArenaView arena);
+
 /// The records of one request, from each ring's newest back to the first that ended before `since_ticks`.
 /// `complete` turns false when a ring has wrapped within that time.
 std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks, bool* complete);
@@ -50,9 +63,11 @@ struct OpenCopy {
   std::uint64_t id;
   std::uint64_t parent;
   std::uint64_t begin_ticks;
-  std::uint64_t ident;  // 0 when it is not known
+  std::uint64_t ident;    // 0 when it is not known
+  std::uint64_t request;  // 0 when it is not known: for spans on a thread's stack, Recorder::open_spans() knows it
   std::uint32_t stage;
   std::uint32_t thread;
+  std::uint32_t frame;  // its index among those of its thread, or among the detached ones
   std::uint16_t depth;
   std::uint16_t flags;
   bool detached;

@@ -170,6 +170,16 @@ ClockFit Recorder::clock_fit() {
   return refresh_clock(arena_.header());
 }
 
+PublishedClock Recorder::published_clock() {
+  const std::lock_guard lock(cold_);
+  if (published_clock_.is_due(now_ticks())) {
+    const ClockFit fit = arena_ ? refresh_clock(arena_.header()) : ClockFit({take_stamp(), take_stamp()});
+    published_clock_.follow(fit, now_ticks());
+  }
+  published_clock_.settle(now_ticks());
+  return published_clock_;
+}
+
 void Recorder::reset() {
   if (!arena_) return;
   const std::lock_guard lock(cold_);
@@ -219,6 +229,7 @@ void Recorder::after_fork() noexcept {
   generation_.fetch_add(1, relaxed);
   clear_arena(arena_);
   prepare_arena();
+  published_clock_ = PublishedClock{};
   threads_.clear();
   t_state = nullptr;
   forget_to_leave();

@@ -14,6 +14,8 @@
 #include "clock.h"
 #include "layout.h"
 #include "mode.h"
+#include "published_clock.h"
+#include "reader.h"
 #include "span_path.h"
 #include "thread_state.h"
 
@@ -70,11 +72,20 @@ class Recorder {
   /// The innermost frame that `owner_key` opened in a thread other than the calling one.
   OpenFrame* find_elsewhere(const void* owner_key, ThreadState** thread);
 
+  /// What every thread is in at this moment, as read_open() gives it, with the requests that the spans belong to.
+  std::vector<OpenCopy> open_spans();
+
+  /// What is innermost in the own code of the thread with this serial, and belongs to `request`. False if nothing
+  /// does, or the thread has ended.
+  bool innermost_elsewhere(std::uint64_t serial, std::uint64_t request, ParentLink& link);
+
   /// Records a span that was timed elsewhere. False, and counted, if its times cannot be placed.
   bool record(std::uint32_t stage, std::int64_t begin_ns, std::int64_t end_ns, std::uint16_t flags);
 
   /// A fresh fit of the clock.
   ClockFit clock_fit();
+  /// What turns ticks up to now into times that stay the same; for whatever users get to see of a span.
+  PublishedClock published_clock();
   ClockSource clock_source() const noexcept { return clock_source_; }
 
   /// Everything recorded goes; names stay. Spans that are open stay open, and are counted when they end. A span
@@ -109,6 +120,7 @@ class Recorder {
 
   ArenaView arena_;
   ClockSource clock_source_;
+  PublishedClock published_clock_;
   std::mutex cold_;
   std::unordered_map<std::string, std::uint32_t> stages_;
   std::unordered_map<std::string, std::uint32_t> work_keys_;

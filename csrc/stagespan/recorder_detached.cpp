@@ -25,6 +25,7 @@ std::uint32_t Recorder::show_detached(const FinishedSpan& span, std::uint32_t th
     store_fence();  // a reader that sees a field of this span sees that the one before has left
     frame.begin_ticks.store(span.begin_ticks, relaxed);
     frame.parent.store(span.parent, relaxed);
+    frame.as_parent_id.store(span.request, relaxed);  // nobody's parent while it is here
     frame.stage.store(span.stage, relaxed);
     frame.depth.store(span.depth, relaxed);
     frame.flags.store(span.flags, relaxed);
@@ -86,6 +87,30 @@ OpenFrame* Recorder::find_elsewhere(const void* owner_key, ThreadState** thread)
   return latest;
 }
 
+std::vector<OpenCopy> Recorder::open_spans() {
+  if (!arena_) return {};
+  std::vector<OpenCopy> copies = read_open(arena_);
+  const std::lock_guard lock(cold_);
+  for (OpenCopy& copy : copies) {
+    if (copy.detached) continue;
+    for (ThreadState* const state : threads_) {
+      if (state->thread != copy.thread || state->slot == nullptr) continue;
+      // The id before and after: the frame may be another span's by now.
+      const std::uint64_t request = state->locals[copy.frame].belongs_to();
+      load_fence();
+      if (state->frames[copy.frame].id.load(relaxed) == copy.id) copy.request = request;
+    }
+  }
+  return copies;
+}
+
+bool Recorder::innermost_elsewhere(std::uint64_t serial, std::uint64_t request, ParentLink& link) {
+  const std::lock_guard lock(cold_);
+  for (ThreadState* const state : threads_)
+    if (state->serial == serial) return innermost_of_request(*state, request, link);
+  return false;
+}
+
 bool Recorder::take_away_locked(ThreadState& owner, OpenFrame& frame, void** note) noexcept {
   // The owner may have left, or another thread may have ended the span, since the caller found it.
   if (std::find(threads_.begin(), threads_.end(), &owner) == threads_.end() || frame.id.load(relaxed) == 0 ||
@@ -124,9 +149,9 @@ bool Recorder::drop_away(ThreadState& owner, OpenFrame& frame, void** note) {
 
 bool Recorder::record(std::uint32_t stage, std::int64_t begin_ns, std::int64_t end_ns, std::uint16_t flags) {
   if (!arena_) return false;
-  const ClockFit fit = clock_fit();
-  const std::uint64_t begin = fit.ticks(begin_ns);
-  const std::uint64_t end = fit.ticks(end_ns);
+  const PublishedClock clock = published_clock();
+  const std::uint64_t begin = clock.ticks(begin_ns);
+  const std::uint64_t end = clock.ticks(end_ns);
   if (end_ns < begin_ns || end < begin || static_cast<std::int64_t>(begin) < 0 || static_cast<std::int64_t>(end) < 0) {
     lose(kLostRecords);
     return false;

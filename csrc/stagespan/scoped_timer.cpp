@@ -3,16 +3,17 @@
 
 namespace stagespan {
 
-std::atomic<bool (*)(const ThreadState&)> g_scope_is_current{nullptr};
+std::atomic<Scope* (*)(ThreadState&)> g_current_scope{nullptr};
 
 namespace {
 
 [[gnu::noinline, gnu::cold]] OpenSpan open_span_slow(std::uint32_t stage) noexcept {
   ThreadState& thread = Recorder::get().this_thread();
-  if (thread.scope->is_task) {
-    // Another task may have taken its turn since: its spans are no children of that scope's.
-    const auto is_current = g_scope_is_current.load(std::memory_order_relaxed);
-    if (is_current == nullptr || !is_current(thread)) thread.scope = &thread.base;
+  if (thread.scope->takes_turns) {
+    // Another task may have taken its turn since: its spans are not children of that scope's.
+    const auto current_scope = g_current_scope.load(std::memory_order_relaxed);
+    Scope* const current = current_scope != nullptr ? current_scope(thread) : nullptr;
+    thread.scope = current != nullptr ? current : &thread.base;
   }
   OpenFrame* const frame = open_frame_slow(thread, stage, nullptr);
   const std::uint64_t id = thread.next_id;
@@ -30,7 +31,7 @@ namespace {
 
 OpenSpan open_span(std::uint32_t stage) noexcept {
   ThreadState* const thread = t_state;
-  if (thread != nullptr && !thread->scope->is_task) [[likely]] {
+  if (thread != nullptr && !thread->scope->takes_turns) [[likely]] {
     OpenFrame* const frame = try_open_frame(*thread, stage, nullptr);
     if (frame != nullptr) [[likely]] {
       if (mode_has(kModeDevice)) [[unlikely]]

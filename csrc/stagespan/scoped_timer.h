@@ -11,9 +11,9 @@ struct OpenSpan {
   std::uint64_t id;
 };
 
-/// Set by the bindings: tells whether the thread's current scope is still that of the task which has its turn.
-/// Asked only where tasks have opened spans, and without the interpreter's lock.
-extern std::atomic<bool (*)(const ThreadState&)> g_scope_is_current;
+/// Set by the bindings: the scope of the task or greenlet that has its turn in the calling thread, null if it has
+/// none. Asked only where tasks have opened spans, and without the interpreter's lock.
+extern std::atomic<Scope* (*)(ThreadState&)> g_current_scope;
 
 /// Opens a span in the calling thread; called when the recorder is on.
 OpenSpan open_span(std::uint32_t stage) noexcept;

@@ -36,7 +36,7 @@ STAGESPAN_HOT void fill_frame(ThreadState& thread, std::uint32_t index, std::uin
   FrameLocal& local = thread.locals[index];
   local.open_by(owner);
   local.scope = &scope;
-  local.request = scope.request;
+  local.belong_to(scope.request);
   scope.top = index;
   // The clock last, so that the span does not time its own opening.
   frame.begin_ticks.store(clock(), relaxed);

@@ -45,6 +45,16 @@ void leave_child_behind(ThreadState& thread, std::uint32_t child, std::uint32_t 
   parent.child_ticks.store(charged - std::min(charged, charged_until - shared_from), relaxed);
 }
 
+// What a span opened above this frame would take as its parent. False if the frame is not whole at the moment.
+bool copy_link(const OpenFrame& frame, std::uint64_t request, ParentLink& link) noexcept {
+  const std::uint64_t id = frame.id.load(std::memory_order_acquire);
+  link = {frame.as_parent_id.load(relaxed), request, frame.as_parent_stage.load(relaxed),
+          frame.as_parent_depth.load(relaxed)};
+  const bool is_span = (frame.flags.load(relaxed) & (kFrameInactive | kFrameRoot)) == 0;
+  load_fence();
+  return frame.id.load(relaxed) == id && (!is_span || link.id == id);
+}
+
 void drop_closed_away(ThreadState& thread) noexcept {
   const std::uint32_t end =
       thread.slot != nullptr ? thread.slot->frames_high_water.load(relaxed) : thread.frame_capacity;
@@ -116,6 +126,25 @@ void make_root(ThreadState& thread, std::uint32_t index, const ParentLink& link)
   root.flags.store(kFrameRoot, relaxed);
 }
 
+bool innermost_of_request(ThreadState& thread, std::uint64_t request, ParentLink& link) noexcept {
+  constexpr int kTries = 4;                                // the thread may be opening and closing spans
+  const bool is_current = thread.base.request == request;  // the bindings write it, under the interpreter's lock
+  for (int attempt = 0; attempt < kTries; ++attempt) {
+    std::uint32_t index = thread.base.top;
+    // No index is trusted, and no walk is longer than the stack can be.
+    for (std::uint32_t steps = 0; index < thread.frame_capacity && steps < thread.frame_capacity; ++steps) {
+      const OpenFrame& frame = thread.frames[index];
+      if (is_current || (index != 0 && thread.locals[index].belongs_to() == request)) {
+        if (copy_link(frame, request, link)) return true;
+        break;
+      }
+      if (index == 0) return false;
+      index = frame.below.load(relaxed);
+    }
+  }
+  return false;
+}
+
 void attend(ThreadState& thread) noexcept {
   if ((thread.attention.load(relaxed) & kAttentionClosedAway) == 0) return;
   thread.attention.fetch_and(~std::uint32_t{kAttentionClosedAway}, std::memory_order_acquire);
@@ -145,7 +174,11 @@ void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::u
   std::uint32_t child = 0;
   while (above != index && above != scope.root) {
     lowest_above = above;
-    if ((thread.frames[above].flags.load(relaxed) & kFrameInactive) == 0) child = above;
+    const std::uint16_t flags = thread.frames[above].flags.load(relaxed);
+    if ((flags & kFrameRoot) != 0)
+      child = 0;  // a root in the middle: what is above it has another parent
+    else if ((flags & kFrameInactive) == 0)
+      child = above;
     above = thread.frames[above].below.load(relaxed);
   }
   if (above != index || lowest_above == 0) return;

@@ -15,16 +15,33 @@
 
 namespace stagespan {
 
+/// A number that one thread writes and others may read at any time. Costs what a plain number does.
+class Watched {
+ public:
+  Watched(std::uint32_t value = 0) noexcept : value_(value) {}
+  Watched(const Watched& other) noexcept : value_(other) {}
+  Watched& operator=(const Watched& other) noexcept { return *this = std::uint32_t{other}; }
+  Watched& operator=(std::uint32_t value) noexcept {
+    value_.store(value, std::memory_order_relaxed);
+    return *this;
+  }
+  operator std::uint32_t() const noexcept { return value_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<std::uint32_t> value_;
+};
+
 /// One execution context's stack of open spans: the thread's own (`context` as the bindings see it), or that
-/// of an asyncio task which takes turns with others on the same thread.
+/// of an asyncio task or greenlet which takes turns with others on the same thread.
 struct Scope {
   const void* context = nullptr;
-  std::uint32_t top = 0;   // innermost open frame, or `root`
+  Watched top = 0;         // innermost open frame, or `root`
   std::uint32_t root = 0;  // a frame that is never shown; tells the outermost span its parent
   std::uint64_t request = 0;
   std::uint32_t holds = 0;  // reasons to keep a task's scope although it has no open span
   bool is_task = false;
-  bool follows_base = false;  // belongs to what is open in the thread's own code, whatever that is
+  bool takes_turns = false;  // with other scopes, so that the thread's current scope may be another one by now
+  bool is_follower = false;  // belongs to what is open in the code that entered the context, whatever that is
 };
 
 /// What belongs to an open frame in this process only.
@@ -35,9 +52,15 @@ struct FrameLocal {
   void* note = nullptr;                   // the bindings' own
   std::uint32_t parent_stage = kNoStage;  // of a frame whose parent is no longer below it
 
-  /// The owner is the one field that other threads look at.
+  /// The owner and the request are the fields that other threads look at.
   void open_by(const void* who) noexcept { std::atomic_ref<const void*>(owner).store(who, std::memory_order_relaxed); }
   const void* opened_by() noexcept { return std::atomic_ref<const void*>(owner).load(std::memory_order_relaxed); }
+  void belong_to(std::uint64_t number) noexcept {
+    std::atomic_ref<std::uint64_t>(request).store(number, std::memory_order_relaxed);
+  }
+  std::uint64_t belongs_to() noexcept {
+    return std::atomic_ref<std::uint64_t>(request).load(std::memory_order_relaxed);
+  }
 };
 
 struct FreeMemory {
@@ -123,7 +146,7 @@ struct ThreadState {
   StatsBlock* blocks = nullptr;
   ThreadSlot* slot = nullptr;
 
-  Scope base;
+  Scope base{.context = this};  // nobody's context has this address: the first span asks which context it is in
   // Tells threads apart that had the same memory, one after the other.
   static inline std::atomic<std::uint64_t> serials{0};
   const std::uint64_t serial = serials.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -155,6 +178,10 @@ void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::u
 
 /// Makes the frame with this index the bottom of a scope.
 void make_root(ThreadState& thread, std::uint32_t index, const ParentLink& link) noexcept;
+
+/// What is innermost in the thread's own code and belongs to `request`, of a thread that may be running. False if
+/// nothing does. Called with the interpreter's lock.
+bool innermost_of_request(ThreadState& thread, std::uint64_t request, ParentLink& link) noexcept;
 
 /// Takes a free frame, or 0 if there is none.
 STAGESPAN_HOT std::uint32_t take_frame(ThreadState& thread) noexcept {

@@ -13,8 +13,10 @@ from stagespan import context as _context
 from stagespan import device as _device
 from stagespan import dynamo as _dynamo
 from stagespan import imports as _imports
+from stagespan import settings as _settings
 from stagespan._core import (
     Span,
+    SpanCursor,
     Token,
     lost,
     spans,
@@ -35,7 +37,7 @@ from stagespan.context import (
 )
 from stagespan.device import set_device_every
 from stagespan.live import open_spans
-from stagespan.requests import current_request, request
+from stagespan.requests import current_request, request, request_ids
 from stagespan.settings import (
     output_dir as get_profiler_output_dir,
 )
@@ -63,13 +65,16 @@ if TYPE_CHECKING:
     from stagespan.service import flush
     from stagespan.signature import dump_io_signatures, get_io_signatures
     from stagespan.statistics import stats
+    from stagespan.threads import BoundExecutor, bind, propagate_to_threads
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "BoundExecutor": "stagespan.threads",
     "HarnessConfig": "stagespan.harness",
     "StageBenchHarness": "stagespan.harness",
     "StagespanError": "stagespan.errors",
+    "bind": "stagespan.threads",
     "compare_timing_reports": "stagespan.report.compare",
     "current_platform": "stagespan.platforms",
     "dump_io_signatures": "stagespan.signature",
@@ -79,6 +84,7 @@ _LAZY = {
     "get_io_signatures": "stagespan.signature",
     "memory_snapshot": "stagespan.memory",
     "print_timing_summary": "stagespan.report.tables",
+    "propagate_to_threads": "stagespan.threads",
     "reset_timing_registry": "stagespan.report.timing",
     "set_timing_metadata": "stagespan.report.timing",
     "stats": "stagespan.statistics",
@@ -86,14 +92,17 @@ _LAZY = {
 }
 
 __all__ = [
+    "BoundExecutor",
     "HarnessConfig",
     "ProfilingContext",
     "ProfilingContext4Debug",
     "Span",
+    "SpanCursor",
     "StageBenchHarness",
     "StagespanError",
     "Token",
     "begin",
+    "bind",
     "compare_timing_reports",
     "current_platform",
     "current_request",
@@ -113,8 +122,10 @@ __all__ = [
     "memory_snapshot",
     "open_spans",
     "print_timing_summary",
+    "propagate_to_threads",
     "record",
     "request",
+    "request_ids",
     "reset_timing_registry",
     "set_debug",
     "set_device_every",
@@ -158,6 +169,8 @@ _context.lazy_hook("memory", "stagespan.memory")
 _context.lazy_hook("service", "stagespan.service")
 _dynamo.install()
 _device.install()
+if _settings.get("STAGESPAN_PROPAGATE_TO_THREADS"):
+    _imports.load("stagespan.threads").propagate_to_threads()
 if is_debug():
     # Switched on by the environment: the files at exit are due even if no debug context ever runs.
     _context.need("debug")

@@ -209,6 +209,25 @@ def request_figures(
     that is all of it: False when a ring has wrapped since `since_ns`.
     """
 
+def request_number() -> int:
+    """The number of the request that the calling code belongs to, or 0. It may be known where no
+    context variable tells, as in a greenlet.
+    """
+
+# Threads
+def inheritance() -> object:
+    """The innermost open span and the request of the calling code, for `adopt`; None if there is
+    neither.
+    """
+
+def adopt(inheritance: object, /) -> object:
+    """Open spans of the calling code as children of what `inheritance` noted, in its request, until
+    `give_up` is called with what this returns. None, and nothing changes, in a forked child.
+    """
+
+def give_up(adopted: object, /) -> None:
+    """End what `adopt` began in this thread."""
+
 # Reading
 class Summary:
     """Distribution of a duration. None of its figures exists while `count` is 0."""
@@ -252,15 +271,31 @@ class Snapshot:
         """
 
 def snapshot() -> Snapshot: ...
-def spans() -> NDArray[np.void]:
+
+class SpanCursor:
+    """How far a reader has come: `spans(since=cursor)` returns each span once.
+
+    The first reading with a new cursor returns what the rings hold; with `from_now`, what ends
+    after the cursor was made.
+    """
+
+    def __init__(self, *, from_now: bool = ...) -> None: ...
+    @property
+    def overwritten(self) -> int:
+        """Spans that a ring lost before they could be read with this cursor."""
+
+def spans(*, since: SpanCursor | None = ...) -> NDArray[np.void]:
     """The rings' spans by begin: stage, thread, begin_ns, end_ns, id, parent, request,
     suspended_ns, depth, flags, and as float64 device_elapsed_ns, device_queue_ns, device_tail_ns,
-    which are NaN where they are not known.
+    which are NaN where they are not known. A span's times are the same in each reading.
+
+    With a cursor, only spans that have ended since the last reading with that cursor.
     """
 
 def open_spans() -> list[dict[str, Any]]:
     """What every thread is in right now, outermost first: thread, thread_name (the system's; None
-    where detached), stage, id, parent, depth, begin_ns, elapsed_ns, detached.
+    where detached), stage, id, parent, request (its number, or 0), depth, begin_ns, elapsed_ns,
+    detached.
     """
 
 def stage_names() -> list[str]: ...
@@ -310,9 +345,11 @@ def device_every(every: int | None = ...) -> int:
     """
 
 # Service
-def drain_completions(everything: bool = ...) -> list[tuple[str, int, int, int, int, int, int]]:
+def drain_completions(
+    everything: bool = ...,
+) -> list[tuple[str, int, int, int, int, int, int, int]]:
     """Finished contexts: (stage, begin_ns, end_ns, thread_ident, native thread id,
-    peak_rss_bytes or -1, flags).
+    peak_rss_bytes or -1, flags, number of the request or 0).
 
     Each thread's are in order. ``end_ns`` is the later of the host's and the device's end: a
     context whose device time is pending is kept back, with those of its thread behind it, until

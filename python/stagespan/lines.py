@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from stagespan import _core
+from stagespan.requests import current_request
 
 LOGGER = logging.getLogger("stagespan")
 _GIGABYTE = 1 << 30
@@ -108,24 +109,31 @@ def emit(record: logging.LogRecord) -> None:
 def say(message: str, *args: object) -> None:
     """Write one line at INFO, as the ``[Profiler]`` lines are; ``args`` as logging takes them."""
     if is_wanted():
-        emit(_record(message, args))
+        record = _record(message, args)
+        current = current_request()
+        record.request = None if current is None else current.id
+        emit(record)
 
 
-def duration_line(stage: str, begin_ns: int, end_ns: int) -> logging.LogRecord:
+def duration_line(
+    stage: str, begin_ns: int, end_ns: int, request: str | None = None
+) -> logging.LogRecord:
     """``[Profile] NAME cost S seconds``, dated to the end of the run."""
     seconds = (end_ns - begin_ns) / 1e9
     record = _record("[Profile] %s cost %.6f seconds", (one_line(stage), seconds))
-    record.stage, record.seconds = stage, seconds
+    record.stage, record.seconds, record.request = stage, seconds, request
     return record
 
 
-def memory_line(stage: str, rank: int, kind: str, size: int) -> logging.LogRecord:
+def memory_line(
+    stage: str, rank: int, kind: str, size: int, request: str | None = None
+) -> logging.LogRecord:
     """``Rank R - Function 'NAME' KIND: X GB``; the kind is ``Peak Memory`` or ``Peak RSS``."""
     gigabytes = size / _GIGABYTE
     record = _record(
         "Rank %d - Function '%s' %s: %.2f GB", (rank, one_line(stage), kind, gigabytes)
     )
-    record.stage = stage
+    record.stage, record.request = stage, request
     return record
 
 

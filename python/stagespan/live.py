@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 from stagespan import _core
+from stagespan.requests import id_of
 
 
 def threads() -> list[threading.Thread]:
@@ -22,8 +23,9 @@ def open_spans() -> list[dict[str, Any]]:
     """What every thread is in right now, outermost first.
 
     Each has ``stage``, ``thread`` (the system's id), ``thread_name``, ``id``, ``parent``,
-    ``depth``, ``begin_ns`` (Unix time), ``elapsed_ns`` and ``detached``: no thread's stack holds it
-    at the moment, as with tokens and suspended coroutines; its ``thread_name`` is None.
+    ``depth``, ``begin_ns`` (Unix time), ``elapsed_ns``, ``request`` (the id of its request, or
+    None), ``request_number`` (None outside of requests) and ``detached``: no thread's stack holds
+    it at the moment, as with tokens and suspended coroutines; its ``thread_name`` is None.
     """
     found = _core.open_spans()
     if found:
@@ -32,4 +34,7 @@ def open_spans() -> list[dict[str, Any]]:
         for span in found:
             if span["thread_name"] is not None:
                 span["thread_name"] = names.get(span["thread"], span["thread_name"])
+            number = span["request"]
+            span["request"] = id_of(number)
+            span["request_number"] = number or None
     return found

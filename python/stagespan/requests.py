@@ -5,18 +5,25 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import itertools
+import threading
+import weakref
 from collections import deque
+from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, TypedDict
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 from stagespan import _core, forks
 from stagespan.dynamo import compiling
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class FinishedRequest(TypedDict):
     """What is kept of a request: figures from the rings, complete unless one has wrapped since."""
 
     id: str
+    number: int
     metadata: dict[str, Any]
     begin_ns: int
     end_ns: int
@@ -29,7 +36,13 @@ MOST_FINISHED_REQUESTS = 1024
 finished_requests: deque[FinishedRequest] = deque(maxlen=MOST_FINISHED_REQUESTS)
 """The latest requests that have ended, oldest first."""
 
+MOST_REQUEST_IDS = 16_384
 _numbers = itertools.count(1)
+# Numbers and ids, each dict used as a ring; copied at once, without a lock.
+_begun_ids: dict[int, tuple[int, str]] = {}
+_ended_ids: dict[int, tuple[int, str]] = {}
+_ends = itertools.count()
+_alive: weakref.WeakValueDictionary[int, request] = weakref.WeakValueDictionary()
 _current: contextvars.ContextVar[request | None] = contextvars.ContextVar(
     "stagespan_request", default=None
 )
@@ -39,9 +52,9 @@ class request:
     """Group the spans of one unit of work: `with request("req-1", user="a"):`, also `async with`.
 
     Spans that open inside carry its number: in this thread, in tasks that are created inside, and
-    in threads that run in a copied context (`asyncio.to_thread`). Its figures are taken from the
-    rings when it ends. Without an id it gets one made of its number. In a graph that torch.compile
-    captures it does nothing.
+    in threads that run in a copied context (`asyncio.to_thread`) or what `bind` returned. Its
+    figures are taken from the rings when it ends. Without an id it gets one made of its number. In
+    a graph that torch.compile captures it does nothing.
     """
 
     def __init__(self, request_id: str = "", **metadata: Any) -> None:
@@ -60,6 +73,8 @@ class request:
             raise RuntimeError(
                 f"the request {self.id!r} is already open: make a new one for each unit of work."
             )
+        _alive[self.number] = self
+        _begun_ids[self.number % MOST_REQUEST_IDS] = (self.number, self.id)
         self._begin_ns = _core.now_ns() if _core.is_enabled() else 0
         self._before = _core.request_enter(self.number)
         self._token = _current.set(self)
@@ -80,12 +95,14 @@ class request:
             with contextlib.suppress(ValueError):
                 _current.reset(self._token)
             self._token = None
+        _ended_ids[next(_ends) % MOST_FINISHED_REQUESTS] = (self.number, self.id)
         if self._begin_ns == 0:
             return
         stages, complete = _core.request_figures(self.number, self._begin_ns)
         finished_requests.append(
             {
                 "id": self.id,
+                "number": self.number,
                 "metadata": self.metadata,
                 "begin_ns": self._begin_ns,
                 "end_ns": _core.now_ns(),
@@ -109,7 +126,86 @@ class request:
 
 def current_request() -> request | None:
     """Return the request that the calling code belongs to, or None."""
-    return _current.get()
+    found = _current.get()
+    if found is None:
+        # A greenlet belongs to its creator's request, but has none of its context variables.
+        number = _core.request_number()
+        if number:
+            found = _alive.get(number)
+    return found
+
+
+def request_ids() -> dict[int, str]:
+    """Return the ids of requests by their numbers, which `spans()["request"]` holds.
+
+    Known are all requests that are open, the latest 16,384 that have begun and the latest 1,024
+    that have ended. Number 0 stands for spans that belong to no request, and has no id.
+    """
+    alive = (reference() for reference in _alive.valuerefs())
+    found = {one.number: one.id for one in alive if one is not None}
+    found.update(_ended_ids.copy().values())
+    found.update(_begun_ids.copy().values())
+    return dict(sorted(found.items()))
+
+
+def id_of(number: int) -> str | None:
+    """Return the id of the request with this number; None for 0, and where it is not known."""
+    begun = _begun_ids.get(number % MOST_REQUEST_IDS)
+    if begun is not None and begun[0] == number:
+        return begun[1]
+    alive = _alive.get(number)
+    return dict(_ended_ids.copy().values()).get(number) if alive is None else alive.id
+
+
+class UnboundThread(threading.Thread):
+    """A thread that belongs to nobody's request, whatever `propagate_to_threads` says."""
+
+
+class Carried:
+    """The request and the innermost span of the code that makes one, for code in another thread.
+
+    Several threads may run code with the same one at the same time.
+    """
+
+    __slots__ = ("_inheritance", "_request")
+
+    def __init__(self) -> None:
+        self._inheritance = _core.inheritance()
+        self._request = current_request()
+
+    def is_empty(self) -> bool:
+        """Tell whether there was no open span and no request."""
+        return self._inheritance is None and self._request is None
+
+    def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function with them."""
+        adopted, token = self.enter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self.leave(adopted, token)
+
+    async def wait_for(
+        self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """Call a coroutine function with them."""
+        adopted, token = self.enter()
+        try:
+            return await function(*args, **kwargs)
+        finally:
+            self.leave(adopted, token)
+
+    def enter(self) -> tuple[object, contextvars.Token[request | None] | None]:
+        """Begin to run code with them; `leave` takes what this returns."""
+        adopted = _core.adopt(self._inheritance)
+        return adopted, None if adopted is None else _current.set(self._request)
+
+    def leave(self, adopted: object, token: contextvars.Token[request | None] | None) -> None:
+        """Go back to what was current before."""
+        if token is not None:
+            with contextlib.suppress(ValueError):
+                _current.reset(token)
+        _core.give_up(adopted)
 
 
 # What the parent's requests came to is the parent's to report.

@@ -23,6 +23,7 @@ from stagespan import (
     lines,
     live,
     memory,
+    requests,
     settings,
     termination,
 )
@@ -66,7 +67,7 @@ class _Service:
             return
         if running is not None:
             self._threads.pop("service", None)
-        thread = threading.Thread(target=self._run, name="stagespan", daemon=True)
+        thread = requests.UnboundThread(target=self._run, name="stagespan", daemon=True)
         # Of those who come here at the same time one starts it. No lock: what interrupts that one
         # may come here as well.
         if self._threads.setdefault("service", thread) is not thread:
@@ -137,15 +138,16 @@ class _Service:
                 self._draining.release()
         return True
 
-    def _tell(self, finished: list[tuple[str, int, int, int, int, int, int]]) -> None:
+    def _tell(self, finished: list[tuple[str, int, int, int, int, int, int, int]]) -> None:
         rank = settings.rank()
         self._learn_thread_names()
-        for stage, begin_ns, end_ns, thread, native, peak, flags in finished:
+        for stage, begin_ns, end_ns, thread, native, peak, flags, number in finished:
             is_device = bool(flags & _core.COMPLETION_DEVICE_MEMORY)
-            records = [lines.duration_line(stage, begin_ns, end_ns)]
+            request = requests.id_of(number)
+            records = [lines.duration_line(stage, begin_ns, end_ns, request)]
             if peak >= 0:
                 kind = "Peak Memory" if is_device else "Peak RSS"
-                records.append(lines.memory_line(stage, rank, kind, peak))
+                records.append(lines.memory_line(stage, rank, kind, peak, request))
             name = self._thread_names.get(thread, f"Thread-{native}")
             for record in records:
                 lines.date(record, end_ns, thread, name)

@@ -84,6 +84,14 @@ VARIABLES: tuple[Variable, ...] = (
         "whether the recorder is on when the process starts",
     ),
     Variable(
+        "STAGESPAN_PROPAGATE_TO_THREADS",
+        (),
+        "switch",
+        False,
+        "whether threads and thread pools carry on the request and the span of the code that "
+        "starts them",
+    ),
+    Variable(
         "STAGESPAN_CLOCK",
         (),
         "choice",

@@ -198,7 +198,7 @@ def test_a_loop_in_another_thread() -> None:
     # THEN
     assert {span.thread for span in recorded("in the thread's loop")} == native_ids
     assert count("in the thread's loop") == 20
-    assert parents()["in the thread's loop"] == {None}
+    assert parents()["in the thread's loop"] == {"here"}
 
 
 def test_callbacks_belong_to_where_they_were_scheduled() -> None:

@@ -68,6 +68,35 @@ print(json.dumps([tree, {n: s.count for n, s in stagespan.stats().items()}]))
     assert tree == expected
 
 
+def test_scopes_nest_under_the_spans_of_their_greenlet(installed: Path) -> None:
+    # GIVEN greenlets that call the extension inside their spans, and a main greenlet with its own
+    pytest.importorskip("greenlet")
+    program = """
+import json, cpp_stages, greenlet, stagespan
+
+def job(name):
+    with stagespan.span(name):
+        greenlet.getcurrent().parent.switch()
+        cpp_stages.multiply(4)
+        greenlet.getcurrent().parent.switch()
+
+jobs = [greenlet.greenlet(lambda name=name: job(name)) for name in ("a", "b")]
+with stagespan.span("main"):
+    for one in jobs * 3:
+        one.switch()
+        with stagespan.span("between"):
+            pass
+names = stagespan.stage_names()
+by_id = {int(s["id"]): names[s["stage"]] for s in stagespan.spans()}
+print(json.dumps(sorted(
+    by_id[int(s["parent"])] for s in stagespan.spans() if names[s["stage"]] == "multiply"
+)))
+"""
+    # WHEN it runs
+    # THEN each scope is a child of what is open in its own greenlet
+    assert json.loads(run(program, installed)) == ["a", "b"]
+
+
 def test_scopes_of_a_thread_without_the_gil_are_recorded(installed: Path) -> None:
     # GIVEN a function that works on a std::thread of its own, called four times
     program = """

@@ -176,6 +176,7 @@ def _requests(since_ns: int) -> list[dict[str, Any]]:
         found.append(
             {
                 "request_id": str(request["id"]),
+                "request_number": request["number"],
                 "begin_ns": request["begin_ns"],
                 "duration_ms": duration_ms,
                 # Unknown where the rings had lost some of its spans by the time it ended.

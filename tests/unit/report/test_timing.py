@@ -130,6 +130,7 @@ def test_a_request_whose_spans_are_partly_lost_has_no_total() -> None:
         {
             "id": "r",
             "metadata": {},
+            "number": 1,
             "begin_ns": 5,
             "end_ns": 9,
             "stages": [("a", 1, 4, 0, True)],

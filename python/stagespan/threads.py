@@ -1,0 +1,240 @@
+"""Have functions run in other threads with the request and the span of the code that starts them.
+
+Threads of the standard library begin with no context variables, so a function that a pool runs
+knows neither the request nor the span of the code that submitted it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any, ParamSpec, TypeVar, cast
+
+from stagespan.requests import Carried, UnboundThread
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def bind(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a function that runs with the request and the innermost span of the code calling this.
+
+    Wherever the returned function runs, its spans are children of the span that is innermost now,
+    and belong to the request that is current now, or to none. It may be called any number of times,
+    also at the same time and after that span and that request have ended. Coroutine functions give
+    coroutine functions. Raises TypeError for generator functions, whose body runs elsewhere than
+    the call.
+    """
+    if not callable(function):
+        raise TypeError(f"bind() takes a function, not {function!r}")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"bind() cannot take the generator function {function!r}: bind a function that iterates"
+        )
+    return _bound(function, Carried())
+
+
+def _bound(function: Callable[P, R], carried: Carried) -> Callable[P, R]:
+    if inspect.iscoroutinefunction(function):
+
+        async def wait_for(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return await carried.wait_for(function, *args, **kwargs)
+
+        bound = cast(Callable[P, R], wait_for)
+    else:
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return carried.call(function, *args, **kwargs)
+
+        bound = call
+    return functools.update_wrapper(bound, function, updated=())
+
+
+class BoundExecutor(Executor):
+    """An executor that runs what it is given in another one, bound to the code that submitted it.
+
+    Use ``BoundExecutor(ThreadPoolExecutor(8))`` in place of the pool, for ``submit``, ``map`` and
+    ``loop.run_in_executor``. ``shutdown`` shuts the other one down. Raises TypeError for pools of
+    processes: spans of another process are recorded there.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        if not isinstance(executor, Executor):
+            raise TypeError(f"BoundExecutor() takes an executor of threads, not {executor!r}")
+        if _runs_elsewhere(executor):
+            raise TypeError(
+                f"BoundExecutor() takes an executor of threads: functions cannot carry a span to "
+                f"where {executor!r} runs them"
+            )
+        self.executor = executor
+        """The executor that runs the functions."""
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Have ``fn`` called with the caller's request and innermost span; see Executor.submit."""
+        return self.executor.submit(_bound(fn, Carried()), *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Shut the other executor down; see Executor.shutdown."""
+        self.executor.shutdown(wait, cancel_futures=cancel_futures)
+
+
+def _runs_elsewhere(executor: Executor) -> bool:
+    """Whether the functions must be pickled on their way."""
+    for module, name in (("process", "ProcessPool"), ("interpreter", "InterpreterPool")):
+        loaded: Any = sys.modules.get(f"concurrent.futures.{module}")
+        kind = getattr(loaded, f"{name}Executor", None)
+        if kind is not None and isinstance(executor, kind):
+            return True
+    return False
+
+
+# --- the rule for all threads -----------------------------------------------------------------
+
+_is_on = False
+
+
+class _Making(threading.local):
+    """How many calls of a thread, one in another, may be starting a pool's workers."""
+
+    pools = 0
+
+
+_making = _Making()
+
+
+def propagate_to_threads(enabled: bool = True) -> None:
+    """Bind all that threads and thread pools of the standard library run, from now on, or end that.
+
+    Covers ``threading.Thread``, ``concurrent.futures.ThreadPoolExecutor`` and
+    ``multiprocessing.pool.ThreadPool`` with their subclasses, also where a library uses them. A
+    thread is bound to the code that starts it, for as long as it runs. A pool's task is bound to
+    the code that submits it; the pool's threads are bound to nobody.
+    """
+    global _is_on
+    _is_on = enabled
+    if enabled:
+        _install()
+    else:
+        _uninstall()
+
+
+def _install() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+    from multiprocessing.pool import ThreadPool
+
+    _replace(threading.Thread, "start", _bound_start)
+    _replace(ThreadPoolExecutor, "submit", _bound_submit)
+    _replace(ThreadPool, "__init__", _unbound_pool)
+    for name in _POOL_METHODS:
+        _replace(ThreadPool, name, _bound_method)
+
+
+_POOL_METHODS = (
+    *("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered"),
+)
+_replaced: dict[tuple[type, str], tuple[Any, Any, bool]] = {}
+"""By class and name: what is there now, what was there, and whether the class itself had it."""
+
+
+def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> None:
+    if (owner, name) in _replaced:
+        return
+    original = getattr(owner, name)
+    replacement = functools.update_wrapper(make(original), original)
+    _replaced[owner, name] = (replacement, original, name in vars(owner))
+    setattr(owner, name, replacement)
+
+
+def _uninstall() -> None:
+    for (owner, name), (replacement, original, was_its_own) in tuple(_replaced.items()):
+        # Where somebody has wrapped ours since, it stays beneath, and passes all calls on.
+        if vars(owner).get(name) is not replacement:
+            continue
+        if was_its_own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+        _replaced.pop((owner, name), None)
+
+
+def _bound_start(original: Callable[[threading.Thread], None]) -> Callable[..., None]:
+    def start(self: threading.Thread) -> None:
+        if not _is_on or isinstance(self, UnboundThread) or _making.pools:
+            return original(self)
+        carried = Carried()
+        if carried.is_empty():
+            return original(self)
+        # Set on the object: classes have `run` methods of their own.
+        run, before = self.run, vars(self).get("run")
+
+        def put_back() -> None:
+            if vars(self).get("run") is run_bound:
+                del self.run
+                if before is not None:
+                    self.run = before  # type: ignore[method-assign]
+
+        def run_bound() -> None:
+            put_back()
+            carried.call(run)
+
+        self.run = run_bound  # type: ignore[method-assign]
+        try:
+            return original(self)
+        except BaseException:
+            put_back()
+            raise
+
+    return start
+
+
+def _bound_submit(original: Callable[..., Any]) -> Callable[..., Any]:
+    def submit(self: Executor, /, *args: Any, **kwargs: Any) -> Any:
+        if not _is_on:
+            return original(self, *args, **kwargs)
+        if not _runs_elsewhere(self):
+            args, kwargs = _with_first_bound(args, kwargs, "fn")
+        return _making_workers(original, self, *args, **kwargs)
+
+    return submit
+
+
+def _bound_method(original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if _is_on:
+            args, kwargs = _with_first_bound(args, kwargs, "func")
+        return original(self, *args, **kwargs)
+
+    return method
+
+
+def _unbound_pool(original: Callable[..., None]) -> Callable[..., None]:
+    def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:
+        _making_workers(original, self, *args, **kwargs)
+
+    return __init__
+
+
+def _making_workers(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call what may start the threads of a pool, which outlive the code that makes them start."""
+    _making.pools += 1
+    try:
+        return call(*args, **kwargs)
+    finally:
+        _making.pools -= 1
+
+
+def _with_first_bound(
+    args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    carried = Carried()
+    if carried.is_empty():
+        return args, kwargs
+    if args:
+        return (_bound(args[0], carried), *args[1:]), kwargs
+    if name in kwargs:
+        return args, {**kwargs, name: _bound(kwargs[name], carried)}
+    return args, kwargs

@@ -1,0 +1,358 @@
+"""Greenlets: each has spans and requests of its own, whatever others do between its turns."""
+
+from __future__ import annotations
+
+import contextvars
+import gc
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recording import assert_closed, in_child, lost, only, parents, recorded
+
+from stagespan import _core, current_request, request, span
+from stagespan.requests import finished_requests
+
+greenlet: Any = pytest.importorskip("greenlet")
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def switch() -> None:
+    """Give the turn back to the greenlet that drives this one."""
+    greenlet.getcurrent().parent.switch()
+
+
+def take_turns(*works: Callable[[], object], seed: int = 0) -> None:
+    """Run each in a greenlet of its own, in turns, in a random order."""
+    chance = random.Random(seed)
+    alive = [greenlet.greenlet(work) for work in works]
+    while alive:
+        chance.choice(alive).switch()
+        alive = [one for one in alive if not one.dead]
+
+
+def job(name: str) -> None:
+    """Time a stage with three steps, and give the turn away within each."""
+    with span(f"job {name}"):
+        switch()
+        for _ in range(3):
+            with span(f"step {name}"):
+                switch()
+        switch()
+
+
+def expect_own_steps(names: list[str], parent: str | None) -> None:
+    """Check each job's parent, and that its steps are its own."""
+    found = parents()
+    for name in names:
+        assert found[f"job {name}"] == {parent}
+        assert found[f"step {name}"] == {f"job {name}"}
+        assert len(recorded(f"step {name}")) == 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_greenlets_that_take_turns_are_not_each_others_parents(seed: int) -> None:
+    # GIVEN
+    names = [str(i) for i in range(20)]
+    # WHEN
+    take_turns(*(lambda name=name: job(name) for name in names), seed=seed)
+    # THEN
+    expect_own_steps(names, None)
+    assert lost() == {}
+    assert_closed()
+
+
+def test_a_greenlet_belongs_to_what_is_open_where_it_was_created() -> None:
+    # GIVEN greenlets that are created in a span, and greenlets that these create
+    def creates() -> None:
+        with span("creates"):
+            take_turns(lambda: job("inner 1"), lambda: job("inner 2"))
+
+    # WHEN
+    with span("outer"):
+        take_turns(lambda: job("1"), lambda: job("2"), creates)
+    take_turns(lambda: job("later"))
+    # THEN
+    expect_own_steps(["1", "2"], "outer")
+    expect_own_steps(["inner 1", "inner 2"], "creates")
+    expect_own_steps(["later"], None)
+    assert parents()["creates"] == {"outer"}
+    assert_closed()
+
+
+def test_time_of_greenlets_is_not_charged_twice() -> None:
+    # GIVEN two greenlets whose spans overlap, in a span
+    with span("outer"):
+        take_turns(lambda: job("1"), lambda: job("2"))
+        with span("own child"):
+            pass
+    # THEN only the span's own child is charged to it
+    stages = _core.snapshot().stages()
+    assert stages["outer"].children_ns == stages["own child"].total_ns
+    assert_closed()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_greenlet_has_its_own_request(seed: int) -> None:
+    # GIVEN
+    def serve(name: str) -> None:
+        with request(name) as mine:
+            switch()
+            assert current_request() is mine
+            job(name)
+            assert current_request() is mine
+        assert current_request() is None
+        with span(f"after {name}"):
+            switch()
+
+    names = [f"r{i}" for i in range(10)]
+    # WHEN
+    take_turns(*(lambda name=name: serve(name) for name in names), seed=seed)
+    # THEN
+    for finished in list(finished_requests)[-10:]:
+        assert finished["complete"]
+        stages = {name: count for name, count, *_ in finished["stages"]}
+        assert stages == {f"job {finished['id']}": 1, f"step {finished['id']}": 3}
+    for name in names:
+        assert only(f"after {name}").request == 0
+    assert lost() == {}
+
+
+def test_a_greenlet_takes_the_request_of_its_creator() -> None:
+    # GIVEN
+    def work() -> None:
+        assert current_request() is current
+        job("in a request")
+
+    # WHEN
+    with request("r") as current:
+        take_turns(work, lambda: job("beside it"))
+    # THEN
+    for name in ("in a request", "beside it"):
+        assert {one.request for one in recorded(f"step {name}")} == {current.number}
+    assert current_request() is None
+
+
+def test_spans_of_the_main_greenlet_stay_its_own() -> None:
+    # GIVEN a greenlet that is suspended inside of a span
+    suspended = greenlet.greenlet(lambda: job("suspended"))
+    suspended.switch()
+    suspended.switch()
+    # WHEN the main greenlet opens spans meanwhile, and the other one goes on in between
+    with span("main"):
+        while not suspended.dead:
+            with span("in main"):
+                suspended.switch()
+    # THEN
+    expect_own_steps(["suspended"], None)
+    assert parents()["in main"] == {"main"}
+    assert lost() == {}
+
+
+def test_the_first_span_of_a_thread_may_be_a_greenlets() -> None:
+    # GIVEN a thread in which no span has been opened
+    def work() -> None:
+        take_turns(lambda: job("1"), lambda: job("2"))
+        with span("own"):
+            take_turns(lambda: job("3"))
+
+    thread = threading.Thread(target=work)
+    # WHEN
+    thread.start()
+    thread.join()
+    # THEN
+    expect_own_steps(["1", "2"], None)
+    expect_own_steps(["3"], "own")
+    assert lost() == {}
+
+
+def test_spans_left_open_over_switches_and_closed_in_any_order() -> None:
+    # GIVEN greenlets that open spans by hand, and close them out of order
+    def work(name: str) -> None:
+        first, second = span(f"first {name}"), span(f"second {name}")
+        first.__enter__()
+        switch()
+        second.__enter__()
+        switch()
+        first.__exit__(None, None, None)
+        switch()
+        second.__exit__(None, None, None)
+
+    # WHEN
+    take_turns(*(lambda name=name: work(name) for name in "abc"), seed=3)
+    # THEN
+    for name in "abc":
+        assert parents()[f"second {name}"] == {f"first {name}"}
+    assert lost() == {}
+    assert_closed()
+
+
+def test_a_greenlet_that_is_killed_ends_its_spans() -> None:
+    # GIVEN greenlets that are suspended in spans
+    killed, dropped = (greenlet.greenlet(lambda n=n: job(n)) for n in ("killed", "dropped"))
+    for one in (killed, dropped):
+        one.switch()
+        one.switch()
+    # WHEN one is killed, and nobody refers to the other any more
+    with span("main"):
+        killed.throw()
+        del dropped, one
+        gc.collect()
+    # THEN their spans have ended, where they belong
+    for name in ("killed", "dropped"):
+        assert only(f"job {name}").parent == 0
+        assert only(f"step {name}").parent == only(f"job {name}").id
+    assert _core.open_spans() == []
+    assert lost() == {}
+
+
+def test_a_greenlet_that_raises() -> None:
+    # GIVEN
+    def work() -> None:
+        with span("raises"):
+            switch()
+            raise KeyError
+
+    one = greenlet.greenlet(work)
+    one.switch()
+    # WHEN
+    with span("main"), pytest.raises(KeyError):
+        one.switch()
+    # THEN
+    assert only("raises").failed
+    assert only("raises").parent == 0
+    assert not only("main").failed
+
+
+def test_greenlets_in_a_context_of_their_own() -> None:
+    # GIVEN greenlets that run in copies of contexts, as some frameworks have them
+    def in_copy(name: str) -> Callable[[], object]:
+        copied = contextvars.copy_context()
+        return lambda: copied.run(job, name)
+
+    # WHEN
+    with span("outer"):
+        works = [in_copy("1"), in_copy("2")]
+        take_turns(*works)
+    # THEN
+    expect_own_steps(["1", "2"], "outer")
+    assert lost() == {}
+
+
+def test_two_greenlets_that_share_a_context_are_one() -> None:
+    # GIVEN a greenlet that runs in the context of the code which waits for it, as SQLAlchemy's do
+    def work() -> None:
+        with span("shared"):
+            pass
+
+    one = greenlet.greenlet(work)
+    # WHEN
+    with span("outer"):
+        one.gr_context = greenlet.getcurrent().gr_context
+        one.switch()
+    # THEN its time is a part of the time of the code that waits
+    assert parents()["shared"] == {"outer"}
+    stages = _core.snapshot().stages()
+    assert stages["outer"].children_ns == stages["shared"].total_ns
+
+
+def test_nothing_of_a_greenlet_is_kept() -> None:
+    # GIVEN what many greenlets leave behind
+    class Marker:
+        """Something that a greenlet's context refers to."""
+
+    markers = []
+    variable: contextvars.ContextVar[Marker] = contextvars.ContextVar("marker")
+
+    def work() -> None:
+        marker = Marker()
+        variable.set(marker)
+        markers.append(greenlet.getcurrent().gr_context)
+        job("many")
+
+    # WHEN
+    for _ in range(5):
+        take_turns(*[work] * 10)
+    # THEN nobody else refers to their contexts
+    import sys
+
+    assert {sys.getrefcount(markers[i]) for i in range(len(markers))} == {2}
+
+
+# --- gevent ---------------------------------------------------------------------------------------
+
+
+GEVENT_JOBS = """
+    from gevent import monkey
+    monkey.patch_all()
+    import gevent, time
+    import stagespan as s
+
+    def job(i):
+        with s.request(f"r{i}"), s.span(f"job{i}"):
+            for _ in range(3):
+                with s.span(f"step{i}"):
+                    time.sleep(0.001 * (1 + i % 3))
+
+    with s.span("batch"):
+        gevent.joinall([gevent.spawn(job, i) for i in range(20)])
+    gevent.spawn(job, 20).join()
+    with s.request("outer") as outer, s.span("spawns"):
+        gevent.spawn(lambda: s.span("spawned").__enter__().__exit__(None, None, None)).join()
+    spans, names = s.spans(), s.stage_names()
+    ids = {int(row["id"]): names[row["stage"]] for row in spans}
+    parents = {}
+    for row in spans:
+        parent = ids.get(int(row["parent"]))
+        parents.setdefault(names[row["stage"]], set()).add(parent)
+    print(all(parents[f"step{i}"] == {f"job{i}"} for i in range(21)))
+    print(all(parents[f"job{i}"] == {"batch"} for i in range(20)), parents["job20"])
+    report = s.timing_report()
+    print(all(set(one["stages"]) == {f"job{one['request_id'][1:]}", f"step{one['request_id'][1:]}"}
+              for one in report["requests"][:21]), len(report["requests"]))
+    print(parents["spawned"], sorted(report["requests"][-1]["stages"]))
+    print({cause: n for cause, n in s.lost().items() if n})
+"""
+
+
+def test_gevent(tmp_path: Path) -> None:
+    # GIVEN
+    pytest.importorskip("gevent")
+    # WHEN a program spawns greenlets, in a span, in a request, and in neither
+    said = in_child(GEVENT_JOBS, tmp_path)
+    # THEN
+    assert said == [
+        "True",
+        "True {None}",
+        "True 22",
+        "{'spawns'} ['spawned', 'spawns']",
+        "{}",
+    ]
+
+
+def test_greenlet_that_is_imported_late(tmp_path: Path) -> None:
+    # GIVEN a program that opens spans before it imports greenlet
+    said = in_child(
+        """
+        import stagespan as s
+        with s.span("early"):
+            pass
+        import greenlet
+
+        def work(name):
+            with s.span(name):
+                greenlet.getcurrent().parent.switch()
+
+        both = [greenlet.greenlet(lambda name=name: work(name)) for name in ("a", "b")]
+        # WHEN
+        for one in both * 2:
+            one.switch()
+        # THEN
+        print(sorted((s.stage_names()[row["stage"]], int(row["parent"])) for row in s.spans()))
+        """,
+        tmp_path,
+    )
+    assert said == ["[('a', 0), ('b', 0), ('early', 0)]"]

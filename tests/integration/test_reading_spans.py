@@ -1,0 +1,327 @@
+"""`spans()`: times that stay the same, each span once by a cursor; ids of requests."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from recording import eventually, in_child, lost
+
+import stagespan
+from stagespan import SpanCursor, _core, request, span
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def work(name: str) -> None:
+    """Time one span."""
+    with span(name):
+        pass
+
+
+# --- times ----------------------------------------------------------------------------------------
+
+
+def test_a_spans_times_are_the_same_in_each_reading(tmp_path: Path) -> None:
+    # GIVEN a process that reads all the time, from its first spans on, and that also records past
+    # spans
+    said = in_child(
+        """
+        import random, time
+        import stagespan as s
+        chance = random.Random(1)
+        fields = ["begin_ns", "end_ns", "suspended_ns", "depth", "stage", "thread", "parent"]
+        known, changed, reads = {}, 0, 0
+
+        @s.span("generates")
+        def generates():
+            for i in range(3):
+                yield i
+
+        until = time.monotonic() + 4
+        while time.monotonic() < until:
+            with s.span("outer"):
+                for _ in generates():
+                    with s.span("inner"):
+                        pass
+            now = time.time_ns()
+            s.record("past", now - 10**12, now - 10**9 * chance.randrange(999))
+            # WHEN the same spans are read again
+            for row in s.spans():
+                values = row[fields].tolist()
+                changed += known.setdefault(int(row["id"]), values) != values
+            reads += 1
+            time.sleep(chance.choice([0, 0.0001, 0.001, 0.02]))
+        # THEN
+        print(changed, reads > 20, len(known) > 100)
+        print(all(begin <= end for begin, end, *_ in known.values()))
+        print(abs(s._core.now_ns() - time.time_ns()) < 10**6)
+        """,
+        tmp_path,
+    )
+    assert said == ["0 True True", "True", "True"]
+
+
+def test_open_spans_begin_when_their_records_do() -> None:
+    # GIVEN
+    with span("open"):
+        time.sleep(0.01)
+        (first,) = stagespan.open_spans()
+        time.sleep(0.3)
+        (second,) = stagespan.open_spans()
+    # WHEN
+    (row,) = stagespan.spans()
+    # THEN
+    assert first["begin_ns"] == second["begin_ns"] == row["begin_ns"]
+
+
+# --- each once ------------------------------------------------------------------------------------
+
+
+def test_a_cursor_gives_each_span_once() -> None:
+    # GIVEN
+    cursor = SpanCursor()
+    work("first")
+    # WHEN
+    first = stagespan.spans(since=cursor)
+    outer = span("outer")
+    with outer:
+        work("inner")
+        second = stagespan.spans(since=cursor)
+    third = stagespan.spans(since=cursor)
+    # THEN a span comes when it has ended
+    names = stagespan.stage_names()
+    assert [[names[row["stage"]] for row in rows] for rows in (first, second, third)] == [
+        ["first"],
+        ["inner"],
+        ["outer"],
+    ]
+    assert len(stagespan.spans(since=cursor)) == 0
+    assert len(stagespan.spans()) == 3
+    assert cursor.overwritten == 0
+
+
+def test_each_reader_has_its_own_cursor() -> None:
+    # GIVEN
+    work("before")
+    first, late = SpanCursor(), SpanCursor(from_now=True)
+    # WHEN
+    work("after")
+    # THEN
+    assert len(stagespan.spans(since=first)) == 2
+    assert len(stagespan.spans(since=late)) == 1
+    assert len(stagespan.spans(since=first)) == 0
+
+
+def test_what_a_ring_has_lost_is_counted() -> None:
+    # GIVEN
+    ring = _core.arena_info()["ring_spans"]
+    cursor = SpanCursor()
+    work("early")
+    assert len(stagespan.spans(since=cursor)) == 1
+    # WHEN more spans end than a ring holds
+    for _ in range(ring + 100):
+        work("many")
+    # THEN
+    assert len(stagespan.spans(since=cursor)) == ring
+    assert cursor.overwritten == 100
+    # THEN a reset is not a loss
+    work("gone")
+    _core.reset()
+    work("new")
+    assert len(stagespan.spans(since=cursor)) == 1
+    assert cursor.overwritten == 100
+
+
+def test_a_cursor_is_what_since_takes() -> None:
+    for wrong in (7, 1.5, "id"):
+        with pytest.raises(TypeError, match="takes a SpanCursor"):
+            stagespan.spans(since=wrong)  # type: ignore[arg-type]
+    assert len(stagespan.spans(since=None)) == 0
+
+
+def read_all(cursors: list[SpanCursor], pause_s: float, threads: int) -> list[list[int]]:
+    """Read with each cursor while threads write; the ids that each cursor gave."""
+    each, found = 30_000, [[] for _ in cursors]
+    writers_left = threading.Semaphore(0)
+
+    def write(seed: int) -> None:
+        chance = random.Random(seed)
+        try:
+            for i in range(each // 3):
+                with span("outer"):
+                    work("inner")
+                work("beside")
+                if i % 500 == 0:
+                    time.sleep(chance.random() * 0.002)
+        finally:
+            writers_left.release()
+
+    def read(cursor: SpanCursor, ids: list[int], stop: threading.Event) -> None:
+        while True:
+            is_last = stop.is_set()
+            ids.extend(stagespan.spans(since=cursor)["id"].tolist())
+            if is_last:
+                return
+            time.sleep(pause_s)
+
+    stop = threading.Event()
+    readers = [
+        threading.Thread(target=read, args=(cursor, ids, stop))
+        for cursor, ids in zip(cursors, found, strict=True)
+    ]
+    writers = [threading.Thread(target=write, args=(seed,)) for seed in range(threads)]
+    for thread in (*readers, *writers):
+        thread.start()
+    for _ in writers:
+        assert writers_left.acquire(timeout=120)
+    for thread in writers:
+        thread.join()
+    stop.set()
+    for thread in readers:
+        thread.join()
+    return found
+
+
+def test_each_span_once_while_four_threads_write() -> None:
+    # GIVEN two readers, of whom one is too slow for the rings
+    quick, slow = SpanCursor(), SpanCursor()
+    # WHEN
+    (quick_ids,) = read_all([quick], 0.0005, threads=4)
+    written = 4 * 30_000
+    # THEN none comes twice, and none is missing but those that were overwritten
+    assert len(set(quick_ids)) == len(quick_ids)
+    assert len(quick_ids) + quick.overwritten == written
+    # THEN what comes too late is counted
+    slow_ids = stagespan.spans(since=slow)["id"].tolist()
+    assert len(slow_ids) + slow.overwritten == written
+    assert slow.overwritten > 0
+
+
+def test_two_threads_with_one_cursor() -> None:
+    # GIVEN one cursor that two threads read with
+    shared = SpanCursor()
+    # WHEN
+    first, second = read_all([shared, shared], 0.0, threads=2)
+    # THEN each span came to one of them, once
+    assert max(Counter([*first, *second]).values()) == 1
+    assert len(first) + len(second) + shared.overwritten == 2 * 30_000
+
+
+def test_a_forked_child_reads_its_own_spans(tmp_path: Path) -> None:
+    said = in_child(
+        """
+        import os
+        import stagespan as s
+        cursor = s.SpanCursor()
+        with s.span("parents"):
+            pass
+        s.spans(since=cursor)
+        with s.span("unread"):
+            pass
+        if os.fork() == 0:
+            with s.span("childs"):
+                pass
+            rows = s.spans(since=cursor)
+            print([s.stage_names()[row["stage"]] for row in rows], cursor.overwritten, flush=True)
+            os._exit(0)
+        os.wait()
+        print(len(s.spans(since=cursor)))
+        """,
+        tmp_path,
+    )
+    assert said == ["['childs'] 0", "1"]
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def test_numbers_of_requests_lead_to_their_ids() -> None:
+    # GIVEN
+    with request("first"):
+        work("in the first")
+        with request("second") as second:
+            work("in the second")
+            ids = stagespan.request_ids()
+            assert ids[second.number] == "second"
+    work("in none")
+    # WHEN
+    ids, names = stagespan.request_ids(), stagespan.stage_names()
+    found = {names[row["stage"]]: ids.get(int(row["request"])) for row in stagespan.spans()}
+    # THEN
+    assert found == {"in the first": "first", "in the second": "second", "in none": None}
+    reported = stagespan.timing_report()["requests"][-2:]
+    assert {one["request_number"]: one["request_id"] for one in reported}.items() <= ids.items()
+
+
+def test_ids_of_requests_take_no_more_room_than_they_may() -> None:
+    # GIVEN a request that stays open while very many others begin and end
+    with request("long") as long:
+        for i in range(17_000):
+            with request(f"r{i}"):
+                pass
+        # THEN
+        assert stagespan.request_ids()[long.number] == "long"
+        assert len(stagespan.request_ids()) <= 16_384 + 1024 + 1
+        work("in the long one")
+        assert stagespan.open_spans() == []
+    assert stagespan.request_ids()[long.number] == "long"
+    number = long.number
+    del long
+    assert stagespan.request_ids()[number] == "long"
+
+
+def test_open_spans_tell_their_request() -> None:
+    # GIVEN spans that are open in two threads, detached, and in no request
+    entered, leave = threading.Event(), threading.Event()
+
+    def there() -> None:
+        with request("there"), span("stuck"):
+            entered.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=there)
+    thread.start()
+    entered.wait(20)
+    with span("free"), request("here") as here, span("here"):
+        token = stagespan.begin("token")
+        # WHEN
+        found: dict[str, Any] = {
+            one["stage"]: (one["request"], one["request_number"]) for one in stagespan.open_spans()
+        }
+        stagespan.end(token)
+    leave.set()
+    thread.join()
+    # THEN
+    assert found["free"] == (None, None)
+    assert found["here"] == found["token"] == ("here", here.number)
+    assert found["stuck"][0] == "there"
+    assert lost() == {}
+
+
+def test_log_records_tell_their_request(caplog: pytest.LogCaptureFixture) -> None:
+    # GIVEN
+    caplog.set_level(logging.INFO, "stagespan")
+    # WHEN
+    with request("r"), stagespan.ProfilingContext("in a request"):
+        pass
+    with stagespan.ProfilingContext("in none"):
+        pass
+    assert eventually(stagespan.flush)
+    # THEN
+    found = {
+        (record.stage, record.request)  # type: ignore[attr-defined]
+        for record in caplog.records
+        if hasattr(record, "stage")
+    }
+    assert found == {("in a request", "r"), ("in none", None)}
+    seconds = [record.seconds for record in caplog.records if hasattr(record, "seconds")]
+    assert len(seconds) == 2
+    assert np.all(np.array(seconds) > 0)
