@@ -109,8 +109,8 @@ void define_hot_objects(py::module_& module) {
   for (PyMethodDef* functions : {g_span_functions, g_token_functions, g_timed_function_functions,
                                  g_timed_iterator_functions, g_waiting_functions})
     if (PyModule_AddFunctions(m, functions) != 0) throw py::error_already_set();
-  if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_token_type(m) ||
-      !init_timed_functions(m) || !init_timed_iterators())
+  if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_unnamed_span_type(m) ||
+      !init_token_type(m) || !init_timed_functions(m) || !init_timed_iterators())
     throw py::error_already_set();
 }
 

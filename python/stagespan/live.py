@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TypedDict, cast
 
 from stagespan import _core
 
 
-def open_spans() -> list[dict[str, Any]]:
-    """What every thread is in right now, outermost first.
+class OpenSpan(TypedDict):
+    """A span that has not ended, as `open_spans` returns it."""
+
+    stage: str
+    thread: int
+    thread_name: str | None
+    id: int
+    parent: int
+    depth: int
+    begin_ns: int
+    elapsed_ns: int
+    detached: bool
+
+
+def open_spans() -> list[OpenSpan]:
+    """Return what every thread is in right now, outermost first.
 
     Each has ``stage``, ``thread`` (the system's id), ``thread_name``, ``id``, ``parent``,
     ``depth``, ``begin_ns`` (Unix time), ``elapsed_ns`` and ``detached``: no thread's stack holds it
@@ -22,4 +36,4 @@ def open_spans() -> list[dict[str, Any]]:
         for span in found:
             if span["thread_name"] is not None:
                 span["thread_name"] = names.get(span["thread"], span["thread_name"])
-    return found
+    return cast("list[OpenSpan]", found)
