@@ -4,6 +4,7 @@
 
 #include "completions.h"
 #include "device.h"
+#include "docstrings.h"
 #include "execution_context.h"
 #include "reading.h"
 #include "span_object.h"
@@ -57,9 +58,9 @@ const Api& api() {
 void define_switches(py::module_& module) {
   module.def("enable", [] { switch_mode(kModeEnabled, true); }, "Record from now on.");
   module.def("disable", [] { switch_mode(kModeEnabled, false); }, "Record nothing from now on.");
-  module.def("is_enabled", [] { return mode_has(kModeEnabled); });
+  module.def("is_enabled", [] { return mode_has(kModeEnabled); }, docs::kIsEnabled);
   module.def("set_debug", [](bool on) { switch_mode(kModeDebug, on); }, py::arg("on"));
-  module.def("is_debug", [] { return mode_has(kModeDebug); });
+  module.def("is_debug", [] { return mode_has(kModeDebug); }, docs::kIsDebug);
 }
 
 void define_hooks(py::module_& module) {

@@ -1,6 +1,7 @@
 // span_functions.cpp: the built-in functions that make contexts.
 #include <utility>
 
+#include "docstrings.h"
 #include "object.h"
 #include "span_object.h"
 #include "stage_names.h"
@@ -192,8 +193,7 @@ void give_back(SpanObject* span) noexcept {
 }
 
 bool init_unnamed_span_type(PyObject* module) {
-  g_unnamed_type.tp_doc =
-      "What span(), ProfilingContext() and ProfilingContext4Debug() without a name return: a decorator.";
+  g_unnamed_type.tp_doc = docs::kUnnamedSpan;
   g_unnamed_type.tp_call = unnamed_call;
   g_unnamed_type.tp_repr = unnamed_repr;
   g_unnamed_type.tp_methods = g_unnamed_methods;
@@ -202,15 +202,11 @@ bool init_unnamed_span_type(PyObject* module) {
 }
 
 PyMethodDef g_span_functions[] = {
-    {"span", as_method(span_new), METH_FASTCALL | METH_KEYWORDS,
-     "span(name, *, compile_safe=False)\n--\n\n"
-     "A timed context: `with span(\"decode\"):`, `async with`, or a decorator."},
+    {"span", as_method(span_new), METH_FASTCALL | METH_KEYWORDS, docs::kSpan},
     {"ProfilingContext", as_method(context_new<Kind::kProfiling>), METH_FASTCALL | METH_KEYWORDS,
-     "ProfilingContext(name, reset_peak_memory=True, *, capture_memory=False, compile_safe=False)\n--\n\n"
-     "Like span, and logs the time and the peak memory of each run; under torch.profiler when it is named."},
+     docs::kProfilingContext},
     {"ProfilingContext4Debug", as_method(context_new<Kind::kDebug>), METH_FASTCALL | METH_KEYWORDS,
-     "ProfilingContext4Debug(name, reset_peak_memory=True, *, capture_memory=False)\n--\n\n"
-     "Like ProfilingContext, in debug mode only, synchronised at both ends, with input and output signatures."},
+     docs::kProfilingContext4Debug},
     {"_span_from", span_from, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "docstrings.h"
 #include "object.h"
 #include "ready_object.h"
 #include "timed_run.h"
@@ -360,26 +361,27 @@ PyObject* span_reduce(PyObject* object, PyObject*) {
 PyMethodDef g_span_methods[] = {
     {"__aenter__", span_aenter, METH_NOARGS, nullptr},
     {"__aexit__", as_method(span_aexit), METH_FASTCALL, nullptr},
-    {"add", as_method(span_add), METH_FASTCALL | METH_KEYWORDS,
-     "add(**work)\n--\n\nAdd to the stage's work counters, for example add(tokens=230)."},
-    {"inputs", as_method(span_inputs), METH_VARARGS | METH_KEYWORDS,
-     "inputs(**arguments)\n--\n\nIn debug mode, give the inputs of a `with` block to the signature."},
-    {"output", span_output, METH_O,
-     "output(value)\n--\n\nIn debug mode, give the output of a `with` block to the signature."},
+    {"add", as_method(span_add), METH_FASTCALL | METH_KEYWORDS, docs::kSpanAdd},
+    {"inputs", as_method(span_inputs), METH_VARARGS | METH_KEYWORDS, docs::kSpanInputs},
+    {"output", span_output, METH_O, docs::kSpanOutput},
     {"__reduce__", span_reduce, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
 PyMemberDef g_span_members[] = {
     {"name", T_OBJECT, offsetof(SpanObject, name), READONLY, "The stage's name."},
-    {"reset_peak_memory", T_BOOL, offsetof(SpanObject, reset_peak_memory), READONLY, nullptr},
-    {"capture_memory", T_BOOL, offsetof(SpanObject, capture_memory), READONLY, nullptr},
-    {"compile_safe", T_BOOL, offsetof(SpanObject, compile_safe), READONLY, nullptr},
+    {"reset_peak_memory", T_BOOL, offsetof(SpanObject, reset_peak_memory), READONLY,
+     "Whether each run begins a new peak of the accelerator's memory."},
+    {"capture_memory", T_BOOL, offsetof(SpanObject, capture_memory), READONLY,
+     "Whether the memory before and after each run is noted."},
+    {"compile_safe", T_BOOL, offsetof(SpanObject, compile_safe), READONLY,
+     "Whether a decorated function stays a plain function on Python 3.10 and 3.11."},
     {nullptr, 0, 0, 0, nullptr},
 };
 
 PyGetSetDef g_span_getset[] = {
-    {"kind", kind_text, nullptr, "\"span\", \"profiling\" or \"debug\".", nullptr},
+    {"kind", kind_text, nullptr, "Which function made it: \"span\", \"profiling\" (ProfilingContext) or \"debug\".",
+     nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -413,7 +415,7 @@ bool init_span_type(PyObject* module) {
   g_enter_type.tp_dealloc = enter_dealloc;
   g_enter_type.tp_repr = enter_repr;
 
-  g_span_type.tp_doc = "A timed context: `with`, `async with`, or a decorator.";
+  g_span_type.tp_doc = docs::kSpanType;
   g_span_type.tp_vectorcall_offset = offsetof(SpanObject, vectorcall);
   g_span_type.tp_call = PyVectorcall_Call;
   g_span_type.tp_dealloc = span_dealloc;

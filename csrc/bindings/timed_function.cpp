@@ -173,12 +173,12 @@ PyObject* call_timed_function(PyObject*, PyObject* const* args, Py_ssize_t count
 
 PyMethodDef g_timed_function_functions[] = {
     {"call_timed", as_method(call_timed_function), METH_FASTCALL,
-     "call_timed(span, function, args, kwargs)\n--\n\nCall a function as one run of a stage."},
+     "call_timed(span, function, args, kwargs, /)\n--\n\nCall a function as one run of a stage."},
 #if PY_VERSION_HEX >= 0x030c0000
     {"time_function", as_method(time_function), METH_FASTCALL,
-     "time_function(function, spans)\n--\n\nTime all calls of a plain function, innermost span first; () to stop."},
+     "time_function(function, spans, /)\n--\n\nTime all calls of a plain function, innermost span first; () to stop."},
     {"share_version", as_method(share_version), METH_FASTCALL,
-     "share_version(function, original)\n--\n\nHave a function that was made of another's parts called as fast."},
+     "share_version(function, original, /)\n--\n\nHave a function that was made of another's parts called as fast."},
 #endif
     {nullptr, nullptr, 0, nullptr},
 };

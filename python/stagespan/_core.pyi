@@ -5,6 +5,7 @@ Times are in nanoseconds; absolute ones are Unix time. Every function may be cal
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from types import FunctionType, TracebackType
 from typing import Any, Literal, TypeVar, final, overload
@@ -41,7 +42,7 @@ class Span:
         """The stage's name."""
     @property
     def kind(self) -> Literal["span", "profiling", "debug"]:
-        """"span", "profiling" or "debug": which function made it."""
+        """ "span", "profiling" or "debug": which function made it."""
     @property
     def reset_peak_memory(self) -> bool:
         """Whether each run begins a new peak of the accelerator's memory."""
@@ -71,7 +72,8 @@ class Span:
     def inputs(self, **arguments: Any) -> None:
         """Give the inputs of a `with` block to the stage's signature.
 
-        Does nothing outside debug mode. A decorated function needs no call: its arguments are known.
+        Does nothing outside debug mode. A decorated function does not need it: its arguments are
+        known.
 
         Args:
             **arguments: The inputs by name.
@@ -79,7 +81,7 @@ class Span:
     def output(self, value: Any, /) -> None:
         """Give the output of a `with` block to the stage's signature.
 
-        Does nothing outside debug mode. A decorated function needs no call: its result is known.
+        Does nothing outside debug mode. A decorated function does not need it: its result is known.
 
         Args:
             value: The output, of any type.
@@ -104,7 +106,7 @@ class Span:
 
 @final
 class UnnamedSpan:
-    """What `span()` and its siblings return without a name: a decorator, but not a context manager."""
+    """What `span()` and its siblings return without a name: a decorator only."""
 
     def __call__(self, function: _F, /) -> _F: ...
 
@@ -134,8 +136,9 @@ def span(name: str, *, compile_safe: bool = ...) -> Span:
     where an accelerator is in use. It never waits for a device.
 
     Args:
-        name: Name of the stage. A name that is empty or not a string is counted and replaced by
-            "(invalid name)"; the program goes on.
+        name: Name of the stage; or, without parentheses (`@span`), the function to decorate. An
+            empty name, or an object that is neither a string nor callable, is counted and replaced
+            by "(invalid name)"; the program goes on.
         compile_safe: On Python 3.10 and 3.11, keep the decorated function a plain function, so that
             torch.compile with fullgraph=True accepts it. Each call then costs more. It makes no
             difference from Python 3.12 on.
@@ -157,7 +160,7 @@ def span(name: str, *, compile_safe: bool = ...) -> Span:
     """
 
 @overload
-def span(function: _F, /, *, compile_safe: bool = ...) -> _F: ...
+def span(name: _F, *, compile_safe: bool = ...) -> _F: ...
 @overload
 def span(*, compile_safe: bool = ...) -> UnnamedSpan: ...
 @overload
@@ -174,7 +177,7 @@ def ProfilingContext(
     memory. Runs of stages that `enable_profiler_for_names` lists are recorded by torch.profiler.
 
     Args:
-        name: Name of the stage. Without it, a decorated function's qualified name.
+        name: Name of the stage. Without it, a decorated function's qualified name, as in `span`.
         reset_peak_memory: Begin a new peak of the accelerator's memory for each run. The peak of an
             outer context stays right.
         capture_memory: Also note the memory before and after each run.
@@ -195,8 +198,7 @@ def ProfilingContext(
 
 @overload
 def ProfilingContext(
-    function: _F,
-    /,
+    name: _F,
     reset_peak_memory: bool = ...,
     *,
     capture_memory: bool = ...,
@@ -217,7 +219,7 @@ def ProfilingContext4Debug(
     function costs nothing.
 
     Args:
-        name: Name of the stage. Without it, a decorated function's qualified name.
+        name: Name of the stage. Without it, a decorated function's qualified name, as in `span`.
         reset_peak_memory: Begin a new peak of the accelerator's memory for each run. The peak of an
             outer context stays right.
         capture_memory: Also note the memory before and after each run.
@@ -239,7 +241,7 @@ def ProfilingContext4Debug(
 
 @overload
 def ProfilingContext4Debug(
-    function: _F, /, reset_peak_memory: bool = ..., *, capture_memory: bool = ...
+    name: _F, reset_peak_memory: bool = ..., *, capture_memory: bool = ...
 ) -> _F: ...
 @overload
 def ProfilingContext4Debug(
@@ -298,31 +300,31 @@ def record(name: str, begin_ns: int, end_ns: int, *, error: bool = ...) -> None:
     """
 
 # Decorated functions. `decorators` decides which of these a function gets.
+@final
 class TimedFunction:
     """A C callable that times the calls of another callable; a method where it is found in a
     class.
     """
 
-    def __init__(self, span: Span, function: Callable[..., Any]) -> None: ...
-    @property
-    def __wrapped__(self) -> Callable[..., Any]: ...
+    __name__: str
+    __qualname__: str
+    def __new__(cls, span: Span, function: Callable[..., Any], /) -> TimedFunction: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-    def __get__(self, instance: object, owner: type | None = ...) -> Any: ...
+    def __get__(self, instance: object, owner: type | None = ..., /) -> Any: ...
 
-def time_function(function: FunctionType, spans: tuple[Span, ...]) -> None:
-    """From Python 3.12: time the calls of `function` by `spans`, innermost first; () ends that.
+if sys.version_info >= (3, 12):
+    def time_function(function: FunctionType, spans: tuple[Span, ...], /) -> None:
+        """Time the calls of `function` by `spans`, innermost first; () ends that.
 
-    The function's own code runs with its own defaults, and nothing that it has changes. Nothing is
-    kept that refers to the function: it is freed like any other.
-    """
+        The function's own code runs with its own defaults, and nothing that it has changes. Nothing
+        is kept that refers to the function: it is freed like any other.
+        """
 
-def share_version(function: FunctionType, original: FunctionType) -> None:
-    """From Python 3.12: have a function that was made of another's code and defaults called as fast
-    as that one.
-    """
+    def share_version(function: FunctionType, original: FunctionType, /) -> None:
+        """Have a function that was made of another's code and defaults called as fast as it."""
 
 def call_timed(
-    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
 ) -> Any:
     """Call a function under a span."""
 

@@ -223,7 +223,7 @@ def _apply(function: FunctionType, timed: _Timed) -> None:
     try:
         active = timed.active()
         if _INTERCEPTS_CALLS:
-            _core.time_function(function, active)
+            _intercept(function, active)
             return
         code, _ = trampoline.layers(function.__code__)
         if active:
@@ -234,6 +234,11 @@ def _apply(function: FunctionType, timed: _Timed) -> None:
     except Exception as error:
         _core.count_lost("decorator_errors")
         _log.warning("stagespan cannot time %s: %s", function.__qualname__, error)
+
+
+def _intercept(function: FunctionType, spans: tuple[Span, ...]) -> None:
+    if sys.version_info >= (3, 12):
+        _core.time_function(function, spans)
 
 
 def _forget_lock() -> None:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stagespan import _core, service
-from stagespan import ProfilingContext, ProfilingContext4Debug, set_debug
+from stagespan import ProfilingContext, ProfilingContext4Debug, _core, service, set_debug
 
 COST = re.compile(r"\[Profile\] (.+) cost (\d+\.\d{6}) seconds")
 PEAK = re.compile(r"Rank (\d+) - Function '(.+)' Peak (RSS|Memory): (\d+\.\d\d) GB")
