@@ -42,7 +42,7 @@ class Span:
         """The stage's name."""
     @property
     def kind(self) -> Literal["span", "profiling", "debug"]:
-        """ "span", "profiling" or "debug": which function made it."""
+        """Which function made it: "span", "profiling" (ProfilingContext) or "debug"."""
     @property
     def reset_peak_memory(self) -> bool:
         """Whether each run begins a new peak of the accelerator's memory."""

@@ -75,11 +75,11 @@ class Stats(Mapping[str, StageStats]):
         is_lifetime: bool,
     ) -> None:
         self._stages = stages
-        self.lost = lost
+        self.lost: Mapping[str, int] = lost
         """What the recorder did not keep since the process began, by cause."""
-        self.window_s = window_s
+        self.window_s: float | None = window_s
         """Seconds that the figures truly cover; None for a lifetime whose length is not known."""
-        self.is_lifetime = is_lifetime
+        self.is_lifetime: bool = is_lifetime
         """Whether they cover everything since the process began."""
 
     def __getitem__(self, name: str) -> StageStats:
