@@ -489,7 +489,7 @@ class Snapshot:
     @property
     def time_ns(self) -> int: ...
     def stages(self) -> dict[str, StageSummary]:
-        """The stages that have run, by name."""
+        """The stages that have run at least once, by name."""
     def since(self, earlier: Snapshot) -> Snapshot:
         """What happened between `earlier` and this; min and max are then bounds of histogram
         buckets.
