@@ -5,6 +5,7 @@
 
 #include "completions.h"
 #include "device.h"
+#include "docstrings.h"
 #include "execution_context.h"
 #include "reading.h"
 #include "span_object.h"
@@ -60,9 +61,9 @@ const Api& api() {
 void define_switches(py::module_& module) {
   module.def("enable", [] { switch_mode(kModeEnabled, true); }, "Record from now on.");
   module.def("disable", [] { switch_mode(kModeEnabled, false); }, "Record nothing from now on.");
-  module.def("is_enabled", [] { return mode_has(kModeEnabled); });
+  module.def("is_enabled", [] { return mode_has(kModeEnabled); }, docs::kIsEnabled);
   module.def("set_debug", [](bool on) { switch_mode(kModeDebug, on); }, py::arg("on"));
-  module.def("is_debug", [] { return mode_has(kModeDebug); });
+  module.def("is_debug", [] { return mode_has(kModeDebug); }, docs::kIsDebug);
 }
 
 void define_hooks(py::module_& module) {
@@ -121,8 +122,8 @@ void define_hot_objects(py::module_& module) {
        {g_span_functions, g_token_functions, g_timed_function_functions, g_timed_iterator_functions,
         g_waiting_functions, g_termination_functions, g_execution_context_functions})
     if (PyModule_AddFunctions(m, functions) != 0) throw py::error_already_set();
-  if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_token_type(m) ||
-      !init_timed_functions(m) || !init_timed_iterators() || !init_waiting(m))
+  if (!init_execution_context() || !init_stage_names() || !init_span_type(m) || !init_unnamed_span_type(m) ||
+      !init_token_type(m) || !init_timed_functions(m) || !init_timed_iterators() || !init_waiting(m))
     throw py::error_already_set();
 }
 

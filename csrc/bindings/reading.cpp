@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "completions.h"
+#include "docstrings.h"
 #include "execution_context.h"
 #include "stage_names.h"
 #include "stagespan/reader.h"
@@ -165,8 +166,8 @@ std::map<std::string, std::uint64_t> arena_info() {
 
 void define_reading(py::module_& module) {
   module.def("open_spans", open_spans, "What every thread is in right now, outermost first.");
-  module.def("stage_names", stage_names, "Names by stage number.");
-  module.def("lost", lost, "What was not kept, by cause.");
+  module.def("stage_names", stage_names, docs::kStageNames);
+  module.def("lost", lost, docs::kLost);
   module.def("count_lost", lose_by_name, py::arg("cause"), py::arg("n") = 1, "Count a loss under a known cause.");
   module.def("reset", [] { Recorder::get().reset(); }, "Start afresh: statistics, rings and losses.");
   module.def("request_enter", enter_request, py::arg("request"), "Make a request current; gives the one before.");

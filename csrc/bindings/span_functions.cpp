@@ -1,4 +1,7 @@
 // span_functions.cpp: the built-in functions that make contexts.
+#include <utility>
+
+#include "docstrings.h"
 #include "object.h"
 #include "span_object.h"
 #include "stage_names.h"
@@ -12,25 +15,124 @@ constexpr int kMostSpare = 64;
 SpanObject* g_spare[kMostSpare];  // guarded by the interpreter's lock, like all Python objects
 int g_spare_count = 0;
 
-PyObject* make(PyObject* name, Kind kind, bool reset_peak_memory, bool capture_memory, bool compile_safe) {
+struct Options {
+  Kind kind;
+  bool reset_peak_memory;
+  bool capture_memory;
+  bool compile_safe;
+};
+
+PyObject* make_for_stage(std::uint32_t stage, PyObject* name, const Options& options) {
   SpanObject* self = nullptr;
   if (g_spare_count != 0) [[likely]] {
     self = g_spare[--g_spare_count];
     PyObject_Init(reinterpret_cast<PyObject*>(self), &g_span_type);
   } else {
-    self = PyObject_New(SpanObject, &g_span_type);
+    self = allocate_span();
     if (self == nullptr) return nullptr;
-    self->vectorcall = call_span;
   }
-  self->stage = stage_of(name);
-  self->name = Py_NewRef(shown_name(self->stage, name));
-  self->mask = kind == Kind::kDebug ? kModeEnabled | kModeDebug : kModeEnabled;
+  self->stage = stage;
+  self->name = Py_NewRef(shown_name(stage, name));
+  self->mask = options.kind == Kind::kDebug ? kModeEnabled | kModeDebug : kModeEnabled;
   self->open = self->missed = 0;
-  self->kind = kind;
-  self->reset_peak_memory = reset_peak_memory;
-  self->capture_memory = capture_memory;
-  self->compile_safe = compile_safe;
+  self->kind = options.kind;
+  self->reset_peak_memory = options.reset_peak_memory;
+  self->capture_memory = options.capture_memory;
+  self->compile_safe = options.compile_safe;
   return reinterpret_cast<PyObject*>(self);
+}
+
+// --- without a name --------------------------------------------------------------------------------------
+
+// Functions and classes can be called; classmethod, property and the like can only be bound.
+bool can_be_decorated(PyObject* object) {
+  return PyUnicode_Check(object) == 0 && (PyCallable_Check(object) != 0 || Py_TYPE(object)->tp_descr_get != nullptr);
+}
+
+// An attribute, or an empty reference with no exception set.
+Ref attribute(PyObject* object, const char* name) {
+  Ref value(PyObject_GetAttrString(object, name));
+  if (!value) PyErr_Clear();
+  return value;
+}
+
+// `__qualname__` of a function or class, of the function inside a classmethod, property or partial, or of the type.
+Ref qualified_name(PyObject* object) {
+  constexpr int kDeepest = 16;
+  Ref inner(Py_NewRef(object));
+  for (int depth = 0; inner && depth < kDeepest; ++depth) {
+    Ref name = attribute(inner.get(), "__qualname__");
+    if (name && PyUnicode_Check(name.get()) != 0) return name;
+    Ref next;
+    for (const char* const where : {"__func__", "fget", "func"})
+      if (!next) next = attribute(inner.get(), where);
+    inner = std::move(next);
+  }
+  return Ref(PyObject_GetAttrString(reinterpret_cast<PyObject*>(Py_TYPE(object)), "__qualname__"));
+}
+
+PyObject* decorate_under_its_name(PyObject* function, const Options& options) {
+  const Ref name = qualified_name(function);
+  if (!name) return nullptr;
+  const Ref span(make_for_stage(stage_of(name.get()), name.get(), options));
+  return span ? decorate(span.get(), function) : nullptr;
+}
+
+PyObject* make(PyObject* name, const Options& options) {
+  const CachedName& cached = cached_name(name);
+  const bool is_known = cached.name == name;
+  if (!is_known && can_be_decorated(name)) [[unlikely]]
+    return decorate_under_its_name(name, options);
+  return make_for_stage(is_known ? cached.stage : stage_of_slow(name), name, options);
+}
+
+/// What `span()` and its siblings return when they are called without a name.
+struct UnnamedObject {
+  PyObject_HEAD Options options;
+};
+
+PyTypeObject g_unnamed_type = static_type("stagespan.UnnamedSpan", sizeof(UnnamedObject), 0);
+
+const Options& options_of(PyObject* object) { return reinterpret_cast<UnnamedObject*>(object)->options; }
+
+const char* made_by(Kind kind) {
+  if (kind == Kind::kDebug) return "ProfilingContext4Debug";
+  return kind == Kind::kProfiling ? "ProfilingContext" : "span";
+}
+
+PyObject* make_unnamed(const Options& options) {
+  auto* const self = PyObject_New(UnnamedObject, &g_unnamed_type);
+  if (self != nullptr) self->options = options;
+  return reinterpret_cast<PyObject*>(self);
+}
+
+PyObject* unnamed_call(PyObject* object, PyObject* args, PyObject* kwargs) {
+  if (PyTuple_GET_SIZE(args) == 1 && (kwargs == nullptr || PyDict_GET_SIZE(kwargs) == 0))
+    return decorate_under_its_name(PyTuple_GET_ITEM(args, 0), options_of(object));
+  PyErr_Format(PyExc_TypeError, "%R takes one function to decorate: write `@%R` above a function", object, object);
+  return nullptr;
+}
+
+PyObject* unnamed_enter(PyObject* object, PyObject*) {
+  const char* const function = made_by(options_of(object).kind);
+  PyErr_Format(PyExc_TypeError, "%s() needs a name to time a block: write `with %s(\"name\"):`", function, function);
+  return nullptr;
+}
+
+PyObject* unnamed_repr(PyObject* object) { return PyUnicode_FromFormat("%s()", made_by(options_of(object).kind)); }
+
+PyMethodDef g_unnamed_methods[] = {
+    {"__enter__", unnamed_enter, METH_NOARGS, nullptr},
+    {"__exit__", unnamed_enter, METH_VARARGS, nullptr},
+    {"__aenter__", unnamed_enter, METH_NOARGS, nullptr},
+    {"__aexit__", unnamed_enter, METH_VARARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+// --- the functions ---------------------------------------------------------------------------------------
+
+PyObject* make_or_unnamed(PyObject* name, const Options& options) {
+  return name != nullptr ? make(name, options) : make_unnamed(options);
 }
 
 PyObject* span_from(PyObject*, PyObject* args) {
@@ -42,22 +144,22 @@ PyObject* span_from(PyObject*, PyObject* args) {
     PyErr_Format(PyExc_ValueError, "no kind of context has the number %d", kind);
     return nullptr;
   }
-  return make(name, static_cast<Kind>(kind), reset_peak_memory != 0, capture_memory != 0, compile_safe != 0);
+  return make(name, {static_cast<Kind>(kind), reset_peak_memory != 0, capture_memory != 0, compile_safe != 0});
 }
 
 PyObject* span_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   if (count == 1 && kwnames == nullptr) [[likely]]
-    return make(args[0], Kind::kSpan, false, false, false);
+    return make(args[0], {Kind::kSpan, false, false, false});
   static const char* const names[] = {"name", "compile_safe", nullptr};
   const Ref positional = positional_tuple(args, static_cast<std::size_t>(count));
   const Ref named = keyword_dict(args, static_cast<std::size_t>(count), kwnames);
   if (!positional || !named) return nullptr;
   PyObject* name = nullptr;
   int compile_safe = 0;
-  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(), "O|$p:span", const_cast<char**>(names), &name,
+  if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(), "|O$p:span", const_cast<char**>(names), &name,
                                   &compile_safe) == 0)
     return nullptr;
-  return make(name, Kind::kSpan, false, false, compile_safe != 0);
+  return make_or_unnamed(name, {Kind::kSpan, false, false, compile_safe != 0});
 }
 
 // The contexts share one list of arguments; a debug context has no use for the last one.
@@ -65,7 +167,7 @@ template <Kind kind>
 PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   constexpr bool is_debug = kind == Kind::kDebug;
   if (count == 1 && kwnames == nullptr) [[likely]]
-    return make(args[0], kind, true, false, is_debug);
+    return make(args[0], {kind, true, false, is_debug});
   static const char* const names[] = {"name", "reset_peak_memory", "capture_memory", "compile_safe", nullptr};
   static const char* const debug_names[] = {"name", "reset_peak_memory", "capture_memory", nullptr};
   const Ref positional = positional_tuple(args, static_cast<std::size_t>(count));
@@ -74,11 +176,11 @@ PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObje
   PyObject* name = nullptr;
   int reset_peak_memory = 1, capture_memory = 0, compile_safe = is_debug ? 1 : 0;
   if (PyArg_ParseTupleAndKeywords(positional.get(), named.get(),
-                                  is_debug ? "O|p$p:ProfilingContext4Debug" : "O|p$pp:ProfilingContext",
+                                  is_debug ? "|Op$p:ProfilingContext4Debug" : "|Op$pp:ProfilingContext",
                                   const_cast<char**>(is_debug ? debug_names : names), &name, &reset_peak_memory,
                                   &capture_memory, &compile_safe) == 0)
     return nullptr;
-  return make(name, kind, reset_peak_memory != 0, capture_memory != 0, compile_safe != 0);
+  return make_or_unnamed(name, {kind, reset_peak_memory != 0, capture_memory != 0, compile_safe != 0});
 }
 
 }  // namespace
@@ -90,16 +192,21 @@ void give_back(SpanObject* span) noexcept {
     PyObject_Free(span);
 }
 
+bool init_unnamed_span_type(PyObject* module) {
+  g_unnamed_type.tp_doc = docs::kUnnamedSpan;
+  g_unnamed_type.tp_call = unnamed_call;
+  g_unnamed_type.tp_repr = unnamed_repr;
+  g_unnamed_type.tp_methods = g_unnamed_methods;
+  return PyType_Ready(&g_unnamed_type) == 0 &&
+         PyModule_AddObjectRef(module, "UnnamedSpan", reinterpret_cast<PyObject*>(&g_unnamed_type)) == 0;
+}
+
 PyMethodDef g_span_functions[] = {
-    {"span", as_method(span_new), METH_FASTCALL | METH_KEYWORDS,
-     "span(name, *, compile_safe=False)\n--\n\n"
-     "A timed context: `with span(\"decode\"):`, `async with`, or a decorator."},
+    {"span", as_method(span_new), METH_FASTCALL | METH_KEYWORDS, docs::kSpan},
     {"ProfilingContext", as_method(context_new<Kind::kProfiling>), METH_FASTCALL | METH_KEYWORDS,
-     "ProfilingContext(name, reset_peak_memory=True, *, capture_memory=False, compile_safe=False)\n--\n\n"
-     "Like span, and logs the time and the peak memory of each run; under torch.profiler when it is named."},
+     docs::kProfilingContext},
     {"ProfilingContext4Debug", as_method(context_new<Kind::kDebug>), METH_FASTCALL | METH_KEYWORDS,
-     "ProfilingContext4Debug(name, reset_peak_memory=True, *, capture_memory=False)\n--\n\n"
-     "Like ProfilingContext, in debug mode only, synchronised at both ends, with input and output signatures."},
+     docs::kProfilingContext4Debug},
     {"_span_from", span_from, METH_VARARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

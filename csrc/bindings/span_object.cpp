@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "docstrings.h"
 #include "object.h"
 #include "ready_object.h"
 #include "timed_run.h"
@@ -141,58 +142,104 @@ void leave(SpanObject* self, PyObject* error) noexcept {
   end_run(thread, *self, thread.frames[top], flags, nullptr, error);
 }
 
-}  // namespace
+// --- calling ---------------------------------------------------------------------------------------------
 
 // `with` looks `__enter__` and `__exit__` up on the type and binds them: two objects made and thrown away for
-// every block. Here binding gives the span itself, which tells by the number of arguments what is meant:
-// none to enter, three to leave, one to decorate. That saves a third of the block's cost.
+// every block. Here `__enter__` is bound to a part of the span, and `__exit__` to the span itself, which tells by the
+// number of arguments what is meant: three to leave, one to decorate. That saves a third of the block's cost.
 PyObject* call_span(PyObject* callable, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   SpanObject* const self = self_of(callable);
   const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
-  if (kwnames == nullptr || PyTuple_GET_SIZE(kwnames) == 0) {
-    if (count == 0) return enter(self);
-    if (count == 3) {
-      PyObject* error = nullptr;
-      if (args[0] != Py_None) error = args[1] != Py_None ? args[1] : args[0];
-      leave(self, error);
-      Py_RETURN_NONE;
-    }
-    if (count == 1) {
-      if (g_decorate == nullptr) {
-        PyErr_SetString(PyExc_RuntimeError, "import stagespan before using a span as a decorator");
-        return nullptr;
-      }
-      PyObject* const arguments[] = {callable, args[0]};
-      return PyObject_Vectorcall(g_decorate, arguments, 2, nullptr);
-    }
+  const Py_ssize_t named = kwnames != nullptr ? PyTuple_GET_SIZE(kwnames) : 0;
+  if (named == 0 && count == 3) {
+    PyObject* error = nullptr;
+    if (args[0] != Py_None) error = args[1] != Py_None ? args[1] : args[0];
+    leave(self, error);
+    Py_RETURN_NONE;
   }
-  PyErr_Format(PyExc_TypeError, "the context %R takes one function to decorate, or stands after `with`", self->name);
+  if (named == 0 && count == 1) return decorate(callable, args[0]);
+  PyErr_Format(PyExc_TypeError,
+               "%R was called with %zd arguments: write `with %R:` around a block, or `@%R` above a function", callable,
+               count + named, callable, callable);
   return nullptr;
 }
 
-namespace {
+SpanObject* span_of_enter(PyObject* enter) {
+  return reinterpret_cast<SpanObject*>(reinterpret_cast<char*>(enter) - offsetof(SpanObject, enter));
+}
+
+PyObject* call_enter(PyObject* callable, PyObject* const*, std::size_t nargsf, PyObject* kwnames) {
+  const Py_ssize_t count = PyVectorcall_NARGS(nargsf) + (kwnames != nullptr ? PyTuple_GET_SIZE(kwnames) : 0);
+  if (count == 0) [[likely]]
+    return enter(span_of_enter(callable));
+  PyErr_Format(PyExc_TypeError, "__enter__ takes no arguments, but %zd were given", count);
+  return nullptr;
+}
+
+// Only where the span has lost its last reference, so that this object owns it.
+void enter_dealloc(PyObject* object) {
+  SpanObject* const span = span_of_enter(object);
+  Py_SET_REFCNT(object, 1);
+  Py_DECREF(reinterpret_cast<PyObject*>(span));
+}
+
+PyObject* enter_repr(PyObject* object) {
+  return PyUnicode_FromFormat("<__enter__ of %R>", reinterpret_cast<PyObject*>(span_of_enter(object)));
+}
+
+PyTypeObject g_enter_type = static_type("stagespan._core.Enter", sizeof(EnterObject), Py_TPFLAGS_HAVE_VECTORCALL);
 
 // What the type has under `__enter__` and `__exit__`.
-struct BindsToItself {
+struct DescriptorObject {
   PyObject_HEAD vectorcallfunc vectorcall;
 };
 
-PyObject* bind(PyObject* descriptor, PyObject* object, PyObject*) {
-  return Py_NewRef(object != nullptr ? object : descriptor);
+bool is_bound_to_span(PyObject* object) {
+  if (is_span(object)) [[likely]]
+    return true;
+  PyErr_Format(PyExc_TypeError, "a context of stagespan is needed here, not an object of type '%s'",
+               Py_TYPE(object)->tp_name);
+  return false;
 }
 
-// `type(cm).__exit__(cm, ...)`, as contextlib.ExitStack calls it.
-PyObject* call_unbound(PyObject*, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
+PyObject* bind_enter(PyObject* descriptor, PyObject* object, PyObject*) {
+  if (object == nullptr) return Py_NewRef(descriptor);
+  return is_bound_to_span(object) ? Py_NewRef(reinterpret_cast<PyObject*>(&self_of(object)->enter)) : nullptr;
+}
+
+PyObject* bind_exit(PyObject* descriptor, PyObject* object, PyObject*) {
+  if (object == nullptr) return Py_NewRef(descriptor);
+  return is_bound_to_span(object) ? Py_NewRef(object) : nullptr;
+}
+
+// `type(cm).__enter__(cm)` and `type(cm).__exit__(cm, ...)`, as contextlib.ExitStack calls them.
+template <vectorcallfunc call>
+PyObject* call_unbound(PyObject* descriptor, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
   if (count < 1 || !is_span(args[0])) {
     PyErr_SetString(PyExc_TypeError, "a context of stagespan must be the first argument");
     return nullptr;
   }
-  return call_span(args[0], args + 1, static_cast<std::size_t>(count - 1), kwnames);
+  const Ref bound(Py_TYPE(descriptor)->tp_descr_get(descriptor, args[0], nullptr));
+  return call(bound.get(), args + 1, static_cast<std::size_t>(count - 1), kwnames);
 }
 
-PyTypeObject g_binds_to_itself_type =
-    static_type("stagespan._core.BindsToItself", sizeof(BindsToItself), Py_TPFLAGS_HAVE_VECTORCALL);
+PyTypeObject g_enter_descriptor_type =
+    static_type("stagespan._core.EnterDescriptor", sizeof(DescriptorObject), Py_TPFLAGS_HAVE_VECTORCALL);
+PyTypeObject g_exit_descriptor_type =
+    static_type("stagespan._core.ExitDescriptor", sizeof(DescriptorObject), Py_TPFLAGS_HAVE_VECTORCALL);
+
+bool add_descriptor(const char* name, PyTypeObject& type, descrgetfunc bind, vectorcallfunc call) {
+  type.tp_vectorcall_offset = offsetof(DescriptorObject, vectorcall);
+  type.tp_call = PyVectorcall_Call;
+  type.tp_descr_get = bind;
+  if (PyType_Ready(&type) != 0) return false;
+  auto* const descriptor = PyObject_New(DescriptorObject, &type);
+  if (descriptor == nullptr) return false;
+  descriptor->vectorcall = call;
+  const Ref owned(reinterpret_cast<PyObject*>(descriptor));
+  return PyDict_SetItemString(g_span_type.tp_dict, name, owned.get()) == 0;
+}
 
 // --- async with ------------------------------------------------------------------------------------------
 
@@ -288,6 +335,13 @@ void abandon(SpanObject* self) noexcept {
 
 void span_dealloc(PyObject* object) {
   SpanObject* const self = self_of(object);
+  auto* const enter = reinterpret_cast<PyObject*>(&self->enter);
+  if (Py_REFCNT(enter) != 1) [[unlikely]] {
+    // Kept by its `__enter__`, which owns it from now on.
+    Py_SET_REFCNT(enter, Py_REFCNT(enter) - 1);
+    Py_SET_REFCNT(object, 1);
+    return;
+  }
   if (self->open != 0) [[unlikely]]
     abandon(self);
   Py_XDECREF(self->name);
@@ -329,26 +383,27 @@ PyObject* span_reduce(PyObject* object, PyObject*) {
 PyMethodDef g_span_methods[] = {
     {"__aenter__", span_aenter, METH_NOARGS, nullptr},
     {"__aexit__", as_method(span_aexit), METH_FASTCALL, nullptr},
-    {"add", as_method(span_add), METH_FASTCALL | METH_KEYWORDS,
-     "add(**work)\n--\n\nAdd to the stage's work counters, for example add(tokens=230)."},
-    {"inputs", as_method(span_inputs), METH_VARARGS | METH_KEYWORDS,
-     "inputs(**arguments)\n--\n\nIn debug mode, give the inputs of a `with` block to the signature."},
-    {"output", span_output, METH_O,
-     "output(value)\n--\n\nIn debug mode, give the output of a `with` block to the signature."},
+    {"add", as_method(span_add), METH_FASTCALL | METH_KEYWORDS, docs::kSpanAdd},
+    {"inputs", as_method(span_inputs), METH_VARARGS | METH_KEYWORDS, docs::kSpanInputs},
+    {"output", span_output, METH_O, docs::kSpanOutput},
     {"__reduce__", span_reduce, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
 PyMemberDef g_span_members[] = {
     {"name", T_OBJECT, offsetof(SpanObject, name), READONLY, "The stage's name."},
-    {"reset_peak_memory", T_BOOL, offsetof(SpanObject, reset_peak_memory), READONLY, nullptr},
-    {"capture_memory", T_BOOL, offsetof(SpanObject, capture_memory), READONLY, nullptr},
-    {"compile_safe", T_BOOL, offsetof(SpanObject, compile_safe), READONLY, nullptr},
+    {"reset_peak_memory", T_BOOL, offsetof(SpanObject, reset_peak_memory), READONLY,
+     "Whether each run begins a new peak of the accelerator's memory."},
+    {"capture_memory", T_BOOL, offsetof(SpanObject, capture_memory), READONLY,
+     "Whether the memory before and after each run is noted."},
+    {"compile_safe", T_BOOL, offsetof(SpanObject, compile_safe), READONLY,
+     "Whether a decorated function stays a plain function on Python 3.10 and 3.11."},
     {nullptr, 0, 0, 0, nullptr},
 };
 
 PyGetSetDef g_span_getset[] = {
-    {"kind", kind_text, nullptr, "\"span\", \"profiling\" or \"debug\".", nullptr},
+    {"kind", kind_text, nullptr, "Which function made it: \"span\", \"profiling\" (ProfilingContext) or \"debug\".",
+     nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -356,14 +411,33 @@ PyGetSetDef g_span_getset[] = {
 
 PyTypeObject g_span_type = static_type("stagespan.Span", sizeof(SpanObject), Py_TPFLAGS_HAVE_VECTORCALL);
 
+SpanObject* allocate_span() {
+  SpanObject* const self = PyObject_New(SpanObject, &g_span_type);
+  if (self == nullptr) return nullptr;
+  self->vectorcall = call_span;
+  PyObject_Init(reinterpret_cast<PyObject*>(&self->enter), &g_enter_type);
+  self->enter.vectorcall = call_enter;
+  return self;
+}
+
+PyObject* decorate(PyObject* span, PyObject* function) {
+  if (g_decorate == nullptr) {
+    PyErr_SetString(PyExc_RuntimeError, "import stagespan before you use a span as a decorator");
+    return nullptr;
+  }
+  PyObject* const arguments[] = {span, function};
+  return PyObject_Vectorcall(g_decorate, arguments, 2, nullptr);
+}
+
 void set_decorator(PyObject* decorate) { keep(g_decorate, decorate); }
 
 bool init_span_type(PyObject* module) {
-  g_binds_to_itself_type.tp_vectorcall_offset = offsetof(BindsToItself, vectorcall);
-  g_binds_to_itself_type.tp_call = PyVectorcall_Call;
-  g_binds_to_itself_type.tp_descr_get = bind;
+  g_enter_type.tp_vectorcall_offset = offsetof(EnterObject, vectorcall);
+  g_enter_type.tp_call = PyVectorcall_Call;
+  g_enter_type.tp_dealloc = enter_dealloc;
+  g_enter_type.tp_repr = enter_repr;
 
-  g_span_type.tp_doc = "A timed context: `with`, `async with`, or a decorator.";
+  g_span_type.tp_doc = docs::kSpanType;
   g_span_type.tp_vectorcall_offset = offsetof(SpanObject, vectorcall);
   g_span_type.tp_call = PyVectorcall_Call;
   g_span_type.tp_dealloc = span_dealloc;
@@ -372,14 +446,10 @@ bool init_span_type(PyObject* module) {
   g_span_type.tp_members = g_span_members;
   g_span_type.tp_getset = g_span_getset;
 
-  if (!init_ready_type() || PyType_Ready(&g_binds_to_itself_type) != 0 || PyType_Ready(&g_span_type) != 0) return false;
-  for (const char* const name : {"__enter__", "__exit__"}) {
-    auto* const binds = PyObject_New(BindsToItself, &g_binds_to_itself_type);
-    if (binds == nullptr) return false;
-    binds->vectorcall = call_unbound;
-    const Ref owned(reinterpret_cast<PyObject*>(binds));
-    if (PyDict_SetItemString(g_span_type.tp_dict, name, owned.get()) != 0) return false;
-  }
+  if (!init_ready_type() || PyType_Ready(&g_enter_type) != 0 || PyType_Ready(&g_span_type) != 0) return false;
+  if (!add_descriptor("__enter__", g_enter_descriptor_type, bind_enter, call_unbound<call_enter>) ||
+      !add_descriptor("__exit__", g_exit_descriptor_type, bind_exit, call_unbound<call_span>))
+    return false;
   PyType_Modified(&g_span_type);
   return PyModule_AddObjectRef(module, "Span", reinterpret_cast<PyObject*>(&g_span_type)) == 0;
 }

@@ -12,6 +12,12 @@ namespace stagespan::python {
 
 enum class Kind : std::uint8_t { kSpan, kProfiling, kDebug };
 
+/// What `span.__enter__` returns, a part of the span itself. It holds one reference of its own while the span has
+/// references. A span that loses its last one while somebody keeps its `__enter__` lives on until that goes too.
+struct EnterObject {
+  PyObject_HEAD vectorcallfunc vectorcall;
+};
+
 /// Immutable but for two counters: what a run needs while it is open lies in its thread's frame, so one object may
 /// serve many call sites, threads and levels of recursion.
 struct SpanObject {
@@ -25,14 +31,19 @@ struct SpanObject {
   bool reset_peak_memory;
   bool capture_memory;
   bool compile_safe;
+  EnterObject enter;
 };
 
 extern PyTypeObject g_span_type;
 
 inline bool is_span(PyObject* object) noexcept { return Py_TYPE(object) == &g_span_type; }
 
-/// Enters, leaves or decorates, by the number of arguments: 0, 3 or 1.
-PyObject* call_span(PyObject* span, PyObject* const* args, std::size_t nargsf, PyObject* kwnames);
+/// Allocates a span whose fields are not set yet, except those that never change; null with an exception set if there
+/// is no memory.
+SpanObject* allocate_span();
+
+/// Decorates `function` with `span`, as `decorate` does.
+PyObject* decorate(PyObject* span, PyObject* function);
 
 /// The built-in functions that make contexts, for the module's method table.
 extern PyMethodDef g_span_functions[];
@@ -44,5 +55,6 @@ void give_back(SpanObject* span) noexcept;
 void set_decorator(PyObject* decorate);
 
 bool init_span_type(PyObject* module);
+bool init_unnamed_span_type(PyObject* module);
 
 }  // namespace stagespan::python

@@ -92,7 +92,9 @@ std::shared_ptr<Snapshot> fresh_snapshot() {
 
 py::dict stages(const std::shared_ptr<Snapshot>& snapshot) {
   py::dict result;
-  for (const auto& [stage, figures] : snapshot->stages) result[name_of(stage)] = StageView{snapshot, stage};
+  // A stage that has not run between two snapshots, or whose first run is still open, has no figures.
+  for (const auto& [stage, figures] : snapshot->stages)
+    if (figures.host.count != 0) result[name_of(stage)] = StageView{snapshot, stage};
   return result;
 }
 
@@ -109,7 +111,7 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("p95_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.95); })
       .def_property_readonly("p99_ns", [](const DeviceSummary& view) { return view.quantile_ns(0.99); })
       .def("quantile_ns", &DeviceSummary::quantile_ns, py::arg("q"),
-           "The duration that a share q of the spans does not exceed, within 3 %; None without spans.");
+           "The duration that a share q of the spans does not exceed, within 3 %.");
 
   // Has all that a Summary has, of host time, which is kept in ticks.
   py::class_<StageView>(module, "StageSummary", "One stage's figures, host time.")
@@ -128,7 +130,7 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("p95_ns", [](const StageView& view) { return view.quantile_ns(0.95); })
       .def_property_readonly("p99_ns", [](const StageView& view) { return view.quantile_ns(0.99); })
       .def("quantile_ns", &StageView::quantile_ns, py::arg("q"),
-           "The duration that a share q of the spans does not exceed, within 3 %; None without spans.")
+           "The duration that a share q of the spans does not exceed, within 3 %.")
       .def_property_readonly("errors", [](const StageView& view) { return view.figures().errors; })
       .def_property_readonly("suspended_ns",
                              [](const StageView& view) { return view.ns(view.figures().suspended_ticks); })

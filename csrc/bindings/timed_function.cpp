@@ -202,13 +202,14 @@ PyObject* timed_by(PyObject*, PyObject* object) {
 
 PyMethodDef g_timed_function_functions[] = {
     {"call_timed", as_method(call_timed_function), METH_FASTCALL,
-     "call_timed(span, function, args, kwargs)\n--\n\nCall a function as one run of a stage."},
-    {"timed_by", timed_by, METH_O, "timed_by(function)\n--\n\nThe context of a TimedFunction; None for anything else."},
+     "call_timed(span, function, args, kwargs, /)\n--\n\nCall a function as one run of a stage."},
+    {"timed_by", timed_by, METH_O,
+     "timed_by(function, /)\n--\n\nThe context of a TimedFunction; None for anything else."},
 #if PY_VERSION_HEX >= 0x030c0000
     {"time_function", as_method(time_function), METH_FASTCALL,
-     "time_function(function, spans)\n--\n\nTime all calls of a plain function, innermost span first; () to stop."},
+     "time_function(function, spans, /)\n--\n\nTime all calls of a plain function, innermost span first; () to stop."},
     {"share_version", as_method(share_version), METH_FASTCALL,
-     "share_version(function, original)\n--\n\nHave a function that was made of another's parts called as fast."},
+     "share_version(function, original, /)\n--\n\nHave a function that was made of another's parts called as fast."},
 #endif
     {nullptr, nullptr, 0, nullptr},
 };

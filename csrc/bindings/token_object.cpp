@@ -5,6 +5,7 @@
 
 #include <cstddef>
 
+#include "docstrings.h"
 #include "execution_context.h"
 #include "object.h"
 #include "span_object.h"
@@ -46,8 +47,9 @@ PyMemberDef g_token_members[] = {
     {"name", T_OBJECT, offsetof(TokenObject, name), READONLY, "The stage's name."},
     {nullptr, 0, 0, 0, nullptr},
 };
-PyGetSetDef g_token_getset[] = {{"id", token_id, nullptr, "The span's id, 0 when it is not recorded.", nullptr},
-                                {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef g_token_getset[] = {
+    {"id", token_id, nullptr, "The span's id, as in `spans`; 0 if the span is not recorded.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyObject* begin(PyObject*, PyObject* name) {
   auto* const self = PyObject_New(TokenObject, &g_token_type);
@@ -111,17 +113,14 @@ PyObject* record(PyObject*, PyObject* args, PyObject* kwargs) {
 }  // namespace
 
 PyMethodDef g_token_functions[] = {
-    {"begin", begin, METH_O, "begin(name)\n--\n\nOpen a span that `end` closes, in any scope or thread."},
-    {"end", as_method(end), METH_VARARGS | METH_KEYWORDS,
-     "end(token, *, error=False)\n--\n\nClose a span that `begin` opened."},
-    {"record", as_method(record), METH_VARARGS | METH_KEYWORDS,
-     "record(name, begin_ns, end_ns, *, error=False)\n--\n\n"
-     "Record a span that was timed elsewhere, in Unix nanoseconds."},
+    {"begin", begin, METH_O, docs::kBegin},
+    {"end", as_method(end), METH_VARARGS | METH_KEYWORDS, docs::kEnd},
+    {"record", as_method(record), METH_VARARGS | METH_KEYWORDS, docs::kRecord},
     {nullptr, nullptr, 0, nullptr},
 };
 
 bool init_token_type(PyObject* module) {
-  g_token_type.tp_doc = "An open span that may be ended in another scope or thread.";
+  g_token_type.tp_doc = docs::kToken;
   g_token_type.tp_dealloc = token_dealloc;
   g_token_type.tp_members = g_token_members;
   g_token_type.tp_getset = g_token_getset;

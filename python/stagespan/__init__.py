@@ -15,26 +15,22 @@ from stagespan import dynamo as _dynamo
 from stagespan import imports as _imports
 from stagespan import settings as _settings
 from stagespan._core import (
+    ProfilingContext,
+    ProfilingContext4Debug,
     Span,
     SpanCursor,
     Token,
-    lost,
-    spans,
-    stage_names,
-)
-from stagespan.context import (
-    ProfilingContext,
-    ProfilingContext4Debug,
     begin,
-    disable,
-    enable,
     end,
     is_debug,
     is_enabled,
+    lost,
     record,
-    set_debug,
     span,
+    spans,
+    stage_names,
 )
+from stagespan.context import disable, enable, set_debug
 from stagespan.device import set_device_every
 from stagespan.live import open_spans
 from stagespan.requests import current_request, request, request_ids
@@ -155,7 +151,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names, and the module's attributes that every module has."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
 # Upper rooms that register their hooks when the first need arises.

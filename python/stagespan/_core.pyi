@@ -5,9 +5,10 @@ Times are in nanoseconds; absolute ones are Unix time. Every function may be cal
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from types import FunctionType, TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,25 +29,63 @@ COMPLETION_DEVICE_MEMORY: int
 MISSING: object
 """Stands for "no result" where a block gave none or an exception passed."""
 
+@final
 class Span:
-    """A timed context: `with`, `async with`, or a decorator. Made by `span` and its siblings."""
+    """A timed context: `with`, `async with`, or a decorator.
+
+    `span`, `ProfilingContext` and `ProfilingContext4Debug` make it. It may be entered again,
+    recursively, and by several threads and tasks at the same time. `with` gives the span itself.
+    """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The stage's name."""
     @property
-    def kind(self) -> Literal["span", "profiling", "debug"]: ...
+    def kind(self) -> Literal["span", "profiling", "debug"]:
+        """Which function made it: "span", "profiling" (ProfilingContext) or "debug"."""
     @property
-    def reset_peak_memory(self) -> bool: ...
+    def reset_peak_memory(self) -> bool:
+        """Whether each run begins a new peak of the accelerator's memory."""
     @property
-    def capture_memory(self) -> bool: ...
+    def capture_memory(self) -> bool:
+        """Whether the memory before and after each run is noted."""
     @property
-    def compile_safe(self) -> bool: ...
+    def compile_safe(self) -> bool:
+        """Whether a decorated function stays a plain function on Python 3.10 and 3.11."""
     def add(self, **work: float) -> None:
-        """Add to the stage's work counters, for example ``add(tokens=230)``."""
+        """Add to the stage's work counters.
+
+        `stats` and reports show the sums, and the rates over the stage's time.
+
+        Args:
+            **work: Amounts by the counter's name. The unit is yours.
+
+        Raises:
+            TypeError: If an amount is not a number.
+
+        Example:
+            ```python
+            with stagespan.span("decode") as decode:
+                decode.add(tokens=230)
+            ```
+        """
     def inputs(self, **arguments: Any) -> None:
-        """In debug mode, give the inputs of a `with` block to the signature; else nothing."""
-    def output(self, value: Any) -> None:
-        """In debug mode, give the output of a `with` block to the signature; else nothing."""
+        """Give the inputs of a `with` block to the stage's signature.
+
+        Does nothing outside debug mode. A decorated function does not need it: its arguments are
+        known.
+
+        Args:
+            **arguments: The inputs by name.
+        """
+    def output(self, value: Any, /) -> None:
+        """Give the output of a `with` block to the stage's signature.
+
+        Does nothing outside debug mode. A decorated function does not need it: its result is known.
+
+        Args:
+            value: The output, of any type.
+        """
     def __enter__(self) -> Span: ...
     def __exit__(
         self,
@@ -63,67 +102,232 @@ class Span:
         traceback: TracebackType | None,
         /,
     ) -> None: ...
-    def __call__(self, function: _F) -> _F: ...
+    def __call__(self, function: _F, /) -> _F: ...
 
+@final
+class UnnamedSpan:
+    """What `span()` and its siblings return without a name: a decorator only."""
+
+    def __call__(self, function: _F, /) -> _F: ...
+
+@final
 class Token:
-    """An open span that may be ended in another scope or thread."""
+    """An open span that `begin` returned. `end` closes it, in any scope or thread.
+
+    A token that is thrown away before `end` leaves no span; it is counted as lost ("abandoned").
+    """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The stage's name."""
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """The span's id, as in `spans`; 0 if the span is not recorded."""
 
-def span(name: str, *, compile_safe: bool = ...) -> Span: ...
+@overload
+def span(name: str, *, compile_safe: bool = ...) -> Span:
+    """Time a block or the calls of a function as a stage.
+
+    With a name, the result is a context manager for `with` and `async with`, and a decorator for
+    functions, methods, coroutine functions and generators. Without a name it is a decorator only,
+    and the stage gets the function's qualified name (`__qualname__`).
+
+    Spans are recorded unless `disable` was called. A span measures host time, and the device's time
+    where an accelerator is in use. It never waits for a device.
+
+    Args:
+        name: Name of the stage; or, without parentheses (`@span`), the function to decorate. An
+            empty name, or an object that is neither a string nor callable, is counted and replaced
+            by "(invalid name)"; the program goes on.
+        compile_safe: On Python 3.10 and 3.11, keep the decorated function a plain function, so that
+            torch.compile with fullgraph=True accepts it. Each call then costs more. It makes no
+            difference from Python 3.12 on.
+
+    Raises:
+        TypeError: If it decorates a class, a property or an object that cannot be called.
+
+    Example:
+        ```python
+        with stagespan.span("decode") as decode:
+            decode.add(tokens=230)
+
+        @stagespan.span("tokenize")
+        def tokenize(text): ...
+
+        @stagespan.span  # the stage is called "Model.forward"
+        def forward(self, x): ...
+        ```
+    """
+
+@overload
+def span(name: _F, *, compile_safe: bool = ...) -> _F: ...
+@overload
+def span(*, compile_safe: bool = ...) -> UnnamedSpan: ...
+@overload
 def ProfilingContext(
     name: str,
     reset_peak_memory: bool = ...,
     *,
     capture_memory: bool = ...,
     compile_safe: bool = ...,
-) -> Span: ...
+) -> Span:
+    """Time a stage as `span` does, and log the time and the peak memory of each run.
+
+    The service thread writes the log line `[Profile] NAME cost S seconds`, and a line with the peak
+    memory. Runs of stages that `enable_profiler_for_names` lists are recorded by torch.profiler.
+
+    Args:
+        name: Name of the stage. Without it, a decorated function's qualified name, as in `span`.
+        reset_peak_memory: Begin a new peak of the accelerator's memory for each run. The peak of an
+            outer context stays right.
+        capture_memory: Also note the memory before and after each run.
+        compile_safe: As in `span`.
+
+    Raises:
+        TypeError: If it decorates a class, a property or an object that cannot be called.
+
+    Example:
+        ```python
+        @stagespan.ProfilingContext("denoise", reset_peak_memory=False)
+        def denoise(latents): ...
+
+        @stagespan.ProfilingContext
+        def decode(latents): ...
+        ```
+    """
+
+@overload
+def ProfilingContext(
+    name: _F,
+    reset_peak_memory: bool = ...,
+    *,
+    capture_memory: bool = ...,
+    compile_safe: bool = ...,
+) -> _F: ...
+@overload
+def ProfilingContext(
+    *, reset_peak_memory: bool = ..., capture_memory: bool = ..., compile_safe: bool = ...
+) -> UnnamedSpan: ...
+@overload
 def ProfilingContext4Debug(
     name: str, reset_peak_memory: bool = ..., *, capture_memory: bool = ...
-) -> Span: ...
-def begin(name: str) -> Token:
-    """Open a span that `end` closes, in any scope or thread."""
+) -> Span:
+    """Time a stage as `ProfilingContext` does, in debug mode only.
+
+    In debug mode (`set_debug`, or STAGESPAN_DEBUG=true) the device is synchronised before and after
+    each run, and the signatures of inputs and outputs are captured. Out of debug mode a decorated
+    function costs nothing.
+
+    Args:
+        name: Name of the stage. Without it, a decorated function's qualified name, as in `span`.
+        reset_peak_memory: Begin a new peak of the accelerator's memory for each run. The peak of an
+            outer context stays right.
+        capture_memory: Also note the memory before and after each run.
+
+    Raises:
+        TypeError: If it decorates a class, a property or an object that cannot be called.
+
+    Example:
+        ```python
+        @stagespan.ProfilingContext4Debug("decode")
+        def process(latents): ...
+
+        with stagespan.ProfilingContext4Debug("layers") as layers:
+            layers.inputs(hidden=hidden)
+            hidden = model(hidden)
+            layers.output(hidden)
+        ```
+    """
+
+@overload
+def ProfilingContext4Debug(
+    name: _F, reset_peak_memory: bool = ..., *, capture_memory: bool = ...
+) -> _F: ...
+@overload
+def ProfilingContext4Debug(
+    *, reset_peak_memory: bool = ..., capture_memory: bool = ...
+) -> UnnamedSpan: ...
+def begin(name: str, /) -> Token:
+    """Open a span that `end` closes, in any scope or thread.
+
+    The span's parent is the innermost span that is open where `begin` is called. It does not become
+    the parent of other spans.
+
+    Args:
+        name: Name of the stage.
+
+    Returns:
+        The token to pass to `end`.
+
+    Example:
+        ```python
+        token = stagespan.begin("transfer")
+        queue.put((data, token))  # another thread calls stagespan.end(token)
+        ```
+    """
 
 def end(token: Token, *, error: bool = ...) -> None:
-    """Close a span that `begin` opened; a second `end` of the same token is counted and ignored."""
+    """Close a span that `begin` opened.
+
+    A second `end` of the same token does nothing and is counted as lost ("unmatched").
+
+    Args:
+        token: What `begin` returned.
+        error: Whether the span failed. It then counts in the stage's `errors`.
+
+    Raises:
+        TypeError: If `token` is not a token.
+    """
 
 def record(name: str, begin_ns: int, end_ns: int, *, error: bool = ...) -> None:
-    """Record a span that was timed elsewhere, in Unix nanoseconds. Raises ValueError if it ends
-    before it begins.
+    """Record a span that was timed elsewhere.
+
+    Args:
+        name: Name of the stage.
+        begin_ns: Begin, in Unix nanoseconds, as `time.time_ns()` gives it.
+        end_ns: End, in Unix nanoseconds.
+        error: Whether the span failed. It then counts in the stage's `errors`.
+
+    Raises:
+        ValueError: If the span ends before it begins.
+
+    Example:
+        ```python
+        begin_ns = time.time_ns()
+        wait_for_reply()
+        stagespan.record("reply", begin_ns, time.time_ns())
+        ```
     """
 
 # Decorated functions. `decorators` decides which of these a function gets.
+@final
 class TimedFunction:
     """A C callable that times the calls of another callable; a method where it is found in a
     class.
     """
 
-    def __init__(self, span: Span, function: Callable[..., Any]) -> None: ...
-    @property
-    def __wrapped__(self) -> Callable[..., Any]: ...
+    __name__: str
+    __qualname__: str
+    def __new__(cls, span: Span, function: Callable[..., Any], /) -> TimedFunction: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
-    def __get__(self, instance: object, owner: type | None = ...) -> Any: ...
+    def __get__(self, instance: object, owner: type | None = ..., /) -> Any: ...
 
-def timed_by(function: object) -> Span | None:
+def timed_by(function: object, /) -> Span | None:
     """The context of a TimedFunction; None for anything else."""
 
-def time_function(function: FunctionType, spans: tuple[Span, ...]) -> None:
-    """From Python 3.12: time the calls of `function` by `spans`, innermost first; () ends that.
+if sys.version_info >= (3, 12):
+    def time_function(function: FunctionType, spans: tuple[Span, ...], /) -> None:
+        """Time the calls of `function` by `spans`, innermost first; () ends that.
 
-    The function's own code runs with its own defaults, and nothing that it has changes. Nothing is
-    kept that refers to the function: it is freed like any other.
-    """
+        The function's own code runs with its own defaults, and nothing that it has changes. Nothing
+        is kept that refers to the function: it is freed like any other.
+        """
 
-def share_version(function: FunctionType, original: FunctionType) -> None:
-    """From Python 3.12: have a function that was made of another's code and defaults called as fast
-    as that one.
-    """
+    def share_version(function: FunctionType, original: FunctionType, /) -> None:
+        """Have a function that was made of another's code and defaults called as fast as it."""
 
 def call_timed(
-    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
 ) -> Any:
     """Call a function under a span."""
 
@@ -156,9 +360,13 @@ def timed_async_generator(
 # Switches
 def enable() -> None: ...
 def disable() -> None: ...
-def is_enabled() -> bool: ...
+def is_enabled() -> bool:
+    """Tell whether spans are recorded: True unless `disable` or STAGESPAN_ENABLED=false said no."""
+
 def set_debug(on: bool) -> None: ...
-def is_debug() -> bool: ...
+def is_debug() -> bool:
+    """Tell whether debug mode is on: by `set_debug` or STAGESPAN_DEBUG=true."""
+
 def set_profiled_names(names: Sequence[str]) -> None:
     """Stages whose always-on contexts go through the hooks because a profiler wants them; `*` is
     all.
@@ -230,41 +438,80 @@ def give_up(adopted: object, /) -> None:
 
 # Reading
 class Summary:
-    """Distribution of a duration. None of its figures exists while `count` is 0."""
+    """Distribution of a duration of at least one run; times in ns."""
 
-    count: int
-    total_ns: int
-    mean_ns: float | None
-    min_ns: int | None
-    max_ns: int | None
-    p50_ns: float | None
-    p95_ns: float | None
-    p99_ns: float | None
-    def quantile_ns(self, q: float) -> float | None: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def total_ns(self) -> int: ...
+    @property
+    def mean_ns(self) -> float: ...
+    @property
+    def min_ns(self) -> int: ...
+    @property
+    def max_ns(self) -> int: ...
+    @property
+    def p50_ns(self) -> float: ...
+    @property
+    def p95_ns(self) -> float: ...
+    @property
+    def p99_ns(self) -> float: ...
+    def quantile_ns(self, q: float) -> float:
+        """The duration that a share q of the runs, 0 to 1, does not exceed; within 3 %."""
 
-class StageSummary(Summary):
-    """One stage's figures, host time."""
+class StageSummary:
+    """One stage's figures of at least one run, host time in ns."""
 
-    name: str
-    errors: int
-    suspended_ns: int
-    children_ns: int
-    """Part of `total_ns` that is covered by child spans which ran in the span's own execution
-    context.
-    """
-    parents: dict[str | None, tuple[int, int]]
-    """(count, total_ns) by the parent stage's name; None is top level. "(several)" collects beyond
-    the fourth."""
-    work: dict[str, float]
-    device_elapsed_ns: Summary | None
-    device_queue_ns: Summary | None
-    device_tail_ns: Summary | None
+    @property
+    def name(self) -> str: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def total_ns(self) -> int: ...
+    @property
+    def mean_ns(self) -> float: ...
+    @property
+    def min_ns(self) -> int: ...
+    @property
+    def max_ns(self) -> int: ...
+    @property
+    def p50_ns(self) -> float: ...
+    @property
+    def p95_ns(self) -> float: ...
+    @property
+    def p99_ns(self) -> float: ...
+    def quantile_ns(self, q: float) -> float:
+        """The duration that a share q of the runs, 0 to 1, does not exceed; within 3 %."""
+    @property
+    def errors(self) -> int: ...
+    @property
+    def suspended_ns(self) -> int: ...
+    @property
+    def children_ns(self) -> int:
+        """Part of `total_ns` that is covered by child spans which ran in the span's own execution
+        context.
+        """
+    @property
+    def parents(self) -> dict[str | None, tuple[int, int]]:
+        """(count, total_ns) by the parent stage's name; None is top level. "(several)" collects
+        beyond the fourth.
+        """
+    @property
+    def work(self) -> dict[str, float]: ...
+    @property
+    def device_elapsed_ns(self) -> Summary | None: ...
+    @property
+    def device_queue_ns(self) -> Summary | None: ...
+    @property
+    def device_tail_ns(self) -> Summary | None: ...
 
 class Snapshot:
     """Cumulative statistics of all stages at one time; two can be subtracted."""
 
-    time_ns: int
-    def stages(self) -> dict[str, StageSummary]: ...
+    @property
+    def time_ns(self) -> int: ...
+    def stages(self) -> dict[str, StageSummary]:
+        """The stages that have run at least once, by name."""
     def since(self, earlier: Snapshot) -> Snapshot:
         """What happened between `earlier` and this; min and max are then bounds of histogram
         buckets.
@@ -298,9 +545,19 @@ def open_spans() -> list[dict[str, Any]]:
     detached.
     """
 
-def stage_names() -> list[str]: ...
+def stage_names() -> list[str]:
+    """Return the names of all stages; the `stage` column of `spans` is an index into this list.
+
+    A stage keeps its index as long as the process lives. The first names stand for spans that have
+    no usable name, and for those beyond the largest number of stages.
+    """
+
 def lost() -> dict[str, int]:
-    """What was not kept, by cause."""
+    """Return how much the recorder did not keep since the process began, by cause.
+
+    All causes are in it, with 0 where nothing was lost. What each one means and what to do about it
+    is in the documentation ("Run it in production").
+    """
 
 def reset() -> None:
     """Start afresh: statistics, rings and losses back to nothing. For tests; not for a running

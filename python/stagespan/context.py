@@ -13,18 +13,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from stagespan import _core, imports, settings
+from stagespan._core import MISSING
 from stagespan.dynamo import leave_alone
 from stagespan.errors import SettingsError
-
-span = _core.span
-ProfilingContext = _core.ProfilingContext
-ProfilingContext4Debug = _core.ProfilingContext4Debug
-begin = _core.begin
-end = _core.end
-record = _core.record
-is_enabled = _core.is_enabled
-is_debug = _core.is_debug
-MISSING = _core.MISSING
 
 _log = logging.getLogger("stagespan")
 
@@ -266,7 +257,11 @@ def disable() -> None:
 def set_debug(on: bool = True) -> None:
     """Switch debug mode, as TELEFUSER_PROFILE_DEBUG=true does from the start.
 
-    Raises SettingsError for text: "false" would be true.
+    Args:
+        on: Whether debug mode is on from now on.
+
+    Raises:
+        SettingsError: If ``on`` is text, because "false" would be true.
     """
     given: object = on
     if isinstance(given, str):

@@ -246,7 +246,7 @@ def _apply(function: FunctionType, timed: _Timed) -> None:
 
 def _time_by(function: FunctionType, timed: _Timed, active: tuple[Span, ...]) -> None:
     if _INTERCEPTS_CALLS:
-        _core.time_function(function, active)
+        _intercept(function, active)
         return
     code, _ = trampoline.layers(function.__code__)
     if active:
@@ -254,6 +254,11 @@ def _time_by(function: FunctionType, timed: _Timed, active: tuple[Span, ...]) ->
         code = timed.code(code, function.__qualname__, active)
     if function.__code__ is not code:
         function.__code__ = code
+
+
+def _intercept(function: FunctionType, spans: tuple[Span, ...]) -> None:
+    if sys.version_info >= (3, 12):
+        _core.time_function(function, spans)
 
 
 context.on_switch(follow_switches)

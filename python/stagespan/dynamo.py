@@ -54,24 +54,24 @@ class NoToken:
     """What `begin` returns inside a compiled graph."""
 
 
-def _span(name: str, *, compile_safe: bool = False) -> NoSpan:
-    return NoSpan()
+def _span(name: Any = None, *, compile_safe: bool = False) -> Any:
+    return name if callable(name) else NoSpan()
 
 
 def _profiling_context(
-    name: str,
+    name: Any = None,
     reset_peak_memory: bool = True,
     *,
     capture_memory: bool = False,
     compile_safe: bool = False,
-) -> NoSpan:
-    return NoSpan()
+) -> Any:
+    return name if callable(name) else NoSpan()
 
 
 def _profiling_context_4_debug(
-    name: str, reset_peak_memory: bool = True, *, capture_memory: bool = False
-) -> NoSpan:
-    return NoSpan()
+    name: Any = None, reset_peak_memory: bool = True, *, capture_memory: bool = False
+) -> Any:
+    return name if callable(name) else NoSpan()
 
 
 def _begin(name: str) -> NoToken:

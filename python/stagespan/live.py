@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TypedDict, cast
 
 from stagespan import _core
 from stagespan.requests import id_of
@@ -19,8 +19,24 @@ def threads() -> list[threading.Thread]:
     return threading.enumerate() if active is None else list(active.copy().values())
 
 
-def open_spans() -> list[dict[str, Any]]:
-    """What every thread is in right now, outermost first.
+class OpenSpan(TypedDict):
+    """A span that has not ended, as `open_spans` returns it."""
+
+    stage: str
+    thread: int
+    thread_name: str | None
+    id: int
+    parent: int
+    depth: int
+    begin_ns: int
+    elapsed_ns: int
+    request: str | None
+    request_number: int | None
+    detached: bool
+
+
+def open_spans() -> list[OpenSpan]:
+    """Return what every thread is in right now, outermost first.
 
     Each has ``stage``, ``thread`` (the system's id), ``thread_name``, ``id``, ``parent``,
     ``depth``, ``begin_ns`` (Unix time), ``elapsed_ns``, ``request`` (the id of its request, or
@@ -37,4 +53,4 @@ def open_spans() -> list[dict[str, Any]]:
             number = span["request"]
             span["request"] = id_of(number)
             span["request_number"] = number or None
-    return found
+    return cast("list[OpenSpan]", found)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
+import inspect
 import itertools
 import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from stagespan import _core, forks
 from stagespan.dynamo import compiling
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class FinishedRequest(TypedDict):
@@ -55,12 +58,20 @@ class request:
     in threads that run in a copied context (`asyncio.to_thread`) or what `bind` returned. Its
     figures are taken from the rings when it ends. Without an id it gets one made of its number. In
     a graph that torch.compile captures it does nothing.
+
+    As a decorator, `@request("nightly")` or `@request()`, it makes each call of a function or a
+    coroutine function a request of its own, with the same id and metadata.
+
+    Raises TypeError if ``request_id`` is a function, as in a decorator without parentheses.
     """
 
     def __init__(self, request_id: str = "", **metadata: Any) -> None:
+        if callable(request_id):
+            raise TypeError('request was given a function: write @request() or @request("id").')
         # A number taken while compiling would be part of the graph, and of its guards.
         self.number = 0 if compiling() else next(_numbers)
-        self.id = str(request_id) if request_id else f"req_{self.number}"
+        self._given_id = str(request_id) if request_id else ""
+        self.id = self._given_id or f"req_{self.number}"
         self.metadata: dict[str, Any] = metadata
         self._before: int | None = None
         self._begin_ns = 0
@@ -122,6 +133,33 @@ class request:
         traceback: TracebackType | None = None,
     ) -> None:
         self.__exit__(kind, error, traceback)
+
+    def __call__(self, function: _F) -> _F:
+        """Decorate a function: each call is a request of its own."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"{function.__qualname__} is a generator, whose caller runs in between: put "
+                f"`with request():` inside it, or around the loop that consumes it."
+            )
+        if isinstance(function, type) or not callable(function):
+            raise TypeError(f"request decorates {function!r}, but only a function can be decorated")
+        given_id, metadata = self._given_id, self.metadata
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with request(given_id, **metadata):
+                return function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def wait_for(*args: Any, **kwargs: Any) -> Any:
+            async with request(given_id, **metadata):
+                return await function(*args, **kwargs)
+
+        return cast(_F, wait_for if inspect.iscoroutinefunction(function) else call)
+
+    def __repr__(self) -> str:
+        state = "not open" if self._before is None else "open"
+        return f"<request {self.id!r}, number {self.number}, {state}>"
 
 
 def current_request() -> request | None:

@@ -18,23 +18,28 @@ _DEVICE_COLUMNS = ("device_elapsed_ns", "device_queue_ns", "device_tail_ns")
 class Summary(Distribution, Protocol):
     """Distribution of a time in ns, with any quantile."""
 
-    def quantile_ns(self, q: float) -> float | None:
-        """Time that the part ``q`` of the runs, 0 to 1, did not exceed."""
+    def quantile_ns(self, q: float) -> float:
+        """Time in ns that the part ``q`` of the runs, 0 to 1, did not exceed."""
 
 
 @dataclass(frozen=True)
 class StageStats:
-    """One stage's figures, host time in ns; what is not known, or does not exist yet, is None."""
+    """Figures of one stage that has run at least once: host time in ns.
+
+    The three device figures are None if the device's time is not known of any run. Each of them has
+    ``count``, ``total_ns``, ``mean_ns``, ``min_ns``, ``max_ns``, ``p50_ns``, ``p95_ns``, ``p99_ns``
+    and ``quantile_ns(q)``.
+    """
 
     name: str
     count: int
     total_ns: int
-    mean_ns: float | None
-    min_ns: int | None
-    max_ns: int | None
-    p50_ns: float | None
-    p95_ns: float | None
-    p99_ns: float | None
+    mean_ns: float
+    min_ns: int
+    max_ns: int
+    p50_ns: float
+    p95_ns: float
+    p99_ns: float
     errors: int
     suspended_ns: int
     work: dict[str, float]
@@ -44,12 +49,15 @@ class StageStats:
     """How long the device began after the host."""
     device_tail_ns: Summary | None
     """How long the device ended after the host."""
-    lost: Mapping[str, int]
-    """What the recorder did not keep, by cause; these are of all stages together."""
-    _quantile: Callable[[float], float | None] = field(repr=False, compare=False)
+    lost: Mapping[str, int] = field(repr=False)
+    """The losses of all stages together. Deprecated: use `Stats.lost` or `stagespan.lost()`."""
+    _quantile: Callable[[float], float] = field(repr=False, compare=False)
 
-    def quantile_ns(self, q: float) -> float | None:
-        """Duration in ns that the part ``q`` of the runs, 0 to 1, did not exceed."""
+    def quantile_ns(self, q: float) -> float:
+        """Return the duration in ns that the part ``q`` of the runs, 0 to 1, did not exceed.
+
+        Raises ValueError if ``q`` is not between 0 and 1.
+        """
         return self._quantile(q)
 
 
@@ -65,11 +73,11 @@ class Stats(Mapping[str, StageStats]):
         is_lifetime: bool,
     ) -> None:
         self._stages = stages
-        self.lost = lost
+        self.lost: Mapping[str, int] = lost
         """What the recorder did not keep since the process began, by cause."""
-        self.window_s = window_s
+        self.window_s: float | None = window_s
         """Seconds that the figures truly cover; None for a lifetime whose length is not known."""
-        self.is_lifetime = is_lifetime
+        self.is_lifetime: bool = is_lifetime
         """Whether they cover everything since the process began."""
 
     def __getitem__(self, name: str) -> StageStats:
@@ -91,7 +99,7 @@ class Stats(Mapping[str, StageStats]):
             row += [*map(_ms, figures), f"{stage.errors:,}"]
             row.append(_ms(stage.suspended_ns) if stage.suspended_ns else "")
             times = (stage.device_elapsed_ns, stage.device_queue_ns, stage.device_tail_ns)
-            row += ["" if time is None or not time.count else _ms(time.mean_ns) for time in times]
+            row += ["" if time is None else _ms(time.mean_ns) for time in times]
             rows.append([*row, _work(stage)])
         # The last five for those stages only that have any.
         shown = [i < 9 or any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
@@ -114,8 +122,8 @@ class Stats(Mapping[str, StageStats]):
         return f"<Stats of {len(self)} stages, {span}>\n{self}"
 
 
-def _ms(ns: float | None) -> str:
-    return "-" if ns is None else f"{ns / 1e6:,.3f}"
+def _ms(ns: float) -> str:
+    return f"{ns / 1e6:,.3f}"
 
 
 def _work(stage: StageStats) -> str:
@@ -176,7 +184,7 @@ def _read(snapshot: _core.Snapshot) -> tuple[dict[str, StageStats], dict[str, in
     lost = _core.lost()
     found = snapshot.stages()
     order = sorted(found, key=lambda name: -found[name].total_ns)
-    return {name: _from_summary(found[name], lost) for name in order if found[name].count}, lost
+    return {name: _from_summary(found[name], lost) for name in order}, lost
 
 
 def _from_summary(stage: _core.StageSummary, lost: dict[str, int]) -> StageStats:

@@ -318,7 +318,7 @@ def test_signatures_are_documented(function: Callable[..., object]) -> None:
 
 @pytest.mark.parametrize("function", [span, ProfilingContext, ProfilingContext4Debug])
 @pytest.mark.parametrize(
-    ("args", "kwargs"), [((), {}), (("a", True, True), {}), (("a",), {"unknown": 1})]
+    ("args", "kwargs"), [(("a", True, True), {}), (("a",), {"unknown": 1}), ((), {"unknown": 1})]
 )
 def test_wrong_arguments(
     function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -327,3 +327,68 @@ def test_only_the_latest_requests_are_kept() -> None:
     # THEN
     assert len(finished_requests) == 1024
     assert finished_requests[-1]["id"] == "r1099"
+
+
+# --- as a decorator -------------------------------------------------------------------------------
+
+
+def test_each_call_of_a_decorated_function_is_a_request() -> None:
+    # GIVEN
+    finished_requests.clear()
+
+    @request("nightly", user="a")
+    def job(number: int) -> int:
+        assert current_request() is not None
+        work("step")
+        return number
+
+    @request()
+    async def handle(number: int) -> int:
+        work("step")
+        return number
+
+    async def both() -> list[int]:
+        return await asyncio.gather(handle(3), handle(4))
+
+    # WHEN
+    results = [job(1), job(2), *asyncio.run(both())]
+
+    # THEN each call has a number of its own, and what the decorator says
+    assert results == [1, 2, 3, 4]
+    assert current_request() is None
+    assert len(set(requests_of("step"))) == 4
+    assert [one["id"] for one in finished_requests][:2] == ["nightly", "nightly"]
+    assert finished_requests[0]["metadata"] == {"user": "a"}
+    assert len({one["id"] for one in finished_requests}) == 3
+    assert (job.__name__, asyncio.iscoroutinefunction(handle)) == ("job", True)
+
+
+def test_a_decorated_call_that_fails() -> None:
+    finished_requests.clear()
+
+    @request("fails")
+    def job() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        job()
+    assert [one["error"] for one in finished_requests] == [True]
+
+
+def test_what_a_request_cannot_decorate() -> None:
+    def generate() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(TypeError, match="generate is a generator"):
+        request()(generate)
+    with pytest.raises(TypeError, match=r"only a function can be decorated"):
+        request()(int)
+    with pytest.raises(TypeError, match=r"write @request\(\)"):
+        request(work)  # type: ignore[arg-type]
+
+
+def test_a_request_shows_its_id() -> None:
+    one = request("req-7")
+    assert repr(one) == f"<request 'req-7', number {one.number}, not open>"
+    with one:
+        assert repr(one).endswith(", open>")

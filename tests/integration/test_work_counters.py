@@ -59,9 +59,9 @@ def test_whole_numbers_stay_exact() -> None:
 def test_threads_add_at_once() -> None:
     # GIVEN
     def add() -> None:
-        context = span("together")
-        for _ in range(20_000):
-            context.add(n=1, x=0.5)
+        with span("together") as context:
+            for _ in range(20_000):
+                context.add(n=1, x=0.5)
 
     # WHEN
     threads = [threading.Thread(target=add) for _ in range(4)]
@@ -108,7 +108,8 @@ def test_keys_of_every_kind() -> None:
     # WHEN
     keys = ["", "Wörter", "a b", "x" * 63, "y" * 500, "令牌" * 40]
     for key in keys:
-        span("keys").add(**{key: 1})
+        with span("keys") as context:
+            context.add(**{key: 1})
     # THEN long ones are cut between characters
     found = work("keys")
     assert sum(found.values()) == len(keys)

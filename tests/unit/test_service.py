@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from stagespan import _core, service
-from stagespan.context import ProfilingContext, ProfilingContext4Debug, set_debug
+from stagespan import ProfilingContext, ProfilingContext4Debug, _core, service, set_debug
 
 COST = re.compile(r"\[Profile\] (.+) cost (\d+\.\d{6}) seconds")
 PEAK = re.compile(r"Rank (\d+) - Function '(.+)' Peak (RSS|Memory): (\d+\.\d\d) GB")
@@ -252,7 +251,7 @@ def test_a_handler_that_raises_is_counted_and_hurts_nobody(awkward: Awkward) -> 
 # --- where lines go -------------------------------------------------------------------------------
 
 LINES = """
-    from stagespan.context import ProfilingContext, set_debug
+    from stagespan import ProfilingContext, set_debug
     {setup}
     with ProfilingContext("op"):
         pass
@@ -297,7 +296,7 @@ def test_everything_is_written_when_the_process_ends(tmp_path: Path) -> None:
     done = python(
         """
         import logging
-        from stagespan.context import ProfilingContext
+        from stagespan import ProfilingContext
         logging.basicConfig(level="INFO", filename="log.txt", format="%(threadName)s %(message)s")
         for i in range(1000):
             with ProfilingContext(f"s{i}"):
@@ -313,7 +312,7 @@ def test_everything_is_written_when_the_process_ends(tmp_path: Path) -> None:
 
 WORKERS = """
     import logging, multiprocessing, os, sys
-    from stagespan.context import ProfilingContext
+    from stagespan import ProfilingContext
 
     logging.basicConfig(level="INFO", stream=sys.stdout, format="%(process)d %(message)s")
 
@@ -354,7 +353,7 @@ def test_a_forked_child_has_no_thread_until_it_needs_one(tmp_path: Path) -> None
         """
         import logging, os, sys, threading
         from stagespan import service
-        from stagespan.context import ProfilingContext
+        from stagespan import ProfilingContext
         logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
         with ProfilingContext("parent"):
             pass
@@ -382,7 +381,7 @@ def test_a_fork_while_the_thread_is_busy_hangs_nobody(tmp_path: Path) -> None:
         """
         import logging, os, sys
         from stagespan import service
-        from stagespan.context import ProfilingContext
+        from stagespan import ProfilingContext
         logging.basicConfig(level="INFO", filename=os.devnull)
         for i in range(30):
             for _ in range(50):
@@ -421,7 +420,7 @@ def test_callbacks_of_the_exit_run_once_after_the_last_line(tmp_path: Path) -> N
         """
         import logging, sys
         from stagespan import service
-        from stagespan.context import ProfilingContext
+        from stagespan import ProfilingContext
         logging.basicConfig(level="INFO", stream=sys.stdout, format="%(message)s")
         service.on_exit(lambda: print("callback"))
         service.on_exit(lambda: 1 / 0)

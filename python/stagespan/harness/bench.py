@@ -269,9 +269,9 @@ def recorder_off() -> Iterator[None]:
     Mock runs do not belong into the reports, and a debug context within the step would wait for the
     device and so change what is measured.
     """
-    from stagespan import context
+    from stagespan import _core, context
 
-    was_on = context.is_enabled()
+    was_on = _core.is_enabled()
     context.disable()
     try:
         yield

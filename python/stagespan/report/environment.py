@@ -9,9 +9,10 @@ from importlib import metadata
 from typing import Any
 
 from stagespan import _core, platforms
+from stagespan.report.entries import Environment
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Environment:
     """Facts of this process; what is not known is None. Imports nothing heavy, runs no program."""
     system = os.uname()
     device = platforms.loaded_platform()

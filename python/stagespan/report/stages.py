@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from stagespan.distribution import Distribution
+from stagespan.report.entries import StageEntry
 
 _MS = 1e6
 SEVERAL = "(several)"
@@ -51,7 +52,7 @@ def stage_entries(
     stages: Mapping[str, StageFigures],
     memory_of: Callable[[str], dict[str, Any] | None],
     signatures: Mapping[str, list[dict[str, Any]]],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, StageEntry]:
     """The report's ``stages``, those that take the longest first.
 
     ``percentage`` is the share of a stage's top-level runs in all top-level time; it is None for a
@@ -73,7 +74,7 @@ def _entry(
     percentage: float | None,
     memory: dict[str, Any] | None,
     signatures: list[dict[str, Any]],
-) -> dict[str, Any]:
+) -> StageEntry:
     # Clocks of parent and child are read one after the other, so a child may seem a hair longer.
     children_ns = min(max(stage.children_ns, 0), stage.total_ns)
     parents = sorted(stage.parents.items(), key=lambda item: (-item[1][1], item[0] or ""))
@@ -81,12 +82,12 @@ def _entry(
         "duration_ms": stage.total_ns / _MS,
         "percentage": percentage,
         "count": stage.count,
-        "mean_ms": _ms(stage.mean_ns),
-        "min_ms": _ms(stage.min_ns),
-        "max_ms": _ms(stage.max_ns),
-        "p50_ms": _ms(stage.p50_ns),
-        "p95_ms": _ms(stage.p95_ns),
-        "p99_ms": _ms(stage.p99_ns),
+        "mean_ms": stage.mean_ns / _MS,
+        "min_ms": stage.min_ns / _MS,
+        "max_ms": stage.max_ns / _MS,
+        "p50_ms": stage.p50_ns / _MS,
+        "p95_ms": stage.p95_ns / _MS,
+        "p99_ms": stage.p99_ns / _MS,
         "errors": stage.errors,
         "suspended_ms": stage.suspended_ns / _MS,
         "children_ms": children_ns / _MS,
@@ -115,19 +116,15 @@ def _entry(
     }
 
 
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns / _MS
-
-
 def _device_ms(summary: Distribution | None) -> float | None:
     """Sum over the runs whose device time is known; None when it is known of none."""
-    return None if summary is None or not summary.count else summary.total_ns / _MS
+    return None if summary is None else summary.total_ns / _MS
 
 
 def _device_mean_ms(summary: Distribution | None) -> float | None:
-    return None if summary is None or not summary.count else _ms(summary.mean_ns)
+    return None if summary is None else summary.mean_ns / _MS
 
 
 def _device_runs(summary: Distribution | None) -> int | None:
     """Of how many runs the device time is known; None when it is known of none."""
-    return None if summary is None or not summary.count else summary.count
+    return None if summary is None else summary.count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stagespan.console import columns, trimmed
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _Cell = Callable[[dict[str, Any]], str]
 
 
-def print_report(report: dict[str, Any], console: Console | None = None) -> None:
+def print_report(report: Mapping[str, Any], console: Console | None = None) -> None:
     """Print a report, made here or read from a file, on ``console``, by default standard output.
 
     If a terminal, or ``COLUMNS``, is too narrow, the less important columns are left out. A file or
@@ -32,7 +32,7 @@ def print_report(report: dict[str, Any], console: Console | None = None) -> None
         _print_report(report, console)
 
 
-def _print_report(report: dict[str, Any], console: Console) -> None:
+def _print_report(report: Mapping[str, Any], console: Console) -> None:
     with importing():
         from rich.text import Text
 
@@ -72,7 +72,7 @@ def print_timing_summary() -> None:
     print_report(load("stagespan.report.timing").timing_report())
 
 
-def _headline(report: dict[str, Any]) -> str:
+def _headline(report: Mapping[str, Any]) -> str:
     stages = report["stages"]
     request = report.get("request_id")
     parts = [f"Timing report{f' of request {request}' if request else ''}"]
@@ -87,7 +87,7 @@ def _headline(report: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _table(report: dict[str, Any], left_out: list[str], encoding: str) -> Table:
+def _table(report: Mapping[str, Any], left_out: list[str], encoding: str) -> Table:
     with importing():
         from rich import box
         from rich.table import Table
@@ -201,6 +201,6 @@ _FIRST_TO_GO = [
 ]
 
 
-def _is_worth(report: dict[str, Any], cell: _Cell) -> bool:
+def _is_worth(report: Mapping[str, Any], cell: _Cell) -> bool:
     """Whether any stage has something to say in the column."""
     return any(cell(stage) for stage in report["stages"].values())

@@ -15,6 +15,7 @@ import msgspec
 
 from stagespan import _core, files, forks, imports, memory, requests, service, settings
 from stagespan.errors import ReportError, SettingsError
+from stagespan.report.entries import RequestEntry, RequestStageEntry, TimingReport
 from stagespan.report.environment import environment
 from stagespan.report.stages import stage_entries, top_level_ns
 
@@ -75,11 +76,17 @@ def set_timing_metadata(key: str, value: Any) -> None:
     _report.metadata[str(key)] = value
 
 
-def timing_report() -> dict[str, Any]:
-    """The report of this process since its beginning, or since `reset_timing_registry`.
+def timing_report() -> TimingReport:
+    """Return the report of this process since its beginning, or since `reset_timing_registry`.
 
-    A dict as in ``timing.json``: times in the unit of their name, None where something is not
-    known. Only spans that have ended are in it.
+    It is a dict with the keys of ``timing.json``: times in the unit of their name, None for what is
+    not known. It covers the spans that have ended.
+
+    Example:
+        ```python
+        for name, stage in stagespan.timing_report()["stages"].items():
+            print(name, stage["count"], stage["mean_ms"])
+        ```
     """
     service.settle()
     report = _report
@@ -158,12 +165,12 @@ def _signatures() -> dict[str, list[dict[str, Any]]]:
     return {} if store is None else dict(store.signature_stats())
 
 
-def _requests(since_ns: int) -> list[dict[str, Any]]:
-    found = []
+def _requests(since_ns: int) -> list[RequestEntry]:
+    found: list[RequestEntry] = []
     for request in requests.finished_requests.copy():
         if request["end_ns"] < since_ns:
             continue
-        stages: dict[str, dict[str, Any]] = {}
+        stages: dict[str, RequestStageEntry] = {}
         for stage, count, total_ns, errors, is_top in request["stages"]:
             entry = stages.setdefault(
                 stage, {"duration_ms": 0.0, "count": 0, "errors": 0, "top_level_ms": 0.0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,7 @@ class Row:
     """Whether the row sums up a stage whose places stand elsewhere in the tree."""
 
 
-def rows(report: dict[str, Any]) -> list[Row]:
+def rows(report: Mapping[str, Any]) -> list[Row]:
     """The tree of a report.
 
     Below a stage with children stands what they leave over, so that the rows below a row always add

@@ -5,4 +5,4 @@ from __future__ import annotations
 from stagespan import _core, context
 from stagespan.signature.recorder import SignatureHook
 
-context.register_hook(SignatureHook(context.MISSING, _core.FLAG_FIRST_OF_SHAPE))
+context.register_hook(SignatureHook(_core.MISSING, _core.FLAG_FIRST_OF_SHAPE))

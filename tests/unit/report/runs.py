@@ -59,14 +59,14 @@ def figures_of(runs: Iterable[Run]) -> dict[str, Any]:
 
 
 def a_stage(**figures: Any) -> Any:
-    """A stage's figures, nothing run yet unless given."""
+    """A stage's figures, 0 or unknown unless given."""
     empty: dict[str, Any] = {
         "count": 0,
         "total_ns": 0,
         "children_ns": 0,
         "suspended_ns": 0,
         "errors": 0,
-        **dict.fromkeys(("mean_ns", "min_ns", "max_ns", "p50_ns", "p95_ns", "p99_ns")),
+        **dict.fromkeys(("mean_ns", "min_ns", "max_ns", "p50_ns", "p95_ns", "p99_ns"), 0),
         **dict.fromkeys(("device_elapsed_ns", "device_queue_ns", "device_tail_ns")),
         "parents": {},
         "work": {},

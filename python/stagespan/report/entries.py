@@ -1,0 +1,114 @@
+"""The types of a timing report, as `timing_report` returns it and ``timing.json`` holds it.
+
+Times are in the unit of their name. None stands for what is not known.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class ParentEntry(TypedDict):
+    """A stage's runs under one parent stage; ``parent`` is None for those at the top."""
+
+    parent: str | None
+    count: int
+    duration_ms: float
+
+
+class StageEntry(TypedDict):
+    """One stage of a report. ``duration_ms`` is ``children_ms`` + ``unattributed_ms``.
+
+    ``percentage`` is None for a stage that only ran inside others. The device figures are sums and
+    means over the ``device_runs`` runs whose device time is known, and None if there are none.
+    """
+
+    duration_ms: float
+    percentage: float | None
+    count: int
+    mean_ms: float
+    min_ms: float
+    max_ms: float
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    errors: int
+    suspended_ms: float
+    children_ms: float
+    unattributed_ms: float
+    device_runs: int | None
+    device_elapsed_ms: float | None
+    device_queue_ms: float | None
+    device_tail_ms: float | None
+    device_elapsed_mean_ms: float | None
+    device_queue_mean_ms: float | None
+    device_tail_mean_ms: float | None
+    work: dict[str, float]
+    work_per_s: dict[str, float | None]
+    memory: dict[str, Any] | None
+    parent: str | None
+    parents: list[ParentEntry]
+    signatures: list[dict[str, Any]]
+    parallel_info: None
+
+
+class RequestStageEntry(TypedDict):
+    """What one stage did in one request."""
+
+    duration_ms: float
+    count: int
+    errors: int
+    top_level_ms: float
+
+
+class RequestEntry(TypedDict):
+    """One finished request.
+
+    ``total_stages_ms`` is None and ``complete`` False if some of its spans had been overwritten by
+    the time it ended.
+    """
+
+    request_number: int
+    request_id: str
+    begin_ns: int
+    duration_ms: float
+    total_stages_ms: float | None
+    complete: bool
+    error: bool
+    stages: dict[str, RequestStageEntry]
+    metadata: dict[str, Any]
+
+
+class Environment(TypedDict):
+    """The machine and the software that a report's figures come from."""
+
+    python: str
+    torch: str | None
+    platform: str
+    device: str | None
+    hostname: str
+    cpu: str | None
+    cpu_count: int | None
+    system: str
+    stagespan: str | None
+    clock: str | None
+    pid: int
+
+
+class TimingReport(TypedDict):
+    """The report of one process."""
+
+    schema_version: int
+    request_id: str
+    timestamp: str
+    wall_clock_ms: float | None
+    total_stages_ms: float
+    num_stages: int
+    rank: int
+    world_size: int
+    stages: dict[str, StageEntry]
+    requests: list[RequestEntry]
+    memory_snapshots: list[dict[str, Any]]
+    metadata: dict[str, Any]
+    environment: Environment
+    lost: dict[str, int]
