@@ -112,8 +112,8 @@ class Flame:
     def _kept(self) -> list[bool]:
         """Which frames the nested form has: not too many, and not too deep for a reader of JSON."""
         kept = levels(np.array(self.parent, dtype=np.intp)) < _DEEPEST
-        if len(self.names) > _MOST_IN_JSON:
-            kept &= self.total_ns > np.sort(self.total_ns)[-_MOST_IN_JSON]
+        # Of frames with equal times the first, so that none stands without the one that called it.
+        kept[np.argsort(-self.total_ns, kind="stable")[_MOST_IN_JSON:]] = False
         result: list[bool] = kept.tolist()
         return result
 

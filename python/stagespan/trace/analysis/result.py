@@ -7,9 +7,9 @@ made up. Figures are integer nanoseconds inside; each written one names its unit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from stagespan.trace.model import Trace
 
@@ -18,6 +18,7 @@ Severity = Literal["high", "medium", "low"]
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
 
 Cell = str | int | float | None
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +183,14 @@ def in_cell(cell: Cell, unit: str, most: int = 60) -> str:
     if cell is None:
         return "-" if unit == "" else "unknown"
     return f"{cell:,}" if unit == "" and isinstance(cell, int) else in_words(cell, unit)
+
+
+def largest(items: Sequence[_T], most: int, size: Callable[[_T], float]) -> list[_T]:
+    """The `most` largest items in the order in which they come; of equal ones the first."""
+    if len(items) <= most:
+        return list(items)
+    kept = sorted(range(len(items)), key=lambda at: -size(items[at]))[:most]
+    return [items[at] for at in sorted(kept)]
 
 
 def share(part: float, whole: float) -> float:

@@ -15,6 +15,7 @@ from stagespan.trace.analysis.result import (
     Severity,
     Table,
     in_words,
+    largest,
     share,
     shortened,
     window_of,
@@ -102,10 +103,7 @@ class Stages:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds; of very many stages those that took the most time."""
-        kept = self.stages
-        if len(kept) > _MOST_IN_JSON:
-            least = sorted((stage.host_ns for stage in kept), reverse=True)[_MOST_IN_JSON]
-            kept = [stage for stage in kept if stage.host_ns > least]
+        kept = largest(self.stages, _MOST_IN_JSON, lambda stage: stage.host_ns)
         return {
             "stages": [stage.to_dict() for stage in kept],
             "stages_left_out": len(self.stages) - len(kept),
@@ -144,10 +142,7 @@ class Stages:
     def tables(self) -> list[Table]:
         """The stages that took the most time, in the order of the tree."""
         count = len(self.stages)
-        kept = self.stages
-        if count > _SHOWN:
-            least = sorted((stage.host_ns for stage in kept), reverse=True)[_SHOWN]
-            kept = [stage for stage in kept if stage.host_ns > least]
+        kept = largest(self.stages, _SHOWN, lambda stage: stage.host_ns)
         note = f"The {len(kept):,} longest of {count:,}." if len(kept) < count else ""
         if self.on_device:
             note += (

@@ -143,6 +143,19 @@ def test_of_very_many_frames_the_short_ones_are_summed_up(tmp_path: Path) -> Non
     assert len(stacks(found)) == 3_000
 
 
+def test_of_frames_that_all_take_as_long_some_are_drawn(tmp_path: Path) -> None:
+    # GIVEN more frames than are drawn, each of the same length
+    program = Program()
+    for line in range(2_000):
+        with program.within(f"train.py({line}): f{line}", PYTHON):
+            program.work(7)
+    # WHEN they are written THEN as many as there is room for stand by themselves
+    written = flame_of(program.trace(tmp_path)).to_dict()
+    (thread,) = written["tree"]["children"]
+    assert len(thread["children"]) == 1_500
+    assert thread["children"][0]["name"] == "(501 more)"
+
+
 def test_a_deep_recursion_is_cut_off_where_json_cannot_nest(tmp_path: Path) -> None:
     # GIVEN a function that calls itself 2,000 times
     program = Program()

@@ -213,6 +213,21 @@ def test_many_events_are_summed_up_and_said(tmp_path: Path) -> None:
     assert sum(bar[1] for bar in found["idle"].bars) + left == pytest.approx(idle, abs=1_000)
 
 
+@pytest.mark.parametrize("name", ["ProfilerStep#{}", "iteration {}"])
+@pytest.mark.parametrize("steps", [600, 601, 2_100])
+def test_any_number_of_steps_gets_a_page(steps: int, name: str, tmp_path: Path) -> None:
+    # GIVEN a trace with more steps than a lane has bars
+    program = Program()
+    for number in range(steps):
+        with program.within(name.format(number), "user_annotation"):
+            program.operator(us=20)
+            program.wait()
+    # WHEN its page is made THEN the steps have their lane
+    data = data_of(html.html_page(analyze(program.trace(tmp_path))))
+    assert data["lanes"][0]["name"] == "steps"
+    assert 1 < len(data["lanes"][0]["bars"]) <= lanes.MOST_BARS
+
+
 def test_a_lane_is_parted_at_its_largest_gaps() -> None:
     # GIVEN five events with gaps of 1, 30, 2 and 20, the second the longest of its stretch
     begin = np.array([0, 6, 46, 58, 88])

@@ -250,6 +250,23 @@ def test_thousands_of_names_with_numbers_are_one_stage(tmp_path: Path) -> None:
     assert (stage.path, stage.calls) == (("request #",), 400)
 
 
+@pytest.mark.parametrize("count", [41, 1_200])
+def test_of_stages_that_all_take_as_long_some_are_shown(count: int, tmp_path: Path) -> None:
+    # GIVEN more stages than a page and the JSON hold, each of the same length
+    program = Program()
+    letters = [chr(97 + number // 26**at % 26) for number in range(count) for at in range(3)]
+    for number in range(count):
+        with program.within("".join(letters[3 * number : 3 * number + 3]), NOTE):
+            program.work(7)
+    found = stages_of(program.trace(tmp_path))
+    # WHEN they are written THEN as many are there as there is room for, and the others are counted
+    (table,) = found.tables()
+    assert len(table.rows) == 40
+    written = found.to_dict()
+    assert len(written["stages"]) == min(count, 1_000)
+    assert written["stages_left_out"] == count - len(written["stages"])
+
+
 def test_real_traces(traces: Path) -> None:
     # GIVEN public traces
     said = {}
