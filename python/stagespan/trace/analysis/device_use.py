@@ -26,6 +26,7 @@ from stagespan.trace.analysis.result import (
     in_words,
     share,
 )
+from stagespan.trace.arrays import by_group
 from stagespan.trace.device import COMMUNICATION, COPY, device_work, launch_of, streams
 from stagespan.trace.device_use import DeviceUse, device_use
 from stagespan.trace.intervals import merged
@@ -256,10 +257,10 @@ def _overlap(trace: Trace) -> int:
     events = trace.events
     rows = device_work(trace).rows
     device, stream = streams(trace, rows)
-    _, lane = pairs(device, stream)
+    found, lane = pairs(device, stream)
     begins, ends = [], []
-    for number in range(int(lane.max()) + 1):
-        mine = rows[lane == number]
+    for here in by_group(lane, len(found)):
+        mine = rows[here]
         begin, end = merged(events.begin_ns[mine], events.end_ns[mine])
         begins.append(begin)
         ends.append(end)

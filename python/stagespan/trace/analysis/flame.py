@@ -25,6 +25,8 @@ from stagespan.trace.model import Trace
 
 _MOST_IN_JSON = 1_500
 _DEEPEST = 250
+# Python's own limit of recursion: a folded stack names all frames on the way.
+_DEEPEST_STACK = 1_000
 _SHOWN = 15
 _LINE = re.compile(r"\.py\(\d+\): |^<[^>]+>\(\d+\): ")
 # Lines of Python that only pass a call on.
@@ -163,6 +165,7 @@ def _of_frames(trace: Trace) -> Flame | Nothing:
     paths = Paths(
         np.concatenate((np.full(len(with_frames), -1), _below(forest, of_row, with_frames))),
         np.concatenate((len(trace.names) + with_frames, events.name[forest.rows])),
+        _DEEPEST_STACK,
     )
     own = np.concatenate((np.zeros(len(with_frames), dtype=np.int64), forest.own_ns()))
     threads = [_thread(trace, pid, tid) for pid, tid in lanes.threads.tolist()]

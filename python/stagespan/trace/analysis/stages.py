@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.trace.analysis.call_tree import sums
+from stagespan.trace.analysis.call_tree import DEEPEST_PATH, sums
 from stagespan.trace.analysis.result import (
     Evidence,
     Finding,
@@ -100,6 +100,8 @@ class Stages:
     work_ns: int
     """From the first operator or device event to the end of the last."""
     on_device: bool
+    deeper: int = 0
+    """Annotations too deep within others to be stages of their own."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds; of very many stages those that took the most time."""
@@ -150,6 +152,11 @@ class Stages:
                 f" {self.outside[0]:,} device events ({in_words(self.outside[1], 'ns')}) were"
                 " launched by no stage."
             )
+        if self.deeper:
+            note += (
+                f" {self.deeper:,} annotations lie more than {DEEPEST_PATH} deep and count to the"
+                " stage around them."
+            )
         if self.by_time:
             note += (
                 f" {self.by_time:,} were launched by other threads and count to the stage that the"
@@ -189,8 +196,10 @@ def analyze(trace: Trace) -> Stages | Nothing:
     on_device = len(durations) > 0
     per_step = _per_step(trace, tree)
     device, launched = tree.inclusive(own_device), tree.inclusive(own_count)
-    longest = tree.rows[np.lexsort((-events.dur_ns[tree.rows], tree.node))]
-    firsts = np.searchsorted(np.sort(tree.node), np.arange(len(tree.names)))
+    apart = np.flatnonzero(~tree.folded)
+    rows, nodes = tree.rows[apart], tree.node[apart]
+    longest = rows[np.lexsort((-events.dur_ns[rows], nodes))]
+    firsts = np.searchsorted(np.sort(nodes), np.arange(len(tree.names)))
     begin, _ = window_of(trace) or (0, 0)
     paths: list[tuple[str, ...]] = []
     stages = []
@@ -223,6 +232,7 @@ def analyze(trace: Trace) -> Stages | Nothing:
         by_time=tree.by_time,
         work_ns=length_of_work(trace),
         on_device=on_device,
+        deeper=int(tree.folded.sum()),
     )
 
 
@@ -259,8 +269,9 @@ def _per_step(trace: Trace, tree: StageTree) -> list[tuple[int, int, int]] | Non
     step = ranges.at(events.begin_ns[tree.rows])
     cell = np.where(step >= 0, tree.node * count + step, -1)
     size = len(tree.names) * count
-    calls = sums(cell, np.ones(len(cell), dtype=np.int64), size).reshape(-1, count)
-    host = sums(cell, events.dur_ns[tree.rows], size).reshape(-1, count)
+    apart = (~tree.folded).astype(np.int64)
+    calls = sums(cell, apart, size).reshape(-1, count)
+    host = sums(cell, events.dur_ns[tree.rows] * apart, size).reshape(-1, count)
     launching = tree.stage_of
     of_launch = np.where(launching >= 0, cell[launching], -1)
     device = sums(of_launch, events.dur_ns[tree.launches], size).reshape(-1, count)

@@ -50,7 +50,7 @@ FAULTS: list[Fault] = [
     (cells._grouped, "* len(column.texts) +", "* 0 +", two_operators),
     (cells._per_step, "max(windows.steps, 1)", "1", more_steps),
     (cells.host_cells, "events.dur_ns[rows]).argmax", "events.dur_ns[rows]).argmin", on_host),
-    (structure._path, "reversed(words)", "words[:0]", parts),
+    (structure.Structure._paths, "else text", 'else ""', parts),
     (Against._by, "row[at] += time", "row[1 - at] += time", parts),
     (Against._by, "new_names.get(name, name)", "name", renamed),
     (Against.within_variation, "errors[0] + errors[1]", "errors[0] - errors[0]", variation),

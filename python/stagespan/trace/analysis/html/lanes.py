@@ -210,7 +210,9 @@ def _annotations(trace: Trace) -> list[Lane]:
     steps = np.flatnonzero(trace.rows_of(["user_annotation", "cpu_op"]) & is_step[events.name])
     lanes = []
     if len(steps):
-        lanes.append(_lane(trace, "steps", steps, lambda bars, _: ["step"] * len(bars.begin), "steps"))
+        lanes.append(
+            _lane(trace, "steps", steps, lambda bars, _: ["step"] * len(bars.begin), "steps")
+        )
     marks = marks[~is_step[events.name[marks]]]
     if len(marks) == 0:
         return lanes
