@@ -16,4 +16,4 @@ Mask = NDArray[np.bool_]
 def by_group(group: Numbers, count: int) -> list[NDArray[np.intp]]:
     """Of each of `count` groups the indices of its elements, in one pass over all."""
     order = np.argsort(group, kind="stable")
-    return np.split(order, np.searchsorted(group[order], np.arange(1, max(count, 1))))
+    return np.split(order, np.searchsorted(group[order], np.arange(1, count + 1)))[:count]

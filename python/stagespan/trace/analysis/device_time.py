@@ -119,7 +119,8 @@ def _kind(trace: Trace, custom: Mask) -> Numbers:
 
 
 def _time(trace: Trace, rows: Rows, kind: Numbers, custom: Mask) -> DeviceTime:
-    begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
+    begin = trace.events.begin_ns[rows]
+    end = begin + trace.events.dur_ns[rows]
 
     def union(*of: int) -> int:
         chosen = np.isin(kind[rows], of)

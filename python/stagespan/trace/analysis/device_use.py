@@ -261,7 +261,8 @@ def _overlap(trace: Trace) -> int:
     begins, ends = [], []
     for here in by_group(lane, len(found)):
         mine = rows[here]
-        begin, end = merged(events.begin_ns[mine], events.end_ns[mine])
+        begin = events.begin_ns[mine]
+        begin, end = merged(begin, begin + events.dur_ns[mine])
         begins.append(begin)
         ends.append(end)
     time = np.concatenate([*begins, *ends])

@@ -137,7 +137,10 @@ def _of_annotations(trace: Trace) -> StepRanges | None:
     best: tuple[int, StepRanges] | None = None
     tree, found, lane = tree_of(trace, all_rows)
     level = tree.levels()
+    begins, ends = events.begin_ns[all_rows], events.end_ns[all_rows]
     for mine in by_group(lane, len(found)):
+        if ends[mine].max() - begins[mine].min() < least:
+            continue
         for depth in range(3):
             here = mine[level[mine] == depth]
             rows = all_rows[here[np.argsort(events.begin_ns[all_rows[here]], kind="stable")]]

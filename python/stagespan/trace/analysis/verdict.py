@@ -179,10 +179,14 @@ def _idle_by_cause(trace: Trace) -> tuple[dict[str, int], int]:
     """
     found, parts = split_gaps(trace)
     events = trace.events
-    times = np.zeros(len(found.begin_ns), dtype=np.int64)
+    begun, ended = [], []
+    ends = events.end_ns
     for rows in device_rows(trace).values():
-        begin, end = events.begin_ns[rows].min(), events.end_ns[rows].max()
-        times += (found.begin_ns >= begin) & (found.end_ns <= end)
+        begun.append(events.begin_ns[rows].min())
+        ended.append(ends[rows].max())
+    # No device ends within a gap: one that has ended by its begin is over, each other goes on.
+    times = np.searchsorted(np.sort(begun), found.begin_ns, side="right")
+    times -= np.searchsorted(np.sort(ended), found.begin_ns, side="right")
     between = int(found.dur_ns[times == 0].sum())
     weighed = parts.parts * np.maximum(times, 1)[:, np.newaxis]
     return sums_by_cause(replace(parts, parts=weighed)), between
