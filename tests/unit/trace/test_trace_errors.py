@@ -162,7 +162,7 @@ _TOO_LONG = {
     "blanks before the list": (b"", b" ", b'{"traceEvents":[' + _EVENT + b"]}", None),
     "a text before the list": (b'{"a":"', b"x", b'","traceEvents":[]}', TraceError),
     "keys before the list": (b"{", b'"a":1,', b'"traceEvents":[]}', TraceError),
-    "lists before the list": (b'{"a":[', b'{"traceEvents":[]},', b'0],"traceEvents":[]}', TraceError),
+    "lists before the list": (b'{"a":[', b'{"traceEvents":[]},', b"0]}", TraceError),
     "blanks in the list": (b'{"traceEvents":[', b" ", _EVENT + b"]}", None),
     "a name": (
         b'{"traceEvents":[' + _EVENT + b',{"ph":"X","ts":1,"dur":1,"name":"', b"x", b'"}]}',

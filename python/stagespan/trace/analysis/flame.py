@@ -25,8 +25,8 @@ from stagespan.trace.model import Trace
 
 _MOST_IN_JSON = 1_500
 _DEEPEST = 250
-# Python's own limit of recursion: a folded stack names all frames on the way.
-_DEEPEST_STACK = 1_000
+# A folded stack names all frames on the way.
+_DEEPEST_STACK = _DEEPEST
 _SHOWN = 15
 _LINE = re.compile(r"\.py\(\d+\): |^<[^>]+>\(\d+\): ")
 # Lines of Python that only pass a call on.

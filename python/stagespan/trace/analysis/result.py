@@ -11,14 +11,18 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
+from stagespan.trace.analysis.names import kernel_label, labels
+from stagespan.trace.analysis.names import printable as printable
 from stagespan.trace.model import Trace
 
-Severity = Literal["high", "medium", "low"]
-"""How much there is to win: most of the time, a good part of it, or little."""
-SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
+Severity = Literal["high", "medium", "low", "better"]
+"""How much there is to win: most of the time, a good part of it, or little; or what was won."""
+SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "better")
 
 Cell = str | int | float | None
 _T = TypeVar("_T")
+MOST_LETTERS = 60
+"""Of a name in a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +35,7 @@ class Evidence:
     """From the begin of the trace's window (`window_of`); None for what has no single time."""
     figure: float | None
     unit: str
-    """Of the figure: "ns", "%", "events", "bytes". Figures in "ns" are printed as us, ms or s."""
+    """Of the figure: "ns", "%", "events", "bytes". Figures in "ns" are printed as µs, ms or s."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; the time in microseconds, the figure in its unit (ns as microseconds)."""
@@ -150,7 +154,7 @@ def in_words(figure: float | None, unit: str) -> str:
         for size, name in ((1e9, "s"), (1e6, "ms")):
             if abs(figure) >= size:
                 return f"{figure / size:,.3f} {name}"
-        return f"{figure / 1e3:,.3f} us"
+        return f"{figure / 1e3:,.3f} µs"
     if unit == "%":
         return f"{figure:.1f} %"
     if unit == "bytes":
@@ -158,7 +162,7 @@ def in_words(figure: float | None, unit: str) -> str:
             if abs(figure) >= size:
                 return f"{figure / size:,.2f} {name}"
     number = f"{figure:,}" if isinstance(figure, int) else f"{figure:,.3f}"
-    return f"{number} {unit}".rstrip()
+    return f"{number} {unit.removesuffix('s') if figure == 1 else unit}".rstrip()
 
 
 def many(count: int, what: str) -> str:
@@ -166,13 +170,10 @@ def many(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def printable(name: str) -> str:
-    """A name without what would steer a terminal or break a line."""
-    return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
-
-
 def shortened(name: str, most: int = 60) -> str:
-    """A name that fits a sentence or a table: kernels' names can be thousands of letters long."""
+    """A name that fits a sentence: of a long kernel's what it runs, see `kernel_label`."""
+    if len(name) > most:
+        name = kernel_label(name)
     return printable(name if len(name) <= most else name[: most - 3] + "...")
 
 
@@ -191,6 +192,47 @@ def largest(items: Sequence[_T], most: int, size: Callable[[_T], float]) -> list
         return list(items)
     kept = sorted(range(len(items)), key=lambda at: -size(items[at]))[:most]
     return [items[at] for at in sorted(kept)]
+
+
+def time_unit(most_ns: float) -> tuple[float, str]:
+    """Size and name of the unit for all times of a table, the longest of which is `most_ns`."""
+    if most_ns < 1e6:
+        return 1e3, "µs"
+    return (1e6, "ms") if most_ns < 1e12 else (1e9, "s")
+
+
+def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of a table as texts: times in one unit, which the headings name.
+
+    Texts have at most `most` letters; those that differ stay different.
+    """
+    units = [unit for _, unit in table.columns]
+    # When something was may be far from how long anything took.
+    when = [unit == "ns" and name == "at" for name, unit in table.columns]
+    longest = [0.0, 0.0]
+    for row in table.rows:
+        for cell, unit, is_when in zip(row, units, when, strict=True):
+            if unit == "ns" and isinstance(cell, (int, float)):
+                longest[is_when] = max(longest[is_when], abs(cell))
+    of_time = [time_unit(longest[is_when]) for is_when in when]
+    heads = [
+        f"{name} ({of_time[at][1]})" if unit == "ns" else name
+        for at, (name, unit) in enumerate(table.columns)
+    ]
+    told = [
+        labels((row[at] for row in table.rows if isinstance(row[at], str)), most)  # type: ignore[misc]
+        for at in range(len(units))
+    ]
+
+    def text(cell: Cell, at: int) -> str:
+        if isinstance(cell, str):
+            return told[at][cell]
+        if cell is not None and units[at] == "ns":
+            return f"{cell / of_time[at][0]:,.3f}"
+        return in_cell(cell, units[at], most)
+
+    rows = [[text(cell, at) for at, cell in enumerate(row)] for row in table.rows]
+    return [head.strip() for head in heads], rows
 
 
 def share(part: float, whole: float) -> float:

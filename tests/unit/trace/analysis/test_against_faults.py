@@ -8,7 +8,15 @@ import test_against as planted
 import test_against_closes as closes
 from planted_faults import Fault, each, must_be_found
 
-from stagespan.trace.comparison import alignment, cells, renames, spent, structure, windows
+from stagespan.trace.comparison import (
+    alignment,
+    cells,
+    likeness,
+    renames,
+    spent,
+    structure,
+    windows,
+)
 from stagespan.trace.comparison.against import Against
 
 parts = planted.test_the_parts_explain_the_change
@@ -53,13 +61,13 @@ FAULTS: list[Fault] = [
     (structure.Structure._paths, "else text", 'else ""', parts),
     (Against._by, "row[at] += time", "row[1 - at] += time", parts),
     (Against._by, "new_names.get(name, name)", "name", renamed),
-    (Against.within_variation, "errors[0] + errors[1]", "errors[0] - errors[0]", variation),
+    (Against.error_ns, "errors[0] + errors[1]", "errors[0] - errors[0]", variation),
     (Against.new_kernels, "not each.before_count", "not each.after_count", new),
     (renames._place, "cell.part, ", "", other_kind),
     (renames.renamed, "== shapes[1][name]", "is not None", other_shape),
     (alignment._waits, "group.idle_ns / per", "group.idle_ns", calls),
     (alignment.compare, "alike < _LEAST", "alike > _LEAST", different),
-    (alignment._in_common, "if name in other", "", unlike),
+    (likeness._in_both, "min(n / wholes[0], second[what] / wholes[1])", "1", unlike),
 ]
 
 
