@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from stagespan.trace.analysis.names import kernel_label, labels
-from stagespan.trace.analysis.names import printable as printable
+from stagespan.trace.analysis import names
 from stagespan.trace.model import Trace
 
 Severity = Literal["high", "medium", "low", "better"]
@@ -21,6 +20,7 @@ SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "better")
 
 Cell = str | int | float | None
 _T = TypeVar("_T")
+printable = names.printable
 MOST_LETTERS = 60
 """Of a name in a table."""
 
@@ -104,6 +104,14 @@ class Result(Protocol):
         """For pages, the most important first."""
 
 
+@runtime_checkable
+class Titled(Protocol):
+    """A result that a page about it is headed by, such as a comparison."""
+
+    def title(self) -> tuple[str, str]:
+        """A few words, and a sentence."""
+
+
 @dataclass(frozen=True, slots=True)
 class Nothing:
     """The analysis has nothing to say about this trace, and why."""
@@ -173,7 +181,7 @@ def many(count: int, what: str) -> str:
 def shortened(name: str, most: int = 60) -> str:
     """A name that fits a sentence: of a long kernel's what it runs, see `kernel_label`."""
     if len(name) > most:
-        name = kernel_label(name)
+        name = names.kernel_label(name)
     return printable(name if len(name) <= most else name[: most - 3] + "...")
 
 
@@ -220,7 +228,7 @@ def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[li
         for at, (name, unit) in enumerate(table.columns)
     ]
     told = [
-        labels((row[at] for row in table.rows if isinstance(row[at], str)), most)  # type: ignore[misc]
+        names.labels((row[at] for row in table.rows if isinstance(row[at], str)), most)  # type: ignore[misc]
         for at in range(len(units))
     ]
 

@@ -138,7 +138,7 @@ class Stages:
                 " graph, or torch.compile would help there."
             )
             figure = Evidence(stage.path[-1], None, launched, "device events")
-            found.append(Finding(severity, sentence, (stage.longest, figure)))
+            found.append(Finding(severity, sentence, (stage.longest, figure), "stages.slow"))
         return found[:_MOST_FINDINGS]
 
     def tables(self) -> list[Table]:

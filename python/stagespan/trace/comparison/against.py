@@ -214,6 +214,12 @@ class Against:
 
         return findings(self)
 
+    def title(self) -> tuple[str, str]:
+        """The change in a few words, and as a sentence."""
+        from stagespan.trace.comparison.words import headline, title
+
+        return title(self), headline(self)
+
     def tables(self) -> list[Table]:
         """What explains the change, then by stage, layer, operator and kernel."""
         from stagespan.trace.comparison.words import tables

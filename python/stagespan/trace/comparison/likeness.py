@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,7 +128,7 @@ def _counts(codes: Numbers | NDArray[np.int32]) -> list[tuple[int, int]]:
     return list(zip(found.tolist(), counts.tolist(), strict=True))
 
 
-def _in_both(first: Counter[str], second: Counter[str]) -> float | None:
+def _in_both(first: Counter[Any], second: Counter[Any]) -> float | None:
     """The part of the work that both have, each trace's work taken as a whole."""
     wholes = sum(first.values()), sum(second.values())
     if not all(wholes):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.trace.analysis.result import Finding, Table, share
+from stagespan.trace.analysis.result import Finding, Table, many, share
 from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks
 from stagespan.trace.ranks.match import Matched
 from stagespan.trace.ranks.summary import RankSummary, Unreadable
@@ -118,6 +118,12 @@ class Ranks:
         from stagespan.trace.ranks.words import findings
 
         return findings(self)
+
+    def title(self) -> tuple[str, str]:
+        """How many ranks, and what is most to be said about them."""
+        from stagespan.trace.ranks.words import headline
+
+        return many(len(self.summaries), "rank"), headline(self)
 
     def tables(self) -> list[Table]:
         """Ranks, collectives, and the single ones that cost most."""
