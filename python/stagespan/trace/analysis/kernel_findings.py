@@ -128,7 +128,7 @@ def _tiny(kernels: Kernels) -> Finding | None:
         " fused by torch.compile, launched as a device graph or with more work each they would"
         " cost less.",
         (
-            Evidence("kernels below 5 us", None, count, "events"),
+            Evidence("kernels below 5 µs", None, count, "events"),
             Evidence(kernels.trace.names[first.code], None, first.count, "events"),
         ),
     )

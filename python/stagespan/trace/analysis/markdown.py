@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.analysis.names import labels, printable
@@ -22,7 +23,8 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 def markdown(analysis: Analysis) -> str:
     """The page: what was read, the findings with their evidence, and each analysis' tables."""
     trace = analysis.trace
-    lines = ["# Trace analysis", "", f"{escaped(trace.path)}: {summary(analysis)}.", ""]
+    name = escaped(name_of(Path(trace.path)))
+    lines = ["# Trace analysis", "", f"{name}: {summary(analysis)}.", ""]
     if trace.incomplete:
         lines += [f"**{escaped(trace.incomplete)}**", ""]
     findings = analysis.findings()
@@ -46,7 +48,7 @@ def markdown(analysis: Analysis) -> str:
         lines.append("")
     full = _full_names(analysis)
     if full:
-        lines += ["## Full names", "", *(f"- {escaped(n)}: `{code(full[n])}`" for n in full), ""]
+        lines += ["## Full names", "", *(f"- {escaped(n)}: {escaped(full[n])}" for n in full), ""]
     lines += [line for note in ignored(trace) for line in (escaped(note), "")]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -58,9 +60,15 @@ def summary(analysis: Analysis) -> str:
     return f"{analysis.trace.total:,} entries{length}"
 
 
+def name_of(path: Path) -> str:
+    """The file's name; of a folder of Ascend, where all traces have one name, the folder's."""
+    folders = [each.name for each in path.parents if each.name.endswith("_ascend_pt")]
+    return folders[0] if path.name.startswith("trace_view.json") and folders else path.name
+
+
 def heading(name: str) -> str:
     """An analysis' name as a heading: "device_use" is "Device use"."""
-    words = name.replace("_", " ")
+    words = {"against": "comparison"}.get(name, name.replace("_", " "))
     return words[:1].upper() + words[1:]
 
 
@@ -131,11 +139,6 @@ def _full_names(analysis: Analysis) -> dict[str, str]:
             shown = labels((name for name in names if isinstance(name, str)), MOST_LETTERS)
             found |= {label: name for name, label in shown.items() if label != printable(name)}
     return found
-
-
-def code(text: str) -> str:
-    """Text that can stand between backticks."""
-    return printable(text).replace("`", "'")
 
 
 def escaped(text: str) -> str:

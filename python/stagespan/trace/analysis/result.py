@@ -202,11 +202,14 @@ def largest(items: Sequence[_T], most: int, size: Callable[[_T], float]) -> list
     return [items[at] for at in sorted(kept)]
 
 
-def time_unit(most_ns: float) -> tuple[float, str]:
-    """Size and name of the unit for all times of a table, the longest of which is `most_ns`."""
-    if most_ns < 1e6:
+def time_unit(columns_ns: Iterable[float]) -> tuple[float, str]:
+    """Size and name of the unit for all times of a table; of each column the longest is given."""
+    longest = [each for each in columns_ns if each > 0]
+    most, least = max(longest, default=0.0), min(longest, default=0.0)
+    # A short column beside a long one would lose its digits in ms.
+    if most < 1e6 or (most < 1e9 and least < 1e5):
         return 1e3, "µs"
-    return (1e6, "ms") if most_ns < 1e12 else (1e9, "s")
+    return (1e6, "ms") if most < 1e12 else (1e9, "s")
 
 
 def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[list[str]]]:
@@ -217,12 +220,16 @@ def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[li
     units = [unit for _, unit in table.columns]
     # When something was may be far from how long anything took.
     when = [unit == "ns" and name == "at" for name, unit in table.columns]
-    longest = [0.0, 0.0]
-    for row in table.rows:
-        for cell, unit, is_when in zip(row, units, when, strict=True):
-            if unit == "ns" and isinstance(cell, (int, float)):
-                longest[is_when] = max(longest[is_when], abs(cell))
-    of_time = [time_unit(longest[is_when]) for is_when in when]
+    longest = [
+        max((abs(row[at]) for row in table.rows if isinstance(row[at], (int, float))), default=0.0)  # type: ignore[arg-type]
+        if unit == "ns"
+        else 0.0
+        for at, unit in enumerate(units)
+    ]
+    of_time = [
+        time_unit(most for most, each in zip(longest, when, strict=True) if each == is_when)
+        for is_when in when
+    ]
     heads = [
         f"{name} ({of_time[at][1]})" if unit == "ns" else name
         for at, (name, unit) in enumerate(table.columns)

@@ -13,7 +13,7 @@ from stagespan.trace.analysis.causes import CAUSES
 from stagespan.trace.analysis.device_use import Use
 from stagespan.trace.analysis.facts import facts
 from stagespan.trace.analysis.idle import Idle
-from stagespan.trace.analysis.markdown import ignored, missing, summary
+from stagespan.trace.analysis.markdown import ignored, missing, name_of, summary
 from stagespan.trace.analysis.result import (
     Finding,
     Nothing,
@@ -156,12 +156,6 @@ def _head(analysis: Analysis) -> list[RenderableType]:
     if isinstance(steps, Steps):
         blocks += [text_block(line) for line in steps.headlines]
     return blocks
-
-
-def name_of(path: Path) -> str:
-    """The file's name; of a folder of Ascend, where all traces have one name, the folder's."""
-    folders = [each.name for each in path.parents if each.name.endswith("_ascend_pt")]
-    return folders[0] if path.name.startswith("trace_view.json") and folders else path.name
 
 
 def _bar(use: Use) -> RenderableType:

@@ -97,9 +97,11 @@ def _table(
     from rich.table import Table
     from rich.text import Text
 
-    names = labels([name for name, _ in rows], max(most, _LEAST_NAME))
+    room = max(most, _LEAST_NAME)
+    names = {name: shortened(name, room) for name, _ in rows}
+    names = names if sums else labels(names, room)
     times = [time for _, row in rows for time in (row.before_ns, row.after_ns)]
-    size, unit = time_unit(max(times, default=0))
+    size, unit = time_unit([max(times, default=0)])
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column(head)
     for name in ("before", "after", "change"):

@@ -67,16 +67,22 @@ def test_the_parts_explain_the_change(tmp_path: Path) -> None:
     assert changes == {LOADING: -300 * US, MATMUL: 40 * US}
     # AND it is told so
     first, second, third = found.findings()
-    assert first.severity == "high"
+    assert (first.severity, first.code) == ("better", "comparison.step")
     assert first.sentence == (
-        "A step takes 310.000 us, 260.000 us less than before (570.000 us, -45.6 %). What made it:"
-        f" {LOADING} (-300.000 us). Against it: {MATMUL} (+40.000 us)."
+        "A step takes 310.000 µs, 260.000 µs less than before (570.000 µs, -45.6 %). What made it:"
+        f" {LOADING} (-300.000 µs). Against it: {MATMUL} (+40.000 µs)."
     )
-    assert [each.figure for each in first.evidence] == [570 * US, 310 * US]
-    assert "300.000 us less a step (400.000 us before, 100.000 us after)" in second.sentence
-    assert (third.severity, third.evidence[1].figure) == ("medium", 140 * US)
+    assert [str(each) for each in first.evidence][:2] == ["before: 4 steps", "after: 4 steps"]
+    assert "300.000 µs less a step (400.000 µs before, 100.000 µs after)" in second.sentence
+    assert (second.severity, second.code) == ("better", "comparison.idle.data_loading")
+    assert (third.severity, third.code) == ("medium", "comparison.compute.matmul")
     # AND the kernel is named that took the time
-    assert str(third.evidence[2]) == "kernel_gemm, more: 40.000 us"
+    assert [str(each) for each in third.evidence] == ["kernel_gemm, more: 40.000 µs"]
+    # AND no figure of a sentence is its own evidence
+    for finding in (first, second, third):
+        assert not {400 * US, 100 * US, 140 * US, 570 * US, 310 * US} & {
+            each.figure for each in finding.evidence if each.unit == "ns"
+        }
     # AND by stage, operator and kernel the device's change is the same
     stages = {each.name: each.change_ns for each in found.stages()}
     operators = {each.name: each.change_ns for each in found.operators()}
@@ -133,7 +139,7 @@ def test_new_and_vanished_kernels(tmp_path: Path) -> None:
     assert found.vanished_kernels() == []
     (gone,) = back.vanished_kernels()
     assert (gone.name, gone.change_ns) == ("kernel_relu", -30 * US)
-    assert any("1 kernel came, with 30.000 us a step" in f.sentence for f in found.findings())
+    assert any("1 kernel came, with 30.000 µs a step" in f.sentence for f in found.findings())
     assert any("1 kernel vanished" in f.sentence for f in back.findings())
 
 
@@ -219,7 +225,7 @@ def test_calls_that_wait(tmp_path: Path) -> None:
     assert wait.change_ns == 3 * 200 * US // 4
     assert (wait.before_count, wait.after_count) == (0.75, 0.75)
     told = next(f for f in found.findings() if "had waited for the device" in f.sentence[:60])
-    assert str(told.evidence[2]) == "aten::item (cudaStreamSynchronize), more: 150.000 us"
+    assert str(told.evidence[0]) == "aten::item (cudaStreamSynchronize), more: 150.000 µs"
     titles = [table.title for table in found.tables()]
     assert "Idle time by calls that wait or allocate" in titles
     # AND steps are told one by one

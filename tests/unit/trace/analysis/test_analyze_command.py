@@ -85,7 +85,7 @@ def test_json_holds_everything(planted: Path, tmp_path: Path) -> None:
     assert sum(c["idle_us"] for c in written["idle"]["by_cause"].values()) == pytest.approx(
         written["device_use"]["idle_us"], abs=1e-6
     )
-    assert written["findings"][0].keys() == {"severity", "sentence", "evidence"}
+    assert written["findings"][0].keys() == {"code", "severity", "sentence", "evidence"}
     assert written["findings"][0]["evidence"][0].keys() == {"event", "time_us", "figure", "unit"}
 
 

@@ -93,7 +93,7 @@ def test_host_bound_says_which_part_of_the_host(
     assert finding.severity == "high"
     assert finding.sentence.startswith("Host-bound: ")
     assert words in finding.sentence
-    assert "10 of its 10 operators take less than 10 us" in finding.sentence
+    assert "10 of its 10 operators take less than 10 µs" in finding.sentence
     assert finding.evidence[0].event == "free before a_Mul"
 
 
@@ -148,7 +148,7 @@ def test_operators_of_the_ai_cpu_are_named(tmp_path: Path) -> None:
     # THEN the finding names them
     (finding,) = found.findings()
     assert finding.severity == "medium"
-    assert "300.000 us (30.0 % of all operators' time): b_Nonzero, c_Unique." in finding.sentence
+    assert "300.000 µs (30.0 % of all operators' time): b_Nonzero, c_Unique." in finding.sentence
     # AND without them there is none
     it = SyntheticAscend()
     it.kernel("a_Mul", 0, 100_000)

@@ -49,7 +49,7 @@ def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:
     assert wait.exposed_ns == 500_000
     (finding,) = found.findings()
     assert finding.severity == "high"
-    assert "For 500.000 us (50.0 % of its time)" in finding.sentence
+    assert "For 500.000 µs (50.0 % of its time)" in finding.sentence
     assert "before c_Mul, while hcom_allReduce__1 ran" in finding.sentence
 
 

@@ -83,7 +83,7 @@ def test_the_bar_of_several_devices_says_so(browser: Browser, tmp_path: Path) ->
     browser.open(page_of(program, tmp_path))
     # THEN the bar's note says of what its figures are
     shown = browser.evaluate("document.querySelector('.device').parentElement.textContent")
-    assert shown.endswith("computing 100.0 % (160.000 us)Sums over 2 devices.")
+    assert shown.endswith("computing 100.0 % (160.000 µs)Sums over 2 devices.")
 
 
 def test_all_sections_are_there_without_a_complaint(browser: Browser, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_hundreds_of_tiny_operators_are_launch_bound(tmp_path: Path) -> None:
     assert finding.severity == "high"
     assert "300" not in finding.sentence
     assert "299 gaps" in finding.sentence
-    assert "the median kernel takes 2.000 us" in finding.sentence
+    assert "the median kernel takes 2.000 µs" in finding.sentence
     assert finding.evidence[0].figure == 13 * US
 
 

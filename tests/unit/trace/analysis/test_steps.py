@@ -125,7 +125,7 @@ def test_work_behind_the_mark_belongs_to_the_step_that_launched_it(tmp_path: Pat
     assert second.begin_ns == first.begin_ns + first.dur_ns
     # AND the kernel that no step launched is told apart
     assert found.outside == (1, 40 * US)
-    assert "1 device events (40.000 us) were launched by no step" in found.tables()[0].note
+    assert "1 device events (40.000 µs) were launched by no step" in found.tables()[0].note
     # AND no step is called slow for what the first one had to wait for
     assert found.findings() == []
 

@@ -61,7 +61,7 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
     # AND it is a finding, with the communication as its evidence
     (finding,) = use.findings()
     assert finding.severity == "high"
-    assert "For 300.000 us (50.0 % of its time)" in finding.sentence
+    assert "For 300.000 µs (50.0 % of its time)" in finding.sentence
     assert "25.0 % of all communication was hidden" in finding.sentence
     assert [each.figure for each in finding.evidence] == [300 * US, 400 * US]
     # AND without launches the verdict still holds
@@ -112,7 +112,7 @@ def test_what_takes_the_most_time_is_the_verdict(
     assert isinstance(found, Verdict)
     assert found.verdict == expected
     assert found.to_dict()["percent"] == 60
-    assert "600.000 us of the device's 1.000 ms (60.0 %)" in found.sentence
+    assert "600.000 µs of the device's 1.000 ms (60.0 %)" in found.sentence
 
 
 def test_idle_time_between_work_that_was_launched_in_time(tmp_path: Path) -> None:
@@ -303,7 +303,7 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
     )
     assert (late.verdict, late.cause) == ("cannot tell", None)
     assert late.sentence.startswith(
-        "Cannot tell: for 185.000 us of the 3 devices' 310.000 us together (59.7 %) they were idle"
+        "Cannot tell: for 185.000 µs of the 3 devices' 310.000 µs together (59.7 %) they were idle"
         " while another device worked. Not so device 1:"
     )
 
@@ -340,13 +340,13 @@ def test_kernels_that_communicate_without_nccl(tmp_path: Path) -> None:
     use = use_of(trace)
     written = use.to_dict()
     # THEN it is communication to the verdict and the findings
-    assert judged(trace).sentence.startswith("Communication-bound: for 900.000 us")
-    assert use.findings()[0].sentence.startswith("For 900.000 us (90.0 % of its time) the device")
+    assert judged(trace).sentence.startswith("Communication-bound: for 900.000 µs")
+    assert use.findings()[0].sentence.startswith("For 900.000 µs (90.0 % of its time) the device")
     assert use.tables()[0].rows[1] == ("communicating, nothing else", 900 * US, 90)
     # AND the keys that count NCCL's alone stay so, beside the figure of the others
     assert (written["comm_union_us"], written["compute_union_us"]) == (0, 1_000)
     assert written["custom_comm_us"] == written["per_device_us"]["0"]["comm"] == 900
-    assert "900.000 us of communication is of kernels other than NCCL's" in use.tables()[0].note
+    assert "900.000 µs of communication is of kernels other than NCCL's" in use.tables()[0].note
 
 
 def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
@@ -403,7 +403,7 @@ def test_work_launched_before_the_window_is_counted_apart(tmp_path: Path) -> Non
     assert use.before_window == 2
     assert use.to_dict()["gpu_events_without_launch_us"] == 60
     assert use.to_dict()["kernel_dur_sum_us"] == 90
-    assert "2 of its events (60.000 us) were launched outside the trace" in use.tables()[0].note
+    assert "2 of its events (60.000 µs) were launched outside the trace" in use.tables()[0].note
 
 
 def test_processes_with_the_same_correlations_do_not_get_each_others_launches(

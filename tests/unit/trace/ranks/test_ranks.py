@@ -259,7 +259,7 @@ def test_waiting_beside_computing_is_not_lost(tmp_path: Path) -> None:
     assert found.waits.waited_ns.tolist() == [400 * US, 0]
     assert found.waits.lost_ns.tolist() == [160 * US, 0]
     assert found.waits.caused_ns.tolist() == [0, 160 * US]
-    assert "besides 240.000 us beside which they computed" in found.tables()[0].note
+    assert "besides 240.000 µs beside which they computed" in found.tables()[0].note
 
 
 def test_imbalance_of_computing(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from stagespan.trace.analysis import Analysis
 from stagespan.trace.analysis.device_use import Use
 from stagespan.trace.analysis.html.lanes import drawn, timeline
 from stagespan.trace.analysis.html.pictures import pictures
-from stagespan.trace.analysis.markdown import heading, ignored, summary
+from stagespan.trace.analysis.markdown import heading, ignored, name_of, summary
 from stagespan.trace.analysis.names import labels
 from stagespan.trace.analysis.result import (
     Cell,
@@ -27,7 +27,6 @@ from stagespan.trace.analysis.result import (
     window_of,
 )
 from stagespan.trace.analysis.steps import Steps
-from stagespan.trace.analysis.terminal import name_of
 
 MOST_ROWS = 5_000
 """Rows of a table; the others are in --json and --markdown, and the page says so."""
@@ -53,6 +52,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
         "verdict": _verdict(analysis),
         "device": _device(analysis),
         "devices": _devices(analysis),
+        "compared": isinstance(analysis.results.get("against"), Titled),
         "findings": [written_finding(each) for each in analysis.findings()],
         "no_findings": "No findings: nothing in this trace asks for a closer look.",
         "window_ns": 0 if window is None else window[1] - window[0],

@@ -53,9 +53,9 @@ function deviceBar() {
       `${name} ${inWords((100 * time) / span, "%")} (${inWords(time, "ns")})`));
   }
   const made = element("div", {}, bar, legend);
-  if (DATA.devices > 1) {
-    made.append(element("p", { class: "note" }, `Sums over ${DATA.devices} devices.`));
-  }
+  const notes = [DATA.devices > 1 && `Sums over ${DATA.devices} devices.`,
+    DATA.compared && "Of the trace after the change, as the timeline and all that comes behind it."];
+  if (notes.some(Boolean)) made.append(element("p", { class: "note" }, notes.filter(Boolean).join(" ")));
   return made;
 }
 
@@ -86,9 +86,11 @@ function evidence([event, time, figure, unit]) {
   return made;
 }
 
-function sections() {
+// What is said of two traces comes before what is said of one.
+function sections(first) {
   const unknown = [];
   for (const { name, heading, unknown: reason, tables } of DATA.sections) {
+    if ((name === "against") !== first) continue;
     if (reason !== null && !tables.length) unknown.push([heading, reason]);
     if (!tables.length) continue;
     const drawn = DATA.pictures.filter((picture) => picture.analysis === name);
@@ -244,8 +246,9 @@ function keys(event) {
 
 head();
 findings();
+sections(true);
 timeline();
-sections();
+sections(false);
 labelScheme();
 document.getElementById("scheme").onclick = () => setScheme(!isDark());
 document.addEventListener("keydown", keys);

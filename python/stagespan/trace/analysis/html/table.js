@@ -1,7 +1,7 @@
 "use strict";
 // Tables that are searched and sorted, and figures in words. Texts only enter by textContent.
 
-const FIRST_ROWS = 40;
+const FIRST_ROWS = 15;
 const SEARCHED_FROM = 9;
 // What looks like a name from a program rather than like words.
 const NAME = /[_:<(=/]|^\S{25}/;
@@ -30,9 +30,12 @@ function timeUnit(most) {
   return most >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
 }
 
-// The same for all times of a table.
-function tableUnit(most) {
-  if (most < 1e6) return [1e3, "µs"];
+// The same for all times of a table, by the longest of each column: a short column beside a long one
+// would lose its digits in ms.
+function tableUnit(columns) {
+  const longest = columns.filter((each) => each > 0);
+  const most = Math.max(0, ...longest);
+  if (most < 1e6 || (most < 1e9 && Math.min(...longest) < 1e5)) return [1e3, "µs"];
   return most < 1e12 ? [1e6, "ms"] : [1e9, "s"];
 }
 
@@ -57,10 +60,10 @@ function inWords(value, unit) {
 function columnStyles({ columns, rows }) {
   const isTime = ([, unit]) => unit === "ns";
   const isWhen = ([name, unit]) => unit === "ns" && name === "at";
-  const longest = (wanted) => columns.reduce((most, column, at) => !wanted(column) ? most
-    : rows.reduce((sum, row) => typeof row[at] === "number" ? Math.max(sum, Math.abs(row[at])) : sum, most), 0);
-  const when = tableUnit(longest(isWhen));
-  const time = tableUnit(longest((column) => isTime(column) && !isWhen(column)));
+  const longest = columns.map((column, at) => !isTime(column) ? 0
+    : rows.reduce((most, row) => (typeof row[at] === "number" ? Math.max(most, Math.abs(row[at])) : most), 0));
+  const when = tableUnit(longest.filter((_, at) => isWhen(columns[at])));
+  const time = tableUnit(longest.filter((_, at) => !isWhen(columns[at])));
   return columns.map((column, at) => columnStyle(column[1], rows.map((row) => row[at]),
     isWhen(column) ? when : time));
 }
