@@ -186,6 +186,10 @@ def _add_ascend(trace: Trace, kind: NDArray[np.int8]) -> Mask:
         for (pid, tid), name in trace.thread_names.items()
         if name.startswith("Group") and trace.process_names.get(pid) in _ASCEND_COMMUNICATION
     ]
+    # Those of one process at once: a trace may name any number of them.
+    by_process: dict[int, list[int]] = {}
     for pid, tid in groups:
-        kind[(events.pid == pid) & (events.tid == tid)] = COMMUNICATION
+        by_process.setdefault(pid, []).append(tid)
+    for pid, tids in by_process.items():
+        kind[(events.pid == pid) & np.isin(events.tid, tids)] = COMMUNICATION
     return kernels

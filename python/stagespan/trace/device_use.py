@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from stagespan.trace.arrays import by_group
 from stagespan.trace.device import COMMUNICATION, COMPUTE, COPY, device_work, launch_of, streams
 from stagespan.trace.intervals import covered
 from stagespan.trace.model import Trace
@@ -112,8 +113,9 @@ def _by_stream(trace: Trace) -> dict[tuple[int, int], int]:
     begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
     lanes, lane = np.unique(np.stack((device, stream), axis=1), axis=0, return_inverse=True)
     lane = lane.reshape(-1)
+    mine = by_group(lane, len(lanes))
     return {
-        (int(d), int(s)): covered(begin[lane == number], end[lane == number])
+        (int(d), int(s)): covered(begin[mine[number]], end[mine[number]])
         for number, (d, s) in enumerate(lanes)
     }
 

@@ -91,18 +91,20 @@ class _Edges:
 
     def innermost_of_crossing(self) -> Numbers:
         """As `innermost`, for intervals that need not nest."""
-        owner = np.full(len(self._row), -1, dtype=np.int64)
+        owner = [-1] * len(self._row)
+        is_open = [False] * self.count
+        # One that ends deep in the stack stays there until it comes to the top.
         stack: list[int] = []
-        for at, row in enumerate(self._row.tolist()):
-            if self._is_begin[at]:
+        edges = zip(self._row.tolist(), self._is_begin.tolist(), strict=True)
+        for at, (row, begins) in enumerate(edges):
+            is_open[row] = begins
+            if begins:
                 stack.append(row)
-            elif stack[-1] == row:
+            while stack and not is_open[stack[-1]]:
                 stack.pop()
-            else:
-                stack.remove(row)
             if stack:
                 owner[at] = stack[-1]
-        return owner
+        return np.array(owner, dtype=np.int64)
 
     def time_by(self, owner: Numbers) -> Numbers:
         """Time from each edge to the next, summed by owner."""

@@ -17,6 +17,13 @@ from stagespan.trace.stream import CHUNK_BYTES, ByteStream
 
 _BOM = b"\xef\xbb\xbf"
 _WINDOW_BYTES = 1024
+MOST_BYTES = 64 << 20
+"""Of one entry, of what stands before the list of events, and of what stands behind it.
+
+No profiler writes as much; a small compressed file may hold any number of bytes.
+"""
+_MOST_KEYS = 1_000
+_MOST_HEADS = 16
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -27,12 +34,19 @@ def read_trace(path: str | os.PathLike[str], *, chunk_bytes: int = CHUNK_BYTES) 
     texts. What cannot become a row is counted in `Trace.left_out`, what becomes one with a change
     in `Trace.adjusted`; of a file that is cut off, what is whole is read, and `Trace.incomplete`
     says so.
-    Memory: the columns, and `chunk_bytes` of JSON at a time.
+    Memory: the columns, and `chunk_bytes` of JSON at a time, at most some times `MOST_BYTES`.
 
     Raises TraceError, with a sentence that says what to do, when there is no such file, it is a
-    folder, empty, not JSON, not a trace, or cut off before its first whole event.
+    folder, empty, not JSON, not a trace, cut off before its first whole event, or too large for
+    the memory.
     """
-    return _Reader(ByteStream(path, chunk_bytes)).read()
+    try:
+        return _Reader(ByteStream(path, chunk_bytes)).read()
+    except MemoryError:
+        raise TraceError(
+            f"{path} needs more memory than there is: record fewer steps, or read it on a machine"
+            " with more memory."
+        ) from None
 
 
 class _Reader:
@@ -48,6 +62,8 @@ class _Reader:
         """Up to here quotes in names of the buffer are escaped."""
         self._window = _WINDOW_BYTES
         """How far ahead they are looked for."""
+        self._problem: str | None = None
+        """Why reading stopped before the end."""
 
     def read(self) -> Trace:
         top = self._first_character()
@@ -82,6 +98,8 @@ class _Reader:
             if text and text != _BOM[: len(text)]:
                 self._buffer = text
                 break
+            # Blanks are not kept.
+            self._buffer = text
             if not self._more():
                 if self._stream.damage:
                     raise TraceError(f"{self._where} cannot be read: {self._stream.damage}.")
@@ -95,9 +113,15 @@ class _Reader:
 
     def _read_head(self) -> None:
         """Read what stands before the list of events, and leave the buffer within the list."""
-        start = 0
+        start, keys, tried, depths = 0, 0, 0, split.Depths()
         while True:
             found = split.events_key(self._buffer, start)
+            keys += found is not None
+            if (found is None and len(self._buffer) > MOST_BYTES) or keys > _MOST_KEYS:
+                raise TraceError(
+                    f"{self._where} is not a trace: its first {MOST_BYTES >> 20} MiB hold no list"
+                    " `traceEvents` at the top level. Give the file that the profiler exported."
+                )
             if found is None:
                 # The key may be cut in two by the end of the chunk.
                 start = max(start, len(self._buffer) - 64)
@@ -105,7 +129,10 @@ class _Reader:
                     continue
                 raise TraceError(self._why_no_events())
             key, value, is_list = found
-            head = _decode_object(self._buffer[:key] + b'"":null}')
+            head = None
+            if depths.at(self._buffer, key) == 1 and tried < _MOST_HEADS:
+                tried += 1
+                head = _decode_object(self._buffer[:key] + b'"":null}')
             if head is None:  # the key stands deeper, in some other value
                 start = key + 1
                 continue
@@ -146,6 +173,9 @@ class _Reader:
             at = 0
             if state == _core.SCAN_CLOSED:
                 return True
+            if len(self._buffer) > MOST_BYTES:
+                self._problem = f"its next entry is longer than {MOST_BYTES >> 20} MiB"
+                return False
             if not self._more():
                 return False
 
@@ -177,7 +207,11 @@ class _Reader:
     def _read_tail(self, in_object: bool) -> str | None:
         """Read what stands behind the list of events; a clause when it is not as it should be."""
         while self._more():
-            pass
+            # Blanks at the end may go on for long; only the last that is none counts.
+            if len(self._buffer) > MOST_BYTES // 2:
+                self._buffer = self._buffer.strip()
+            if len(self._buffer) > MOST_BYTES:
+                return f"what stands behind its events is longer than {MOST_BYTES >> 20} MiB"
         rest = self._buffer.strip()
         if not in_object:
             return "there is text behind its list of events" if rest else None
@@ -196,10 +230,14 @@ class _Reader:
         count = self._scanner.total
         problem = broken
         if not closed:
-            problem = self._stream.damage or "the file ends in the middle of its events"
+            problem = (
+                self._problem or self._stream.damage or "the file ends in the middle of its events"
+            )
             if count == 0:
                 raise TraceError(
-                    f"{self._where} is cut off before its first whole event ({problem}):"
+                    f"{self._where} has no whole event ({problem}): export it again."
+                    if self._problem
+                    else f"{self._where} is cut off before its first whole event ({problem}):"
                     " export it again."
                 )
         elif self._stream.damage:

@@ -30,6 +30,25 @@ def events_key(buffer: bytes | bytearray, start: int) -> tuple[int, int, bool] |
     return None if found is None else (found.start(), found.start(1), found[1] == b"[")
 
 
+class Depths:
+    """How deep in brackets the places of a buffer lie, asked in ascending order."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._depth = 0
+
+    def at(self, buffer: bytes, place: int) -> int:
+        """The depth at a place that lies in no string."""
+        while self._at < place:
+            token = _TOKEN.search(buffer, self._at, place)
+            if token is None:
+                self._at = place
+                break
+            self._depth += {b"{": 1, b"[": 1, b"}": -1, b"]": -1}.get(token[0], 0)
+            self._at = token.end()
+        return self._depth
+
+
 def entry_end(buffer: bytes, start: int) -> int | None:
     """Just behind the list's entry that begins at `start`, told by brackets and strings alone.
 

@@ -169,7 +169,7 @@ def test_device_use_is_that_of_the_truth_file(traces: Path) -> None:
         # WHEN they are computed
         trace = read_trace(traces / file)
         found = device_use(trace).to_dict()
-        # THEN they agree within 0.001 us, or 1e-6 of the figure
+        # THEN they agree within 0.001 µs, or 1e-6 of the figure
         counts = expected.pop("gpu_events")
         today = {category_today(category): count for category, count in counts.items()}
         assert found["gpu_events"] == today, file

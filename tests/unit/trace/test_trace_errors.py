@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -154,6 +155,53 @@ def test_damaged_gzip(write_trace: Write) -> None:
     # THEN the trace says so
     assert trace.incomplete is not None
     assert "gzip data is damaged" in trace.incomplete
+
+
+_EVENT = b'{"ph":"X","ts":1,"dur":1,"name":"a"}'
+_TOO_LONG = {
+    "blanks before the list": (b"", b" ", b'{"traceEvents":[' + _EVENT + b"]}", None),
+    "a text before the list": (b'{"a":"', b"x", b'","traceEvents":[]}', TraceError),
+    "keys before the list": (b"{", b'"a":1,', b'"traceEvents":[]}', TraceError),
+    "lists before the list": (b'{"a":[', b'{"traceEvents":[]},', b"0]}", TraceError),
+    "blanks in the list": (b'{"traceEvents":[', b" ", _EVENT + b"]}", None),
+    "a name": (
+        b'{"traceEvents":[' + _EVENT + b',{"ph":"X","ts":1,"dur":1,"name":"', b"x", b'"}]}',
+        "longer than 64 MiB",
+    ),
+    "blanks in the first entry": (b'{"traceEvents":[{"ph":"X",', b" ", b'"ts":1}]}', TraceError),
+    "blanks behind the list": (b'{"traceEvents":[' + _EVENT + b"]", b" ", b"}", None),
+    "a text behind the list": (
+        b'{"traceEvents":[' + _EVENT + b'],"a":"', b"x", b'"}', "longer than 64 MiB",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", _TOO_LONG)
+def test_a_small_file_that_unpacks_to_much_takes_little_memory(name: str, tmp_path: Path) -> None:
+    # GIVEN less than a megabyte that unpacks to 400
+    head, filler, tail, expected = _TOO_LONG[name]
+    block = gzip.compress(filler * ((1 << 20) // len(filler)))
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(head) + 400 * block + gzip.compress(tail))
+    assert path.stat().st_size < 4 << 20
+    # WHEN it is read
+    tracemalloc.start()
+    try:
+        if expected is TraceError:
+            with pytest.raises(TraceError, match="MiB") as caught:
+                read_trace(path)
+            assert str(caught.value).count(". ") <= 1
+        else:
+            trace = read_trace(path)
+            # THEN what is whole is there, and what is too long is said
+            assert len(trace.events) == 1
+            assert (expected or "") in (trace.incomplete or "")
+            assert (expected is None) == (trace.incomplete is None)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # AND memory is bounded
+    assert peak < 320 << 20
 
 
 def test_text_behind_the_end(write_trace: Write) -> None:

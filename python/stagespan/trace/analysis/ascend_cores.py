@@ -19,6 +19,7 @@ from stagespan.trace.analysis.result import (
     share,
     shortened,
 )
+from stagespan.trace.arrays import by_group
 from stagespan.trace.ascend.lanes import on_device
 from stagespan.trace.device import device_work
 from stagespan.trace.model import Trace
@@ -97,13 +98,14 @@ def analyze(trace: Trace) -> Cores | Nothing:
     codes, group = np.unique(events.task_type[rows], return_inverse=True)
     group = group.reshape(-1)
     cores = []
-    for number, code in enumerate(codes.tolist()):
-        mine = rows[group == number]
+    for code, here in zip(codes.tolist(), by_group(group, len(codes)), strict=True):
+        mine = rows[here]
         cores.append(Core(trace.names[code], len(mine), int(events.dur_ns[mine].sum())))
     slow = []
     on_cpu = rows[np.isin(events.task_type[rows], [c for c in codes if _is_cpu(trace, c)])]
-    for code in np.unique(events.name[on_cpu]).tolist():
-        mine = on_cpu[events.name[on_cpu] == code]
+    names, named = np.unique(events.name[on_cpu], return_inverse=True)
+    for code, here in zip(names.tolist(), by_group(named.reshape(-1), len(names)), strict=False):
+        mine = on_cpu[here]
         longest = evidence(trace, int(mine[np.argmax(events.dur_ns[mine])]))
         slow.append((trace.names[code], len(mine), int(events.dur_ns[mine].sum()), longest))
     return Cores(

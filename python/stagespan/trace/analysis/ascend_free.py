@@ -76,7 +76,7 @@ class Free:
     operator_ns: int
     """Median duration of those that compute."""
     short: int
-    """Those that take less than 10 us."""
+    """Those that take less than 10 µs."""
 
     @property
     def host_ns(self) -> int:
@@ -119,7 +119,7 @@ class Free:
             )
             if 2 * self.short >= self.operators:
                 sentence += (
-                    f" {self.short:,} of its {self.operators:,} operators take less than 10 us."
+                    f" {self.short:,} of its {self.operators:,} operators take less than 10 µs."
                 )
             found.append(
                 Finding(
@@ -166,7 +166,7 @@ class Free:
         ]
         note = (
             f"{self.operators:,} operators, the median takes {in_words(self.operator_ns, 'ns')},"
-            f" {self.short:,} take less than 10 us."
+            f" {self.short:,} take less than 10 µs."
         )
         return [
             Table("Why the device was free", (("", ""), ("time", "ns"), ("of free", "%")), rows),

@@ -11,6 +11,8 @@ from stagespan.trace.intervals import _Edges
 from stagespan.trace.model import Trace
 
 Rows = NDArray[np.intp]
+DEEPEST_PATH = 100
+"""Levels of a tree whose nodes are told apart; what lies deeper belongs to the last of them."""
 
 
 class Tree:
@@ -41,11 +43,35 @@ class Tree:
     def at(self, lane: Numbers, time_ns: Numbers) -> Rows:
         """The index of the innermost interval around each time in a lane, or -1."""
         found = np.full(len(time_ns), -1, dtype=np.intp)
-        for number in np.intersect1d(self._lane, lane):
-            low, high = np.searchsorted(self._lane, [number, number + 1])
-            asked = np.flatnonzero(lane == number)
+        by_lane = np.argsort(lane, kind="stable")
+        lanes, firsts = np.unique(lane[by_lane], return_index=True)
+        lows = np.searchsorted(self._lane, lanes).tolist()
+        highs = np.searchsorted(self._lane, lanes, side="right").tolist()
+        ends = np.append(firsts, len(by_lane))[1:].tolist()
+        for first, end, low, high in zip(firsts.tolist(), ends, lows, highs, strict=True):
+            if low == high:
+                continue
+            asked = by_lane[first:end]
             at = np.searchsorted(self._time[low:high], time_ns[asked], side="right") - 1
             found[asked] = np.where(at >= 0, self._owner[low + np.maximum(at, 0)], -1)
+        return found
+
+    def in_one_lane(self, lanes: Rows, time_ns: Numbers) -> Rows:
+        """The innermost interval at each time if only one of some lanes has any then, or -1."""
+        owner, begin, end = self.stretches()
+        held = np.flatnonzero((owner >= 0) & (end > begin) & np.isin(self._lane, lanes))
+        if len(held) == 0:
+            return np.full(len(time_ns), -1, dtype=np.intp)
+        edges = np.concatenate((begin[held], end[held]))
+        order = np.argsort(edges, kind="stable")
+        sign = np.repeat(np.array([1, -1]), len(held))[order]
+        # Behind each edge how many lanes hold one, and the sum of their numbers: that of the one.
+        count = np.append(np.cumsum(sign), 0)
+        number = np.append(np.cumsum(sign * np.tile(self._lane[held], 2)[order]), 0)
+        at = np.searchsorted(edges[order], time_ns, side="right") - 1
+        alone = count[at] == 1
+        found = np.full(len(time_ns), -1, dtype=np.intp)
+        found[alone] = self.at(number[at[alone]], time_ns[alone])
         return found
 
     def stretches(self) -> tuple[Rows, Numbers, Numbers]:
@@ -60,13 +86,22 @@ class Tree:
 class Paths:
     """A tree with intervals of the same words on the way to them as one node.
 
-    `node` has one element an interval, the others one a node; parents stand before children.
+    `node` and `folded` have one element an interval, the others one a node; parents stand before
+    children.
     """
 
-    def __init__(self, parents_of: Rows, word: NDArray[np.int64]) -> None:
-        """`parents_of` has of each interval the one that holds it, or -1."""
+    def __init__(
+        self, parents_of: Rows, word: NDArray[np.int64], deepest: int = DEEPEST_PATH
+    ) -> None:
+        """`parents_of` has of each interval the one that holds it, or -1.
+
+        No path has more than `deepest` nodes, so that all of them take memory in proportion to
+        the intervals.
+        """
         self.node: Rows = np.full(len(word), -1, dtype=np.intp)
         level = levels(parents_of)
+        self.folded: NDArray[np.bool_] = level >= deepest
+        """Those that lie deeper and belong to the last node around them."""
         order = np.argsort(level, kind="stable")
         words = int(word.max(initial=0)) + 1
         parents: list[Rows] = [np.empty(0, dtype=np.intp)]
@@ -75,6 +110,10 @@ class Paths:
         for stop in np.cumsum(np.bincount(level)).tolist():
             here = order[begin:stop]
             holder = parents_of[here]
+            if len(parents) > deepest:
+                self.node[here] = self.node[holder]
+                begin = stop
+                continue
             above = np.where(holder >= 0, self.node[holder], -1)
             codes, of = np.unique((above + 1) * words + word[here], return_inverse=True)
             self.node[here] = count + of.reshape(-1)
@@ -94,12 +133,7 @@ class Paths:
 
     def inclusive(self, own: Numbers) -> Numbers:
         """Of each node its own figure and those of all below it."""
-        total = own.tolist()
-        parent = self.parent.tolist()
-        for node in range(len(total) - 1, -1, -1):
-            if parent[node] >= 0:
-                total[parent[node]] += total[node]
-        return np.array(total, dtype=np.int64)
+        return with_those_below(self.parent, own)
 
 
 def levels(parent: Rows) -> NDArray[np.int64]:
@@ -112,6 +146,18 @@ def levels(parent: Rows) -> NDArray[np.int64]:
         level[deeper] += level[reached]
         above[deeper] = above[reached]
     return level
+
+
+def with_those_below(parent: Rows, own: Numbers) -> Numbers:
+    """Of each of a tree's elements its own figure and those of all below it."""
+    total: Numbers = own.copy()
+    level = levels(parent)
+    order = np.argsort(level, kind="stable")
+    ends = np.cumsum(np.bincount(level, minlength=1))
+    for begin, end in zip(ends[-2::-1].tolist(), ends[:0:-1].tolist(), strict=True):
+        here = order[begin:end]
+        np.add.at(total, parent[here], total[here])
+    return total
 
 
 def sums(index: Rows, figure: Numbers, count: int) -> Numbers:

@@ -7,6 +7,7 @@ autograd sees, `## Call CompiledFxGraph` one that Inductor made.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ class Forest:
     role: NDArray[np.int8]
     """Of each node OPERATOR, REGION, GRAPH, BACKWARD, LOOKUP, COMPILING or MARK."""
 
-    @property
+    @functools.cached_property
     def name(self) -> NDArray[np.int32]:
         """Of each node the code of its name."""
         return self.trace.events.name[self.nodes.rows]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analysis import kinds
-from stagespan.trace.arrays import Mask, Numbers
+from stagespan.trace.arrays import Mask, Numbers, by_group
 from stagespan.trace.device import COMMUNICATION, COMPUTE, COPY, device_work, is_ascend, streams
 from stagespan.trace.intervals import covered
 from stagespan.trace.model import MISSING, Trace
@@ -76,7 +76,9 @@ def device_rows(trace: Trace) -> dict[int, Rows]:
     device, _ = streams(trace, rows)
     if is_ascend(trace):
         device = np.where(trace.events.device[rows] == MISSING, 0, device)
-    return {int(number): rows[device == number] for number in np.unique(device)}
+    found, group = np.unique(device, return_inverse=True)
+    mine = by_group(group.reshape(-1), len(found))
+    return {int(number): rows[mine[at]] for at, number in enumerate(found.tolist())}
 
 
 def device_times(trace: Trace, within: tuple[int, int] | None = None) -> dict[int, DeviceTime]:
@@ -102,8 +104,9 @@ def stream_times(
     rows = device_work(trace).rows
     device, stream = streams(trace, rows)
     found, lane = np.unique(np.stack((device, stream), axis=1), axis=0, return_inverse=True)
+    mine = by_group(lane.reshape(-1), len(found))
     return {
-        (int(d), int(s)): _time(trace, rows[lane.reshape(-1) == number], kind, custom, within)
+        (int(d), int(s)): _time(trace, rows[mine[number]], kind, custom, within)
         for number, (d, s) in enumerate(found)
     }
 
@@ -127,7 +130,8 @@ def _kind(trace: Trace, custom: Mask) -> Numbers:
 def _time(
     trace: Trace, rows: Rows, kind: Numbers, custom: Mask, within: tuple[int, int] | None = None
 ) -> DeviceTime:
-    begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
+    begin = trace.events.begin_ns[rows]
+    end = begin + trace.events.dur_ns[rows]
     low, high = within or (int(begin.min()), int(end.max()))
     begin, end = np.clip(begin, low, high), np.clip(end, low, high)
 

@@ -30,7 +30,7 @@ from stagespan.trace.analysis.result import (
     of_size,
     share,
 )
-from stagespan.trace.arrays import Mask, Numbers
+from stagespan.trace.arrays import Mask, Numbers, by_group
 from stagespan.trace.device import COMMUNICATION, COMPUTE, COPY, device_work, launch_of, streams
 from stagespan.trace.device_use import DeviceUse, device_use
 from stagespan.trace.intervals import merged
@@ -339,11 +339,12 @@ def _overlap(trace: Trace) -> int:
     events = trace.events
     rows = device_work(trace).rows
     device, stream = streams(trace, rows)
-    _, lane = pairs(device, stream)
+    found, lane = pairs(device, stream)
     begins, ends = [], []
-    for number in range(int(lane.max()) + 1):
-        mine = rows[lane == number]
-        begin, end = merged(events.begin_ns[mine], events.end_ns[mine])
+    for here in by_group(lane, len(found)):
+        mine = rows[here]
+        begin = events.begin_ns[mine]
+        begin, end = merged(begin, begin + events.dur_ns[mine])
         begins.append(begin)
         ends.append(end)
     time = np.concatenate([*begins, *ends])

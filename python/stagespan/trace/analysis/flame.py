@@ -25,6 +25,8 @@ from stagespan.trace.model import Trace
 
 _MOST_IN_JSON = 1_500
 _DEEPEST = 250
+# A folded stack names all frames on the way.
+_DEEPEST_STACK = _DEEPEST
 _SHOWN = 15
 _LINE = re.compile(r"\.py\(\d+\): |^<[^>]+>\(\d+\): ")
 # Lines of Python that only pass a call on.
@@ -112,8 +114,8 @@ class Flame:
     def _kept(self) -> list[bool]:
         """Which frames the nested form has: not too many, and not too deep for a reader of JSON."""
         kept = levels(np.array(self.parent, dtype=np.intp)) < _DEEPEST
-        if len(self.names) > _MOST_IN_JSON:
-            kept &= self.total_ns > np.sort(self.total_ns)[-_MOST_IN_JSON]
+        # Of frames with equal times the first, so that none stands without the one that called it.
+        kept[np.argsort(-self.total_ns, kind="stable")[_MOST_IN_JSON:]] = False
         result: list[bool] = kept.tolist()
         return result
 
@@ -163,6 +165,7 @@ def _of_frames(trace: Trace) -> Flame | Nothing:
     paths = Paths(
         np.concatenate((np.full(len(with_frames), -1), _below(forest, of_row, with_frames))),
         np.concatenate((len(trace.names) + with_frames, events.name[forest.rows])),
+        _DEEPEST_STACK,
     )
     own = np.concatenate((np.zeros(len(with_frames), dtype=np.int64), forest.own_ns()))
     threads = [_thread(trace, pid, tid) for pid, tid in lanes.threads.tolist()]

@@ -29,6 +29,7 @@ CLASSES = (
     causes.HOST_UNSEEN,
 )
 """What a thread can be seen doing, the first of those that apply; or that nothing of it is seen."""
+_MOST_PLACES = 4_000_000
 
 
 class HostTime:
@@ -143,6 +144,9 @@ class HostTime:
         """As if the events, which belong to no thread, were on every thread."""
         rows = np.flatnonzero(which)
         count = self._axis.lanes
+        # On very many threads only the longest of very many, so that memory does not run out.
+        most = max(_MOST_PLACES // max(count, 1), 1)
+        rows = rows[np.argsort(-self._events.dur_ns[rows], kind="stable")[:most]]
         lane = np.repeat(np.arange(count, dtype=np.int64), len(rows))
         begin, end = self._events.begin_ns[rows], self._events.end_ns[rows]
         place = self._axis.place

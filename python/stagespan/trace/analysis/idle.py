@@ -128,7 +128,16 @@ class Idle:
                 ("next on device", ""),
             ),
             [
-                (g.time_ns, g.dur_ns, g.cause, g.issued, g.culprit, g.waited_for, g.line, g.next)
+                (
+                    g.time_ns,
+                    g.dur_ns,
+                    causes.CAUSES[g.cause],
+                    g.issued,
+                    g.culprit,
+                    g.waited_for,
+                    g.line,
+                    g.next,
+                )
                 for g in self.largest
             ],
         )

@@ -134,7 +134,7 @@ def _tiny(kernels: Kernels) -> Finding | None:
         f" {in_words(_TINY_NS, 'ns')} each, together {in_words(time, 'ns')}. They would cost less"
         " if torch.compile fused them, if a device graph launched them, or with more work in each.",
         (
-            Evidence("kernels below 5 us", None, count, "events"),
+            Evidence("kernels below 5 µs", None, count, "events"),
             Evidence(kernels.trace.names[first.code], None, first.count, "events"),
         ),
         "kernels.tiny",

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.analysis.call_tree import Paths, Rows, Tree, lanes_of, sums, tree_of
+from stagespan.trace.analysis.call_tree import (
+    Paths,
+    Rows,
+    Tree,
+    lanes_of,
+    sums,
+    tree_of,
+    with_those_below,
+)
 from stagespan.trace.analysis.host_time import named
 from stagespan.trace.analysis.launchers import launchers
 from stagespan.trace.arrays import Numbers
@@ -106,11 +114,13 @@ def modules_of(trace: Trace) -> Modules | None:
     within = paths.inclusive(own)
     of_call = events.dur_ns[rows]
     if on_device:
-        of_call = _inclusive(tree, sums(forward, durations, len(rows)))
-    spread = _spread(paths.node, instance, of_call, len(codes))
-    host = paths.sums(events.dur_ns[rows])
+        of_call = with_those_below(tree.parent, sums(forward, durations, len(rows)))
+    # A module that lies too deep to be told apart is a part of the one around it.
+    apart = ~paths.folded
+    spread = _spread(paths.node[apart], instance[apart], of_call[apart], len(codes))
+    host = paths.sums(np.where(apart, events.dur_ns[rows], 0))
     host_own = paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane))
-    counted = np.bincount(paths.node, minlength=len(paths))
+    counted = np.bincount(paths.node[apart], minlength=len(paths))
     words = list(number)
     named_so: list[tuple[str, ...]] = []
     found = []
@@ -159,16 +169,6 @@ def _at(trace: Trace, tree: Tree, lanes: NDArray[np.int64], times: Numbers, rows
 
 def _by_node(paths: Paths, call: Rows, figure: Numbers) -> Numbers:
     return sums(np.where(call >= 0, paths.node[call], -1), figure, len(paths))
-
-
-def _inclusive(tree: Tree, own: Numbers) -> Numbers:
-    """Of each call its own figure and those of the calls within it."""
-    total: Numbers = own.copy()
-    level = tree.levels()
-    for depth in range(int(level.max(initial=0)), 0, -1):
-        here = np.flatnonzero(level == depth)
-        np.add.at(total, tree.parent[here], total[here])
-    return total
 
 
 def _spread(

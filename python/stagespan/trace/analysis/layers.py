@@ -13,6 +13,7 @@ from stagespan.trace.analysis.result import (
     Nothing,
     Table,
     in_words,
+    largest,
     share,
     shortened,
 )
@@ -36,10 +37,7 @@ class Layers:
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds."""
         modules = self.modules.modules if self.modules else []
-        kept = modules
-        if len(modules) > _MOST_IN_JSON:
-            least = sorted((module.host_ns for module in modules), reverse=True)[_MOST_IN_JSON]
-            kept = [module for module in modules if module.host_ns > least]
+        kept = largest(modules, _MOST_IN_JSON, lambda module: module.host_ns)
         blocks = self.blocks
         return {
             "told_from": "modules" if self.modules else "repetition",
@@ -109,10 +107,7 @@ def _tells_layers(modules: Modules) -> bool:
 
 
 def _modules_table(modules: Modules) -> Table:
-    kept = modules.modules
-    if len(kept) > _SHOWN:
-        weights = sorted(map(_weight, kept), reverse=True)
-        kept = [module for module in kept if _weight(module) > weights[_SHOWN]]
+    kept = largest(modules.modules, _SHOWN, _weight)
     on_device = modules.device_ns is not None
     with_backward = any(module.backward_ns for module in kept)
     columns = [("module", ""), ("instances", ""), ("calls", ""), ("host", "ns")]

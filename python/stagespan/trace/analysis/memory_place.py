@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stagespan.trace.analysis.call_tree import Rows, Tree
 from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.host_time import named, processes
 from stagespan.trace.analysis.launchers import stage_marks
 from stagespan.trace.analysis.nesting import Lanes, Nesting
-from stagespan.trace.arrays import Numbers
 from stagespan.trace.model import Trace
 
 # Operators that only allocate, which others call for their results.
@@ -46,18 +44,17 @@ class Place:
         if len(rows) == 0:
             return found
         events = trace.events
-        tree = Tree(events.begin_ns[rows], events.end_ns[rows], self._mark_lane)
+        begin, end = events.begin_ns[rows], events.end_ns[rows]
         times = trace.instants.begin_ns[instants]
-        count = np.zeros(len(instants), dtype=np.int64)
-        only, own = found.copy(), found.copy()
-        threads = events.tid[rows][np.unique(self._mark_lane, return_index=True)[1]]
-        for lane, thread in enumerate(threads.tolist()):
-            here = tree.at(np.full(len(instants), lane, dtype=np.int64), times)
-            inside = here >= 0
-            count += inside
-            only = np.where(inside, here, only)
-            own = np.where(inside & (trace.instants.tid[instants] == thread), here, own)
-        chosen = np.where(own >= 0, own, np.where(count == 1, only, -1))
+        # An instant names its thread, but not the process that the annotations name.
+        _, of = np.unique(
+            np.concatenate((events.tid[rows], trace.instants.tid[instants])), return_inverse=True
+        )
+        of = of.reshape(-1)
+        own = Tree(begin, end, of[: len(rows)]).at(of[len(rows) :], times)
+        lanes = np.unique(self._mark_lane)
+        only = Tree(begin, end, self._mark_lane).in_one_lane(lanes, times)
+        chosen = np.where(own >= 0, own, only)
         return np.where(chosen >= 0, rows[chosen], -1)
 
 
@@ -80,11 +77,9 @@ class _Forest:
             return found
         table = self._trace.instants
         pid, tid, time = table.pid[instants], table.tid[instants], table.begin_ns[instants]
-        for lane, (process, thread) in enumerate(self._lanes.threads.tolist()):
-            here: NDArray[np.intp] = np.flatnonzero((pid == process) & (tid == thread))
-            if len(here):
-                lanes: Numbers = np.full(len(here), lane, dtype=np.int64)
-                inner = self._forest.at(self._lanes.axis.place(lanes, time[here]))
-                inside = inner >= 0
-                found[here[inside]] = self._forest.rows[self._shown[inner[inside]]]
+        place = self._lanes.places(pid, tid, time)
+        here = np.flatnonzero(place >= 0)
+        inner = self._forest.at(place[here])
+        inside = inner >= 0
+        found[here[inside]] = self._forest.rows[self._shown[inner[inside]]]
         return found

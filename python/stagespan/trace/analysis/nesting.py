@@ -16,6 +16,7 @@ from stagespan.trace.model import Flows, Trace
 Rows = NDArray[np.intp]
 # Depth by depth is faster than one by one, unless there are so many.
 _DEEP = 1000
+_MOST_TURNS = 100
 
 
 def joined(flows: Flows, chosen: Mask) -> tuple[Rows, Rows]:
@@ -53,12 +54,18 @@ class Lanes:
 
     def places_of_flows(self, trace: Trace, flows: Rows) -> Numbers:
         """Where ends of arrows lie on the axis; -1 on threads that have no lane."""
-        pid, tid = trace.flows.pid[flows], trace.flows.tid[flows]
-        begin_ns = trace.flows.begin_ns[flows]
-        result: Numbers = np.full(len(flows), -1, dtype=np.int64)
-        for lane, (process, thread) in enumerate(self.threads):
-            here = np.flatnonzero((pid == process) & (tid == thread))
-            result[here] = self.axis.place(np.full(len(here), lane), begin_ns[here])
+        table = trace.flows
+        return self.places(table.pid[flows], table.tid[flows], table.begin_ns[flows])
+
+    def places(self, pid: Numbers, tid: Numbers, begin_ns: Numbers) -> Numbers:
+        """Where times of threads lie on the axis; -1 on threads that have no lane."""
+        found, code = pairs(
+            np.concatenate((self.threads[:, 0], pid)), np.concatenate((self.threads[:, 1], tid))
+        )
+        lane = np.full(len(found), -1, dtype=np.int64)
+        lane[code[: len(self.threads)]] = np.arange(len(self.threads))
+        lane = lane[code[len(self.threads) :]]
+        result: Numbers = np.where(lane >= 0, self.axis.place(lane, begin_ns), -1)
         return result
 
 
@@ -124,12 +131,32 @@ class Nesting:
     def _climb(self, found: Rows, place: Numbers) -> Rows:
         """From each found one outwards, to the first that has not ended at the place."""
         found = found.copy()
-        while True:
+        for _ in range(_MOST_TURNS):
             over = np.flatnonzero(found >= 0)
             over = over[self.end[found[over]] <= place[over]]
             if len(over) == 0:
                 return found
             found[over] = self._longer[found[over]]
+        found[over] = self._swept(place[over])
+        return found
+
+    def _swept(self, place: Numbers) -> Rows:
+        """As `at`, one by one in the order of the places: where the way outwards is long."""
+        begins, ends, longer = self.begin.tolist(), self.end.tolist(), self._longer.tolist()
+        order = np.argsort(place, kind="stable")
+        found = []
+        last, coming = -1, 0
+        for where in place[order].tolist():
+            while coming < len(begins) and begins[coming] <= where:
+                last = coming
+                coming += 1
+            # What has ended is never innermost again.
+            while last >= 0 and ends[last] <= where:
+                last = longer[last]
+            found.append(last)
+        result = np.empty(len(place), dtype=np.intp)
+        result[order] = found
+        return result
 
     def _parents(self) -> Rows:
         index = np.arange(len(self), dtype=np.int64)

@@ -7,20 +7,25 @@ made up. Figures are integer nanoseconds inside; each written one names its unit
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
+from stagespan.trace.analysis import names
 from stagespan.trace.model import Trace
 
-Severity = Literal["high", "medium", "low"]
-"""How much there is to win: most of the time, a good part of it, or little."""
-SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low")
+Severity = Literal["high", "medium", "low", "better"]
+"""How much there is to win: most of the time, a good part of it, or little; or what was won."""
+SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "better")
 
 # A finding about less time than this is not "high", and about less still not "medium".
 _SIZES: tuple[tuple[int, Severity], ...] = ((1_000_000, "high"), (250_000, "medium"))
 
 Cell = str | int | float | None
+_T = TypeVar("_T")
+printable = names.printable
+MOST_LETTERS = 60
+"""Of a name in a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class Evidence:
     """From the begin of the trace's window (`window_of`); None for what has no single time."""
     figure: float | None
     unit: str
-    """Of the figure: "ns", "%", "events", "bytes". Figures in "ns" are printed as us, ms or s."""
+    """Of the figure: "ns", "%", "events", "bytes". Figures in "ns" are printed as µs, ms or s."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; the time in microseconds, the figure in its unit (ns as microseconds)."""
@@ -119,6 +124,14 @@ class Result(Protocol):
         """For pages, the most important first."""
 
 
+@runtime_checkable
+class Titled(Protocol):
+    """A result that a page about it is headed by, such as a comparison."""
+
+    def title(self) -> tuple[str, str]:
+        """A few words, and a sentence."""
+
+
 @dataclass(frozen=True, slots=True)
 class Nothing:
     """The analysis has nothing to say about this trace, and why."""
@@ -169,7 +182,7 @@ def in_words(figure: float | None, unit: str) -> str:
         for size, name in ((1e9, "s"), (1e6, "ms")):
             if abs(figure) >= size:
                 return f"{figure / size:,.3f} {name}"
-        return f"{figure / 1e3:,.3f} us"
+        return f"{figure / 1e3:,.3f} µs"
     if unit == "%":
         return f"{figure:.1f} %"
     if unit == "bytes":
@@ -177,7 +190,7 @@ def in_words(figure: float | None, unit: str) -> str:
             if abs(figure) >= size:
                 return f"{figure / size:,.2f} {name}"
     number = f"{figure:,}" if isinstance(figure, int) else f"{figure:,.3f}"
-    return f"{number} {unit}".rstrip()
+    return f"{number} {unit.removesuffix('s') if figure == 1 else unit}".rstrip()
 
 
 def many(count: int, what: str) -> str:
@@ -185,13 +198,10 @@ def many(count: int, what: str) -> str:
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
-def printable(name: str) -> str:
-    """A name without what would steer a terminal or break a line."""
-    return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
-
-
 def shortened(name: str, most: int = 60) -> str:
-    """A name that fits a sentence or a table: kernels' names can be thousands of letters long."""
+    """A name that fits a sentence: of a long kernel's what it runs, see `kernel_label`."""
+    if len(name) > most:
+        name = names.kernel_label(name)
     return printable(name if len(name) <= most else name[: most - 3] + "...")
 
 
@@ -211,6 +221,62 @@ def of_size(severity: Severity, time_ns: int) -> Severity:
     """
     most: Severity = next((s for least, s in _SIZES if time_ns >= least), "low")
     return max(severity, most, key=SEVERITIES.index)
+
+
+def largest(items: Sequence[_T], most: int, size: Callable[[_T], float]) -> list[_T]:
+    """The `most` largest items in the order in which they come; of equal ones the first."""
+    if len(items) <= most:
+        return list(items)
+    kept = sorted(range(len(items)), key=lambda at: -size(items[at]))[:most]
+    return [items[at] for at in sorted(kept)]
+
+
+def time_unit(columns_ns: Iterable[float]) -> tuple[float, str]:
+    """Size and name of the unit for all times of a table; of each column the longest is given."""
+    longest = [each for each in columns_ns if each > 0]
+    most, least = max(longest, default=0.0), min(longest, default=0.0)
+    # A short column beside a long one would lose its digits in ms.
+    if most < 1e6 or (most < 1e9 and least < 1e5):
+        return 1e3, "µs"
+    return (1e6, "ms") if most < 1e12 else (1e9, "s")
+
+
+def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of a table as texts: times in one unit, which the headings name.
+
+    Texts have at most `most` letters; those that differ stay different.
+    """
+    units = [unit for _, unit in table.columns]
+    # When something was may be far from how long anything took.
+    when = [unit == "ns" and name == "at" for name, unit in table.columns]
+    longest = [
+        max((abs(row[at]) for row in table.rows if isinstance(row[at], (int, float))), default=0.0)  # type: ignore[arg-type]
+        if unit == "ns"
+        else 0.0
+        for at, unit in enumerate(units)
+    ]
+    of_time = [
+        time_unit(most for most, each in zip(longest, when, strict=True) if each == is_when)
+        for is_when in when
+    ]
+    heads = [
+        f"{name} ({of_time[at][1]})" if unit == "ns" else name
+        for at, (name, unit) in enumerate(table.columns)
+    ]
+    told = [
+        names.labels((row[at] for row in table.rows if isinstance(row[at], str)), most)  # type: ignore[misc]
+        for at in range(len(units))
+    ]
+
+    def text(cell: Cell, at: int) -> str:
+        if isinstance(cell, str):
+            return told[at][cell]
+        if cell is not None and units[at] == "ns":
+            return f"{cell / of_time[at][0]:,.3f}"
+        return in_cell(cell, units[at], most)
+
+    rows = [[text(cell, at) for at, cell in enumerate(row)] for row in table.rows]
+    return [head.strip() for head in heads], rows
 
 
 def share(part: float, whole: float) -> float:

@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.analysis.axis import Cover
-from stagespan.trace.analysis.call_tree import Paths, Rows, Tree, lanes_of, sums
+from stagespan.trace.analysis.call_tree import (
+    Paths,
+    Rows,
+    Tree,
+    lanes_of,
+    sums,
+    with_those_below,
+)
 from stagespan.trace.analysis.host_time import named, threads
 from stagespan.trace.analysis.launchers import SPANS, launchers, stage_marks
 from stagespan.trace.arrays import Numbers
@@ -26,12 +33,14 @@ _MOST_NAMES = 300
 
 @dataclass(frozen=True, slots=True)
 class StageTree:
-    """Stages by their path; times in ns. `rows` and `node` have one element a call."""
+    """Stages by their path; times in ns. `rows`, `node` and `folded` have one element a call."""
 
     rows: Rows
     """The annotations, rows of `trace.events`."""
     node: Rows
     """Of each the stage."""
+    folded: NDArray[np.bool_]
+    """Calls that lie too deep to be stages of their own: they are a part of the one around them."""
     names: list[str]
     """Of each stage; a stage stands behind the one around it."""
     parent: Rows
@@ -59,11 +68,7 @@ class StageTree:
 
     def inclusive(self, own: Numbers) -> Numbers:
         """Of each stage its own figure and those of the stages within."""
-        total: Numbers = own.copy()
-        for node in range(len(total) - 1, -1, -1):
-            if self.parent[node] >= 0:
-                total[self.parent[node]] += total[node]
-        return total
+        return with_those_below(self.parent, own)
 
 
 def stage_tree(trace: Trace) -> StageTree | None:
@@ -88,8 +93,9 @@ def stage_tree(trace: Trace) -> StageTree | None:
         node=paths.node,
         names=[names[code] for code in paths.word],
         parent=paths.parent,
-        calls=np.bincount(paths.node, minlength=len(paths)),
-        host_ns=paths.sums(events.dur_ns[rows]),
+        folded=paths.folded,
+        calls=np.bincount(paths.node[~paths.folded], minlength=len(paths)),
+        host_ns=paths.sums(np.where(paths.folded, 0, events.dur_ns[rows])),
         host_self_ns=paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane)),
         launches=device,
         stage_of=stage_of,
@@ -158,16 +164,9 @@ def _stages_of(
     free = np.flatnonzero((stage < 0) & _backward_threads(trace, launching)[of])
     loose = np.flatnonzero(stage < 0)
     spans = [n for n, (pid, _) in enumerate(lanes) if _process_name(trace, int(pid)) == SPANS]
-    for asked, among in ((free, range(len(lanes))), (loose, spans)):
+    for asked, among in ((free, np.arange(len(lanes))), (loose, np.array(spans, dtype=np.intp))):
         asked = asked[stage[asked] < 0]
-        times = events.begin_ns[launch[asked]]
-        count = np.zeros(len(asked), dtype=np.int64)
-        only = np.full(len(asked), -1, dtype=np.intp)
-        for number in among:
-            here = tree.at(np.full(len(asked), number, dtype=np.int64), times)
-            count += here >= 0
-            only = np.where(here >= 0, here, only)
-        stage[asked] = np.where(count == 1, only, -1)
+        stage[asked] = tree.in_one_lane(among, events.begin_ns[launch[asked]])
     by_time = int(((stage >= 0) & (lane[stage] != at)).sum())
     found[known] = stage
     return found, by_time

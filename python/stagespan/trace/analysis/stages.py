@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.trace.analysis.call_tree import sums
+from stagespan.trace.analysis.call_tree import DEEPEST_PATH, sums
 from stagespan.trace.analysis.result import (
     Evidence,
     Finding,
@@ -15,6 +15,7 @@ from stagespan.trace.analysis.result import (
     Severity,
     Table,
     in_words,
+    largest,
     share,
     shortened,
     window_of,
@@ -99,13 +100,12 @@ class Stages:
     work_ns: int
     """From the first operator or device event to the end of the last."""
     on_device: bool
+    deeper: int = 0
+    """Annotations too deep within others to be stages of their own."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds; of very many stages those that took the most time."""
-        kept = self.stages
-        if len(kept) > _MOST_IN_JSON:
-            least = sorted((stage.host_ns for stage in kept), reverse=True)[_MOST_IN_JSON]
-            kept = [stage for stage in kept if stage.host_ns > least]
+        kept = largest(self.stages, _MOST_IN_JSON, lambda stage: stage.host_ns)
         return {
             "stages": [stage.to_dict() for stage in kept],
             "stages_left_out": len(self.stages) - len(kept),
@@ -146,16 +146,18 @@ class Stages:
     def tables(self) -> list[Table]:
         """The stages that took the most time, in the order of the tree."""
         count = len(self.stages)
-        kept = self.stages
-        if count > _SHOWN:
-            least = sorted((stage.host_ns for stage in kept), reverse=True)[_SHOWN]
-            kept = [stage for stage in kept if stage.host_ns > least]
+        kept = largest(self.stages, _SHOWN, lambda stage: stage.host_ns)
         note = f"The {len(kept):,} longest of {count:,}." if len(kept) < count else ""
         if self.on_device:
             note += (
                 " Device time is that of what the stage launched, whenever it ran;"
                 f" {self.outside[0]:,} device events ({in_words(self.outside[1], 'ns')}) were"
                 " launched by no stage."
+            )
+        if self.deeper:
+            note += (
+                f" {self.deeper:,} annotations lie more than {DEEPEST_PATH} deep and count to the"
+                " stage around them."
             )
         if self.by_time:
             note += (
@@ -196,8 +198,10 @@ def analyze(trace: Trace) -> Stages | Nothing:
     on_device = len(durations) > 0
     per_step = _per_step(trace, tree)
     device, launched = tree.inclusive(own_device), tree.inclusive(own_count)
-    longest = tree.rows[np.lexsort((-events.dur_ns[tree.rows], tree.node))]
-    firsts = np.searchsorted(np.sort(tree.node), np.arange(len(tree.names)))
+    apart = np.flatnonzero(~tree.folded)
+    rows, nodes = tree.rows[apart], tree.node[apart]
+    longest = rows[np.lexsort((-events.dur_ns[rows], nodes))]
+    firsts = np.searchsorted(np.sort(nodes), np.arange(len(tree.names)))
     begin, _ = window_of(trace) or (0, 0)
     paths: list[tuple[str, ...]] = []
     stages = []
@@ -230,6 +234,7 @@ def analyze(trace: Trace) -> Stages | Nothing:
         by_time=tree.by_time,
         work_ns=length_of_work(trace),
         on_device=on_device,
+        deeper=int(tree.folded.sum()),
     )
 
 
@@ -266,8 +271,9 @@ def _per_step(trace: Trace, tree: StageTree) -> list[tuple[int, int, int]] | Non
     step = ranges.at(events.begin_ns[tree.rows])
     cell = np.where(step >= 0, tree.node * count + step, -1)
     size = len(tree.names) * count
-    calls = sums(cell, np.ones(len(cell), dtype=np.int64), size).reshape(-1, count)
-    host = sums(cell, events.dur_ns[tree.rows], size).reshape(-1, count)
+    apart = (~tree.folded).astype(np.int64)
+    calls = sums(cell, apart, size).reshape(-1, count)
+    host = sums(cell, events.dur_ns[tree.rows] * apart, size).reshape(-1, count)
     launching = tree.stage_of
     of_launch = np.where(launching >= 0, cell[launching], -1)
     device = sums(of_launch, events.dur_ns[tree.launches], size).reshape(-1, count)

@@ -17,7 +17,7 @@ from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.host_time import named, threads
 from stagespan.trace.analysis.repeats import Repeat, longest_repeat
 from stagespan.trace.analysis.result import shortened
-from stagespan.trace.arrays import Mask, Numbers
+from stagespan.trace.arrays import Mask, Numbers, by_group
 from stagespan.trace.device import COMPUTE, device_work, launch_of, launches, streams
 from stagespan.trace.model import Trace
 
@@ -137,9 +137,12 @@ def _of_annotations(trace: Trace) -> StepRanges | None:
     best: tuple[int, StepRanges] | None = None
     tree, found, lane = tree_of(trace, all_rows)
     level = tree.levels()
-    for number in range(len(found)):
+    begins, ends = events.begin_ns[all_rows], events.end_ns[all_rows]
+    for mine in by_group(lane, len(found)):
+        if ends[mine].max() - begins[mine].min() < least:
+            continue
         for depth in range(3):
-            here = np.flatnonzero((lane == number) & (level == depth))
+            here = mine[level[mine] == depth]
             rows = all_rows[here[np.argsort(events.begin_ns[all_rows[here]], kind="stable")]]
             codes = np.array([numbers[words[c]] for c in events.name[rows]], dtype=np.int64)
             repeat = longest_repeat(codes, _LEAST) if len(codes) else None

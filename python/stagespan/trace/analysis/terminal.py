@@ -6,14 +6,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stagespan.console import set_width, trimmed
+from stagespan.console import set_width
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.analysis.ascend_steps import Steps
 from stagespan.trace.analysis.causes import CAUSES
 from stagespan.trace.analysis.facts import facts
 from stagespan.trace.analysis.idle import Idle
-from stagespan.trace.analysis.markdown import heading, summary
-from stagespan.trace.analysis.result import Finding, Nothing, in_words, printable, share
+from stagespan.trace.analysis.markdown import ignored, missing, name_of, summary
+from stagespan.trace.analysis.result import (
+    Finding,
+    Nothing,
+    Table,
+    many,
+    printable,
+    share,
+    texts_of,
+)
 from stagespan.trace.analysis.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -25,21 +33,19 @@ _FEWEST_LINES = 20
 # What findings get where the figures above them would fill the screen.
 _FOR_FINDINGS = 6
 _BAR = 25
+# As wide as a page, unless COLUMNS says otherwise.
 _WIDTH = 100
+_LEAST_WIDTH = 40
 _CAUSES = 5
 # Of idle time: less is not shown here.
 _LEAST_CAUSE = 1.0
-# The verdict stands above; the host is told about where there is no device.
-_NOT_MISSED = ("against", "verdict", "host")
-# Every trace has some, and they hold nothing that is missed.
-_NOT_TOLD = ("metadata entry that is no name",)
 _BAR_COLOURS = {
     "computing": "green",
     "communicating": "magenta",
     "copying": "blue",
     "idle": "red",
 }
-_COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan"}
+_COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan", "better": "green"}
 
 
 def print_analysis(analysis: Analysis, console: Console | None = None) -> None:
@@ -47,10 +53,11 @@ def print_analysis(analysis: Analysis, console: Console | None = None) -> None:
     blocks = [*_head(analysis), *_idle(analysis)]
     blocks += [text_block("")] if blocks else []
     tables = sum(len(result.tables()) for result in analysis.results.values())
-    tail = _unknown(analysis)
+    notes = [*missing(analysis), *ignored(analysis.trace)]
     if tables:
-        more = f"{tables} tables and all evidence: --html, --markdown or --json FILE."
-        tail.append(text_block(more, "dim"))
+        more = f"{many(tables, 'table')} and all evidence: --html, --markdown or --json FILE."
+        notes.append(more)
+    tail = [text_block(note, "dim") for note in notes]
     lines = [text_block(f"{name:9}{said}") for name, said in facts(analysis)]
     print_page(blocks, analysis.findings(), tail, console, lines)
 
@@ -87,10 +94,8 @@ def print_page(
         left -= _heights([block], console)
         shown += 1
     if shown < len(findings):
-        more = len(findings) - shown
-        blocks.append(
-            text_block(f"and {more} more finding{'' if more == 1 else 's'}: see --html", "dim")
-        )
+        more = f"and {many(len(findings) - shown, 'more finding')}: see --html"
+        blocks.append(text_block(more, "dim"))
         left -= 1
     if not findings:
         blocks.append(text_block("No findings."))
@@ -99,9 +104,18 @@ def print_page(
     while told and _heights(told, console) + 1 > left:
         told.pop()
     between = [text_block("")] if told else []
-    with trimmed(console):
-        for block in [*blocks, *between, *told, *tail]:
-            console.print(block, highlight=False)
+    for block in [*blocks, *between, *told, *tail]:
+        print_block(block, console)
+
+
+def print_block(block: RenderableType, console: Console) -> None:
+    """Print a block without blanks at the ends of its lines."""
+    from rich.text import Text
+
+    for line in console.render_lines(block, pad=False):
+        text = Text.assemble(*((part.text, part.style or "") for part in line))
+        text.rstrip()
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 def screen(console: Console | None) -> Console:
@@ -115,10 +129,10 @@ def screen(console: Console | None) -> Console:
 
 def _that_fit(blocks: list[RenderableType], room: int, console: Console) -> list[RenderableType]:
     """The blocks without the last tables, as long as they take too much room."""
-    from rich.table import Table
+    from rich.table import Table as Grid
 
     kept = list(blocks)
-    tables = [block for block in kept if isinstance(block, Table)]
+    tables = [block for block in kept if isinstance(block, Grid)]
     while len(tables) > 1 and _heights(kept, console) > room:
         at = kept.index(tables.pop())
         # With the blank line above it.
@@ -133,9 +147,6 @@ def _head(analysis: Analysis) -> list[RenderableType]:
     ]
     if trace.incomplete:
         blocks.append(text_block(trace.incomplete, "yellow"))
-    told = ", ".join(f"{c} {n:,}" for c, n in trace.left_out.items() if c not in _NOT_TOLD)
-    if told:
-        blocks.append(text_block(f"left out: {told}", "dim"))
     verdict = results.get("verdict")
     if isinstance(verdict, Verdict):
         blocks.append(text_block(verdict.sentence, "bold"))
@@ -146,12 +157,6 @@ def _head(analysis: Analysis) -> list[RenderableType]:
     if isinstance(steps, Steps):
         blocks += [text_block(line) for line in steps.headlines]
     return blocks
-
-
-def name_of(path: Path) -> str:
-    """The file's name; of a folder of Ascend, where all traces have one name, the folder's."""
-    folders = [each.name for each in path.parents if each.name.endswith("_ascend_pt")]
-    return folders[0] if path.name.startswith("trace_view.json") and folders else path.name
 
 
 def _bar(verdict: Verdict) -> RenderableType:
@@ -171,56 +176,46 @@ def _bar(verdict: Verdict) -> RenderableType:
 
 
 def _idle(analysis: Analysis) -> list[RenderableType]:
-    from rich.table import Table
-
     idle = analysis.results.get("idle")
     if not isinstance(idle, Idle) or not idle.by_cause:
         return []
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name, justify in (
-        ("why it was idle" if idle.devices == 1 else "why all were idle", "left"),
-        ("time", "right"),
-        ("of idle", "right"),
-        ("gaps", "right"),
-    ):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    causes = [
-        (cause, time)
+    why = "why it was idle" if idle.devices == 1 else "why all were idle"
+    rows = [
+        (CAUSES[cause], time, share(time, idle.idle_ns), idle.gaps_by_cause.get(cause, 0))
         for cause, time in idle.by_cause.items()
         if share(time, idle.idle_ns) >= _LEAST_CAUSE
     ]
-    for cause, time in causes[:_CAUSES]:
-        table.add_row(
-            CAUSES[cause],
-            in_words(time, "ns"),
-            in_words(share(time, idle.idle_ns), "%"),
-            f"{idle.gaps_by_cause.get(cause, 0):,}",
-        )
-    return [table]
+    columns = ((why, ""), ("time", "ns"), ("of idle", "%"), ("gaps", ""))
+    return [text_table(Table("", columns, rows[:_CAUSES]), most=80)]
+
+
+def text_table(table: Table, most: int = 60) -> RenderableType:
+    """A table for the screen: figures to the right, times in one unit."""
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    heads, rows = texts_of(table, most)
+    grid = Grid(box=None, pad_edge=False, header_style="dim")
+    for at, head in enumerate(heads):
+        texts = any(isinstance(row[at], str) for row in table.rows)
+        grid.add_column(head, justify="left" if texts else "right", no_wrap=not texts)
+    for row in rows:
+        grid.add_row(*map(Text, row))
+    return grid
 
 
 def _finding(finding: Finding, evidence: int) -> RenderableType:
-    from rich.table import Table
+    from rich.table import Table as Grid
     from rich.text import Text
 
     text = Text(printable(finding.sentence))
     for each in finding.evidence[:evidence]:
         text.append(f"\n- {each}", "dim")
-    grid = Table.grid(padding=(0, 1))
+    grid = Grid.grid(padding=(0, 1))
     grid.add_column(width=6)
     grid.add_column()
     grid.add_row(Text(finding.severity, _COLOURS[finding.severity]), text)
     return grid
-
-
-def _unknown(analysis: Analysis) -> list[RenderableType]:
-    """The analyses that have nothing to say; why stands in the other outputs."""
-    names = [
-        heading(name)
-        for name, result in analysis.results.items()
-        if isinstance(result, Nothing) and name not in _NOT_MISSED
-    ]
-    return [text_block(f"Not in this trace: {', '.join(names)}.", "dim")] if names else []
 
 
 def text_block(text: str, style: str = "") -> RenderableType:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.arrays import Mask, Numbers
+from stagespan.trace.analysis.host_time import pairs
+from stagespan.trace.arrays import Mask, Numbers, by_group
 from stagespan.trace.ascend.arrows import launched
 from stagespan.trace.device import COPY, device_work
 from stagespan.trace.model import MISSING, Trace
@@ -109,9 +110,12 @@ def compiled_calls(trace: Trace) -> list[Call]:
     compilers = np.flatnonzero(marks & holds(COMPILER)[events.name])
     compilers = compilers[np.argsort(events.begin_ns[compilers], kind="stable")]
     calls: list[Call] = []
-    for pid, tid in {(int(events.pid[r]), int(events.tid[r])) for r in compilers}:
-        rows = np.flatnonzero(marks & (events.pid == pid) & (events.tid == tid))
-        calls += _Thread(trace, rows, holds).calls()
+    marked = np.flatnonzero(marks)
+    threads, lane = pairs(events.pid[marked], events.tid[marked])
+    asked = np.unique(lane[np.searchsorted(marked, compilers)]).tolist()
+    of_thread = by_group(lane, len(threads))
+    for number in asked:
+        calls += _Thread(trace, marked[of_thread[number]], holds).calls()
     calls.sort(key=lambda call: call.begin_ns)
     return _with_first_operators(trace, calls)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from stagespan.trace.analysis.causes import SYNC_OPERATORS
 from stagespan.trace.analysis.host_time import processes, threads
 from stagespan.trace.analysis.waits import Waits
-from stagespan.trace.arrays import Mask
+from stagespan.trace.arrays import Mask, by_group
 from stagespan.trace.device import launches
 from stagespan.trace.model import Trace
 
@@ -140,16 +140,18 @@ def waiting_operators(trace: Trace, rows: Rows) -> Rows:
     known = rank[events.name] < len(SYNC_OPERATORS)
     found = np.flatnonzero(known & trace.rows_of(["cpu_op"]))
     result = np.full(len(rows), -1, dtype=np.intp)
-    _, lane = threads(trace, np.concatenate((found, rows)))
+    threads_of, lane = threads(trace, np.concatenate((found, rows)))
+    lanes = len(threads_of)
+    of_found, of_rows = by_group(lane[: len(found)], lanes), by_group(lane[len(found) :], lanes)
     for number in np.intersect1d(lane[: len(found)], lane[len(found) :]):
-        here = found[lane[: len(found)] == number]
+        here = found[of_found[number]]
         begin, end = events.begin_ns[here], events.end_ns[here]
         # Of those that begin and end together the one that calls the others.
         order = np.lexsort((rank[events.name[here]], -end, begin))
         here, end = here[order], end[order]
         reach = np.maximum.accumulate(end)
         outer = here[np.concatenate(([True], end[1:] > reach[:-1]))]
-        asked = np.flatnonzero(lane[len(found) :] == number)
+        asked = of_rows[number]
         at = np.searchsorted(events.begin_ns[outer], events.begin_ns[rows[asked]], "right") - 1
         holds = (at >= 0) & (events.end_ns[outer[at]] >= events.end_ns[rows[asked]])
         result[asked[holds]] = outer[at[holds]]

@@ -19,6 +19,7 @@ from stagespan.trace.analysis.result import (
     share,
     window_of,
 )
+from stagespan.trace.arrays import by_group
 from stagespan.trace.ascend.agreement import disagreement
 from stagespan.trace.ascend.cells import count, scaled
 from stagespan.trace.ascend.tables import CsvTable
@@ -203,9 +204,9 @@ def _of_trace(trace: Trace) -> dict[str, Call]:
     codes, group = np.unique(events.name[rows], return_inverse=True)
     group = group.reshape(-1)
     found: dict[str, Call] = {}
-    for number, code in enumerate(codes.tolist()):
+    for code, here in zip(codes.tolist(), by_group(group, len(codes)), strict=False):
         level, _, name = trace.names[code].rpartition("@")
-        times = events.dur_ns[rows[group == number]]
+        times = events.dur_ns[rows[here]]
         if name and level:
             found[name] = Call(
                 level, name, len(times), int(times.sum()), int(times.min()), int(times.max())

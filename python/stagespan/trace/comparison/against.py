@@ -26,6 +26,8 @@ from stagespan.trace.comparison.windows import Windows
 TOP = 50
 # Of the time before: changes below it are no finding.
 _SHARES: tuple[tuple[float, Severity], ...] = ((10.0, "high"), (5.0, "medium"), (2.0, "low"))
+# Of what was below so much of the whole, and of more than so much, the percentage says nothing.
+_LEAST_BEFORE, _MOST_PERCENT = 1.0, 1_000.0
 # Means that are closer than this many standard errors are not told apart.
 _ERRORS = 2.0
 _NO_STAGE, _NO_LAYER, _NO_OPERATOR = "(no annotation)", "(no module)", "(unknown operator)"
@@ -169,10 +171,15 @@ class Against:
 
     def within_variation(self) -> bool:
         """Whether the change of the mean is no larger than what steps vary by anyway."""
+        error = self.error_ns()
+        return error is not None and abs(self.change_ns) < error
+
+    def error_ns(self) -> float | None:
+        """Two standard errors of the change of the mean step; None for fewer than three steps."""
         errors = [_squared_error(side.windows) for side in (self.before, self.after)]
         if errors[0] is None or errors[1] is None:
-            return False
-        return abs(self.change_ns) < _ERRORS * math.sqrt(errors[0] + errors[1])
+            return None
+        return _ERRORS * math.sqrt(errors[0] + errors[1])
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds."""
@@ -206,6 +213,12 @@ class Against:
         from stagespan.trace.comparison.words import findings
 
         return findings(self)
+
+    def title(self) -> tuple[str, str]:
+        """The change in a few words, and as a sentence."""
+        from stagespan.trace.comparison.words import headline, title
+
+        return title(self), headline(self)
 
     def tables(self) -> list[Table]:
         """What explains the change, then by stage, layer, operator and kernel."""
@@ -292,8 +305,17 @@ def evidence_of(change: Change, title: str | None = None) -> tuple[Evidence, Evi
 
 
 def severity_of(change_ns: int, before_ns: int) -> Severity | None:
-    """How much a change matters; None for too little."""
+    """How much a change matters, "better" for one to the better; None for too little."""
     if not change_ns:
         return None
     percent = abs(share(change_ns, before_ns)) if before_ns else 100.0
-    return next((s for least, s in _SHARES if percent >= least), None)
+    severity = next((s for least, s in _SHARES if percent >= least), None)
+    return "better" if severity is not None and change_ns < 0 else severity
+
+
+def percent_of(change_ns: int, before_ns: int, whole_ns: int) -> str:
+    """A change in percent of what was before; "" where that was next to nothing of the whole."""
+    if before_ns <= 0 or share(before_ns, whole_ns) < _LEAST_BEFORE:
+        return ""
+    percent = share(change_ns, before_ns)
+    return f" ({percent:+.1f} %)" if abs(percent) < _MOST_PERCENT else ""

@@ -13,6 +13,7 @@ from stagespan.trace.analysis.result import Nothing, shortened
 from stagespan.trace.analysis.step_ranges import PROFILER_STEP
 from stagespan.trace.comparison.against import Against, Change, Side
 from stagespan.trace.comparison.cells import device_cells, host_cells
+from stagespan.trace.comparison.likeness import likeness
 from stagespan.trace.comparison.renames import renamed
 from stagespan.trace.comparison.windows import Windows, steps_of, whole
 from stagespan.trace.device import device_work
@@ -21,8 +22,6 @@ from stagespan.trace.model import Trace
 _DIGITS = re.compile(r"\d+")
 # Of the work in either of two whole traces, how much the other must hold too.
 _LEAST_ALIKE = 0.8
-# Below this, what two programs have in common is chance.
-_LEAST_IN_COMMON = 0.2
 
 
 def compare(before: Trace, after: Trace) -> Against | Nothing:
@@ -37,14 +36,10 @@ def compare(before: Trace, after: Trace) -> Against | Nothing:
         return Nothing(
             "One of the traces holds no events that last, so there is nothing to compare."
         )
-    work = _work(before, on_device), _work(after, on_device)
-    common = max(
-        _in_common(*work),
-        _in_common(*(_calls(trace, ["cpu_op"]) for trace in (before, after))),
-        _in_common(*(_calls(trace, ["user_annotation"]) for trace in (before, after))),
-    )
+    found = likeness(before, after)
     remarks += _about_devices(before, after)
     if stretches[0].steps == 0:
+        work = _work(before, on_device), _work(after, on_device)
         alike = sum((work[0] & work[1]).values()) / max(sum((work[0] | work[1]).values()), 1)
         if alike < _LEAST_ALIKE:
             counts = [f"{sum(each.values()):,}" for each in work]
@@ -56,11 +51,13 @@ def compare(before: Trace, after: Trace) -> Against | Nothing:
                 " steps, or the same stretch of the program.",
             )
         remarks.append("All of each trace is compared, because not both have the same steps.")
-    elif common < _LEAST_IN_COMMON:
+    elif not found.alike:
+        what = "kernels" if on_device else "operators"
+        shapes = "" if found.shapes is None else ", with the shapes of their inputs,"
         remarks.insert(
             0,
-            f"Only {100 * common:.0f} % of the kernels and operators of one trace, by calls, occur"
-            " in the other: where they do not show the same program, the difference says nothing.",
+            f"Only {100 * found.work:.0f} % of the {what}{shapes} are the same: if the traces are"
+            " not of one program, their difference says nothing.",
         )
     remarks += [trace.incomplete for trace in (before, after) if trace.incomplete]
     written = _written(before, after)
@@ -74,7 +71,7 @@ def compare(before: Trace, after: Trace) -> Against | Nothing:
         renamed=renamed(before, after, sides[0].cells, sides[1].cells),
         remarks=tuple(remarks),
         on_device=on_device,
-        alike=common >= _LEAST_IN_COMMON,
+        alike=found.alike,
         waits=_waits(before, after, stretches),
     )
 
@@ -177,14 +174,6 @@ def _counted(trace: Trace, rows: NDArray[np.intp]) -> Counter[str]:
     codes, counts = np.unique(trace.events.name[rows], return_counts=True)
     return Counter(
         {trace.names[c]: int(n) for c, n in zip(codes.tolist(), counts.tolist(), strict=True)}
-    )
-
-
-def _in_common(first: Counter[str], second: Counter[str]) -> float:
-    """The smaller part of either's calls whose name the other knows."""
-    return min(
-        sum(n for name, n in one.items() if name in other) / max(sum(one.values()), 1)
-        for one, other in ((first, second), (second, first))
     )
 
 

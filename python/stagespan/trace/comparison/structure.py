@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.trace.analysis.call_tree import Paths
 from stagespan.trace.analysis.causes import MARKS
 from stagespan.trace.analysis.host_time import named
 from stagespan.trace.analysis.launchers import launchers
@@ -87,16 +88,14 @@ class Structure:
         if everywhere:
             main = np.full(len(known), np.bincount(lanes.of[0]).argmax())
             found = np.where(found >= 0, found, nesting.at(lanes.axis.place(main, time)))
-        texts = {"": 0}
-        used, index = np.unique(found, return_inverse=True)
-        of_used = [texts.setdefault(_path(nesting, at, trace, names), len(texts)) for at in used]
-        codes[known] = np.array(of_used, dtype=np.int64)[index.reshape(-1)]
-        return Labels(list(texts), codes)
-
-
-def _path(nesting: Nesting, at: int, trace: Trace, names: list[str]) -> str:
-    words: list[str] = []
-    while at >= 0:
-        words.append(names[int(trace.events.name[nesting.rows[at]])])
-        at = int(nesting.parent[at])
-    return _BETWEEN.join(reversed(words))
+        used, which = np.unique(trace.events.name[nesting.rows], return_inverse=True)
+        number: dict[str, int] = {}
+        words = [number.setdefault(names[code], len(number)) for code in used.tolist()]
+        paths = Paths(nesting.parent, np.array(words, dtype=np.int64)[which.reshape(-1)])
+        spelled = list(number)
+        texts = [""]
+        for parent, word in zip(paths.parent.tolist(), paths.word.tolist(), strict=True):
+            text = spelled[word]
+            texts.append(f"{texts[parent + 1]}{_BETWEEN}{text}" if parent >= 0 else text)
+        codes[known] = np.append(paths.node, -1)[found] + 1
+        return Labels(texts, codes)

@@ -6,18 +6,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stagespan.trace.analysis import Analysis
-from stagespan.trace.analysis.result import Nothing, in_words, share, shortened
-from stagespan.trace.analysis.terminal import print_analysis, print_page, screen, text_block
-from stagespan.trace.comparison.against import Against, Change, signed
+from stagespan.trace.analysis.names import kernel_label, labels
+from stagespan.trace.analysis.result import Nothing, shortened, time_unit
+from stagespan.trace.analysis.terminal import (
+    print_analysis,
+    print_block,
+    print_page,
+    screen,
+    text_block,
+)
+from stagespan.trace.comparison.against import Against, Change, percent_of
 from stagespan.trace.comparison.words import headline
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
-    from rich.table import Table
 
 _PARTS, _KERNELS = 8, 5
 # Letters that the columns behind the name take.
 _FIGURES = 47
+_LEAST_NAME = 20
 
 
 def print_comparison(analysis: Analysis, console: Console | None = None) -> None:
@@ -30,7 +37,7 @@ def print_comparison(analysis: Analysis, console: Console | None = None) -> None
     found = analysis.results.get("against")
     if not isinstance(found, Against):
         if isinstance(found, Nothing):
-            console.print(text_block(found.reason, "bold yellow"))
+            print_block(text_block(found.reason, "bold yellow"), console)
         print_analysis(analysis, console)
         return
     names = _names(found.before.path, found.after.path)
@@ -42,7 +49,8 @@ def print_comparison(analysis: Analysis, console: Console | None = None) -> None
     ]
     kernels = [each for each in found.kernels() or found.operators() if each.change_ns]
     if kernels:
-        blocks += [text_block(""), _kernels(found, kernels[:_KERNELS])]
+        most = console.width - _FIGURES
+        blocks += [text_block(""), _kernels(found, kernels[:_KERNELS], most)]
     print_page([*blocks, text_block("")], found.findings(), [], console)
 
 
@@ -58,52 +66,54 @@ def _names(*paths: str) -> list[str]:
 
 def _parts(found: Against, most: int) -> RenderableType:
     """A line a part; its name has at most so many letters, however narrow the screen."""
-    table = _table("per step" if found.unit == "step" else "", "before", "after", "change")
     parts = [part for part in found.parts() if part.change_ns]
-    for part in parts[:_PARTS]:
-        _row(table, shortened(part.name, max(most, 20)), part)
+    rows = [(part.name, part) for part in parts[:_PARTS]]
     rest = parts[_PARTS:]
     if rest:
-        _row(
-            table,
-            f"{len(rest)} more",
-            Change("", sum(p.before_ns for p in rest), sum(p.after_ns for p in rest)),
-        )
+        time = sum(p.before_ns for p in rest), sum(p.after_ns for p in rest)
+        rows.append((f"{len(rest)} more", Change("", *time)))
     same = [part for part in found.parts() if not part.change_ns]
     if same:
-        time = sum(p.before_ns for p in same)
-        _row(table, "unchanged", Change("", time, time))
-    _row(table, "all", Change("", found.before_ns, found.after_ns), "bold")
-    return table
+        time = sum(p.before_ns for p in same), sum(p.after_ns for p in same)
+        rows.append(("unchanged", Change("", *time)))
+    rows.append(("all", Change("", found.before_ns, found.after_ns)))
+    return _table("per step" if found.unit == "step" else "", rows, found, most, True)
 
 
-def _kernels(found: Against, kernels: list[Change]) -> RenderableType:
-    table = _table("kernel" if found.on_device else "operator", "before", "after", "change")
-    for kernel in kernels:
-        name = shortened(kernel.name, 46)
-        if kernel.old_name:
-            name += f" (was {shortened(kernel.old_name, 30)})"
-        _row(table, name, kernel)
-    return table
+def _kernels(found: Against, kernels: list[Change], most: int) -> RenderableType:
+    named = [
+        (f"{kernel_label(each.name)} (was {kernel_label(each.old_name)})", each)
+        if each.old_name
+        else (each.name, each)
+        for each in kernels
+    ]
+    return _table("kernel" if found.on_device else "operator", named, found, most)
 
 
-def _table(*heads: str) -> Table:
+def _table(
+    head: str, rows: list[tuple[str, Change]], found: Against, most: int, sums: bool = False
+) -> RenderableType:
+    """Rows with the time before and after, in one unit; the last in bold where it sums them up."""
     from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for at, head in enumerate(heads):
-        table.add_column(head, justify="right" if at else "left")
-    return table
-
-
-def _row(table: Table, name: str, change: Change, style: str = "") -> None:
     from rich.text import Text
 
-    colour = "" if not change.change_ns else "red" if change.change_ns > 0 else "green"
-    percent = f" ({share(change.change_ns, change.before_ns):+.0f} %)" if change.before_ns else ""
-    table.add_row(
-        text_block(name, style),
-        in_words(change.before_ns, "ns"),
-        in_words(change.after_ns, "ns"),
-        Text(signed(change.change_ns) + percent, colour),
-    )
+    room = max(most, _LEAST_NAME)
+    names = {name: shortened(name, room) for name, _ in rows}
+    names = names if sums else labels(names, room)
+    times = [time for _, row in rows for time in (row.before_ns, row.after_ns)]
+    size, unit = time_unit([max(times, default=0)])
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    table.add_column(head)
+    for name in ("before", "after", "change"):
+        table.add_column(f"{name} ({unit})", justify="right", no_wrap=True)
+    for at, (name, row) in enumerate(rows):
+        change = row.change_ns
+        colour = "" if not change else "red" if change > 0 else "green"
+        percent = percent_of(change, row.before_ns, found.before_ns)
+        table.add_row(
+            text_block(names[name], "bold" if sums and at == len(rows) - 1 else ""),
+            f"{row.before_ns / size:,.3f}",
+            f"{row.after_ns / size:,.3f}",
+            Text(f"{change / size:{'+' if change else ''},.3f}{percent}", colour),
+        )
+    return table

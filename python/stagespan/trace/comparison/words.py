@@ -9,6 +9,7 @@ from stagespan.trace.analysis.result import (
     Severity,
     Table,
     in_words,
+    many,
     share,
     shortened,
 )
@@ -17,10 +18,12 @@ from stagespan.trace.comparison.against import (
     Against,
     Change,
     evidence_of,
+    part_name,
     severity_of,
     signed,
 )
 
+_INSIDE = 3
 # Idle time that calls are to blame for.
 _OF_CALLS = tuple(CAUSES[cause] for cause in (SYNCHRONISATION, MEMORY_ALLOCATION))
 
@@ -39,6 +42,19 @@ def headline(found: Against) -> str:
     )
 
 
+def title(found: Against) -> str:
+    """The change in a few words: "A step takes 20.6 % less time"."""
+    what = "A step" if found.unit == "step" else "All of it"
+    if not found.alike:
+        return "Two different programs"
+    if found.change_ns == 0 or found.before_ns == 0:
+        return f"{what} takes as long as before"
+    percent = abs(share(found.change_ns, found.before_ns))
+    if found.within_variation():
+        return f"{what} takes about as long as before"
+    return f"{what} takes {percent:.1f} % {'less' if found.change_ns < 0 else 'more'} time"
+
+
 def findings(found: Against) -> list[Finding]:
     """The change of the total, and of each part that is a good share of it."""
     severity = severity_of(found.change_ns, found.before_ns)
@@ -52,10 +68,9 @@ def findings(found: Against) -> list[Finding]:
             sentence += " The steps vary so much that this may be chance."
         else:
             sentence += _mostly(found)
-        total = Change(
-            "mean step" if found.unit == "step" else "time", found.before_ns, found.after_ns
-        )
-        shown.append(Finding("low" if noise else severity, sentence, evidence_of(total)))
+        code = f"comparison.{found.unit}"
+        shown.append(Finding("low" if noise else severity, sentence, _rests_on(found), code))
+    codes = _codes(found)
     for part in found.parts():
         own = severity_of(part.change_ns, found.before_ns)
         if own is None:
@@ -66,23 +81,48 @@ def findings(found: Against) -> list[Finding]:
             f"{name}: {in_words(abs(part.change_ns), 'ns')} {than}{_each(found)}"
             f" ({in_words(part.before_ns, 'ns')} before, {in_words(part.after_ns, 'ns')} after)."
         )
-        evidence = (*evidence_of(part), *_most(found, part))
-        shown.append(Finding("low" if noise else own, sentence, evidence))
+        evidence = tuple(_most(found, part))
+        shown.append(Finding("low" if noise else own, sentence, evidence, codes[part.name]))
     shown += _kernels(found, "low" if noise else None)
     return shown
 
 
+def _rests_on(found: Against) -> tuple[Evidence, ...]:
+    """How many steps the means are of, and how much these vary."""
+    sides = ((found.before, "before"), (found.after, "after"))
+    if found.unit == "trace":
+        return tuple(
+            Evidence(when, None, sum(side.cells.count.values()), "events") for side, when in sides
+        )
+    counts = tuple(Evidence(when, None, side.windows.steps, "steps") for side, when in sides)
+    error = found.error_ns()
+    if error is None:
+        return counts
+    return (*counts, Evidence("two standard errors of the difference", None, error, "ns"))
+
+
+def _codes(found: Against) -> dict[str, str]:
+    """Of each part a code: "comparison.idle.data_loading"."""
+    cells = (*found.before.cells.time_ns, *found.after.cells.time_ns)
+    return {
+        part_name(cell): f"comparison.{cell.group}.{cell.part.replace(' ', '_')}" for cell in cells
+    }
+
+
 def _most(found: Against, part: Change) -> list[Evidence]:
-    """What changed most in a part: a kernel or operator, or a call that waits or allocates."""
+    """What changed most in a part: kernels or operators, or calls that wait or allocate."""
     inside = found.within(part.name)
     if part.name.endswith(_OF_CALLS):
         inside = list(found.waits)
     inside = [each for each in inside if each.change_ns * part.change_ns > 0]
     if not inside:
-        return []
+        figure = abs(share(part.change_ns, found.before_ns)) if found.before_ns else None
+        return [Evidence(f"of the {found.unit} before", None, figure, "%")]
     way = "less" if part.change_ns < 0 else "more"
-    most = inside[0]
-    return [Evidence(f"{shortened(most.name, 70)}, {way}", None, abs(most.change_ns), "ns")]
+    return [
+        Evidence(f"{shortened(each.name, 70)}, {way}", None, abs(each.change_ns), "ns")
+        for each in inside[:_INSIDE]
+    ]
 
 
 def _each(found: Against) -> str:
@@ -106,9 +146,9 @@ def _mostly(found: Against) -> str:
 def _kernels(found: Against, at_most: Severity | None) -> list[Finding]:
     """New, vanished and renamed kernels, as one finding each, where they take enough time."""
     shown = []
-    for kernels, verb in (
-        (found.new_kernels(), "came"),
-        (found.vanished_kernels(), "vanished"),
+    for kernels, verb, code in (
+        (found.new_kernels(), "came", "comparison.new_kernels"),
+        (found.vanished_kernels(), "vanished", "comparison.vanished_kernels"),
     ):
         time = sum(each.change_ns for each in kernels)
         severity = severity_of(time, found.before_ns)
@@ -116,14 +156,14 @@ def _kernels(found: Against, at_most: Severity | None) -> list[Finding]:
             continue
         most = kernels[0]
         sentence = (
-            f"{len(kernels)} kernel{'s' if len(kernels) > 1 else ''} {verb}, with"
+            f"{many(len(kernels), 'kernel')} {verb}, with"
             f" {in_words(abs(time), 'ns')}{_each(found)}: the largest is"
             f" {shortened(most.name)}."
         )
         evidence = tuple(
             Evidence(each.name, None, abs(each.change_ns), "ns") for each in kernels[:3]
         )
-        shown.append(Finding(at_most or severity, sentence, evidence))
+        shown.append(Finding(at_most or severity, sentence, evidence, code))
     for each in found.renamed_kernels():
         severity = severity_of(each.change_ns, found.before_ns)
         if severity is not None:
@@ -131,7 +171,8 @@ def _kernels(found: Against, at_most: Severity | None) -> list[Finding]:
                 f"{shortened(each.name)} is taken for {shortened(each.old_name)}, which it stands"
                 f" in the place of: {signed(each.change_ns)}{_each(found)}."
             )
-            shown.append(Finding(at_most or severity, sentence, evidence_of(each)))
+            code = "comparison.renamed_kernel"
+            shown.append(Finding(at_most or severity, sentence, evidence_of(each), code))
     return shown
 
 

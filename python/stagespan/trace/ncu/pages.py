@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stagespan.console import set_width, trimmed
 from stagespan.trace.analysis.html import filled
-from stagespan.trace.analysis.html.data import LONGEST_TEXT, written_finding, written_table
+from stagespan.trace.analysis.html.data import written_finding, written_table
 from stagespan.trace.analysis.markdown import escaped, markdown_table
 from stagespan.trace.analysis.result import Cell, in_cell, in_words, printable, shortened
 from stagespan.trace.ncu.names import base_name
@@ -106,7 +106,6 @@ def html(report: NcuReport) -> str:
     title = report.top.stage if report.top is not None else "kernels"
     data: dict[str, Any] = {
         "title": shortened(f"{title}: kernels by Nsight Compute", 120),
-        "path": shortened(report.reading.path, LONGEST_TEXT),
         "summary": summary(report),
         "made_by": f"stagespan {metadata.version('stagespan')}",
         "incomplete": False,

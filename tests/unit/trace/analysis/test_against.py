@@ -30,7 +30,7 @@ def training(
     extra: bool = False,
     first: int = 1,
 ) -> Trace:
-    """Steps that load, multiply, add, and wait: load + 18 + gemm + 50 + 2 us each."""
+    """Steps that load, multiply, add, and wait: load + 18 + gemm + 50 + 2 µs each."""
     program = Program()
     for step in range(first, first + steps):
         with program.within(f"ProfilerStep#{step}", "user_annotation"):
@@ -55,28 +55,34 @@ def against(before: Trace, after: Trace) -> Against:
 
 
 def test_the_parts_explain_the_change(tmp_path: Path) -> None:
-    # GIVEN a program that then loads 300 us faster and multiplies 40 us slower
+    # GIVEN a program that then loads 300 µs faster and multiplies 40 µs slower
     before = training(tmp_path, "before")
     after = training(tmp_path, "after", load=100, gemm=140)
     # WHEN they are compared
     found = against(before, after)
-    # THEN the mean step goes from 570 to 310 us
+    # THEN the mean step goes from 570 to 310 µs
     assert (found.before_ns, found.after_ns) == (570 * US, 310 * US)
     # AND loading and multiplying explain it, nothing else changed
     changes = {part.name: part.change_ns for part in found.parts() if part.change_ns}
     assert changes == {LOADING: -300 * US, MATMUL: 40 * US}
     # AND it is told so
     first, second, third = found.findings()
-    assert first.severity == "high"
+    assert (first.severity, first.code) == ("better", "comparison.step")
     assert first.sentence == (
-        "A step takes 310.000 us, 260.000 us less than before (570.000 us, -45.6 %). What made it:"
-        f" {LOADING} (-300.000 us). Against it: {MATMUL} (+40.000 us)."
+        "A step takes 310.000 µs, 260.000 µs less than before (570.000 µs, -45.6 %). What made it:"
+        f" {LOADING} (-300.000 µs). Against it: {MATMUL} (+40.000 µs)."
     )
-    assert [each.figure for each in first.evidence] == [570 * US, 310 * US]
-    assert "300.000 us less a step (400.000 us before, 100.000 us after)" in second.sentence
-    assert (third.severity, third.evidence[1].figure) == ("medium", 140 * US)
+    assert [str(each) for each in first.evidence][:2] == ["before: 4 steps", "after: 4 steps"]
+    assert "300.000 µs less a step (400.000 µs before, 100.000 µs after)" in second.sentence
+    assert (second.severity, second.code) == ("better", "comparison.idle.data_loading")
+    assert (third.severity, third.code) == ("medium", "comparison.compute.matmul")
     # AND the kernel is named that took the time
-    assert str(third.evidence[2]) == "kernel_gemm, more: 40.000 us"
+    assert [str(each) for each in third.evidence] == ["kernel_gemm, more: 40.000 µs"]
+    # AND no figure of a sentence is its own evidence
+    for finding in (first, second, third):
+        assert not {400 * US, 100 * US, 140 * US, 570 * US, 310 * US} & {
+            each.figure for each in finding.evidence if each.unit == "ns"
+        }
     # AND by stage, operator and kernel the device's change is the same
     stages = {each.name: each.change_ns for each in found.stages()}
     operators = {each.name: each.change_ns for each in found.operators()}
@@ -106,7 +112,7 @@ def test_a_trace_against_itself(tmp_path: Path) -> None:
 
 
 def test_another_number_of_steps(tmp_path: Path) -> None:
-    # GIVEN 4 steps before, and 6 steps after that compute 10 us longer
+    # GIVEN 4 steps before, and 6 steps after that compute 10 µs longer
     before = training(tmp_path, "before")
     after = training(tmp_path, "after", steps=6, gemm=110, first=7)
     # WHEN they are compared
@@ -133,7 +139,7 @@ def test_new_and_vanished_kernels(tmp_path: Path) -> None:
     assert found.vanished_kernels() == []
     (gone,) = back.vanished_kernels()
     assert (gone.name, gone.change_ns) == ("kernel_relu", -30 * US)
-    assert any("1 kernel came, with 30.000 us a step" in f.sentence for f in found.findings())
+    assert any("1 kernel came, with 30.000 µs a step" in f.sentence for f in found.findings())
     assert any("1 kernel vanished" in f.sentence for f in back.findings())
 
 
@@ -200,7 +206,7 @@ def shaped(folder: Path, name: str, kernel: str, shape: str) -> Trace:
 
 
 def test_calls_that_wait(tmp_path: Path) -> None:
-    # GIVEN a step that later waits 200 us longer behind the device's end
+    # GIVEN a step that later waits 200 µs longer behind the device's end
     def waiting(name: str, tail: int) -> Trace:
         program = Program()
         for step in range(4):
@@ -219,7 +225,7 @@ def test_calls_that_wait(tmp_path: Path) -> None:
     assert wait.change_ns == 3 * 200 * US // 4
     assert (wait.before_count, wait.after_count) == (0.75, 0.75)
     told = next(f for f in found.findings() if "waited for the device" in f.sentence[:60])
-    assert str(told.evidence[2]) == "aten::item (cudaStreamSynchronize), more: 150.000 us"
+    assert str(told.evidence[2]) == "aten::item (cudaStreamSynchronize), more: 150.000 µs"
     titles = [table.title for table in found.tables()]
     assert "Idle time by calls that wait or allocate" in titles
     # AND steps are told one by one
@@ -329,7 +335,7 @@ def test_one_kernel_of_two_operators(tmp_path: Path) -> None:
 
 
 def test_a_change_within_the_variation_of_the_steps(tmp_path: Path) -> None:
-    # GIVEN steps of 470 to 770 us, and after that the same but for the last
+    # GIVEN steps of 470 to 770 µs, and after that the same but for the last
     def varied(name: str, last: int) -> Trace:
         program = Program()
         for step, load in enumerate((300, 500, 400, last)):
@@ -352,7 +358,7 @@ def test_a_change_within_the_variation_of_the_steps(tmp_path: Path) -> None:
 
 
 def test_without_a_device_operators_are_compared(tmp_path: Path) -> None:
-    # GIVEN a program on the host whose operator takes 30 us longer afterwards
+    # GIVEN a program on the host whose operator takes 30 µs longer afterwards
     def hosted(name: str, us: int) -> Trace:
         program = Program()
         for step in range(3):

@@ -40,7 +40,7 @@ STEPS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 20)), max_size=5)
 
 
 def trace_of(folder: Path, work: list[Any], steps: list[tuple[int, int]]) -> Trace:
-    """Device work, each launched 5 us before it begins, and steps (length, gap behind it)."""
+    """Device work, each launched 5 µs before it begins, and steps (length, gap behind it)."""
     events: list[dict[str, Any]] = []
 
     def event(name: str, cat: str, begin: int, dur: int, pid: int, tid: int, **args: Any) -> None:

@@ -29,9 +29,9 @@ def test_the_page(pair: tuple[Path, Path]) -> None:
     status, out, error = run(after, "--against", before)
     assert (status, error) == (0, "")
     out = " ".join(out.split())
-    assert "A step takes 340.000 us, 230.000 us less than before (570.000 us, -40.4 %)." in out
-    assert "-300.000 us (-75 %)" in out
-    assert "all 570.000 us 340.000 us -230.000 us (-40 %)" in out
+    assert "A step takes 340.000 µs, 230.000 µs less than before (570.000 µs, -40.4 %)." in out
+    assert "-300.000 (-75.0 %)" in out
+    assert "all 570.000 340.000 -230.000 (-40.4 %)" in out
     assert "other_gemm (was kernel_gemm)" in out
 
 
@@ -41,7 +41,7 @@ def test_the_page_fits_the_screen(height: int, width: int, pair: tuple[Path, Pat
     console = Console(file=text, force_terminal=True, width=width, height=height)
     print_comparison(analyze_path(pair[1], pair[0]), console)
     assert len(text.getvalue().splitlines()) < max(height, 30)
-    assert "230.000 us less" in text.getvalue()
+    assert "230.000 µs less" in text.getvalue()
 
 
 def test_json_and_markdown(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_folders(pair: tuple[Path, Path], traces: Path, tmp_path: Path) -> None:
     # A folder with one trace is that trace.
     status, out, _ = run(pair[1].parent, "--against", pair[0].parent / "planted.json")
     assert status == 0
-    assert "230.000 us less" in " ".join(out.split())
+    assert "230.000 µs less" in " ".join(out.split())
     # Results of Ascend are compared, and what they say beyond the trace stays.
     ascend = [traces / "ascend_level1" / f"rank{rank}_ascend_pt" for rank in (1, 0)]
     target = tmp_path / "ascend.json"

@@ -65,9 +65,9 @@ def test_every_file_of_a_folder_is_told(tmp_path: Path) -> None:
     # AND the findings name the AI CPU, the conversions, the waiting and the memory
     told = " ".join(finding["sentence"] for finding in found["findings"])
     for words in (
-        "1 operator ran on the AI CPU, which is slow: 100.000 us (20.2 %",
-        "Conversions take 200.000 us (40.4 % of all operators' time): TransData 1 time",
-        "Collectives waited for other ranks for 200.000 us of 250.000 us (80.0 %)",
+        "1 operator ran on the AI CPU, which is slow: 100.000 µs (20.2 %",
+        "Conversions take 200.000 µs (40.4 % of all operators' time): TransData 1 time",
+        "Collectives waited for other ranks for 200.000 µs of 250.000 µs (80.0 %)",
         "PTA reserved 3.00 GiB and never used more than 32.00 MiB",
     ):
         assert words in told, told
@@ -122,7 +122,7 @@ def test_a_collective_that_takes_another_time_in_the_trace_is_said(tmp_path: Pat
     file.write_text(file.read_text().replace("0.25", "0.26"))
     found = analysed(root)
     assert found["ascend_collectives"]["differences"] == [
-        "hcom_allReduce__1 takes 260.000 us in the file, 250.000 us in the trace"
+        "hcom_allReduce__1 takes 260.000 µs in the file, 250.000 µs in the trace"
     ]
     told = [f["sentence"] for f in found["findings"]]
     assert any(sentence.startswith("communication.json and the trace") for sentence in told)

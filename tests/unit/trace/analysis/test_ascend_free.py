@@ -19,7 +19,7 @@ def free_in(it: SyntheticAscend, folder: Path) -> Free:
 
 
 def test_a_gap_is_split_along_the_next_operators_way(tmp_path: Path) -> None:
-    # GIVEN a gap from 100 to 1,000 us: asked for at 400, taken at 550, launched until 750
+    # GIVEN a gap from 100 to 1,000 µs: asked for at 400, taken at 550, launched until 750
     it = SyntheticAscend()
     it.kernel("a_Mul", 0, 100_000)
     it.kernel(
@@ -73,7 +73,7 @@ def test_level_0_shows_where_calls_began(tmp_path: Path) -> None:
 def test_host_bound_says_which_part_of_the_host(
     launched: tuple[int, int], queued: tuple[int, int], part: str, words: str, tmp_path: Path
 ) -> None:
-    # GIVEN operators of 5 us with 900 us between them, all late in one way
+    # GIVEN operators of 5 µs with 900 µs between them, all late in one way
     it = SyntheticAscend()
     for number in range(10):
         at = number * 1_000_000
@@ -93,7 +93,7 @@ def test_host_bound_says_which_part_of_the_host(
     assert finding.severity == "high"
     assert finding.sentence.startswith("Host-bound: ")
     assert words in finding.sentence
-    assert "10 of its 10 operators take less than 10 us" in finding.sentence
+    assert "10 of its 10 operators take less than 10 µs" in finding.sentence
     assert finding.evidence[0].event == "free before a_Mul"
 
 
@@ -148,7 +148,7 @@ def test_operators_of_the_ai_cpu_are_named(tmp_path: Path) -> None:
     # THEN the finding names them
     (finding,) = found.findings()
     assert finding.severity == "medium"
-    assert "300.000 us (30.0 % of all operators' time): b_Nonzero, c_Unique." in finding.sentence
+    assert "300.000 µs (30.0 % of all operators' time): b_Nonzero, c_Unique." in finding.sentence
     # AND without them there is none
     it = SyntheticAscend()
     it.kernel("a_Mul", 0, 100_000)

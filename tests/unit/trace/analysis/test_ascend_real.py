@@ -9,7 +9,7 @@ from ascend_folders import OUTPUT, analysed, rows_of
 
 
 def near(value: float | None, cell: str, least: float = 0.001) -> bool:
-    """Within 0.001 us or 1e-6."""
+    """Within 0.001 µs or 1e-6."""
     assert value is not None
     return abs(value - float(cell)) <= max(least + 1e-9, 1e-6 * abs(float(cell)))
 
@@ -37,7 +37,7 @@ def test_real_folders_equal_their_own_files(rank: int, traces: Path) -> None:
         ),
     }.items():
         assert near(step[key], row[column]), key
-    # AND these are differences of doubles there, which are 0.25 us apart
+    # AND these are differences of doubles there, which are 0.25 µs apart
     assert near(step["stage_us"], row["Stage"], 0.25)
     assert near(step["preparing_us"], row["Preparing"], 0.25)
     # AND the operators alone give the same, but for their rounding to ns
@@ -97,7 +97,7 @@ def test_what_an_expert_sees_in_the_real_folder(traces: Path) -> None:
     assert [each["code"] for each in told] == ["ascend.exposed_communication"]
     figures = [each["figure"] for each in told[0]["evidence"]]
     assert figures[:3] == pytest.approx([101_963.203, 91_933.297, 98_249.093], abs=0.001)
-    # AND its share is that of step_trace_time.csv: 101,963.203 of 136,581 us
+    # AND its share is that of step_trace_time.csv: 101,963.203 of 136,581 µs
     assert "(74.7 %)" in told[0]["sentence"]
     # AND nothing is said about compiled calls, of which there are none
     assert "unknown" in found["head_overhead"]

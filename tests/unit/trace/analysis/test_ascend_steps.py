@@ -102,7 +102,7 @@ def test_stage_and_preparing_are_as_coarse_as_the_file_has_them(tmp_path: Path) 
 
 
 def test_a_lane_that_does_not_fit_the_operators_is_found(tmp_path: Path) -> None:
-    # GIVEN lanes of which one is longer than its operator by 10 us
+    # GIVEN lanes of which one is longer than its operator by 10 µs
     it = program()
     entries = it.entries()
     lane = next(e for e in entries if e.get("name") == "Computing")
@@ -115,7 +115,7 @@ def test_a_lane_that_does_not_fit_the_operators_is_found(tmp_path: Path) -> None
 
 
 def test_without_steps_all_is_one(tmp_path: Path) -> None:
-    # GIVEN a trace without steps, whose first operator begins at 30 us
+    # GIVEN a trace without steps, whose first operator begins at 30 µs
     it = SyntheticAscend()
     it.host("aten::mm", 30_000, 90_000)
     it.kernel("mm_MatMulV2", 130_000, 150_000)
@@ -155,15 +155,15 @@ def test_free_time_without_a_trace_has_a_finding_where_there_is_much(tmp_path: P
     it.kernel("a_Mul", 100_000, 110_000)
     assert ascend_steps.analyze(it.trace(tmp_path)).findings() == []
     (finding,) = ascend_free.analyze(it.trace(tmp_path)).findings()
-    assert "For 90.000 us (81.8 % of its time) the device was free" in finding.sentence
+    assert "For 90.000 µs (81.8 % of its time) the device was free" in finding.sentence
     assert "the trace does not show the next operator's launch" in finding.sentence
 
 
 def test_the_screen_has_a_line_a_step(tmp_path: Path) -> None:
     found = steps_of(tmp_path, None)
     assert found.headlines[0] == (
-        "step 7: computing 350.000 us, communicating alone 100.000 us, free 450.000 us,"
-        " stage 900.000 us, preparing 200.000 us"
+        "step 7: computing 350.000 µs, communicating alone 100.000 µs, free 450.000 µs,"
+        " stage 900.000 µs, preparing 200.000 µs"
     )
     many = Steps("lanes", found.steps * 5, {})
     assert many.headlines[4:] == ["and 6 more: see --markdown"]

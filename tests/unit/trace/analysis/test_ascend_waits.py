@@ -28,7 +28,7 @@ def host_waits_in(trace: Trace) -> HostWaits:
 
 
 def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:
-    # GIVEN a stream that waits 600 us for a collective, while another computes for 100 of them
+    # GIVEN a stream that waits 600 µs for a collective, while another computes for 100 of them
     it = SyntheticAscend()
     it.kernel("a_MatMul", 0, 100_000)
     it.wait("EVENT_WAIT", 100_000, 700_000)
@@ -47,12 +47,12 @@ def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:
     assert (wait.operator, wait.beside, wait.stream) == ("c_Mul", "hcom_allReduce__1", "Stream 2")
     assert (found.total_ns, found.exposed_ns) == ({"event": 600_000}, {"event": 500_000})
     assert wait.exposed_ns == 500_000
-    # AND the 10 us of it in which no collective ran are told apart
+    # AND the 10 µs of it in which no collective ran are told apart
     assert found.communicating_ns == {"event": 490_000}
 
 
 def test_a_wait_for_other_work_is_a_finding(tmp_path: Path) -> None:
-    # GIVEN a stream that waits 600 us, while nothing ran
+    # GIVEN a stream that waits 600 µs, while nothing ran
     it = SyntheticAscend()
     it.kernel("a_MatMul", 0, 100_000)
     it.wait("EVENT_WAIT", 100_000, 700_000)
@@ -67,7 +67,7 @@ def test_a_wait_for_other_work_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_waits_within_a_collective_are_one_finding(tmp_path: Path) -> None:
-    # GIVEN a collective of 700 us that waits for other ranks and for which a stream waits
+    # GIVEN a collective of 700 µs that waits for other ranks and for which a stream waits
     it = SyntheticAscend()
     it.kernel("a_MatMul", 0, 300_000)
     it.collective("hcom_allReduce__1", 300_000, 1_000_000)

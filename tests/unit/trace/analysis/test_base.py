@@ -71,7 +71,7 @@ def test_the_verdict_is_of_the_step_with_what_lies_before_and_behind(tmp_path: P
 
 
 def test_without_steps_the_verdict_is_of_the_trace(tmp_path: Path) -> None:
-    # GIVEN one operator, whose kernel begins after 18 us of host time
+    # GIVEN one operator, whose kernel begins after 18 µs of host time
     program = Program()
     program.operator(us=50)
     # WHEN it is judged THEN all of the trace counts
@@ -82,7 +82,7 @@ def test_without_steps_the_verdict_is_of_the_trace(tmp_path: Path) -> None:
 
 
 def test_steps_that_hold_little_of_the_work_are_not_what_the_verdict_is_of(tmp_path: Path) -> None:
-    # GIVEN a step with a kernel of 10 us, in a trace of 20 more such kernels
+    # GIVEN a step with a kernel of 10 µs, in a trace of 20 more such kernels
     program = Program()
     with program.within("ProfilerStep#1", "user_annotation"):
         program.operator(us=10)
@@ -94,7 +94,7 @@ def test_steps_that_hold_little_of_the_work_are_not_what_the_verdict_is_of(tmp_p
 
 
 def test_time_between_steps_is_part_of_the_verdict(tmp_path: Path) -> None:
-    # GIVEN annotated steps of 70 us with 5 ms between them
+    # GIVEN annotated steps of 70 µs with 5 ms between them
     program = Program()
     for _ in range(6):
         with program.within("step", "user_annotation"):
@@ -108,7 +108,7 @@ def test_time_between_steps_is_part_of_the_verdict(tmp_path: Path) -> None:
 
 
 def test_the_first_step_begins_behind_work_launched_before_the_trace(tmp_path: Path) -> None:
-    # GIVEN two steps of kernels of 100 us, and earlier kernels of 400 and 90 us on two streams
+    # GIVEN two steps of kernels of 100 µs, and earlier kernels of 400 and 90 µs on two streams
     program = Program()
     program.launch("before", 400, known=False)
     program.launch("before", 90, stream=20, known=False)
@@ -182,7 +182,7 @@ def test_a_first_kernel_that_waited_without_steps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("marked", [True, False])
 def test_a_short_trace_has_no_grave_finding(marked: bool, tmp_path: Path) -> None:
-    # GIVEN one kernel of 50 us behind 200 us of Python, and a copy
+    # GIVEN one kernel of 50 µs behind 200 µs of Python, and a copy
     program = Program()
 
     def run() -> None:

@@ -100,7 +100,7 @@ def test_a_backend_without_code_generation(tmp_path: Path) -> None:
 
 
 def test_look_ups_that_take_long(tmp_path: Path) -> None:
-    # GIVEN 20 calls of a small function, whose guards take 100 us each
+    # GIVEN 20 calls of a small function, whose guards take 100 µs each
     program = Program()
     for _ in range(20):
         with region(program, lookup=100), program.within(GRAPH):

@@ -143,6 +143,19 @@ def test_of_very_many_frames_the_short_ones_are_summed_up(tmp_path: Path) -> Non
     assert len(stacks(found)) == 3_000
 
 
+def test_of_frames_that_all_take_as_long_some_are_drawn(tmp_path: Path) -> None:
+    # GIVEN more frames than are drawn, each of the same length
+    program = Program()
+    for line in range(2_000):
+        with program.within(f"train.py({line}): f{line}", PYTHON):
+            program.work(7)
+    # WHEN they are written THEN as many as there is room for stand by themselves
+    written = flame_of(program.trace(tmp_path)).to_dict()
+    (thread,) = written["tree"]["children"]
+    assert len(thread["children"]) == 1_500
+    assert thread["children"][0]["name"] == "(501 more)"
+
+
 def test_a_deep_recursion_is_cut_off_where_json_cannot_nest(tmp_path: Path) -> None:
     # GIVEN a function that calls itself 2,000 times
     program = Program()
@@ -153,10 +166,13 @@ def test_a_deep_recursion_is_cut_off_where_json_cannot_nest(tmp_path: Path) -> N
     found = flame.analyze(program.trace(tmp_path))
     assert isinstance(found, Flame)
     written = json.dumps(found.to_dict())
-    # THEN what lies deeper is one frame with all its time, and the folded stacks have all
-    assert "more)" in written
+    # THEN what lies deeper belongs to the last frame that JSON has
+    assert written.count('"children"') == 251
     assert found.to_dict()["total_us"] == 5_000
-    assert len(found.folded().splitlines()) == 2_000
+    # AND the folded stacks end at the same depth, with all the time
+    lines = found.folded().splitlines()
+    assert len(lines) == 249
+    assert sum(int(line.rsplit(" ", 1)[1]) for line in lines) == 5_000
 
 
 def test_a_trace_without_stacks_says_how_to_record_them(tmp_path: Path) -> None:

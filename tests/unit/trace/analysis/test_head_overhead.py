@@ -27,7 +27,7 @@ def parts(tmp_path: Path, program: SyntheticAscend) -> dict[str, Any]:
 
 
 def test_a_call_is_split_at_the_events_that_mark_its_parts(tmp_path: Path) -> None:
-    # GIVEN a synthetic call: look-up 50, region 100, Python 200, C++ 80, run 150, after 30 us
+    # GIVEN a synthetic call: look-up 50, region 100, Python 200, C++ 80, run 150, after 30 µs
     program = SyntheticAscend()
     executed = program.call(1_000_000)
     program.kernel(
@@ -276,7 +276,7 @@ def test_a_head_that_the_device_hides_is_no_finding(tmp_path: Path) -> None:
 def test_parts_sum_to_the_heads(
     marks: dict[str, tuple[int, int]], told: str, most: str, tmp_path: Path
 ) -> None:
-    # GIVEN 20 calls of 150 us of framework and 600 of compiler, in which some marks are missing
+    # GIVEN 20 calls of 150 µs of framework and 600 of compiler, in which some marks are missing
     program = SyntheticAscend()
     for at in range(0, 20_000_000, 1_000_000):
         program.host("TorchDynamo Cache Lookup", at, at + 50_000)

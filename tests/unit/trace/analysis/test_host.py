@@ -29,7 +29,7 @@ def operator(program: Program, us: int, name: str = "aten::mm") -> None:
 
 
 def test_operators_without_a_pause_have_no_findings(tmp_path: Path) -> None:
-    # GIVEN operators with 5 us between them, and communication that they hide
+    # GIVEN operators with 5 µs between them, and communication that they hide
     program = Program()
     begin = program.now
     for _ in range(50):
@@ -160,7 +160,7 @@ def test_communication_that_nothing_hides(name: str, tmp_path: Path) -> None:
 
 
 def test_tiny_operators_and_loading(tmp_path: Path) -> None:
-    # GIVEN 200 operators of 2 us each with 10 between them, and a loader that uses operators too
+    # GIVEN 200 operators of 2 µs each with 10 between them, and a loader that uses operators too
     program = Program()
     for _ in range(200):
         operator(program, 2)
@@ -177,7 +177,7 @@ def test_tiny_operators_and_loading(tmp_path: Path) -> None:
         host.OPERATORS: 402 * US,
         host.BETWEEN_OPERATORS: 2_000 * US,
     }
-    assert "there are 202 of them, and the median takes 2.000 us" in found.findings()[0].sentence
+    assert "there are 202 of them, and the median takes 2.000 µs" in found.findings()[0].sentence
 
 
 def test_with_a_device_and_without_operators_it_has_nothing_to_say(tmp_path: Path) -> None:

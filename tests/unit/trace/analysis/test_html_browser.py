@@ -83,7 +83,7 @@ def test_the_bar_of_several_devices_says_so(browser: Browser, tmp_path: Path) ->
     browser.open(page_of(program, tmp_path))
     # THEN the bar's note says of what its figures are
     shown = browser.evaluate("document.querySelector('.device').parentElement.textContent")
-    said = "computing 47.6 % (160.000 us)idle 52.4 % (176.000 us)"
+    said = "computing 47.6 % (160.000 µs)idle 52.4 % (176.000 µs)"
     assert shown.endswith(f"{said}Sums over 2 devices.")
 
 

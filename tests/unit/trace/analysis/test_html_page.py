@@ -24,8 +24,8 @@ from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis import analyze, html
 from stagespan.trace.analysis.html import data as contents
 from stagespan.trace.analysis.html import lanes
+from stagespan.trace.analysis.markdown import markdown
 from stagespan.trace.analysis.result import Table
-from stagespan.trace.intervals import covered
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
 
@@ -140,7 +140,7 @@ def test_everything_that_was_found_is_in_the_page(tmp_path: Path) -> None:
 
 
 def test_the_bar_of_several_devices_is_of_their_sums(tmp_path: Path) -> None:
-    # GIVEN two devices that work 80 us each, one after the other
+    # GIVEN two devices that work 80 µs each, one after the other
     program = Program()
     for device in (0, 1):
         program.launch("gemm", 80)
@@ -152,24 +152,50 @@ def test_the_bar_of_several_devices_is_of_their_sums(tmp_path: Path) -> None:
     assert data["devices"] == 2
 
 
+def lanes_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The page's lanes by name: begin, end and words of each bar, as a browser unpacks them."""
+    found = json.loads(gzip.decompress(base64.b64decode(data["timeline"])))
+    for lane in found["lanes"]:
+        at, bars = 0, []
+        for bar, (gap, length, key, name) in enumerate(
+            zip(lane["gaps"], lane["lengths"], lane["keys"], lane["names"], strict=True)
+        ):
+            begin, at = at + gap, at + gap + length
+            words = found["names"][name] if name < len(found["names"]) else ""
+            several = lane["several"].get(str(bar))
+            sums = zip(several[1::2], several[2::2], strict=True) if several else ()
+            parts = [(key, length)] if several is None else sums
+                [(key, length)]
+                if several is None
+                else zip(several[1::2], several[2::2], strict=True)
+            )
+            busy = {found["keys"][kind][0]: time for kind, time in parts}
+            bars.append((begin, at, words, busy, 1 if several is None else several[0]))
+        lane["bars"] = bars
+    return {lane["name"]: lane for lane in found["lanes"]}
+
+
 def test_the_timeline_has_every_lane_and_its_times(tmp_path: Path) -> None:
     # GIVEN a program of twelve steps with two stages each
-    trace = a_program().trace(tmp_path)
+    analysis = analyze(a_program().trace(tmp_path))
     # WHEN its timeline is made
-    found = {lane.name: lane for lane in lanes.timeline(trace)}
+    found = lanes_of(contents.page_data(analysis))
     # THEN there are lanes for steps, stages, streams, idle time and the host
-    assert list(found) == ["steps", "stages", "stream 20", "stream 7", "idle", "thread 100"]
-    assert [len(found[name].bars) for name in ("steps", "stages", "stream 7")] == [12, 24, 24]
-    assert found["stream 20"].bars[0][3] == "communicating"
-    # It is launched for 5 us, and begins 3 later; the other stream ends at 213 us, the wait 150 us
-    # behind that, and the next kernel begins 8 us later.
-    assert found["stream 7"].bars[0] == (8_000, 80_000, "kernel one", "computing")
-    assert found["idle"].bars[0][:2] == (213_000, 158_000)
-    assert {bar[3] for bar in found["idle"].bars} >= {"synchronisation", "between_steps"}
+    assert list(found) == ["steps", "stages", "stream 20", "stream 7", "idle", "main thread 100"]
+    assert [len(found[name]["bars"]) for name in ("steps", "stages", "stream 7")] == [12, 24, 24]
+    # It is launched for 5 µs, and begins 3 later; the other stream ends at 213 µs, the wait 150 µs
+    # behind that, and the next kernel begins 8 µs later.
+    assert found["stream 7"]["bars"][0] == (8_000, 88_000, "kernel one", {"computing": 80_000}, 1)
+    assert found["stream 20"]["bars"][0][3] == {"communicating": 200_000}
+    assert found["idle"]["bars"][0][:2] == (213_000, 371_000)
+    assert {key for bar in found["idle"]["bars"] for key in bar[3]} >= {
+        "synchronisation",
+        "between_steps",
+    }
     # AND the idle bars are the idle time, to the nanosecond
-    idle = analyze(trace).to_dict()["idle"]["idle_us"]
-    assert sum(bar[1] for bar in found["idle"].bars) == idle * 1000
-    assert all(lane.note == "" for lane in found.values())
+    idle = analysis.to_dict()["idle"]["idle_us"]
+    assert sum(end - begin for begin, end, *_ in found["idle"]["bars"]) == idle * 1000
+    assert all(lane["note"] == "" for lane in found.values())
 
 
 def test_steps_that_no_profiler_marked_have_their_lane(tmp_path: Path) -> None:
@@ -181,36 +207,64 @@ def test_steps_that_no_profiler_marked_have_their_lane(tmp_path: Path) -> None:
             program.wait()
     analysis = analyze(program.trace(tmp_path))
     # WHEN the page is made THEN they are on top, where the analysis of steps has them
-    data = data_of(html.html_page(analysis))
+    found = lanes_of(contents.page_data(analysis))
     steps = analysis.to_dict()["steps"]["steps"]
     assert len(steps) == 4
-    assert data["lanes"][0]["name"] == "steps"
-    assert [bar[:3] for bar in data["lanes"][0]["bars"]] == [
-        [step["time_us"] * 1000, step["step_us"] * 1000, step["name"]] for step in steps
+    assert next(iter(found)) == "steps"
+    assert [(begin, end - begin, words) for begin, end, words, *_ in found["steps"]["bars"]] == [
+        (step["time_us"] * 1000, step["step_us"] * 1000, step["name"]) for step in steps
     ]
 
 
-def test_many_events_are_summed_up_and_said(tmp_path: Path) -> None:
-    # GIVEN more events than a lane has bars
+def test_of_more_events_than_a_page_holds_no_time_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a page with room for fewer bars than there are events
+    monkeypatch.setattr(lanes, "MOST_BARS", 600)
     program = Program()
     for number in range(1_500):
         program.operator(us=2 if number % 3 else 9, before=5 + number % 7)
-    trace = program.trace(tmp_path)
+        if number % 5 == 0:
+            program.launch("Memcpy HtoD", 3, cat="gpu_memcpy")
+    analysis = analyze(program.trace(tmp_path))
     # WHEN the timeline is made
-    found = {lane.name: lane for lane in lanes.timeline(trace)}
-    # THEN no lane has more bars, each says what it leaves out, and what is left out closes
-    assert max(len(lane.bars) for lane in found.values()) == lanes.MOST_BARS
-    assert found["stream 7"].note == "stream 7: 1,500 events summed up in 600 bars."
-    counts = [
-        int(many[1].replace(",", "")) if (many := re.match(r"([\d,]+) events, ", bar[2])) else 1
-        for bar in found["stream 7"].bars
-    ]
-    assert sum(counts) == 1_500
-    rest = re.search(r"the ([\d,]+) others, .* sum to ([\d.]+) (us|ms)", found["idle"].note)
-    assert rest is not None
-    left = float(rest[2]) * (1_000 if rest[3] == "us" else 1_000_000)
-    idle = analyze(trace).to_dict()["idle"]["idle_us"] * 1000
-    assert sum(bar[1] for bar in found["idle"].bars) + left == pytest.approx(idle, abs=1_000)
+    found = lanes_of(contents.page_data(analysis))
+    # THEN there are no more bars than that, each lane says so, and all events are counted
+    assert sum(len(lane["bars"]) for lane in found.values()) <= 600
+    stream = found["stream 7"]
+    assert sum(bar[4] for bar in stream["bars"]) == 1_800
+    assert stream["note"] == f"stream 7: 1,800 events in {len(stream['bars'])} bars."
+    # AND the time of each kind, and of idleness by cause, is what the analysis says
+    device = analysis.to_dict()["device_use"]
+    busy: dict[str, int] = {}
+    for bar in stream["bars"]:
+        assert sum(bar[3].values()) <= bar[1] - bar[0]
+        for key, time in bar[3].items():
+            busy[key] = busy.get(key, 0) + time
+    assert busy == {
+        "computing": device["compute_union_us"] * 1000,
+        "copying": device["memcpy_union_us"] * 1000,
+    }
+    causes: dict[str, int] = {}
+    for bar in found["idle"]["bars"]:
+        for key, time in bar[3].items():
+            causes[key] = causes.get(key, 0) + time
+    assert sum(causes.values()) == device["idle_us"] * 1000
+
+
+@pytest.mark.parametrize("name", ["ProfilerStep#{}", "iteration {}"])
+@pytest.mark.parametrize("steps", [600, 601, 2_100])
+def test_any_number_of_steps_gets_a_page(steps: int, name: str, tmp_path: Path) -> None:
+    # GIVEN a trace with many steps
+    program = Program()
+    for number in range(steps):
+        with program.within(name.format(number), "user_annotation"):
+            program.operator(us=20)
+            program.wait()
+    # WHEN its page is made THEN the steps have their lane
+    data = data_of(html.html_page(analyze(program.trace(tmp_path))))
+    assert data["lanes"][0] == "steps"
+    assert sum(bar[4] for bar in lanes_of(data)["steps"]["bars"]) == steps
 
 
 def test_a_lane_is_parted_at_its_largest_gaps() -> None:
@@ -221,19 +275,18 @@ def test_a_lane_is_parted_at_its_largest_gaps() -> None:
     bars = lanes.summed_up(begin, end, 3)
     assert bars.begin.tolist() == [0, 46, 88]
     assert bars.end.tolist() == [16, 68, 98]
-    assert bars.busy.tolist() == [15, 20, 10]
+    assert bars.count.tolist() == [2, 2, 1]
     assert bars.longest.tolist() == [1, 2, 4]
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 500), st.integers(0, 60)), min_size=1, max_size=80),
+    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 60)), min_size=1, max_size=80),
     st.integers(2, 30),
 )
 def test_stretches_cover_what_their_events_cover(times: list[tuple[int, int]], most: int) -> None:
-    # GIVEN events in the order of their begins
-    times.sort()
-    begin = np.array([b for b, _ in times], dtype=np.int64)
-    end = begin + np.array([d for _, d in times], dtype=np.int64)
+    # GIVEN events that do not overlap, by the gap before each and its length
+    edges = np.cumsum([each for pair in times for each in pair])
+    begin, end = edges[::2], edges[1::2]
     # WHEN they are summed up
     bars = lanes.summed_up(begin, end, most)
     # THEN there are no more than asked for, and each event is in one, within its bounds
@@ -245,15 +298,20 @@ def test_stretches_cover_what_their_events_cover(times: list[tuple[int, int]], m
     for number, at in enumerate(bars.longest):
         assert bars.of[at] == number
         assert end[at] - begin[at] == (end - begin)[bars.of == number].max()
-    # AND each is busy as long as any event covers of it
-    for number in range(len(bars.begin)):
-        low, high = bars.begin[number], bars.end[number]
-        inside = covered(np.clip(begin, low, high), np.clip(end, low, high))
-        assert bars.busy[number] == inside
     # AND they are parted at the largest gaps
-    gaps = begin[1:] - np.maximum.accumulate(end)[:-1]
+    gaps = begin[1:] - end[:-1]
     chosen = np.sort(gaps[np.flatnonzero(np.diff(bars.of))])[::-1]
     assert chosen.tolist() == np.sort(gaps)[::-1][: most - 1].tolist()
+
+
+def test_a_page_names_no_folder_of_the_machine(tmp_path: Path) -> None:
+    # GIVEN a trace in some folder
+    analysis = analyze(a_program().trace(tmp_path))
+    # WHEN pages are made of it THEN they name the file alone
+    page = html.html_page(analysis)
+    assert "planted.json" in page
+    assert str(tmp_path) not in page
+    assert str(tmp_path) not in markdown(analysis).replace("\\", "")
 
 
 def test_figures_that_json_or_a_browser_lacks() -> None:

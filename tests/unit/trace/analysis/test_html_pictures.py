@@ -76,7 +76,7 @@ def test_pictures_hold_the_figures_of_the_analyses(tmp_path: Path) -> None:
     steps = drawn["steps"]
     assert steps["names"] == ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"]
     for at, step in enumerate(figures["steps"]["steps"]):
-        assert sum(times[at] for _, times in steps["parts"]) == round(step["step_us"] * 1000)
+        assert sum(times[at] for _, _, times in steps["parts"]) == round(step["step_us"] * 1000)
     # AND the flame graph's own times sum to all of it, callers standing before what they call
     flame = drawn["flame"]
     assert sum(flame["self_ns"]) == round(figures["flame"]["total_us"] * 1000)
@@ -119,7 +119,7 @@ def test_many_steps_are_cut_and_say_so(tmp_path: Path) -> None:
     steps = by_kind(analysis)["steps"]
     assert len(steps["names"]) <= MOST_STEPS
     left = analysis.to_dict()["steps"]["count"] - len(steps["names"])
-    assert steps["note"] == f"{left:,} more steps are not drawn."
+    assert steps["note"] == f"Not drawn: {left:,} steps."
 
 
 def test_no_picture_without_figures(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_a_program_that_runs_ahead_has_no_findings(tmp_path: Path) -> None:
 
 
 def test_hundreds_of_tiny_operators_are_launch_bound(tmp_path: Path) -> None:
-    # GIVEN operators of which each takes the host 15 us and the device 2
+    # GIVEN operators of which each takes the host 15 µs and the device 2
     program = Program()
     for _ in range(300):
         program.operator("aten::add", us=2)
@@ -69,7 +69,7 @@ def test_hundreds_of_tiny_operators_are_launch_bound(tmp_path: Path) -> None:
     assert finding.severity == "high"
     assert "300" not in finding.sentence
     assert "299 gaps" in finding.sentence
-    assert "the median kernel takes 2.000 us" in finding.sentence
+    assert "the median kernel takes 2.000 µs" in finding.sentence
     assert finding.evidence[0].figure == 13 * US
 
 
@@ -242,7 +242,7 @@ def test_the_data_loader(cat: str, loader: str, tmp_path: Path) -> None:
     "call", ["cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cuMemAlloc_v2"]
 )
 def test_memory_allocation(call: str, tmp_path: Path) -> None:
-    # GIVEN an operator that allocates for 300 us before each launch
+    # GIVEN an operator that allocates for 300 µs before each launch
     program = Program()
     for _ in range(5):
         with program.within("aten::empty"):
@@ -273,7 +273,7 @@ def test_a_dependency_on_another_stream(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_graph_have_no_launches_of_their_own(tmp_path: Path) -> None:
-    # GIVEN graphs of four kernels with gaps of 2 us in them, launched in time
+    # GIVEN graphs of four kernels with gaps of 2 µs in them, launched in time
     program = Program()
     busy_start(program)
     for _ in range(10):
@@ -293,7 +293,7 @@ def test_parts_of_a_graph_have_no_launches_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_is_launched_late_is_launched_late(tmp_path: Path) -> None:
-    # GIVEN graphs, each launched 100 us after the one before was done
+    # GIVEN graphs, each launched 100 µs after the one before was done
     program = Program()
     for _ in range(5):
         program.graph([20, 20], gap=2)

@@ -38,7 +38,7 @@ def codes(found: Idle) -> list[str]:
 
 
 def test_kernels_launched_before_the_trace_were_queued(tmp_path: Path) -> None:
-    # GIVEN 20 kernels 12 us apart whose launch is not in the trace, and then one that was launched
+    # GIVEN 20 kernels 12 µs apart whose launch is not in the trace, and then one that was launched
     program = Program()
     for _ in range(20):
         program.launch("early", 100, known=False)
@@ -209,7 +209,7 @@ def test_an_allocator_that_gives_everything_back(tmp_path: Path) -> None:
 
 
 def test_a_wait_says_what_of_it_is_the_call(tmp_path: Path) -> None:
-    # GIVEN waits that end 2 us after the device is done, and 300 us of Python after each
+    # GIVEN waits that end 2 µs after the device is done, and 300 µs of Python after each
     program = Program()
     for _ in range(10):
         with program.within("train.py(3): step", "python_function"):

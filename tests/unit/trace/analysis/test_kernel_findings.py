@@ -141,7 +141,7 @@ def test_convolutions_in_single_precision_on_a_device_for_half(tmp_path: Path) -
 
 
 def test_tens_of_thousands_of_tiny_kernels(tmp_path: Path) -> None:
-    # GIVEN 12,000 kernels of 2 us, launched one by one
+    # GIVEN 12,000 kernels of 2 µs, launched one by one
     program = Program()
     products(program)
     run(program, "index_kernel", 2, 8_000, "aten::index")

@@ -35,7 +35,7 @@ def json_of(trace: Trace) -> dict[str, Any]:
 def operator(
     program: Program, name: str, kernel: str, us: int, dims: list[Any] | None = None, **args: Any
 ) -> int:
-    """An operator of 20 us, 5 of them its own call, that launches a kernel; returns its begin."""
+    """An operator of 20 µs, 5 of them its own call, that launches a kernel; returns its begin."""
     begin = program.now
     program.work(15)
     program.launch(kernel, us)
@@ -119,7 +119,7 @@ def test_names_kinds_operators_stages_and_shapes(tmp_path: Path) -> None:
         "count": 3,
         "calls": 3,
     }
-    # The host's own time: three products of 20 us.
+    # The host's own time: three products of 20 µs.
     assert found["operators_by_host_time"][0]["self_us"] == 60
     assert found["breakdown"]["top_kernels"][0]["ms"] == 0.5
     assert found["breakdown"]["total_kernel_time_ms"] == 0.54

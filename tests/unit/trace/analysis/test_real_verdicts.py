@@ -27,10 +27,10 @@ def analysis_of(name: str, traces: Path) -> tuple[Idle, Verdict]:
 @pytest.mark.parametrize(
     ("name", "verdict"),
     [
-        # 60 kernels of 5 us, each launched some 60 us after the one before ended.
+        # 60 kernels of 5 µs, each launched some 60 µs after the one before ended.
         ("cuda_h100_bert", "launch-bound"),
         ("cuda_h100_vit", "launch-bound"),
-        # Eager vLLM: kernels of 6 us, launches 80 us apart.
+        # Eager vLLM: kernels of 6 µs, launches 80 µs apart.
         ("cuda_b200_vllm_eager", "launch-bound"),
         # Most of the step prepares a video, before the device gets its first work.
         ("cuda_h100_timesformer", "host-bound"),

@@ -64,11 +64,11 @@ def test_where_there_is_room_each_analysis_has_a_line(tmp_path: Path) -> None:
     # WHEN the page is printed THEN kernels, steps and memory have their line, as JSON has them
     told = dict(facts(analysis))
     assert list(told) == ["Kernels", "Steps", "Memory"]
-    assert told["Kernels"] == "matrix products 100.0 % of the 150.000 us of 3 device events"
+    assert told["Kernels"] == "matrix products 100.0 % of the 150.000 µs of 3 device events"
     median = figures["steps"]["step_us"]["median"]
-    assert told["Steps"].startswith(f"{figures['steps']['count']}, {median:.3f} us in the median")
-    # 2 us before the first step, steps of 158 and 168 us, 300 behind each, 15 into the third.
-    assert told["Memory"] == "at most 7.00 MiB on cuda:0, at 943.000 us"
+    assert told["Steps"].startswith(f"{figures['steps']['count']}, {median:.3f} µs in the median")
+    # 2 µs before the first step, steps of 158 and 168 µs, 300 behind each, 15 into the third.
+    assert told["Memory"] == "at most 7.00 MiB on cuda:0, at 943.000 µs"
     lines = printed(analysis, 50, 120)
     assert [line for line in lines if line.startswith("Steps ")] == [f"Steps    {told['Steps']}"]
 

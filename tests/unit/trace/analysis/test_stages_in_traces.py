@@ -43,7 +43,7 @@ def test_own_and_nested_time(tmp_path: Path) -> None:
             program.operator(us=3)
     # WHEN its stages are summed up
     found = stages_of(program.trace(tmp_path))
-    # THEN every figure is as by hand: an operator takes the host 10 us and a call
+    # THEN every figure is as by hand: an operator takes the host 10 µs and a call
     inner, outer = by_path(found)["outer/inner"], by_path(found)["outer"]
     one = 10 + CALL
     assert (outer.calls, outer.host_ns, outer.host_self_ns) == (
@@ -63,7 +63,7 @@ def test_own_and_nested_time(tmp_path: Path) -> None:
 
 
 def test_idle_time_within_stages(tmp_path: Path) -> None:
-    # GIVEN a stage of 30 us with one of 10 us in it, as the device has nothing to do yet
+    # GIVEN a stage of 30 µs with one of 10 µs in it, as the device has nothing to do yet
     program = Program()
     with program.within("outer", NOTE):
         program.work(20)
@@ -84,7 +84,7 @@ def test_idle_time_of_stages_that_cross(tmp_path: Path) -> None:
     # AND one around a pair that crosses
     for name, begin, end in (("d", 3_000, 3_100), ("e", 3_010, 3_050), ("f", 3_040, 3_070)):
         program.event(name, NOTE, begin, end)
-    # AND a device that is idle but for 10 us here and there
+    # AND a device that is idle but for 10 µs here and there
     for at in (0, 1_200, 1_990, 3_060):
         program.event("gemm", "kernel", at, at + 10, device=0, stream=7)
     # WHEN its stages are summed up
@@ -199,7 +199,7 @@ def small_work(tmp_path: Path) -> Stages:
 
 
 def test_a_stage_of_many_small_kernels_is_named(tmp_path: Path) -> None:
-    # GIVEN a stage that launches 40 kernels of 2 us, 35 us apart, and one of a large kernel
+    # GIVEN a stage that launches 40 kernels of 2 µs, 35 µs apart, and one of a large kernel
     # WHEN its stages are looked at
     found = small_work(tmp_path)
     # THEN the first one is found, with how long the device was idle in it
@@ -248,6 +248,23 @@ def test_thousands_of_names_with_numbers_are_one_stage(tmp_path: Path) -> None:
             program.work(1)
     (stage,) = stages_of(program.trace(tmp_path)).stages
     assert (stage.path, stage.calls) == (("request #",), 400)
+
+
+@pytest.mark.parametrize("count", [41, 1_200])
+def test_of_stages_that_all_take_as_long_some_are_shown(count: int, tmp_path: Path) -> None:
+    # GIVEN more stages than a page and the JSON hold, each of the same length
+    program = Program()
+    letters = [chr(97 + number // 26**at % 26) for number in range(count) for at in range(3)]
+    for number in range(count):
+        with program.within("".join(letters[3 * number : 3 * number + 3]), NOTE):
+            program.work(7)
+    found = stages_of(program.trace(tmp_path))
+    # WHEN they are written THEN as many are there as there is room for, and the others are counted
+    (table,) = found.tables()
+    assert len(table.rows) == 40
+    written = found.to_dict()
+    assert len(written["stages"]) == min(count, 1_000)
+    assert written["stages_left_out"] == count - len(written["stages"])
 
 
 def test_real_traces(traces: Path) -> None:

@@ -76,7 +76,7 @@ def test_parts_are_those_of_every_microsecond(tmp_path: Path) -> None:
 
 
 def test_one_step_by_hand(tmp_path: Path) -> None:
-    # GIVEN two steps: 10 us of Python in an operator, a launch, a kernel, a wait, 20 us of Python
+    # GIVEN two steps: 10 µs of Python in an operator, a launch, a kernel, a wait, 20 µs of Python
     program = Program()
     for number in range(2):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
@@ -85,7 +85,7 @@ def test_one_step_by_hand(tmp_path: Path) -> None:
             program.work(20)
     # WHEN they are split
     found = steps_of(program.trace(tmp_path))
-    # THEN the sums are those of the rules; the wait beyond the kernel is 2 us, its latency 3
+    # THEN the sums are those of the rules; the wait beyond the kernel is 2 µs, its latency 3
     expected = {
         "computation": 50 * US,
         "communication": 0,
@@ -106,7 +106,7 @@ def test_one_step_by_hand(tmp_path: Path) -> None:
 
 
 def test_work_behind_the_mark_belongs_to_the_step_that_launched_it(tmp_path: Path) -> None:
-    # GIVEN a host that marks 5 steps of 15 us, each with a kernel of 100 us, and one kernel before
+    # GIVEN a host that marks 5 steps of 15 µs, each with a kernel of 100 µs, and one kernel before
     program = Program()
     program.launch("before", 40, known=False)
     for number in range(5):
@@ -125,7 +125,7 @@ def test_work_behind_the_mark_belongs_to_the_step_that_launched_it(tmp_path: Pat
     assert second.begin_ns == first.begin_ns + first.dur_ns
     # AND the kernel that no step launched is told apart
     assert found.outside == (1, 40 * US)
-    assert "1 device event (40.000 us) was launched by no step" in found.tables()[0].note
+    assert "1 device event (40.000 µs) was launched by no step" in found.tables()[0].note
     # AND no step is called slow for what the first one had to wait for
     assert found.findings() == []
 
@@ -231,7 +231,7 @@ def test_a_profiler_mark_without_work_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_host_alone(tmp_path: Path) -> None:
-    # GIVEN steps of 100 us of operators and 50 us of a collective, with 30 us between them
+    # GIVEN steps of 100 µs of operators and 50 µs of a collective, with 30 µs between them
     program = Program()
     for number in range(4):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
@@ -254,7 +254,7 @@ def test_the_host_alone(tmp_path: Path) -> None:
 
 
 def test_the_real_resnets_have_the_known_steps(traces: Path) -> None:
-    # GIVEN two trainings whose mean step another tool gives as 177,592 and 141,068 us
+    # GIVEN two trainings whose mean step another tool gives as 177,592 and 141,068 µs
     for name, mean in (("workers0", 177_592), ("workers4", 141_068)):
         # WHEN their steps are split
         found = steps_of(read_trace(traces / f"old_v100_resnet_{name}.json.gz"))

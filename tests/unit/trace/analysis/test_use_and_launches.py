@@ -43,7 +43,7 @@ def device_only(tmp_path: Path, *work: tuple[str, str, int, int, int]) -> Trace:
 
 
 def test_communication_that_nothing_hides(tmp_path: Path) -> None:
-    # GIVEN 400 us of communication, of which 100 run beside computation
+    # GIVEN 400 µs of communication, of which 100 run beside computation
     trace = device_only(
         tmp_path,
         ("gemm", "kernel", 7, 0, 200),
@@ -61,7 +61,7 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
     # AND it is a finding, with the communication as its evidence
     (finding,) = use.findings()
     assert (finding.severity, finding.code) == ("medium", "device_use.exposed_communication")
-    assert "For 300.000 us of the trace's 600.000 us (50.0 %)" in finding.sentence
+    assert "For 300.000 µs of the trace's 600.000 µs (50.0 %)" in finding.sentence
     assert "25.0 % of all communication was hidden" in finding.sentence
     assert [each.figure for each in finding.evidence] == [300 * US, 400 * US]
     # AND without launches the verdict still holds
@@ -112,11 +112,11 @@ def test_what_takes_the_most_time_is_the_verdict(
     assert isinstance(found, Verdict)
     assert found.verdict == expected
     assert found.to_dict()["percent"] == 60
-    assert "600.000 us of the trace's 1.000 ms (60.0 %)" in found.sentence
+    assert "600.000 µs of the trace's 1.000 ms (60.0 %)" in found.sentence
 
 
 def test_idle_time_between_work_that_was_launched_in_time(tmp_path: Path) -> None:
-    # GIVEN a device that pauses 40 us between kernels of 10 us, all launched long before
+    # GIVEN a device that pauses 40 µs between kernels of 10 µs, all launched long before
     program = Program()
     for _ in range(20):
         program.launch("tiny", 10)
@@ -222,7 +222,7 @@ def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: P
 
 
 def test_devices_that_are_idle_together(tmp_path: Path) -> None:
-    # GIVEN two devices that get a kernel each, 5 us apart, from a host that then works for 3 ms
+    # GIVEN two devices that get a kernel each, 5 µs apart, from a host that then works for 3 ms
     program = Program()
     for _ in range(2):
         for device in (0, 1):
@@ -242,7 +242,7 @@ def test_devices_that_are_idle_together(tmp_path: Path) -> None:
     assert idle.tables()[0].title == "Why all devices were idle"
     (finding,) = idle.findings()
     assert finding.sentence.startswith("All 2 devices were idle for 2.977 ms (98.1 % of their time")
-    # AND in the verdict they count for each, as do the first launch and its latency, and 5 us for
+    # AND in the verdict they count for each, as do the first launch and its latency, and 5 µs for
     # each in which the other one worked: behind both first kernels, and before and behind all
     found = judged(trace)
     assert (found.verdict, found.cause, found.differs) == ("host-bound", causes.HOST_UNSEEN, ())
@@ -310,8 +310,8 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
     )
     assert (late.verdict, late.cause) == ("cannot tell", None)
     assert late.sentence.startswith(
-        "Cannot tell: for 205.000 us of 330.000 us (62.1 %; 3 devices times the trace's 110.000 us)"
-        " the devices were idle while another device worked. They computed for 125.000 us (37.9 %)."
+        "Cannot tell: for 205.000 µs of 330.000 µs (62.1 %; 3 devices times the trace's 110.000 µs)"
+        " the devices were idle while another device worked. They computed for 125.000 µs (37.9 %)."
         " Not so device 1:"
     )
 
@@ -349,13 +349,13 @@ def test_kernels_that_communicate_without_nccl(tmp_path: Path) -> None:
     use = use_of(trace)
     written = use.to_dict()
     # THEN it is communication to the verdict and the findings
-    assert judged(trace).sentence.startswith("Communication-bound: for 900.000 us")
-    assert use.findings()[0].sentence.startswith("For 900.000 us of the trace's 1.000 ms (90.0 %)")
+    assert judged(trace).sentence.startswith("Communication-bound: for 900.000 µs")
+    assert use.findings()[0].sentence.startswith("For 900.000 µs of the trace's 1.000 ms (90.0 %)")
     assert use.tables()[0].rows[1] == ("communicating, nothing else", 900 * US, 90)
     # AND the keys that count NCCL's alone stay so, beside the figure of the others
     assert (written["comm_union_us"], written["compute_union_us"]) == (0, 1_000)
     assert written["custom_comm_us"] == written["per_device_us"]["0"]["comm"] == 900
-    assert "900.000 us of communication is of kernels other than NCCL's" in use.tables()[0].note
+    assert "900.000 µs of communication is of kernels other than NCCL's" in use.tables()[0].note
 
 
 def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
@@ -372,7 +372,7 @@ def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
     path.write_text(json.dumps(entries))
     # WHEN the use is summed up
     written = use_of(read_trace(path)).to_dict()
-    # THEN they are one device, which computed beside 60 of 90 us of communication
+    # THEN they are one device, which computed beside 60 of 90 µs of communication
     assert written["per_device_us"] == {
         "0": {
             "busy": 130, "idle": 0, "span": 130, "compute": 100, "comm": 90, "exposed_comm": 30,
@@ -412,7 +412,7 @@ def test_work_launched_before_the_window_is_counted_apart(tmp_path: Path) -> Non
     assert use.before_window == 2
     assert use.to_dict()["gpu_events_without_launch_us"] == 60
     assert use.to_dict()["kernel_dur_sum_us"] == 90
-    assert "2 of its events (60.000 us) were launched outside the trace" in use.tables()[0].note
+    assert "2 of its events (60.000 µs) were launched outside the trace" in use.tables()[0].note
 
 
 def test_processes_with_the_same_correlations_do_not_get_each_others_launches(
@@ -444,7 +444,7 @@ def test_processes_with_the_same_correlations_do_not_get_each_others_launches(
 
 
 def test_a_queue_that_grows(tmp_path: Path) -> None:
-    # GIVEN ten kernels of 100 us, launched 5 us apart
+    # GIVEN ten kernels of 100 µs, launched 5 µs apart
     program = Program()
     for _ in range(10):
         program.launch("gemm", 100)
@@ -465,7 +465,7 @@ def test_a_queue_that_grows(tmp_path: Path) -> None:
     "call", ["hipMemcpyAsync", "cudaLaunchKernelExC", "cuLaunchKernel", "urEnqueueKernelLaunch"]
 )
 def test_a_copy_in_two_parts_is_no_graph(call: str, tmp_path: Path) -> None:
-    # GIVEN a call that the device does in two parts of 30 us, 4 us apart, with nothing else there
+    # GIVEN a call that the device does in two parts of 30 µs, 4 µs apart, with nothing else there
     program = Program()
     program.launch("Memcpy HtoD", 30, cat="gpu_memcpy", call=call)
     first = program.events[-1]

@@ -16,7 +16,7 @@ from stagespan.trace.ranks.late import BEFORE, REASONS
 
 
 def test_clocks_are_aligned_by_ends_of_collectives(tmp_path: Path) -> None:
-    # GIVEN four ranks whose clocks are 0, 300, -120 and 50 us ahead
+    # GIVEN four ranks whose clocks are 0, 300, -120 and 50 µs ahead
     clocks = (0, 300, -120, 50)
     arrivals = [[100 + 1_000 * n + 10 * rank for n in range(6)] for rank in range(4)]
     for rank, calls in enumerate(together(arrivals)):
@@ -29,13 +29,13 @@ def test_clocks_are_aligned_by_ends_of_collectives(tmp_path: Path) -> None:
     ]
     assert found.clocks.error_ns.tolist() == [0, 0, 0, 0]
     assert set(found.clocks.how) == {"collectives"}
-    # AND the last to come is known although its clock says otherwise: 30 us behind the first
+    # AND the last to come is known although its clock says otherwise: 30 µs behind the first
     assert found.waits.last.tolist() == [0, 0, 0, 6]
     assert found.waits.waited_ns.tolist() == [6 * 30 * US, 6 * 20 * US, 6 * 10 * US, 0]
 
 
 def test_some_ends_are_late(tmp_path: Path) -> None:
-    # GIVEN two of seven collectives that end 400 us late on one rank
+    # GIVEN two of seven collectives that end 400 µs late on one rank
     arrivals = [[100 + 1_000 * n for n in range(7)] for _ in range(3)]
     calls = together(arrivals)
     for at in (2, 5):
@@ -50,7 +50,7 @@ def test_some_ends_are_late(tmp_path: Path) -> None:
 
 
 def test_one_host_has_one_clock(tmp_path: Path) -> None:
-    # GIVEN two ranks of one host, on one of which every collective ends 40 us later
+    # GIVEN two ranks of one host, on one of which every collective ends 40 µs later
     calls = together([[100, 1_100, 2_100]] * 2)
     late = [(op, begin, end + 40) for op, begin, end in calls[1]]
     for rank, each in enumerate((calls[0], late)):
@@ -102,7 +102,7 @@ def test_one_clock_that_nothing_tells(tmp_path: Path) -> None:
 
 
 def test_a_straggler(tmp_path: Path) -> None:
-    # GIVEN eight ranks of which rank 5 comes 200 us late to nine of ten collectives
+    # GIVEN eight ranks of which rank 5 comes 200 µs late to nine of ten collectives
     arrivals = [
         [1_000.0 * n + 10 * rank + (200 if rank == 5 and n != 4 else 0) for n in range(10)]
         for rank in range(8)
@@ -111,10 +111,10 @@ def test_a_straggler(tmp_path: Path) -> None:
         write_rank(tmp_path, rank, calls, world=8)
     # WHEN they are read together
     found = ranks_in(tmp_path)
-    # THEN rank 5 is last nine times, 180 us behind rank 7, which is last once, 10 behind rank 6
+    # THEN rank 5 is last nine times, 180 µs behind rank 7, which is last once, 10 behind rank 6
     assert found.waits.last.tolist() == [0, 0, 0, 0, 0, 9, 0, 1]
     assert found.waits.caused_ns.tolist() == [0, 0, 0, 0, 0, 9 * 180 * US, 0, 10 * US]
-    # AND rank 0 waited 250 us nine times and 70 once
+    # AND rank 0 waited 250 µs nine times and 70 once
     assert found.waits.waited_ns[0] == (9 * 250 + 70) * US
     assert found.lost_ns == sum(each.waited_ns for each in found.waits.instances)
     # AND it is told, with the worst as evidence
@@ -174,7 +174,7 @@ def test_ranks_that_come_together_have_no_finding(tmp_path: Path) -> None:
 
 
 def test_windows_that_begin_at_another_collective(tmp_path: Path) -> None:
-    # GIVEN a rank whose trace misses the first three of ten collectives, clocks 40 us apart
+    # GIVEN a rank whose trace misses the first three of ten collectives, clocks 40 µs apart
     arrivals = [[100.0 + 1_000 * n + (n % 3) * 50 * rank for n in range(10)] for rank in range(2)]
     first, second = together(arrivals)
     write_rank(tmp_path, 0, first, world=2)
@@ -248,7 +248,7 @@ def test_collectives_that_do_not_agree_are_not_matched(tmp_path: Path) -> None:
 
 
 def test_waiting_beside_computing_is_not_lost(tmp_path: Path) -> None:
-    # GIVEN a rank that waits 100 us for the other in each of four collectives, and computes for 60
+    # GIVEN a rank that waits 100 µs for the other in each of four collectives, and computes for 60
     first, second = together(
         [[100 + 1_000 * n for n in range(4)], [200 + 1_000 * n for n in range(4)]]
     )
@@ -262,15 +262,15 @@ def test_waiting_beside_computing_is_not_lost(tmp_path: Path) -> None:
     )  # fmt: skip
     # WHEN they are read together
     found = ranks_in(tmp_path)
-    # THEN 40 us of each are lost, and rank 1 is to blame for no more
+    # THEN 40 µs of each are lost, and rank 1 is to blame for no more
     assert found.waits.waited_ns.tolist() == [400 * US, 0]
     assert found.waits.lost_ns.tolist() == [160 * US, 0]
     assert found.waits.caused_ns.tolist() == [0, 160 * US]
-    assert "besides 240.000 us beside which they computed" in found.tables()[0].note
+    assert "besides 240.000 µs beside which they computed" in found.tables()[0].note
 
 
 def test_imbalance_of_computing(tmp_path: Path) -> None:
-    # GIVEN three ranks that compute 400, 400 and 700 us between their first and last collectives
+    # GIVEN three ranks that compute 400, 400 and 700 µs between their first and last collectives
     calls = together([[100, 1_100, 2_100]] * 3)
     for rank, us in enumerate((200, 200, 350)):
         computing = [(20, 20 + us / 5), *((n + 150, n + 150 + us) for n in (0, 1_000, 2_000))]
@@ -288,17 +288,17 @@ def test_imbalance_of_computing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("op", "gigabytes"),
-    # 4,000 bytes in 10 us are 0.4 GB/s; of 4 ranks each link carries 3/4 of all, twice to reduce.
+    # 4,000 bytes in 10 µs are 0.4 GB/s; of 4 ranks each link carries 3/4 of all, twice to reduce.
     [("AllReduce", 0.6), ("AllGather", 1.2), ("ReduceScatter", 0.3), ("Broadcast", 0.4)],
 )
 def test_bandwidth_of_the_bus(op: str, gigabytes: float, tmp_path: Path) -> None:
-    # GIVEN collectives that carry 2,000 elements of 2 bytes, to which one rank comes 50 us late
+    # GIVEN collectives that carry 2,000 elements of 2 bytes, to which one rank comes 50 µs late
     for rank in range(4):
         calls = [(op, 1_000.0 * n + (50 if rank else 0), 1_000.0 * n + 60) for n in range(3)]
         write_rank(tmp_path, rank, calls, world=4, message=(2_000, "BFloat16", 4), host="node1")
     # WHEN they are read together
     found = ranks_in(tmp_path)
-    # THEN the bandwidth is that of the 10 us that all were there
+    # THEN the bandwidth is that of the 10 µs that all were there
     (group,) = found.to_dict()["collectives"]
     assert group["bus_gb_per_s"] == pytest.approx(gigabytes)
 
@@ -311,12 +311,12 @@ def test_eight_real_ranks(traces: Path) -> None:
     assert found.numbers == list(range(8))
     assert (found.world_size, found.missing, found.matched.count) == (8, [], 8)
     assert abs(found.clocks.offset_ns).max() < 2 * US
-    # AND rank 7 came last to five: to the first 505 us behind rank 6, as their begins say
+    # AND rank 7 came last to five: to the first 505 µs behind rank 6, as their begins say
     assert found.waits.last.tolist() == [0, 0, 0, 0, 1, 2, 0, 5]
     first = found.waits.instances[0]
     assert (first.op, first.last) == ("send_recv", 7)
     assert first.late_ns == pytest.approx(505 * US, abs=2 * US)
-    # AND the waiting is what the begins and durations in the files say: 7,624 us of rank 1 there
+    # AND the waiting is what the begins and durations in the files say: 7,624 µs of rank 1 there
     assert first.waited_ns == pytest.approx(
         sum((2_135, 7_624, 508, 0, 4_872, 4_669, 505)) * US + _third(found), abs=10 * US
     )

@@ -25,7 +25,7 @@ ARRIVALS = st.integers(2, 5).flatmap(
 )
 @given(late=ARRIVALS, clocks=st.lists(st.integers(-300, 300), min_size=5, max_size=5))
 def test_waiting_is_what_the_begins_say(late: Any, clocks: Any, tmp_path: Path) -> None:
-    # GIVEN ranks that come late to collectives at random, and clocks up to 300 us off
+    # GIVEN ranks that come late to collectives at random, and clocks up to 300 µs off
     for old in tmp_path.iterdir():
         old.unlink()
     arrivals = [[1_000 * at + each for at, each in enumerate(mine)] for mine in late]

@@ -30,7 +30,7 @@ def write_job(folder: Path, arrivals: list[list[float]], steps: int = 6, took: f
 
 def test_who_sleeps_once_a_step_is_named_beside_many_short_races(tmp_path: Path) -> None:
     # GIVEN six steps of eight collectives. Rank 1 sleeps 30 ms before the first of each but the
-    # first step's. Rank 0 comes 5 us late to all others, and once, in the first step, 47 ms.
+    # first step's. Rank 0 comes 5 µs late to all others, and once, in the first step, 47 ms.
     arrivals: list[list[float]] = [[], []]
     for step in range(6):
         for number in range(8):
@@ -82,7 +82,7 @@ def test_ranks_that_are_late_in_turn_at_a_place_are_not_blamed(tmp_path: Path) -
 
 
 def test_a_rank_that_computes_longer(tmp_path: Path) -> None:
-    # GIVEN three ranks of which rank 2 computes 200 us longer before each of ten collectives
+    # GIVEN three ranks of which rank 2 computes 200 µs longer before each of ten collectives
     arrivals = [[1_000.0 * n + (200 if rank == 2 else 0) + 600 for n in range(10)]
                 for rank in range(3)]  # fmt: skip
     for rank, calls in enumerate(together(arrivals)):
@@ -99,7 +99,7 @@ def test_a_rank_that_computes_longer(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_another_collective_keeps(tmp_path: Path) -> None:
-    # GIVEN three ranks of which rank 2 is 300 us longer in a collective that the others have not
+    # GIVEN three ranks of which rank 2 is 300 µs longer in a collective that the others have not
     calls = together([[1_000.0 * n + 400 + (300 if rank == 2 else 0) for n in range(10)]
                       for rank in range(3)])  # fmt: skip
     for rank, mine in enumerate(calls):
@@ -216,7 +216,7 @@ def test_the_chart_equals_the_table(tmp_path: Path) -> None:
             assert drawn[key][at] == row[column], (rank, key)
         # AND all add up to the steps' time, communication included
         assert sum(times[at] for times in drawn.values()) == row["time"] == 4_999 * US
-        # 400 to 800 us in each, 450 of each step is computing; each rank comes 100 us later
+        # 400 to 800 µs in each, 450 of each step is computing; each rank comes 100 µs later
         exposed = drawn["waiting"][at] + drawn["communicating"][at]
         assert exposed == 5 * (350, 300, 200)[at] * US
     # AND the waiting that computing hides is counted once, as computing

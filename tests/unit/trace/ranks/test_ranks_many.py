@@ -17,7 +17,7 @@ from stagespan.trace.ranks.summary import RankSummary, summarise
 
 
 def test_a_thousand_ranks(tmp_path: Path) -> None:
-    # GIVEN a thousand ranks, of which 777 comes 500 us late to each of five collectives
+    # GIVEN a thousand ranks, of which 777 comes 500 µs late to each of five collectives
     arrivals = [
         [1_000.0 * n + rank % 7 + (500 if rank == 777 else 0) for n in range(5)]
         for rank in range(1_000)

@@ -29,7 +29,7 @@ def merged(found: Ranks, target: Path) -> list[dict[str, Any]]:
 
 
 def test_every_event_on_one_clock(tmp_path: Path) -> None:
-    # GIVEN three ranks whose clocks are 0, 500 and -200 us ahead
+    # GIVEN three ranks whose clocks are 0, 500 and -200 µs ahead
     clocks = (0, 500, -200)
     calls = together([[100, 1_100, 2_100]] * 3)
     for rank in range(3):

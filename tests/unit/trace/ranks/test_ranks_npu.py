@@ -79,7 +79,7 @@ def names(count: int) -> list[str]:
 
 
 def test_ranks_of_tables_alone(tmp_path: Path) -> None:
-    # GIVEN three ranks without a trace, of which rank 2 computes longer, and comes 300 us later to
+    # GIVEN three ranks without a trace, of which rank 2 computes longer, and comes 300 µs later to
     # each of four all-reduces
     for rank in range(3):
         late = 300 if rank == 2 else 0
@@ -125,7 +125,7 @@ def test_a_rank_with_its_kernels_tells_what_it_computed(tmp_path: Path) -> None:
 
 
 def test_ranks_that_wait_for_missing_ones(tmp_path: Path) -> None:
-    # GIVEN two ranks that come together to all-reduces of 900 us in which data moves for 20 us, in
+    # GIVEN two ranks that come together to all-reduces of 900 µs in which data moves for 20 µs, in
     # a group of four
     pairs = {f"0-{other}": {} for other in range(4)}
     matrix = {"step1": {"collective": {"allreduce-total@1": pairs}}}

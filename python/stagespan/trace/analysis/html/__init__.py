@@ -33,7 +33,7 @@ def html_page(analysis: Analysis) -> str:
 def filled(shown: dict[str, Any]) -> str:
     """The page of what `page_data` returned."""
     charts, charts_hash = _plotly()
-    script = "".join(map(_file, ("table.js", "charts.js", "page.js")))
+    script = "".join(map(_file, ("table.js", "charts.js", "timeline.js", "page.js")))
     hashes = f"'sha256-{_sha256(script)}' 'sha256-{charts_hash}'"
     parts = {
         "policy": (

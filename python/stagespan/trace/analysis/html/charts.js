@@ -18,12 +18,16 @@ function variable(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+// Of a step: what the device did, and in the colours of idle time what the host did meanwhile.
 const PART_COLOURS = {
-  computation: "#2f9e63", communication: "#a44cc4", copies: "#2f7fd6", runtime_calls: "#d0a04f",
-  data_loading: "#c2528b", operators: "#6f9bd1", other: "#9aa4b1",
+  computation: "#2f9e63", communication: "#a44cc4", copies: "#2f7fd6", runtime_calls: "#d9a21b",
+  data_loading: "#c2528b", operators: "#e2674a", other: "#b8bcc4",
+};
+const HOST_PART_COLOURS = {
+  operators: "#6f9bd1", communication: "#a44cc4", data_loading: "#c2528b", other: "#b8bcc4",
 };
 
-function stageColour(name) {
+function frameColour(name) {
   let hash = 0;
   for (const letter of name) hash = (hash * 31 + letter.codePointAt(0)) >>> 0;
   return STAGE_COLOURS[hash % STAGE_COLOURS.length];
@@ -32,7 +36,7 @@ function stageColour(name) {
 function colourOf(key) {
   if (key in IDLE_COLOURS) return IDLE_COLOURS[key];
   if (key in HOST_COLOURS) return HOST_COLOURS[key];
-  if (key.startsWith("stage ")) return stageColour(key);
+  if (key.startsWith("#")) return key;
   return variable(`--${key}`) || variable("--soft");
 }
 
@@ -43,6 +47,16 @@ function plain(text) {
 
 function wrapped(text) {
   return text.replace(/(.{80})(?=.)/gu, "$1\n");
+}
+
+// Words in lines of at most `most` letters.
+function broken(text, most = window.innerWidth < 720 ? 24 : 44) {
+  const lines = [""];
+  for (const word of plain(text).split(" ")) {
+    if (lines.at(-1) && lines.at(-1).length + word.length >= most) lines.push(word);
+    else lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
+  }
+  return lines.join("<br>");
 }
 
 function layout(more) {
@@ -63,13 +77,16 @@ function layout(more) {
 }
 
 function chart(parent, label, draw, tools = true) {
-  const node = element("div", { class: "chart", role: "img", tabIndex: 0, "aria-label": label });
+  // One with tools holds controls, which a picture may not.
+  const node = element("div", { class: "chart", role: tools ? "group" : "img", "aria-label": label });
+  if (tools) node.tabIndex = 0;
   parent.append(node);
   const options = {
     responsive: true, displaylogo: false, displayModeBar: tools && "hover", showLink: false, showSendToCloud: false,
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
   };
-  DRAWINGS.push(() => { const [traces, shape] = draw(); Plotly.react(node, traces, layout(shape), options); });
+  node.draw = () => { const [traces, shape] = draw(); Plotly.react(node, traces, layout(shape), options); };
+  DRAWINGS.push(node.draw);
   return node;
 }
 
@@ -79,14 +96,18 @@ function idleCauses(parent, { causes }) {
   const [size, unit] = timeUnit(Math.max(...rows.map(([, , time]) => time)));
   chart(parent, "Idle time by cause", () => [[{
     type: "bar", orientation: "h",
-    x: rows.map(([, , time]) => time / size), y: rows.map(([cause]) => cause.replace(/_/g, " ")),
+    x: rows.map(([, , time]) => time / size), y: rows.map((_, at) => at),
     marker: { color: rows.map(([cause]) => colourOf(cause)) },
     text: rows.map(([, , time]) => inWords((100 * time) / total, "%")), textposition: "auto",
     insidetextfont: { color: "#ffffff" }, cliponaxis: false,
     customdata: rows.map(([, meaning, time, gaps]) =>
-      [meaning, inWords(time, "ns"), `${number(gaps, 0)} gaps`]),
+      [meaning, inWords(time, "ns"), `${number(gaps, 0)} ${gaps === 1 ? "gap" : "gaps"}`]),
     hovertemplate: "%{customdata[1]}, %{customdata[2]}<br>%{customdata[0]}<extra></extra>",
-  }], { height: 60 + 28 * rows.length, xaxis: { title: { text: `idle (${unit})` } }, showlegend: false }], false);
+  }], {
+    height: 60 + 34 * rows.length, xaxis: { title: { text: `idle (${unit})` } }, showlegend: false,
+    yaxis: { tickvals: rows.map((_, at) => at), ticktext: rows.map(([, meaning]) => broken(meaning)),
+      showgrid: false, tickfont: { size: 11 } },
+  }], false);
 }
 
 // What a device can do by operations a byte, and where kernels stand below it.
@@ -126,16 +147,17 @@ function roofline(parent, { bandwidth, rates, points, colours }) {
 }
 
 // Time of each step by what it went to; the parts sum to the step.
-function steps(parent, { names, parts, note }) {
-  const longest = Math.max(...names.map((_, at) => parts.reduce((sum, [, times]) => sum + times[at], 0)));
+function steps(parent, { names, parts, on_device: onDevice, note }) {
+  const colours = onDevice ? PART_COLOURS : HOST_PART_COLOURS;
+  const longest = Math.max(...names.map((_, at) => parts.reduce((sum, [, , times]) => sum + times[at], 0)));
   const [size, unit] = timeUnit(longest);
-  chart(parent, "Time of each step by part", () => [parts.map(([part, times]) => ({
-    type: "bar", name: part.replace(/_/g, " "), x: names.map((_, at) => at),
-    y: times.map((time) => time / size), marker: { color: PART_COLOURS[part] || variable("--soft") },
+  chart(parent, "Time of each step by part", () => [parts.map(([part, words, times]) => ({
+    type: "bar", name: plain(words), x: names.map((_, at) => at),
+    y: times.map((time) => time / size), marker: { color: colours[part] || variable("--soft") },
     customdata: names.map((name, at) => [plain(wrapped(name)), inWords(times[at], "ns")]),
-    hovertemplate: `%{customdata[0]}<br>${plain(part.replace(/_/g, " "))}: %{customdata[1]}<extra></extra>`,
+    hovertemplate: `%{customdata[0]}<br>${plain(words)}: %{customdata[1]}<extra></extra>`,
   })), {
-    barmode: "stack", height: 300, bargap: names.length > 60 ? 0 : 0.15,
+    barmode: "stack", height: 320, bargap: names.length > 60 ? 0 : 0.15,
     legend: { orientation: "h", y: 1, yanchor: "bottom", x: 0, traceorder: "normal" },
     xaxis: { title: { text: "step" }, showgrid: false,
       tickvals: names.length <= 20 ? names.map((_, at) => at) : undefined,
@@ -169,7 +191,7 @@ function flame(parent, { names, parents, self_ns: own, depth, note }) {
     type: "icicle", ids: names.map((_, at) => String(at)), labels: names.map(plain),
     parents: parents.map((at) => (at < 0 ? "" : String(at))), values: own, branchvalues: "remainder",
     tiling: { orientation: "v", pad: 1 }, pathbar: { visible: true }, sort: true, maxdepth: 24,
-    marker: { colors: names.map((name) => stageColour(name)), line: { width: 0 } },
+    marker: { colors: names.map((name) => frameColour(name)), line: { width: 0 } },
     textinfo: "label", insidetextfont: { color: "#14171b" },
     customdata: totals(parents, own).map((time, at) =>
       [inWords(time, "ns"), inWords(own[at], "ns"), plain(wrapped(names[at])).replaceAll("\n", "<br>")]),

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import math
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from stagespan.trace.analysis import Analysis
-from stagespan.trace.analysis.html.lanes import timeline
+from stagespan.trace.analysis.html.lanes import drawn, timeline
 from stagespan.trace.analysis.html.pictures import pictures
-from stagespan.trace.analysis.markdown import heading, summary
+from stagespan.trace.analysis.markdown import heading, ignored, name_of, summary
+from stagespan.trace.analysis.names import labels
 from stagespan.trace.analysis.result import (
     Cell,
     Finding,
     Nothing,
     Table,
+    Titled,
     printable,
     shortened,
     window_of,
 )
-from stagespan.trace.analysis.terminal import name_of
+from stagespan.trace.analysis.steps import Steps
 from stagespan.trace.analysis.verdict import Verdict
 from stagespan.trace.ranks.report import Ranks
 
 MOST_ROWS = 5_000
 """Rows of a table; the others are in --json and --markdown, and the page says so."""
 LONGEST_TEXT = 2_000
+LONGEST_SHOWN = 70
+LONGEST_EVENT = 120
 _EXACT = 1 << 53
 
 
@@ -34,15 +41,11 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
     """All that the page shows. Times in ns from the begin of the trace's window."""
     trace = analysis.trace
     notes = [printable(trace.incomplete)] if trace.incomplete else []
-    for what, counts in (("Left out", trace.left_out), ("Adjusted", trace.adjusted)):
-        if counts:
-            told = ", ".join(f"{printable(cause)} ({n:,})" for cause, n in counts.items())
-            notes.append(f"{what}: {told}.")
+    notes += map(printable, ignored(trace))
     window = window_of(trace)
-    lanes = timeline(trace, _steps(analysis))
+    lanes = drawn(timeline(trace, _steps(analysis)))
     return {
         "title": shortened(name_of(Path(trace.path)), 120),
-        "path": shortened(trace.path, LONGEST_TEXT),
         "summary": summary(analysis),
         "made_by": f"stagespan {metadata.version('stagespan')}",
         "incomplete": trace.incomplete is not None,
@@ -50,16 +53,29 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
         "verdict": _verdict(analysis),
         "device": _device(analysis),
         "devices": _devices(analysis),
+        "compared": isinstance(analysis.results.get("against"), Titled),
         "findings": [written_finding(each) for each in analysis.findings()],
         "no_findings": "No findings: nothing in this trace asks for a closer look.",
         "window_ns": 0 if window is None else window[1] - window[0],
-        "lanes": [lane.to_dict() for lane in lanes],
+        "lanes": [lane["name"] for lane in lanes["lanes"]],
+        "timeline": packed(lanes),
         "pictures": pictures(analysis),
         "sections": [_section(name, result) for name, result in analysis.results.items()],
     }
 
 
+def packed(value: dict[str, Any]) -> str:
+    """As compressed JSON, in letters."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
 def _verdict(analysis: Analysis) -> dict[str, str] | None:
+    # What is said of several traces is more than what is said of one of them.
+    for each in analysis.results.values():
+        if isinstance(each, Titled):
+            word, sentence = each.title()
+            return {"word": printable(word), "sentence": printable(sentence)}
     ranks = analysis.results.get("ranks")
     if isinstance(ranks, Ranks):
         word, sentence = ranks.verdict()
@@ -88,12 +104,9 @@ def _devices(analysis: Analysis) -> int:
 def _steps(analysis: Analysis) -> list[tuple[str, int, int]]:
     """Name, begin and length of the steps that were found."""
     result = analysis.results.get("steps")
-    if result is None or isinstance(result, Nothing):
+    if not isinstance(result, Steps):
         return []
-    return [
-        (step["name"], round(step["time_us"] * 1000), round(step["step_us"] * 1000))
-        for step in result.to_dict()["steps"]
-    ]
+    return [(step.name, step.begin_ns, step.dur_ns) for step in result.steps]
 
 
 def written_finding(finding: Finding) -> dict[str, Any]:
@@ -101,9 +114,9 @@ def written_finding(finding: Finding) -> dict[str, Any]:
     return {
         "code": finding.code,
         "severity": finding.severity,
-        "sentence": shortened(finding.sentence, LONGEST_TEXT),
+        "sentence": _text(finding.sentence),
         "evidence": [
-            (shortened(each.event, LONGEST_TEXT), each.time_ns, _cell(each.figure), each.unit)
+            (shortened(each.event, LONGEST_EVENT), each.time_ns, _cell(each.figure), each.unit)
             for each in finding.evidence
         ],
     }
@@ -113,7 +126,7 @@ def _section(name: str, result: Any) -> dict[str, Any]:
     return {
         "name": name,
         "heading": heading(name),
-        "unknown": shortened(result.reason, LONGEST_TEXT) if isinstance(result, Nothing) else None,
+        "unknown": _text(result.reason) if isinstance(result, Nothing) else None,
         "tables": [written_table(table) for table in result.tables()],
     }
 
@@ -127,18 +140,34 @@ def written_table(table: Table) -> dict[str, Any]:
             f"{note} The first {len(rows):,} of {len(table.rows):,} rows are here; all are in"
             " --json and --markdown."
         ).strip()
+    written = [[_cell(cell) for cell in row] for row in rows]
     return {
         "title": printable(table.title),
         "columns": [(printable(name), unit) for name, unit in table.columns],
-        "rows": [[_cell(cell) for cell in row] for row in rows],
-        "note": shortened(note, LONGEST_TEXT),
+        "rows": written,
+        "labels": _labels(table, written),
+        "note": _text(note),
     }
+
+
+def _labels(table: Table, rows: list[list[Cell]]) -> dict[str, str]:
+    """Of every name that is shown in short how it is shown; different in each column."""
+    found: dict[str, str] = {}
+    for at in range(len(table.columns)):
+        names = [str(row[at]) for row in rows if isinstance(row[at], str)]
+        short = labels(names, LONGEST_SHOWN)
+        found |= {name: label for name, label in short.items() if label != name}
+    return found
+
+
+def _text(text: str) -> str:
+    return printable(text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "...")
 
 
 def _cell(cell: Cell) -> Cell:
     """A cell as JSON and a browser hold it: no NaN, no integer that it would round."""
     if isinstance(cell, str):
-        return shortened(cell, LONGEST_TEXT)
+        return _text(cell)
     if isinstance(cell, float) and not math.isfinite(cell):
         return None
     if isinstance(cell, int) and abs(cell) >= _EXACT:

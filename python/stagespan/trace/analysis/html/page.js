@@ -23,8 +23,9 @@ function bullet(colour, text) {
 function head() {
   document.title = `${DATA.title}: ${DATA.verdict ? DATA.verdict.word : "trace analysis"}`;
   document.getElementById("title").textContent = DATA.title;
-  document.getElementById("title").title = DATA.path;
-  document.getElementById("made").textContent = `${DATA.path}: ${DATA.summary}. Made by ${DATA.made_by}.`;
+  const notes = DATA.notes.slice(DATA.incomplete ? 1 : 0);
+  document.getElementById("made").textContent =
+    [`${DATA.title}: ${DATA.summary}.`, ...notes, `Made by ${DATA.made_by}.`].join(" ");
   if (DATA.incomplete) MAIN.append(element("p", { class: "notice" }, DATA.notes[0]));
   const made = section("summary", "Summary");
   made.querySelector("h2").hidden = true;
@@ -36,10 +37,7 @@ function head() {
       element("span", {}, rest[0].toUpperCase() + rest.slice(1))));
   }
   if (DATA.device.length) made.append(deviceBar());
-  made.append(element("p", { class: "note path" }, `${DATA.path}: ${DATA.summary}.`));
-  for (const note of DATA.notes.slice(DATA.incomplete ? 1 : 0)) {
-    made.append(element("p", { class: "note" }, note));
-  }
+  made.append(element("p", { class: "note path" }, `${DATA.title}: ${DATA.summary}.`));
 }
 
 function deviceBar() {
@@ -55,9 +53,9 @@ function deviceBar() {
       `${name} ${inWords((100 * time) / span, "%")} (${inWords(time, "ns")})`));
   }
   const made = element("div", {}, bar, legend);
-  if (DATA.devices > 1) {
-    made.append(element("p", { class: "note" }, `Sums over ${DATA.devices} devices.`));
-  }
+  const notes = [DATA.devices > 1 && `Sums over ${DATA.devices} devices.`,
+    DATA.compared && "Of the trace after the change, as the timeline and all that comes behind it."];
+  if (notes.some(Boolean)) made.append(element("p", { class: "note" }, notes.filter(Boolean).join(" ")));
   return made;
 }
 
@@ -88,9 +86,11 @@ function evidence([event, time, figure, unit]) {
   return made;
 }
 
-function sections() {
+// What is said of two traces comes before what is said of one.
+function sections(first) {
   const unknown = [];
   for (const { name, heading, unknown: reason, tables } of DATA.sections) {
+    if ((name === "against") !== first) continue;
     if (reason !== null && !tables.length) unknown.push([heading, reason]);
     if (!tables.length) continue;
     const drawn = DATA.pictures.filter((picture) => picture.analysis === name);
@@ -114,41 +114,45 @@ function timeline() {
   if (!DATA.lanes.length) return;
   const made = section("timeline", "Timeline");
   const [size, unit] = timeUnit(DATA.window_ns);
-  const names = DATA.lanes.map((lane) => plain(lane.name));
+  const names = DATA.lanes.map(plain);
   const few = window.innerWidth < 720;
   timelineNode = chart(made, "Timeline of steps, stages, device and host", () => {
-    const groups = new Map();
-    DATA.lanes.forEach((lane, row) => {
-      for (const [begin, length, label, key] of lane.bars) {
-        if (!groups.has(key)) groups.set(key, { x: [], base: [], y: [], text: [] });
-        const group = groups.get(key);
-        group.x.push(length / size);
-        group.base.push(begin / size);
-        group.y.push(row);
-        group.text.push(plain(`${wrapped(label)}\nat ${inWords(begin, "ns")}: ${inWords(length, "ns")}`)
-          .replaceAll("\n", "<br>"));
-      }
-    });
-    const traces = [...groups].map(([key, group]) => ({
-      type: "bar", orientation: "h", ...group, name: plain(key.replace(/^stage /, "").replace(/_/g, " ")),
-      width: 0.82, marker: { color: colourOf(key), line: { width: 0 } }, textposition: "none",
-      hovertemplate: "%{text}<extra></extra>", showlegend: !key.startsWith("stage "),
+    const known = timelineNode && timelineNode.layout;
+    const [begin, end] = known ? timelineNode.layout.xaxis.range : [0, DATA.window_ns / size];
+    const cells = Math.max(Math.round((timelineNode.clientWidth - (few ? 60 : 140)) / CELL_PX), 60);
+    const tracks = names.map((_, row) => ({
+      type: "rect", xref: "paper", x0: 0, x1: 1, y0: row - ROW / 2, y1: row + ROW / 2, layer: "below",
+      line: { width: 0 }, fillcolor: variable("--panel"),
     }));
-    return [traces, {
-      barmode: "overlay", hovermode: "closest", dragmode: "zoom", height: 110 + 30 * names.length,
+    return [timelineTraces(begin * size, end * size, cells, size), {
+      barmode: "overlay", hovermode: "closest", dragmode: few ? "pan" : "zoom",
+      height: 80 + 32 * names.length, margin: { l: 8, r: 12, t: 30, b: 34 },
       xaxis: { title: { text: `time from the begin of the trace (${unit})` }, zeroline: false,
-        range: timelineNode && timelineNode.layout ? timelineNode.layout.xaxis.range
-          : [0, DATA.window_ns / size] },
+        range: [begin, end] },
       yaxis: { tickvals: names.map((_, row) => row), ticktext: names, range: [names.length - 0.45, -0.55],
         fixedrange: true, showgrid: false, zeroline: false, tickfont: { size: few ? 9 : 12 } },
-      legend: { orientation: "h", y: 1.01, yanchor: "bottom", x: 0, font: { size: 11 } },
+      shapes: [...tracks, ...timelineMarks],
     }];
-  });
+  }, !few);
   timelineNode.addEventListener("keydown", moveTimeline);
-  const notes = DATA.lanes.map((lane) => lane.note).filter(Boolean);
-  made.append(element("p", { class: "note" },
-    ["Drag to zoom, double-click to see all; a click on a time anywhere on this page leads here.",
-      ...notes].join(" ")));
+  const notes = element("p", { class: "note" });
+  made.append(notes);
+  READY.push(() => {
+    timelineNode.on("plotly_relayout", (change) => {
+      if (Object.keys(change).some((key) => key.startsWith("xaxis."))) drawTimeline();
+    });
+    notes.before(laneLegend());
+    const told = LANES.map((lane) => lane.note).filter(Boolean);
+    notes.textContent = ["A lane is filled as far as it was busy. Drag to zoom, double-click to see"
+      + " all; a click on a time anywhere on this page leads here.", ...told].join(" ");
+  });
+}
+
+let timelineMarks = [];
+const READY = [];
+
+function drawTimeline() {
+  if (timelineNode && timelineNode.draw) timelineNode.draw();
 }
 
 function moveTimeline(event) {
@@ -162,10 +166,11 @@ function moveTimeline(event) {
   Plotly.relayout(timelineNode, { "xaxis.range": [begin + from * (end - begin), begin + to * (end - begin)] });
 }
 
-function showTimes(begin, end, shapes) {
+function showTimes(begin, end, marks) {
   if (!timelineNode || !timelineNode.layout) return;
   const [size] = timeUnit(DATA.window_ns);
-  Plotly.relayout(timelineNode, { "xaxis.range": [begin / size, end / size], shapes: shapes || [] });
+  timelineMarks = marks || [];
+  Plotly.relayout(timelineNode, { "xaxis.range": [begin / size, end / size] });
 }
 
 function goTo(time, length = 0) {
@@ -181,13 +186,13 @@ function goTo(time, length = 0) {
 
 async function charts() {
   const packed = document.getElementById("charts");
-  const bytes = Uint8Array.from(atob(packed.textContent.trim()), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   const script = element("script");
-  script.textContent = await new Response(stream).text();
+  script.textContent = await unpacked(packed.textContent.trim());
+  await readLanes();
   packed.remove();
   document.head.append(script);
   for (const draw of DRAWINGS) draw();
+  for (const ready of READY) ready();
   document.documentElement.dataset.ready = "yes";
 }
 
@@ -241,8 +246,9 @@ function keys(event) {
 
 head();
 findings();
+sections(true);
 timeline();
-sections();
+sections(false);
 labelScheme();
 document.getElementById("scheme").onclick = () => setScheme(!isDark());
 document.addEventListener("keydown", keys);

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from stagespan.trace.analysis import Analysis
-from stagespan.trace.analysis.result import Nothing, shortened
+from stagespan.trace.analysis.result import Nothing, many, shortened
+from stagespan.trace.analysis.step_time import HOST_PARTS, PARTS
 
 Figures = dict[str, Any]
 Picture = dict[str, Any]
@@ -63,13 +64,16 @@ def _steps(figures: Figures) -> Picture | None:
     if len(steps) < 2:
         return None
     parts = list(figures["parts_us"])
+    on_device = bool((PARTS.keys() - HOST_PARTS.keys()) & set(parts))
+    words = PARTS if on_device else HOST_PARTS
     times = {part: [_ns(step["parts_us"].get(part)) for step in steps] for part in parts}
     left = figures["count"] - len(steps)
     return {
         "kind": "steps",
         "names": [shortened(step["name"], LONGEST_NAME) for step in steps],
-        "parts": [(part, of) for part, of in times.items() if any(of)],
-        "note": f"{left:,} more steps are not drawn." if left > 0 else "",
+        "on_device": on_device,
+        "parts": [(part, words.get(part, part), of) for part, of in times.items() if any(of)],
+        "note": f"Not drawn: {many(left, 'step')}." if left > 0 else "",
     }
 
 
@@ -129,7 +133,7 @@ def _ranks(figures: Figures) -> Picture | None:
         "kind": "ranks",
         "ranks": [each["rank"] for each in ranks],
         "parts": [part for part in parts if any(part[2])],
-        "note": f"{left:,} more ranks are not drawn." if left else "",
+        "note": f"Not drawn: {many(left, 'rank')}." if left else "",
     }
 
 
@@ -142,7 +146,7 @@ def _change(figures: Figures) -> Picture | None:
     rest = after - before - sum(time for _, time in parts[:MOST_PARTS])
     shown = parts[:MOST_PARTS]
     if rest and len(parts) > MOST_PARTS:
-        shown.append((f"{len(parts) - MOST_PARTS} smaller parts", rest))
+        shown.append((many(len(parts) - MOST_PARTS, "smaller part"), rest))
     if not shown:
         return None
     return {

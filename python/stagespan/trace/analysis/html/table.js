@@ -1,7 +1,7 @@
 "use strict";
 // Tables that are searched and sorted, and figures in words. Texts only enter by textContent.
 
-const FIRST_ROWS = 40;
+const FIRST_ROWS = 15;
 const SEARCHED_FROM = 9;
 // What looks like a name from a program rather than like words.
 const NAME = /[_:<(=/]|^\S{25}/;
@@ -27,7 +27,16 @@ function number(value, digits) {
 // [size, name] of the unit that suits times up to `most` ns.
 function timeUnit(most) {
   if (most >= 1e9) return [1e9, "s"];
-  return most >= 1e6 ? [1e6, "ms"] : [1e3, "us"];
+  return most >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
+}
+
+// The same for all times of a table, by the longest of each column: a short column beside a long one
+// would lose its digits in ms.
+function tableUnit(columns) {
+  const longest = columns.filter((each) => each > 0);
+  const most = Math.max(0, ...longest);
+  if (most < 1e6 || (most < 1e9 && Math.min(...longest) < 1e5)) return [1e3, "µs"];
+  return most < 1e12 ? [1e6, "ms"] : [1e9, "s"];
 }
 
 function inWords(value, unit) {
@@ -43,11 +52,23 @@ function inWords(value, unit) {
       if (Math.abs(value) >= 2 ** power) return `${number(value / 2 ** power, 2)} ${name}`;
     }
   }
-  return `${number(value, Number.isInteger(value) ? 0 : 3)} ${unit}`.trim();
+  return `${number(value, Number.isInteger(value) ? 0 : 3)} ${value === 1 ? unit.replace(/s$/, "") : unit}`.trim();
 }
 
-// How a column is shown: one unit of time for all its cells, so that they can be compared.
-function columnStyle(unit, cells) {
+// How the columns are shown: all times in one unit, so that they can be compared. When something was
+// may be far from how long anything took.
+function columnStyles({ columns, rows }) {
+  const isTime = ([, unit]) => unit === "ns";
+  const isWhen = ([name, unit]) => unit === "ns" && name === "at";
+  const longest = columns.map((column, at) => !isTime(column) ? 0
+    : rows.reduce((most, row) => (typeof row[at] === "number" ? Math.max(most, Math.abs(row[at])) : most), 0));
+  const when = tableUnit(longest.filter((_, at) => isWhen(columns[at])));
+  const time = tableUnit(longest.filter((_, at) => !isWhen(columns[at])));
+  return columns.map((column, at) => columnStyle(column[1], rows.map((row) => row[at]),
+    isWhen(column) ? when : time));
+}
+
+function columnStyle(unit, cells, [size, name]) {
   const figures = cells.filter((cell) => typeof cell === "number");
   const texts = cells.some((cell) => typeof cell === "string");
   const figure = !texts && (unit !== "" || figures.length > 0);
@@ -56,8 +77,6 @@ function columnStyle(unit, cells) {
     return { figure, suffix: unit, text: plain };
   }
   if (unit !== "ns" || !figures.length) return { figure, suffix: "", text: (v) => inWords(v, unit) };
-  const most = figures.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
-  const [size, name] = timeUnit(most >= 1e10 || most < 1e9 ? most : 1e8);
   return {
     figure,
     suffix: name,
@@ -78,8 +97,7 @@ class DataTable {
     this.wanted = "";
     this.all = false;
     this.order = null;
-    this.styles = table.columns.map(([, unit], at) =>
-      columnStyle(unit, table.rows.map((row) => row[at])));
+    this.styles = columnStyles(table);
     this.words = table.rows.map((row) =>
       row.filter((cell) => typeof cell === "string").join(" ").toLowerCase());
     this.body = element("tbody");
@@ -111,7 +129,7 @@ class DataTable {
     }
     tools.append(this.count, this.more);
     made.append(tools);
-    made.append(element("div", { class: "wide", tabIndex: 0, role: "region", "aria-label": title },
+    made.append(element("div", { class: "wide", tabIndex: 0, role: "group", "aria-label": title },
       element("table", {}, element("thead", {}, element("tr", {}, ...heads)), this.body)));
     if (note) made.append(element("p", { class: "note" }, note));
     return made;
@@ -163,11 +181,15 @@ class DataTable {
       made.classList.add("unknown");
       made.textContent = unit === "" ? "-" : "unknown";
     } else if (typeof value === "string") {
-      const code = element(NAME.test(value) ? "code" : "span", { dir: "auto" }, value);
-      if (value.length < 25) made.classList.add("short");
-      if (value.length > 90) {
+      const short = this.table.labels[value] || value;
+      const code = element(NAME.test(value) ? "code" : "span", { dir: "auto" }, short);
+      if (short.length < 25) made.classList.add("short");
+      if (short !== value || value.length > 90) {
         code.title = "Click to see all of it";
-        code.onclick = () => code.classList.toggle("whole");
+        code.onclick = () => {
+          const whole = code.classList.toggle("whole");
+          code.textContent = whole ? value : short;
+        };
       }
       made.append(code);
     } else if (unit === "ns" && name === "at" && this.goTo) {

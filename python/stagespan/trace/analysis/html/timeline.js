@@ -1,0 +1,160 @@
+"use strict";
+// The timeline: lanes of bars that are worked out anew for each stretch that is looked at.
+//
+// A bar that is wide enough is drawn as it is. What is too narrow is summed up in cells of a few
+// pixels, each filled from below by the share of its time that each kind takes: so the area that is
+// coloured is the time that the lane was busy, however much of it is shown.
+
+const ROW = 0.82; // of a lane's height
+const CELL_PX = 2.5;
+const LEAST_SHARE = 0.04; // a pixel: what is there at all is seen
+
+const OTHER_STAGES = "#a9b1bc";
+const KIND_NAMES = ["computing", "communicating", "copying"];
+
+let LANES = null;
+
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+
+async function readLanes() {
+  if (!DATA.timeline) return;
+  const { keys, names, lanes } = JSON.parse(await unpacked(DATA.timeline));
+  LANES = lanes.map((lane) => {
+    const begin = new Float64Array(lane.gaps.length);
+    const end = new Float64Array(lane.gaps.length);
+    let at = 0;
+    lane.gaps.forEach((gap, bar) => {
+      begin[bar] = at + gap;
+      end[bar] = begin[bar] + lane.lengths[bar];
+      at = end[bar];
+    });
+    const several = new Map(Object.entries(lane.several).map(([bar, [count, ...kinds]]) => {
+      const parts = [];
+      for (let i = 0; i < kinds.length; i += 2) parts.push([kinds[i], kinds[i + 1]]);
+      return [Number(bar), { count, parts }];
+    }));
+    return { ...lane, begin, end, several, keys: lane.keys, names: lane.names.map((i) => names[i] ?? "") };
+  });
+  LANES.words = keys;
+}
+
+// The rectangles of a lane from one time to another, in `cells` cells at most, and as many bars.
+function rectangles(lane, from, to, cells) {
+  const width = (to - from) / cells;
+  const found = [];
+  const open = new Map();
+  const cellOf = (time) => Math.min(Math.max(Math.floor((time - from) / width), 0), cells - 1);
+  const cell = (number) => {
+    if (!open.has(number)) {
+      const low = from + number * width;
+      open.set(number, { low, high: low + width, parts: new Map(), count: 0, longest: -1, length: 0 });
+    }
+    return open.get(number);
+  };
+  let low = 0;
+  let high = lane.end.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (lane.end[middle] <= from) low = middle + 1;
+    else high = middle;
+  }
+  for (let bar = low; bar < lane.end.length && lane.begin[bar] < to; bar += 1) {
+    const begin = Math.max(lane.begin[bar], from);
+    const end = Math.min(lane.end[bar], to);
+    const several = lane.several.get(bar);
+    const parts = several ? several.parts : [[lane.keys[bar], lane.end[bar] - lane.begin[bar]]];
+    const length = lane.end[bar] - lane.begin[bar];
+    if (end - begin >= 2 * width) {
+      const shares = parts.map(([key, time]) => [key, time / length]);
+      found.push({ begin, end, shares, bar, count: several ? several.count : 1 });
+      // What is left of the cells at its ends is for the others.
+      const first = cell(cellOf(begin));
+      first.high = Math.min(first.high, begin);
+      const last = cell(cellOf(end));
+      last.low = Math.max(last.low, end);
+      continue;
+    }
+    for (let number = cellOf(begin); number <= cellOf(end); number += 1) {
+      const into = cell(number);
+      const inside = Math.min(end, from + (number + 1) * width) - Math.max(begin, from + number * width);
+      if (inside <= 0 && length > 0) continue;
+      for (const [key, time] of parts) {
+        into.parts.set(key, (into.parts.get(key) || 0) + (time * inside) / length);
+      }
+      if (number === cellOf(begin)) into.count += several ? several.count : 1;
+      if (length > into.length) [into.longest, into.length] = [bar, length];
+    }
+  }
+  for (const { low: begin, high: end, parts, count, longest } of open.values()) {
+    if (end <= begin || !parts.size) continue;
+    const shares = [...parts].map(([key, time]) => [key, Math.min(time / (end - begin), 1)]);
+    found.push({ begin, end, shares, bar: longest, count });
+  }
+  return found;
+}
+
+function rectangleText(lane, { begin, end, shares, bar, count }) {
+  if (count === 1 && shares.length === 1 && end - begin <= lane.end[bar] - lane.begin[bar]) {
+    return `${wrapped(lane.names[bar])}\nat ${inWords(lane.begin[bar], "ns")}: `
+      + inWords(lane.end[bar] - lane.begin[bar], "ns");
+  }
+  const parts = [...shares].sort((one, other) => other[1] - one[1]).slice(0, 4)
+    .map(([key, part]) => `${LANES.words[key][1]} ${inWords(100 * part, "%")}`);
+  const many = `${number(Math.max(count, 1), 0)} ${lane.what}`;
+  return `${many}, the longest: ${wrapped(lane.names[bar])}\n${parts.join("\n")}\n`
+    + `of the ${inWords(end - begin, "ns")} from ${inWords(begin, "ns")}`;
+}
+
+// Traces of the chart by colour.
+function timelineTraces(from, to, cells, size) {
+  const groups = new Map();
+  LANES.forEach((lane, row) => {
+    for (const shown of rectangles(lane, from, to, cells)) {
+      const text = plain(rectangleText(lane, shown)).replaceAll("\n", "<br>");
+      const total = shown.shares.reduce((sum, [, part]) => sum + part, 0);
+      const scale = total > 1 ? 1 / total : total > 0 && total < LEAST_SHARE ? LEAST_SHARE / total : 1;
+      let bottom = row + ROW / 2;
+      for (const [key, part] of shown.shares) {
+        const height = ROW * part * scale;
+        if (height <= 0) continue;
+        if (!groups.has(key)) groups.set(key, { x: [], base: [], y: [], width: [], text: [] });
+        const group = groups.get(key);
+        group.x.push((shown.end - shown.begin) / size);
+        group.base.push(shown.begin / size);
+        group.y.push(bottom - height / 2);
+        group.width.push(height);
+        group.text.push(text);
+        bottom -= height;
+      }
+    }
+  });
+  const shades = laneColours();
+  return [...groups].map(([key, group]) => ({
+    type: "bar", orientation: "h", ...group, name: plain(LANES.words[key][1]), textposition: "none",
+    marker: { color: colourOf(shades.get(key)[0]), line: { width: 0 } },
+    hovertemplate: "%{text}<extra></extra>", showlegend: false,
+  }));
+}
+
+// Of each kind that the lanes hold its colour and what it means; of many stages the longest.
+function laneColours() {
+  const all = new Set(LANES.flatMap((lane) => [...lane.keys, ...[...lane.several.values()]
+    .flatMap(({ parts }) => parts.map(([key]) => key))]));
+  let stages = 0;
+  return new Map([...all].sort((one, other) => one - other).map((key) => {
+    const [name, words] = LANES.words[key];
+    if (!name.startsWith("stage ")) return [key, [name, words]];
+    stages += 1;
+    if (stages <= STAGE_COLOURS.length) return [key, [STAGE_COLOURS[stages - 1], words]];
+    return [key, [OTHER_STAGES, stages === STAGE_COLOURS.length + 1 ? "other stages" : null]];
+  }));
+}
+
+function laneLegend() {
+  return element("ul", { class: "legend" }, ...[...laneColours().values()]
+    .filter(([, words]) => words !== null)
+    .map(([name, words]) => bullet(KIND_NAMES.includes(name) ? `var(--${name})` : colourOf(name), words)));
+}
