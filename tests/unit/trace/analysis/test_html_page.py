@@ -165,10 +165,6 @@ def lanes_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
             several = lane["several"].get(str(bar))
             sums = zip(several[1::2], several[2::2], strict=True) if several else ()
             parts = [(key, length)] if several is None else sums
-                [(key, length)]
-                if several is None
-                else zip(several[1::2], several[2::2], strict=True)
-            )
             busy = {found["keys"][kind][0]: time for kind, time in parts}
             bars.append((begin, at, words, busy, 1 if several is None else several[0]))
         lane["bars"] = bars
