@@ -119,7 +119,7 @@ def need_compiler() -> None:
         return
     reason = apt_install("g++")
     if reason is not None:
-        raise StepError(f"No C++ compiler found and {reason}: install g++ 10 or later.")
+        raise StepError(f"No C++ compiler found and {reason}: install g++ 11 or later.")
 
 
 def requirements_wanted() -> str:

@@ -142,11 +142,12 @@ py::dict drain_peaks(bool everything) {
 py::dict clock_info() {
   py::dict result;
   Recorder& recorder = Recorder::get();
-  result["source"] = clock_name(recorder.clock_source());
-  if (!recorder.arena()) return result;
   const ClockFit fit = recorder.clock_fit();
+  const double resolution_ns = clock_resolution_ns(recorder.clock_source(), fit.ns_per_tick());
+  result["source"] = clock_name(recorder.clock_source());
   result["ns_per_tick"] = fit.ns_per_tick();
   result["bracket_ns"] = fit.bracket_ns();
+  result["resolution_ns"] = resolution_ns > 0 ? py::object(py::float_(resolution_ns)) : py::object(py::none());
   return result;
 }
 
@@ -157,6 +158,7 @@ std::map<std::string, std::uint64_t> arena_info() {
   const ArenaHeader& header = arena.header();
   result["size_bytes"] = header.size_bytes;
   result["ring_spans"] = header.ring_spans;
+  result["frames_per_thread"] = header.frames_per_thread;
   result["stages"] = header.name_count.load();
   result["thread_slots"] = header.slot_high_water.load();
   result["statistics_blocks"] = header.block_count.load();
@@ -180,7 +182,7 @@ void define_reading(py::module_& module) {
   module.def("drain_peaks", drain_peaks, py::arg("everything") = false,
              "The same where nobody reads lines: of all that finished, each stage's highest peak RSS in bytes.");
   module.def("wake_service", wake_waiter);
-  module.def("clock_info", clock_info, "source, ns_per_tick and bracket_ns of the recorder's clock.");
+  module.def("clock_info", clock_info, "source, ns_per_tick, bracket_ns and resolution_ns of the recorder's clock.");
   module.def(
       "now_ns", [] { return Recorder::get().arena() ? Recorder::get().clock_fit().unix_ns(now_ticks()) : 0; },
       "Unix time on the recorder's clock, in ns.");

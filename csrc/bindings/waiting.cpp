@@ -123,9 +123,12 @@ PyObject* spans(PyObject*, PyObject*) {
   std::vector<SpanCopy> copies;
   DeviceCopies devices;
   if (Recorder::get().arena()) {
-    const Unlocked unlocked;
-    copies = read_spans(Recorder::get().arena());
-    devices = read_device_spans(Recorder::get().arena());
+    bool is_read = false;
+    {
+      const Unlocked unlocked;
+      is_read = try_read_spans(Recorder::get().arena(), copies, devices);
+    }
+    if (!is_read) return PyErr_NoMemory();
   }
   return rows_of(copies, devices);
 }

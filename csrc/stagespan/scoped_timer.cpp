@@ -15,6 +15,7 @@ namespace {
     if (is_current == nullptr || !is_current(thread)) thread.scope = &thread.base;
   }
   OpenFrame* const frame = open_frame_slow(thread, stage, nullptr);
+  if (frame == nullptr) return {nullptr, 0};
   const std::uint64_t id = thread.next_id;
   open_on_device(thread, frame);
   return {frame, id};

@@ -331,12 +331,16 @@ def wake_service() -> None: ...
 # Facts
 def clock_info() -> dict[str, Any]:
     """source ("tsc", "cntvct", "monotonic"), ns_per_tick, bracket_ns (the clock's own
-    uncertainty)."""
+    uncertainty), resolution_ns (its smallest step; None if the system does not say)."""
 
 def now_ns() -> int:
     """Unix time on the recorder's clock."""
 
-def arena_info() -> dict[str, int]: ...
+def arena_info() -> dict[str, int]:
+    """size_bytes, ring_spans and frames_per_thread as they were reserved, which may be less than
+    was asked for; stages, thread_slots and statistics_blocks in use. Empty if nothing could be
+    reserved."""
+
 def require_main_interpreter() -> None:
     """Raise ImportError in a sub-interpreter: what is recorded belongs to the process."""
 

@@ -35,8 +35,11 @@ class History(Generic[_Snapshot]):
         return len(self._kept)
 
     def add(self, snapshot: _Snapshot) -> None:
-        """Keep a snapshot that is newer than all others, and thin out those that got old."""
-        self._kept.append(snapshot)
+        """Keep a snapshot that was taken after all others, and thin out those that got old.
+
+        If the system's clock was set back since, those from then on are dropped.
+        """
+        self._kept = [old for old in self._kept if old.time_ns <= snapshot.time_ns] + [snapshot]
         kept: list[_Snapshot] = []
         last_bucket: tuple[float, int] | None = None
         for old in self._kept:

@@ -123,8 +123,10 @@ def _ms(ns: float | None) -> str:
 def _work(stage: StageStats) -> str:
     """Amounts, and rates over the stage's own time: ``tokens 4,600 (230/s)``."""
     seconds = stage.total_ns / 1e9
+    rates = {what: amount / seconds if seconds else np.inf for what, amount in stage.work.items()}
     return ", ".join(
-        f"{one_line(what)} {amount:,.6g}" + (f" ({amount / seconds:,.4g}/s)" if seconds else "")
+        f"{one_line(what)} {amount:,.6g}"
+        + (f" ({rates[what]:,.4g}/s)" if np.isfinite(rates[what]) else "")
         for what, amount in stage.work.items()
     )
 
