@@ -159,7 +159,8 @@ ThreadState& Recorder::attach() noexcept {
   }
   if (!leave_at_exit(thread.get())) return stand_in_;
   std::atomic<std::uint32_t>& high_water = arena_.header().slot_high_water;
-  if (chosen == high_water.load(relaxed)) high_water.store(chosen + 1, std::memory_order_release);
+  if (chosen != kSharedSlot && chosen == high_water.load(relaxed))
+    high_water.store(chosen + 1, std::memory_order_release);
   settle(*thread, chosen);
   threads_.push_back(thread.get());
   return *(t_state = thread.release());

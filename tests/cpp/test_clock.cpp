@@ -107,14 +107,14 @@ TEST(ClockFit, FollowsAClockThatIsSteered) {
   // GIVEN a system clock whose rate changes by up to 500 parts in a million every few seconds
   World world = some_world();
   std::vector<ClockStamp> stamps;
-  for (int second = 0; second <= 300; ++second) {
-    if (second % 7 == 3) world.steer(second, random.unit() * 1000 - 500);
+  for (int second = 0; second <= 60; ++second) {
+    if (second % 3 == 1) world.steer(second, random.unit() * 1000 - 500);
   }
-  for (int second = 0; second <= 300; ++second) stamps.push_back(world.stamp(second * 1e9, random.unit() * 100 - 50));
+  for (int second = 0; second <= 60; ++second) stamps.push_back(world.stamp(second * 1e9, random.unit() * 100 - 50));
   // WHEN a stamp a second is fitted
   const ClockFit fit(stamps);
   for (int i = 0; i < 20'000; ++i) {
-    const double elapsed = random.unit() * 300e9;
+    const double elapsed = random.unit() * 60e9;
     // THEN every time is right within a microsecond, however far the clock has gone from a straight
     // line
     ASSERT_LE(std::abs(fit.unix_ns(world.ticks(elapsed)) - world.unix_ns(elapsed)), 1000) << elapsed;

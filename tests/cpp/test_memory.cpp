@@ -209,15 +209,21 @@ TEST_F(Memory, WhereTheSystemRefusesAddressesSpansAreLostAndCounted) {
   const std::uint32_t stage = recorder().intern("memory.addresses");
   const auto without_addresses = [&] {
     // GIVEN a process that gets no more addresses, and has used up what it has
-    const rlimit limit{1, 1};
+    rlimit before{};
+    getrlimit(RLIMIT_AS, &before);
+    const rlimit limit{1, before.rlim_max};
     if (setrlimit(RLIMIT_AS, &limit) != 0) return 1;
-    for (std::size_t size = 1U << 20; size != 0;)
-      if (std::malloc(size) == nullptr) size /= 2;
+    void* volatile taken = nullptr;
+    for (std::size_t size = 1U << 20; size != 0;) {
+      taken = std::malloc(size);
+      if (taken == nullptr) size /= 2;
+    }
     // WHEN a thread without a state of its own times a scope
     t_state = nullptr;
     {
       const ScopedTimer timer(stage);
     }
+    setrlimit(RLIMIT_AS, &before);
     // THEN it is counted as lost
     if (lost(kLostMemory) != 1) return 2;
     return count_of(stage) == 0 ? 0 : 3;
