@@ -3,6 +3,15 @@ include(CheckCXXCompilerFlag)
 include(CheckCXXSourceCompiles)
 include(CheckIPOSupported)
 
+# What the sources do not compile for is said at once, in one sentence.
+if(NOT CMAKE_SYSTEM_NAME STREQUAL "Linux")
+  message(FATAL_ERROR "stagespan: builds on Linux only, not on ${CMAKE_SYSTEM_NAME}: use a Linux machine or container.")
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 11)
+  message(FATAL_ERROR "stagespan: needs g++ 11 or later, and ${CMAKE_CXX_COMPILER} is g++ ${CMAKE_CXX_COMPILER_VERSION}: "
+                      "install a newer one and name it in the variable CXX.")
+endif()
+
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
@@ -12,7 +21,8 @@ set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
 check_cxx_compiler_flag(-fno-plt STAGESPAN_HAS_NO_PLT)
 
 # A thread's own data is read in every span: initial-exec makes that one load where the default
-# for a shared library is a function call. Only glibc keeps room for it in libraries loaded late.
+# for a shared library is a function call. Only glibc keeps room for it in libraries loaded late;
+# thread_state.h looks at the macro.
 check_cxx_source_compiles(
   "#include <features.h>
    #ifndef __GLIBC__
@@ -40,6 +50,7 @@ function(stagespan_target_flags target)
   endif()
   if(STAGESPAN_HAS_GLIBC)
     target_compile_options(${target} PRIVATE -ftls-model=initial-exec)
+    target_compile_definitions(${target} PRIVATE STAGESPAN_HAS_GLIBC)
   endif()
   if(STAGESPAN_HAS_LTO)
     set_target_properties(${target} PROPERTIES INTERPROCEDURAL_OPTIMIZATION ON)

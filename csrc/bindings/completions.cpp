@@ -5,11 +5,11 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <iterator>
 #include <mutex>
 #include <new>
-#include <unordered_set>
+#include <thread>
+#include <type_traits>
 
 #include "device/layer.h"
 #include "stagespan/recorder.h"
@@ -22,6 +22,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kMostQueued = 8192;
 constexpr auto kShortestInterval = std::chrono::milliseconds(20);
+constexpr int kMostSleepsInVain = 8;
+constexpr auto kPauseOfWrongClock = std::chrono::milliseconds(20);
 // Between two looks at pending device spans: the first soon, those after a fruitless one more and more rarely.
 constexpr auto kFirstLook = std::chrono::milliseconds(1);
 constexpr auto kNextLook = std::chrono::milliseconds(10);
@@ -47,8 +49,29 @@ struct Immortal {
   T& get() { return *std::launder(reinterpret_cast<T*>(storage)); }
 };
 
+// Completions in the order in which they came, at most kMostQueued. In memory of its own from the start, of which
+// pages that were never used take none: a context that ends allocates nothing.
+class Queue {
+ public:
+  bool push(const Completion& completion) noexcept {
+    if (size_ == kMostQueued) return false;
+    new (&storage_[size_++ * sizeof(Completion)]) Completion(completion);
+    return true;
+  }
+  std::size_t size() const noexcept { return size_; }
+  Completion& operator[](std::size_t at) noexcept {
+    return *std::launder(reinterpret_cast<Completion*>(&storage_[at * sizeof(Completion)]));
+  }
+  void shrink(std::size_t size) noexcept { size_ = size; }
+
+ private:
+  static_assert(std::is_trivially_destructible_v<Completion>);
+  std::size_t size_ = 0;
+  alignas(Completion) std::byte storage_[kMostQueued * sizeof(Completion)];
+};
+
 Immortal<Waiter> g_waiter;
-Immortal<std::deque<Completion>> g_queue;   // guarded by the interpreter's lock
+Queue g_queue;                              // guarded by the interpreter's lock
 std::int64_t g_peak_rss_bytes[kMaxStages];  // by stage, 0 where it is not known; guarded as the queue
 
 Waiter& waiter() { return g_waiter.get(); }
@@ -73,8 +96,27 @@ void wake_for_device(bool urgent) {
   if (!urgent || !waiter().urgent.exchange(true)) notify(false);
 }
 
-// Looks at device spans until one of the waiter's own reasons to return comes up.
-void wait_for_devices(std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
+enum class Slept { kReason, kTimeOver, kWrongClock };
+
+// Sleeps until there is a reason not to, or until the time. The system may say at once that the time is over, again and
+// again, although the clock says that it is not: one that stands still, or was set back. Then there is one pause.
+template <class Predicate>
+Slept sleep_until(std::unique_lock<std::mutex>& lock, Clock::time_point time, Predicate has_reason) {
+  for (int in_vain = 0; !has_reason(); ++in_vain) {
+    if (Clock::now() >= time) return Slept::kTimeOver;
+    if (in_vain == kMostSleepsInVain) {
+      lock.unlock();
+      std::this_thread::sleep_for(kPauseOfWrongClock);
+      lock.lock();
+      return has_reason() ? Slept::kReason : Slept::kWrongClock;
+    }
+    waiter().condition.wait_until(lock, time);
+  }
+  return Slept::kReason;
+}
+
+// Looks at device spans until one of the waiter's own reasons to return comes up. False if the clock is wrong.
+bool wait_for_devices(std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
   Waiter& w = waiter();
   const auto has_reason = [&w] { return w.woken || w.has_work.load(); };
   Clock::duration pause = kFirstLook;
@@ -85,27 +127,26 @@ void wait_for_devices(std::unique_lock<std::mutex>& lock, Clock::time_point dead
     const std::uint32_t left = device::pending();
     lock.lock();
     if (settled != 0 && w.awaiting.load() != 0) w.has_work.store(true);
-    if (left == 0) return;
-    w.condition.wait_until(lock, std::min(deadline, Clock::now() + pause),
-                           [&] { return has_reason() || w.urgent.load(); });
+    if (left == 0) return true;
+    const auto is_urgent = [&] { return has_reason() || w.urgent.load(); };
+    if (sleep_until(lock, std::min(deadline, Clock::now() + pause), is_urgent) == Slept::kWrongClock) return false;
     pause = settled != 0 ? Clock::duration(kNextLook) : std::min<Clock::duration>(pause * 2, kRarestLook);
   }
+  return true;
 }
 
 }  // namespace
 
-void push_completion(const Completion& completion) {
+void push_completion(const Completion& completion) noexcept {
   // Noted here and not by whoever writes the lines: a report need not wait for him then.
   if ((completion.flags & kCompletionDeviceMemory) == 0) {
     std::int64_t& peak_bytes = g_peak_rss_bytes[completion.stage];
     peak_bytes = std::max(peak_bytes, completion.peak_bytes);
   }
-  std::deque<Completion>& queue = g_queue.get();
-  if (queue.size() >= kMostQueued) {
+  if (!g_queue.push(completion)) {
     Recorder::get().lose(kLostCompletions);
     return;
   }
-  queue.push_back(completion);
   if (completion.device_span != 0) waiter().awaiting.fetch_add(1);
   // Hooks may have run since the span ended. Asked after counting: whoever settles it from now on sees that it is
   // awaited.
@@ -115,35 +156,36 @@ void push_completion(const Completion& completion) {
 
 std::vector<Completion> take_completions(bool everything) {
   Waiter& w = waiter();
-  w.has_work.store(false);
-  std::deque<Completion>& queue = g_queue.get();
+  // Before anything changes: this may run out of memory.
   std::vector<Completion> taken;
-  if (w.awaiting.load() == 0) {
-    taken.assign(queue.begin(), queue.end());
-    queue.clear();
-    return taken;
-  }
+  std::vector<std::uint32_t> held_back;  // threads, of which there are few
+  taken.reserve(g_queue.size());
+  held_back.reserve(w.awaiting.load() != 0 ? g_queue.size() : 0);
+  w.has_work.store(false);
   // Asked before looking: what is settled from now on will be found the next time.
-  const bool none_comes = device::pending() == 0;
-  std::deque<Completion> left;
-  std::unordered_set<std::uint32_t> held_back;
-  for (Completion& completion : queue) {
-    if (completion.device_span != 0 && !held_back.contains(completion.thread)) {
+  const bool none_comes = w.awaiting.load() == 0 || device::pending() == 0;
+  std::size_t left = 0;
+  for (std::size_t i = 0; i < g_queue.size(); ++i) {
+    Completion& completion = g_queue[i];
+    const auto is_held_back = [&] {
+      return std::find(held_back.begin(), held_back.end(), completion.thread) != held_back.end();
+    };
+    if (completion.device_span != 0 && !is_held_back()) {
       const auto result = device::take_result(completion.device_span);
       if (result || everything || none_comes) {
         if (result) completion.device = *result;
         completion.device_span = 0;
         w.awaiting.fetch_sub(1);
       } else {
-        held_back.insert(completion.thread);
+        held_back.push_back(completion.thread);
       }
     }
-    if (everything || !held_back.contains(completion.thread))
+    if (everything || !is_held_back())
       taken.push_back(completion);
     else
-      left.push_back(completion);
+      g_queue[left++] = completion;
   }
-  queue.swap(left);
+  g_queue.shrink(left);
   return taken;
 }
 
@@ -156,21 +198,23 @@ bool wait_for_completions(double timeout_s) {
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(
                                            timeout_s > 1e9 ? 1e9 : (timeout_s < 0 ? 0 : timeout_s)));
   std::unique_lock lock(w.mutex);
-  w.condition.wait_until(lock, std::min(deadline, w.last_return + kShortestInterval),
-                         [&] { return w.woken || w.urgent.load(); });
-  do {
-    wait_for_devices(lock, deadline);
-    if (w.woken || w.has_work.load()) break;
-    while (Clock::now() < deadline) {
-      // Set before each look: a producer either sees them, or its work is seen here. Whoever wakes clears them.
-      w.sleeps.store(true);
-      device::g_waker.sleeps.store(true);
-      if (w.woken || w.has_work.load() || device::pending() != 0) break;
-      w.condition.wait_until(lock, deadline);
-    }
+  // The clock may have been set back since the last return.
+  const auto earliest = std::min(w.last_return, Clock::now()) + kShortestInterval;
+  sleep_until(lock, std::min(deadline, earliest), [&] { return w.woken || w.urgent.load(); });
+  for (bool is_over = false; !is_over;) {
+    is_over = !wait_for_devices(lock, deadline);
+    if (is_over || w.woken || w.has_work.load()) break;
+    is_over = sleep_until(lock, deadline, [&] {
+                // Set before each look: a producer either sees them, or its work is seen here. Whoever wakes clears
+                // them.
+                w.sleeps.store(true);
+                device::g_waker.sleeps.store(true);
+                return w.woken || w.has_work.load() || device::pending() != 0;
+              }) != Slept::kReason;
     w.sleeps.store(false);
     device::g_waker.sleeps.store(false);
-  } while (!w.woken && !w.has_work.load() && Clock::now() < deadline);
+    is_over = is_over || w.woken || w.has_work.load() || Clock::now() >= deadline;
+  }
   w.woken = false;
   w.last_return = Clock::now();
   return w.has_work.load();
@@ -187,7 +231,7 @@ void wait_for_devices_too() { device::g_waker.wake.store(wake_for_device); }
 void completions_after_fork() {
   // Made anew and not cleared: a thread of the parent may have been at work on either when some library, which
   // need not hold the interpreter's lock for that, forked.
-  g_queue.renew();
+  g_queue.shrink(0);
   forget_peak_rss();
   g_waiter.renew();
   device::g_waker.sleeps.store(false);

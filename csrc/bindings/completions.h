@@ -26,7 +26,7 @@ inline constexpr std::uint32_t kCompletionDeviceMemory = 1U << 16;
 
 /// Queues a finished context; counted as lost when the queue is full. The interpreter's lock is held: it is
 /// what orders producers and the consumer.
-void push_completion(const Completion& completion);
+void push_completion(const Completion& completion) noexcept;
 
 /// Takes those that are complete, in the order of their threads: one that awaits its device holds back those of its
 /// thread behind it, unless `everything` is wanted.

@@ -396,6 +396,7 @@ Scope* current_scope(ThreadState& thread) {
 }  // namespace
 
 void switch_scope(ThreadState& thread, PyObject* context) noexcept {
+  if (thread.is_stand_in()) return;  // other threads have it, too: it has no scopes
   if (context != nullptr && context == thread.base.context) {
     thread.scope = &thread.base;
     return;
@@ -447,6 +448,10 @@ void drop_if_idle(ThreadState& thread, Scope& scope) noexcept {
 
 std::uint64_t enter_request(std::uint64_t request) {
   ThreadState& thread = current_thread();
+  if (thread.is_stand_in()) {
+    Recorder::get().lose(kLostMemory);
+    return 0;
+  }
   Scope& scope = *thread.scope;
   const std::uint64_t before = scope.request;
   scope.request = request;
@@ -457,6 +462,7 @@ std::uint64_t enter_request(std::uint64_t request) {
 
 void exit_request(std::uint64_t request, std::uint64_t before) {
   ThreadState& thread = current_thread();
+  if (thread.is_stand_in()) return;
   Scope* scope = thread.scope;
   if (scope->request != request || scope->holds == 0) {
     // Entered in one task and left in another, as an async generator may be.

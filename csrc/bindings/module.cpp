@@ -42,7 +42,7 @@ const Api& api() {
   static const Api table{
       kApiVersion,
       sizeof(Api),
-      reinterpret_cast<const volatile std::uint32_t*>(&g_mode),
+      reinterpret_cast<const std::uint32_t*>(&g_mode),
       [](const char* name, std::size_t length) { return Recorder::get().intern({name, length}); },
       [](std::uint32_t stage) {
         const OpenSpan span = open_span(stage);
@@ -127,6 +127,15 @@ void define_hot_objects(py::module_& module) {
     throw py::error_already_set();
 }
 
+// Where nothing can be recorded, one warning says why. False with an exception set if warnings are errors.
+bool warn_without_arena() {
+  if (Recorder::get().arena()) return true;
+  return PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
+                          "stagespan records nothing in this process: the system refused the %d MiB of address space "
+                          "that it needs at least; raise the limit (ulimit -v)",
+                          static_cast<int>((smallest_arena_bytes() >> 20) + 1)) == 0;
+}
+
 bool require_main_interpreter() {
   if (PyInterpreterState_Get() == PyInterpreterState_Main()) return true;
   PyErr_SetString(PyExc_ImportError,
@@ -145,6 +154,7 @@ PYBIND11_MODULE(_core_of_main, module) {
   namespace sp = stagespan::python;
   module.doc() = "Hot objects written by hand against the C API, cold calls through pybind11.";
   stagespan::Recorder::get();
+  if (!sp::warn_without_arena()) throw py::error_already_set();
   pthread_atfork(nullptr, nullptr, sp::completions_after_fork);
   sp::g_missing = PyObject_CallObject(reinterpret_cast<PyObject*>(&PyBaseObject_Type), nullptr);
   module.attr("MISSING") = py::handle(sp::g_missing);

@@ -141,11 +141,12 @@ py::dict peak_rss_bytes() {
 py::dict clock_info() {
   py::dict result;
   Recorder& recorder = Recorder::get();
-  result["source"] = clock_name(recorder.clock_source());
-  if (!recorder.arena()) return result;
   const ClockFit fit = recorder.clock_fit();
+  const double resolution_ns = clock_resolution_ns(recorder.clock_source(), fit.ns_per_tick());
+  result["source"] = clock_name(recorder.clock_source());
   result["ns_per_tick"] = fit.ns_per_tick();
   result["bracket_ns"] = fit.bracket_ns();
+  result["resolution_ns"] = resolution_ns > 0 ? py::object(py::float_(resolution_ns)) : py::object(py::none());
   return result;
 }
 
@@ -156,6 +157,7 @@ std::map<std::string, std::uint64_t> arena_info() {
   const ArenaHeader& header = arena.header();
   result["size_bytes"] = header.size_bytes;
   result["ring_spans"] = header.ring_spans;
+  result["frames_per_thread"] = header.frames_per_thread;
   result["stages"] = header.name_count.load();
   result["thread_slots"] = header.slot_high_water.load();
   result["statistics_blocks"] = header.block_count.load();
@@ -185,7 +187,7 @@ void define_reading(py::module_& module) {
       "never_free", [](const py::object& object) { object.inc_ref(); }, py::arg("object"),
       "Keep an object until the process ends, also while the interpreter shuts down.");
   module.def("wake_service", wake_waiter);
-  module.def("clock_info", clock_info, "source, ns_per_tick and bracket_ns of the recorder's clock.");
+  module.def("clock_info", clock_info, "source, ns_per_tick, bracket_ns and resolution_ns of the recorder's clock.");
   module.def(
       "now_ns", [] { return Recorder::get().arena() ? Recorder::get().published_clock().unix_ns(now_ticks()) : 0; },
       "Unix time on the recorder's clock, in ns.");

@@ -86,11 +86,10 @@ OpenFrame* find_in_thread(ThreadState& thread, const SpanObject* self) noexcept 
 }
 
 bool leave_in_other_thread(SpanObject* self, std::uint16_t flags, PyObject* error) noexcept {
-  ThreadState* owner = nullptr;
-  OpenFrame* const frame = Recorder::get().find_elsewhere(self, &owner);
+  const FoundFrame found = Recorder::get().find_elsewhere(self);
   FinishedSpan span;
   void* note = nullptr;
-  if (frame == nullptr || !Recorder::get().close_away(*owner, *frame, flags, &span, &note)) return false;
+  if (!found || !Recorder::get().close_away(found, flags, &span, &note)) return false;
   if (self->kind == Kind::kSpan) return true;
   ErrorAside pending;
   const Ref call(static_cast<PyObject*>(note));
@@ -104,7 +103,7 @@ bool leave_in_other_thread(SpanObject* self, std::uint16_t flags, PyObject* erro
 }
 
 // Leaving where it is not the innermost span that this object has opened last.
-void leave_slow(SpanObject* self, std::uint16_t flags, PyObject* error) noexcept {
+[[gnu::noinline, gnu::cold]] void leave_slow(SpanObject* self, std::uint16_t flags, PyObject* error) noexcept {
   ThreadState& thread = current_thread();
   OpenFrame* frame = find_in_scope(thread, self);
   if (frame == nullptr && self->missed != 0) {
@@ -323,10 +322,9 @@ void abandon(SpanObject* self) noexcept {
       drop_run(thread, *frame);
       publish(current_thread());
     } else {
-      ThreadState* owner = nullptr;
-      OpenFrame* const away = Recorder::get().find_elsewhere(self, &owner);
+      const FoundFrame away = Recorder::get().find_elsewhere(self);
       void* note = nullptr;
-      if (away == nullptr || !Recorder::get().drop_away(*owner, *away, &note)) return;
+      if (!away || !Recorder::get().drop_away(away, &note)) return;
       Py_XDECREF(static_cast<PyObject*>(note));
     }
     Recorder::get().lose(kLostAbandoned);

@@ -1,6 +1,7 @@
 // stage_names.cpp: names that are not cached by address, and names that cannot be used.
 #include "stage_names.h"
 
+#include <string_view>
 #include <utility>
 
 #include "object.h"
@@ -87,7 +88,7 @@ std::uint32_t stage_of_slow(PyObject* name) noexcept {
 }
 
 PyObject* stage_name(std::uint32_t stage) {
-  const std::string name = Recorder::get().name_of(stage);
+  const std::string_view name = Recorder::get().name_of(stage);
   return PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()), "replace");
 }
 

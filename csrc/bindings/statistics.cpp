@@ -150,7 +150,7 @@ void define_statistics(py::module_& module) {
       .def(
           "since",
           [](const Snapshot& later, const Snapshot& earlier) {
-            if (earlier.ticks > later.ticks)
+            if (earlier.number > later.number)
               throw py::value_error("the snapshot to subtract is the later one: call since() on the later snapshot");
             return std::make_shared<Snapshot>(difference(later, earlier));
           },

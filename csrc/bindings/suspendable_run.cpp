@@ -49,7 +49,12 @@ void SuspendableRun::clear() noexcept {
 void SuspendableRun::start() noexcept {
   // The hooks run Python code: whoever looks at this run meanwhile finds that it has begun.
   state_ = State::kPassing;
-  const bool on = mode_has(context_->mask);
+  bool on = mode_has(context_->mask);
+  // Asked before the hooks, which must be left once they are entered.
+  if (on && current_thread().is_stand_in()) {
+    Recorder::get().lose(kLostMemory);
+    on = false;
+  }
   {
     const Ref args(std::exchange(args_, nullptr));
     const Ref kwargs(std::exchange(kwargs_, nullptr));
@@ -96,7 +101,12 @@ bool SuspendableRun::park(ThreadState& thread, OpenFrame& frame) noexcept {
   std::uint32_t i = scope.top;
   while (i != root && i != scope.root) i = thread.frames[i].below.load(relaxed);
   if (i != root || scope.top == root) return false;
-  parked_ = new Scope;
+  parked_ = new (std::nothrow) Scope;
+  if (parked_ == nullptr) {
+    // The frame goes, and the spans above it stay in the scope of who drives the run.
+    Recorder::get().lose(kLostMemory);
+    return false;
+  }
   parked_->holds = 1;
   parked_in_ = thread.serial;
   parked_->top = scope.top;

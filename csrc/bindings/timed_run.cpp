@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <vector>
 
 #include "stage_names.h"
 #include "stagespan/clock.h"
@@ -28,7 +27,9 @@ struct KeptError {
   unsigned long thread;
   PyObject* error;
 };
-std::vector<KeptError> g_kept;
+constexpr std::size_t kMostKept = 64;
+KeptError g_kept[kMostKept];
+std::size_t g_kept_count = 0;
 
 int raise_pending(void* owned) {
   const Ref error(static_cast<PyObject*>(owned));
@@ -86,32 +87,52 @@ void ensure_service() noexcept {
 }
 
 void raise_later(PyObject* error) noexcept {
-  if (error != nullptr) g_kept.push_back({PyThread_get_thread_ident(), Py_NewRef(error)});
-}
-
-PyObject* take_kept() noexcept {
-  if (g_kept.empty()) [[likely]]
-    return nullptr;
-  const auto others = [](const KeptError& kept) { return kept.thread != PyThread_get_thread_ident(); };
-  const auto found = std::stable_partition(g_kept.begin(), g_kept.end(), others);
-  if (found == g_kept.end()) return nullptr;
-  // Out of the list before any of them goes: what runs then may keep another one.
-  const std::vector<KeptError> mine(found, g_kept.end());
-  g_kept.erase(found, g_kept.end());
-  // A second one that came before the first was raised goes with it.
-  for (std::size_t i = 1; i < mine.size(); ++i) Py_DECREF(mine[i].error);
-  return mine.front().error;
-}
-
-void raise_kept() noexcept {
-  if (g_kept.empty()) [[likely]]
+  if (error == nullptr) return;
+  if (g_kept_count == kMostKept) {  // of as many threads at once
+    Recorder::get().lose(kLostHookErrors);
     return;
+  }
+  g_kept[g_kept_count++] = {PyThread_get_thread_ident(), Py_NewRef(error)};
+}
+
+namespace {
+
+[[gnu::noinline, gnu::cold]] PyObject* take_what_is_kept() noexcept {
+  // Out of the list before any of them goes: what runs then may keep another one.
+  PyObject* mine[kMostKept];
+  std::size_t found = 0, left = 0;
+  for (std::size_t i = 0; i < g_kept_count; ++i) {
+    if (g_kept[i].thread == PyThread_get_thread_ident())
+      mine[found++] = g_kept[i].error;
+    else
+      g_kept[left++] = g_kept[i];
+  }
+  g_kept_count = left;
+  // A second one that came before the first was raised goes with it.
+  for (std::size_t i = 1; i < found; ++i) Py_DECREF(mine[i]);
+  return found == 0 ? nullptr : mine[0];
+}
+
+[[gnu::noinline, gnu::cold]] void raise_what_is_kept() noexcept {
   const ErrorAside pending;
   const bool is_main = is_main_thread();
-  PyObject* const error = take_kept();
+  PyObject* const error = take_what_is_kept();
   if (error == nullptr || (is_main && Py_AddPendingCall(raise_pending, error) == 0)) return;
   if (!is_main) PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), reinterpret_cast<PyObject*>(Py_TYPE(error)));
   Py_DECREF(error);
+}
+
+}  // namespace
+
+PyObject* take_kept() noexcept {
+  if (g_kept_count == 0) [[likely]]
+    return nullptr;
+  return take_what_is_kept();
+}
+
+void raise_kept() noexcept {
+  if (g_kept_count != 0) [[unlikely]]
+    raise_what_is_kept();
 }
 
 void set_profiled(PyObject* names) {

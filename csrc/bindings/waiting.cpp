@@ -177,9 +177,12 @@ PyObject* spans_since(CursorObject& cursor) {
     std::vector<SpanCopy> copies;
     DeviceCopies devices;
     if (Recorder::get().arena()) {
-      const Unlocked unlocked;
-      copies = read_new_spans(Recorder::get().arena(), positions);
-      devices = read_device_spans(Recorder::get().arena());
+      bool is_read = false;
+      {
+        const Unlocked unlocked;
+        is_read = try_read_new_spans(Recorder::get().arena(), positions, copies, devices);
+      }
+      if (!is_read) return PyErr_NoMemory();
     }
     Ref rows(rows_of(copies, devices));
     if (!rows) return nullptr;
@@ -208,9 +211,12 @@ PyObject* spans(PyObject*, PyObject* args, PyObject* kwargs) {
   std::vector<SpanCopy> copies;
   DeviceCopies devices;
   if (Recorder::get().arena()) {
-    const Unlocked unlocked;
-    copies = read_spans(Recorder::get().arena());
-    devices = read_device_spans(Recorder::get().arena());
+    bool is_read = false;
+    {
+      const Unlocked unlocked;
+      is_read = try_read_spans(Recorder::get().arena(), copies, devices);
+    }
+    if (!is_read) return PyErr_NoMemory();
   }
   return rows_of(copies, devices);
 }

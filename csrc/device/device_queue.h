@@ -55,8 +55,11 @@ class Ring {
     head_.store(head + 1, std::memory_order_release);
     return true;
   }
+  /// From any thread: items that are pushed and popped meanwhile count, those that are in it all the time always do.
   std::uint32_t size() const noexcept {
-    return tail_.load(std::memory_order_seq_cst) - head_.load(std::memory_order_seq_cst);
+    // The head first, in a statement of its own: read after the tail it may have passed it.
+    const std::uint32_t head = head_.load(std::memory_order_seq_cst);
+    return tail_.load(std::memory_order_seq_cst) - head;
   }
 
  private:
@@ -67,8 +70,8 @@ class Ring {
 
 inline constexpr std::uint32_t kPairsPerThread = 4096;
 inline constexpr std::uint32_t kPairsPerProcess = 16384;  // an NPU has 65,535 events
-/// What a thread may keep once more than half of the process's are made. Did all threads keep that many, the other half
-/// would be there for who needs them.
+/// What a thread may keep once more than half of the process's are made. If all threads keep that many, the other half
+/// is left for the threads that need more.
 inline constexpr std::uint32_t kPairsToKeep = kPairsPerProcess / 2 / kMaxThreads;
 inline constexpr std::uint32_t kQueueSpans = 8192;
 inline constexpr std::uint32_t kUrgentSpans = 1024;

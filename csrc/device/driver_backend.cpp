@@ -11,9 +11,7 @@ namespace {
 constexpr int kSuccess = 0;
 constexpr int kDeinitialised = 4;
 constexpr int kNotReady = 600;
-constexpr int kCaptureUnsupported = 900;
-constexpr int kCaptureIsolation = 905;
-constexpr int kCaptureImplicit = 906;
+constexpr int kCaptureUnsupported = 900;  // and those up to the next
 constexpr int kCapturedEvent = 907;
 constexpr unsigned kNonBlocking = 1;
 constexpr int kHighestPriority = -100;  // drivers cut it to what they have

@@ -166,7 +166,9 @@ void after_fork_in_child() noexcept {
 // --- the layer ---------------------------------------------------------------------------------------------
 
 Layer::Layer(std::string kind, std::unique_ptr<EventBackend> backend, Results& results)
-    : kind_(std::move(kind)), backend_(std::move(backend)), resolver_(*backend_, results) {}
+    : kind_(std::move(kind)), backend_(std::move(backend)), resolver_(*backend_, results) {
+  queues_.reserve(kMaxThreads);
+}
 
 DeviceQueue* Layer::queue_of(ThreadState& thread) noexcept {
   leave(thread);
@@ -258,7 +260,7 @@ bool Layer::make_room(DeviceQueue& queue) noexcept {
 
 void Layer::abandon(EventPair& pair) noexcept {
   const std::lock_guard lock(registry_);
-  abandoned_.push_back(&pair);
+  pair.next = std::exchange(abandoned_, &pair);
 }
 
 std::vector<DeviceQueue*> Layer::queues() {
@@ -266,9 +268,9 @@ std::vector<DeviceQueue*> Layer::queues() {
   return queues_;
 }
 
-std::vector<EventPair*> Layer::take_abandoned() {
+EventPair* Layer::take_abandoned() noexcept {
   const std::lock_guard lock(registry_);
-  return std::exchange(abandoned_, {});
+  return std::exchange(abandoned_, nullptr);
 }
 
 std::uint32_t Layer::pending() {
@@ -298,7 +300,8 @@ void Layer::note_success() noexcept {
 
 bool Layer::captured_lately(const ClockFit& fit) const noexcept {
   const std::uint64_t at = captured_at_ticks_.load(relaxed);
-  return at != 0 && fit.duration_ns(static_cast<double>(now_ticks() - at)) < kCaptureIsLate_ns;
+  // Apart in either direction: another core may be a few ticks ahead, and a clock that was set back far ahead.
+  return at != 0 && fit.duration_ns(static_cast<double>(ticks_apart(at, now_ticks()))) < kCaptureIsLate_ns;
 }
 
 double Layer::timeout_s() const noexcept { return g_timeout_s.load(relaxed); }
@@ -350,17 +353,21 @@ std::uint32_t resolve(double timeout_s) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                            std::chrono::duration<double>(std::clamp(timeout_s, 0.0, 1e9)));
+  // Time is counted in pauses as well: the clock may stand still, or be set back.
+  Clock::duration to_sleep = deadline - Clock::now();
   auto pause = std::chrono::microseconds(50);
   for (;;) {
     const std::uint32_t settled = resolve_pass();
     const std::uint32_t left = pending();
     const auto now = Clock::now();
-    if (left == 0 || now >= deadline) return left;
+    if (left == 0 || now >= deadline || to_sleep <= Clock::duration::zero()) return left;
     if (settled != 0) {
       pause = std::chrono::microseconds(50);
       continue;
     }
-    std::this_thread::sleep_for(std::min<Clock::duration>(pause, deadline - now));
+    const auto rest = std::min<Clock::duration>({pause, deadline - now, to_sleep});
+    std::this_thread::sleep_for(rest);
+    to_sleep -= rest;
     pause = std::min(pause * 2, std::chrono::microseconds(50'000));
   }
 }

@@ -41,7 +41,8 @@ class Layer {
   void abandon(EventPair& pair) noexcept;
 
   std::vector<DeviceQueue*> queues();
-  std::vector<EventPair*> take_abandoned();
+  /// Those that were abandoned, behind one another.
+  EventPair* take_abandoned() noexcept;
   std::uint32_t pending();
   std::uint32_t pairs() const noexcept { return pairs_.load(std::memory_order_relaxed); }
   std::uint32_t threads();
@@ -65,8 +66,8 @@ class Layer {
   std::unique_ptr<EventBackend> backend_;
   Resolver resolver_;
   std::mutex registry_;
-  std::vector<DeviceQueue*> queues_;
-  std::vector<EventPair*> abandoned_;
+  std::vector<DeviceQueue*> queues_;  // with memory for all that there may be
+  EventPair* abandoned_ = nullptr;
   std::map<void*, EventPair*> spare_;  // nobody's, by context
   EventPair* forgotten_ = nullptr;     // the resolver's
   std::atomic<bool> has_spare_{false};

@@ -16,7 +16,7 @@ constexpr std::size_t kMostResults = 1U << 15;
 constexpr std::size_t kLateInAPass = 32;
 
 bool is_too_late(const Layer& layer, const Pending& span, const ClockFit& fit) noexcept {
-  return fit.duration_ns(static_cast<double>(now_ticks() - span.end_ticks)) >= layer.timeout_s() * 1e9;
+  return fit.duration_ns(static_cast<double>(ticks_between(span.end_ticks, now_ticks()))) >= layer.timeout_s() * 1e9;
 }
 
 std::uint32_t figures_of(ArenaView arena, std::uint32_t stage) noexcept {
@@ -84,7 +84,11 @@ std::uint32_t Resolver::pass(Layer& layer) {
     std::atomic_flag& flag;
     ~Leave() { flag.clear(std::memory_order_release); }
   } leave{is_passing_};
-  for (EventPair* const pair : layer.take_abandoned()) layer.give_back(*pair);
+  for (EventPair* pair = layer.take_abandoned(); pair != nullptr;) {
+    EventPair* const next = pair->next;
+    layer.give_back(*pair);
+    pair = next;
+  }
   collect(layer.queues());
   if (held_.load(relaxed) == 0 && late_.empty()) return 0;
   const ClockFit fit = Recorder::get().clock_fit();
@@ -186,7 +190,8 @@ void Resolver::settle(Layer& layer, const Pending& span, const ClockFit& fit) {
   std::int64_t origin_ns = 0;
   if (const auto after = base.after_ns(backend_, span.pair->begin, where, span.begin_ticks, fit, origin_ns)) {
     const std::int64_t begin_ns = fit.unix_ns(span.begin_ticks);
-    const std::int64_t host_ns = std::llround(fit.duration_ns(static_cast<double>(span.end_ticks - span.begin_ticks)));
+    const std::int64_t host_ns =
+        std::llround(fit.duration_ns(static_cast<double>(ticks_between(span.begin_ticks, span.end_ticks))));
     result.queue_ns = origin_ns - begin_ns + std::llround(*after);
     // Device begin to device end and host begin to host end are the same stretch, cut differently.
     result.tail_ns = result.queue_ns + result.elapsed_ns - host_ns;
@@ -264,7 +269,7 @@ std::optional<double> Resolver::base_error_ns() const {
 std::optional<double> Resolver::base_age_s() const {
   const std::uint64_t newest = newest_base_ticks_.load(relaxed);
   if (newest == 0) return std::nullopt;
-  return Recorder::get().clock_fit().duration_ns(static_cast<double>(now_ticks() - newest)) / 1e9;
+  return Recorder::get().clock_fit().duration_ns(static_cast<double>(ticks_between(newest, now_ticks()))) / 1e9;
 }
 
 }  // namespace stagespan::device

@@ -15,6 +15,7 @@ constexpr double kGoodEnough_ns = 8e3;
 constexpr double kShortestForRate_ns = 0.5e9;
 constexpr double kWildestRate = 1e-3;  // clocks that differ by more are not what they seem
 constexpr int kTries = 5;
+constexpr int kMostQueries = 20'000;  // more than fit into the longest spin: the clock may stand still
 
 }  // namespace
 
@@ -24,16 +25,17 @@ bool TimeBase::measure(EventBackend& backend, const StreamRef& where, Point& poi
   const std::uint64_t before = now_ticks();
   if (!backend.record_base(point.event, where)) return false;
   std::uint64_t after = now_ticks();
-  for (;;) {
+  for (int queries = 1;; ++queries) {
     const EventState state = backend.query(point.event, where);
     after = now_ticks();
     if (state == EventState::kDone) break;
     // Behind other work, as with CUDA_DEVICE_MAX_CONNECTIONS=1: whoever waits longer learns nothing.
-    if (state != EventState::kNotReady || fit.duration_ns(static_cast<double>(after - before)) > kLongestSpin_ns)
+    if (state != EventState::kNotReady || queries >= kMostQueries ||
+        fit.duration_ns(static_cast<double>(ticks_between(before, after))) > kLongestSpin_ns)
       return false;
   }
-  point.ticks = before + (after - before) / 2;
-  point.error_ns = fit.duration_ns(static_cast<double>(after - before)) / 2;
+  point.ticks = before + ticks_between(before, after) / 2;
+  point.error_ns = fit.duration_ns(static_cast<double>(ticks_between(before, after))) / 2;
   return true;
 }
 
@@ -50,7 +52,10 @@ double TimeBase::rate_between(EventBackend& backend, const StreamRef& where, con
 
 void TimeBase::refresh(EventBackend& backend, const StreamRef& where, const ClockFit& fit) noexcept {
   const std::uint64_t now = now_ticks();
-  const auto age_ns = [&](std::uint64_t ticks) { return fit.duration_ns(static_cast<double>(now - ticks)); };
+  // Of a clock that was set back, too: what lies far ahead is as old as what lies far back.
+  const auto age_ns = [&](std::uint64_t ticks) {
+    return fit.duration_ns(static_cast<double>(ticks_apart(ticks, now)));
+  };
   if (made_ != 0 && age_ns(latest().ticks) < kLongestUse_ns) return;
   if (tried_at_ticks_ != 0 && age_ns(tried_at_ticks_) < kRetry_ns) return;
   tried_at_ticks_ = now;

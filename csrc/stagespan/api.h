@@ -4,7 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 
+// The namespace of what other shared objects compile in. Its name changes whenever `Api` or something in python.h does,
+// so that objects built with different versions of these headers share no symbol.
+#define STAGESPAN_API_NAMESPACE api_v1
+
 namespace stagespan {
+inline namespace STAGESPAN_API_NAMESPACE {
 
 inline constexpr std::uint32_t kApiVersion = 1;
 inline constexpr const char* kApiCapsule = "stagespan._core.api";
@@ -19,11 +24,12 @@ struct ApiSpan {
 struct Api {
   std::uint32_t version;
   std::uint32_t size_bytes;
-  const volatile std::uint32_t* mode;  // bit 0: the recorder is on
+  const std::uint32_t* mode;  // read atomically; bit 0: the recorder is on
   std::uint32_t (*intern)(const char* name, std::size_t length_bytes);
   ApiSpan (*open)(std::uint32_t stage);
   void (*close)(ApiSpan span, std::uint32_t flags);
   void (*add_work)(std::uint32_t stage, const char* key, std::size_t length_bytes, double amount);
 };
 
+}  // namespace STAGESPAN_API_NAMESPACE
 }  // namespace stagespan

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace stagespan {
@@ -15,7 +16,7 @@ constexpr std::uint64_t kPage = 4096;
 constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
 // Offsets of all regions, each on a page of its own, so that clearing can give whole pages back.
-std::uint64_t plan(RegionInfo (&regions)[kRegionCount], std::uint32_t ring_spans) {
+std::uint64_t plan(RegionInfo (&regions)[kRegionCount], const ArenaOptions& sizes) {
   const struct {
     Region region;
     std::uint64_t stride;
@@ -26,9 +27,9 @@ std::uint64_t plan(RegionInfo (&regions)[kRegionCount], std::uint32_t ring_spans
       {kRegionWorkKeys, sizeof(WorkKey), kMaxWorkKeys},
       {kRegionWork, sizeof(WorkEntry), kMaxWork},
       {kRegionSlots, sizeof(ThreadSlot), kMaxThreads + 1},
-      {kRegionFrames, sizeof(OpenFrame), std::uint64_t{kMaxFrames} * kMaxThreads},
+      {kRegionFrames, sizeof(OpenFrame), std::uint64_t{sizes.frames_per_thread} * kMaxThreads},
       {kRegionDetached, sizeof(OpenFrame), kMaxDetached},
-      {kRegionRings, sizeof(SpanRecord), std::uint64_t{ring_spans} * kMaxThreads},
+      {kRegionRings, sizeof(SpanRecord), std::uint64_t{sizes.ring_spans} * kMaxThreads},
       {kRegionBlocks, sizeof(StatsBlock), kMaxBlocks},
       {kRegionDevice, sizeof(DeviceRecord), kDeviceSpans},
       {kRegionDeviceStages, sizeof(std::uint32_t), kMaxStages},
@@ -42,7 +43,7 @@ std::uint64_t plan(RegionInfo (&regions)[kRegionCount], std::uint32_t ring_spans
   return offset;
 }
 
-void lay_out(ArenaView arena, std::uint64_t size, std::uint32_t ring_spans) {
+void lay_out(ArenaView arena, std::uint64_t size, const ArenaOptions& sizes) {
   ArenaHeader& header = arena.header();
   header.magic = kMagic;
   header.layout_version = kLayoutVersion;
@@ -50,25 +51,38 @@ void lay_out(ArenaView arena, std::uint64_t size, std::uint32_t ring_spans) {
   header.size_bytes = size;
   header.header_bytes = sizeof(ArenaHeader);
   header.pid = static_cast<std::uint32_t>(getpid());
-  header.ring_spans = ring_spans;
-  plan(header.regions, ring_spans);
+  header.ring_spans = sizes.ring_spans;
+  header.frames_per_thread = sizes.frames_per_thread;
+  plan(header.regions, sizes);
 }
 
 }  // namespace
 
 ArenaView create_arena(ArenaOptions options) noexcept {
   RegionInfo regions[kRegionCount];
-  for (std::uint32_t ring_spans = options.ring_spans; ring_spans >= 64; ring_spans /= 4) {
-    const std::uint64_t size = plan(regions, ring_spans);
+  for (;;) {
+    const std::uint64_t size = plan(regions, options);
     void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) continue;
-    // A huge page for every corner that is touched would make a small recording large.
-    madvise(memory, size, MADV_NOHUGEPAGE);
-    ArenaView arena(static_cast<std::byte*>(memory));
-    lay_out(arena, size, ring_spans);
-    return arena;
+    if (memory != MAP_FAILED) {
+      // A huge page for every corner that is touched would make a small recording large.
+      madvise(memory, size, MADV_NOHUGEPAGE);
+      ArenaView arena(static_cast<std::byte*>(memory));
+      lay_out(arena, size, options);
+      return arena;
+    }
+    // Records and frames have the same size: what there is more of can be done without for longer.
+    if (options.frames_per_thread > std::max(options.ring_spans, kFewestFrames))
+      options.frames_per_thread = std::max(options.frames_per_thread / 4, kFewestFrames);
+    else if (options.ring_spans > kLeastRingSpans)
+      options.ring_spans = std::max(options.ring_spans / 4, kLeastRingSpans);
+    else
+      return {};
   }
-  return {};
+}
+
+std::uint64_t smallest_arena_bytes() noexcept {
+  RegionInfo regions[kRegionCount];
+  return plan(regions, {kLeastRingSpans, kFewestFrames});
 }
 
 void destroy_arena(ArenaView arena) noexcept {
@@ -78,7 +92,7 @@ void destroy_arena(ArenaView arena) noexcept {
 void clear_arena(ArenaView arena) noexcept {
   ArenaHeader& header = arena.header();
   const std::uint64_t size = header.size_bytes;
-  const std::uint32_t ring_spans = header.ring_spans;
+  const ArenaOptions sizes{header.ring_spans, header.frames_per_thread};
   const std::uint32_t names = header.name_count.load(std::memory_order_relaxed);
   const std::uint32_t pool = header.name_pool_used.load(std::memory_order_relaxed);
   const std::uint32_t keys = header.work_key_count.load(std::memory_order_relaxed);
@@ -86,7 +100,7 @@ void clear_arena(ArenaView arena) noexcept {
   const std::uint64_t from = header.regions[kRegionWork].offset;
   madvise(arena.base() + from, size - from, MADV_DONTNEED);
   std::memset(static_cast<void*>(&header), 0, sizeof(header));
-  lay_out(arena, size, ring_spans);
+  lay_out(arena, size, sizes);
   header.clock_source = source;
   header.name_count.store(names, std::memory_order_relaxed);
   header.name_pool_used.store(pool, std::memory_order_relaxed);

@@ -11,6 +11,7 @@ namespace stagespan {
 /// Sizes that a process may choose; all others are fixed by the layout.
 struct ArenaOptions {
   std::uint32_t ring_spans = kDefaultRingSpans;  // a power of two
+  std::uint32_t frames_per_thread = kMaxFrames;
 };
 
 /// Typed access to an arena at any address. Owns nothing.
@@ -29,7 +30,7 @@ class ArenaView {
   WorkEntry* work() const noexcept { return region<WorkEntry>(kRegionWork); }
   ThreadSlot& slot(std::uint32_t i) const noexcept { return region<ThreadSlot>(kRegionSlots)[i]; }
   OpenFrame* frames(std::uint32_t slot) const noexcept {
-    return region<OpenFrame>(kRegionFrames) + std::size_t{slot} * kMaxFrames;
+    return region<OpenFrame>(kRegionFrames) + std::size_t{slot} * header().frames_per_thread;
   }
   OpenFrame* detached() const noexcept { return region<OpenFrame>(kRegionDetached); }
   SpanRecord* ring(std::uint32_t slot) const noexcept {
@@ -54,9 +55,12 @@ class ArenaView {
   std::byte* base_ = nullptr;
 };
 
-/// Reserves an arena in anonymous memory and lays it out. Pages that are never touched cost nothing. When the
-/// system refuses the size, smaller rings are tried; the view is empty when none could be had.
+/// Reserves an arena in anonymous memory and lays it out. Pages that are never touched cost nothing. If the system
+/// refuses the size, fewer frames and smaller rings are tried, in turns; the view is empty if all were refused.
 ArenaView create_arena(ArenaOptions options) noexcept;
+
+/// What the smallest of them takes.
+std::uint64_t smallest_arena_bytes() noexcept;
 
 void destroy_arena(ArenaView arena) noexcept;
 

@@ -46,6 +46,10 @@ std::int64_t rounded(double distance) noexcept { return std::llround(std::clamp(
 
 constexpr int kStampTries = 9;
 constexpr std::int64_t kShortestFit_ns = 50'000;
+// Waiting for the shortest fit ends after so many stamps, each of which takes some 50 readings, or when the counter
+// has run on for longer than the shortest fit takes on any processor: the system's clock stands still then.
+constexpr int kMostFitTries = 1000;
+constexpr std::uint64_t kLongestFit_ticks = 5'000'000;
 constexpr std::int64_t kShortestPiece_ns = 200'000'000;
 constexpr std::int64_t kStampInterval_ns = 1'000'000'000;
 
@@ -91,6 +95,13 @@ const char* clock_name(ClockSource source) noexcept {
   return "monotonic";
 }
 
+double clock_resolution_ns(ClockSource source, double ns_per_tick) noexcept {
+  if (source != ClockSource::kMonotonic) return ns_per_tick;
+  timespec step{};
+  if (clock_getres(CLOCK_MONOTONIC, &step) != 0) return 0;
+  return static_cast<double>(step.tv_sec) * 1e9 + static_cast<double>(step.tv_nsec);
+}
+
 ClockStamp take_stamp() noexcept {
   ClockStamp best{};
   std::uint64_t narrowest = std::numeric_limits<std::uint64_t>::max();
@@ -98,42 +109,52 @@ ClockStamp take_stamp() noexcept {
     const std::uint64_t before = now_ticks();
     const std::int64_t monotonic = monotonic_ns();
     const std::uint64_t after = now_ticks();
-    if (after - before >= narrowest) continue;
+    // A clock that was set back in between gives the widest bracket of all: it comes out as a huge number.
+    if (attempt != 0 && after - before >= narrowest) continue;
     narrowest = after - before;
-    best.ticks = before + (after - before) / 2;
+    best.ticks = before + ticks_between(before, after) / 2;
     best.monotonic_ns = monotonic;
   }
-  std::int64_t narrowest_ns = std::numeric_limits<std::int64_t>::max();
+  std::uint64_t narrowest_ns = std::numeric_limits<std::uint64_t>::max();
   for (int attempt = 0; attempt < kStampTries; ++attempt) {
     const std::int64_t before = monotonic_ns();
     const std::int64_t unix_now = realtime_ns();
     const std::int64_t after = monotonic_ns();
-    if (after - before >= narrowest_ns) continue;
-    narrowest_ns = after - before;
+    const auto bracket_ns = static_cast<std::uint64_t>(after - before);
+    if (attempt != 0 && bracket_ns >= narrowest_ns) continue;
+    narrowest_ns = bracket_ns;
     best.unix_ns = best.monotonic_ns + (unix_now - (before + (after - before) / 2));
   }
-  best.bracket_ns = static_cast<std::uint32_t>(std::min<std::int64_t>(narrowest_ns, UINT32_MAX));
+  best.bracket_ns = static_cast<std::uint32_t>(std::min<std::uint64_t>(narrowest_ns, UINT32_MAX));
   return best;
 }
 
-ClockFit::ClockFit(std::vector<ClockStamp> stamps) : stamps_(std::move(stamps)) {
-  if (stamps_.empty()) stamps_.emplace_back();
-  if (stamps_.size() == 1) stamps_.push_back(stamps_.front());
-  const ClockStamp& first = stamps_.front();
-  const ClockStamp& last = stamps_.back();
-  const auto ticks = static_cast<double>(last.ticks - first.ticks);
-  ns_per_tick_ = ticks > 0 ? static_cast<double>(last.monotonic_ns - first.monotonic_ns) / ticks : 1.0;
+ClockFit::ClockFit(std::span<const ClockStamp> stamps) noexcept {
+  if (stamps.size() > stamps_.size()) stamps = stamps.last(stamps_.size());
+  std::copy(stamps.begin(), stamps.end(), stamps_.begin());
+  count_ = static_cast<std::uint32_t>(stamps.size());
+  if (count_ == 0) stamps_[count_++] = {};
+  if (count_ == 1) stamps_[count_++] = stamps_[0];
+  const ClockStamp& first = stamps_[0];
+  const ClockStamp& last = stamps_[count_ - 1];
+  const std::uint64_t ticks = ticks_between(first.ticks, last.ticks);
+  const std::int64_t ns = last.monotonic_ns - first.monotonic_ns;
+  ns_per_tick_ = ticks > 0 && ns > 0 ? static_cast<double>(ns) / static_cast<double>(ticks) : 1.0;
   unix_offset_ns_ = last.unix_ns - last.monotonic_ns;
 }
 
 std::int64_t ClockFit::unix_ns(std::uint64_t ticks) const noexcept {
-  auto upper = std::upper_bound(stamps_.begin() + 1, stamps_.end() - 1, ticks,
-                                [](std::uint64_t t, const ClockStamp& stamp) { return t < stamp.ticks; });
+  const ClockStamp* const upper =
+      std::upper_bound(stamps_.data() + 1, stamps_.data() + count_ - 1, ticks,
+                       [](std::uint64_t t, const ClockStamp& stamp) { return t < stamp.ticks; });
   const ClockStamp& b = *upper;
   const ClockStamp& a = *(upper - 1);
+  // The system's clock may have stood still in a piece. Where there is no other piece, the ticks still tell times
+  // apart.
+  const bool has_rate = b.ticks > a.ticks && (b.monotonic_ns > a.monotonic_ns || count_ > 2);
   const double rate =
-      b.ticks > a.ticks ? static_cast<double>(b.monotonic_ns - a.monotonic_ns) / static_cast<double>(b.ticks - a.ticks)
-                        : ns_per_tick_;
+      has_rate ? static_cast<double>(b.monotonic_ns - a.monotonic_ns) / static_cast<double>(b.ticks - a.ticks)
+               : ns_per_tick_;
   // Whole and fraction apart: a double holds the distance to the nearer stamp exactly enough, not the date.
   const auto distance = static_cast<double>(static_cast<std::int64_t>(ticks - a.ticks));
   return a.monotonic_ns + unix_offset_ns_ + rounded(distance * rate);
@@ -143,8 +164,9 @@ std::uint64_t ClockFit::ticks(std::int64_t unix_ns) const noexcept {
   const std::int64_t nearest = unix_offset_ns_ - static_cast<std::int64_t>(kFarthest);
   const std::int64_t farthest = unix_offset_ns_ + static_cast<std::int64_t>(kFarthest);
   const std::int64_t monotonic = std::clamp(unix_ns, nearest, farthest) - unix_offset_ns_;
-  auto upper = std::upper_bound(stamps_.begin() + 1, stamps_.end() - 1, monotonic,
-                                [](std::int64_t t, const ClockStamp& stamp) { return t < stamp.monotonic_ns; });
+  const ClockStamp* const upper =
+      std::upper_bound(stamps_.data() + 1, stamps_.data() + count_ - 1, monotonic,
+                       [](std::int64_t t, const ClockStamp& stamp) { return t < stamp.monotonic_ns; });
   const ClockStamp& b = *upper;
   const ClockStamp& a = *(upper - 1);
   const double rate = b.monotonic_ns > a.monotonic_ns ? static_cast<double>(b.ticks - a.ticks) /
@@ -154,33 +176,64 @@ std::uint64_t ClockFit::ticks(std::int64_t unix_ns) const noexcept {
   return a.ticks + static_cast<std::uint64_t>(rounded(distance));
 }
 
-ClockFit refresh_clock(ArenaHeader& header) {
-  std::uint32_t count = header.stamp_count.load(std::memory_order_relaxed);
-  ClockStamp fresh = take_stamp();
-  // Reading right after the start: a fit over less than this would turn the bracket into a wrong rate.
-  while (fresh.monotonic_ns - header.stamps[0].monotonic_ns < kShortestFit_ns) fresh = take_stamp();
+namespace {
 
-  std::vector<ClockStamp> stamps(header.stamps, header.stamps + count);
+// Makes the stamps go on to `fresh` where the system's clock was set back: by moving all of them along with it, if
+// the counter tells how far it was set; else without them. Gives how many are left.
+std::uint32_t follow_a_step_back(ArenaHeader& header, std::uint32_t count, const ClockStamp& fresh) noexcept {
+  if (count == 0) return 0;
+  const ClockStamp& last = header.stamps[count - 1];
+  if (fresh.monotonic_ns >= last.monotonic_ns && fresh.ticks >= last.ticks) return count;
+  if (count < 2 || fresh.ticks < last.ticks || !detail::g_counter_is_usable) {
+    header.stamps[0] = fresh;
+    return 1;
+  }
+  const double ns_per_tick = ClockFit(std::span(header.stamps, count)).ns_per_tick();
+  const std::int64_t expected_ns =
+      last.monotonic_ns + rounded(static_cast<double>(fresh.ticks - last.ticks) * ns_per_tick);
+  const std::int64_t step_ns = fresh.monotonic_ns - expected_ns;
+  for (std::uint32_t i = 0; i < count; ++i) header.stamps[i].monotonic_ns += step_ns;
+  return count;
+}
+
+}  // namespace
+
+ClockFit refresh_clock(ArenaHeader& header) noexcept {
+  ClockStamp fresh = take_stamp();
+  std::uint32_t count = follow_a_step_back(header, header.stamp_count.load(std::memory_order_relaxed), fresh);
+  // Reading right after the start: a fit over less than this would turn the bracket into a wrong rate.
+  const ClockStamp& first = header.stamps[0];
+  for (int tries = 0; tries < kMostFitTries && fresh.monotonic_ns - first.monotonic_ns < kShortestFit_ns &&
+                      fresh.ticks - first.ticks < kLongestFit_ticks;
+       ++tries) {
+    fresh = take_stamp();
+    count = follow_a_step_back(header, count, fresh);
+  }
+
+  std::array<ClockStamp, kMaxStamps + 1> stamps;
+  std::copy_n(header.stamps, count, stamps.begin());
+  std::uint32_t used = count;
   // A short last piece would carry its bracket, as a wrong rate, to ticks beyond it.
-  while (stamps.size() > 1 && fresh.monotonic_ns - stamps.back().monotonic_ns < kShortestPiece_ns) stamps.pop_back();
-  stamps.push_back(fresh);
+  while (used > 1 && fresh.monotonic_ns - stamps[used - 1].monotonic_ns < kShortestPiece_ns) --used;
+  stamps[used++] = fresh;
   // Until the first piece is long enough to tell a rate, its end moves: times before the start are told by it.
   if (count == 2 && header.stamps[1].monotonic_ns - header.stamps[0].monotonic_ns < kStampInterval_ns) count = 1;
   if (count < 2 || fresh.monotonic_ns - header.stamps[count - 1].monotonic_ns >= kStampInterval_ns) {
     if (count == kMaxStamps) {
       // Thin out: keep every other stamp, and the first one always.
-      for (std::uint32_t i = 1; 2 * i < count; ++i) header.stamps[i] = header.stamps[2 * i];
+      for (std::uint32_t i = 1; i < (count + 1) / 2; ++i) header.stamps[i] = header.stamps[2 * i];
       count = (count + 1) / 2;
     }
     header.stamps[count] = fresh;
-    header.stamp_count.store(count + 1, std::memory_order_release);
+    ++count;
   }
-  return ClockFit(std::move(stamps));
+  header.stamp_count.store(count, std::memory_order_release);
+  return ClockFit(std::span<const ClockStamp>(stamps.data(), used));
 }
 
-ClockFit read_clock(const ArenaHeader& header) {
+ClockFit read_clock(const ArenaHeader& header) noexcept {
   const std::uint32_t count = header.stamp_count.load(std::memory_order_acquire);
-  return ClockFit(std::vector<ClockStamp>(header.stamps, header.stamps + std::min(count, kMaxStamps)));
+  return ClockFit(std::span<const ClockStamp>(header.stamps, std::min(count, kMaxStamps)));
 }
 
 }  // namespace stagespan

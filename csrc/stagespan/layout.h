@@ -1,4 +1,4 @@
-// layout.h: what lies where in an arena; every structure here is shared with readers in other processes.
+// layout.h: what lies where in an arena. Threads write the structures here while other threads read them.
 #pragma once
 
 #include <atomic>
@@ -10,8 +10,8 @@
 
 namespace stagespan {
 
-// An arena is one block of fixed size that holds all that the core records. It is position-independent:
-// regions are found by offsets from its first byte, so that a file of it can be mapped anywhere.
+// An arena is one block of fixed size, in private memory of the process, that holds all that the core records. It is
+// position-independent: regions are found by offsets from its first byte, so that a copy of it can be read anywhere.
 //
 //   +-------------+ 0
 //   | ArenaHeader |  magic, version, offset / stride / count of each region, losses, clock stamps
@@ -36,13 +36,14 @@ namespace stagespan {
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 3;
+inline constexpr std::uint32_t kLayoutVersion = 4;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
 inline constexpr std::uint32_t kMaxThreads = 256;
 inline constexpr std::uint32_t kSharedSlot = kMaxThreads;
-inline constexpr std::uint32_t kMaxFrames = 16384;  // two for each asyncio task that waits inside a span
+inline constexpr std::uint32_t kMaxFrames = 16384;  // a thread: two for each asyncio task that waits inside a span
+inline constexpr std::uint32_t kFewestFrames = 256;
 inline constexpr std::uint32_t kMaxDetached = 4096;
 inline constexpr std::uint32_t kMaxBlocks = 8192;
 inline constexpr std::uint32_t kMaxNameBytes = 255;
@@ -86,6 +87,7 @@ enum Cause : std::uint32_t {
   kLostDeviceClamped,    // device times that came out below zero, and were taken as zero
   kLostDevicePlace,      // device spans whose place on the host's timeline is unknown
   kLostDeviceStages,     // device times of stages beyond the table: in the records, not in the statistics
+  kLostMemory,           // spans, names and work counters for which there was no memory
   kCauseCount,
 };
 
@@ -111,6 +113,7 @@ inline constexpr const char* kCauseNames[kCauseCount] = {
     "device_clamped",
     "device_place",
     "device_stages",
+    "memory",
 };
 
 enum Region : std::uint32_t {
@@ -153,6 +156,8 @@ struct ArenaHeader {
   std::uint32_t pid;
   std::uint32_t clock_source;
   std::uint32_t ring_spans;
+  std::uint32_t frames_per_thread;
+  std::uint32_t reserved_too;
   RegionInfo regions[kRegionCount];
   std::atomic<std::uint32_t> name_count;
   std::atomic<std::uint32_t> name_pool_used;

@@ -9,15 +9,24 @@
 
 #include "api.h"
 
+#ifdef STAGESPAN_SCOPE
+#error "stagespan/python.h is for other extensions, stagespan/scoped_timer.h for stagespan itself: include one of them"
+#endif
+
+/// On what must be this shared object's own, although it stands in a header: extensions of one process may have been
+/// built with different versions of it.
+#define STAGESPAN_DETAIL_OWN __attribute__((visibility("hidden")))
+
 namespace stagespan {
+inline namespace STAGESPAN_API_NAMESPACE {
 
 namespace detail {
-inline const Api* g_api = nullptr;
+STAGESPAN_DETAIL_OWN inline const Api* g_api = nullptr;
 }
 
 /// Finds the recorder of the installed stagespan. Without it, or with one too old, timers do nothing: an
 /// extension need not depend on stagespan. Returns whether it was found; never leaves an exception set.
-inline bool attach() {
+STAGESPAN_DETAIL_OWN inline bool attach() {
   if (detail::g_api != nullptr) return true;
   PyObject* module = PyImport_ImportModule("stagespan._core");
   PyObject* capsule = module != nullptr ? PyObject_CallMethod(module, "c_api", nullptr) : nullptr;
@@ -36,7 +45,7 @@ class StageName {
  public:
   constexpr explicit StageName(std::string_view name) noexcept : name_(name) {}
 
-  std::uint32_t stage(const Api& api) noexcept {
+  STAGESPAN_DETAIL_OWN std::uint32_t stage(const Api& api) noexcept {
     // Two threads may both intern it: they get the same number.
     std::uint32_t stage = __atomic_load_n(&stage_plus_one_, __ATOMIC_RELAXED);
     if (stage == 0) {
@@ -54,14 +63,14 @@ class StageName {
 /// Times the scope it lives in, with or without the interpreter's lock, on any thread.
 class ScopedTimer {
  public:
-  explicit ScopedTimer(StageName& name) noexcept {
+  STAGESPAN_DETAIL_OWN explicit ScopedTimer(StageName& name) noexcept {
     const Api* const api = detail::g_api;
-    if (api == nullptr || (*api->mode & 1U) == 0) return;
+    if (api == nullptr || (__atomic_load_n(api->mode, __ATOMIC_RELAXED) & 1U) == 0) return;
     const ApiSpan span = api->open(name.stage(*api));
     frame_ = span.frame;
     id_ = span.id;
   }
-  ~ScopedTimer() {
+  STAGESPAN_DETAIL_OWN ~ScopedTimer() {
     if (frame_ != nullptr) detail::g_api->close({frame_, id_}, flags_);
   }
   ScopedTimer(const ScopedTimer&) = delete;
@@ -76,6 +85,7 @@ class ScopedTimer {
   std::uint32_t flags_ = 0;
 };
 
+}  // namespace STAGESPAN_API_NAMESPACE
 }  // namespace stagespan
 
 #define STAGESPAN_DETAIL_JOIN2(a, b) a##b

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <optional>
 #include <unordered_set>
 
@@ -160,13 +161,35 @@ std::unordered_map<std::uint64_t, DeviceCopy> read_device_spans(ArenaView arena)
   return result;
 }
 
+bool try_read_spans(ArenaView arena, std::vector<SpanCopy>& spans,
+                    std::unordered_map<std::uint64_t, DeviceCopy>& devices) noexcept {
+  try {
+    spans = read_spans(arena);
+    devices = read_device_spans(arena);
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
+bool try_read_new_spans(ArenaView arena, ReadPositions& positions, std::vector<SpanCopy>& spans,
+                        std::unordered_map<std::uint64_t, DeviceCopy>& devices) noexcept {
+  try {
+    spans = read_new_spans(arena, positions);
+    devices = read_device_spans(arena);
+    return true;
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
 std::vector<OpenCopy> read_open(ArenaView arena) {
   std::vector<OpenCopy> result;
   std::unordered_set<std::uint64_t> seen;
   for (std::uint32_t i = 0; i < slots_in_use(arena); ++i) {
     const ThreadSlot& slot = arena.slot(i);
     if (slot.state.load(std::memory_order_acquire) != kSlotLive) continue;
-    const std::uint32_t end = std::min(slot.frames_high_water.load(relaxed), kMaxFrames);
+    const std::uint32_t end = std::min(slot.frames_high_water.load(relaxed), arena.header().frames_per_thread);
     for (std::uint32_t index = 1; index < end; ++index) {
       OpenCopy copy{};
       if (!copy_frame(arena.frames(i)[index], copy)) continue;

@@ -59,6 +59,13 @@ struct DeviceCopy {
 /// The device's part of spans, by their ids.
 std::unordered_map<std::uint64_t, DeviceCopy> read_device_spans(ArenaView arena);
 
+/// Both of these, for callers that do without exceptions. False if there was no memory for them.
+bool try_read_spans(ArenaView arena, std::vector<SpanCopy>& spans,
+                    std::unordered_map<std::uint64_t, DeviceCopy>& devices) noexcept;
+/// The same for the spans that read_new_spans() gives.
+bool try_read_new_spans(ArenaView arena, ReadPositions& positions, std::vector<SpanCopy>& spans,
+                        std::unordered_map<std::uint64_t, DeviceCopy>& devices) noexcept;
+
 struct OpenCopy {
   std::uint64_t id;
   std::uint64_t parent;

@@ -3,10 +3,13 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
+#include <new>
 
 #include "figures_move.h"
 #include "variables.h"
@@ -43,6 +46,27 @@ std::string_view cut(std::string_view text, std::size_t most) {
   return text.substr(0, most);
 }
 
+// The sum of two finite numbers, or the largest number there is.
+double saturated_sum(double a, double b) {
+  constexpr double largest = std::numeric_limits<double>::max();
+  return std::clamp(a + b, -largest, largest);
+}
+
+// Adds to a counter. A whole part that would leave 64 bits goes over to the other part, which is as wide as a double.
+void add_amount(ArenaHeader& header, WorkEntry& entry, std::int64_t whole, double fraction) {
+  const std::int64_t before = entry.whole.load(relaxed);
+  std::int64_t sum = 0;
+  if (!__builtin_add_overflow(before, whole, &sum)) {
+    entry.whole.store(sum, relaxed);
+    if (fraction != 0) entry.fraction.store(saturated_sum(entry.fraction.load(relaxed), fraction), relaxed);
+    return;
+  }
+  const double carried = static_cast<double>(before) + static_cast<double>(whole) + fraction;
+  const FiguresMove move(header);
+  entry.whole.store(0, relaxed);
+  entry.fraction.store(saturated_sum(entry.fraction.load(relaxed), carried), relaxed);
+}
+
 // Cuts a long name, and ends it with a hash of the whole.
 std::string shortened(std::string_view name) {
   if (name.size() <= kMaxNameBytes) return std::string(name);
@@ -62,8 +86,11 @@ Recorder& Recorder::get() {
 }
 
 Recorder::Recorder() : clock_source_(choose_clock(choice(variable("STAGESPAN_CLOCK")).c_str())) {
-  arena_ = create_arena({ring_spans_wanted()});
-  if (!arena_) return;  // the switch stays off: nothing is recorded, nothing else changes
+  arena_ = create_arena({ring_spans_wanted(), kMaxFrames});
+  if (!arena_) {  // the switch stays off: nothing is recorded, nothing else changes
+    prepare_stand_in();
+    return;
+  }
   free_blocks_.reserve(kMaxBlocks);
   watch_for_leaving_threads();
   prepare_arena();
@@ -85,12 +112,18 @@ void Recorder::prepare_arena() {
   free_blocks_.clear();
   arena_.slot(kSharedSlot).state.store(kSlotLive, relaxed);
   shared_block_locked(kStageOverflow);
+  prepare_stand_in();
 }
 
-std::uint32_t Recorder::intern(std::string_view name) {
+std::uint32_t Recorder::intern(std::string_view name) noexcept {
   if (!arena_) return kStageOverflow;
   const std::lock_guard lock(cold_);
-  return intern_locked(name);
+  try {
+    return intern_locked(name);
+  } catch (const std::bad_alloc&) {
+    lose(kLostMemory);
+    return kStageOverflow;
+  }
 }
 
 std::uint32_t Recorder::intern_locked(std::string_view name) {
@@ -103,16 +136,17 @@ std::uint32_t Recorder::intern_locked(std::string_view name) {
     lose(kLostNames);
     return kStageOverflow;
   }
-  std::memcpy(arena_.name_pool() + used, key.data(), key.size());
-  arena_.name(stage) = {used, static_cast<std::uint32_t>(key.size())};
-  header.name_pool_used.store(used + static_cast<std::uint32_t>(key.size()), relaxed);
+  // Before the name is counted: this may run out of memory, and change nothing then.
+  const std::string& text = stages_.emplace(std::move(key), stage).first->first;
+  std::memcpy(arena_.name_pool() + used, text.data(), text.size());
+  arena_.name(stage) = {used, static_cast<std::uint32_t>(text.size())};
+  header.name_pool_used.store(used + static_cast<std::uint32_t>(text.size()), relaxed);
   // Release: a reader that sees the count sees the names.
   header.name_count.store(stage + 1, std::memory_order_release);
-  stages_.emplace(std::move(key), stage);
   return stage;
 }
 
-std::string Recorder::name_of(std::uint32_t stage) const {
+std::string_view Recorder::name_of(std::uint32_t stage) const noexcept {
   if (!arena_ || stage >= arena_.header().name_count.load(std::memory_order_acquire)) return "(overflow)";
   const NameEntry& entry = arena_.name(stage);
   return {arena_.name_pool() + entry.offset, entry.length_bytes};
@@ -123,11 +157,11 @@ std::vector<std::string> Recorder::names() const {
   if (!arena_) return result;
   const std::uint32_t count = arena_.header().name_count.load(std::memory_order_acquire);
   result.reserve(count);
-  for (std::uint32_t stage = 0; stage < count; ++stage) result.push_back(name_of(stage));
+  for (std::uint32_t stage = 0; stage < count; ++stage) result.emplace_back(name_of(stage));
   return result;
 }
 
-void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction) {
+void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction) noexcept {
   if (!arena_) return;
   // One of these would make the whole counter no number.
   if (!std::isfinite(fraction)) {
@@ -135,6 +169,14 @@ void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t 
     return;
   }
   const std::lock_guard lock(cold_);
+  try {
+    add_work_locked(stage, key, whole, fraction);
+  } catch (const std::bad_alloc&) {
+    lose(kLostMemory);
+  }
+}
+
+void Recorder::add_work_locked(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction) {
   ArenaHeader& header = arena_.header();
   std::string text(cut(key, kWorkKeyBytes));
   auto found = work_keys_.find(text);
@@ -144,9 +186,9 @@ void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t 
       lose(kLostWork);
       return;
     }
-    std::memcpy(arena_.work_keys()[count].text, text.data(), text.size());
-    header.work_key_count.store(count + 1, std::memory_order_release);
     found = work_keys_.emplace(std::move(text), count).first;
+    std::memcpy(arena_.work_keys()[count].text, found->first.data(), found->first.size());
+    header.work_key_count.store(count + 1, std::memory_order_release);
   }
   const std::uint32_t index = found->second;
   const std::uint64_t wanted = (std::uint64_t{stage} + 1) << 32 | index;
@@ -155,8 +197,7 @@ void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t 
     WorkEntry& entry = arena_.work()[(start + probe) % kMaxWork];
     const std::uint64_t seen = entry.key.load(relaxed);
     if (seen != 0 && seen != wanted) continue;
-    entry.whole.fetch_add(whole, relaxed);
-    SingleWriter::add(entry.fraction, fraction);
+    add_amount(header, entry, whole, fraction);
     // Release: who sees the key sees its text, and an amount.
     if (seen == 0) entry.key.store(wanted, std::memory_order_release);
     return;
@@ -164,7 +205,7 @@ void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t 
   lose(kLostWork);
 }
 
-ClockFit Recorder::clock_fit() {
+ClockFit Recorder::clock_fit() noexcept {
   if (!arena_) return ClockFit({take_stamp(), take_stamp()});
   const std::lock_guard lock(cold_);
   return refresh_clock(arena_.header());
@@ -184,6 +225,17 @@ void Recorder::reset() {
   if (!arena_) return;
   const std::lock_guard lock(cold_);
   ArenaHeader& header = arena_.header();
+  const std::uint32_t stages = header.name_count.load(relaxed);
+  // All memory first: what runs out of it has changed nothing.
+  for (ThreadState* thread : threads_) {
+    if (thread->slot == nullptr) continue;
+    std::size_t own = 0;
+    for (std::uint32_t stage = 0; stage < stages; ++stage) {
+      const std::uint32_t block = thread->stats[stage].load(relaxed);
+      if (block != 0 && (block & kSharedBlock) == 0) ++own;
+    }
+    thread->retired_blocks.reserve(thread->retired_blocks.size() + own);
+  }
   // Threads go on writing meanwhile, so nothing that one of them owns is touched: rings get a new floor, and
   // blocks are set aside until their thread comes to ask for others.
   const FiguresMove move(header);
@@ -191,7 +243,6 @@ void Recorder::reset() {
   for (std::atomic<std::uint64_t>& lost : header.lost) lost.store(0, relaxed);
   for (std::uint32_t i = 0; i < header.slot_high_water.load(relaxed); ++i)
     arena_.slot(i).floor.store(arena_.slot(i).head.load(std::memory_order_acquire), std::memory_order_release);
-  const std::uint32_t stages = header.name_count.load(relaxed);
   for (ThreadState* thread : threads_) {
     if (thread->slot == nullptr) continue;
     for (std::uint32_t stage = 0; stage < stages; ++stage) {

@@ -28,6 +28,15 @@ struct DetachedSpan {
   void* device = nullptr;  // its events, if any
 };
 
+/// A frame that was open in some thread when it was looked for.
+struct FoundFrame {
+  ThreadState* thread = nullptr;
+  OpenFrame* frame = nullptr;
+  std::uint64_t id = 0;  // the frame may hold another span by now, or none
+
+  explicit operator bool() const noexcept { return frame != nullptr; }
+};
+
 class Recorder {
  public:
   /// Starts the recorder on first use. It is never destroyed: threads may outlive static destructors.
@@ -36,20 +45,23 @@ class Recorder {
   ArenaView arena() const noexcept { return arena_; }
 
   /// Index of a stage; the same for the same name until the process ends. Beyond the table all names share
-  /// `kStageOverflow`, counted. Names longer than 255 bytes are cut and told apart by a hash of the whole.
-  std::uint32_t intern(std::string_view name);
-  std::string name_of(std::uint32_t stage) const;
+  /// `kStageOverflow`, counted, and so does a new name for which there is no memory. Names longer than 255 bytes are
+  /// cut and told apart by a hash of the whole.
+  std::uint32_t intern(std::string_view name) noexcept;
+  /// The text stays where it is for the life of the process.
+  std::string_view name_of(std::uint32_t stage) const noexcept;
   std::vector<std::string> names() const;
 
-  /// Adds to a work counter of a stage.
-  void add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction);
+  /// Adds to a work counter of a stage. A sum that no double can hold stays at the largest one.
+  void add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction) noexcept;
 
-  /// The calling thread's state, made on its first span.
-  ThreadState& this_thread() {
+  /// The calling thread's state, made on its first span. If there is no memory for one it is a stand-in, which all
+  /// such threads share until they get their own: the spans that they open are lost, and counted.
+  ThreadState& this_thread() noexcept {
     ThreadState* thread = t_state;
     return thread != nullptr ? *thread : attach();
   }
-  ThreadState& attach();
+  ThreadState& attach() noexcept;
   void detach(ThreadState* thread) noexcept;
 
   /// A shared or own statistics block of a stage; see ThreadSlot::stats for the result.
@@ -63,14 +75,14 @@ class Recorder {
   /// Ends and records it, in the calling thread's ring.
   void close_detached(DetachedSpan& detached, std::uint16_t flags);
 
-  /// Ends a span that `owner`, another thread, has open. False, and counted, if it has ended meanwhile. Gives
-  /// what it came to, and hands over the note that belongs to the frame.
-  bool close_away(ThreadState& owner, OpenFrame& frame, std::uint16_t flags, FinishedSpan* span = nullptr,
-                  void** note = nullptr);
-  /// The same for a span that nobody will end: it is not recorded.
-  bool drop_away(ThreadState& owner, OpenFrame& frame, void** note);
   /// The innermost frame that `owner_key` opened in a thread other than the calling one.
-  OpenFrame* find_elsewhere(const void* owner_key, ThreadState** thread);
+  FoundFrame find_elsewhere(const void* owner_key) noexcept;
+  /// Ends a span that another thread has open. False, and counted, if it has ended meanwhile. Gives what it came to,
+  /// and hands over the note that belongs to the frame.
+  bool close_away(const FoundFrame& found, std::uint16_t flags, FinishedSpan* span = nullptr,
+                  void** note = nullptr) noexcept;
+  /// The same for a span that nobody will end: it is not recorded.
+  bool drop_away(const FoundFrame& found, void** note) noexcept;
 
   /// What every thread is in at this moment, as read_open() gives it, with the requests that the spans belong to.
   std::vector<OpenCopy> open_spans();
@@ -83,7 +95,7 @@ class Recorder {
   bool record(std::uint32_t stage, std::int64_t begin_ns, std::int64_t end_ns, std::uint16_t flags);
 
   /// A fresh fit of the clock.
-  ClockFit clock_fit();
+  ClockFit clock_fit() noexcept;
   /// What turns ticks up to now into times that stay the same; for whatever users get to see of a span.
   PublishedClock published_clock();
   ClockSource clock_source() const noexcept { return clock_source_; }
@@ -108,9 +120,14 @@ class Recorder {
   void watch_for_leaving_threads() noexcept;
   void forget_to_leave() noexcept;
   std::uint32_t intern_locked(std::string_view name);
-  bool take_away_locked(ThreadState& owner, OpenFrame& frame, void** note) noexcept;
+  void add_work_locked(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction);
+  bool take_away_locked(const FoundFrame& found, void** note) noexcept;
   std::uint64_t first_id(std::uint32_t slot_index) const noexcept;
+  std::unique_ptr<ThreadState> new_thread() noexcept;
+  bool give_frames(ThreadState& thread, std::uint32_t count) noexcept;
+  std::uint32_t choose_slot_locked() const noexcept;
   void settle(ThreadState& thread, std::uint32_t slot_index) noexcept;
+  void prepare_stand_in() noexcept;
   void fold_thread(ThreadSlot& slot) noexcept;
   void free_block_locked(std::uint32_t block) noexcept;
   void free_retired_locked(ThreadState& thread) noexcept;
@@ -126,6 +143,9 @@ class Recorder {
   std::unordered_map<std::string, std::uint32_t> work_keys_;
   std::vector<std::uint32_t> free_blocks_;
   std::vector<ThreadState*> threads_;
+  ThreadState stand_in_;
+  OpenFrame stand_in_frame_{};
+  FrameLocal stand_in_local_;
   std::uint32_t slotless_threads_ = 0;
   std::atomic<std::uint32_t> detached_hint_{0};
   std::atomic<std::uint32_t> generation_{0};

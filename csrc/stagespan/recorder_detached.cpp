@@ -69,19 +69,22 @@ void Recorder::close_detached(DetachedSpan& detached, std::uint16_t flags) {
   commit_span(thread, detached.span);
 }
 
-OpenFrame* Recorder::find_elsewhere(const void* owner_key, ThreadState** thread) {
+FoundFrame Recorder::find_elsewhere(const void* owner_key) noexcept {
   const std::lock_guard lock(cold_);
-  OpenFrame* latest = nullptr;
+  FoundFrame latest;
+  std::uint64_t latest_begin = 0;
   for (ThreadState* state : threads_) {
     const std::uint32_t end =
         state->slot != nullptr ? state->slot->frames_high_water.load(relaxed) : state->frame_capacity;
     for (std::uint32_t index = 1; index < end; ++index) {
       OpenFrame& frame = state->frames[index];
-      if (frame.id.load(std::memory_order_acquire) == 0 || state->locals[index].opened_by() != owner_key) continue;
+      const std::uint64_t id = frame.id.load(std::memory_order_acquire);
+      if (id == 0 || state->locals[index].opened_by() != owner_key) continue;
       if ((frame.flags.load(relaxed) & kFrameClosedAway) != 0) continue;
-      if (latest != nullptr && frame.begin_ticks.load(relaxed) < latest->begin_ticks.load(relaxed)) continue;
-      latest = &frame;
-      *thread = state;
+      const std::uint64_t begin = frame.begin_ticks.load(relaxed);
+      if (latest && begin < latest_begin) continue;
+      latest = {state, &frame, id};
+      latest_begin = begin;
     }
   }
   return latest;
@@ -111,39 +114,41 @@ bool Recorder::innermost_elsewhere(std::uint64_t serial, std::uint64_t request, 
   return false;
 }
 
-bool Recorder::take_away_locked(ThreadState& owner, OpenFrame& frame, void** note) noexcept {
-  // The owner may have left, or another thread may have ended the span, since the caller found it.
-  if (std::find(threads_.begin(), threads_.end(), &owner) == threads_.end() || frame.id.load(relaxed) == 0 ||
+bool Recorder::take_away_locked(const FoundFrame& found, void** note) noexcept {
+  ThreadState& owner = *found.thread;
+  OpenFrame& frame = *found.frame;
+  // The owner may have left, or the span may have ended, since the caller found it; the frame may be another span's.
+  if (std::find(threads_.begin(), threads_.end(), &owner) == threads_.end() || frame.id.load(relaxed) != found.id ||
       (frame.flags.fetch_or(kFrameClosedAway, relaxed) & kFrameClosedAway) != 0)
     return false;
   if (note != nullptr) *note = std::exchange(owner.locals[owner.index_of(frame)].note, nullptr);
   return true;
 }
 
-bool Recorder::close_away(ThreadState& owner, OpenFrame& frame, std::uint16_t flags, FinishedSpan* span, void** note) {
+bool Recorder::close_away(const FoundFrame& found, std::uint16_t flags, FinishedSpan* span, void** note) noexcept {
   const std::uint64_t end_ticks = now_ticks();
   FinishedSpan ended;
   {
     const std::lock_guard lock(cold_);
-    if (!take_away_locked(owner, frame, note)) {
+    if (!take_away_locked(found, note)) {
       lose(kLostUnmatched);
       return false;
     }
-    ended = finished(owner, frame, end_ticks, flags);
+    ended = finished(*found.thread, *found.frame, end_ticks, flags);
     // Its events are the owner's, which may be dropping them at this moment.
     if ((ended.flags & kFrameDevice) != 0) lose(kLostDeviceElsewhere);
     ended.flags &= static_cast<std::uint16_t>(~kFrameDevice);
-    owner.attention.fetch_or(kAttentionClosedAway, std::memory_order_release);
+    found.thread->attention.fetch_or(kAttentionClosedAway, std::memory_order_release);
   }
   commit_span(this_thread(), ended);
   if (span != nullptr) *span = ended;
   return true;
 }
 
-bool Recorder::drop_away(ThreadState& owner, OpenFrame& frame, void** note) {
+bool Recorder::drop_away(const FoundFrame& found, void** note) noexcept {
   const std::lock_guard lock(cold_);
-  if (!take_away_locked(owner, frame, note)) return false;
-  owner.attention.fetch_or(kAttentionClosedAway, std::memory_order_release);
+  if (!take_away_locked(found, note)) return false;
+  found.thread->attention.fetch_or(kAttentionClosedAway, std::memory_order_release);
   return true;
 }
 

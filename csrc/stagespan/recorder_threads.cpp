@@ -18,6 +18,8 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 constexpr std::uint32_t kSlotlessFrames = 256;
+static_assert(kSlotlessFrames <= kFewestFrames);
+constexpr std::uint32_t kSlotlessIds = 30000;
 constexpr std::uint32_t kIdSlotShift = 48;
 constexpr std::uint32_t kIdGenerationShift = 40;
 
@@ -33,8 +35,9 @@ void leave(void* thread) {
   Recorder::get().detach(static_cast<ThreadState*>(thread));
 }
 
-void leave_at_exit(ThreadState* thread) noexcept {
-  if (g_has_leave_key) pthread_setspecific(g_leave_key, thread);
+// False if there was no memory for it.
+bool leave_at_exit(ThreadState* thread) noexcept {
+  return !g_has_leave_key || pthread_setspecific(g_leave_key, thread) == 0;
 }
 
 }  // namespace
@@ -57,12 +60,14 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
   if (slot_index != kSharedSlot) {
     thread.slot = &slot;
     thread.frames = arena_.frames(slot_index);
-    thread.frame_capacity = kMaxFrames;
+    thread.frame_capacity = arena_.header().frames_per_thread;
     thread.ring = arena_.ring(slot_index);
     thread.ring_mask = arena_.header().ring_spans - 1;
     thread.head = slot.head.load(relaxed);
     thread.next_id = slot.next_id.load(relaxed);
     if (thread.next_id == 0) thread.next_id = first_id(slot_index);
+    // The slot's thread before this one has dropped its frames: a reader that sees a field of this thread sees that.
+    store_fence();
     slot.thread.store(thread.thread, relaxed);
     slot.ident.store(thread.ident, relaxed);
     char name[16] = {};
@@ -73,58 +78,92 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
     slot.state.store(kSlotLive, std::memory_order_release);
   } else {
     // No slot is left: open spans are kept in memory of the thread's own, and records are counted as lost.
-    if (!thread.frames_storage) thread.frames_storage.reset(new OpenFrame[kSlotlessFrames]{});
-    thread.frames = thread.frames_storage.get();
-    thread.frame_capacity = kSlotlessFrames;
-    thread.next_id = first_id(kMaxThreads + (slotless_threads_++ % 30000));
+    thread.next_id = first_id(kMaxThreads + (slotless_threads_++ % kSlotlessIds));
   }
   thread.free_head = 1;
   thread.base.top = thread.base.root = 0;
   make_root(thread, 0, {});
 }
 
-ThreadState& Recorder::attach() {
-  auto* thread = new ThreadState;
+void Recorder::prepare_stand_in() noexcept {
+  // One frame, which is the root: it opens no spans. What no stack holds is recorded as that of a thread without a
+  // slot.
+  stand_in_.attention.store(kAttentionNoMemory, relaxed);
+  stand_in_.frames = &stand_in_frame_;
+  stand_in_.frame_capacity = 1;
+  stand_in_.locals = &stand_in_local_;
+  stand_in_.scope = &stand_in_.base;
+  if (arena_) {
+    stand_in_.blocks = arena_.blocks();
+    stand_in_.stats = arena_.slot(kSharedSlot).stats;
+  }
+  stand_in_.next_id = first_id(kMaxThreads + kSlotlessIds);
+  make_root(stand_in_, 0, {});
+}
+
+bool Recorder::give_frames(ThreadState& thread, std::uint32_t count) noexcept {
+  thread.frames_storage.reset(new (std::nothrow) OpenFrame[count]{});
+  thread.frames = thread.frames_storage.get();
+  thread.frame_capacity = count;
+  return thread.frames != nullptr;
+}
+
+std::unique_ptr<ThreadState> Recorder::new_thread() noexcept {
+  std::unique_ptr<ThreadState> thread(new (std::nothrow) ThreadState);
+  if (!thread) return nullptr;
   thread->thread = static_cast<std::uint32_t>(syscall(SYS_gettid));
   thread->ident = static_cast<std::uint64_t>(pthread_self());
   if (!detail::g_counter_is_usable) thread->attention.store(kAttentionNoCounter, relaxed);
   // Zeroed pages that nobody has touched yet cost nothing; most threads never nest deep.
-  thread->locals_storage.reset(static_cast<FrameLocal*>(std::calloc(kMaxFrames, sizeof(FrameLocal))));
-  if (!thread->locals_storage) throw std::bad_alloc();
+  const std::uint32_t frames = arena_ ? arena_.header().frames_per_thread : kSlotlessFrames;
+  thread->locals_storage.reset(static_cast<FrameLocal*>(std::calloc(frames, sizeof(FrameLocal))));
+  if (!thread->locals_storage) return nullptr;
   thread->locals = thread->locals_storage.get();
   thread->scope = &thread->base;
+  return thread;
+}
 
+std::uint32_t Recorder::choose_slot_locked() const noexcept {
+  const std::uint32_t unused = arena_.header().slot_high_water.load(relaxed);
+  if (unused < kMaxThreads) return unused;
+  // All were used before: take the one whose thread left longest ago, so that the spans of those that left lately can
+  // still be read.
+  std::uint32_t chosen = kSharedSlot;
+  std::uint64_t oldest = std::numeric_limits<std::uint64_t>::max();
+  for (std::uint32_t i = 0; i < kMaxThreads; ++i) {
+    const ThreadSlot& slot = arena_.slot(i);
+    if (slot.state.load(relaxed) != kSlotExited || slot.exited_ticks.load(relaxed) >= oldest) continue;
+    oldest = slot.exited_ticks.load(relaxed);
+    chosen = i;
+  }
+  return chosen;
+}
+
+ThreadState& Recorder::attach() noexcept {
+  std::unique_ptr<ThreadState> thread = new_thread();
+  if (!thread) return stand_in_;
   const std::lock_guard lock(cold_);
   if (!arena_) {
     // Nothing is recorded; what opens and closes spans still finds frames to pair them by.
-    thread->frames_storage.reset(new OpenFrame[kSlotlessFrames]{});
-    thread->frames = thread->frames_storage.get();
-    thread->frame_capacity = kSlotlessFrames;
+    if (!give_frames(*thread, kSlotlessFrames)) return stand_in_;
     make_root(*thread, 0, {});
-    t_state = thread;
-    return *thread;
+    return *(t_state = thread.release());
   }
-  ArenaHeader& header = arena_.header();
-  std::uint32_t chosen = header.slot_high_water.load(relaxed);
-  if (chosen < kMaxThreads) {
-    header.slot_high_water.store(chosen + 1, std::memory_order_release);
-  } else {
-    // All were used before: take the one whose thread left longest ago, so that the spans of those that left
-    // lately can still be read.
-    chosen = kSharedSlot;
-    std::uint64_t oldest = std::numeric_limits<std::uint64_t>::max();
-    for (std::uint32_t i = 0; i < kMaxThreads; ++i) {
-      const ThreadSlot& slot = arena_.slot(i);
-      if (slot.state.load(relaxed) != kSlotExited || slot.exited_ticks.load(relaxed) >= oldest) continue;
-      oldest = slot.exited_ticks.load(relaxed);
-      chosen = i;
-    }
+  const std::uint32_t chosen = choose_slot_locked();
+  // All that can fail comes before anything that others see.
+  if (chosen == kSharedSlot && !give_frames(*thread, kSlotlessFrames)) return stand_in_;
+  try {
+    threads_.reserve(threads_.size() + 1);
+  } catch (const std::bad_alloc&) {
+    return stand_in_;
   }
+  if (!leave_at_exit(thread.get())) return stand_in_;
+  std::atomic<std::uint32_t>& high_water = arena_.header().slot_high_water;
+  if (chosen != kSharedSlot && chosen == high_water.load(relaxed))
+    high_water.store(chosen + 1, std::memory_order_release);
   settle(*thread, chosen);
-  threads_.push_back(thread);
-  t_state = thread;
-  leave_at_exit(thread);
-  return *thread;
+  threads_.push_back(thread.get());
+  return *(t_state = thread.release());
 }
 
 void Recorder::detach(ThreadState* thread) noexcept {

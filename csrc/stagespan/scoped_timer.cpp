@@ -16,6 +16,7 @@ namespace {
     thread.scope = current != nullptr ? current : &thread.base;
   }
   OpenFrame* const frame = open_frame_slow(thread, stage, nullptr);
+  if (frame == nullptr) return {nullptr, 0};
   const std::uint64_t id = thread.next_id;
   open_on_device(thread, frame);
   return {frame, id};

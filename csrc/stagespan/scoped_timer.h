@@ -3,6 +3,10 @@
 
 #include "recorder.h"
 
+#ifdef STAGESPAN_SCOPE
+#error "stagespan/python.h is for other extensions, stagespan/scoped_timer.h for stagespan itself: include one of them"
+#endif
+
 namespace stagespan {
 
 /// An open span of the calling thread, small enough to be passed in registers.

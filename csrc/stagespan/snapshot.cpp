@@ -18,6 +18,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 constexpr int kYields = 16;
 constexpr std::chrono::microseconds kPause{50};
 constexpr std::chrono::seconds kMostPatience{1};
+constexpr int kMostAttempts = 20'000;  // as long, in pauses: the clock may stand still
 
 struct Sums {
   StageFigures figures;
@@ -93,11 +94,19 @@ void read_device(ArenaView arena, std::map<std::uint32_t, StageFigures>& stages)
   }
 }
 
+// Subtracts, down to 0: a snapshot may have seen a little more than the one after it. Gives what could not be taken
+// off.
+std::uint64_t take_off(std::uint64_t& from, std::uint64_t amount) {
+  const std::uint64_t taken = std::min(from, amount);
+  from -= taken;
+  return amount - taken;
+}
+
 // What `later` has over `earlier`. The minimum and maximum of an interval are not recorded: they are taken from the
 // bounds of the lowest and highest bucket.
 void subtract(Distribution& later, const Distribution& earlier) {
-  later.count -= earlier.count;
-  later.sum_ticks -= earlier.sum_ticks;
+  take_off(later.count, earlier.count);
+  take_off(later.sum_ticks, earlier.sum_ticks);
   std::map<std::uint32_t, std::uint64_t> left(later.buckets.begin(), later.buckets.end());
   // The earlier one may have a thread's latest span twice.
   for (const auto& [bucket, n] : earlier.buckets) left[bucket] -= std::min(left[bucket], n);
@@ -108,6 +117,21 @@ void subtract(Distribution& later, const Distribution& earlier) {
   // The last bucket has no upper bound.
   if (left.rbegin()->first != kBuckets - 1)
     later.max_ticks = std::min(later.max_ticks, bucket_high(left.rbegin()->first) - 1);
+}
+
+// The spans of a parent go over to "several" when a thread leaves whose block had room for that parent, and the shared
+// block has none: they are taken off there.
+void subtract(std::map<std::uint32_t, EdgeFigures>& later, const std::map<std::uint32_t, EdgeFigures>& earlier) {
+  EdgeFigures moved;
+  for (const auto& [parent, edge] : earlier) {
+    EdgeFigures& now = later[parent];
+    moved.count += take_off(now.count, edge.count);
+    moved.sum_ticks += take_off(now.sum_ticks, edge.sum_ticks);
+  }
+  if (const auto several = later.find(kSeveralStages); several != later.end()) {
+    take_off(several->second.count, moved.count);
+    take_off(several->second.sum_ticks, moved.sum_ticks);
+  }
 }
 
 std::map<std::uint32_t, Sums> read_blocks(ArenaView arena) {
@@ -155,13 +179,16 @@ std::optional<double> Distribution::quantile_ticks(double q) const {
 Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
   if (!arena) return {};
   const ArenaHeader& header = arena.header();
+  static std::atomic<std::uint64_t> taken{0};
   std::map<std::uint32_t, Sums> sums;
   Snapshot snapshot;
-  // Who holds the recorder's lock never waits here. Another reader waits for whoever moves figures, who may have been
-  // set aside by the system; after a while it takes what there is, because its process may be gone.
+  snapshot.number = taken.fetch_add(1, relaxed) + 1;
+  // Who holds the recorder's lock never waits here. Another reader waits for the thread that moves figures, which the
+  // system may have set aside, and tries again if threads move figures all the time; after a while it takes what there
+  // is.
   const auto deadline = std::chrono::steady_clock::now() + kMostPatience;
   for (int attempt = 0;; ++attempt) {
-    const bool is_last = std::chrono::steady_clock::now() >= deadline;
+    const bool is_last = attempt >= kMostAttempts || std::chrono::steady_clock::now() >= deadline;
     const std::uint32_t before = header.fold_version.load(std::memory_order_acquire);
     if ((before & 1) != 0 && !is_last) {
       if (attempt < kYields)
@@ -173,10 +200,10 @@ Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
     snapshot.ticks = now_ticks();
     snapshot.resets = header.resets.load(relaxed);
     sums = read_blocks(arena);
+    read_work(arena, sums);
     load_fence();
     if (is_last || header.fold_version.load(relaxed) == before) break;
   }
-  read_work(arena, sums);
   snapshot.unix_ns = fit.unix_ns(snapshot.ticks);
   snapshot.ns_per_tick = fit.ns_per_tick();
   for (auto& [stage, sum] : sums) {
@@ -200,13 +227,10 @@ Snapshot difference(const Snapshot& later, const Snapshot& earlier) {
     subtract(now.host, before.host);
     for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure)
       subtract(now.device[figure], before.device[figure]);
-    now.errors -= before.errors;
-    now.suspended_ticks -= before.suspended_ticks;
-    now.children_ticks -= before.children_ticks;
-    for (const auto& [parent, edge] : before.parents) {
-      now.parents[parent].count -= edge.count;
-      now.parents[parent].sum_ticks -= edge.sum_ticks;
-    }
+    take_off(now.errors, before.errors);
+    take_off(now.suspended_ticks, before.suspended_ticks);
+    take_off(now.children_ticks, before.children_ticks);
+    subtract(now.parents, before.parents);
     std::erase_if(now.parents, [](const auto& entry) { return entry.second.count == 0; });
     for (const auto& [key, amount] : before.work) now.work[key] -= amount;
     const bool no_work =

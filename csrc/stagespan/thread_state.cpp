@@ -10,7 +10,7 @@
 
 namespace stagespan {
 
-constinit thread_local ThreadState* t_state __attribute__((tls_model("initial-exec"))) = nullptr;
+constinit thread_local ThreadState* t_state STAGESPAN_INITIAL_EXEC = nullptr;
 
 std::atomic<const DeviceHooks*> g_device_hooks{nullptr};
 
@@ -66,8 +66,8 @@ void drop_closed_away(ThreadState& thread) noexcept {
   }
 }
 
-OpenFrame* no_frame_left() noexcept {
-  Recorder::get().lose(kLostOpen);
+[[gnu::noinline, gnu::cold]] OpenFrame* no_frame_left(const ThreadState& thread) noexcept {
+  Recorder::get().lose(thread.is_stand_in() ? kLostMemory : kLostOpen);
   return nullptr;
 }
 
@@ -89,8 +89,11 @@ void device_open(ThreadState& thread, OpenFrame& frame) noexcept {
   if (hooks == nullptr) return;
   if (!thread.device_open) [[unlikely]] {
     // Zeroed pages that nobody has touched yet cost nothing; most threads never nest deep.
-    thread.device_open.reset(static_cast<void**>(std::calloc(kMaxFrames, sizeof(void*))));
-    if (!thread.device_open) return;
+    thread.device_open.reset(static_cast<void**>(std::calloc(thread.frame_capacity, sizeof(void*))));
+    if (!thread.device_open) {
+      Recorder::get().lose(kLostMemory);
+      return;
+    }
   }
   std::uint16_t flags = 0;
   void* const device = hooks->begin(thread, frame.stage.load(relaxed), flags);
@@ -154,7 +157,7 @@ void attend(ThreadState& thread) noexcept {
 OpenFrame* open_frame_slow(ThreadState& thread, std::uint32_t stage, const void* owner) noexcept {
   attend(thread);
   const std::uint32_t index = take_frame(thread);
-  if (index == 0) return no_frame_left();
+  if (index == 0) return no_frame_left(thread);
   fill_frame(thread, index, stage, owner, now_ticks);
   return &thread.frames[index];
 }
@@ -202,7 +205,7 @@ void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::u
 OpenFrame* open_inactive(ThreadState& thread, const void* owner) noexcept {
   if (thread.attention.load(relaxed) != 0) attend(thread);
   const std::uint32_t index = take_frame(thread);
-  if (index == 0) return no_frame_left();
+  if (index == 0) return no_frame_left(thread);
   Scope& scope = *thread.scope;
   OpenFrame& frame = thread.frames[index];
   pass_through(frame, thread.frames[scope.top]);

@@ -75,12 +75,6 @@ struct ParentLink {
   std::uint16_t depth = 0;
 };
 
-/// Counters of two cores may differ by a few ticks; a span never lasts less than nothing.
-constexpr std::uint64_t ticks_between(std::uint64_t begin, std::uint64_t end) noexcept {
-  const std::uint64_t ticks = end - begin;
-  return ticks & ~static_cast<std::uint64_t>(static_cast<std::int64_t>(ticks) >> 63);
-}
-
 /// A finished span, from wherever it was kept while it was open.
 struct FinishedSpan {
   std::uint64_t begin_ticks;
@@ -127,6 +121,7 @@ extern std::atomic<const DeviceHooks*> g_device_hooks;
 enum Attention : std::uint32_t {
   kAttentionClosedAway = 1,  // another thread has ended one of its spans
   kAttentionNoCounter = 2,   // for good: its clock is a system call
+  kAttentionNoMemory = 4,    // for good: stands in for the states of threads for which there was no memory
 };
 
 struct ThreadState {
@@ -160,11 +155,20 @@ struct ThreadState {
   std::unique_ptr<void*[], FreeMemory> device_open;  // what DeviceHooks::begin gave, by frame
 
   std::uint32_t index_of(const OpenFrame& frame) const noexcept { return static_cast<std::uint32_t>(&frame - frames); }
+  /// Whether this is no thread's own state: it opens no spans, and threads that have nothing else share it.
+  bool is_stand_in() const noexcept { return (attention.load(std::memory_order_relaxed) & kAttentionNoMemory) != 0; }
 };
 
-/// The calling thread's state, null until it opens its first span. Initial-exec: a general access would cost
-/// a call for every span.
-extern constinit thread_local ThreadState* t_state __attribute__((tls_model("initial-exec")));
+// Initial-exec: a general access would cost a call for every span. Other C libraries than glibc have no room for it in
+// a library that is loaded late, and refuse to load that.
+#if defined(STAGESPAN_HAS_GLIBC)
+#define STAGESPAN_INITIAL_EXEC __attribute__((tls_model("initial-exec")))
+#else
+#define STAGESPAN_INITIAL_EXEC
+#endif
+
+/// The calling thread's state, null until it opens its first span.
+extern constinit thread_local ThreadState* t_state STAGESPAN_INITIAL_EXEC;
 
 /// Statistics of a stage where the thread has no block of its own yet, or shares one.
 void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& figures) noexcept;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "trace/growing.h"
+#include "trace/hash.h"
 #include "trace/interner.h"
 #include "trace/value.h"
 
@@ -119,7 +120,7 @@ class ArgumentKeys {
   Growing<std::int32_t> parent_;
   Growing<std::uint32_t> key_;   // by node
   Growing<std::uint32_t> next_;  // by node: the one that followed last
-  std::unordered_map<std::uint64_t, std::uint32_t> edges_;
+  std::unordered_map<std::uint64_t, std::uint32_t, SecretHash> edges_;
 };
 
 }  // namespace stagespan::trace

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <string_view>
 #include <vector>
 
 #include "trace/growing.h"
+#include "trace/hash.h"
 
 namespace stagespan::trace {
 
@@ -14,7 +14,7 @@ namespace stagespan::trace {
 class Interner {
  public:
   std::uint32_t code(std::string_view text) {
-    const std::uint64_t hash = hash_of(text);
+    const std::uint64_t hash = hash_of(text, secrets_);
     if (texts_.size() * 3 >= slots_.size() * 2) grow();
     const std::size_t mask = slots_.size() - 1;
     const auto mark = static_cast<std::uint32_t>(hash >> 32);
@@ -56,39 +56,6 @@ class Interner {
     std::uint32_t mark = 0;
   };
 
-  template <class Word>
-  static std::uint64_t load(const char* at) noexcept {
-    Word word;
-    std::memcpy(&word, at, sizeof(word));
-    return word;
-  }
-  static std::uint64_t mix(std::uint64_t h) noexcept {
-    h *= 0x9E3779B97F4A7C15;
-    return h ^ (h >> 29);
-  }
-  static std::uint64_t hash_of(std::string_view text) noexcept {
-    const char* at = text.data();
-    const char* const end = at + text.size();
-    // Two chains, because one would wait for its own multiplications.
-    std::uint64_t a = text.size() * 0xD6E8FEB86659FD93, b = 0xA0761D6478BD642F;
-    for (; end - at > 16; at += 16) {
-      a = mix(a ^ load<std::uint64_t>(at));
-      b = mix(b ^ load<std::uint64_t>(at + 8));
-    }
-    // What is left is read from both of its ends, which may overlap.
-    if (end - at >= 8) {
-      a = mix(a ^ load<std::uint64_t>(at));
-      b = mix(b ^ load<std::uint64_t>(end - 8));
-    } else if (end - at >= 4) {
-      a = mix(a ^ (load<std::uint32_t>(at) << 32 | load<std::uint32_t>(end - 4)));
-    } else if (at < end) {
-      a = mix(a ^ (load<std::uint8_t>(at) << 16 | load<std::uint8_t>(at + (end - at) / 2) << 8 |
-                   load<std::uint8_t>(end - 1)));
-    }
-    const std::uint64_t h = mix(a ^ (b << 23 | b >> 41));
-    return h ^ (h >> 32);
-  }
-
   std::uint32_t add(std::size_t at, std::uint32_t mark, std::uint64_t hash, std::string_view text) {
     const std::uint32_t code = size();
     bytes_.append(text.data(), text.size());
@@ -108,6 +75,7 @@ class Interner {
     }
   }
 
+  HashSecrets secrets_ = hash_secrets();
   Growing<char> bytes_;
   Growing<Text> texts_;
   std::vector<Slot> slots_;

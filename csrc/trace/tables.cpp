@@ -51,12 +51,14 @@ void Entry::clear() noexcept {
 }
 
 std::int64_t Ids::of_text(std::string_view text) {
-  const auto [place, fresh] = known_.try_emplace(std::string(text), 0);
-  if (fresh && !read_numeral(text, &place->second)) {
-    place->second = -2 - static_cast<std::int64_t>(named_.size());
-    named_.emplace_back(place->second, place->first);
+  const std::uint32_t code = texts_.code(text);
+  if (code < numbers_.size()) return numbers_[code];
+  std::int64_t number = 0;
+  if (!read_numeral(text, &number)) {
+    number = -2 - static_cast<std::int64_t>(named_.size());
+    named_.emplace_back(number, text);
   }
-  return place->second;
+  return numbers_.emplace_back(number);
 }
 
 void Tables::leave_out(const char* cause, std::uint64_t count) {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -33,7 +32,8 @@ class Ids {
   const std::vector<std::pair<std::int64_t, std::string>>& named() const noexcept { return named_; }
 
  private:
-  std::unordered_map<std::string, std::int64_t> known_;
+  Interner texts_;
+  std::vector<std::int64_t> numbers_;  // by text
   std::vector<std::pair<std::int64_t, std::string>> named_;
 };
 

@@ -634,7 +634,7 @@ def wake_service() -> None: ...
 # Facts
 def clock_info() -> dict[str, Any]:
     """source ("tsc", "cntvct", "monotonic"), ns_per_tick, bracket_ns (the clock's own
-    uncertainty)."""
+    uncertainty), resolution_ns (its smallest step; None if the system does not say)."""
 
 def whole_number(text: str) -> int | None:
     """The number that an environment variable's text stands for; None if it is not one of up to 18
@@ -647,7 +647,11 @@ RING_SPANS_MOST: int
 def now_ns() -> int:
     """Unix time on the recorder's clock."""
 
-def arena_info() -> dict[str, int]: ...
+def arena_info() -> dict[str, int]:
+    """size_bytes, ring_spans and frames_per_thread as they were reserved, which may be less than
+    was asked for; stages, thread_slots and statistics_blocks in use. Empty if nothing could be
+    reserved."""
+
 def watch_termination(write: Callable[[], None]) -> bool:
     """Have `write` called in a thread of its own before SIGTERM ends the process. False if the
     program handles or ignores SIGTERM: then nothing is changed."""

@@ -35,10 +35,14 @@ class History(Generic[_Snapshot]):
         return len(self._kept)
 
     def add(self, snapshot: _Snapshot) -> None:
-        """Keep a snapshot that is newer than all others, and thin out those that got old."""
+        """Keep a snapshot that was taken after all others, and thin out those that got old.
+
+        If the system's clock was set back since, those from then on are dropped.
+        """
+        before = [old for old in self._kept if old.time_ns <= snapshot.time_ns]
         kept: list[_Snapshot] = []
         last_bucket: tuple[float, int] | None = None
-        for old in (*self._kept, snapshot):
+        for old in (*before, snapshot):
             spacing_s = _spacing_s((snapshot.time_ns - old.time_ns) / _SECOND)
             if spacing_s is None:
                 continue

@@ -94,7 +94,8 @@ class _Service:
     def _snapshot_if_due(self) -> _core.Snapshot | None:
         now = _core.now_ns()
         last = self.history.nearest(now)
-        if last is not None and now - last.time_ns < 0.9 * SPACING_S * 1e9:
+        # The system's clock may have been set back since.
+        if last is not None and 0 <= now - last.time_ns < 0.9 * SPACING_S * 1e9:
             return None
         snapshot = _core.snapshot()
         self.history.add(snapshot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,8 +130,10 @@ def _ms(ns: float) -> str:
 def _work(stage: StageStats) -> str:
     """Amounts, and rates over the stage's own time: ``tokens 4,600 (230/s)``."""
     seconds = stage.total_ns / 1e9
+    rates = {what: amount / seconds if seconds else math.inf for what, amount in stage.work.items()}
     return ", ".join(
-        f"{one_line(what)} {amount:,.6g}" + (f" ({amount / seconds:,.4g}/s)" if seconds else "")
+        f"{one_line(what)} {amount:,.6g}"
+        + (f" ({rates[what]:,.4g}/s)" if math.isfinite(rates[what]) else "")
         for what, amount in stage.work.items()
     )
 

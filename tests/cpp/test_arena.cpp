@@ -27,7 +27,7 @@ struct DestroyArena {
 };
 using OwnedArena = std::unique_ptr<std::byte, DestroyArena>;
 
-OwnedArena make_arena(std::uint32_t ring_spans) { return OwnedArena(create_arena({ring_spans}).base()); }
+OwnedArena make_arena(std::uint32_t ring_spans) { return OwnedArena(create_arena({ring_spans, kMaxFrames}).base()); }
 
 TEST(Arena, HeaderTellsWhatLiesWhere) {
   for (const std::uint32_t ring_spans : {64U, 1024U, kDefaultRingSpans}) {
@@ -45,6 +45,7 @@ TEST(Arena, HeaderTellsWhatLiesWhere) {
     EXPECT_EQ(header.header_bytes, sizeof(ArenaHeader));
     EXPECT_EQ(header.pid, static_cast<std::uint32_t>(getpid()));
     EXPECT_EQ(header.ring_spans, ring_spans);
+    EXPECT_EQ(header.frames_per_thread, kMaxFrames);
     // THEN its regions lie within it, on pages of their own, and none reaches into the next
     std::uint64_t end = sizeof(ArenaHeader);
     for (const RegionInfo& region : header.regions) {
@@ -177,40 +178,67 @@ TEST(Arena, AnArenaThatIsNotTouchedTakesNoMemory) {
   EXPECT_LE(pages, 8U);
 }
 
-TEST(Arena, RingsShrinkWhereTheSystemRefusesTheirSizeAndNothingFails) {
+TEST(Arena, FramesAndRingsShrinkWhereTheSystemRefusesTheirSizeAndNothingFails) {
 #if STAGESPAN_TEST_SANITIZED
   GTEST_SKIP() << "sanitizers reserve more addresses than the limit of this test";
 #else
-  const auto ring_spans_within = [](std::uint64_t limit_bytes) {
+  // What an arena of the default sizes comes to where there are so many addresses.
+  const auto sizes_within = [](std::uint64_t limit_bytes) {
+    int ends[2] = {};
+    EXPECT_EQ(pipe(ends), 0);
     // In a child, because the limit cannot be taken back.
     const pid_t child = fork();
     if (child == 0) {
       const rlimit limit{limit_bytes, limit_bytes};
       setrlimit(RLIMIT_AS, &limit);
-      const ArenaView arena = create_arena({kDefaultRingSpans});
-      _exit(arena ? std::countr_zero(arena.header().ring_spans) : 0);
+      const ArenaView arena = create_arena({});
+      std::uint32_t sizes[2] = {};
+      if (arena) {
+        sizes[0] = arena.header().ring_spans;
+        sizes[1] = arena.header().frames_per_thread;
+        // All of it is there.
+        arena.frames(kMaxThreads - 1)[sizes[1] - 1].id.store(5);
+        arena.ring(kMaxThreads - 1)[sizes[0] - 1].commit.store(7);
+      }
+      _exit(write(ends[1], sizes, sizeof(sizes)) == sizeof(sizes) ? 0 : 1);
     }
+    close(ends[1]);
+    std::uint32_t sizes[2] = {};
+    EXPECT_EQ(read(ends[0], sizes, sizeof(sizes)), static_cast<ssize_t>(sizeof(sizes)));
+    close(ends[0]);
     int status = 0;
     waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  };
-  // GIVEN a process that may have as many addresses as an arena with smaller rings takes
-  const auto size_with = [](std::uint32_t ring_spans) {
-    return ArenaView(make_arena(ring_spans).get()).header().size_bytes;
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    return std::pair(sizes[0], sizes[1]);
   };
   std::uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   const std::uint64_t in_use = pages * 4096;
   ASSERT_GT(in_use, 0U);
-  // WHEN it creates one of the default size
-  // THEN it gets the smaller rings
-  const std::uint64_t smaller = size_with(kDefaultRingSpans / 4);
-  ASSERT_LT(smaller + (std::uint64_t{16} << 20), size_with(kDefaultRingSpans));
-  EXPECT_EQ(ring_spans_within(in_use + smaller + (std::uint64_t{8} << 20)), std::countr_zero(kDefaultRingSpans / 4));
+  constexpr std::uint64_t kMiB = 1 << 20;
+  const auto size_of = [](std::uint32_t ring_spans, std::uint32_t frames) {
+    const OwnedArena owned(create_arena({ring_spans, frames}).base());
+    return ArenaView(owned.get()).header().size_bytes;
+  };
+  // GIVEN a process that may have the addresses of a smaller arena, down to the smallest
+  std::uint64_t before = size_of(kDefaultRingSpans, kMaxFrames);
+  for (const auto& [ring_spans, frames] : {std::pair(8192U, 4096U), std::pair(2048U, 4096U), std::pair(2048U, 1024U),
+                                           std::pair(512U, 1024U), std::pair(512U, 256U), std::pair(128U, 256U), std::pair(64U, 256U)}) {
+    SCOPED_TRACE(ring_spans);
+    SCOPED_TRACE(frames);
+    const std::uint64_t size = size_of(ring_spans, frames);
+    ASSERT_LT(size, before);
+    before = size;
+    // WHEN it creates one of the default sizes
+    // THEN it gets that one
+    EXPECT_EQ(sizes_within(in_use + size + kMiB / 2), std::pair(ring_spans, frames));
+  }
+  EXPECT_EQ(before, smallest_arena_bytes());
+  EXPECT_LE(before, 80 * kMiB);
   // GIVEN a process that may have hardly any more than it has
   // WHEN it creates an arena
   // THEN it gets none, and goes on
-  EXPECT_EQ(ring_spans_within(in_use + (std::uint64_t{8} << 20)), 0);
+  EXPECT_EQ(sizes_within(in_use + 8 * kMiB), std::pair(0U, 0U));
 #endif
 }
 

@@ -1,7 +1,9 @@
 // test_device_queue.cpp: a thread's events, by themselves.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "device/layer.h"
@@ -63,6 +65,25 @@ TEST_F(DeviceQueueTest, EventsOfMoreContextsThanItKeepsApartAreNotLost) {
   EXPECT_EQ(found, kContexts - 1);
   delete one;
   EXPECT_EQ(queue_->give_up_one(), nullptr);
+}
+
+TEST(DeviceRing, ItsSizeIsNeverBelowNone) {
+  const auto ring = std::make_unique<Ring<int, 16>>();
+  // GIVEN a ring that one thread fills and empties all the time
+  std::atomic<bool> running{true};
+  std::jthread busy([&] {
+    for (std::uint64_t i = 0; i < test::scaled(20'000'000); ++i) {
+      int item = 0;
+      ring->push(1);
+      ring->pop(item);
+    }
+    running.store(false);
+  });
+  // WHEN another thread asks for its size
+  std::uint32_t largest = 0;
+  while (running.load(std::memory_order_relaxed)) largest = std::max(largest, ring->size());
+  // THEN no item is taken off twice
+  EXPECT_LT(largest, 1U << 31);
 }
 
 }  // namespace

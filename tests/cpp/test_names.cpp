@@ -109,7 +109,7 @@ TEST_F(Names, LongNamesAreCutBetweenCharacters) {
       std::string name(shift, 'x');
       while (name.size() < 400) name += character;
       // WHEN it is interned
-      const std::string cut = recorder().name_of(recorder().intern(name));
+      const std::string cut(recorder().name_of(recorder().intern(name)));
       // THEN what is left is whole characters
       EXPECT_LE(cut.size(), kMaxNameBytes);
       EXPECT_GE(cut.size(), kMaxNameBytes - 3);

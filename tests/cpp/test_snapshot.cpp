@@ -211,6 +211,37 @@ TEST_F(Snapshots, ADifferenceIsWhatHappenedBetween) {
   }
 }
 
+TEST_F(Snapshots, ADifferenceClosesWhereAParentGoesOverToSeveral) {
+  const std::uint32_t stage = recorder().intern("difference.moved");
+  const std::uint32_t late = recorder().intern("difference.late");
+  const auto run_under = [&](std::uint32_t parent, int times) {
+    for (int i = 0; i < times; ++i) {
+      FinishedSpan span = made_span(stage, 1000, 10);
+      span.parent_stage = parent;
+      commit_span(recorder().this_thread(), span);
+    }
+  };
+  // GIVEN a thread that has left, whose spans had as many parents as are kept apart
+  test::in_thread([&] {
+    for (int i = 0; i < 4; ++i) run_under(recorder().intern("difference.parent." + std::to_string(i)), 1);
+  });
+  Snapshot earlier;
+  test::in_thread([&] {
+    // GIVEN a snapshot while another thread lives, which has spans of one more
+    run_under(late, 3);
+    earlier = test::snapshot();
+    ASSERT_EQ(figures_of(earlier, stage).parents.at(late).count, 3U);
+  });
+  // WHEN it has left, so that they are among those of several parents, and more spans have ended
+  run_under(kNoStage, 2);
+  const StageFigures between = figures_of(difference(test::snapshot(), earlier), stage);
+  // THEN the parents are those of the spans since
+  EXPECT_EQ(between.host.count, 2U);
+  ASSERT_EQ(between.parents.size(), 1U);
+  EXPECT_EQ(between.parents.at(kNoStage).count, 2U);
+  EXPECT_EQ(between.parents.at(kNoStage).sum_ticks, 20U);
+}
+
 TEST_F(Snapshots, ADifferenceOverAResetIsAllSinceTheReset) {
   const std::uint32_t stage = recorder().intern("difference over a reset");
   // GIVEN a snapshot, a reset, and fewer spans than before

@@ -40,13 +40,12 @@ TEST_F(SpansElsewhere, AnotherThreadMayEndASpan) {
   });
   step.arrive_and_wait();
   // WHEN another ends it
-  ThreadState* found_in = nullptr;
-  OpenFrame* const frame = recorder().find_elsewhere(&key, &found_in);
-  EXPECT_NE(frame, nullptr);
-  if (frame != nullptr) recorder().close_away(*found_in, *frame, kFlagError);
+  const FoundFrame found = recorder().find_elsewhere(&key);
+  EXPECT_TRUE(found);
+  if (found) recorder().close_away(found, kFlagError);
   // THEN it is recorded once, and open no more
   EXPECT_TRUE(read_open(arena()).empty());
-  EXPECT_EQ(recorder().find_elsewhere(&key, &found_in), nullptr);
+  EXPECT_FALSE(recorder().find_elsewhere(&key));
   const std::vector<SpanCopy> spans = spans_of(stage);
   step.arrive_and_wait();
   owner.join();
@@ -69,10 +68,9 @@ TEST_F(SpansElsewhere, ASpanIsEndedOnceHoweverManyThreadsTry) {
     // WHEN several threads end it at once
     std::barrier start(kThreads);
     auto threads = test::start_threads(kThreads, [&](unsigned) {
-      ThreadState* found_in = nullptr;
-      OpenFrame* const frame = recorder().find_elsewhere(&key, &found_in);
+      const FoundFrame found = recorder().find_elsewhere(&key);
       start.arrive_and_wait();
-      if (frame != nullptr) recorder().close_away(*found_in, *frame, 0);
+      if (found) recorder().close_away(found, 0);
     });
     test::join(threads);
     close(inner);
@@ -91,8 +89,7 @@ TEST_F(SpansElsewhere, ASpanIsEndedOnceHoweverManyThreadsTry) {
 TEST_F(SpansElsewhere, AnEndThatComesAfterTheOwnerHasLeftIsCountedAndHarmless) {
   const std::uint32_t stage = recorder().intern("away.left");
   const int key = 0;
-  ThreadState* found_in = nullptr;
-  OpenFrame* frame = nullptr;
+  FoundFrame found;
   std::barrier step(2);
   // GIVEN an open span that another thread has found
   std::jthread owner([&] {
@@ -101,16 +98,42 @@ TEST_F(SpansElsewhere, AnEndThatComesAfterTheOwnerHasLeftIsCountedAndHarmless) {
     step.arrive_and_wait();
   });
   step.arrive_and_wait();
-  frame = recorder().find_elsewhere(&key, &found_in);
+  found = recorder().find_elsewhere(&key);
   // WHEN its owner leaves before it is ended
   step.arrive_and_wait();
   owner.join();
-  ASSERT_NE(frame, nullptr);
-  recorder().close_away(*found_in, *frame, 0);
+  ASSERT_TRUE(found);
+  recorder().close_away(found, 0);
   // THEN the end matches nothing
   EXPECT_EQ(lost(kLostUnmatched), 1U);
   EXPECT_EQ(lost(kLostAbandoned), 1U);
   EXPECT_EQ(count_of(stage), 0U);
+}
+
+TEST_F(SpansElsewhere, AnEndThatComesAfterTheFrameHasAnotherSpanLeavesThatOneAlone) {
+  const std::uint32_t stage = recorder().intern("away.ended");
+  const std::uint32_t next = recorder().intern("away.next");
+  const int key = 0;
+  // GIVEN an open span that another thread has found
+  OpenFrame& first = open(stage, &key);
+  FoundFrame found;
+  test::in_thread([&] { found = recorder().find_elsewhere(&key); });
+  ASSERT_TRUE(found);
+  // GIVEN that its owner has ended it meanwhile, and has another span in the same frame
+  close(first);
+  OpenFrame& second = open(next, &key);
+  ASSERT_EQ(&second, &first);
+  // WHEN the other thread ends, or drops, what it has found
+  test::in_thread([&] {
+    EXPECT_FALSE(recorder().close_away(found, 0));
+    EXPECT_FALSE(recorder().drop_away(found, nullptr));
+  });
+  // THEN the end matches nothing, and the span that is open stays so until its own end
+  EXPECT_EQ(lost(kLostUnmatched), 1U);
+  EXPECT_EQ(own_open().size(), 1U);
+  close(second);
+  EXPECT_EQ(count_of(next), 1U);
+  EXPECT_EQ(count_of(stage), 1U);
 }
 
 TEST_F(SpansElsewhere, TheLatestSpanOfAnOwnerIsFoundFirst) {
@@ -121,19 +144,18 @@ TEST_F(SpansElsewhere, TheLatestSpanOfAnOwnerIsFoundFirst) {
   open(one, &key);
   open(two, &key);
   OpenFrame& other = open(one, &one);
-  ThreadState* found_in = nullptr;
   test::in_thread([&] {
     // WHEN another thread ends the owner's spans one by one
     // THEN the later is found first, then the earlier, then none
-    OpenFrame* frame = recorder().find_elsewhere(&key, &found_in);
-    ASSERT_NE(frame, nullptr);
-    EXPECT_EQ(frame->stage.load(relaxed), two);
-    recorder().close_away(*found_in, *frame, 0);
-    frame = recorder().find_elsewhere(&key, &found_in);
-    ASSERT_NE(frame, nullptr);
-    EXPECT_EQ(frame->stage.load(relaxed), one);
-    recorder().close_away(*found_in, *frame, 0);
-    EXPECT_EQ(recorder().find_elsewhere(&key, &found_in), nullptr);
+    FoundFrame found = recorder().find_elsewhere(&key);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found.frame->stage.load(relaxed), two);
+    recorder().close_away(found, 0);
+    found = recorder().find_elsewhere(&key);
+    ASSERT_TRUE(found);
+    EXPECT_EQ(found.frame->stage.load(relaxed), one);
+    recorder().close_away(found, 0);
+    EXPECT_FALSE(recorder().find_elsewhere(&key));
   });
   close(other);
   {
@@ -178,10 +200,9 @@ TEST_F(SpansElsewhere, SpansEndElsewhereWhileOtherThreadsGoOn) {
     last = running.load() == 0;
     for (unsigned i = 0; i < kOwners; ++i) {
       if (!left[i].load()) continue;
-      ThreadState* found_in = nullptr;
-      OpenFrame* const frame = recorder().find_elsewhere(&keys[i], &found_in);
-      if (frame == nullptr) continue;  // its owner has left
-      recorder().close_away(*found_in, *frame, 0);
+      const FoundFrame found = recorder().find_elsewhere(&keys[i]);
+      if (!found) continue;  // its owner has left
+      recorder().close_away(found, 0);
       ended_away.fetch_add(1);
       left[i].store(false);
     }

@@ -1,6 +1,9 @@
 // test_work.cpp: work counters by stage and key.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 #include "support.h"
 
 namespace stagespan {
@@ -50,6 +53,66 @@ TEST_F(Work, WholeNumbersStayExactBeyondWhatADoubleHolds) {
   for (int i = 0; i < 1000; ++i) recorder().add_work(stage, "bytes", 1, 0);
   // THEN nothing of it is lost
   EXPECT_EQ(work_of(stage).at("bytes"), 0x1p53 + 1000);
+}
+
+TEST_F(Work, SumsBeyond64BitsKeepTheirSign) {
+  const std::uint32_t stage = recorder().intern("work.large");
+  // GIVEN ten seconds at 400 TFLOP/s
+  constexpr std::int64_t kOperations = 4'000'000'000'000'000;
+  // WHEN they are added for 6.7 hours, and as many taken off another counter
+  for (int i = 0; i < 2400; ++i) {
+    recorder().add_work(stage, "flops", kOperations, 0);
+    recorder().add_work(stage, "spare", -kOperations, 0.5);
+  }
+  // THEN the sums are right to a double's precision
+  EXPECT_DOUBLE_EQ(work_of(stage).at("flops"), 2400.0 * kOperations);
+  EXPECT_DOUBLE_EQ(work_of(stage).at("spare"), -2400.0 * kOperations + 1200);
+  // THEN what happened between two snapshots is as well
+  const Snapshot earlier = test::snapshot();
+  for (int i = 0; i < 2400; ++i) recorder().add_work(stage, "flops", kOperations, 0);
+  EXPECT_DOUBLE_EQ(figures_of(difference(test::snapshot(), earlier), stage).work.at("flops"), 2400.0 * kOperations);
+}
+
+TEST_F(Work, SumsBeyondADoubleStayAtTheLargestOne) {
+  const std::uint32_t stage = recorder().intern("work.largest");
+  constexpr double largest = std::numeric_limits<double>::max();
+  // GIVEN amounts near the largest number
+  // WHEN several are added
+  for (int i = 0; i < 3; ++i) {
+    recorder().add_work(stage, "more", 7, largest);
+    recorder().add_work(stage, "less", -7, -largest);
+    recorder().add_work(stage, "carried", std::numeric_limits<std::int64_t>::max(), largest);
+  }
+  // THEN the sums are numbers
+  EXPECT_EQ(work_of(stage).at("more"), largest);
+  EXPECT_EQ(work_of(stage).at("less"), -largest);
+  EXPECT_EQ(work_of(stage).at("carried"), largest);
+  EXPECT_EQ(lost(kLostWork), 0U);
+}
+
+TEST_F(Work, ASumThatGrowsBeyond64BitsIsReadWhole) {
+  const std::uint32_t stage = recorder().intern("work.carried");
+  constexpr std::int64_t kAmount = std::int64_t{1} << 62;
+  const std::uint64_t rounds = test::scaled(200'000);
+  // GIVEN a thread that adds amounts of which every other one goes beyond
+  std::atomic<bool> running{true};
+  std::jthread adding([&] {
+    for (std::uint64_t i = 0; i < rounds; ++i) recorder().add_work(stage, "flops", kAmount, 0);
+    running.store(false);
+  });
+  double before = 0;
+  while (running.load()) {
+    // WHEN the sum is read meanwhile, without the recorder's lock
+    const Snapshot now = take_snapshot(arena(), recorder().clock_fit());
+    const auto found = now.stages.find(stage);
+    const double sum = found == now.stages.end() ? 0 : found->second.work.at("flops");
+    // THEN it only grows, by whole amounts
+    ASSERT_GE(sum, before);
+    ASSERT_EQ(std::fmod(sum, 0x1p62), 0);
+    before = sum;
+  }
+  adding.join();
+  EXPECT_EQ(work_of(stage).at("flops"), static_cast<double>(rounds) * 0x1p62);
 }
 
 TEST_F(Work, ManyThreadsAddExactly) {

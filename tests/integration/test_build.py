@@ -122,7 +122,7 @@ def build_wheel(tmp_path: Path) -> Path:
     for name in ("pyproject.toml", "CMakeLists.txt", "LICENSE", "README.md"):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, source)
-    for name in ("cmake", "csrc", "python"):
+    for name in ("cmake", "csrc", "licenses", "python"):
         skip = shutil.ignore_patterns("*.so", "__pycache__")
         shutil.copytree(ROOT / name, source / name, ignore=skip)
 
@@ -161,6 +161,10 @@ def test_isolated_wheel_holds_extension_headers_and_types(tmp_path: Path) -> Non
         "stagespan",
         f"stagespan-{stagespan.__version__}.dist-info",
     }
+
+    # THEN it carries its own license, and that of what is compiled into the extension
+    licenses = {name.partition("/licenses/")[2] for name in names if "/licenses/" in name}
+    assert licenses == {"LICENSE", "licenses/pybind11.txt"}
 
     # THEN torch is an extra, and asked for nowhere else
     metadata = archive.read(f"stagespan-{stagespan.__version__}.dist-info/METADATA").decode()

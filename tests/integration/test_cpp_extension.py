@@ -8,9 +8,12 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
+
+import stagespan
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "cpp_extension"
 
@@ -150,3 +153,91 @@ def test_use_it_runs_as_printed(installed: Path) -> None:
     assert printed.count("trace: 10000.0") == 2
     for stage in ("python side", "multiply", "fill", "worker"):
         assert stage in printed
+
+
+# --- extensions that were built with another version of the headers -------------------------------
+
+MODULE = """
+#include <Python.h>
+#include <stagespan/python.h>
+
+static PyObject* work(PyObject*, PyObject*) {
+  STAGESPAN_SCOPE("NAME");
+#ifdef NEWER
+  if (stagespan::attach()) stagespan::use_what_is_new();
+#endif
+  Py_RETURN_NONE;
+}
+static PyObject* is_attached(PyObject*, PyObject*) { return PyBool_FromLong(stagespan::attach()); }
+static PyMethodDef methods[] = {
+    {"work", work, METH_NOARGS, nullptr}, {"is_attached", is_attached, METH_NOARGS, nullptr}, {}};
+static PyModuleDef definition = {PyModuleDef_HEAD_INIT, "NAME", nullptr, -1, methods};
+
+PyMODINIT_FUNC PyInit_NAME() {
+  stagespan::attach();
+  return PyModule_Create(&definition);
+}
+"""
+
+
+def built(folder: Path, name: str, include: Path, *flags: str) -> None:
+    """Compile a module as docs/cpp.md says, without a flag that hides its symbols."""
+    source = folder / f"{name}.cpp"
+    source.write_text(MODULE.replace("NAME", name))
+    command = ["c++", "-std=c++17", "-O1", "-shared", "-fPIC", *flags, f"-I{include}"]
+    command += ["-Wall", "-Wextra", "-Werror", "-Wno-missing-field-initializers"]
+    command += [f"-isystem{sysconfig.get_paths()['include']}", str(source)]
+    done = subprocess.run(
+        [*command, "-o", str(folder / f"{name}.so")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`older` has today's headers; `newer` those of a later version, with one function more."""
+    if shutil.which("c++") is None:
+        pytest.skip("no C++ compiler (c++) on PATH")
+    folder = tmp_path_factory.mktemp("headers")
+    today = Path(stagespan.get_include())
+    later = Path(shutil.copytree(today, folder / "include"))
+    api, header = later / "stagespan" / "api.h", later / "stagespan" / "python.h"
+    text = api.read_text()
+    end_of_table = text.index("};", text.index("struct Api {"))
+    api.write_text(text[:end_of_table] + "  void (*is_new)();\n" + text[end_of_table:])
+    text = header.read_text()
+    after = text.index("/// A stage's name")
+    use = "inline void use_what_is_new() { detail::g_api->is_new(); }\n\n"
+    header.write_text(text[:after] + use + text[after:])
+    built(folder, "older", today)
+    built(folder, "other", today)
+    built(folder, "newer", later, "-DNEWER")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "import os, sys; sys.setdlopenflags(os.RTLD_NOW | os.RTLD_GLOBAL)"]
+)
+@pytest.mark.parametrize("order", ["older, newer", "newer, older", "newer, older, other"])
+def test_an_extension_with_newer_headers_does_nothing_beside_others(
+    modules: Path, order: str, flags: str
+) -> None:
+    # GIVEN extensions of two versions, loaded in this order
+    program = f"""
+{flags}
+import json, {order}, stagespan
+for module in ({order},):
+    for _ in range(3):
+        module.work()
+print(json.dumps([
+    {{module.__name__: module.is_attached() for module in ({order},)}},
+    {{name: stage.count for name, stage in stagespan.stats().items()}},
+]))
+"""
+    # WHEN their code runs
+    attached, counts = json.loads(run(program, modules))
+
+    # THEN the newer one finds a recorder that is too old for it, and records nothing
+    names = order.split(", ")
+    assert attached == {name: name != "newer" for name in names}
+    assert counts == {name: 3 for name in names if name != "newer"}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fractions
+import json
 import math
+import sys
 import threading
 from pathlib import Path
 
@@ -54,6 +56,36 @@ def test_whole_numbers_stay_exact() -> None:
     assert work("exact")["n"] == 2
     assert work("exact")["huge"] == float(2**70)
     assert work("exact")["negative"] == -(2**40)
+
+
+def test_sums_beyond_64_bits_stay_above_zero() -> None:
+    # GIVEN ten seconds at 400 TFLOP/s a step
+    operations = 4_000_000_000_000_000
+    # WHEN a stage counts for 6.7 hours
+    for _ in range(2400):
+        with span("train") as train:
+            train.add(flops=operations, spare=-operations)
+    # THEN the sum, and every rate made of it, is right
+    total = 2400 * operations
+    assert work("train")["flops"] == pytest.approx(total)
+    assert work("train")["spare"] == pytest.approx(-total)
+    assert stagespan.stats()["train"].work["flops"] == pytest.approx(total)
+    assert "flops 9.6e+18" in str(stagespan.stats())
+    rate = stagespan.timing_report()["stages"]["train"]["work_per_s"]["flops"]
+    assert rate > 0
+    assert _core.lost()["work"] == 0
+
+
+def test_sums_beyond_a_float_stay_numbers() -> None:
+    # WHEN amounts are added whose sum no float can hold
+    for _ in range(3):
+        with span("huge") as context:
+            context.add(n=1e308, down=-1e308)
+    # THEN the sums stay at the largest float, and what is printed and written has numbers
+    assert work("huge") == {"n": sys.float_info.max, "down": -sys.float_info.max}
+    report = stagespan.timing_report()["stages"]["huge"]
+    json.dumps(report, allow_nan=False)
+    assert "inf" not in str(stagespan.stats())
 
 
 def test_threads_add_at_once() -> None:

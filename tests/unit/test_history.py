@@ -74,3 +74,20 @@ def test_the_newest_is_always_there_and_times_stay_in_order(
 
 def test_an_empty_history_has_nothing() -> None:
     assert History[Snapshot]().nearest(5) is None
+
+
+def test_snapshots_from_before_a_clock_was_set_back_are_dropped() -> None:
+    # GIVEN an hour of snapshots
+    history, now = after_running(3600)
+    # WHEN the system's clock is set back by half a minute, and the next ones come
+    back = now - 30 * SECOND
+    for seconds in (0, 3, 6):
+        history.add(Snapshot(back + seconds * SECOND))
+    # THEN the newest is the one that was taken last, and none lies in the future
+    found = history.nearest(now + 3600 * SECOND)
+    assert found is not None
+    assert found.time_ns == back + 6 * SECOND
+    # THEN those from before that time are still there
+    older = history.nearest(back - 60 * SECOND)
+    assert older is not None
+    assert (back - older.time_ns) / SECOND == pytest.approx(60, abs=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -102,8 +103,7 @@ def _entry(
         "device_tail_mean_ms": _device_mean_ms(stage.device_tail_ns),
         "work": dict(stage.work),
         "work_per_s": {
-            what: amount / (stage.total_ns / 1e9) if stage.total_ns else None
-            for what, amount in stage.work.items()
+            what: _per_second(amount, stage.total_ns) for what, amount in stage.work.items()
         },
         "memory": memory,
         "parent": parents[0][0] if parents else None,
@@ -114,6 +114,16 @@ def _entry(
         "signatures": signatures,
         "parallel_info": None,
     }
+
+
+def _per_second(amount: float, total_ns: int) -> float | None:
+    """A rate over the stage's own time; None without any, or if no number is large enough."""
+    rate = amount / (total_ns / 1e9) if total_ns else math.inf
+    return rate if math.isfinite(rate) else None
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / _MS
 
 
 def _device_ms(summary: Distribution | None) -> float | None:

@@ -1,0 +1,177 @@
+"""A process that may not have all the memory that it asks for goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+# Python itself must be there before the limit: it is the recorder that is looked at here.
+LIMITED = """
+import json, resource, sys, warnings
+from pathlib import Path
+
+def addresses():
+    return int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+
+import numpy, msgspec, threading, logging, concurrent.futures
+more = int(sys.argv[1]) << 20
+resource.setrlimit(resource.RLIMIT_AS, (addresses() + more, -1))
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    import stagespan
+    from stagespan import _core
+with stagespan.span("outer"):
+    for _ in range(300):
+        with stagespan.span("inner"):
+            pass
+token = stagespan.begin("token")
+stagespan.end(token)
+
+@stagespan.span("function")
+def function():
+    return 7
+
+assert function() == 7
+print(json.dumps({
+    "told": [str(warning.message) for warning in told],
+    "arena": _core.arena_info(),
+    "counts": {name: stage.count for name, stage in stagespan.stats().items()},
+    "spans": len(stagespan.spans()),
+    "enabled": stagespan.is_enabled(),
+    "clock": _core.clock_info()["source"],
+}))
+"""
+
+
+def run(program: str, *arguments: str, **variables: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", **variables},
+        timeout=120,
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("more_mib", [600, 300, 200, 120])
+def test_where_addresses_are_refused_it_works_with_smaller_rings(more_mib: int) -> None:
+    # GIVEN a process with so many MiB of address space left
+    # WHEN it imports stagespan, and times
+    found = run(LIMITED, str(more_mib))
+
+    # THEN nothing is missing but old spans
+    assert found["told"] == []
+    assert found["enabled"]
+    assert found["counts"] == {"outer": 1, "inner": 300, "token": 1, "function": 1}
+    assert found["spans"] == min(303, found["arena"]["ring_spans"])
+    # THEN what was reserved fits, and says how much that is
+    assert found["arena"]["size_bytes"] <= more_mib << 20
+    assert found["arena"]["frames_per_thread"] >= 256
+    if more_mib >= 600:
+        assert found["arena"]["ring_spans"] == 8192
+
+
+def test_where_no_recording_fits_the_program_runs_and_is_told_why() -> None:
+    # GIVEN a process with hardly any address space left
+    # WHEN it imports stagespan
+    found = run(LIMITED, "40")
+
+    # THEN all that it times runs, nothing is recorded, and one sentence says why
+    assert found["counts"] == {}
+    assert found["arena"] == {}
+    assert not found["enabled"]
+    (sentence,) = found["told"]
+    assert "MiB of address space" in sentence
+    assert "ulimit -v" in sentence
+
+
+# Threads are started before: what is refused is the memory of a thread's first span.
+EXHAUSTED = """
+import json, resource, threading, time
+from pathlib import Path
+
+import stagespan
+from stagespan import _core
+
+go, done, again, over = (threading.Event() for _ in range(4))
+results = []
+
+@stagespan.span("generator")
+def generator():
+    yield 1
+    yield 2
+
+def body():
+    go.wait()
+    try:
+        for _ in range(10):
+            with stagespan.span("short"):
+                pass
+        with stagespan.ProfilingContext("logged"):
+            pass
+        stagespan.end(stagespan.begin("token"))
+        results.append(sum(generator()))
+    finally:
+        done.set()
+    again.wait()
+    with stagespan.span("later"):
+        pass
+    over.set()
+
+thread = threading.Thread(target=body)
+thread.start()
+with stagespan.span("known"):
+    pass
+for name in ("short", "logged", "token", "generator", "later"):
+    stagespan.record(name, time.time_ns(), time.time_ns())
+before = _core.lost()["memory"]
+counts = {name: stage.count for name, stage in _core.snapshot().stages().items()}
+used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+held = []
+resource.setrlimit(resource.RLIMIT_AS, (used, -1))
+size = 1 << 24
+while size >= 1 << 14:  # small objects of Python itself still find a place
+    try:
+        held.append(bytearray(size))
+    except MemoryError:
+        size //= 2
+go.set()
+done.wait()
+lost = _core.lost()["memory"] - before
+with stagespan.span("known"):
+    pass
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+del held
+again.set()
+over.wait()
+thread.join()
+after = {name: stage.count for name, stage in _core.snapshot().stages().items()}
+print(json.dumps({
+    "lost": lost,
+    "results": results,
+    "new": {name: after[name] - counts.get(name, 0) for name in after},
+}))
+"""
+
+
+def test_spans_for_which_there_is_no_memory_are_lost_and_counted() -> None:
+    # GIVEN a thread that opens its first span when no memory is left
+    # WHEN it runs, and memory comes back
+    found = run(EXHAUSTED, MALLOC_ARENA_MAX="1")
+
+    # THEN its own work was done, and what could not be timed was counted
+    assert found["results"] == [3]
+    new = found["new"]
+    assert new["short"] == 0
+    assert new["generator"] == 0
+    assert found["lost"] >= 12
+    # THEN others went on, and so does the thread later
+    assert new["known"] == 1
+    assert new["later"] == 1

@@ -1,0 +1,145 @@
+"""A system clock that is set back, or stands still, while a program runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# CLOCK_MONOTONIC goes back by an hour, as after a process was restored on another machine, or
+# stands still, as under tools that fake the time.
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+
+int clock_gettime(clockid_t id, struct timespec* now) {
+  static int (*real)(clockid_t, struct timespec*);
+  static struct timespec first;
+  static int is_read;
+  if (!real) real = (int (*)(clockid_t, struct timespec*))dlsym(RTLD_NEXT, "clock_gettime");
+  int result = real(id, now);
+  if (id != CLOCK_MONOTONIC) return result;
+  if (!is_read) {
+    is_read = 1;
+    first = *now;
+  }
+  if (getenv("CLOCK_STANDS_STILL"))
+    *now = first;
+  else if ((now->tv_sec - first.tv_sec) * 1000000000LL + now->tv_nsec - first.tv_nsec > 400000000LL)
+    now->tv_sec -= 3600;
+  return result;
+}
+"""
+
+PROGRAM = """
+import json, logging, time
+import stagespan
+from stagespan import _core
+
+logging.basicConfig(level=logging.CRITICAL)
+
+def spend(seconds):
+    end = time.process_time() + seconds  # sleeping would ask the clock
+    while time.process_time() < end:
+        pass
+
+stagespan.record("elsewhere", time.time_ns() - 10**9, time.time_ns())
+with stagespan.span("before"):
+    spend(0.05)
+token = stagespan.begin("token")
+first = _core.snapshot()
+with stagespan.span("across"), stagespan.ProfilingContext("logged"):
+    spend(0.6)
+with stagespan.span("after"):
+    spend(0.05)
+print("open", [span["elapsed_ns"] for span in stagespan.open_spans()])
+stagespan.end(token)
+figures = stagespan.stats()
+str(figures)
+stagespan.stats(window_s=1)
+stagespan.stats(window_s=1000)
+later = _core.snapshot().since(first).stages()
+stagespan.timing_report()
+stagespan.flush(2.0)
+spans = stagespan.spans()
+print(json.dumps({
+    "counts": {name: stage.count for name, stage in figures.items()},
+    "total_s": {name: stage.total_ns / 1e9 for name, stage in figures.items()},
+    "later": sorted(later),
+    "shortest_ns": int((spans["end_ns"] - spans["begin_ns"]).min()),
+    "off_s": abs(time.time_ns() - int(spans["end_ns"].max())) / 1e9,
+    "clock": _core.clock_info(),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that, loaded before all others, is the system's clock."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) on PATH")
+    folder = tmp_path_factory.mktemp("clock")
+    (folder / "clock.c").write_text(CLOCK)
+    done = subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", "clock.so", "clock.c", "-ldl"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "clock.so"
+
+
+def run(clock: Path, **variables: str) -> dict[str, object]:
+    environment = {**os.environ, "LD_PRELOAD": str(clock), **variables}
+    # The limit is there for a program that would never end.
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+COUNTS = {"elsewhere": 1, "before": 1, "token": 1, "across": 1, "logged": 1, "after": 1}
+
+
+@pytest.mark.parametrize("source", ["auto", "monotonic"])
+def test_a_clock_that_is_set_back(clock: Path, source: str) -> None:
+    # WHEN the clock goes back by an hour in the middle of a span
+    found = run(clock, STAGESPAN_CLOCK=source)
+
+    # THEN everything returns, each span is counted, and none lasts less than nothing or an hour
+    assert found["counts"] == COUNTS
+    assert found["shortest_ns"] >= 0
+    assert all(0 <= seconds < 30 for seconds in found["total_s"].values())
+    assert {"across", "after"} <= set(found["later"])
+    # THEN what came after it is as long as it was, and stands at its time
+    assert found["total_s"]["after"] >= 0.04
+    if found["clock"]["source"] != "monotonic":
+        assert found["total_s"]["across"] >= 0.5
+        assert found["off_s"] < 30
+
+
+@pytest.mark.parametrize("source", ["auto", "monotonic"])
+def test_a_clock_that_stands_still(clock: Path, source: str) -> None:
+    # WHEN the clock stands still from the start
+    found = run(clock, STAGESPAN_CLOCK=source, CLOCK_STANDS_STILL="1")
+
+    # THEN everything returns, each span is counted, and none lasts less than nothing
+    assert found["counts"] == COUNTS
+    assert found["shortest_ns"] >= 0
+    assert all(seconds >= 0 for seconds in found["total_s"].values())
