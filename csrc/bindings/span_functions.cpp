@@ -22,7 +22,7 @@ struct Options {
   bool compile_safe;
 };
 
-PyObject* make_for_stage(std::uint32_t stage, PyObject* name, const Options& options) {
+STAGESPAN_HOT PyObject* make_for_stage(std::uint32_t stage, PyObject* name, const Options& options) {
   SpanObject* self = nullptr;
   if (g_spare_count != 0) [[likely]] {
     self = g_spare[--g_spare_count];
@@ -78,7 +78,7 @@ PyObject* decorate_under_its_name(PyObject* function, const Options& options) {
   return span ? decorate(span.get(), function) : nullptr;
 }
 
-PyObject* make(PyObject* name, const Options& options) {
+STAGESPAN_HOT PyObject* make(PyObject* name, const Options& options) {
   const CachedName& cached = cached_name(name);
   const bool is_known = cached.name == name;
   if (!is_known && can_be_decorated(name)) [[unlikely]]

@@ -27,8 +27,8 @@ def test_the_tree_stands_with_its_unattributed_rows() -> None:
     text = shown(report_of(figures_of(runs), wall_clock_ms=25.0, total_stages_ms=20.0))
     lines = [line.split() for line in text.splitlines()]
     assert lines[0][:3] == ["Timing", "report,", "2"]
-    assert ["pipeline", "20.000", "100.0", "%", "1"] in lines
-    assert ["├─", "denoise", "15.000", "75.0", "%", "1"] in lines
+    assert ["pipeline", "20.000", "100.0", "%", "1"] in [line[:5] for line in lines]
+    assert ["├─", "denoise", "15.000", "75.0", "%", "1"] in [line[:6] for line in lines]
     assert ["└─", "(unattributed)", "5.000", "25.0", "%"] in lines
 
 
@@ -108,7 +108,7 @@ def test_a_terminal_of_any_encoding_gets_the_tree() -> None:
 
     # THEN
     stream.seek(0)
-    cells = [[cell.strip() for cell in line.strip("\n|").split(" |")] for line in stream]
+    cells = [[cell.strip() for cell in line.strip("\n|").split(" |")][:4] for line in stream]
     assert ["pipeline ?", "20.000", "100.0 %", "1"] in cells
     assert ["- denoise", "15.000", "75.0 %", "1"] in cells
     assert ["`- (unattributed)", "5.000", "25.0 %", ""] in cells
