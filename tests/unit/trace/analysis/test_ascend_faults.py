@@ -77,7 +77,12 @@ FAULTS: list[Fault] = [
     (_Thread._start, "lookup + int", "lookup - int", split),
     (_Thread._outermost, ">= reach[:-1]", ">= 0 * reach[:-1]", inputs),
     (_Thread._outermost, "self._end[places] <= end", "self._end[places] > 0", inputs),
-    (torchair_calls.compiled_calls, "& (events.tid == tid)", "", threads),
+    (
+        torchair_calls.compiled_calls,
+        "events.tid[marked])",
+        "events.pid[marked])",
+        threads,
+    ),
     (torchair_calls._with_first_operators, "(begin, call.end_ns)", "(0, call.end_ns)", first),
     (torchair_calls._with_first_operators, "int(events.begin_ns[row]) - begin", "begin", split),
     (HeadOverhead._known, "self.counted", "self.calls", compiled),

@@ -28,6 +28,11 @@ def stretches(_: Path) -> None:
     pages.test_a_lane_is_parted_at_its_largest_gaps()
 
 
+def many_bars(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        many(folder, patch)
+
+
 def small_screen(folder: Path) -> None:
     test_screen.test_a_trace_with_every_analysis_fits(24, 80, folder)
 
@@ -36,7 +41,7 @@ hostile = pages.test_hostile_names_stay_in_the_data
 scripts = pages.test_only_the_scripts_of_the_page_may_run
 everything = pages.test_everything_that_was_found_is_in_the_page
 timeline = pages.test_the_timeline_has_every_lane_and_its_times
-many = pages.test_many_events_are_summed_up_and_said
+many = pages.test_of_more_events_than_a_page_holds_no_time_is_lost
 figures = drawn.test_pictures_hold_the_figures_of_the_analyses
 change = drawn.test_a_change_is_drawn_from_before_to_after
 a_line_each = test_screen.test_where_there_is_room_each_analysis_has_a_line
@@ -51,14 +56,15 @@ FAULTS: list[Fault] = [
     (data.written_table, "table.rows[:MOST_ROWS]", "table.rows", long_tables),
     (data._device, "if time]", "if not time]", everything),
     (data.written_finding, "each.time_ns", "None", everything),
-    (lanes.summed_up, "inner[last] - inner[first]", "inner[first]", stretches),
     (lanes.summed_up, "begin - end, of", "end - begin, of", stretches),
     (lanes.summed_up, "most - 1]) + 1", "most - 1])", stretches),
-    (lanes._idle, "gaps.dur_ns[rest].sum()", "gaps.dur_ns[rest].max()", many),
-    (lanes._idle, "gaps.begin_ns[at]) - window", "gaps.begin_ns[at]) + window", timeline),
-    (lanes._streams, "np.argmax(times", "np.argmin(times", timeline),
+    (lanes._several, "int(bars.count[at])", "1", many_bars),
+    (lanes._several, "bars.of * kinds + key", "bars.of * kinds", many_bars),
+    (lanes._part, "bars.end - bars.begin", "bars.end", timeline),
+    (lanes._idle, "gaps.begin_ns - window", "gaps.begin_ns + window", timeline),
+    (lanes._streams, "number_of[work.kind[here]]", "0 * work.kind[here]", timeline),
     (lanes._annotations, "~is_step[events", "is_step[events", timeline),
-    (lanes._lane, "begin - window, length", "begin, length", timeline),
+    (lanes._of_events, "events.begin_ns[rows] - window", "events.begin_ns[rows]", timeline),
     (pictures._flame, "(child, number,", "(child, parent,", figures),
     (pictures._steps, "times.items() if any(of)", "list(times.items())[1:]", figures),
     (pictures._memory, "_ns(time), size", "size, _ns(time)", figures),

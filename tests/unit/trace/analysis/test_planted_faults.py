@@ -82,7 +82,7 @@ FAULTS: list[Fault] = [
     (verdict._idle_by_cause, "parts.parts * np", "parts.parts // np", idle_together),
     (verdict._differing, "own == wanted", "own != wanted", differs),
     (device_time._time, "not_copying - compute", "not_copying", exposed),
-    (device_time.device_rows, "device == number", "device >= number", at_odds),
+    (device_time.device_rows, "rows[mine[at]]", "rows[mine[0]]", at_odds),
     (device_time.custom_communication, "== kinds.COMM", "!= kinds.COMM", custom),
     (device_use._overlap, "[1, -1]", "[-1, 1]", exposed),
     (device_use._overlap, "busy[:-1] >= 2", "busy[:-1] >= 1", exposed),

@@ -15,6 +15,7 @@ import test_steps
 from planted_faults import Fault, each, must_be_found
 
 from stagespan.trace.analysis import (
+    call_tree,
     flame,
     layer_modules,
     layer_repeats,
@@ -146,10 +147,10 @@ FAULTS: list[Fault] = [
     (Paths.inclusive, "+= total[node]", "-= total[node]", stacks),
     (stage_tree.stage_tree, "exclusive(events.begin_ns[rows], events.end_ns[rows], lane)",
      "events.dur_ns[rows]", nested),
-    (stage_tree.StageTree.inclusive, "+= total[node]", "= total[node]", nested),
+    (call_tree.with_those_below, "total[here])", "0 * total[here])", nested),
     (stage_tree._idle, "sums(owner, idle", "sums(owner, end - begin", crossing),
     (stage_tree._lanes, "np.where(lane == spans[0], same[0], lane)", "lane", spans),
-    (stage_tree._stages_of, "count == 1", "count >= 1", by_time),
+    (call_tree.Tree.in_one_lane, "count[at] == 1", "count[at] >= 1", by_time),
     (stage_tree._stages_of, "(stage < 0) & _backward", "(stage >= 0) & _backward", backward_stage),
     (stages._per_step, "device = tree.inclusive(device)", "device = +device", nested),
     (Stages.findings, "stage.host_self_ns > _MOST", "0 > _MOST", on_host),
@@ -159,7 +160,7 @@ FAULTS: list[Fault] = [
     (layer_modules.modules_of, "np.where(forward < 0, of_forward, -1)", "of_forward * 0 - 1",
      backward),
     (layer_modules._spread, "sums(of, of_call, len(cells)) //", "of_call.sum() //", modules),
-    (layer_modules._inclusive, "np.add.at(total", "np.subtract.at(total", modules),
+    (call_tree.with_those_below, "np.add.at(total", "np.subtract.at(total", modules),
     (layers.Layers.findings, "most <= _TIMES * median", "most > _TIMES * median", slow_layer),
     (layer_repeats._alike, "same_block(codes", "not same_block(codes", interrupted),
     (layer_repeats._block, ".sum(axis=1)", ".max(axis=1)", block),

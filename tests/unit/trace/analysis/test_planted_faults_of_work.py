@@ -78,7 +78,7 @@ FAULTS: list[Fault] = [
     (grouping.grouped, "np.append(firsts, len(code))", "np.append(firsts, 0)", all_figures),
     (grouping.prevailing, "best.setdefault(", "best.__setitem__(", two_operators),
     (nesting.joined, "flows.id[starts[at[hit]]] == ", "flows.id[starts[at[hit]]] != ", arrows),
-    (Lanes.places_of_flows, "tid == thread", "tid != thread", arrows),
+    (Lanes.places, "lane >= 0, self", "lane < 0, self", arrows),
     (Nesting.at, 'side="right") - 1', 'side="right") - 2', all_figures),
     (Nesting.own_ns, "time - within", "time + within", self_time),
     (Nesting._climb, "<= place", ">= place", self_time),

@@ -7,7 +7,7 @@
 
 const ROW = 0.82; // of a lane's height
 const CELL_PX = 2.5;
-const LEAST_SHARE = 0.04; // a pixel: what is there at all is seen
+const LEAST_SHARE = 0.02; // half a pixel: what is there at all is seen
 
 const OTHER_STAGES = "#a9b1bc";
 const KIND_NAMES = ["computing", "communicating", "copying"];
