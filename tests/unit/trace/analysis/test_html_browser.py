@@ -153,7 +153,7 @@ def test_a_lane_is_filled_as_far_as_it_is_busy(browser: Browser, tmp_path: Path)
         drawn = dict(zip(data["lanes"], browser.evaluate(COLOURED), strict=True))
         # THEN of each lane as much is coloured as it is busy for
         for name, percent in drawn.items():
-            assert percent == pytest.approx(busy_in(data, name, begin, end), abs=3), (name, begin)
+            assert percent == pytest.approx(busy_in(data, name, begin, end), abs=2), (name, begin)
     # AND nearer there are the events themselves, with their names
     texts = browser.evaluate("timelineNode.data.flatMap((trace) => trace.text)")
     assert any(text.startswith("kernel_mm<br>at ") for text in texts)
@@ -176,7 +176,7 @@ def test_a_real_lane_is_filled_as_far_as_it_is_busy(
     streams = {name.rsplit("/")[-1]: time for name, time in use["per_stream_busy_us"].items()}
     for name, time in (*streams.items(), ("idle", use["idle_us"])):
         lane = name if name == "idle" else f"stream {name}"
-        assert drawn[lane] == pytest.approx(100_000 * time / data["window_ns"], abs=4), lane
+        assert drawn[lane] == pytest.approx(100_000 * time / data["window_ns"], abs=2), lane
 
 
 def test_a_page_can_be_used_with_a_screen_reader(browser: Browser, tmp_path: Path) -> None:
