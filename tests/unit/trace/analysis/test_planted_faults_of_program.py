@@ -33,7 +33,7 @@ from stagespan.trace.analysis import (
     step_time,
     steps,
 )
-from stagespan.trace.analysis.call_tree import Paths, Tree
+from stagespan.trace.analysis.call_tree import Tree
 from stagespan.trace.analysis.flame import Flame
 from stagespan.trace.analysis.memory_events import MemoryEvents
 from stagespan.trace.analysis.memory_growth import Growth
@@ -143,8 +143,8 @@ FAULTS: list[Fault] = [
     (step_ranges._of_kernels, "edges[:-1], edges[1:]", "edges[1:], edges[:-1]", of_kernels),
     (step_ranges._in_each, "counts > 0", "counts == 0", decoding),
     (Tree.stretches, "np.append(self._time[1:], self._time[-1:])", "self._time", idle_within),
-    (Tree.at, "self._time[low:high]", "self._time", by_time),
-    (Paths.inclusive, "+= total[node]", "-= total[node]", stacks),
+    (Tree.at, "at >= 0, self._owner", "at < 0, self._owner", by_time),
+    (call_tree.with_those_below, "own.copy()", "0 * own", stacks),
     (stage_tree.stage_tree, "exclusive(events.begin_ns[rows], events.end_ns[rows], lane)",
      "events.dur_ns[rows]", nested),
     (call_tree.with_those_below, "total[here])", "0 * total[here])", nested),
@@ -175,7 +175,7 @@ FAULTS: list[Fault] = [
     (memory._holders, "events.bytes[allocates]).astype", "of).astype", peak),
     (memory._curve, "-sizes, stretch", "sizes, stretch", curve),
     (memory_place._Forest.__init__, "~named(trace", "named(trace", peak),
-    (memory_place.Place.stages, "np.where(count == 1, only, -1)", "only * 0", peak),
+    (memory_place.Place.stages, "np.where(own >= 0, own, only)", "own * 0", peak),
     (memory_growth.growth_of, "np.diff(at_end) > 0", "np.diff(at_end) >= 0", no_leak),
     (memory_growth.growth_of, "[-1 - growing]", "[-growing]", leak),
     (memory_growth._allocated_in, "live >= first", "live < first", leak),
