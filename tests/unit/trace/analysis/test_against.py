@@ -12,6 +12,7 @@ from planted import Program
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analysis.result import Nothing
 from stagespan.trace.comparison import Against, compare
+from stagespan.trace.comparison.against import percent_of
 
 US = 1_000
 NOTE = "user_annotation"
@@ -465,3 +466,50 @@ def test_the_known_pair(traces: Path) -> None:
     # AND cudnn chose other kernels, which is not a change of the program
     assert len(found.vanished_kernels()) == 6
     assert not found.within_variation()
+
+
+_UNLIKE = (
+    ("cuda_h100_bert", "cuda_h100_vit"),
+    ("cuda_h100_vit", "cuda_h100_timesformer"),
+    ("cuda_h100_bert", "cuda_h100_timesformer"),
+    ("cuda_h100_bert", "old_v100_resnet_workers4"),
+    ("cuda_v100_nccl_train", "cuda_v100_train_ns"),
+    ("rocm_mi300_owlv2", "cuda_h100_timesformer"),
+    ("rocm_mi300_sglang_decode", "rocm_mi300_vllm_piecewise"),
+    ("cuda_v100_nccl_train", "old_v100_resnet_workers0"),
+)
+
+
+@pytest.mark.parametrize(("first", "second"), _UNLIKE)
+def test_programs_that_only_share_operators_are_unlike(
+    first: str, second: str, traces: Path
+) -> None:
+    # GIVEN traces of different models, which are all made of the same operators
+    trace, other = (read_trace(traces / f"{name}.json.gz") for name in (first, second))
+    # WHEN they are compared, either way round
+    for found in (compare(trace, other), compare(other, trace)):
+        # THEN they are said to be unlike, or to hold different work, and nothing is made of it
+        if isinstance(found, Nothing):
+            assert "hold different work" in found.reason
+            continue
+        assert not found.alike
+        assert found.remarks[0].startswith("Only ")
+        assert {finding.severity for finding in found.findings()} <= {"low"}
+
+
+def test_a_program_stays_itself_when_it_is_changed(tmp_path: Path) -> None:
+    # GIVEN a program, and the same with other kernels, another size, and compiled in part
+    before = training(tmp_path, "before")
+    for name, after in (
+        ("other kernels", training(tmp_path, "k", kernel="cutlass_gemm_128x64")),
+        ("one more", training(tmp_path, "e", extra=True)),
+        ("longer", training(tmp_path, "l", gemm=900, steps=9)),
+    ):
+        assert against(before, after).alike, name
+
+
+def test_next_to_nothing_has_no_percentage() -> None:
+    assert percent_of(1_500_000, 40_000, 100_000_000) == ""
+    assert percent_of(20_000_000, 10_000_000, 100_000_000) == " (+200.0 %)"
+    assert percent_of(200_000_000, 10_000_000, 100_000_000) == ""
+    assert percent_of(5, 0, 100) == ""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from browser import Browser, program
 from planted import Program
-from test_html_page import HOSTILE, a_program
+from test_html_page import HOSTILE, a_program, data_of, lanes_of
 
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze, html
@@ -67,7 +67,7 @@ def many_calls() -> Program:
 def rows(browser: Browser, title: str) -> list[list[str]]:
     """What a table shows."""
     found: list[list[str]] = browser.evaluate(
-        f"[...document.querySelectorAll('[role=region][aria-label=\"{title}\"] tbody tr')]"
+        f"[...document.querySelectorAll('[role=group][aria-label=\"{title}\"] tbody tr')]"
         ".map((row) => [...row.cells].map((cell) => cell.innerText))"
     )
     return found
@@ -107,8 +107,8 @@ def test_all_sections_are_there_without_a_complaint(browser: Browser, tmp_path: 
     ticks = browser.evaluate(
         "document.querySelector('#analysis-idle .yaxislayer-above').textContent"
     )
-    assert "between steps" in ticks
-    assert "data loading" not in ticks
+    assert "did other work between steps" in ticks
+    assert "loader" not in ticks
     # AND the browser had nothing to complain about, and asked for nothing but the file
     assert browser.complaints == []
     assert {url for url in browser.requests if not url.startswith("data:")} == {
@@ -116,12 +116,90 @@ def test_all_sections_are_there_without_a_complaint(browser: Browser, tmp_path: 
     }
 
 
+# Of each lane how much of it is coloured, as the browser has laid out the bars.
+COLOURED = """(() => {
+  const tracks = [...document.querySelectorAll('#timeline .shapelayer path')]
+    .map((each) => each.getBoundingClientRect());
+  const areas = DATA.lanes.map(() => 0);
+  for (const bar of document.querySelectorAll('#timeline .bars path')) {
+    const box = bar.getBoundingClientRect();
+    const at = tracks.findIndex((each) => box.top >= each.top - 1 && box.bottom <= each.bottom + 1);
+    const width = Math.min(box.right, tracks[0].right) - Math.max(box.left, tracks[0].left);
+    if (at >= 0 && width > 0) areas[at] += width * box.height;
+  }
+  return areas.map((area, at) => (100 * area) / (tracks[at].width * tracks[at].height));
+})()"""
+
+
+def busy_in(data: dict[str, Any], name: str, begin: float, end: float) -> float:
+    """How much of a stretch of a lane its bars fill, in percent, where none sums up several."""
+    bars = lanes_of(data)[name]["bars"]
+    return 100 * sum(max(min(e, end) - max(b, begin), 0) for b, e, *_ in bars) / (end - begin)
+
+
+def test_a_lane_is_filled_as_far_as_it_is_busy(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN a device that computes in short kernels, a fifth of the time or a half, and copies
+    program = Program()
+    for number in range(3_000):
+        program.operator(us=4 if number < 1_500 else 20, before=20 + number % 9)
+        if number % 20 == 0:
+            program.launch("Memcpy HtoD", 200, stream=9, cat="gpu_memcpy")
+    page = page_of(program, tmp_path)
+    data = data_of(page.read_text())
+    window = data["window_ns"]
+    # WHEN it is shown as a whole, and nearer and nearer
+    browser.open(page)
+    for begin, end in ((0, window), (window / 2, window), (0, window / 50), (0, window / 400)):
+        browser.evaluate(f"showTimes({begin}, {end}); new Promise((r) => setTimeout(r, 400))")
+        drawn = dict(zip(data["lanes"], browser.evaluate(COLOURED), strict=True))
+        # THEN of each lane as much is coloured as it is busy for
+        for name, percent in drawn.items():
+            assert percent == pytest.approx(busy_in(data, name, begin, end), abs=2), (name, begin)
+    # AND nearer there are the events themselves, with their names
+    texts = browser.evaluate("timelineNode.data.flatMap((trace) => trace.text)")
+    assert any(text.startswith("kernel_mm<br>at ") for text in texts)
+    assert browser.complaints == []
+
+
+def test_a_real_lane_is_filled_as_far_as_it_is_busy(
+    browser: Browser, traces: Path, tmp_path: Path
+) -> None:
+    # GIVEN a trace with more events than a page has bars
+    analysis = analyze(read_trace(traces / "cuda_v100_nccl_train.json.gz"))
+    page = tmp_path / "page.html"
+    page.write_text(html.html_page(analysis))
+    assert page.stat().st_size < 2_600_000
+    data = data_of(page.read_text())
+    use = analysis.to_dict()["device_use"]
+    # WHEN it is shown THEN each stream's lane, and that of idleness, has the share of the tables
+    browser.open(page)
+    drawn = dict(zip(data["lanes"], browser.evaluate(COLOURED), strict=True))
+    streams = {name.rsplit("/")[-1]: time for name, time in use["per_stream_busy_us"].items()}
+    for name, time in (*streams.items(), ("idle", use["idle_us"])):
+        lane = name if name == "idle" else f"stream {name}"
+        assert drawn[lane] == pytest.approx(100_000 * time / data["window_ns"], abs=2), lane
+
+
+def test_a_page_can_be_used_with_a_screen_reader(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page_of(many_calls(), tmp_path))
+    # WHEN the page is looked at as a screen reader does
+    # THEN there is one main heading, no control within a picture, and no two landmarks of one name
+    assert browser.evaluate("document.querySelectorAll('h1').length") == 1
+    controls = "'[role=img] :is(a, button, [tabindex], [role=button]), [role=img][tabindex]'"
+    assert browser.evaluate(f"document.querySelectorAll({controls}).length") == 0
+    landmarks = browser.evaluate(
+        "[...document.querySelectorAll('section, nav, [role=region]')].map((e) => e.ariaLabel"
+        " || document.getElementById(e.getAttribute('aria-labelledby'))?.textContent)"
+    )
+    assert len(landmarks) == len(set(landmarks))
+
+
 def test_a_search_filters_and_a_heading_sorts(browser: Browser, tmp_path: Path) -> None:
     # GIVEN a long table
     browser.open(page_of(many_calls(), tmp_path))
     title = "Calls that the device was idle for"
-    table = f"document.querySelector('[role=region][aria-label=\"{title}\"]').parentNode"
-    assert len(rows(browser, title)) == 40
+    table = f"document.querySelector('[role=group][aria-label=\"{title}\"]').parentNode"
+    assert len(rows(browser, title)) == 15
     assert browser.evaluate(f"{table}.querySelector('.tools span').innerText") == "59 rows"
     # WHEN words are typed into its search
     browser.evaluate(f"{table}.querySelector('input').focus()")

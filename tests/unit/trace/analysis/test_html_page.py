@@ -163,8 +163,11 @@ def lanes_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
             begin, at = at + gap, at + gap + length
             words = found["names"][name] if name < len(found["names"]) else ""
             several = lane["several"].get(str(bar))
-            sums = zip(several[1::2], several[2::2], strict=True) if several else ()
-            parts = [(key, length)] if several is None else sums
+            parts = (
+                [(key, length)]
+                if several is None
+                else zip(several[1::2], several[2::2], strict=True)
+            )
             busy = {found["keys"][kind][0]: time for kind, time in parts}
             bars.append((begin, at, words, busy, 1 if several is None else several[0]))
         lane["bars"] = bars

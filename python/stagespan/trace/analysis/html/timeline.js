@@ -7,7 +7,7 @@
 
 const ROW = 0.82; // of a lane's height
 const CELL_PX = 2.5;
-const LEAST_SHARE = 0.04; // a pixel: what is there at all is seen
+const LEAST_SHARE = 0.02; // half a pixel: what is there at all is seen
 
 const OTHER_STAGES = "#a9b1bc";
 const KIND_NAMES = ["computing", "communicating", "copying"];
@@ -134,7 +134,8 @@ function timelineTraces(from, to, cells, size) {
   const shades = laneColours();
   return [...groups].map(([key, group]) => ({
     type: "bar", orientation: "h", ...group, name: plain(LANES.words[key][1]), textposition: "none",
-    marker: { color: colourOf(shades.get(key)[0]), line: { width: 0 } },
+    // Bars that are quite opaque would each be widened to whole pixels.
+    marker: { color: `${colourOf(shades.get(key)[0])}fd`, line: { width: 0 } },
     hovertemplate: "%{text}<extra></extra>", showlegend: false,
   }));
 }
