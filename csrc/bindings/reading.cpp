@@ -12,6 +12,7 @@
 
 #include "completions.h"
 #include "execution_context.h"
+#include "object.h"
 #include "stage_names.h"
 #include "stagespan/reader.h"
 #include "stagespan/recorder.h"
@@ -35,6 +36,7 @@ py::object text_of(const char* text) {
 py::object name_of(std::uint32_t stage) { return owned(stage_name(stage)); }
 
 py::list stage_names() {
+  const NoCollection by_allocations;
   py::list result;
   const auto count = static_cast<std::uint32_t>(Recorder::get().names().size());
   for (std::uint32_t stage = 0; stage < count; ++stage) result.append(name_of(stage));
@@ -42,6 +44,7 @@ py::list stage_names() {
 }
 
 py::list open_spans() {
+  const NoCollection by_allocations;
   py::list result;
   Recorder& recorder = Recorder::get();
   if (!recorder.arena()) return result;
@@ -65,14 +68,15 @@ py::list open_spans() {
   return result;
 }
 
-std::map<std::string, std::uint64_t> lost() {
+py::object lost() {
+  const NoCollection by_allocations;
   std::map<std::string, std::uint64_t> result;
   const Recorder& recorder = Recorder::get();
-  if (!recorder.arena()) return result;
+  if (!recorder.arena()) return py::cast(result);
   result["overwritten"] = overwritten(recorder.arena());
   for (std::uint32_t cause = 0; cause < kCauseCount; ++cause)
     result[kCauseNames[cause]] = recorder.arena().header().lost[cause].load(std::memory_order_relaxed);
-  return result;
+  return py::cast(result);
 }
 
 void lose_by_name(const std::string& cause, std::uint64_t n) {
@@ -87,6 +91,7 @@ void lose_by_name(const std::string& cause, std::uint64_t n) {
 using RequestRow = std::tuple<py::object, std::uint64_t, std::int64_t, std::uint64_t, bool>;
 
 py::tuple request_figures(std::uint64_t request, std::int64_t since_ns) {
+  const NoCollection by_allocations;
   Recorder& recorder = Recorder::get();
   struct Sum {
     std::uint64_t count = 0, ticks = 0, errors = 0;
@@ -119,6 +124,7 @@ std::int64_t end_of(const Completion& completion, const ClockFit& fit) {
 }
 
 py::list drain_completions(bool everything) {
+  const NoCollection by_allocations;
   py::list result;
   const std::vector<Completion> taken = take_completions(everything);
   if (taken.empty()) return result;
@@ -130,6 +136,7 @@ py::list drain_completions(bool everything) {
 }
 
 py::dict peak_rss_bytes() {
+  const NoCollection by_allocations;
   py::dict result;
   const std::int64_t* const peaks_bytes = peak_rss_bytes_by_stage();
   for (std::uint32_t stage = 0; stage < kMaxStages; ++stage)
@@ -138,6 +145,7 @@ py::dict peak_rss_bytes() {
 }
 
 py::dict clock_info() {
+  const NoCollection by_allocations;
   py::dict result;
   Recorder& recorder = Recorder::get();
   result["source"] = clock_name(recorder.clock_source());
@@ -148,17 +156,18 @@ py::dict clock_info() {
   return result;
 }
 
-std::map<std::string, std::uint64_t> arena_info() {
+py::object arena_info() {
+  const NoCollection by_allocations;
   std::map<std::string, std::uint64_t> result;
   const ArenaView arena = Recorder::get().arena();
-  if (!arena) return result;
+  if (!arena) return py::cast(result);
   const ArenaHeader& header = arena.header();
   result["size_bytes"] = header.size_bytes;
   result["ring_spans"] = header.ring_spans;
   result["stages"] = header.name_count.load();
   result["thread_slots"] = header.slot_high_water.load();
   result["statistics_blocks"] = header.block_count.load();
-  return result;
+  return py::cast(result);
 }
 
 }  // namespace
