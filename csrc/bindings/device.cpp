@@ -14,6 +14,7 @@
 #include "device/driver_backend.h"
 #include "device/layer.h"
 #include "device_torch_event.h"
+#include "object.h"
 #include "timed_run.h"
 
 namespace py = pybind11;
@@ -70,6 +71,7 @@ std::optional<unsigned long> max_connections() {
 }
 
 py::dict info() {
+  const NoCollection by_allocations;
   py::dict result;
   const bool is_forked = device::is_forked();
   const device::Layer* const attached = device::attached();

@@ -207,29 +207,6 @@ bool read_inherited(Inherited& inherited) noexcept {
   return decode(value, inherited);
 }
 
-// Until Python 3.11 any allocation may set off a collection, and a finalizer that opens a span: it would drop the scope
-// that is at work here, and PyContextVar_Set does not survive being called inside of itself. Later versions collect
-// between two bytecodes only.
-class NoCollection {
- public:
-#if PY_VERSION_HEX < 0x030c0000
-  NoCollection() noexcept : was_on_(PyGC_Disable() != 0) {}
-  ~NoCollection() {
-    if (was_on_) PyGC_Enable();
-  }
-#else
-  NoCollection() noexcept {}
-  ~NoCollection() {}
-#endif
-  NoCollection(const NoCollection&) = delete;
-  NoCollection& operator=(const NoCollection&) = delete;
-
- private:
-#if PY_VERSION_HEX < 0x030c0000
-  bool was_on_;
-#endif
-};
-
 bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept {
   const Ref value(PyObject_GetItem(context, g_innermost));
   if (!value) PyErr_Clear();
@@ -237,7 +214,8 @@ bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept {
 }
 
 void write_inherited(const Inherited& inherited) noexcept {
-  const NoCollection none;
+  // PyContextVar_Set does not survive being called inside of itself, nor would the scope that is at work here.
+  const NoCollection by_allocations;
   const Ref value(encode(inherited));
   const Ref token(value ? PyContextVar_Set(g_innermost, value.get()) : nullptr);
   if (!token) PyErr_Clear();

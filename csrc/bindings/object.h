@@ -56,6 +56,31 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
+/// While it lives, objects can be made without a collection, and so without finalizers. Until Python 3.11 any
+/// allocation of an object may set one off; later versions collect between two bytecodes only. Needed where code would
+/// not survive being called inside of itself, and, in files that know exceptions (see above), wherever objects are
+/// made: a finalizer asks for the interpreter's lock again and again. For code that keeps that lock and calls no Python
+/// code itself.
+class NoCollection {
+ public:
+#if PY_VERSION_HEX < 0x030c0000
+  NoCollection() noexcept : was_on_(PyGC_Disable() != 0) {}
+  ~NoCollection() {
+    if (was_on_) PyGC_Enable();
+  }
+#else
+  NoCollection() noexcept {}
+  ~NoCollection() {}
+#endif
+  NoCollection(const NoCollection&) = delete;
+  NoCollection& operator=(const NoCollection&) = delete;
+
+ private:
+#if PY_VERSION_HEX < 0x030c0000
+  bool was_on_;
+#endif
+};
+
 /// Sets a pending exception aside while other Python code runs.
 class ErrorAside {
  public:

@@ -13,6 +13,7 @@
 #include "completions.h"
 #include "docstrings.h"
 #include "execution_context.h"
+#include "object.h"
 #include "stage_names.h"
 #include "stagespan/reader.h"
 #include "stagespan/recorder.h"
@@ -36,6 +37,7 @@ py::object text_of(const char* text) {
 py::object name_of(std::uint32_t stage) { return owned(stage_name(stage)); }
 
 py::list stage_names() {
+  const NoCollection by_allocations;
   py::list result;
   const auto count = static_cast<std::uint32_t>(Recorder::get().names().size());
   for (std::uint32_t stage = 0; stage < count; ++stage) result.append(name_of(stage));
@@ -43,6 +45,7 @@ py::list stage_names() {
 }
 
 py::list open_spans() {
+  const NoCollection by_allocations;
   py::list result;
   Recorder& recorder = Recorder::get();
   if (!recorder.arena()) return result;
@@ -67,14 +70,15 @@ py::list open_spans() {
   return result;
 }
 
-std::map<std::string, std::uint64_t> lost() {
+py::object lost() {
+  const NoCollection by_allocations;
   std::map<std::string, std::uint64_t> result;
   const Recorder& recorder = Recorder::get();
-  if (!recorder.arena()) return result;
+  if (!recorder.arena()) return py::cast(result);
   result["overwritten"] = overwritten(recorder.arena());
   for (std::uint32_t cause = 0; cause < kCauseCount; ++cause)
     result[kCauseNames[cause]] = recorder.arena().header().lost[cause].load(std::memory_order_relaxed);
-  return result;
+  return py::cast(result);
 }
 
 void lose_by_name(const std::string& cause, std::uint64_t n) {
@@ -89,6 +93,7 @@ void lose_by_name(const std::string& cause, std::uint64_t n) {
 using RequestRow = std::tuple<py::object, std::uint64_t, std::int64_t, std::uint64_t, bool>;
 
 py::tuple request_figures(std::uint64_t request, std::int64_t since_ns) {
+  const NoCollection by_allocations;
   Recorder& recorder = Recorder::get();
   struct Sum {
     std::uint64_t count = 0, ticks = 0, errors = 0;
@@ -120,6 +125,7 @@ std::int64_t end_of(const Completion& completion, const PublishedClock& clock) {
 }
 
 py::list drain_completions(bool everything) {
+  const NoCollection by_allocations;
   py::list result;
   const std::vector<Completion> taken = take_completions(everything);
   if (taken.empty()) return result;
@@ -131,6 +137,7 @@ py::list drain_completions(bool everything) {
 }
 
 py::dict peak_rss_bytes() {
+  const NoCollection by_allocations;
   py::dict result;
   const std::int64_t* const peaks_bytes = peak_rss_bytes_by_stage();
   for (std::uint32_t stage = 0; stage < kMaxStages; ++stage)
@@ -139,6 +146,7 @@ py::dict peak_rss_bytes() {
 }
 
 py::dict clock_info() {
+  const NoCollection by_allocations;
   py::dict result;
   Recorder& recorder = Recorder::get();
   const ClockFit fit = recorder.clock_fit();
@@ -150,10 +158,11 @@ py::dict clock_info() {
   return result;
 }
 
-std::map<std::string, std::uint64_t> arena_info() {
+py::object arena_info() {
+  const NoCollection by_allocations;
   std::map<std::string, std::uint64_t> result;
   const ArenaView arena = Recorder::get().arena();
-  if (!arena) return result;
+  if (!arena) return py::cast(result);
   const ArenaHeader& header = arena.header();
   result["size_bytes"] = header.size_bytes;
   result["ring_spans"] = header.ring_spans;
@@ -161,7 +170,7 @@ std::map<std::string, std::uint64_t> arena_info() {
   result["stages"] = header.name_count.load();
   result["thread_slots"] = header.slot_high_water.load();
   result["statistics_blocks"] = header.block_count.load();
-  return result;
+  return py::cast(result);
 }
 
 }  // namespace

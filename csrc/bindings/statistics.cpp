@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 
+#include "object.h"
 #include "reading.h"
 #include "stage_names.h"
 #include "stagespan/recorder.h"
@@ -77,6 +78,7 @@ py::object parent_name(std::uint32_t stage) {
 }
 
 py::dict parents(const StageView& view) {
+  const NoCollection by_allocations;
   py::dict result;
   for (const auto& [stage, edge] : view.figures().parents)
     result[parent_name(stage)] = py::make_tuple(edge.count, view.ns(edge.sum_ticks));
@@ -90,7 +92,13 @@ std::shared_ptr<Snapshot> fresh_snapshot() {
   return std::make_shared<Snapshot>(take_snapshot(recorder.arena(), fit));
 }
 
+py::object work(const StageView& view) {
+  const NoCollection by_allocations;
+  return py::cast(view.figures().work);
+}
+
 py::dict stages(const std::shared_ptr<Snapshot>& snapshot) {
+  const NoCollection by_allocations;
   py::dict result;
   // A stage that has not run between two snapshots, or whose first run is still open, has no figures.
   for (const auto& [stage, figures] : snapshot->stages)
@@ -137,7 +145,7 @@ void define_statistics(py::module_& module) {
       .def_property_readonly("children_ns",
                              [](const StageView& view) { return view.ns(view.figures().children_ticks); })
       .def_property_readonly("parents", parents)
-      .def_property_readonly("work", [](const StageView& view) { return view.figures().work; })
+      .def_property_readonly("work", work)
       .def_property_readonly("device_elapsed_ns",
                              [](const StageView& view) { return device_figure(view, kDeviceElapsed); })
       .def_property_readonly("device_queue_ns", [](const StageView& view) { return device_figure(view, kDeviceQueue); })

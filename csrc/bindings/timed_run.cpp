@@ -82,7 +82,7 @@ void ensure_service() noexcept {
   g_service_generation = generation;
   const Ref done(PyObject_CallNoArgs(g_service_start));
   if (!done) lose_hook_error();
-  // Where a handler has interrupted an import it cannot be started: the next context that finishes sees to it.
+  // In the middle of an import, or of a fork, it cannot be started: the next context that finishes sees to it.
   if (done.get() == Py_False) g_service_generation = ~0U;
 }
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stagespan import _core, imports, settings
+from stagespan import _core, forks, imports, settings
 from stagespan._core import MISSING
 from stagespan.dynamo import leave_alone
 from stagespan.errors import SettingsError
@@ -221,6 +221,8 @@ def register_service(start: Callable[[], None]) -> None:
 
 
 def _service_is_needed() -> bool:
+    if forks.is_forking_here():
+        return False
     need("service")
     if _start_service is not None:
         _start_service()

@@ -57,6 +57,15 @@ def is_forking_elsewhere() -> bool:
     return any(thread != me for thread in _forking.copy())
 
 
+def is_forking_here() -> bool:
+    """Whether this thread is forking, or is in a child that is not ready yet.
+
+    A collection may come there, and finalizers with it, before this package and Python's threading
+    know of the fork.
+    """
+    return threading.get_ident() in _forking
+
+
 def _before() -> None:
     # From here on nobody begins what a fork must not interrupt: the handlers wait for what has
     # begun already, and for nothing else.
@@ -76,11 +85,11 @@ def _after_in_parent() -> None:
 
 
 def _after_in_child() -> None:
-    _forking.clear()
     for handlers in _left():
         _tried(handlers.after_in_child)
     for reset in _in_child.copy():
         _tried(reset)
+    _forking.clear()
 
 
 def _left() -> list[_Handlers]:

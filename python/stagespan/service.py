@@ -7,6 +7,7 @@ has none until it needs one.
 from __future__ import annotations
 
 import atexit
+import collections
 import logging
 import math
 import sys
@@ -33,6 +34,7 @@ _LONGEST_SLEEP_S = 60.0
 _LONGEST_FORK_WAIT_S = 0.01
 _LONGEST_WAIT_FOR_FORKS_S = 1.0
 _LONGEST_DEVICE_WAIT_S = 2.0
+_LONGEST_EXIT_WAIT_S = 5.0
 _MOST_THREAD_NAMES = 1024
 
 _on_tick: list[Callable[[], None]] = []
@@ -49,6 +51,9 @@ class _Service:
         self._draining = threading.RLock()  # held from the first line of a `drain` to the last
         self._line = threading.RLock()  # held while one line is written; a fork takes it
         self._threads: dict[str, threading.Thread] = {}
+        self._finished: collections.deque[tuple[str, int, int, int, int, int, int, int]] = (
+            collections.deque()
+        )
         self._stopping = False
         self._exited = False
         self._ending = threading.RLock()
@@ -63,7 +68,7 @@ class _Service:
 
     def start(self) -> None:
         running = self._thread
-        if self._stopping or (running is not None and _runs(running)):
+        if self._stopping or forks.is_forking_here() or (running is not None and _runs(running)):
             return
         if running is not None:
             self._threads.pop("service", None)
@@ -115,44 +120,49 @@ class _Service:
     # --- the lines ------------------------------------------------------------------------------
 
     def drain(self, timeout_s: float = -1, *, everything: bool = False) -> bool:
-        """Write the lines of all that has finished; False if another thread was at it too long.
+        """Write the lines of all that has finished by now; False if that took too long.
 
         Lines whose device time is pending wait for it, unless ``everything`` is asked for. False at
         once in a signal handler or finalizer that has interrupted this thread in logging: whoever
         was at work there writes what is left.
         """
-        if lines.is_mine(self._draining) or lines.is_in_handler():
+        if lines.is_mine(self._draining) or lines.is_in_handler() or forks.is_forking_here():
             return False
+        until_s = time.monotonic() + timeout_s if timeout_s >= 0 else math.inf
         # A last drain asks for all that there is; where no device is timed, nothing is kept back.
         is_last = everything and device.is_attached()
         try:
             if not self._draining.acquire(timeout=timeout_s):
                 return False
-            if lines.is_wanted():
-                while finished := _core.drain_completions(is_last):
-                    self._tell(finished)
-            else:
+            if not lines.is_wanted():
                 _core.drop_completions(is_last)
+                self._finished.clear()
+                return True
+            self._finished.extend(_core.drain_completions(is_last))
+            self._learn_thread_names()
+            is_service = threading.current_thread() is self._thread
+            while self._finished:
+                if (is_service and self._stopping) or time.monotonic() > until_s:
+                    return False
+                self._tell(self._finished.popleft())
+            return True
         finally:
             # Also where an interrupt came between taking the lock and noting that it was taken.
             if lines.is_mine(self._draining):
                 self._draining.release()
-        return True
 
-    def _tell(self, finished: list[tuple[str, int, int, int, int, int, int, int]]) -> None:
-        rank = settings.rank()
-        self._learn_thread_names()
-        for stage, begin_ns, end_ns, thread, native, peak, flags, number in finished:
-            is_device = bool(flags & _core.COMPLETION_DEVICE_MEMORY)
-            request = requests.id_of(number)
-            records = [lines.duration_line(stage, begin_ns, end_ns, request)]
-            if peak >= 0:
-                kind = "Peak Memory" if is_device else "Peak RSS"
-                records.append(lines.memory_line(stage, rank, kind, peak, request))
-            name = self._thread_names.get(thread, f"Thread-{native}")
-            for record in records:
-                lines.date(record, end_ns, thread, name)
-                self._write(record)
+    def _tell(self, finished: tuple[str, int, int, int, int, int, int, int]) -> None:
+        stage, begin_ns, end_ns, thread, native, peak, flags, number = finished
+        is_device = bool(flags & _core.COMPLETION_DEVICE_MEMORY)
+        request = requests.id_of(number)
+        records = [lines.duration_line(stage, begin_ns, end_ns, request)]
+        if peak >= 0:
+            kind = "Peak Memory" if is_device else "Peak RSS"
+            records.append(lines.memory_line(stage, settings.rank(), kind, peak, request))
+        name = self._thread_names.get(thread, f"Thread-{native}")
+        for record in records:
+            lines.date(record, end_ns, thread, name)
+            self._write(record)
 
     def _write(self, record: logging.LogRecord) -> None:
         until_s = time.monotonic() + _LONGEST_WAIT_FOR_FORKS_S
@@ -184,9 +194,10 @@ class _Service:
             thread = self._thread
             if thread is not None and thread is not threading.current_thread():
                 _core.wake_service()
-                thread.join(timeout=self.at_most(5.0))
+                thread.join(timeout=self.at_most(_LONGEST_EXIT_WAIT_S))
             _guarded(lambda: device.wait(self.at_most(_LONGEST_DEVICE_WAIT_S)))
-            self.drain(timeout_s=self.at_most(5.0), everything=True)
+            if not self.drain(timeout_s=self.at_most(_LONGEST_EXIT_WAIT_S), everything=True):
+                _core.count_lost("log_lines", len(self._finished))
             if not self._exited:
                 self._exited = True
                 for callback in tuple(_on_exit):

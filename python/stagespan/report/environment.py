@@ -28,7 +28,7 @@ def environment() -> Environment:
         "cpu": cpu_model(),
         "cpu_count": os.cpu_count(),
         "system": f"{system.sysname} {system.release} {system.machine}",
-        "stagespan": version(),
+        "stagespan": _VERSION,
         "clock": clock.get("source"),
         "pid": os.getpid(),
     }
@@ -63,3 +63,8 @@ def _device_name(torch: Any, device: platforms.Platform) -> str | None:
         return str(getattr(torch, device.device_type).get_device_name())
     except Exception:
         return None
+
+
+# Asked for here because it imports a part of the standard library, which a report in a signal
+# handler could find half imported, and a forked child as well.
+_VERSION = version()
