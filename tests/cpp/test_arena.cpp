@@ -222,8 +222,9 @@ TEST(Arena, FramesAndRingsShrinkWhereTheSystemRefusesTheirSizeAndNothingFails) {
   };
   // GIVEN a process that may have the addresses of a smaller arena, down to the smallest
   std::uint64_t before = size_of(kDefaultRingSpans, kMaxFrames);
-  for (const auto& [ring_spans, frames] : {std::pair(8192U, 4096U), std::pair(2048U, 4096U), std::pair(2048U, 1024U),
-                                           std::pair(512U, 1024U), std::pair(512U, 256U), std::pair(128U, 256U), std::pair(64U, 256U)}) {
+  for (const auto& [ring_spans, frames] :
+       {std::pair(8192U, 4096U), std::pair(2048U, 4096U), std::pair(2048U, 1024U), std::pair(512U, 1024U),
+        std::pair(512U, 256U), std::pair(128U, 256U), std::pair(64U, 256U)}) {
     SCOPED_TRACE(ring_spans);
     SCOPED_TRACE(frames);
     const std::uint64_t size = size_of(ring_spans, frames);
