@@ -217,7 +217,8 @@ def flush(timeout_s: float = 10.0) -> bool:
     """Wait until the device time of spans that have ended is known, and their lines are written.
 
     Returns False when that took longer than ``timeout_s`` seconds, because a device still works or
-    a log handler blocks.
+    a log handler blocks, and where a signal handler or finalizer that has interrupted logging in
+    this thread calls it: the lines are then written once that goes on.
     """
     until = time.monotonic() + max(timeout_s, 0.0)
     is_resolved = device.wait(max(timeout_s, 0.0))
