@@ -242,7 +242,8 @@ def flush(timeout_s: float = 10.0) -> bool:
     """Wait until the device time of spans that have ended is known, and their lines are written.
 
     Returns False when that took longer than ``timeout_s`` seconds, because a device still works or
-    a log handler blocks.
+    a log handler blocks, and where a signal handler or finalizer that has interrupted logging in
+    this thread calls it: the lines are then written once that goes on.
     """
     timeout_s = _service.at_most(timeout_s)
     until = time.monotonic() + timeout_s

@@ -134,6 +134,7 @@ FIRST_CALLS = {
     "decorate": ("stagespan.span('x')(print)", "stagespan/decorators.py"),
 }
 WHILE_IMPORTING = """
+logging.getLogger("stagespan").disabled = True  # debug mode would show lines on stderr
 def first(pause_s):
     halfway = threading.Event()
     def trace(frame, event, argument):

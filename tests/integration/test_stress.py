@@ -35,3 +35,5 @@ def test_all_calls_at_once(tmp_path: Path) -> None:
     # THEN no operation takes longer than it should (the program prints all stacks then), and none
     # raises
     assert program.returncode == 0, stderr
+    assert "Exception ignored" not in stderr, stderr
+    assert "Logging error" not in stderr, stderr
