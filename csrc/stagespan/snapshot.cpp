@@ -54,6 +54,7 @@ void add_block(Sums& sums, const StatsBlock& block) {
 }
 
 void read_work(ArenaView arena, std::map<std::uint32_t, Sums>& stages) {
+  if (arena.header().work_key_count.load(std::memory_order_acquire) == 0) return;
   for (std::uint32_t i = 0; i < kMaxWork; ++i) {
     const WorkEntry& entry = arena.work()[i];
     const std::uint64_t key = entry.key.load(std::memory_order_acquire);
