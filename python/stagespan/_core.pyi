@@ -519,6 +519,7 @@ class Snapshot:
 
 def snapshot() -> Snapshot: ...
 
+@final
 class SpanCursor:
     """How far a reader has come: `spans(since=cursor)` returns each span once.
 
@@ -526,7 +527,7 @@ class SpanCursor:
     after the cursor was made.
     """
 
-    def __init__(self, *, from_now: bool = ...) -> None: ...
+    def __new__(cls, *, from_now: bool = ...) -> SpanCursor: ...
     @property
     def overwritten(self) -> int:
         """Spans that a ring lost before they could be read with this cursor."""
