@@ -57,7 +57,10 @@ class _Scalars(NamedTuple):
     @classmethod
     def of(cls, signature: StageSignature) -> _Scalars:
         scalars = {
-            name: value for name, value in signature.inputs.items() if type(value) in _SCALARS
+            name: value
+            for name, value in signature.inputs.items()
+            # The length of a text that is left out counts as its value.
+            if type(value) in _SCALARS or (isinstance(value, dict) and value.get(TYPE) == "str")
         }
         return cls(scalars, signature.metadata)
 
@@ -166,15 +169,6 @@ class SignatureStore:
         self._stages = {}
         if forget_shapes:
             self._seen = {}
-
-
-def _refresh(kept: StageSignature, new: StageSignature) -> None:
-    """Scalars of the latest run win: a warm-up with two steps must not hide a run with forty."""
-    for name, value in new.inputs.items():
-        # The length of a text that is left out counts as its value.
-        if type(value) in _SCALARS or (isinstance(value, dict) and value.get(TYPE) == "str"):
-            kept.inputs[name] = value
-    kept.metadata = new.metadata
 
 
 STORE = SignatureStore()
