@@ -76,7 +76,10 @@ def print_page(
     """
     console = screen(console)
     room = max(console.height - 2, _FEWEST_LINES) if console.is_terminal else _LINES
-    blocks = _that_fit(blocks, room - _heights(tail, console) - _FOR_FINDINGS, console)
+    # The first finding is shown in any case, and one line says how many others there are.
+    first = _heights([_finding(findings[0], 0)], console) + 1 if findings else 0
+    kept = max(_FOR_FINDINGS, first)
+    blocks = _that_fit(blocks, room - _heights(tail, console) - kept, console)
     left = room - _heights([*blocks, *tail], console)
     shown = 0
     for finding in findings:

@@ -143,8 +143,8 @@ def test_a_browser_draws_each(browser: Browser, tmp_path: Path) -> None:
         " [chart.ariaLabel, chart.data[0].type, chart.querySelectorAll('path').length > 2]))"
     ))  # fmt: skip
     assert drawn == [
-        ["Timeline of steps, stages, device and host", "bar", True],
         ["What made the change", "waterfall", True],
+        ["Timeline of steps, stages, device and host", "bar", True],
         ["Idle time by cause", "bar", True],
         ["Time of each step by part", "bar", True],
         ["Memory over time", "scatter", True],
