@@ -136,7 +136,7 @@ def _that_fit(blocks: list[RenderableType], room: int, console: Console) -> list
 
     kept = list(blocks)
     tables = [block for block in kept if isinstance(block, Grid)]
-    while len(tables) > 1 and _heights(kept, console) > room:
+    while tables and _heights(kept, console) > room:
         at = kept.index(tables.pop())
         # With the blank line above it.
         del kept[max(at - 1, 0) : at + 1]
