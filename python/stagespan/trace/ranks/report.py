@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.trace.analysis.result import Finding, Table, many, share
+from stagespan.trace.analysis.result import Finding, Table, share
 from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks
 from stagespan.trace.ranks.late import REASONS
 from stagespan.trace.ranks.match import Matched
@@ -222,10 +222,8 @@ class Ranks:
         return findings(self)
 
     def title(self) -> tuple[str, str]:
-        """How many ranks, and what is most to be said about them."""
-        from stagespan.trace.ranks.words import headline
-
-        return many(len(self.summaries), "rank"), headline(self)
+        """The verdict of the job, and the sentence that explains it."""
+        return self.verdict()
 
     def tables(self) -> list[Table]:
         """Ranks, collectives, and the single ones that cost most."""

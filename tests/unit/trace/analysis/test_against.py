@@ -226,7 +226,7 @@ def test_calls_that_wait(tmp_path: Path) -> None:
     assert wait.change_ns == 3 * 200 * US // 4
     assert (wait.before_count, wait.after_count) == (0.75, 0.75)
     told = next(f for f in found.findings() if "waited for the device" in f.sentence[:60])
-    assert str(told.evidence[2]) == "aten::item (cudaStreamSynchronize), more: 150.000 µs"
+    assert "aten::item (cudaStreamSynchronize), more: 150.000 µs" in map(str, told.evidence)
     titles = [table.title for table in found.tables()]
     assert "Idle time by calls that wait or allocate" in titles
     # AND steps are told one by one

@@ -27,7 +27,6 @@ from stagespan.trace.analysis.result import (
 )
 from stagespan.trace.analysis.steps import Steps
 from stagespan.trace.analysis.verdict import Verdict
-from stagespan.trace.ranks.report import Ranks
 
 MOST_ROWS = 5_000
 """Rows of a table; the others are in --json and --markdown, and the page says so."""
@@ -76,10 +75,6 @@ def _verdict(analysis: Analysis) -> dict[str, str] | None:
         if isinstance(each, Titled):
             word, sentence = each.title()
             return {"word": printable(word), "sentence": printable(sentence)}
-    ranks = analysis.results.get("ranks")
-    if isinstance(ranks, Ranks):
-        word, sentence = ranks.verdict()
-        return {"word": word, "sentence": printable(sentence)}
     result = analysis.results.get("verdict")
     if result is None:
         return None
