@@ -80,7 +80,9 @@ def base_of(trace: Trace) -> Base | None:
     earlier = earlier_work(trace)
     begin = window[0]
     if not earlier.recorded and earlier.end_ns is not None:
-        begin = earlier.end_ns
+        rows = device_work(trace).rows
+        if (trace.events.end_ns[rows] > max(begin, earlier.end_ns)).any():
+            begin = earlier.end_ns  # otherwise all the work that the trace holds is earlier work
     return Base(begin, window[1], window[0], 0, _unrecorded(earlier, window[0], begin))
 
 
