@@ -80,8 +80,9 @@ def base_of(trace: Trace) -> Base | None:
     earlier = earlier_work(trace)
     begin = window[0]
     if not earlier.recorded and earlier.end_ns is not None:
-        rows = device_work(trace).rows
-        if (trace.events.end_ns[rows] > max(begin, earlier.end_ns)).any():
+        events, rows = trace.events, device_work(trace).rows
+        begins = np.maximum(events.begin_ns[rows], earlier.end_ns)
+        if covered(begins, np.maximum(events.end_ns[rows], begins)) > 0:
             begin = earlier.end_ns  # otherwise all the work that the trace holds is earlier work
     return Base(begin, window[1], window[0], 0, _unrecorded(earlier, window[0], begin))
 
