@@ -98,4 +98,4 @@ def _holds_the_work(trace: Trace, begin_ns: int, end_ns: int, earlier: Earlier) 
     if earlier.end_ns is not None:
         begin, end = np.maximum(begin, earlier.end_ns), np.maximum(end, earlier.end_ns)
     inside = covered(np.clip(begin, begin_ns, end_ns), np.clip(end, begin_ns, end_ns))
-    return inside >= _LEAST_SHARE * covered(begin, end)
+    return inside > 0 and inside >= _LEAST_SHARE * covered(begin, end)
