@@ -198,7 +198,7 @@ TEST(PublishedClock, TimeGoesUpWithTheTicks) {
 TEST(PublishedClock, TicksAndTimeTurnIntoEachOther) {
   Random random(5);
   SCOPED_TRACE(random.trace());
-  // GIVEN
+
   World world(random);
   PublishedClock clock;
   const std::int64_t first_ns = world.unix_now();

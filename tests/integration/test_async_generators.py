@@ -37,9 +37,8 @@ def test_async_generators_in_tasks_that_take_turns() -> None:
     async def main() -> list[int]:
         return await asyncio.gather(*(consume(n) for n in range(20)))
 
-    # WHEN
     assert asyncio.run(main()) == [sum(range(n)) for n in range(20)]
-    # THEN
+
     assert parents() == {
         "consumer": {None},
         "generates": {"consumer"},
@@ -57,7 +56,6 @@ def only_flags(stage: str) -> set[int]:
 
 
 def test_an_async_generator_left_early_ends_soon() -> None:
-    # GIVEN
     @span("left early")
     async def generate() -> AsyncIterator[int]:
         for i in range(10):
@@ -71,9 +69,8 @@ def test_an_async_generator_left_early_ends_soon() -> None:
             await asyncio.sleep(0)
         return _core.open_spans()
 
-    # WHEN
     still_open = asyncio.run(main())
-    # THEN
+
     assert still_open == []
     assert not only("left early").failed
 
@@ -94,9 +91,8 @@ def test_an_async_generator_that_is_closed_ends_when_it_is() -> None:
         assert _core.open_spans() == []
         return kept
 
-    # WHEN
     kept = asyncio.run(main())
-    # THEN
+
     closed = only("closed")
     assert kept is not None
     assert not closed.failed
@@ -143,9 +139,8 @@ def test_an_async_generator_shared_by_tasks() -> None:
         with span("afterwards"):
             pass
 
-    # WHEN
     asyncio.run(main())
-    # THEN
+
     assert parents() == {
         "enters": {None},
         "resource": {"enters"},

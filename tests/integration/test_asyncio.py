@@ -43,7 +43,6 @@ def test_a_thousand_tasks_with_nested_gather() -> None:
         with span("main"):
             await asyncio.gather(*(task(i) for i in range(1000)))
 
-    # WHEN
     asyncio.run(main())
     # THEN every span is there, under the parent that its code says
     spans = {span.id: span for span in recorded()}
@@ -84,7 +83,6 @@ def test_interleaved_tasks_each_have_their_own_time() -> None:
     async def main() -> None:
         await asyncio.gather(*(sleeper(f"{ms} ms", ms / 1000) for ms in (60, 20, 40)))
 
-    # WHEN
     asyncio.run(main())
     # THEN each lasted at least as long as it slept, all began before any ended, and in order
     spans = {ms: only(f"{ms} ms") for ms in (20, 40, 60)}
@@ -106,15 +104,13 @@ def test_a_task_belongs_to_where_it_was_created() -> None:
         with span("b"):
             await task
 
-    # WHEN
     asyncio.run(main())
-    # THEN
+
     assert parents() == {"a": {None}, "b": {None}, "work": {"a"}}
     assert only("work").begin_ns > only("b").begin_ns
 
 
 def test_a_task_outlives_the_span_that_it_was_created_in() -> None:
-    # GIVEN
     async def work(ended: asyncio.Event) -> None:
         with span("first half"):
             await ended.wait()
@@ -130,7 +126,6 @@ def test_a_task_outlives_the_span_that_it_was_created_in() -> None:
         with span("elsewhere"):
             await task
 
-    # WHEN
     asyncio.run(main())
     # THEN it remains that span's child
     assert parents()["first half"] == {"creator"}
@@ -146,16 +141,14 @@ def test_tasks_created_one_by_another() -> None:
             if depth < 20:
                 await asyncio.create_task(link(depth + 1))
 
-    # WHEN
     asyncio.run(link(0))
-    # THEN
+
     for depth in range(1, 21):
         assert parents()[f"link {depth}"] == {f"link {depth - 1}"}
         assert only(f"link {depth}").depth == depth
 
 
 def test_the_loop_runs_inside_of_a_span() -> None:
-    # GIVEN
     async def task() -> None:
         with span("task"):
             await asyncio.sleep(0)
@@ -164,12 +157,11 @@ def test_the_loop_runs_inside_of_a_span() -> None:
         with span("main"):
             await asyncio.gather(task(), task())
 
-    # WHEN
     with span("program"):
         asyncio.run(main())
         with span("after the loop"):
             pass
-    # THEN
+
     assert parents() == {
         "program": {None},
         "main": {"program"},
@@ -188,21 +180,20 @@ def test_a_loop_in_another_thread() -> None:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    # WHEN
+
     with span("here"):
         futures = [asyncio.run_coroutine_threadsafe(task(), loop) for _ in range(20)]
         native_ids = {future.result() for future in futures}
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
-    # THEN
+
     assert {span.thread for span in recorded("in the thread's loop")} == native_ids
     assert count("in the thread's loop") == 20
     assert parents()["in the thread's loop"] == {"here"}
 
 
 def test_callbacks_belong_to_where_they_were_scheduled() -> None:
-    # GIVEN
     def callback() -> None:
         with span("callback"):
             pass
@@ -215,15 +206,13 @@ def test_callbacks_belong_to_where_they_were_scheduled() -> None:
         with span("waits"):
             await asyncio.sleep(0.02)
 
-    # WHEN
     asyncio.run(main())
-    # THEN
+
     assert count("callback") == 2
     assert parents()["callback"] == {"scheduled"}
 
 
 def test_to_thread_and_run_in_executor() -> None:
-    # GIVEN
     def work(name: str) -> None:
         with span(name), span(f"in {name}"):
             pass
@@ -236,7 +225,6 @@ def test_to_thread_and_run_in_executor() -> None:
                 loop.run_in_executor(pool, work, "executor"),
             )
 
-    # WHEN
     asyncio.run(main())
     # THEN to_thread takes the context along, run_in_executor does not
     assert parents()["to_thread"] == {"caller"}
@@ -261,9 +249,8 @@ def test_contexts_copied_by_hand() -> None:
                 pass
             copied.run(work)
 
-    # WHEN
     asyncio.run(main())
-    # THEN
+
     assert parents()["in the copy"] == {"copied here"}
     assert parents()["back"] == {"runs here"}
 
@@ -279,12 +266,12 @@ def test_a_context_that_is_used_again_and_again() -> None:
             pass
 
     copied = contextvars.copy_context()
-    # WHEN
+
     for i in range(3):
         with span(f"outer {i}"):
             copied.run(work, f"inner {i}")
     copied.run(work, "alone")
-    # THEN
+
     for i in range(3):
         assert parents()[f"inner {i}"] == {f"outer {i}"}
     assert parents()["alone"] == {None}
@@ -292,7 +279,6 @@ def test_a_context_that_is_used_again_and_again() -> None:
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Runner came with Python 3.11")
 def test_a_runner_runs_everything_in_one_context() -> None:
-    # GIVEN
     async def task(name: str) -> None:
         with span(name):
             pass
@@ -302,12 +288,11 @@ def test_a_runner_runs_everything_in_one_context() -> None:
         with span(f"main {i}"):
             await asyncio.create_task(task(f"task {i}"))
 
-    # WHEN
     with asyncio.Runner() as runner:
         for i in range(3):
             with span(f"outer {i}"):
                 runner.run(main(i))
-    # THEN
+
     for i in range(3):
         assert parents()[f"before {i}"] == {f"outer {i}"}
         assert parents()[f"main {i}"] == {f"outer {i}"}
@@ -333,12 +318,11 @@ def test_contexts_entered_one_in_the_other() -> None:
             with span("in one again"):
                 pass
 
-    # WHEN
     with span("outside"):
         one.run(outer)
         with span("outside again"):
             pass
-    # THEN
+
     assert parents() == {
         "outside": {None},
         "in one": {"outside"},
@@ -368,10 +352,9 @@ def test_task_groups() -> None:
                 for work in (waits(), waits(), fails()):
                     group.create_task(work)
 
-    # WHEN
     with pytest.raises(BaseException) as caught:
         asyncio.run(main())
-    # THEN
+
     assert type(caught.value).__name__ == "ExceptionGroup"
     assert parents() == {"group": {None}, "cancelled": {"group"}, "fails": {"group"}}
     assert all(span.failed for span in recorded())
@@ -396,9 +379,8 @@ def test_eager_tasks() -> None:
         with span("elsewhere"):
             await asyncio.gather(done, waits)
 
-    # WHEN
     asyncio.run(main())
-    # THEN
+
     assert parents()["at once"] == {"creator"}
     assert parents()["later"] == {"creator"}
     assert parents()["between"] == {"creator"}

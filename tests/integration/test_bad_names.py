@@ -42,7 +42,6 @@ class Shouts:
 @pytest.mark.parametrize("name", ["", None, 42, b"bytes", ("a",), Shouts(), 1.5, []], ids=type)
 @pytest.mark.filterwarnings("ignore:stagespan")
 def test_what_is_no_name(make: type[_core.Span], name: object) -> None:
-    # GIVEN
     stagespan.set_debug(True)
 
     # WHEN it names a block and a function
@@ -63,10 +62,9 @@ def test_what_is_no_name(make: type[_core.Span], name: object) -> None:
 
 @pytest.mark.filterwarnings("ignore:stagespan")
 def test_tokens_and_records_without_a_name() -> None:
-    # WHEN
     end(begin(None))  # type: ignore[arg-type]
     record("", time.time_ns(), time.time_ns())
-    # THEN
+
     assert count(INVALID) == 2
 
 
@@ -83,7 +81,7 @@ def test_it_is_told_once(tmp_path: Path) -> None:
     for how in ("always", "ignore", "error"):
         script = tmp_path / how
         script.mkdir()
-        # WHEN
+
         try:
             done = python(code, script, "-W", how)
             stderr = ""
@@ -102,10 +100,9 @@ def test_it_is_told_once(tmp_path: Path) -> None:
 
 
 def test_a_subclass_of_str_is_a_name() -> None:
-    # WHEN
     with span(Named("subclass")) as context, span("subclass"):
         pass
-    # THEN
+
     assert count("subclass") == 2
     assert str.__eq__(context.name, "subclass")
 
@@ -125,7 +122,6 @@ def test_a_subclass_of_str_is_a_name() -> None:
     ],
 )
 def test_unusual_names(name: str, shown: str) -> None:
-    # WHEN
     with span(name) as context:
         assert _core.open_spans()[0]["stage"] == shown
     end(begin(name))
@@ -139,7 +135,7 @@ def test_unusual_names(name: str, shown: str) -> None:
 def test_long_names() -> None:
     # GIVEN names that are alike for a long way
     names = [f"{'x' * 1_000_000}{i}" for i in range(3)]
-    # WHEN
+
     contexts = [span(name) for name in (*names, *names)]
     for context in contexts:
         with context:
@@ -155,11 +151,10 @@ def test_long_names() -> None:
 
 
 def test_long_names_are_cut_between_characters() -> None:
-    # WHEN
     for shift in range(4):
         with span("x" * shift + "解" * 1000):
             pass
-    # THEN
+
     names = [name for name in _core.snapshot().stages() if "解" in name]
     assert len(names) == 4
     assert all("\ufffd" not in name for name in names)
@@ -183,7 +178,7 @@ def test_endless_names_cost_no_memory(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    # THEN
+
     grown_mb, spans = map(int, done.stdout.split())
     assert grown_mb < 20
     assert spans == 3000
@@ -222,11 +217,11 @@ def test_names_from_the_command_line(tmp_path: Path) -> None:
     # GIVEN bytes that are no UTF-8, as Python makes strings of them
     name = os.fsdecode(b"caf\xe9")
     assert "\udce9" in name
-    # WHEN
+
     with ProfilingContext(name):
         pass
     assert stagespan.flush()
-    # THEN
+
     assert count("caf\\udce9") == 1
 
 

@@ -57,12 +57,11 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_a_bound_function_runs_where_it_was_bound(pool: ThreadPoolExecutor) -> None:
-    # WHEN
     with request("r") as current, span("caller"):
         assert pool.submit(bind(work), "in a pool").result() is current
         in_thread(lambda: work("not bound"))
         in_thread(bind(lambda: work("in a thread")))
-    # THEN
+
     expect("in a pool", "caller", current.number)
     expect("in a thread", "caller", current.number)
     expect("not bound", None, 0)
@@ -73,7 +72,6 @@ def test_a_bound_function_runs_where_it_was_bound(pool: ThreadPoolExecutor) -> N
 def test_a_function_may_be_called_when_all_that_it_is_bound_to_is_over(
     pool: ThreadPoolExecutor,
 ) -> None:
-    # GIVEN
     with request("r") as current, span("caller"):
         bound = bind(work)
     # WHEN it is called in the same thread, in another one, and inside of others' spans
@@ -82,7 +80,7 @@ def test_a_function_may_be_called_when_all_that_it_is_bound_to_is_over(
         work("other's own")
     with span("pool's"):
         pool.submit(bound, "there").result()
-    # THEN
+
     expect("here", "caller", current.number)
     expect("there", "caller", current.number)
     assert parents()["other's own"] == {"other"}
@@ -90,23 +88,21 @@ def test_a_function_may_be_called_when_all_that_it_is_bound_to_is_over(
 
 
 def test_what_is_bound_outside_of_everything_belongs_to_nothing() -> None:
-    # GIVEN
     bound = bind(work)
-    # WHEN
+
     with request("r"), span("outer"):
         assert bound() is None
         work("beside")
-    # THEN
+
     expect("work", None, 0)
     assert parents()["beside"] == {"outer"}
 
 
 def test_time_in_another_thread_is_not_charged_to_the_parent(pool: ThreadPoolExecutor) -> None:
-    # WHEN
     with span("caller"):
         pool.submit(bind(work)).result()
         bind(work)("here")
-    # THEN
+
     assert stagespan._core.snapshot().stages()["caller"].children_ns == 0
     assert_closed()
 
@@ -122,27 +118,26 @@ def test_several_threads_at_once() -> None:
 
     with request("r") as current, span("caller"):
         bound = bind(together)
-    # WHEN
+
     threads = [threading.Thread(target=bound) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    # THEN
+
     assert parents()["together"] == {"caller"}
     assert {one.request for one in recorded("inner")} == {current.number}
     assert parents()["inner"] == {"together"}
 
 
 def test_bound_calls_in_each_other(pool: ThreadPoolExecutor) -> None:
-    # GIVEN
     with request("outer") as outer, span("outer caller"):
         outer_bound = bind(lambda inner: (work("before"), inner("inner"), work("after")))
     with request("inner") as inner, span("inner caller"):
         inner_bound = bind(work)
-    # WHEN
+
     pool.submit(outer_bound, inner_bound).result()
-    # THEN
+
     expect("before", "outer caller", outer.number)
     expect("inner", "inner caller", inner.number)
     expect("after", "outer caller", outer.number)
@@ -158,25 +153,22 @@ def test_what_a_bound_function_hands_on_is_its_own(pool: ThreadPoolExecutor) -> 
         copied = contextvars.copy_context()
         in_thread(lambda: copied.run(work, "copied below it"))
 
-    # WHEN
     with request("r") as current, span("caller"):
         pool.submit(bind(hands_on)).result()
-    # THEN
+
     expect("bound in it", "hands on", current.number)
     expect("copied in it", "hands on", current.number)
     expect("copied below it", "caller", current.number)
 
 
 def test_a_bound_function_that_raises(pool: ThreadPoolExecutor) -> None:
-    # GIVEN
     def fails() -> None:
         with span("fails"):
             raise KeyError
 
-    # WHEN
     with request("r") as current, span("caller"), pytest.raises(KeyError):
         pool.submit(bind(fails)).result()
-    # THEN
+
     assert only("fails").failed
     assert only("fails").request == current.number
     assert lost() == {}
@@ -187,13 +179,13 @@ def test_spans_that_a_bound_function_leaves_open() -> None:
     left = span("left open")
     with span("binds"):
         bound = bind(lambda: (left.__enter__(), work("in it")))
-    # WHEN
+
     with span("calls"):
         bound()
         work("after it")
         left.__exit__(None, None, None)
         work("at last")
-    # THEN
+
     assert parents()["left open"] == {"binds"}
     assert parents()["in it"] == {"left open"}
     assert parents()["at last"] == {"calls"}
@@ -202,7 +194,6 @@ def test_spans_that_a_bound_function_leaves_open() -> None:
 
 
 def test_coroutine_functions() -> None:
-    # GIVEN
     async def stage(name: str) -> request | None:
         with span(name):
             await asyncio.sleep(0.001)
@@ -223,9 +214,8 @@ def test_coroutine_functions() -> None:
         assert parents()["free"] == {"awaits"}
         assert parents()["after"] == {"awaits"}
 
-    # WHEN
     asyncio.run(main())
-    # THEN
+
     assert lost() == {}
 
 
@@ -234,9 +224,8 @@ def test_a_bound_function_looks_like_the_function() -> None:
         """What it does."""
         return b * a
 
-    # WHEN
     bound = bind(documented)
-    # THEN
+
     assert (bound.__name__, bound.__doc__) == ("documented", "What it does.")
     assert inspect.signature(bound) == inspect.signature(documented)
     assert bound(2, b="y") == "yy"
@@ -267,7 +256,7 @@ def test_a_forked_child_runs_bound_functions_free(tmp_path: Path) -> None:
 
         with s.request("r"), s.span("outer"):
             bound = s.bind(work)
-        # WHEN
+
         if os.fork() == 0:
             print(bound(), s.spans()[["parent", "request"]].tolist(), flush=True)
             os._exit(0)
@@ -275,7 +264,7 @@ def test_a_forked_child_runs_bound_functions_free(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    # THEN
+
     assert said == ["None [(0, 0)]"]
 
 
@@ -283,7 +272,6 @@ def test_a_forked_child_runs_bound_functions_free(tmp_path: Path) -> None:
 
 
 def test_an_executor_that_binds(pool: ThreadPoolExecutor) -> None:
-    # GIVEN
     bound = BoundExecutor(pool)
 
     async def main() -> None:
@@ -293,24 +281,22 @@ def test_an_executor_that_binds(pool: ThreadPoolExecutor) -> None:
                 assert await loop.run_in_executor(bound, work, "run in executor") is in_loop
         expect("run in executor", "asks", in_loop.number)
 
-    # WHEN
     with request("r") as current, span("submits"):
         assert bound.submit(work, "submitted").result() is current
         assert list(bound.map(work, ["mapped"])) == [current]
     asyncio.run(main())
-    # THEN
+
     expect("submitted", "submits", current.number)
     expect("mapped", "submits", current.number)
     assert isinstance(bound, Executor)
 
 
 def test_shutdown_reaches_the_other_executor() -> None:
-    # GIVEN
     pool = ThreadPoolExecutor(1)
-    # WHEN
+
     with BoundExecutor(pool) as bound:
         future: Future[request | None] = bound.submit(work)
-    # THEN
+
     assert future.done()
     with pytest.raises(RuntimeError, match="shutdown"):
         pool.submit(work)
@@ -355,7 +341,6 @@ def test_threads_carry_on_what_they_were_started_in() -> None:
         def run(self) -> None:
             work("own run")
 
-    # WHEN
     with request("r") as current, span("starts"):
         threads = [
             threading.Thread(target=work, args=("target",)),
@@ -369,7 +354,7 @@ def test_threads_carry_on_what_they_were_started_in() -> None:
     free = threading.Thread(target=work, args=("free",))
     free.start()
     free.join()
-    # THEN
+
     for name in ("target", "own run", "timer"):
         expect(name, "starts", current.number)
     expect("free", None, 0)
@@ -387,7 +372,6 @@ def test_pools_carry_on_what_a_task_was_submitted_in() -> None:
         assert pool.submit(work, "first").result() is first
         assert old.apply(work, ("old first",)) is first
     with request("second") as second, span("submits second"):
-        # WHEN
         assert pool.submit(work, "second").result() is second
         assert list(pool.map(work, ["mapped"])) == [second]
         assert old.map(work, ["old map"]) == [second]
@@ -401,7 +385,7 @@ def test_pools_carry_on_what_a_task_was_submitted_in() -> None:
     pool.shutdown()
     old.terminate()
     old.join()
-    # THEN
+
     for name in ("first", "old first"):
         expect(name, "submits first", first.number)
     second_ones = ["second", "mapped"]
@@ -415,7 +399,6 @@ def test_pools_carry_on_what_a_task_was_submitted_in() -> None:
 
 @pytest.mark.usefixtures("propagated")
 def test_a_loop_carries_on() -> None:
-    # GIVEN
     async def main() -> None:
         async with request("r") as current:
             with span("asks"):
@@ -425,19 +408,17 @@ def test_a_loop_carries_on() -> None:
         expect("run in executor", "asks", current.number)
         expect("to thread", "asks", current.number)
 
-    # WHEN
     asyncio.run(main())
-    # THEN
+
     assert lost() == {}
 
 
 def test_switching_the_rule_on_and_off_again() -> None:
-    # GIVEN
     propagate_to_threads()
     once = threading.Thread.start
     propagate_to_threads()
     assert threading.Thread.start is once
-    # WHEN
+
     propagate_to_threads(False)
     propagate_to_threads(False)
     # THEN all is as it was
@@ -474,7 +455,6 @@ def test_somebody_elses_replacement_stays(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_setting(tmp_path: Path) -> None:
-    # GIVEN
     code = """
         import threading
         import stagespan as s
@@ -493,13 +473,13 @@ def test_the_setting(tmp_path: Path) -> None:
                 pass
         print(found == [current])
         """
-    # WHEN
+
     assert in_child(code, tmp_path) == ["False"]
     (tmp_path / "on").mkdir()
     from recording import python
 
     said = python(code, tmp_path / "on", STAGESPAN_PROPAGATE_TO_THREADS="true").stdout
-    # THEN
+
     assert said == "True\n"
 
 
@@ -515,7 +495,7 @@ def test_a_copied_context_carries_the_innermost_span(pool: ThreadPoolExecutor) -
             assert pool.submit(contextvars.copy_context().run, work, "copied").result() is current
         copied = contextvars.copy_context()
         in_thread(lambda: copied.run(work, "later"))
-    # THEN
+
     expect("no request", "inner", 0)
     expect("copied", "in request", current.number)
     expect("later", "outer", current.number)
@@ -532,16 +512,14 @@ def test_a_copied_context_never_gets_into_another_request() -> None:
                 copied = contextvars.copy_context()
             numbers.append(first.number)
             with request("second"), span("second"):
-                # WHEN
                 in_thread(lambda: copied.run(work, "late"))
 
     in_thread(serve)
-    # THEN
+
     expect("late", "around", numbers[0])
 
 
 def test_two_spans_of_one_copy_have_one_parent() -> None:
-    # GIVEN
     def twice(ready: threading.Event, go_on: threading.Event) -> None:
         work("once")
         ready.set()
@@ -558,23 +536,21 @@ def test_two_spans_of_one_copy_have_one_parent() -> None:
     with span("goes on"):
         go_on.set()
         thread.join()
-    # THEN
+
     expect("once", "copies", 0)
     expect("twice", "copies", 0)
 
 
 def test_an_empty_context_belongs_to_who_enters_it() -> None:
-    # GIVEN
     async def main() -> None:
         with span("task"):
             contextvars.Context().run(work, "in a task")
 
-    # WHEN
     with span("main"):
         contextvars.Context().run(work, "in main")
     asyncio.run(main())
     in_thread(lambda: span("outer")(lambda: contextvars.Context().run(work, "in a thread"))())
-    # THEN
+
     expect("in main", "main", 0)
     expect("in a task", "task", 0)
     expect("in a thread", "outer", 0)
@@ -613,7 +589,6 @@ def run_own(target: Callable[[], object], context: contextvars.Context | None = 
 
 
 def test_a_threads_own_context_is_not_a_tasks() -> None:
-    # GIVEN
     seen: dict[str, list[object]] = {}
 
     def compare() -> None:
@@ -635,7 +610,6 @@ def test_a_threads_own_context_is_not_a_tasks() -> None:
         with span("inner task"):
             await asyncio.sleep(0.001)
 
-    # WHEN
     run_own(compare)
     # THEN its spans store nothing as they open and close, where those of a task do
     assert seen["before"] == seen["inside"] == seen["after"]
@@ -651,10 +625,9 @@ def test_a_threads_own_context_is_not_a_tasks() -> None:
 def test_a_thread_that_is_given_a_context_carries_on() -> None:
     # GIVEN what Thread(context=copy_context()) does
     with request("r") as current, span("starts"):
-        # WHEN
         run_own(lambda: work("given"), contextvars.copy_context())
         run_own(lambda: work("not given"))
-    # THEN
+
     expect("given", "starts", current.number)
     expect("not given", None, 0)
 
@@ -673,9 +646,8 @@ def test_tasks_of_a_thread_without_an_own_context_stay_apart() -> None:
             for context, job in jobs:
                 context.run(next, job, None)
 
-    # WHEN
     in_thread(schedule)
-    # THEN
+
     for name in "ab":
         assert parents()[f"step {name}"] == {f"job {name}"}
         assert parents()[f"job {name}"] == {None}

@@ -243,10 +243,10 @@ def test_spans_of_one_thread(nodes: list[Node], debug: bool) -> None:
     # GIVEN any tree of blocks, decorated functions and generators, some of which raise
     stagespan.set_debug(debug)
     _core.reset()
-    # WHEN
+
     for node in nodes:
         run(node)
-    # THEN
+
     assert_right(nodes)
 
 
@@ -259,9 +259,8 @@ def test_spans_of_tasks_and_threads(nodes: list[Node]) -> None:
     async def main() -> None:
         await asyncio.gather(*(async_run(node) for node in nodes))
 
-    # WHEN
     asyncio.run(main())
-    # THEN
+
     assert_right(nodes)
 
 
@@ -273,7 +272,7 @@ def test_spans_entered_and_left_in_any_order(steps: list[tuple[int, str]]) -> No
     stagespan.enable()
     objects = [(span, ProfilingContext, ProfilingContext4Debug)[i % 3](f"s{i}") for i in range(6)]
     entered: Counter[int] = Counter()
-    # WHEN
+
     for which, what in [*steps, *((i, "leave") for i in range(6) for _ in range(len(steps)))]:
         if what == "enter":
             objects[which].__enter__()
@@ -285,7 +284,7 @@ def test_spans_entered_and_left_in_any_order(steps: list[tuple[int, str]]) -> No
             (stagespan.disable if stagespan.is_enabled() else stagespan.enable)()
         spend()
     stagespan.enable()
-    # THEN
+
     assert lost() == {}
     assert _core.open_spans() == []
     assert_closed()

@@ -141,7 +141,6 @@ def test_eager_calls_are_timed_beside_compiled_ones() -> None:
     before = runs("compiled function")
     compiled = Compiled(scale)
 
-    # WHEN
     compiled(torch.ones(2))
     scale(torch.ones(2))
     compiled(torch.ones(2))

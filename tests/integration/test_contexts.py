@@ -45,34 +45,30 @@ def test_with(make: Make) -> None:
 
 
 def test_async_with(make: Make) -> None:
-    # GIVEN
     async def main() -> object:
         async with make("async with") as given:
             await asyncio.sleep(0)
             return given
 
-    # WHEN
     given = asyncio.run(main())
-    # THEN
+
     assert isinstance(given, _core.Span)
     assert count("async with") == 1
 
 
 def test_exit_stacks(make: Make) -> None:
-    # GIVEN
     async def main() -> None:
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(make("sync in async stack"))
             await stack.enter_async_context(make("async in async stack"))
             assert len(_core.open_spans()) == 2
 
-    # WHEN
     with contextlib.ExitStack() as stack:
         given = stack.enter_context(make("in stack"))
         stack.enter_context(given)
         assert len(_core.open_spans()) == 2
     asyncio.run(main())
-    # THEN
+
     assert counts("in stack", "sync in async stack", "async in async stack") == [2, 1, 1]
     assert parents()["async in async stack"] == {"sync in async stack"}
     assert lost() == {}
@@ -82,19 +78,18 @@ def test_entered_and_left_by_hand(make: Make) -> None:
     # GIVEN bound and unbound methods, as libraries call them
     context = make("by hand")
     kind = type(context)
-    # WHEN
+
     assert context.__enter__() is context
     assert context.__exit__(None, None, None) is None
     assert kind.__enter__(context) is context
     assert kind.__exit__(context, None, None, None) is None
-    # THEN
+
     assert count("by hand") == 2
     assert isinstance(context, contextlib.AbstractContextManager)
     assert isinstance(context, contextlib.AbstractAsyncContextManager)
 
 
 def test_one_object_is_reentrant(make: Make) -> None:
-    # GIVEN
     context = make("re-entrant")
     # WHEN it is entered inside of itself, and then again
     with context, context, context:
@@ -116,9 +111,8 @@ def test_recursion(make: Make) -> None:
         with context:
             return 1 if levels == 0 else 1 + down(levels - 1)
 
-    # WHEN
     assert down(99) == 100
-    # THEN
+
     spans = recorded("recursion")
     assert [span.depth for span in spans] == list(range(100))
     assert [span.parent for span in spans[1:]] == [span.id for span in spans[:-1]]
@@ -137,7 +131,6 @@ def test_one_object_in_many_threads(make: Make) -> None:
                 with context:
                     pass
 
-    # WHEN
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -178,7 +171,6 @@ class _Special(BaseException):
 def test_exceptions_pass_unchanged_and_mark_the_spans(
     make: Make, kind: type[BaseException]
 ) -> None:
-    # GIVEN
     error = kind("unchanged")
     # WHEN an exception leaves two blocks
     try:
@@ -202,7 +194,6 @@ def test_exceptions_pass_unchanged_and_mark_the_spans(
 
 
 def test_exceptions_in_async_blocks(make: Make) -> None:
-    # GIVEN
     error = KeyError("unchanged")
 
     async def main() -> None:
@@ -210,10 +201,9 @@ def test_exceptions_in_async_blocks(make: Make) -> None:
             await asyncio.sleep(0)
             raise error
 
-    # WHEN
     with pytest.raises(KeyError) as caught:
         asyncio.run(main())
-    # THEN
+
     assert caught.value is error
     assert error.__context__ is None
     assert only("async outer").failed
@@ -242,10 +232,9 @@ def test_an_exception_that_is_being_handled_stays_the_context(make: Make) -> Non
 
 
 def test_a_handled_exception_marks_only_the_span_that_it_left(make: Make) -> None:
-    # WHEN
     with make("handles"), contextlib.suppress(KeyError), make("raises"):
         raise KeyError
-    # THEN
+
     assert only("raises").failed
     assert not only("handles").failed
 
@@ -257,16 +246,14 @@ def test_a_block_in_a_generator_that_is_closed_has_not_failed(make: Make) -> Non
             yield 1
             yield 2
 
-    # WHEN
     for _ in generate():
         break
     gc.collect()
-    # THEN
+
     assert not only("given up").failed
 
 
 def test_return_break_and_continue_leave_blocks(make: Make) -> None:
-    # GIVEN
     def returns() -> int:
         for i in range(3):
             with make("left early"):
@@ -277,9 +264,8 @@ def test_return_break_and_continue_leave_blocks(make: Make) -> None:
         with make("left early"):
             return 7
 
-    # WHEN
     assert returns() == 7
-    # THEN
+
     assert count("left early") == 3
     assert lost() == {}
 
@@ -288,13 +274,12 @@ def test_return_break_and_continue_leave_blocks(make: Make) -> None:
 
 
 def test_what_a_context_tells_of_itself() -> None:
-    # GIVEN
     contexts = [
         span("a"),
         ProfilingContext("b", False, capture_memory=True, compile_safe=True),
         ProfilingContext4Debug(name="c", reset_peak_memory=True),
     ]
-    # THEN
+
     assert [context.name for context in contexts] == ["a", "b", "c"]
     assert [context.kind for context in contexts] == ["span", "profiling", "debug"]
     assert [context.reset_peak_memory for context in contexts] == [False, False, True]
@@ -323,7 +308,6 @@ def test_signatures_are_documented(function: Callable[..., object]) -> None:
 def test_wrong_arguments(
     function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
-    # THEN
     with pytest.raises(TypeError):
         function(*args, **kwargs)
 
@@ -339,9 +323,8 @@ def test_the_type_is_closed() -> None:
 
 
 def test_inputs_and_outputs_outside_of_debug_mode_do_nothing() -> None:
-    # GIVEN
     value = object()
-    # WHEN
+
     with span("plain") as context:
         context.inputs(value=value)
         context.output(value)
@@ -355,10 +338,10 @@ def test_statistics_agree_with_records() -> None:
     for i in range(500):
         with span("agrees"):
             sum(range(i * 10))
-    # WHEN
+
     durations = sorted(span.duration_ns for span in recorded("agrees"))
     stage = _core.snapshot().stages()["agrees"]
-    # THEN
+
     assert stage.count == len(durations) == 500
     assert abs(stage.total_ns - sum(durations)) <= 500
     assert abs((stage.min_ns or 0) - durations[0]) <= 2

@@ -46,7 +46,7 @@ def test_disabled_in_the_middle(make: Make) -> None:
 def test_one_object_across_switches(make: Make) -> None:
     # GIVEN one object that is entered on, off, on
     context = make("one object")
-    # WHEN
+
     with context:
         stagespan.disable()
         with context:
@@ -55,13 +55,12 @@ def test_one_object_across_switches(make: Make) -> None:
             stagespan.enable()
             with context:
                 pass
-    # THEN
+
     assert [span.depth for span in recorded("one object")] == [0, 1]
     assert lost() == {}
 
 
 def test_debug_mode_switched_in_the_middle() -> None:
-    # GIVEN
     debug = ProfilingContext4Debug
     # WHEN debug mode is switched off inside of a block, and on inside of another
     stagespan.set_debug(True)
@@ -71,7 +70,7 @@ def test_debug_mode_switched_in_the_middle() -> None:
             stagespan.set_debug(True)
             with debug("begun in it again"):
                 pass
-    # THEN
+
     assert counts("begun in debug mode", "begun without", "begun in it again") == [1, 0, 1]
     assert parents()["begun in it again"] == {"begun in debug mode"}
     assert only("begun in debug mode").flags & _core.FLAG_DEBUG
@@ -88,7 +87,7 @@ def test_left_out_of_order_across_switches() -> None:
     # WHEN they are left from the outermost inwards
     for context in (first, second, third):
         context.__exit__(None, None, None)
-    # THEN
+
     assert counts("first", "second", "third") == [1, 0, 1]
     assert parents()["third"] == {"first"}
     assert lost() == {}
@@ -96,12 +95,11 @@ def test_left_out_of_order_across_switches() -> None:
 
 
 def test_contexts_that_are_off_time_nothing_and_pass_everything() -> None:
-    # GIVEN
     stagespan.disable()
-    # WHEN
+
     with span("off") as context, ProfilingContext("off"), pytest.raises(KeyError), context:
         raise KeyError
-    # THEN
+
     assert count("off") == 0
     assert recorded() == []
 
@@ -150,7 +148,6 @@ def test_many_left_in_the_order_in_which_they_were_entered() -> None:
 
 
 def test_left_without_having_been_entered(make: Make) -> None:
-    # WHEN
     context = make("never entered")
     context.__exit__(None, None, None)
     with context:
@@ -185,7 +182,6 @@ def in_thread(work: Callable[[], object]) -> None:
 
 
 def test_entered_in_one_thread_and_left_in_another(make: Make) -> None:
-    # GIVEN
     context = make("handed over")
     context.__enter__()
     # WHEN another thread leaves it
@@ -240,7 +236,7 @@ def test_thrown_away_in_another_thread() -> None:
     # GIVEN a context entered here, whose last reference goes in another thread
     contexts = [span("elsewhere")]
     contexts[0].__enter__()
-    # WHEN
+
     in_thread(contexts.clear)
     with span("elsewhere"):
         pass
@@ -251,7 +247,6 @@ def test_thrown_away_in_another_thread() -> None:
 
 
 def test_a_thread_that_ends_inside_of_a_span() -> None:
-    # WHEN
     context = span("thread ended")
     in_thread(context.__enter__)
     # THEN it is counted, once the system has ended the thread

@@ -42,7 +42,6 @@ def test_a_coroutine_that_sleeps_is_suspended() -> None:
         woken.set()
         await task
 
-    # WHEN
     asyncio.run(main())
     # THEN its wall time holds all of the wait, and none of it counts as running
     sleeping = only("sleeps")
@@ -61,15 +60,13 @@ def test_a_coroutine_that_computes_is_not() -> None:
                 pass
             await asyncio.sleep(0)
 
-    # WHEN
     asyncio.run(works())
-    # THEN
+
     working = only("works")
     assert working.duration_ns - working.suspended_ns >= 39 * MS
 
 
 def test_a_timed_coroutine_is_the_parent_of_what_runs_in_it() -> None:
-    # GIVEN
     @span("inner")
     async def inner() -> int:
         with span("block"):
@@ -83,9 +80,8 @@ def test_a_timed_coroutine_is_the_parent_of_what_runs_in_it() -> None:
         with span("waits"):
             return first + await task
 
-    # WHEN
     assert asyncio.run(outer()) == 2
-    # THEN
+
     assert parents() == {
         "outer": {None},
         "inner": {"outer"},
@@ -110,7 +106,6 @@ def test_who_awaits_a_coroutine_waits_for_all_of_it() -> None:
             await sleeps()
         await awaits()
 
-    # WHEN
     asyncio.run(main())
     # THEN the whole of it, its sleep too, is its parent's child
     stages = _core.snapshot().stages()
@@ -128,7 +123,6 @@ def test_coroutines_driven_by_hand_in_turns() -> None:
             await asyncio.sleep(0)
             time.sleep(0.001)
 
-    # WHEN
     with span("driver"):
         waiting = [driven(), driven(), driven()]
         while waiting:
@@ -166,7 +160,6 @@ def test_wait_for_cancels(kind: Callable[[str], _core.Span]) -> None:
             await task
         assert await asyncio.wait_for(sleeps(0), 60) == "done"
 
-    # WHEN
     asyncio.run(main())
     # THEN what never began is no span; what was cancelled is marked
     assert [span.failed for span in recorded("cancelled")] == [True, False]
@@ -197,7 +190,6 @@ def test_cancelled_and_going_on() -> None:
 
 
 def test_a_coroutine_object_is_what_asyncio_takes_for_one() -> None:
-    # GIVEN
     @span("coroutine")
     async def work(value: int) -> int:
         await asyncio.sleep(0)
@@ -224,12 +216,10 @@ def test_a_coroutine_object_is_what_asyncio_takes_for_one() -> None:
 
 
 def test_a_coroutine_that_is_never_awaited(recwarn: pytest.WarningsRecorder) -> None:
-    # GIVEN
     @span("never awaited")
     async def never() -> None:
         pass
 
-    # WHEN
     never()
     gc.collect()
     # THEN Python says so, as it would without the span, and nothing was timed
@@ -240,7 +230,6 @@ def test_a_coroutine_that_is_never_awaited(recwarn: pytest.WarningsRecorder) -> 
 
 
 def test_a_coroutine_awaited_twice() -> None:
-    # GIVEN
     @span("twice")
     async def once() -> int:
         await asyncio.sleep(0.001)
@@ -259,9 +248,8 @@ def test_a_coroutine_awaited_twice() -> None:
             await coroutine
         assert await first == 1
 
-    # WHEN
     asyncio.run(main())
-    # THEN
+
     assert [span.failed for span in recorded("twice")] == [False, False]
     assert lost() == {}
 
@@ -300,7 +288,7 @@ def test_nothing_of_a_task_is_kept_when_it_has_ended() -> None:
     # WHEN another span looks around
     with span("afterwards"):
         pass
-    # THEN
+
     assert [reference() for reference in kept] == [None, None, None]
     assert _core.open_spans() == []
     assert lost() == {}
@@ -323,7 +311,6 @@ def test_many_tasks_that_are_given_up_cost_no_room() -> None:
             task = None
             gc.collect(1)
 
-    # WHEN
     asyncio.run(main())
     gc.collect()
     # THEN each is recorded, and there is room for the next

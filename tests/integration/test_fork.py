@@ -94,7 +94,7 @@ def test_forks_here_leave_this_process_as_it_was() -> None:
             os._exit(len(_core.open_spans()) + len(_core.spans()))
         _, status = os.waitpid(pid, 0)
     end(token)
-    # THEN
+
     assert os.waitstatus_to_exitcode(status) == 0
     assert (count("outer"), count("inner"), count("token")) == (1, 1, 1)
     assert lost() == {}
@@ -202,7 +202,7 @@ def test_ids_of_a_child_are_its_own() -> None:
             os._exit(0)
         os.waitpid(pid, 0)
         own = [one["id"] for one in _core.open_spans()]
-    # THEN
+
     childs = eval(os.read(read, 1000))
     os.close(read)
     os.close(write)

@@ -56,7 +56,7 @@ time.sleep(0.2)
 def child():
     for _ in range(3):
         logging.getLogger("mine").info("from the child")
-# WHEN
+
 began = time.monotonic()
 found = collections.Counter(ended(fork(child)) for _ in range(30))
 took_s = time.monotonic() - began
@@ -93,7 +93,7 @@ before = -1
 while size() != before or before < 60_000:
     before = size()
     time.sleep(0.2)
-# WHEN
+
 def child():
     logging.getLogger("mine").info("from the child")
     stagespan.flush()
@@ -111,7 +111,7 @@ stream.flush()
 while "the last\\n" not in seen:
     logging.getLogger("mine").info("the last")
     time.sleep(0.01)
-# THEN
+
 print(dict(found), took_s < 15, seen.count("from the child\\n"))
 print(sum("[Profile]" in line for line in seen), flush=True)
 os._exit(0)

@@ -31,13 +31,12 @@ def counts(n: int) -> Generator[int, Any, str]:
 
 
 def test_values_pass_in_both_directions() -> None:
-    # GIVEN
     generator = counts(3)
-    # WHEN
+
     received = [next(generator), generator.send("a"), generator.send(("b", "c"))]
     with pytest.raises(StopIteration) as stop:
         generator.send(None)
-    # THEN
+
     assert received == [0, 1, 2]
     assert stop.value.value == "['a', ('b', 'c'), None]"
     assert count("counts") == 1
@@ -45,7 +44,6 @@ def test_values_pass_in_both_directions() -> None:
 
 
 def test_yield_from_gives_the_result() -> None:
-    # GIVEN
     def outer() -> Generator[int, Any, None]:
         results.append((yield from counts(2)))
 
@@ -56,7 +54,6 @@ def test_yield_from_gives_the_result() -> None:
 
 
 def test_a_result_that_is_a_tuple_or_an_exception() -> None:
-    # GIVEN
     results = [(1, 2), KeyError("not raised"), None]
 
     @span("returns")
@@ -84,7 +81,6 @@ def test_throw() -> None:
             yield "handled"
         yield "last"
 
-    # WHEN
     handled, broken = generate(), generate()
     next(handled)
     assert handled.throw(KeyError()) == "handled"  # type: ignore[attr-defined]
@@ -93,7 +89,7 @@ def test_throw() -> None:
     next(broken)
     with pytest.raises(ValueError, match="unchanged") as caught:
         broken.throw(error)  # type: ignore[attr-defined]
-    # THEN
+
     assert caught.value is error
     assert error.__context__ is None
     assert [span.failed for span in recorded("throws")] == [False, True]
@@ -104,7 +100,7 @@ def test_close() -> None:
     begun, new, done = counts(5), counts(5), counts(1)
     next(begun)
     list(done)
-    # WHEN
+
     for generator in (begun, new, done):
         generator.close()
         generator.close()
@@ -115,7 +111,6 @@ def test_close() -> None:
 
 
 def test_a_generator_that_ignores_its_close_goes_on() -> None:
-    # GIVEN
     def generate() -> Iterator[int]:
         for i in range(4):
             with contextlib.suppress(GeneratorExit):
@@ -123,7 +118,7 @@ def test_a_generator_that_ignores_its_close_goes_on() -> None:
 
     generator = _core.timed_generator(span("stubborn"), generate, (), {})
     next(generator)
-    # WHEN
+
     with pytest.raises(RuntimeError, match="ignored GeneratorExit"):
         generator.close()
     # THEN its span lasts until it ends
@@ -133,7 +128,6 @@ def test_a_generator_that_ignores_its_close_goes_on() -> None:
 
 
 def test_errors_pass_unchanged() -> None:
-    # GIVEN
     error = KeyError("unchanged")
 
     @span("fails")
@@ -141,33 +135,30 @@ def test_errors_pass_unchanged() -> None:
         yield 1
         raise error
 
-    # WHEN
     with pytest.raises(KeyError) as caught:
         list(generate())
-    # THEN
+
     assert caught.value is error
     assert error.__context__ is None
     assert only("fails").failed
 
 
 def test_a_generator_given_up_ends_when_it_goes() -> None:
-    # GIVEN
     for value in counts(10):
         if value == 3:
             break
     gc.collect()
-    # THEN
+
     assert not only("counts").failed
     assert _core.open_spans() == []
 
 
 def test_a_value_sent_too_early_is_refused_and_nothing_is_lost() -> None:
-    # GIVEN
     generator = counts(2)
-    # WHEN
+
     with pytest.raises(TypeError, match="just-started"):
         generator.send("too early")
-    # THEN
+
     assert list(generator) == [0, 1]
     assert [span.failed for span in recorded("counts")] == [False]
 
@@ -215,14 +206,13 @@ def test_a_generator_that_two_threads_advance() -> None:
     go_on.set()
     thread.join()
     got.extend(generator)
-    # THEN
+
     assert got == [1, 2]
     assert [span.failed for span in recorded("two threads")] == [False]
     assert lost() == {}
 
 
 def test_generators_that_can_be_awaited() -> None:
-    # GIVEN
     @span("awaitable")
     @types.coroutine
     def awaitable() -> Generator[str, str, str]:
@@ -231,12 +221,11 @@ def test_generators_that_can_be_awaited() -> None:
     async def main() -> str:
         return await awaitable()
 
-    # WHEN
     coroutine = main()
     assert coroutine.send(None) == "asks"
     with pytest.raises(StopIteration, match="answer"):
         coroutine.send("answer")
-    # THEN
+
     assert count("awaitable") == 1
 
 
@@ -270,9 +259,9 @@ def test_a_suspended_generator_in_a_cycle_is_collected() -> None:
 
     for _ in range(100):
         make_one()
-    # WHEN
+
     gc.collect()
-    # THEN
+
     assert count("in a cycle") == 100
     assert _core.open_spans() == []
 
@@ -288,7 +277,7 @@ def test_a_generator_that_comes_back_from_the_collector() -> None:
     node.generator = generate(node)
     next(node.generator)
     del node
-    # WHEN
+
     gc.collect()
     (back,) = _Node.saved
     # THEN whatever it does now, it does without harm, and the span has ended
@@ -322,7 +311,6 @@ def test_arguments_live_no_longer_than_without_a_span() -> None:
         yield 1
         yield 2
 
-    # WHEN
     generator = generate(Argument())
     assert next(generator) == 1
     next(generator)

@@ -36,7 +36,6 @@ def test_time_between_turns_is_suspended() -> None:
             time.sleep(0.002)
             yield i
 
-    # WHEN
     with span("consumer"):
         for _ in generate():
             time.sleep(0.01)
@@ -51,7 +50,6 @@ def test_time_between_turns_is_suspended() -> None:
 
 
 def test_a_generator_is_nobodys_parent_between_its_turns() -> None:
-    # GIVEN
     @span("generates")
     def generate() -> Iterator[int]:
         for i in range(2):
@@ -59,12 +57,11 @@ def test_a_generator_is_nobodys_parent_between_its_turns() -> None:
                 pass
             yield i
 
-    # WHEN
     with span("consumer"):
         for _ in generate():
             with span("between turns"):
                 pass
-    # THEN
+
     assert parents() == {
         "consumer": {None},
         "generates": {"consumer"},
@@ -86,12 +83,11 @@ def test_spans_that_are_open_between_turns_stay_in_their_generator() -> None:
         with span("after the block"):
             pass
 
-    # WHEN
     with span("consumer"):
         for value in generate():
             with span(f"uses {value}"):
                 pass
-    # THEN
+
     assert parents() == {
         "consumer": {None},
         "generates": {"consumer"},
@@ -124,7 +120,7 @@ def test_a_block_of_a_generator_that_the_consumer_ends() -> None:
         second.__exit__(None, None, None)
         with span("afterwards"):
             pass
-    # THEN
+
     assert parents()["handed out"] == {"generates"}
     assert parents()["second"] == {"generates"}
     assert parents()["afterwards"] == {"consumer"}
@@ -144,7 +140,6 @@ def test_blocks_of_a_generator_that_moves_to_another_thread() -> None:
 
     generator = generate()
 
-    # WHEN
     for _ in range(4):
         thread = threading.Thread(target=lambda: next(generator, None))
         thread.start()
@@ -221,7 +216,6 @@ def test_turns_that_another_span_drives() -> None:
             time.sleep(0.0005)
             yield i
 
-    # WHEN
     with span("begins"):
         generator = generate()
         next(generator)
@@ -238,7 +232,6 @@ def test_turns_that_another_span_drives() -> None:
 
 
 def test_a_generator_moves_between_threads() -> None:
-    # GIVEN
     generator = counts(100)
     got: list[int] = []
 
@@ -252,7 +245,7 @@ def test_a_generator_moves_between_threads() -> None:
         thread.start()
         thread.join()
     assert list(generator) == []
-    # THEN
+
     assert got == list(range(100))
     assert count("counts") == 1
     assert lost() == {}
@@ -266,11 +259,11 @@ def test_switched_off_between_turns() -> None:
     stagespan.disable()
     off = counts(3)
     next(off)
-    # WHEN
+
     assert list(on) == [1, 2]
     stagespan.enable()
     assert list(off) == [1, 2]
-    # THEN
+
     assert count("counts") == 1
 
 
@@ -283,9 +276,8 @@ def test_recursive_generators() -> None:
             yield from walk(depth - 1)
             yield from walk(depth - 1)
 
-    # WHEN
     assert len(list(walk(6))) == 127
-    # THEN
+
     spans = {span.id: span for span in recorded("walks")}
     assert len(spans) == 127
     for one in spans.values():

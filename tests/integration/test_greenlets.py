@@ -55,11 +55,10 @@ def expect_own_steps(names: list[str], parent: str | None) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_greenlets_that_take_turns_are_not_each_others_parents(seed: int) -> None:
-    # GIVEN
     names = [str(i) for i in range(20)]
-    # WHEN
+
     take_turns(*(lambda name=name: job(name) for name in names), seed=seed)
-    # THEN
+
     expect_own_steps(names, None)
     assert lost() == {}
     assert_closed()
@@ -71,11 +70,10 @@ def test_a_greenlet_belongs_to_what_is_open_where_it_was_created() -> None:
         with span("creates"):
             take_turns(lambda: job("inner 1"), lambda: job("inner 2"))
 
-    # WHEN
     with span("outer"):
         take_turns(lambda: job("1"), lambda: job("2"), creates)
     take_turns(lambda: job("later"))
-    # THEN
+
     expect_own_steps(["1", "2"], "outer")
     expect_own_steps(["inner 1", "inner 2"], "creates")
     expect_own_steps(["later"], None)
@@ -97,7 +95,6 @@ def test_time_of_greenlets_is_not_charged_twice() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_each_greenlet_has_its_own_request(seed: int) -> None:
-    # GIVEN
     def serve(name: str) -> None:
         with request(name) as mine:
             switch()
@@ -109,9 +106,9 @@ def test_each_greenlet_has_its_own_request(seed: int) -> None:
             switch()
 
     names = [f"r{i}" for i in range(10)]
-    # WHEN
+
     take_turns(*(lambda name=name: serve(name) for name in names), seed=seed)
-    # THEN
+
     for finished in list(finished_requests)[-10:]:
         assert finished["complete"]
         stages = {name: count for name, count, *_ in finished["stages"]}
@@ -122,15 +119,13 @@ def test_each_greenlet_has_its_own_request(seed: int) -> None:
 
 
 def test_a_greenlet_takes_the_request_of_its_creator() -> None:
-    # GIVEN
     def work() -> None:
         assert current_request() is current
         job("in a request")
 
-    # WHEN
     with request("r") as current:
         take_turns(work, lambda: job("beside it"))
-    # THEN
+
     for name in ("in a request", "beside it"):
         assert {one.request for one in recorded(f"step {name}")} == {current.number}
     assert current_request() is None
@@ -146,7 +141,7 @@ def test_spans_of_the_main_greenlet_stay_its_own() -> None:
         while not suspended.dead:
             with span("in main"):
                 suspended.switch()
-    # THEN
+
     expect_own_steps(["suspended"], None)
     assert parents()["in main"] == {"main"}
     assert lost() == {}
@@ -160,10 +155,10 @@ def test_the_first_span_of_a_thread_may_be_a_greenlets() -> None:
             take_turns(lambda: job("3"))
 
     thread = threading.Thread(target=work)
-    # WHEN
+
     thread.start()
     thread.join()
-    # THEN
+
     expect_own_steps(["1", "2"], None)
     expect_own_steps(["3"], "own")
     assert lost() == {}
@@ -181,9 +176,8 @@ def test_spans_left_open_over_switches_and_closed_in_any_order() -> None:
         switch()
         second.__exit__(None, None, None)
 
-    # WHEN
     take_turns(*(lambda name=name: work(name) for name in "abc"), seed=3)
-    # THEN
+
     for name in "abc":
         assert parents()[f"second {name}"] == {f"first {name}"}
     assert lost() == {}
@@ -210,7 +204,6 @@ def test_a_greenlet_that_is_killed_ends_its_spans() -> None:
 
 
 def test_a_greenlet_that_raises() -> None:
-    # GIVEN
     def work() -> None:
         with span("raises"):
             switch()
@@ -218,10 +211,10 @@ def test_a_greenlet_that_raises() -> None:
 
     one = greenlet.greenlet(work)
     one.switch()
-    # WHEN
+
     with span("main"), pytest.raises(KeyError):
         one.switch()
-    # THEN
+
     assert only("raises").failed
     assert only("raises").parent == 0
     assert not only("main").failed
@@ -233,11 +226,10 @@ def test_greenlets_in_a_context_of_their_own() -> None:
         copied = contextvars.copy_context()
         return lambda: copied.run(job, name)
 
-    # WHEN
     with span("outer"):
         works = [in_copy("1"), in_copy("2")]
         take_turns(*works)
-    # THEN
+
     expect_own_steps(["1", "2"], "outer")
     assert lost() == {}
 
@@ -249,7 +241,7 @@ def test_two_greenlets_that_share_a_context_are_one() -> None:
             pass
 
     one = greenlet.greenlet(work)
-    # WHEN
+
     with span("outer"):
         one.gr_context = greenlet.getcurrent().gr_context
         one.switch()
@@ -273,7 +265,6 @@ def test_nothing_of_a_greenlet_is_kept() -> None:
         markers.append(greenlet.getcurrent().gr_context)
         job("many")
 
-    # WHEN
     for _ in range(5):
         take_turns(*[work] * 10)
     # THEN nobody else refers to their contexts
@@ -319,11 +310,10 @@ GEVENT_JOBS = """
 
 
 def test_gevent(tmp_path: Path) -> None:
-    # GIVEN
     pytest.importorskip("gevent")
     # WHEN a program spawns greenlets, in a span, in a request, and in neither
     said = in_child(GEVENT_JOBS, tmp_path)
-    # THEN
+
     assert said == [
         "True",
         "True {None}",
@@ -347,10 +337,10 @@ def test_greenlet_that_is_imported_late(tmp_path: Path) -> None:
                 greenlet.getcurrent().parent.switch()
 
         both = [greenlet.greenlet(lambda name=name: work(name)) for name in ("a", "b")]
-        # WHEN
+
         for one in both * 2:
             one.switch()
-        # THEN
+
         print(sorted((s.stage_names()[row["stage"]], int(row["parent"])) for row in s.spans()))
         """,
         tmp_path,

@@ -134,7 +134,7 @@ def handler():
         calls.append(1)
     except stagespan.StagespanError as error:
         refused.append(str(error))
-# WHEN
+
 interrupted(lambda: stagespan.{name}({argument}), handler)
 # THEN the handler's own call works or is refused, in one sentence, and nothing hangs
 assert calls
@@ -172,7 +172,7 @@ def test_a_report_in_a_signal_handler_does_not_wait_for_a_log_handler(tmp_path: 
             with ProfilingContext("context"):
                 pass
             assert wants.wait(30)
-            # WHEN
+
             began = time.monotonic()
             report, is_flushed = stagespan.timing_report(), stagespan.flush(50)
             took_s = time.monotonic() - began
@@ -218,7 +218,7 @@ def test_finalizers_run_stages_in_the_middle_of_debug_mode(tmp_path: Path) -> No
             @ProfilingContext4Debug("stage")
             def stage(x, y):
                 return [x] * 10
-            # WHEN
+
             for n in range(4000):
                 # So that one comes anywhere: garbage is gone with the first allocation otherwise.
                 gc.set_threshold(1 + n % 97)
@@ -256,12 +256,12 @@ def test_finalizers_run_stages_in_the_middle_of_tasks(tmp_path: Path) -> None:
                         await asyncio.sleep(0)
             async def main():
                 await asyncio.gather(*(work() for _ in range(5)))
-            # WHEN
+
             gc.set_threshold(1)
             asyncio.run(main())
             gc.set_threshold(700)
             gc.collect()
-            # THEN
+
             stats = stagespan.stats()
             assert (stats["a"].count, stats["finalizer"].count) == (2000, 8000)
             """
@@ -316,12 +316,12 @@ def test_reading_while_debug_mode_is_first_switched_on(call: str, tmp_path: Path
         threading.settrace(trace)
         thread = threading.Thread(target=stagespan.set_debug)
         thread.start()
-        # WHEN
+
         if halfway.wait(5):
             threading.settrace(None)
             if {call != "get_io_signatures"}:
                 stagespan.{call}()
-        # THEN
+
         go_on.set()
         thread.join()
         stagespan.{call}()

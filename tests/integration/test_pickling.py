@@ -44,9 +44,8 @@ def parameters(context: _core.Span) -> tuple[object, ...]:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("context", CONTEXTS, ids=repr)
 def test_contexts(context: _core.Span, protocol: int) -> None:
-    # WHEN
     again = pickle.loads(pickle.dumps(context, protocol))
-    # THEN
+
     assert again is not context
     assert parameters(again) == parameters(context)
     with again:
@@ -55,27 +54,23 @@ def test_contexts(context: _core.Span, protocol: int) -> None:
 
 @pytest.mark.parametrize("context", CONTEXTS, ids=repr)
 def test_copies(context: _core.Span) -> None:
-    # THEN
     assert parameters(copy.copy(context)) == parameters(context)
     assert parameters(copy.deepcopy(context)) == parameters(context)
 
 
 def test_a_copy_of_an_open_context_is_not_open() -> None:
-    # GIVEN
     context = span("open")
     with context:
-        # WHEN
         again = copy.copy(context)
         again.__exit__(None, None, None)
         assert len(_core.open_spans()) == 1
-    # THEN
+
     assert count("open") == 1
 
 
 def test_tokens_do_not_travel() -> None:
-    # GIVEN
     token = begin("token")
-    # THEN
+
     with pytest.raises(TypeError, match="cannot pickle"):
         pickle.dumps(token)
     with pytest.raises(TypeError, match="cannot pickle"):
@@ -108,11 +103,9 @@ class Worker:
 
 
 def test_decorated_functions_are_pickled_by_name() -> None:
-    # GIVEN
     for function in (decorated, debug_decorated, Worker.work, Worker(3).work):
-        # WHEN
         again = pickle.loads(pickle.dumps(function))
-        # THEN
+
         arguments = (Worker(3), 4) if function is Worker.work else (4,)
         assert again(*arguments) in (8, 12)
     assert (count("decorated here"), count("method here")) == (1, 2)
@@ -122,9 +115,7 @@ def test_decorated_functions_are_pickled_by_name() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_decorated_functions_run_in_other_processes(method: str) -> None:
-    # GIVEN
     with ProcessPoolExecutor(1, mp_context=get_context(method)) as pool:
-        # WHEN
         results = [
             pool.submit(decorated, 2).result(),
             pool.submit(debug_decorated, 3).result(),

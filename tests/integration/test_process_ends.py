@@ -110,13 +110,12 @@ def test_the_interpreter_ends_inside_of_spans(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    # THEN
+
     assert lines == ["last", "later"]
 
 
 @pytest.mark.parametrize("how", ["sys.exit(3)", "raise SystemExit(3)", "os._exit(3)"])
 def test_exit_codes_are_kept(how: str, tmp_path: Path) -> None:
-    # GIVEN
     code = f"""
     import os, sys
     from stagespan import ProfilingContext, span
@@ -126,7 +125,7 @@ def test_exit_codes_are_kept(how: str, tmp_path: Path) -> None:
     with span("open"):
         function()
     """
-    # THEN
+
     python(code, tmp_path, returncode=3)
 
 
@@ -155,10 +154,10 @@ def test_signals_end_a_program_as_ever(number: signal.Signals, tmp_path: Path) -
     )
     assert program.stdout is not None
     program.stdout.readline()
-    # WHEN
+
     program.send_signal(number)
     _, stderr = program.communicate(timeout=60)
-    # THEN
+
     assert program.returncode == -number
     if number == signal.SIGTERM:
         assert stderr == ""
@@ -255,7 +254,7 @@ def test_everything_under_strict_interpreters(options: tuple[str, ...], tmp_path
         *options,
         STAGESPAN_OUTPUT_DIR=str(tmp_path / "out"),
     )
-    # THEN
+
     assert done.stdout == "done\n"
 
 

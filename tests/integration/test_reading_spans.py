@@ -59,7 +59,7 @@ def test_a_spans_times_are_the_same_in_each_reading(tmp_path: Path) -> None:
                 changed += known.setdefault(int(row["id"]), values) != values
             reads += 1
             time.sleep(chance.choice([0, 0.0001, 0.001, 0.02]))
-        # THEN
+
         print(changed, reads > 20, len(known) > 100)
         print(all(begin <= end for begin, end, *_ in known.values()))
         print(abs(s._core.now_ns() - time.time_ns()) < 10**6)
@@ -70,15 +70,14 @@ def test_a_spans_times_are_the_same_in_each_reading(tmp_path: Path) -> None:
 
 
 def test_open_spans_begin_when_their_records_do() -> None:
-    # GIVEN
     with span("open"):
         time.sleep(0.01)
         (first,) = stagespan.open_spans()
         time.sleep(0.3)
         (second,) = stagespan.open_spans()
-    # WHEN
+
     (row,) = stagespan.spans()
-    # THEN
+
     assert first["begin_ns"] == second["begin_ns"] == row["begin_ns"]
 
 
@@ -86,10 +85,9 @@ def test_open_spans_begin_when_their_records_do() -> None:
 
 
 def test_a_cursor_gives_each_span_once() -> None:
-    # GIVEN
     cursor = SpanCursor()
     work("first")
-    # WHEN
+
     first = stagespan.spans(since=cursor)
     outer = span("outer")
     with outer:
@@ -109,19 +107,17 @@ def test_a_cursor_gives_each_span_once() -> None:
 
 
 def test_each_reader_has_its_own_cursor() -> None:
-    # GIVEN
     work("before")
     first, late = SpanCursor(), SpanCursor(from_now=True)
-    # WHEN
+
     work("after")
-    # THEN
+
     assert len(stagespan.spans(since=first)) == 2
     assert len(stagespan.spans(since=late)) == 1
     assert len(stagespan.spans(since=first)) == 0
 
 
 def test_what_a_ring_has_lost_is_counted() -> None:
-    # GIVEN
     ring = _core.arena_info()["ring_spans"]
     cursor = SpanCursor()
     work("early")
@@ -129,7 +125,7 @@ def test_what_a_ring_has_lost_is_counted() -> None:
     # WHEN more spans end than a ring holds
     for _ in range(ring + 100):
         work("many")
-    # THEN
+
     assert len(stagespan.spans(since=cursor)) == ring
     assert cursor.overwritten == 100
     # THEN a reset is not a loss
@@ -193,7 +189,7 @@ def read_all(cursors: list[SpanCursor], pause_s: float, threads: int) -> list[li
 def test_each_span_once_while_four_threads_write() -> None:
     # GIVEN two readers, of whom one is too slow for the rings
     quick, slow = SpanCursor(), SpanCursor()
-    # WHEN
+
     (quick_ids,) = read_all([quick], 0.0005, threads=4)
     written = 4 * 30_000
     # THEN none comes twice, and none is missing but those that were overwritten
@@ -208,7 +204,7 @@ def test_each_span_once_while_four_threads_write() -> None:
 def test_two_threads_with_one_cursor() -> None:
     # GIVEN one cursor that two threads read with
     shared = SpanCursor()
-    # WHEN
+
     first, second = read_all([shared, shared], 0.0, threads=2)
     # THEN each span came to one of them, once
     assert max(Counter([*first, *second]).values()) == 1
@@ -244,7 +240,6 @@ def test_a_forked_child_reads_its_own_spans(tmp_path: Path) -> None:
 
 
 def test_numbers_of_requests_lead_to_their_ids() -> None:
-    # GIVEN
     with request("first"):
         work("in the first")
         with request("second") as second:
@@ -252,10 +247,10 @@ def test_numbers_of_requests_lead_to_their_ids() -> None:
             ids = stagespan.request_ids()
             assert ids[second.number] == "second"
     work("in none")
-    # WHEN
+
     ids, names = stagespan.request_ids(), stagespan.stage_names()
     found = {names[row["stage"]]: ids.get(int(row["request"])) for row in stagespan.spans()}
-    # THEN
+
     assert found == {"in the first": "first", "in the second": "second", "in none": None}
     reported = stagespan.timing_report()["requests"][-2:]
     assert {one["request_number"]: one["request_id"] for one in reported}.items() <= ids.items()
@@ -267,7 +262,7 @@ def test_ids_of_requests_take_no_more_room_than_they_may() -> None:
         for i in range(17_000):
             with request(f"r{i}"):
                 pass
-        # THEN
+
         assert stagespan.request_ids()[long.number] == "long"
         assert len(stagespan.request_ids()) <= 16_384 + 1024 + 1
         work("in the long one")
@@ -292,14 +287,14 @@ def test_open_spans_tell_their_request() -> None:
     entered.wait(20)
     with span("free"), request("here") as here, span("here"):
         token = stagespan.begin("token")
-        # WHEN
+
         found: dict[str, Any] = {
             one["stage"]: (one["request"], one["request_number"]) for one in stagespan.open_spans()
         }
         stagespan.end(token)
     leave.set()
     thread.join()
-    # THEN
+
     assert found["free"] == (None, None)
     assert found["here"] == found["token"] == ("here", here.number)
     assert found["stuck"][0] == "there"
@@ -307,15 +302,14 @@ def test_open_spans_tell_their_request() -> None:
 
 
 def test_log_records_tell_their_request(caplog: pytest.LogCaptureFixture) -> None:
-    # GIVEN
     caplog.set_level(logging.INFO, "stagespan")
-    # WHEN
+
     with request("r"), stagespan.ProfilingContext("in a request"):
         pass
     with stagespan.ProfilingContext("in none"):
         pass
     assert eventually(stagespan.flush)
-    # THEN
+
     found = {
         (record.stage, record.request)  # type: ignore[attr-defined]
         for record in caplog.records

@@ -41,13 +41,12 @@ def requests_of(stage: str) -> list[int]:
 
 
 def test_spans_inside_carry_its_number() -> None:
-    # WHEN
     work("before")
     with request("req-1", user="a") as current:
         work("inside")
         assert current_request() is current
     work("after")
-    # THEN
+
     assert (requests_of("before"), requests_of("inside"), requests_of("after")) == (
         [0],
         [current.number],
@@ -58,13 +57,12 @@ def test_spans_inside_carry_its_number() -> None:
 
 
 def test_nested_requests() -> None:
-    # WHEN
     with request("outer") as outer:
         work("first")
         with request("inner") as inner:
             work("nested")
         work("second")
-    # THEN
+
     assert requests_of("first") + requests_of("nested") + requests_of("second") == [
         outer.number,
         inner.number,
@@ -78,7 +76,7 @@ def test_a_span_that_was_open_before_keeps_to_what_it_was() -> None:
     with outer, request("r") as current:
         inner.__enter__()
     inner.__exit__(None, None, None)
-    # THEN
+
     assert only("outer").request == 0
     assert only("outlasts").request == current.number
 
@@ -107,9 +105,8 @@ def test_tasks_belong_to_the_request_that_they_were_created_in() -> None:
     async def main() -> None:
         await asyncio.gather(*(serve(f"r{i}") for i in range(50)))
 
-    # WHEN
     asyncio.run(main())
-    # THEN
+
     for name, number in numbers.items():
         assert requests_of(f"serves {name}") == [number]
         assert requests_of(f"part of {name}") == [number] * 2
@@ -120,7 +117,6 @@ def test_tasks_belong_to_the_request_that_they_were_created_in() -> None:
 
 
 def test_a_task_that_outlives_its_request_still_belongs_to_it() -> None:
-    # GIVEN
     async def main() -> int:
         ended = asyncio.Event()
 
@@ -135,19 +131,16 @@ def test_a_task_that_outlives_its_request_still_belongs_to_it() -> None:
         await task
         return current.number
 
-    # WHEN
     number = asyncio.run(main())
-    # THEN
+
     assert requests_of("late") == [number]
 
 
 def test_threads_take_it_along_with_the_context_only() -> None:
-    # GIVEN
     with ThreadPoolExecutor(1) as pool, span("caller"), request("r") as current:
-        # WHEN
         pool.submit(contextvars.copy_context().run, work, "with context").result()
         pool.submit(work, "without").result()
-    # THEN
+
     assert requests_of("with context") == [current.number]
     assert requests_of("without") == [0]
     assert parents()["with context"] == {"caller"}
@@ -171,25 +164,23 @@ def test_nothing_is_left_of_a_request_in_the_context() -> None:
             copied.run(asyncio.run, main())
 
     in_thread(loop)
-    # THEN
+
     assert requests_of("there") + requests_of("in a loop there") == [0, 0]
     assert parents()["there"] == {None}
     assert parents()["in a loop there"] == {"loop"}
 
 
 def test_a_request_around_the_loop() -> None:
-    # GIVEN
     async def task() -> None:
         work("in a task")
 
     async def main() -> None:
         await asyncio.gather(task(), task())
 
-    # WHEN
     with request("r") as current:
         asyncio.run(main())
         work("after the loop")
-    # THEN
+
     assert requests_of("in a task") == [current.number] * 2
     assert requests_of("after the loop") == [current.number]
 
@@ -219,7 +210,7 @@ def test_entered_in_one_task_and_left_in_another() -> None:
         work("afterwards")
 
     numbers: list[int] = []
-    # WHEN
+
     asyncio.run(main())
     # THEN the other task's own request is what it was
     assert requests_of("in the other") == numbers
@@ -232,7 +223,6 @@ def test_entered_in_one_task_and_left_in_another() -> None:
 
 
 def test_figures_of_a_request() -> None:
-    # GIVEN
     def serve() -> None:
         with span("stage"):
             work("part")
@@ -240,10 +230,9 @@ def test_figures_of_a_request() -> None:
         with span("stage"):
             raise KeyError
 
-    # WHEN
     with pytest.raises(KeyError), request("figures", size=3):
         serve()
-    # THEN
+
     finished = finished_requests[-1]
     assert (finished["id"], finished["metadata"]) == ("figures", {"size": 3})
     assert finished["complete"]
@@ -261,7 +250,7 @@ def test_figures_say_when_they_are_not_all() -> None:
     with request("long"):
         for _ in range(ring + 10):
             work("many")
-    # THEN
+
     finished = finished_requests[-1]
     assert not finished["complete"]
     assert finished["stages"][0][1] == ring
@@ -271,19 +260,17 @@ def test_only_what_happened_inside_is_counted() -> None:
     # GIVEN a full ring of spans from before
     for _ in range(_core.arena_info()["ring_spans"] + 10):
         work("before")
-    # WHEN
+
     with request("short"):
         work("inside")
-    # THEN
+
     finished = finished_requests[-1]
     assert finished["complete"]
     assert [(name, count) for name, count, *_ in finished["stages"]] == [("inside", 1)]
 
 
 def test_a_request_that_is_open_cannot_be_entered_again() -> None:
-    # GIVEN
     with request("r") as current:
-        # WHEN
         with pytest.raises(RuntimeError, match="'r' is already open"), current:
             pass
         work("inside")
@@ -295,20 +282,18 @@ def test_a_request_that_is_open_cannot_be_entered_again() -> None:
 
 
 def test_requests_need_no_name() -> None:
-    # WHEN
     with request() as first, request("") as second, request(7) as third:  # type: ignore[arg-type]
         pass
-    # THEN
+
     assert first.id == f"req_{first.number}"
     assert second.id == f"req_{second.number}"
     assert third.id == "7"
 
 
 def test_while_the_recorder_is_off() -> None:
-    # GIVEN
     stagespan.disable()
     kept = len(finished_requests)
-    # WHEN
+
     with request("off") as current:
         assert current_request() is current
         work("off")
@@ -320,11 +305,10 @@ def test_while_the_recorder_is_off() -> None:
 
 
 def test_only_the_latest_requests_are_kept() -> None:
-    # WHEN
     for i in range(1100):
         with request(f"r{i}"):
             pass
-    # THEN
+
     assert len(finished_requests) == 1024
     assert finished_requests[-1]["id"] == "r1099"
 
@@ -333,7 +317,6 @@ def test_only_the_latest_requests_are_kept() -> None:
 
 
 def test_each_call_of_a_decorated_function_is_a_request() -> None:
-    # GIVEN
     finished_requests.clear()
 
     @request("nightly", user="a")
@@ -350,7 +333,6 @@ def test_each_call_of_a_decorated_function_is_a_request() -> None:
     async def both() -> list[int]:
         return await asyncio.gather(handle(3), handle(4))
 
-    # WHEN
     results = [job(1), job(2), *asyncio.run(both())]
 
     # THEN each call has a number of its own, and what the decorator says

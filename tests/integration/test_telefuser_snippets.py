@@ -279,7 +279,7 @@ def test_snippets_run_as_printed(name: str, page: str, tmp_path: Path) -> None:
         TELEFUSER_PROFILE_DEBUG=str(snippet.debug).lower(),
         TELEFUSER_PIPELINE_NAME="wan21_t2v",
     )
-    # THEN
+
     assert done.stdout.splitlines()[-1] == expected
     # and debug mode writes its files where the page says
     written = list(tmp_path.glob("work_dirs/profiler_output/wan21_t2v/*/timing.json"))

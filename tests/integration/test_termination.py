@@ -80,7 +80,7 @@ class Program:
 def test_debug_mode_writes_its_files_before_sigterm_ends_the_process(tmp_path: Path) -> None:
     # GIVEN a program that does nothing about SIGTERM
     program = Program(STAGE + WAIT, tmp_path)
-    # WHEN
+
     program.send()
     # THEN it ends by the signal, and its files are there
     _, told = program.ended()
@@ -93,16 +93,15 @@ def test_debug_mode_writes_its_files_before_sigterm_ends_the_process(tmp_path: P
 
 
 def test_debug_mode_that_is_switched_on_at_run_time_by_any_thread(tmp_path: Path) -> None:
-    # GIVEN
     code = """
     switching = threading.Thread(target=stagespan.set_debug)
     switching.start()
     switching.join()
     """
     program = Program(STAGE + code + WAIT, tmp_path, STAGESPAN_DEBUG="")
-    # WHEN
+
     program.send()
-    # THEN
+
     program.ended()
     assert program.counts() == {"encode": 1}
 
@@ -123,9 +122,9 @@ def test_the_program_finds_the_default_action_as_it_would_without_stagespan(tmp_
     assert signal.signal(signal.SIGTERM, signal.SIG_DFL) is signal.SIG_DFL
     """
     program = Program(STAGE + code + WAIT, tmp_path)
-    # WHEN
+
     program.send()
-    # THEN
+
     program.ended()
     assert program.counts() == {"encode": 1}
 
@@ -183,9 +182,9 @@ def test_the_programs_own_handler_is_called_and_the_files_are_written(
     switch = "\n    stagespan.set_debug()\n"
     code = STAGE + (handler + switch if when == "before debug mode" else switch + handler) + WAIT
     program = Program(code, tmp_path, STAGESPAN_DEBUG="")
-    # WHEN
+
     program.send()
-    # THEN
+
     program.ended(status)
     assert program.counts() == {"encode": 1}
 
@@ -202,7 +201,7 @@ def test_a_handler_that_survives_is_left_alone(tmp_path: Path) -> None:
     print(os.path.exists("out"))
     """
     program = Program(STAGE + code, tmp_path)
-    # WHEN
+
     program.send()
     time.sleep(0.3)
     program.send()
@@ -238,7 +237,7 @@ def test_a_main_thread_that_never_runs_python_again(tmp_path: Path) -> None:
         ctypes.CDLL(None).pause()
     """
     program = Program(STAGE + code, tmp_path)
-    # WHEN
+
     program.send()
     # THEN it still ends, and with its files
     program.ended()
@@ -263,10 +262,10 @@ def test_an_interpreter_whose_lock_is_never_given_back(tmp_path: Path) -> None:
 def test_two_signals_at_once_count_as_one(tmp_path: Path) -> None:
     # GIVEN a launcher that signals the process and its group
     program = Program(STAGE + WAIT, tmp_path)
-    # WHEN
+
     program.send()
     program.send()
-    # THEN
+
     program.ended()
     assert program.counts() == {"encode": 1}
 
@@ -290,7 +289,7 @@ def test_a_second_signal_ends_a_process_that_takes_long(tmp_path: Path) -> None:
     assert program.process.stdout is not None
     assert program.process.stdout.readline() == "writing\n"
     began = time.monotonic()
-    # WHEN
+
     while program.process.poll() is None and time.monotonic() - began < 60:
         time.sleep(0.3)
         program.send()
@@ -320,7 +319,7 @@ def test_a_signal_while_the_main_thread_holds_a_log_handlers_lock(tmp_path: Path
         time.sleep(0.01)
     """
     program = Program(STAGE + code, tmp_path)
-    # THEN
+
     program.ended()
     assert program.counts() == {"encode": 1}
 
@@ -338,7 +337,7 @@ def test_a_signal_while_the_reports_are_written_at_exit(tmp_path: Path) -> None:
     ready()
     """
     program = Program(STAGE + code, tmp_path)
-    # THEN
+
     program.ended()
     assert program.counts() == {"encode": 1}
 
@@ -358,7 +357,7 @@ def test_forked_children_write_files_of_their_own(tmp_path: Path) -> None:
     """
     program = Program(STAGE + code, tmp_path)
     program.ended(0)
-    # THEN
+
     reports = {name: file for name, file in program.files().items() if "signature" not in name}
     assert reports.pop("timing.json")["stages"]["encode"]["count"] == 1
     assert sum(report["stages"]["encode"]["count"] for report in reports.values()) == 8
@@ -409,11 +408,10 @@ PLAIN = """
 
 @pytest.mark.parametrize("debug", [False, True])
 def test_stagespan_run_tells_what_it_has(debug: bool, tmp_path: Path) -> None:
-    # GIVEN
     command = ["-m", "stagespan", "run", "--stage", "__main__:encode", "--output", "out"]
     command += ["--debug"] if debug else []
     program = Program(PLAIN, tmp_path, *command, "script.py", STAGESPAN_DEBUG="")
-    # WHEN
+
     program.send()
     # THEN the table and the files are there
     _, told = program.ended()
@@ -444,12 +442,12 @@ SERVER = """
 @pytest.mark.parametrize("when", ["from the start", "while it serves"])
 def test_uvicorn_which_raises_the_signal_again(when: str, tmp_path: Path) -> None:
     pytest.importorskip("uvicorn", reason="runs the real uvicorn")
-    # GIVEN
+
     is_late = when == "while it serves"
     server = SERVER.replace("BEFORE", "stagespan.set_debug()" if is_late else "pass")
     program = Program(STAGE + server, tmp_path, STAGESPAN_DEBUG="" if is_late else "true")
     time.sleep(0.5)
-    # WHEN
+
     program.send()
     # THEN it shuts down as it does, and the files are there
     program.ended()

@@ -120,7 +120,6 @@ def test_a_million_spans_each_while_somebody_reads() -> None:
         finally:
             reader.stop.set()
 
-    # WHEN
     run_all([reader, work])
     # THEN the reader has read, and found nothing torn
     assert reader.rounds > 0
@@ -158,7 +157,6 @@ def test_more_threads_at_once_than_there_are_slots() -> None:
                 pass
         alive.wait()
 
-    # WHEN
     run_all([work] * threads)
     # THEN the statistics have every span, and records without room are counted
     assert count("crowded") == threads * spans
@@ -185,10 +183,9 @@ def test_threads_that_come_and_go() -> None:
             with span("comes and goes"):
                 pass
 
-    # WHEN
     for _ in range(200):
         run_all([work] * 5)
-    # THEN
+
     assert count("comes and goes") == 3000
     spans = recorded()
     assert len({span.id for span in spans}) == len(spans)
@@ -205,7 +202,6 @@ def test_many_stages_in_many_threads() -> None:
             with span(f"many {i}"):
                 pass
 
-    # WHEN
     run_all([work] * threads)
     # THEN what shares its room is exact as well
     found = _core.snapshot().stages()
@@ -217,7 +213,6 @@ def test_many_stages_in_many_threads() -> None:
 
 
 def test_threads_have_no_parents_in_each_other() -> None:
-    # GIVEN
     inside, outside = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -226,7 +221,7 @@ def test_threads_have_no_parents_in_each_other() -> None:
             outside.wait()
 
     thread = threading.Thread(target=work)
-    # WHEN
+
     with span("this thread"):
         thread.start()
         inside.wait()
@@ -234,7 +229,7 @@ def test_threads_have_no_parents_in_each_other() -> None:
             pass
     outside.set()
     thread.join()
-    # THEN
+
     assert only("other thread").parent == 0
     assert only("in this thread").parent == only("this thread").id
     assert only("other thread").thread != only("this thread").thread
@@ -253,7 +248,7 @@ def test_open_spans_of_all_threads() -> None:
     for thread in threads:
         thread.start()
     ready.wait()
-    # WHEN
+
     found = _core.open_spans()
     done.set()
     for thread in threads:
@@ -290,7 +285,6 @@ def test_switching_while_threads_time() -> None:
         finally:
             stop.set()
 
-    # WHEN
     run_all([work, work, work, switch])
     # THEN begins and ends stayed in pairs
     assert lost().keys() <= {"overwritten"}
@@ -299,7 +293,6 @@ def test_switching_while_threads_time() -> None:
 
 
 def test_resetting_while_threads_time() -> None:
-    # GIVEN
     stop = threading.Event()
 
     def work() -> None:
@@ -316,10 +309,9 @@ def test_resetting_while_threads_time() -> None:
         finally:
             stop.set()
 
-    # WHEN
     run_all([work, work, work, reset])
     _core.reset()
     run_all([lambda: span("last").__enter__().__exit__(None, None, None)] * 3)
-    # THEN
+
     assert {name: stage.count for name, stage in _core.snapshot().stages().items()} == {"last": 3}
     assert lost() == {}

@@ -28,7 +28,6 @@ def in_thread(call: Callable[[], object]) -> None:
 
 
 def test_begin_and_end() -> None:
-    # WHEN
     with span("outer"):
         token = begin("token")
         with span("meanwhile"):
@@ -43,14 +42,12 @@ def test_begin_and_end() -> None:
 
 
 def test_ended_in_another_scope_and_thread() -> None:
-    # GIVEN
     tokens: list[Token] = []
 
     def begins() -> None:
         with span("begins"):
             tokens.extend(begin("token") for _ in range(3))
 
-    # WHEN
     in_thread(begins)
     end(tokens[0])
     in_thread(lambda: end(tokens[1], error=True))
@@ -59,7 +56,7 @@ def test_ended_in_another_scope_and_thread() -> None:
         end(tokens[2])
 
     asyncio.run(ends())
-    # THEN
+
     assert count("token") == 3
     assert parents()["token"] == {"begins"}
     assert sum(span.failed for span in recorded("token")) == 1
@@ -68,52 +65,48 @@ def test_ended_in_another_scope_and_thread() -> None:
 
 
 def test_a_token_outlasts_its_parent() -> None:
-    # WHEN
     with span("parent"):
         token = begin("outlasts")
     with span("later"):
         time.sleep(0.001)
         end(token)
-    # THEN
+
     assert parents()["outlasts"] == {"parent"}
     assert only("outlasts").end_ns > only("parent").end_ns
     assert_closed()
 
 
 def test_ended_twice_is_counted_and_ignored() -> None:
-    # WHEN
     token = begin("twice")
     end(token)
     end(token)
     end(token, error=True)
-    # THEN
+
     assert count("twice") == 1
     assert not only("twice").failed
     assert lost() == {"unmatched": 2}
 
 
 def test_never_ended_is_counted_when_the_token_goes() -> None:
-    # WHEN
     begin("given up")
     gc.collect()
-    # THEN
+
     assert count("given up") == 0
     assert lost() == {"abandoned": 1}
     assert _core.open_spans() == []
 
 
 def test_begun_while_the_recorder_was_off() -> None:
-    # GIVEN
     stagespan.disable()
     off = begin("off")
     stagespan.enable()
     on = begin("on")
     stagespan.disable()
-    # WHEN
+
     for token in (off, on, off):
         end(token)
     stagespan.enable()
-    # THEN
+
     assert (count("off"), count("on"), off.id) == (0, 1, 0)
     del off
     gc.collect()
@@ -121,7 +114,6 @@ def test_begun_while_the_recorder_was_off() -> None:
 
 
 def test_more_tokens_than_can_be_shown() -> None:
-    # WHEN
     tokens = [begin("many") for _ in range(10_000)]
     shown = len(_core.open_spans())
     for token in tokens:
@@ -135,11 +127,10 @@ def test_more_tokens_than_can_be_shown() -> None:
 
 
 def test_tokens_carry_the_request() -> None:
-    # WHEN
     with request("r") as current:
         token = begin("in a request")
     end(token)
-    # THEN
+
     assert only("in a request").request == current.number
 
 
@@ -163,7 +154,7 @@ def test_wrong_arguments() -> None:
 def test_record() -> None:
     # GIVEN times of this process's past
     now = _core.now_ns()
-    # WHEN
+
     with span("outer"):
         record("recorded", now - 3_000_000, now - 1_000_000)
         record("recorded", now - 500_000, now, error=True)
@@ -178,15 +169,13 @@ def test_record() -> None:
 
 
 def test_record_of_no_length() -> None:
-    # WHEN
     now = time.time_ns()
     record("no length", now, now)
-    # THEN
+
     assert only("no length").duration_ns == 0
 
 
 def test_record_that_ends_before_it_begins() -> None:
-    # THEN
     with pytest.raises(ValueError, match="'backwards' would end at 5, before it begins at 10"):
         record("backwards", 10, 5)
     with pytest.raises(ValueError, match="would end"):
@@ -196,23 +185,20 @@ def test_record_that_ends_before_it_begins() -> None:
 
 @pytest.mark.parametrize("times", [(2**63, 2**63), (1.5, 2.5), ("1", "2"), (None, None)])
 def test_record_of_what_is_no_time(times: tuple[int, int]) -> None:
-    # THEN
     with pytest.raises((TypeError, OverflowError)):
         record("no time", *times)
 
 
 @pytest.mark.parametrize("begin_ns", [-(2**63), 0, 1, 2**63 - 1])
 def test_record_of_times_far_away(begin_ns: int) -> None:
-    # WHEN
     record("far away", begin_ns, begin_ns)
     # THEN it is recorded or counted
     assert count("far away") + lost().get("records", 0) == 1
 
 
 def test_record_while_the_recorder_is_off() -> None:
-    # WHEN
     stagespan.disable()
     record("off", 1, 2)
-    # THEN
+
     assert count("off") == 0
     assert lost() == {}

@@ -121,7 +121,6 @@ def test_other_callables(make: Any) -> None:
     def power(base: int, exponent: int) -> int:
         return int(base**exponent)
 
-    # WHEN
     stagespan.set_debug(True)
     results = (make(Adder())(1), make(functools.partial(power, exponent=2))(3), make(len)("four"))
 
@@ -140,7 +139,6 @@ def test_options_without_a_name() -> None:
     def second() -> int:
         return 2
 
-    # THEN
     assert (first(), second()) == (1, 2)
     assert stages() == {"first": 1, "second": 1}
     assert type(second) is type(test_options_without_a_name)
@@ -180,7 +178,6 @@ def test_a_block_needs_a_name(make: Any) -> None:
 @make_each
 @pytest.mark.parametrize("arguments", [(), (1, 2), (1, 2, 3, 4)], ids=len)
 def test_a_call_that_is_not_a_decoration(make: Any, arguments: tuple[int, ...]) -> None:
-    # GIVEN
     stagespan.set_debug(True)
     context = make("called")
     # WHEN / THEN it says how to use it, and nothing is open
@@ -199,11 +196,11 @@ def test_enter_can_be_kept_and_called_again() -> None:
     # GIVEN a span's own `__enter__`, as a wrapper may keep it
     context = span("kept")
     enter = context.__enter__
-    # WHEN
+
     for _ in range(3):
         assert enter() is context
         context.__exit__(None, None, None)
-    # THEN
+
     assert count("kept") == 3
     with pytest.raises(TypeError, match="takes no arguments"):
         enter(1)  # type: ignore[call-arg]
@@ -218,7 +215,7 @@ def test_enter_keeps_its_span_alive() -> None:
     with_enter = sys.getrefcount(spans[0])
     del enters, again
     without_enter = sys.getrefcount(spans[0])
-    # THEN
+
     assert repr(spans[0]) == "span('alone')"
     assert without_enter == with_enter - 1
     for context in spans:
@@ -236,7 +233,7 @@ def test_enter_that_is_thrown_away() -> None:
         assert shared.__enter__ is not None
         assert callable(span("fresh").__enter__)
     after = sys.getrefcount(shared)
-    # THEN
+
     assert after == before
     with shared, span("fresh"):
         pass
@@ -244,7 +241,6 @@ def test_enter_that_is_thrown_away() -> None:
 
 
 def test_a_span_that_only_its_enter_keeps_open() -> None:
-    # GIVEN
     enter: Callable[[], object] = span("left").__enter__
     enter()
     assert [one["stage"] for one in stagespan.open_spans()] == ["left"]
@@ -263,7 +259,7 @@ def test_exit_stacks_and_other_objects() -> None:
     context = span("by its type")
     assert kind.__enter__(context) is context
     kind.__exit__(context, None, None, None)
-    # THEN
+
     assert stages() == {"in a stack": 1, "by its type": 1}
     for wrong in ((), (3,), ("x", None, None, None)):
         with pytest.raises(TypeError, match="a context of stagespan must be the first argument"):

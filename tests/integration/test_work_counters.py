@@ -26,23 +26,21 @@ def work(stage: str) -> dict[str, float]:
 
 
 def test_amounts_add_up() -> None:
-    # WHEN
     for tokens in (230, 0, -30):
         with span("decode") as context:
             context.add(tokens=tokens, steps=1)
     with span("other") as context:
         context.add(tokens=7)
-    # THEN
+
     assert work("decode") == {"tokens": 200, "steps": 3}
     assert work("other") == {"tokens": 7}
 
 
 def test_numbers_of_every_kind() -> None:
-    # WHEN
     with span("kinds") as context:
         context.add(a=1.5, b=True, c=np.int64(3), d=np.float32(0.25), e=fractions.Fraction(1, 2))
         context.add(a=1)
-    # THEN
+
     assert work("kinds") == {"a": 2.5, "b": 1, "c": 3, "d": 0.25, "e": 0.5}
 
 
@@ -52,7 +50,7 @@ def test_whole_numbers_stay_exact() -> None:
         for amount in (2**53, 1, 1, -(2**53)):
             context.add(n=amount)
         context.add(huge=2**70, negative=-(2**40))
-    # THEN
+
     assert work("exact")["n"] == 2
     assert work("exact")["huge"] == float(2**70)
     assert work("exact")["negative"] == -(2**40)
@@ -89,31 +87,28 @@ def test_sums_beyond_a_float_stay_numbers() -> None:
 
 
 def test_threads_add_at_once() -> None:
-    # GIVEN
     def add() -> None:
         with span("together") as context:
             for _ in range(20_000):
                 context.add(n=1, x=0.5)
 
-    # WHEN
     threads = [threading.Thread(target=add) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    # THEN
+
     assert work("together") == {"n": 80_000, "x": 40_000.0}
 
 
 @pytest.mark.parametrize("value", ["230", None, [1], object(), 1j])
 def test_what_is_no_number_says_so(value: object) -> None:
-    # WHEN
     with (
         span("no number") as context,
         pytest.raises(TypeError, match="counter 'tokens' of stage 'no number' must be a number"),
     ):
         context.add(tokens=value)  # type: ignore[arg-type]
-    # THEN
+
     assert "tokens" not in work("no number")
 
 
@@ -123,13 +118,11 @@ def test_an_interrupt_in_a_conversion_passes() -> None:
         def __float__(self) -> float:
             raise KeyboardInterrupt
 
-    # THEN
     with span("interrupted") as context, pytest.raises(KeyboardInterrupt):
         context.add(tokens=Slow())  # type: ignore[arg-type]
 
 
 def test_counters_have_names() -> None:
-    # THEN
     with pytest.raises(TypeError, match="by name"):
         span("nameless").add(230)  # type: ignore[call-arg]
     span("nothing").add()
@@ -137,7 +130,6 @@ def test_counters_have_names() -> None:
 
 
 def test_keys_of_every_kind() -> None:
-    # WHEN
     keys = ["", "Wörter", "a b", "x" * 63, "y" * 500, "令牌" * 40]
     for key in keys:
         with span("keys") as context:
@@ -168,12 +160,11 @@ def test_more_keys_than_there_is_room_for(tmp_path: Path) -> None:
 
 
 def test_what_is_no_finite_number_is_counted_and_spoils_nothing() -> None:
-    # WHEN
     with span("extreme") as context:
         context.add(loss=0.5, tiny=5e-324)
         context.add(loss=math.nan)
         context.add(loss=math.inf, other=-math.inf)
-    # THEN
+
     assert work("extreme") == {"loss": 0.5, "tiny": 5e-324}
     assert lost() == {"work": 3}
 
@@ -185,17 +176,16 @@ def test_nothing_is_added_while_off() -> None:
     stagespan.disable()
     with ProfilingContext("off") as context:
         context.add(n=1)
-    # THEN
+
     assert work("debug") == work("off") == {}
 
 
 def test_a_snapshot_difference_has_the_work_in_between() -> None:
-    # GIVEN
     with span("between") as context:
         context.add(n=5)
     earlier = _core.snapshot()
-    # WHEN
+
     with span("between") as context:
         context.add(n=7, new=1)
-    # THEN
+
     assert _core.snapshot().since(earlier).stages()["between"].work == {"n": 7, "new": 1}

@@ -23,19 +23,18 @@ def many_switches() -> Iterator[None]:
 
 @pytest.mark.usefixtures("many_switches")
 def test_no_call_is_lost_and_no_number_given_twice() -> None:
-    # GIVEN
     count = Count()
     given_out: list[int] = []
     threads = [
         threading.Thread(target=lambda: given_out.extend(count.add() for _ in range(20_000)))
         for _ in range(4)
     ]
-    # WHEN
+
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    # THEN
+
     assert count.value == 80_000
     assert sorted(given_out) == list(range(1, 80_001))
 

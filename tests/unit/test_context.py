@@ -29,7 +29,6 @@ ALL_STEPS = [
 
 
 def test_a_block(hooks: tuple[Recorder, Recorder]) -> None:
-    # WHEN
     with ProfilingContext4Debug("hooked", False, capture_memory=True) as block:
         block.inputs(x=1)
         block.output("result")
@@ -45,13 +44,12 @@ def test_a_block(hooks: tuple[Recorder, Recorder]) -> None:
 
 
 def test_times_and_id_are_those_of_the_span(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN
     seen: list[tuple[int, int, int]] = []
     hooks[0].before["exit"] = lambda call: seen.append((call.span_id, call.begin_ns, call.end_ns))
-    # WHEN
+
     with ProfilingContext4Debug("hooked"):
         time.sleep(0.001)
-    # THEN
+
     (row,) = _core.spans()
     ((span_id, begin_ns, end_ns),) = seen
     assert span_id == row["id"]
@@ -73,7 +71,7 @@ def test_hooks_are_not_part_of_the_time(hooks: tuple[Recorder, Recorder]) -> Non
         time.sleep(0.01)
 
     hooks[0].before.update(enter=enter, exit=leave)
-    # WHEN
+
     with ProfilingContext4Debug("hooked"):
         pass
     # THEN the span lies between them, to within the fits of the clock
@@ -85,21 +83,19 @@ def test_hooks_are_not_part_of_the_time(hooks: tuple[Recorder, Recorder]) -> Non
 def test_leaving_is_part_of_the_time(hooks: tuple[Recorder, Recorder]) -> None:
     # GIVEN a hook that waits for a device before the clock stops
     hooks[0].before["leave"] = lambda call: time.sleep(0.02)
-    # WHEN
+
     with ProfilingContext4Debug("hooked"):
         pass
-    # THEN
+
     (row,) = _core.spans()
     assert row["end_ns"] - row["begin_ns"] >= 20_000_000
 
 
 def test_a_function(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN
     @ProfilingContext4Debug("hooked")
     def function(a: int, *rest: int, b: int = 0, **named: int) -> int:
         return a + b
 
-    # WHEN
     assert function(1, 2, b=3, c=4) == 4
     # THEN the arguments are there as they were passed
     assert hooks[0].log[0] == ("enter", "first", "hooked", (1, 2), {"b": 3, "c": 4})
@@ -112,14 +108,13 @@ def test_a_function(hooks: tuple[Recorder, Recorder]) -> None:
 def test_any_callable(hooks: tuple[Recorder, Recorder]) -> None:
     # WHEN a callable that is no function is called
     assert ProfilingContext4Debug("hooked")(max)(1, 5, 3, key=lambda value: -value) == 1
-    # THEN
+
     _, _, _, args, kwargs = hooks[0].log[0]
     assert args == (1, 5, 3)
     assert list(kwargs) == ["key"]
 
 
 def test_an_exception(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN
     error = KeyError("unchanged")
 
     @ProfilingContext4Debug("hooked function")
@@ -131,7 +126,6 @@ def test_an_exception(hooks: tuple[Recorder, Recorder]) -> None:
             here.output("given before")
             raise error
 
-    # WHEN
     for fails in (function, block):
         with pytest.raises(KeyError) as caught:
             fails()
@@ -146,7 +140,6 @@ def test_an_exception(hooks: tuple[Recorder, Recorder]) -> None:
 
 
 def test_coroutines_and_generators(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN
     @ProfilingContext4Debug("hooked coroutine")
     async def coroutine(value: int) -> int:
         await asyncio.sleep(0)
@@ -171,7 +164,6 @@ def test_coroutines_and_generators(hooks: tuple[Recorder, Recorder]) -> None:
         task.cancel()
         assert await task == 7
 
-    # WHEN
     asyncio.run(main())
     assert list(generator(3)) == [0, 1, 2]
     # THEN the arguments are there when the first turn begins, the result when the last one ends
@@ -187,16 +179,14 @@ def test_coroutines_and_generators(hooks: tuple[Recorder, Recorder]) -> None:
 
 
 def test_what_a_stage_worked_on_is_let_go(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN
     @ProfilingContext4Debug("hooked")
     def function(value: object) -> object:
         return value
 
-    # WHEN
     value = object()
     before = sys.getrefcount(value)
     function(value)
-    # THEN
+
     (call,) = hooks[0].calls
     assert (call.args, call.kwargs, call.result, call.error) == ((), {}, MISSING, None)
     hooks[0].log.clear()
@@ -204,12 +194,11 @@ def test_what_a_stage_worked_on_is_let_go(hooks: tuple[Recorder, Recorder]) -> N
 
 
 def test_flags_of_hooks_are_in_the_record(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN
     def flag(call: Call) -> None:
         call.flags |= _core.FLAG_FIRST_OF_SHAPE | 1 << 14
 
     hooks[0].before["exit"] = flag
-    # WHEN
+
     with ProfilingContext4Debug("hooked"):
         pass
     # THEN those that records have are there, others are not
@@ -220,19 +209,17 @@ def test_flags_of_hooks_are_in_the_record(hooks: tuple[Recorder, Recorder]) -> N
 
 
 def test_only_those_who_want_take_part(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN
     hooks[1].before["wants"] = lambda call: call.kind == "never"
-    # WHEN
+
     with ProfilingContext4Debug("hooked"), ProfilingContext4Debug("not asked for"):
         pass
-    # THEN
+
     assert steps(hooks[0]) == [("enter", "first"), ("leave", "first"), ("exit", "first")]
 
 
 def test_plain_spans_and_contexts_that_are_off_call_no_hook(
     hooks: tuple[Recorder, Recorder],
 ) -> None:
-    # WHEN
     with span("hooked"), ProfilingContext("hooked"):
         pass
     stagespan.set_debug(False)
@@ -243,14 +230,14 @@ def test_plain_spans_and_contexts_that_are_off_call_no_hook(
     with ProfilingContext4Debug("hooked"):
         pass
     stagespan.enable()
-    # THEN
+
     assert hooks[0].log == []
 
 
 def test_switched_off_in_the_middle(hooks: tuple[Recorder, Recorder]) -> None:
     # GIVEN a hook that switches debug mode off, in enter or in a block
     hooks[0].before["enter"] = lambda call: stagespan.set_debug(False)
-    # WHEN
+
     with ProfilingContext4Debug("hooked"):
         pass
     # THEN who was entered is left
@@ -259,24 +246,22 @@ def test_switched_off_in_the_middle(hooks: tuple[Recorder, Recorder]) -> None:
 
 
 def test_profiled_stages_and_captured_memory_call_them(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN
     stagespan.set_debug(False)
     _core.set_profiled_names(["hooked by name"])
-    # WHEN
+
     with ProfilingContext("hooked by name"), ProfilingContext("hooked not"):
         pass
     with ProfilingContext("hooked for memory", capture_memory=True):
         pass
     _core.set_profiled_names([])
-    # THEN
+
     assert [call.stage for call in hooks[0].calls] == ["hooked by name", "hooked for memory"]
 
 
 def test_a_hook_of_the_same_name_replaces_the_earlier(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN
     other = Recorder("first", [])
     register_hook(other)
-    # WHEN
+
     with ProfilingContext4Debug("hooked"):
         pass
     # THEN in its place
@@ -286,22 +271,20 @@ def test_a_hook_of_the_same_name_replaces_the_earlier(hooks: tuple[Recorder, Rec
 
 
 def test_nested_calls_each_have_their_own(hooks: tuple[Recorder, Recorder]) -> None:
-    # WHEN
     outer = ProfilingContext4Debug("hooked outer")
     with outer, ProfilingContext4Debug("hooked inner") as inner:
         inner.output(1)
         outer.output(2)
-    # THEN
+
     exits = [(entry[2], entry[3]) for entry in hooks[0].log if entry[0] == "exit"]
     assert exits == [("hooked inner", 1)] * 2 + [("hooked outer", 2)] * 2
 
 
 def test_left_in_another_thread(hooks: tuple[Recorder, Recorder]) -> None:
-    # GIVEN
     block = ProfilingContext4Debug("hooked")
     block.__enter__()
     block.output("result")
-    # WHEN
+
     thread = threading.Thread(target=block.__exit__, args=(None, None, None))
     thread.start()
     thread.join()
@@ -314,10 +297,9 @@ def test_left_in_another_thread(hooks: tuple[Recorder, Recorder]) -> None:
 
 
 def test_switches() -> None:
-    # GIVEN
     seen: list[tuple[bool, bool]] = []
     context.on_switch(lambda: seen.append((stagespan.is_enabled(), stagespan.is_debug())))
-    # WHEN
+
     for switch in (
         stagespan.disable,
         lambda: stagespan.set_debug(True),
@@ -331,12 +313,11 @@ def test_switches() -> None:
 
 
 def test_debug_mode_tells_those_who_listen() -> None:
-    # GIVEN
     seen: list[bool] = []
     context.debug_switched.append(seen.append)
-    # WHEN
+
     stagespan.set_debug()
     stagespan.set_debug(False)
     context.debug_switched.remove(seen.append)
-    # THEN
+
     assert seen == [True, False]

@@ -54,11 +54,10 @@ def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
     # GIVEN a umask
     before = os.umask(0o027)
     try:
-        # WHEN
         write_whole(tmp_path / "file", "x")
     finally:
         os.umask(before)
-    # THEN
+
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
@@ -121,9 +120,9 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
         path = tmp_path / f"{mode:o}"
         path.write_text("before")
         path.chmod(mode)
-        # WHEN
+
         write_whole(path, "after")
-        # THEN
+
         assert stat.S_IMODE(path.stat().st_mode) == mode
         # and a private one is closed, whatever was there
         write_whole(path, "secret", private=True)

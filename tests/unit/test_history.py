@@ -33,9 +33,9 @@ def after_running(
 def test_the_windows_that_people_ask_for_are_at_hand(window_s: float, off_s: float) -> None:
     # GIVEN an hour of snapshots
     history, now = after_running(3600)
-    # WHEN
+
     found = history.nearest(now - int(window_s * SECOND))
-    # THEN
+
     assert found is not None
     assert (now - found.time_ns) / SECOND == pytest.approx(window_s, abs=off_s)
 
@@ -58,7 +58,7 @@ def test_the_newest_is_always_there_and_times_stay_in_order(
     for step in steps:
         now += step
         history.add(Snapshot(now))
-        # THEN
+
         newest = history.nearest(now)
         assert newest == Snapshot(now)
     asked = data.draw(st.integers(0, now))

@@ -27,7 +27,6 @@ def test_an_exception_in_a_hook_is_counted_and_told_once(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # GIVEN
     def fail(call: Call) -> None:
         raise ValueError(f"in {step}")
 
@@ -38,7 +37,6 @@ def test_an_exception_in_a_hook_is_counted_and_told_once(
     def function() -> int:
         return 7
 
-    # WHEN
     with caplog.at_level(logging.WARNING, "stagespan"), ProfilingContext4Debug("hooked"):
         assert function() == 7
     # THEN the other hook and the code are as they were
@@ -52,17 +50,16 @@ def test_an_exception_in_a_hook_is_counted_and_told_once(
 def test_an_exception_in_a_hook_does_not_replace_that_of_the_code(
     hooks: tuple[Recorder, Recorder],
 ) -> None:
-    # GIVEN
     def fail(call: Call) -> None:
         raise ValueError
 
     for step in ("leave", "exit"):
         hooks[0].before[step] = fail
     error = KeyError("of the code")
-    # WHEN
+
     with pytest.raises(KeyError) as caught, ProfilingContext4Debug("hooked"):
         raise error
-    # THEN
+
     assert caught.value is error
     assert error.__context__ is None
 
@@ -86,7 +83,6 @@ def test_an_interrupt_in_a_hook_reaches_the_program(
         for _ in range(10):
             pass
 
-    # WHEN
     with pytest.raises(kind) as caught:
         program()
     # THEN it is the same, the other hook had its turns, and nothing is open
@@ -120,7 +116,7 @@ def test_of_two_interrupts_in_hooks_the_second_goes_with_the_first(
             pass
 
     caught: tuple[Any, ...] = ()
-    # WHEN
+
     try:
         program()
     except Interrupt as error:
@@ -148,20 +144,18 @@ def test_a_signal_handler_that_raises_in_a_hook(hooks: tuple[Recorder, Recorder]
         for _ in range(10):
             pass
 
-    # WHEN
     try:
         with pytest.raises(SystemExit) as caught:
             program()
     finally:
         signal.signal(signal.SIGUSR1, before)
-    # THEN
+
     assert caught.value.code == 4
 
 
 def test_an_interrupt_in_a_hook_of_another_thread_reaches_that_thread(
     hooks: tuple[Recorder, Recorder],
 ) -> None:
-    # GIVEN
     def interrupted(call: Call) -> None:
         raise SystemExit
 
@@ -176,11 +170,10 @@ def test_an_interrupt_in_a_hook_of_another_thread_reaches_that_thread(
         except SystemExit as error:
             seen.append(type(error))
 
-    # WHEN
     thread = threading.Thread(target=program)
     thread.start()
     thread.join()
-    # THEN
+
     assert seen == [SystemExit]
 
 
@@ -188,17 +181,16 @@ def test_an_interrupt_in_a_hook_of_another_thread_reaches_that_thread(
 
 
 def test_a_lazy_module_is_imported_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    # GIVEN
     (tmp_path / "lazy_module_of_a_test.py").write_text("import builtins\nbuiltins.lazily += 1\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr("builtins.lazily", 0, raising=False)
     monkeypatch.setitem(context._lazy, "memory", [])
-    # WHEN
+
     context.lazy_hook("memory", "lazy_module_of_a_test")
     context.need("memory")
     sys.modules.pop("lazy_module_of_a_test")
     context.need("memory")
-    # THEN
+
     import builtins
 
     assert builtins.lazily == 1  # type: ignore[attr-defined]
@@ -219,23 +211,21 @@ def test_threads_wait_for_a_module_that_another_imports(
         context.need("memory")
         ready.append(hasattr(sys.modules["slow_module_of_a_test"], "ready"))
 
-    # WHEN
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    # THEN
+
     assert ready == [True] * 4
     assert context._lazy["memory"] == []
 
 
 def test_a_module_that_cannot_be_imported_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN
     monkeypatch.setitem(context._lazy, "memory", ["no_such_module_anywhere"])
     _core.reset()
-    # WHEN
+
     context.need("memory")
     context.need("memory")
-    # THEN
+
     assert _core.lost()["hook_errors"] == 1

@@ -185,7 +185,7 @@ def test_devices_do_not_mix() -> None:
     assert first is not None
     assert second is not None
     seen = [watch.exit(first), watch.exit(second)]
-    # THEN
+
     assert [m.peak_allocated for m in seen if m is not None] == [10, 3]
 
 
@@ -219,14 +219,13 @@ def test_the_hook_reports_the_highest_peak_of_all_runs(device: Allocator) -> Non
 
 
 def test_capture_memory_takes_a_snapshot_before_and_after(device: Allocator) -> None:
-    # GIVEN
     hook, call = MemoryHook(), a_call(capture=True)
     device.allocate(GB)
-    # WHEN
+
     hook.enter(call)
     device.allocate(GB)
     hook.exit(call)
-    # THEN
+
     found = stage_memory("stage")
     assert found is not None
     (run,) = found["runs"]
@@ -241,7 +240,7 @@ def test_on_a_cpu_only_capture_memory_needs_the_hook(monkeypatch: pytest.MonkeyP
     assert not hook.wants(a_call())
     call = a_call(capture=True)
     assert hook.wants(call)
-    # WHEN
+
     hook.enter(call)
     hook.exit(call)
     # THEN what a CPU cannot tell is null, what it can tell is there
@@ -257,13 +256,13 @@ def test_runs_and_stages_are_bounded(device: Allocator, monkeypatch: pytest.Monk
     # GIVEN room for two stages
     monkeypatch.setattr(memory, "_MOST_STAGES", 2)
     hook = MemoryHook()
-    # WHEN
+
     for stage in ("a", "b", "c"):
         for _ in range(20):
             call = a_call(stage, capture=True)
             hook.enter(call)
             hook.exit(call)
-    # THEN
+
     assert stage_memory("c") is None
     found = stage_memory("a")
     assert found is not None
@@ -274,18 +273,17 @@ def test_runs_and_stages_are_bounded(device: Allocator, monkeypatch: pytest.Monk
 
 
 def test_named_snapshots_are_kept_in_order() -> None:
-    # WHEN
     taken = memory.memory_snapshot("loaded")
     memory.memory_snapshot("warm")
-    # THEN
+
     assert taken["rss_bytes"] > 0
     first, second = memory.snapshots()
     assert (first["name"], second["name"]) == ("loaded", "warm")
     assert first["time_ns"] <= second["time_ns"]
     assert first["rss_mb"] == pytest.approx(taken["rss_bytes"] / 2**20, abs=0.001)
-    # WHEN
+
     memory.reset()
-    # THEN
+
     assert memory.snapshots() == []
 
 
@@ -298,9 +296,9 @@ def test_rss_of_a_stage_is_the_process_s_and_starts_anew_with_a_report() -> None
     assert found is not None
     assert found["peak_rss_mb"] == pytest.approx(platforms.peak_resident_bytes() / 2**20, rel=0.02)
     assert found["allocated_mb"] is None
-    # WHEN
+
     memory.reset()
-    # THEN
+
     assert stage_memory("stage") is None
 
 
@@ -349,7 +347,7 @@ def test_the_line_and_the_report_of_an_accelerator(
     stagespan.flush()
     _core.reset()
     caplog.set_level("INFO", logger="stagespan")
-    # WHEN
+
     with ProfilingContext("outer"):
         hooked.allocate(int(4.5 * GB))
         hooked.allocate(-4 * GB)

@@ -133,13 +133,12 @@ def test_another_accelerator_is_named_as_torch_names_it(monkeypatch: pytest.Monk
     module.is_available = lambda: True  # type: ignore[attr-defined]
     torch.get_device_module = lambda device: module
     use(monkeypatch, torch)
-    # THEN
+
     assert platforms.current_platform.device_type == "hpu"
     assert platforms.current_platform.profiler_activities() == ("CPU", "HPU")
 
 
 def test_a_driver_that_raises_is_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN
     broken = Device()
     broken.device_count = lambda: 1 // 0  # type: ignore[method-assign]
     use(monkeypatch, torch_with(cuda=broken, npu=Device()))
@@ -152,24 +151,23 @@ def test_an_accelerator_that_is_loaded_later_is_found(monkeypatch: pytest.Monkey
     torch = torch_with()
     use(monkeypatch, torch)
     assert platforms.loaded_platform().name == "cpu"
-    # WHEN
+
     torch.npu = Device()
-    # THEN
+
     assert platforms.loaded_platform().name == "npu"
 
 
 @pytest.mark.parametrize("kind", [Device, NestedDevice])
 def test_memory_of_a_device_in_use(kind: type[Device], monkeypatch: pytest.MonkeyPatch) -> None:
-    # GIVEN
     device = kind()
     use(monkeypatch, torch_with(cuda=device))
     platform = platforms.current_platform
-    # THEN
+
     assert platform.device_memory() == platforms.DeviceMemory(300, 500, 400, 600)
     assert (platform.memory_bytes(), platform.peak_memory_bytes()) == (300, 400)
-    # WHEN
+
     assert platform.reset_peak_memory()
-    # THEN
+
     assert platform.peak_memory_bytes() == 300
     if kind is NestedDevice:
         assert "max_memory_allocated" not in device.calls
@@ -190,7 +188,7 @@ def test_no_question_creates_a_device_context(monkeypatch: pytest.MonkeyPatch) -
     # GIVEN a device that nobody has used: any call that would set it up fails the test
     use(monkeypatch, torch_with(cuda=NestedDevice(initialized=False)))
     platform = platforms.current_platform
-    # WHEN
+
     platform.synchronize()
     platform.empty_cache()
     # THEN what is not known is None
@@ -213,7 +211,6 @@ def test_first_use_is_told_once_it_happens(monkeypatch: pytest.MonkeyPatch) -> N
         told.append("used")
         raise RuntimeError("must not reach the application")
 
-    # WHEN
     assert platforms.on_first_use(tell)
     assert told == []
     # THEN torch's own set-up calls it, and its exception goes nowhere
@@ -244,7 +241,6 @@ def test_the_cpu_tells_its_resident_memory() -> None:
 
 
 def test_the_peak_follows_what_the_process_takes() -> None:
-    # GIVEN
     before = platforms.peak_resident_bytes()
     # WHEN more memory is touched than was ever resident
     block = bytearray(before)

@@ -63,7 +63,6 @@ def test_every_public_name_has_a_docstring(name: str) -> None:
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_help_shows_what_editors_show(name: str) -> None:
-    # GIVEN
     thing: Any = _core
     for part in name.split("."):
         thing = getattr(thing, part)
@@ -72,7 +71,7 @@ def test_help_shows_what_editors_show(name: str) -> None:
     _, arrow, below = shown.partition("\n\n")
     if " -> " in shown.partition("\n")[0] and arrow:
         shown = below
-    # THEN
+
     assert shown.strip() == stub_docstrings()[name].strip()
 
 
@@ -88,7 +87,7 @@ def test_the_figures_of_a_stage_show_no_losses() -> None:
     with stagespan.span("shown"):
         pass
     found = stagespan.stats()
-    # THEN
+
     assert repr(found["shown"]).startswith("StageStats(name='shown', count=")
     assert "lost" not in repr(found["shown"])
     assert found["shown"].lost == found.lost
@@ -101,5 +100,5 @@ def test_a_stage_that_has_not_run_has_no_figures() -> None:
     earlier = _core.snapshot()
     with stagespan.span("after"):
         pass
-    # THEN
+
     assert list(_core.snapshot().since(earlier).stages()) == ["after"]

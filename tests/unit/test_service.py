@@ -50,13 +50,12 @@ def python(code: str, cwd: Path, **variables: str) -> subprocess.CompletedProces
 
 
 def test_the_two_lines_of_a_run(caplog: pytest.LogCaptureFixture) -> None:
-    # WHEN
     began_s = time.perf_counter()
     with ProfilingContext("my_operation"):
         time.sleep(0.02)
     took_s = time.perf_counter() - began_s
     assert service.flush()
-    # THEN
+
     cost, peak = caplog.records
     found = COST.fullmatch(cost.getMessage())
     assert found is not None
@@ -102,10 +101,10 @@ def test_records_carry_the_time_and_the_thread_of_the_run(
     thread.start()
     done.wait(30)
     time.sleep(0.2)
-    # WHEN
+
     service._service.resume()
     service.flush()
-    # THEN
+
     for record in caplog.records:
         assert around_s[0] - 0.01 <= record.created <= around_s[1] + 0.01
         assert record.msecs == pytest.approx(record.created % 1 * 1000, abs=1.5)
@@ -121,20 +120,19 @@ def test_records_carry_the_time_and_the_thread_of_the_run(
 
 
 def test_each_thread_keeps_its_order(caplog: pytest.LogCaptureFixture) -> None:
-    # GIVEN
     def work(name: str) -> None:
         for i in range(200):
             with ProfilingContext(f"{name}.{i}"):
                 pass
 
     threads = [threading.Thread(target=work, args=(f"t{t}",)) for t in range(4)]
-    # WHEN
+
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     service.flush()
-    # THEN
+
     seen: dict[str, list[int]] = {}
     for record in caplog.records:
         found = COST.fullmatch(record.getMessage())
@@ -208,7 +206,7 @@ def test_flush_says_when_it_took_too_long(awkward: Awkward) -> None:
     deadline = time.monotonic() + 30
     stuck = threading.Thread(target=service.flush)
     stuck.start()
-    # THEN
+
     while not _is_draining() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert service.flush(0.05) is False
@@ -276,7 +274,7 @@ def test_lines_go_where_logging_says_or_to_stderr_in_debug_mode(
 ) -> None:
     # WHEN the process ends right after the run
     done = python(LINES.format(setup=setup), tmp_path, **variables)
-    # THEN
+
     text = done.stderr
     assert len(COST.findall(text)) + len(PEAK.findall(text)) == expected, text
     assert done.stdout == ""
@@ -304,7 +302,7 @@ def test_everything_is_written_when_the_process_ends(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
-    # THEN
+
     found = COST.findall((tmp_path / "log.txt").read_text())
     assert [name for name, _ in found] == [f"s{i}" for i in range(1000)]
     assert done.stderr == ""
@@ -337,7 +335,6 @@ WORKERS = """
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_write_their_own_lines_before_they_end(method: str, tmp_path: Path) -> None:
-    # WHEN
     done = python(WORKERS.replace("METHOD", method), tmp_path)
     # THEN each line is there once, from the process that it is of
     lines = [line for line in done.stdout.splitlines() if "[Profile]" in line]

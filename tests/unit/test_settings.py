@@ -113,12 +113,11 @@ def test_names_are_split_stripped_and_kept_in_order(monkeypatch: pytest.MonkeyPa
 def test_a_value_that_cannot_be_used_is_warned_about_once(
     name: str, text: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # GIVEN
     monkeypatch.setenv(name, text)
-    # WHEN
+
     values = [settings.get(name) for _ in range(3)]
     settings.check()
-    # THEN
+
     default = next(v.default for v in settings.VARIABLES if v.name == name)
     assert values == [default] * 3
     (record,) = caplog.records
@@ -133,7 +132,6 @@ def test_a_program_with_spans_alone_is_told_of_every_wrong_value(tmp_path: Path)
     code = "import stagespan\nwith stagespan.span('a'): pass\nprint(len(stagespan.spans()))"
     environment = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
 
-    # WHEN
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**environment, **wrong},
@@ -321,7 +319,7 @@ def test_a_foreign_value_is_no_run(text: str) -> None:
 def test_the_default_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # GIVEN a pipeline's name that would lead out of the folder
     monkeypatch.setenv("TELEFUSER_PIPELINE_NAME", "../../wan 2.1")
-    # WHEN
+
     folder = settings.output_dir()
     # THEN it is one safe part below the fixed parents, and stays the same
     assert folder.parts[-4:-2] == ("work_dirs", "profiler_output")
@@ -351,20 +349,19 @@ def test_a_relative_folder_does_not_move_with_the_working_folder(
 def test_set_output_dir_and_pipeline_name_reach_later_processes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # GIVEN
     monkeypatch.setenv("STAGESPAN_OUTPUT_DIR", "elsewhere")
     monkeypatch.setenv("STAGESPAN_PIPELINE_NAME", "other")
-    # WHEN
+
     settings.set_output_dir(tmp_path / "traces")
     settings.set_pipeline_name("wan")
-    # THEN
+
     assert settings.output_dir() == tmp_path / "traces"
     assert settings.pipeline_name() == "wan"
     assert os.environ["STAGESPAN_OUTPUT_DIR"] == str(tmp_path / "traces")
     assert os.environ["STAGESPAN_PIPELINE_NAME"] == "wan"
     # WHEN taken back
     settings.set_output_dir(None)
-    # THEN
+
     assert settings.output_dir().parts[-2] == "wan"
 
 
@@ -414,7 +411,7 @@ def test_workers_share_the_folder_of_the_process_that_started_them(
         """,
         cwd=tmp_path,
     )
-    # THEN
+
     parent, child = answer["parent"], answer["child"]
     assert isinstance(parent, list)
     assert isinstance(child, list)
@@ -453,7 +450,7 @@ def test_ranks_of_one_launcher_agree_although_they_start_apart(tmp_path: Path) -
             from stagespan import settings
         print(json.dumps(dict(stamp=settings.run().stamp, rank=settings.run().owner_rank)))
     """
-    # WHEN
+
     answers = [
         python(code.format(now=now), cwd=tmp_path, TORCHELASTIC_RUN_ID="none", RANK=str(rank))
         for rank, now in enumerate((7200.0, 72000.0))

@@ -36,16 +36,15 @@ def no_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_lifetime_of_all_stages() -> None:
-    # GIVEN
     spans("slow", 3, seconds=0.005)
     spans("fast", 10)
     with stagespan.span("slow") as span:
         span.add(tokens=7)
     with pytest.raises(KeyError), stagespan.span("slow"):
         raise KeyError
-    # WHEN
+
     found = stagespan.stats()
-    # THEN
+
     assert list(found) == ["slow", "fast"]
     slow = found["slow"]
     assert (slow.count, slow.errors, slow.work) == (5, 1, {"tokens": 7.0})
@@ -107,7 +106,7 @@ def test_a_window_from_the_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     spans("both", 2, seconds=0.005)
     with pytest.raises(KeyError), stagespan.span("both"):
         raise KeyError
-    # WHEN
+
     window_s = (_core.now_ns() - began_ns) / 1e9
     found = stagespan.stats(window_s)
     # THEN exactly what ended in the window is counted

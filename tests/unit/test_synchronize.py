@@ -84,7 +84,7 @@ def test_nothing_waits_without_debug_mode(device: Device) -> None:
 def test_a_capture_is_not_disturbed_but_told(device: Device) -> None:
     # GIVEN a device graph that is being captured
     device.capturing = True
-    # WHEN
+
     with stagespan.ProfilingContext4Debug("captured"):
         pass
     # THEN nobody waited, and the span says why its time is no device's

@@ -98,7 +98,6 @@ def test_a_full_disk_under_the_output_is_told_in_one_sentence(timing: Path) -> N
             timeout=60,
         )
 
-    # THEN
     assert done.returncode == 2
     assert done.stderr.startswith("Error: the output cannot be written: No space left on device")
     assert done.stderr.count("\n") == 1
@@ -112,7 +111,6 @@ def test_a_table_that_the_encoding_cannot_hold_is_shown_all_the_same(tmp_path: P
     }
     (tmp_path / "timing.json").write_text(json.dumps({"stages": stages}))
 
-    # WHEN
     done = subprocess.run(
         [sys.executable, "-m", "stagespan", "report", tmp_path / "timing.json"],
         env={**os.environ, "PYTHONIOENCODING": "ascii"},
@@ -121,7 +119,6 @@ def test_a_table_that_the_encoding_cannot_hold_is_shown_all_the_same(tmp_path: P
         timeout=60,
     )
 
-    # THEN
     assert done.returncode == 0, done.stderr
     assert "b ? c" in done.stdout
     assert "(unattributed)" in done.stdout

@@ -51,7 +51,7 @@ def test_the_size_of_the_rings_is_the_real_one(text: str, tmp_path: Path) -> Non
         "print(_core.arena_info()['ring_spans'])\n"
         "print(*(f.text for f in doctor.examine(use_device=False) if f.name == 'memory'))"
     )
-    # WHEN
+
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "STAGESPAN_RING_SPANS": text},
@@ -59,7 +59,7 @@ def test_the_size_of_the_rings_is_the_real_one(text: str, tmp_path: Path) -> Non
         text=True,
         cwd=tmp_path,
     )
-    # THEN
+
     real, told = done.stdout.splitlines()
     assert told.startswith(f"the latest {int(real):,} spans of each thread; "), done.stderr
     assert "address space, of which only what is used takes memory" in told

@@ -132,11 +132,10 @@ def _looks_right(text: str) -> bool:
 
 
 def test_callables_are_wrapped_once_their_module_is_loaded(package: str) -> None:
-    # GIVEN
     paths = ["plain", "Model.run", "Model.build", "Model.double", "Model.size", "Model.Inner.deep"]
     wrapper, counting = wrapper_of(*(f"{package}:{path}" for path in paths))
     wrapper.install()
-    # WHEN
+
     module = importlib.import_module(package)
     model = module.Model.build()
     # THEN all of them give what they gave before
@@ -227,14 +226,13 @@ SCRIPT = """
 
 @pytest.mark.parametrize("module", ["__main__", "my.script"])
 def test_functions_of_the_script_itself(module: str) -> None:
-    # GIVEN
     paths = ["outer", "Pipe.denoise", "Pipe.cached", "waits"]
     wrapper, counting = wrapper_of(*(f"{module}:{path}" for path in paths), main="my.script")
     tree = wrapper.prepare_main(ast.parse(textwrap.dedent(SCRIPT)))
     namespace: dict[str, Any] = {"__name__": "__main__", **wrapper.main_globals()}
-    # WHEN
+
     exec(compile(tree, "script.py", "exec", dont_inherit=True), namespace)
-    # THEN
+
     assert namespace["result"] == [1, 2, 3]
     assert counting.calls == {"outer": 1, "Pipe.denoise": 1, "Pipe.cached": 1}
     assert wrapper.missing() == []
@@ -254,7 +252,6 @@ def test_line_numbers_of_the_script_stay() -> None:
                 found += first_lines(constant)
         return found
 
-    # THEN
     assert first_lines(plain) == first_lines(timed)
 
 
@@ -268,13 +265,12 @@ def test_a_function_within_a_function_is_not_a_stage() -> None:
 
 
 def test_what_is_close_is_suggested(package: str) -> None:
-    # GIVEN
     wrapper, _ = wrapper_of(f"{package}:plane", f"{package}:Model.runs", "jsom:loads")
     wrapper.install()
     importlib.import_module(package)
-    # WHEN
+
     plane, runs, jsom = wrapper.missing()
-    # THEN
+
     assert f"{package} has no 'plane'; close to it: plain" in plane
     assert "has no 'runs'" in runs
     assert "Model.run" in runs

@@ -124,9 +124,9 @@ def test_a_trace_is_no_timing_report_and_says_what_reads_it(name: str, folder: P
     text = json.dumps(trace_of(50)).encode()
     (folder / "trace.json.gz").write_bytes(gzip.compress(text))
     (folder / "cut.json").write_bytes(text[:500])
-    # WHEN
+
     done = stagespan("report", name, cwd=folder)
-    # THEN
+
     assert done.returncode == 2
     assert f"{name} is a trace, not a timing report: use `stagespan analyze {name}`" in done.stderr
 

@@ -90,7 +90,6 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_stages_are_timed_without_a_change_to_the_script(project: Path) -> None:
-    # WHEN
     done = run(
         *("--stage", "pipes.models:Model.step", "--stage", "load=pipes.models:Model.load"),
         *("--stage", "pipes.models:encode", "--stage", "__main__:denoise"),
@@ -170,7 +169,6 @@ def test_a_module_is_run_as_python_m_does(project: Path) -> None:
     ],
 )
 def test_the_end_is_the_script_s_own(project: Path, body: str) -> None:
-    # GIVEN
     (project / "app" / "ends.py").write_text(body + "\n")
     # WHEN it is run with and without us
     done = run("app/ends.py", cwd=project)
@@ -313,9 +311,9 @@ def test_workers_of_the_script_can_import_it(project: Path) -> None:
             """
         )
     )
-    # WHEN
+
     done = run("--stage", "__main__:square", "--debug", "--output", "out", "pool.py", cwd=project)
-    # THEN
+
     assert done.stdout == "[0, 1, 4, 9]\n", done.stderr
 
 

@@ -384,7 +384,6 @@ class Binds:
 def test_a_callable_in_a_class_is_bound_as_it_would_be_untimed(
     make: Callable[[], Any], is_bound: bool
 ) -> None:
-    # GIVEN
     stage = f"bound callable {is_bound} {make!r}"
     untimed = make()
 
@@ -392,8 +391,8 @@ def test_a_callable_in_a_class_is_bound_as_it_would_be_untimed(
         method = decorate(stagespan.span(stage), untimed)
 
     model = Model()
-    # WHEN
+
     results = [model.method(1, 2), Model.method(1, 2)]
-    # THEN
+
     assert results == [(model, 1, 2), (1, 2)] if is_bound else [2, 2]
     assert runs(stage) == 2

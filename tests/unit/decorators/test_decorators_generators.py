@@ -88,7 +88,6 @@ def test_generators_in_other_generators(context: Callable[[str], _core.Span]) ->
         result = yield from timed(0)
         return "outer", result
 
-    # WHEN
     generator = outer()
     assert [next(generator), generator.send(1)] == [0, 1]
 
@@ -118,7 +117,6 @@ def test_closing_a_generator_closes_the_function(context: Callable[[str], _core.
     next(explicitly)
     next(dropped)
 
-    # WHEN
     explicitly.close()
     del dropped
 

@@ -92,10 +92,8 @@ def test_a_module_is_called_with_its_hooks() -> None:
     module.register_forward_hook(lambda *args: seen.append(1))
     inputs = {"input": torch.zeros(1, 3)}
 
-    # WHEN
     result = adapter_for(module, inputs, "s").build(module, inputs, HarnessConfig())()
 
-    # THEN
     assert result.shape == (1, 2)
     assert seen == [1]
 
@@ -116,21 +114,17 @@ def test_coroutines_and_generators_run_to_their_end() -> None:
         yield x
         done.append("both")
 
-    # WHEN
     for stage in (coroutine, generator, both):
         adapter_for(stage, {"x": 1}, "s").build(stage, {"x": 1}, HarnessConfig())()
 
-    # THEN
     assert done == ["coroutine", "generator", "both"]
 
 
 def test_a_stage_without_a_step_is_told_in_one_sentence() -> None:
     # GIVEN something that cannot be run
-    # WHEN
     with pytest.raises(HarnessError) as caught:
         adapter_for(SimpleNamespace(model=1), {}, "denoise")
 
-    # THEN
     assert "Stage 'denoise' has no step to run" in str(caught.value)
     assert "HarnessConfig(step_fn=" in str(caught.value)
 

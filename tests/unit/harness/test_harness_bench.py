@@ -81,7 +81,6 @@ def test_the_profiler_is_not_attached_while_times_are_taken(tmp_path: Path) -> N
     def step(stage: Any, inputs: dict[str, Any]) -> None:
         watched.append(torch.autograd.profiler._is_profiler_enabled)
 
-    # WHEN
     harness(None, signature_of(x=1), tmp_path, step_fn=step, warmup=2, profile_steps=2).profile()
 
     # THEN only the last two runs were
@@ -117,7 +116,6 @@ def test_every_iteration_is_alike(tmp_path: Path, kind: int) -> None:
         array=np.arange(100),
     )
 
-    # WHEN
     harness(Stage(), signature, tmp_path, profile_steps=2).profile()
 
     # THEN all runs had the same
@@ -134,10 +132,8 @@ def test_the_programs_random_state_and_own_inputs_stay(tmp_path: Path) -> None:
     torch.manual_seed(7)
     random.seed(7)
 
-    # WHEN
     harness(lambda x: x.add_(torch.rand(1)), signature_of(), tmp_path, inputs={"x": mine}).profile()
 
-    # THEN
     assert (torch.rand(1).item(), random.random()) == expected
     assert mine.sum() == 0
 
@@ -161,7 +157,6 @@ def test_the_stage_runs_as_torch_was_set_when_it_was_captured(tmp_path: Path) ->
         {},
     )
 
-    # WHEN
     for context in contexts:
         signature = signature_of(x=1)
         signature.context = context
@@ -217,7 +212,6 @@ def test_wans_pipeline_is_replayed_one_step(tmp_path: Path) -> None:
         guidance_scale=5.0,
     )
 
-    # WHEN
     results = harness(stage, signature, tmp_path).profile()
 
     # THEN one guided step was profiled: two layers, self and cross attention, two prompts
@@ -240,7 +234,6 @@ def test_inputs_and_dtype_and_device_are_the_users_to_choose(tmp_path: Path) -> 
     def stage(x: Any, engine: Any) -> None:
         seen.update(x=x, engine=engine)
 
-    # WHEN
     harness(
         stage,
         signature,
@@ -250,7 +243,6 @@ def test_inputs_and_dtype_and_device_are_the_users_to_choose(tmp_path: Path) -> 
         inputs={"engine": "mine"},
     ).profile()
 
-    # THEN
     assert (seen["x"].device.type, seen["x"].dtype) == ("cpu", torch.float64)
     assert seen["engine"] == "mine"
 
@@ -260,18 +252,14 @@ def test_metadata_that_the_stage_does_not_take_is_left_out(tmp_path: Path) -> No
     signature = StageSignature("s", {"x": 1}, metadata={"gone": 3, "y": 2})
     seen = []
 
-    # WHEN
     harness(lambda x, y: seen.append((x, y)), signature, tmp_path).profile()
 
-    # THEN
     assert set(seen) == {(1, 2)}
 
 
 def test_progress_is_told(tmp_path: Path) -> None:
-    # GIVEN
     told: list[tuple[str, int, int | None]] = []
 
-    # WHEN
     harness(
         Mlp(),
         signature_of(x=torch.zeros(1, 32)),
@@ -279,7 +267,6 @@ def test_progress_is_told(tmp_path: Path) -> None:
         progress=lambda *a, **k: told.append((*a, *k.values())),
     ).profile()
 
-    # THEN
     assert [part for part, *_ in told] == ["warm-up", "timing", "timing", "timing", "profile"]
 
 
@@ -288,10 +275,8 @@ def test_ranks_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
 
-    # WHEN
     results = harness(lambda x: x, signature_of("s", x=1), tmp_path).profile()
 
-    # THEN
     assert results.trace_path.name == "s_rank1_trace.json.gz"
     assert results.script_path.name == "profile_s_rank1.py"
 
@@ -319,12 +304,10 @@ def test_workers_write_files_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "signatures.json").write_text(json.dumps(signatures))
     (tmp_path / "program.py").write_text(WORKER)
 
-    # WHEN
     done = subprocess.run(
         [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
 
-    # THEN
     assert done.returncode == 0, done.stderr
     workers, own = (line.split() for line in done.stdout.splitlines())
     assert workers[1:] == [f"s_pid{workers[0]}_trace.json.gz", f"profile_s_pid{workers[0]}.py"]
@@ -332,7 +315,6 @@ def test_workers_write_files_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_coroutine_is_run_to_its_end(tmp_path: Path) -> None:
-    # GIVEN
     ends = []
 
     class Stage:
@@ -340,8 +322,6 @@ def test_a_coroutine_is_run_to_its_end(tmp_path: Path) -> None:
             await asyncio.sleep(0)
             ends.append(x)
 
-    # WHEN
     harness(Stage(), signature_of(x=5), tmp_path).profile()
 
-    # THEN
     assert ends == [5] * 5

@@ -88,10 +88,8 @@ def bench(*arguments: str, stage: str = "denoise", factory: str = "my_pipeline:g
 )
 def test_bench_writes_the_files_and_prints_where_the_time_went(folder: Path, factory: str) -> None:
     # GIVEN a signature file and a factory, a class, or the stage itself
-    # WHEN
     done = bench("--warmup", "2", "--steps", "2", "--timing-steps", "3", factory=factory)
 
-    # THEN
     assert done.exit_code == 0, done.output
     assert "aten::mm" in done.stdout
     assert "3 iterations without the profiler" in done.stdout
@@ -112,7 +110,6 @@ def test_bench_takes_seed_device_dtype_and_step(folder: Path) -> None:
         "--seed", "4", "--device", "cpu", "--dtype", "float64", "--step", "my_pipeline:one_step"
     )
 
-    # THEN
     assert done.exit_code == 0, done.output
     assert "SEED = 4" in Path("out/profile_denoise.py").read_text()
 
@@ -146,7 +143,6 @@ def test_what_is_wrong_is_told_in_one_sentence(
     folder: Path, arguments: list[str], given: dict[str, str], says: str
 ) -> None:
     # GIVEN one thing that is wrong
-    # WHEN
     done = bench(*arguments, **given)
 
     # THEN one sentence says what to do, and nothing was written
@@ -164,7 +160,6 @@ def test_a_terminal_sees_how_far_it_is(folder: Path) -> None:
     ours, terminal = pty.openpty()
     arguments = ["--stage", "denoise", "--factory", "my_pipeline:get_stage", "--output", "out"]
 
-    # WHEN
     process = subprocess.Popen(
         [sys.executable, "-m", "stagespan", "bench", "signatures.json", *arguments],
         env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
@@ -197,10 +192,8 @@ def test_a_file_that_is_none_is_told(folder: Path, verb: str, content: str | Non
         Path("broken.json").write_text(content)
     more = ["--stage", "a", "--factory", "my_pipeline:get_stage"] if verb == "bench" else []
 
-    # WHEN
     done = run(verb, "broken.json", *more)
 
-    # THEN
     assert done.exit_code == 2
     assert "broken.json" in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -208,10 +201,8 @@ def test_a_file_that_is_none_is_told(folder: Path, verb: str, content: str | Non
 
 def test_stages_lists_inputs_and_outputs(folder: Path) -> None:
     # GIVEN a file with two stages, one with a variant
-    # WHEN
     done = run("stages", "signatures.json")
 
-    # THEN
     assert done.exit_code == 0
     for text in ("denoise", "variant 1", "x: float32[8, 32] cpu", "scale: 0.5", "float32[8, 8] cpu",
                  "engine: pkg.Engine (cannot be replayed)", "2 stages of req_7"):  # fmt: skip
@@ -223,7 +214,6 @@ def test_hostile_names_do_nothing_to_the_terminal(folder: Path) -> None:
     stage = StageSignature("\x1b[31mred", {"[bold]\x07": "\x1b[2J"})
     SignatureFile({"\x1b[31mred": stage}, "\x1b]0;x\x07").write("hostile.json")
 
-    # WHEN
     done = run("stages", "hostile.json")
 
     # THEN they are shown as text

@@ -86,7 +86,6 @@ def test_without_guidance_the_model_runs_once(stage: Any) -> None:
     DenoiseStep(stage, inputs(cfg_scale=1.0))()
     DenoiseStep(stage, inputs(prompt_emb_nega=None))()
 
-    # THEN
     assert len(stage.dit.seen) == 2
 
 
@@ -94,10 +93,8 @@ def test_other_arguments_of_forward_come_by_name(stage: Any) -> None:
     # GIVEN an input that is a parameter of forward
     feature = torch.ones(1)
 
-    # WHEN
     DenoiseStep(stage, inputs(clip_feature=feature))()
 
-    # THEN
     assert stage.dit.seen[0]["clip"] is feature
 
 
@@ -105,10 +102,8 @@ def test_reference_latents_are_joined_along_the_channels(stage: Any) -> None:
     # GIVEN a model of twelve channels, six of them of a reference
     stage.dit.layer = torch.nn.Linear(12, 6)
 
-    # WHEN
     DenoiseStep(stage, inputs(ref_latent=torch.randn(1, 6)))()
 
-    # THEN
     assert stage.dit.seen[0]["x"].shape == (1, 12)
 
 
@@ -116,7 +111,6 @@ def test_prompts_joined_into_one_batch_are_taken_apart(stage: Any) -> None:
     # GIVEN both prompts in one tensor, as Stable Diffusion has them
     given = inputs(prompt_emb_posi=torch.randn(2, 4), prompt_emb_nega=None)
 
-    # WHEN
     result = DenoiseStep(stage, given)()
 
     # THEN the model saw the latents twice, the result is for one
@@ -137,10 +131,8 @@ def test_the_stages_own_prediction_is_used_where_it_has_one(stage: Any) -> None:
     stage.predict_noise_with_cfg = predict_noise_with_cfg
     given = inputs()
 
-    # WHEN
     result = DenoiseStep(stage, given)()
 
-    # THEN
     torch.testing.assert_close(result, given["latents"] - 0.5)
     assert (seen["timestep"].shape, seen["cfg_scale"]) == ((1,), 5.0)
 
@@ -149,10 +141,8 @@ def test_the_stages_scheduler_stays_as_it_is(stage: Any) -> None:
     # GIVEN a scheduler in the middle of a loop
     stage.scheduler.set_timesteps(40, 3.0)
 
-    # WHEN
     DenoiseStep(stage, inputs())()
 
-    # THEN
     assert stage.scheduler.calls == [(40, 3.0)]
     assert len(stage.scheduler.timesteps) == 40
 
@@ -161,11 +151,9 @@ def test_an_input_that_the_model_needs_is_named(stage: Any) -> None:
     # GIVEN no prompt
     given = {"latents": torch.randn(1, 6), "num_inference_steps": 3}
 
-    # WHEN
     with pytest.raises(ReplayError) as caught:
         DenoiseStep(stage, given)
 
-    # THEN
     assert "needs 'context'" in str(caught.value)
 
 
@@ -291,8 +279,6 @@ def test_unet_pipelines_run_too() -> None:
         "guidance_scale": 7.5,
     }
 
-    # WHEN
     result = DenoiseStep(holder, given)()
 
-    # THEN
     assert result.shape == (1, 4, 8, 8)

@@ -26,7 +26,6 @@ def test_no_stage_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> Non
     # GIVEN a stage of any name
     folder = tmp_path / "out"
 
-    # WHEN
     results = harness(lambda x: x, signature_of(name, x=1), folder).profile()
 
     # THEN all files lie in the folder, and the script is Python that knows the name
@@ -38,15 +37,12 @@ def test_no_stage_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> Non
 
 
 def test_a_stage_that_raises_is_told_and_its_exception_kept(tmp_path: Path) -> None:
-    # GIVEN
     def stage(x: Any) -> None:
         raise KeyError("weights")
 
-    # WHEN
     with pytest.raises(HarnessError) as caught:
         harness(stage, signature_of("s", x=1), tmp_path).profile()
 
-    # THEN
     assert "Stage 's' raised in its single step: KeyError: 'weights'" in str(caught.value)
     assert isinstance(caught.value.__cause__, KeyError)
     assert list(tmp_path.iterdir()) == []
@@ -57,7 +53,6 @@ def test_arguments_that_do_not_fit_are_told(tmp_path: Path) -> None:
     with pytest.raises(HarnessError) as caught:
         harness(lambda y: y, signature_of("s", x=1), tmp_path).setup()
 
-    # THEN
     assert "it needs 'y'" in str(caught.value)
     assert "HarnessConfig(inputs={...})" in str(caught.value)
 
@@ -67,7 +62,6 @@ def test_an_output_folder_that_cannot_be_written_is_told_first(tmp_path: Path) -
     (tmp_path / "file").write_text("")
     runs = []
 
-    # WHEN
     with pytest.raises(HarnessError, match=r"output folder .* cannot be written"):
         harness(runs.append, signature_of(x=1), tmp_path / "file" / "out").profile()
 
@@ -84,7 +78,6 @@ def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, room: int) -> No
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
 
-    # WHEN
     try:
         with pytest.raises(HarnessError) as caught:
             bench.profile()
@@ -163,10 +156,8 @@ def test_without_torch_one_sentence_says_so(tmp_path: Path) -> None:
         "    print(error)"
     )
 
-    # WHEN
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True
     )
 
-    # THEN
     assert ": install torch." in done.stdout, done.stderr

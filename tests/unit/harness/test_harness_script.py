@@ -292,7 +292,6 @@ def test_a_users_step_is_asked_for(
     profile_stage = runpy.run_path(str(path))["profile_stage"]
     profile_stage(stages.get_encoder(), timing_steps=1, step_fn=stages.step)
 
-    # THEN
     assert (without, by_name) == (2, 0)
     assert "--step module:function" in told
     assert set(stages.seen) == given
@@ -317,7 +316,6 @@ def test_a_wrong_factory_is_told_in_one_sentence(
     # WHEN it is given a factory that is none
     status = run_script(path, "--factory", factory)
 
-    # THEN
     told = capsys.readouterr().err
     assert status == 2
     assert says in told

@@ -86,7 +86,6 @@ def test_stages_that_only_one_report_has_are_named(old: Path, new: Path) -> None
 
 
 def test_the_largest_change_comes_first_and_counts_are_paired(tmp_path: Path) -> None:
-    # GIVEN
     before = {"a": (10.0, 1), "b": (10.0, 1), "c": (10.0, 2)}
     after = {"a": (11.0, 1), "b": (5.0, 2), "c": (10.0, 2)}
     files = [
@@ -96,9 +95,9 @@ def test_the_largest_change_comes_first_and_counts_are_paired(tmp_path: Path) ->
         )
         for i, stages in enumerate((before, after))
     ]
-    # WHEN
+
     found = rows(compare_timing_reports(*files))
-    # THEN
+
     assert [name for name in found if len(name) == 1] == ["b", "a", "c"]
     assert found["b"][4:] == ["1 → 2", "10.000", "2.500", "-75.0 %"]
     assert found["c"][:5] == ["10.000", "10.000", "+0.000", "+0.0 %", "2"]
@@ -173,11 +172,10 @@ STAGES = st.dictionaries(
 def test_any_two_reports_give_tables_that_hold(
     tmp_path_factory: pytest.TempPathFactory, before: dict[str, Any], after: dict[str, Any]
 ) -> None:
-    # GIVEN
     folder = tmp_path_factory.mktemp("any")
     a = write(folder / "a.json", {"stages": before})
     b = write(folder / "b.json", {"stages": after})
-    # WHEN
+
     markdown = compare_timing_reports(a, b)
     # THEN no name ends its row or its cell: each row has as many cells as its header
     width = 0

@@ -47,7 +47,6 @@ def written(folder: Path) -> dict[str, Any]:
 
 
 def test_debug_mode_writes_the_report_and_the_signatures(tmp_path: Path) -> None:
-    # WHEN
     done = python(
         ONE_STAGE, tmp_path, TELEFUSER_PROFILE_DEBUG="true", TELEFUSER_PIPELINE_NAME="wan"
     )
@@ -143,7 +142,6 @@ WORKERS = """
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_write_files_of_their_own(method: str, tmp_path: Path) -> None:
-    # WHEN
     python(
         WORKERS.replace("METHOD", method),
         tmp_path,
@@ -194,7 +192,7 @@ def test_ranks_have_their_number_in_their_names(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     errors = [process.communicate(timeout=120)[1] for process in ranks]
-    # THEN
+
     files = written(tmp_path / "work_dirs")
     assert sorted(files) == [
         *("timing_rank0.json", "timing_rank0_io_signature.json"),
@@ -229,7 +227,7 @@ def test_a_program_does_not_overwrite_what_another_wrote_meanwhile(tmp_path: Pat
         with stagespan.span("inner" if len(sys.argv) > 1 else "outer"):
             pass
     """
-    # WHEN
+
     python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
     # THEN both reports are there
     files = written(tmp_path / "out")
@@ -258,7 +256,7 @@ def test_the_report_at_exit_takes_the_place_of_the_programs_own_dump(tmp_path: P
         with stagespan.ProfilingContext4Debug("second"):
             pass
     """
-    # WHEN
+
     python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
     # THEN there is one report, the last
     files = written(tmp_path / "out")
@@ -277,7 +275,7 @@ def test_the_report_at_exit_leaves_a_dump_of_an_earlier_report(tmp_path: Path) -
         with stagespan.span("second"):
             pass
     """
-    # WHEN
+
     python(code, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="out")
     # THEN both are there
     reports = written(tmp_path / "out")
@@ -309,7 +307,7 @@ def test_a_dump_that_another_process_replaced_is_not_overwritten(tmp_path: Path)
 def test_a_folder_that_cannot_be_made_costs_a_warning_each(tmp_path: Path) -> None:
     # GIVEN a file where the folder should be
     (tmp_path / "taken").write_text("mine")
-    # WHEN
+
     done = python(ONE_STAGE, tmp_path, STAGESPAN_DEBUG="1", STAGESPAN_OUTPUT_DIR="taken")
     # THEN the program ended well, one sentence a file tells why, and nothing was touched
     told = [line for line in done.stderr.splitlines() if "not saved" in line]

@@ -22,9 +22,8 @@ def report_of(figures: dict[str, Any]) -> dict[str, Any]:
 @given(some_runs())
 @settings(max_examples=200, deadline=None)
 def test_every_stage_is_its_children_and_the_unattributed_rest(runs: list[Run]) -> None:
-    # WHEN
     report = report_of(figures_of(runs))
-    # THEN
+
     for entry in report["stages"].values():
         assert entry["unattributed_ms"] >= 0
         assert entry["children_ms"] + entry["unattributed_ms"] == pytest.approx(
@@ -42,9 +41,8 @@ def test_every_stage_is_its_children_and_the_unattributed_rest(runs: list[Run]) 
 @given(some_runs("abcdefgh"))
 @settings(max_examples=200, deadline=None)
 def test_the_rows_below_a_row_add_up_to_it(runs: list[Run]) -> None:
-    # GIVEN
     report = report_of(figures_of(runs))
-    # WHEN
+
     rows = tree.rows(report)
     # THEN each stage is opened exactly once
     opened = [row for row in rows if row.stage is not None]
@@ -68,12 +66,11 @@ def _depth(row: tree.Row) -> int:
 
 
 def test_the_tree_of_a_pipeline() -> None:
-    # GIVEN
     runs = [
         Run("pipeline", 5, [Run("encode", 15), Run("denoise", 10, [Run("step", 40)] * 2)]),
         Run("encode", 15, [Run("tokenize", 5)]),
     ]
-    # WHEN
+
     rows = tree.rows(report_of(figures_of(runs)))
     # THEN the stage with two places is closed in both, and summed up at the end
     shown = [(row.guide + row.label, round(row.duration_ms * 1e6), row.count) for row in rows]
@@ -108,7 +105,7 @@ def test_children_at_the_same_time_take_no_more_than_there_is() -> None:
         "gather": a_stage(count=1, total_ns=100, children_ns=95, parents={None: (1, 100)}),
         "task": a_stage(count=2, total_ns=180, parents={"gather": (2, 180)}),
     }
-    # WHEN
+
     rows = tree.rows(report_of(figures))
     # THEN a row takes off what they did at once
     assert [(r.label, round(r.duration_ms * 1e6)) for r in rows] == [
@@ -125,9 +122,9 @@ def test_parents_beyond_the_fourth_are_listed_elsewhere() -> None:
         "child": a_stage(count=9, total_ns=500, parents={SEVERAL: (9, 500)}),
     }
     report = report_of(figures)
-    # WHEN
+
     rows = tree.rows(report)
-    # THEN
+
     assert [(row.label, round(row.duration_ms * 1e6)) for row in rows] == [
         *(("outer", 100), ("named", 20), (tree.UNATTRIBUTED, 40), (tree.ELSEWHERE, 40)),
         ("child", 500),

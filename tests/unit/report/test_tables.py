@@ -33,14 +33,13 @@ def test_the_tree_stands_with_its_unattributed_rows() -> None:
 
 
 def test_only_columns_with_something_to_say_are_shown() -> None:
-    # GIVEN
     plain = a_stage(count=1, total_ns=10**6, mean_ns=1e6, parents={None: (1, 10**6)})
     rich = a_stage(
         **vars(a_stage()) | {"count": 2, "total_ns": 10**9, "errors": 1, "mean_ns": 5e8},
     )
     rich.work = {"tokens": 230.0}
     rich.device_elapsed_ns = a_stage(count=2, total_ns=7_000_000)
-    # THEN
+
     text = shown(report_of({"plain": plain}))
     assert "mean ms" in text
     assert "device ms" not in text
@@ -89,9 +88,9 @@ def test_a_pipe_gets_whole_rows(monkeypatch: Any) -> None:
         total_stages_ms=1000.0,
         lost=dict.fromkeys(("overwritten", "statistics_blocks", "detached_open_spans"), 12345),
     )
-    # WHEN
+
     tables.print_report(report, Console(file=stream))
-    # THEN
+
     lines = stream.getvalue().splitlines()
     assert lines[0].endswith("1 stage, wall clock 1,234.5 ms, in stages 1,000.0 ms")
     assert any(name in line for line in lines)
@@ -103,10 +102,8 @@ def test_a_terminal_of_any_encoding_gets_the_tree() -> None:
     runs = [Run("pipeline \u2192", 5_000_000, [Run("denoise", 15_000_000)])]
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
 
-    # WHEN
     tables.print_report(report_of(figures_of(runs)), Console(file=stream, width=200))
 
-    # THEN
     stream.seek(0)
     cells = [[cell.strip() for cell in line.strip("\n|").split(" |")][:4] for line in stream]
     assert ["pipeline ?", "20.000", "100.0 %", "1"] in cells

@@ -106,14 +106,13 @@ def test_captured_and_named_snapshots_are_in_it() -> None:
 
 
 def test_requests_have_their_own_figures() -> None:
-    # GIVEN
     with stagespan.request("req-1", user="a"):
         some_pipeline()
     with pytest.raises(KeyError), stagespan.request("req-2"), stagespan.span("encode"):
         raise KeyError
-    # WHEN
+
     first, second = stagespan.timing_report()["requests"]
-    # THEN
+
     assert (first["request_id"], first["metadata"], first["complete"]) == (
         *("req-1", {"user": "a"}),
         True,
@@ -172,7 +171,7 @@ def test_a_reset_starts_a_new_report() -> None:
     stagespan.memory_snapshot("old")
     stagespan.set_timing_metadata("old", 1)
     _core.count_lost("unmatched", 3)
-    # WHEN
+
     stagespan.reset_timing_registry("req-9", {"seed": 7})
     # THEN nothing of it is left
     empty = stagespan.timing_report()
@@ -237,10 +236,10 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
         "fdopen",
         lambda fd, mode: (os.close(fd), real(os.open("/dev/full", os.O_WRONLY), mode))[1],
     )
-    # WHEN
+
     with pytest.raises(ReportError, match="No space left"):
         stagespan.dump_timing_report(target)
-    # THEN
+
     assert target.read_text() == "earlier"
     assert [p.name for p in tmp_path.iterdir()] == ["timing.json"]
 

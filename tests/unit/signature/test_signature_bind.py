@@ -129,13 +129,11 @@ def test_positional_only_parameters_are_passed_by_position() -> None:
     # GIVEN / WHEN
     args, kwargs = fit(only, {"c": 3, "b": 2, "a": 1})
 
-    # THEN
     assert only(*args, **kwargs) == (1, 2, 3)
 
 
 def test_a_misfit_is_told_in_one_sentence() -> None:
     # GIVEN inputs with one too few and one too many
-    # WHEN
     with pytest.raises(ReplayError) as caught:
         fit(plain, {"a": 1, "z": 2})
 

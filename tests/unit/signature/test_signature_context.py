@@ -131,7 +131,6 @@ def test_every_kind_of_callable_is_captured_by_name(
     seen: Any, stage: str, inputs: Any, output: Any
 ) -> None:
     # GIVEN a stage that ran in debug mode
-    # WHEN
     entry = seen["signatures"][stage]
 
     # THEN its arguments are there by name, its instance is not, and its result is
@@ -144,7 +143,6 @@ def test_generators_modules_and_blocks_tell_their_inputs(seen: Any) -> None:
     # GIVEN / WHEN
     entries = {name: entry["input_signatures"] for name, entry in seen["signatures"].items()}
 
-    # THEN
     assert entries["generator"] == {"x": NODE}
     assert entries["module"] == {"input": NODE}
     assert entries["block"]["ids"]["value_range"] == [0, 99]

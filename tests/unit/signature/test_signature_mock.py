@@ -64,7 +64,6 @@ def test_every_known_dtype_can_be_made(dtype: str) -> None:
 
 def test_normal_values_are_neither_zero_nor_alike() -> None:
     # GIVEN a large floating-point input
-    # WHEN
     made = make_inputs(stage(x=tensor([300, 400], "bfloat16")))["x"].float()
 
     # THEN it is spread as a normal distribution is
@@ -76,7 +75,6 @@ def test_integers_stay_within_their_range() -> None:
     # GIVEN token ids of a vocabulary, and integers of which nothing is known
     signature = stage(ids=tensor([8, 77], "int64", value_range=[3, 900]), n=tensor([99], "int32"))
 
-    # WHEN
     made = make_inputs(signature)
 
     # THEN ids are valid, the others 0 or 1
@@ -95,7 +93,6 @@ def test_masks_are_as_true_as_the_captured() -> None:
         )
     )
 
-    # THEN
     assert 0.88 < made["most"].float().mean() < 0.92
     assert made["all"].all()
     assert not made["none"].any()
@@ -133,10 +130,8 @@ def test_kept_values_come_back_exactly() -> None:
         "rows": torch.tensor([1, 2]).expand(3, 2),
     }
 
-    # WHEN
     made = make_inputs(stage(**{name: capture(value) for name, value in small.items()}))
 
-    # THEN
     for name, value in small.items():
         assert made[name].dtype == value.dtype
         assert made[name].tolist() == value.tolist()
@@ -176,7 +171,6 @@ def test_structures_and_words_come_back() -> None:
 
 
 def test_numpy_arrays_images_and_generators_come_back() -> None:
-    # GIVEN
     image_module = pytest.importorskip("PIL.Image")
     given = {
         "array": np.arange(200, dtype=np.uint8).reshape(2, 100),
@@ -184,10 +178,8 @@ def test_numpy_arrays_images_and_generators_come_back() -> None:
         "generator": torch.Generator(),
     }
 
-    # WHEN
     made = make_inputs(stage(**{name: capture(value) for name, value in given.items()}))
 
-    # THEN
     assert made["array"].shape == (2, 100)
     assert made["array"].dtype == np.uint8
     assert made["image"].size == (8, 6)
@@ -221,7 +213,6 @@ def test_dtype_changes_floating_point_inputs_only() -> None:
     # GIVEN / WHEN
     made = make_inputs(stage(x=tensor([9]), n=tensor([9], "int64")), dtype="torch.bfloat16")
 
-    # THEN
     assert made["x"].dtype == torch.bfloat16
     assert made["n"].dtype == torch.int64
 
@@ -275,11 +266,9 @@ def test_what_cannot_be_replayed_is_named_with_how_to_pass_it_in() -> None:
     # GIVEN an argument with an object deep inside
     node = capture({"cache": [object()]})
 
-    # WHEN
     with pytest.raises(HarnessError) as caught:
         make_inputs(stage(state=node))
 
-    # THEN
     assert "'state.cache[0]' is a object" in str(caught.value)
     assert "HarnessConfig(inputs={'state': ...})" in str(caught.value)
 

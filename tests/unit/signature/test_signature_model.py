@@ -141,7 +141,6 @@ def test_an_unknown_stage_gets_the_known_ones_and_the_closest() -> None:
     with pytest.raises(SignatureError) as caught:
         file.stage("denoize")
 
-    # THEN
     assert "did you mean 'denoise'?" in str(caught.value)
     assert "it holds 'denoise', 'vae'" in str(caught.value)
 

@@ -67,7 +67,6 @@ def redacting(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_content_is_left_out_and_structure_is_kept(
     what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN
     value = VALUES[what]
     # WHEN it is described with and without redaction
     redacted = capture(value)
@@ -123,12 +122,11 @@ def test_a_replay_gets_texts_of_the_same_length() -> None:
     pytest.importorskip("torch", reason="mock inputs need torch")
     from stagespan.signature import make_inputs
 
-    # GIVEN
     names = [name for name in VALUES if name != "long list"]
     nodes = {name.replace(" ", "_").replace("'", ""): capture(VALUES[name]) for name in names}
-    # WHEN
+
     first, second = (make_inputs(StageSignature("s", dict(nodes))) for _ in range(2))
-    # THEN
+
     assert first == second
     assert (type(first["text"]), len(first["text"])) == (str, 15)
     assert len(first["long_text"]) == 15_000
@@ -179,7 +177,6 @@ def stages(cwd: Path) -> str:
 
 
 def test_a_run_that_redacts(tmp_path: Path) -> None:
-    # WHEN
     run(PROGRAM, tmp_path, STAGESPAN_REDACT="strings")
     # THEN no file of it has the prompt, in any case
     texts = [path.read_text().lower() for path in (tmp_path / "out").iterdir()]
@@ -203,9 +200,9 @@ def test_files_with_content_are_for_their_owner_only(umask: int, tmp_path: Path)
     (tmp_path / "out" / "timing_io_signature.json").write_text("{}")
     os.chmod(tmp_path / "out" / "timing_io_signature.json", 0o644)
     os.utime(tmp_path / "out" / "timing_io_signature.json", (0, 0))
-    # WHEN
+
     run(f"import os; os.umask({umask})\n{PROGRAM}", tmp_path)
-    # THEN
+
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
     assert modes == {"timing_io_signature.json": 0o600, "timing.json": 0o666 & ~umask}
     page = stages(tmp_path)
@@ -214,7 +211,7 @@ def test_files_with_content_are_for_their_owner_only(umask: int, tmp_path: Path)
 
 def test_a_script_of_a_replay_has_no_text_and_is_for_its_owner_only(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="a replay needs torch")
-    # GIVEN
+
     run(PROGRAM, tmp_path, STAGESPAN_REDACT="strings")
     (tmp_path / "factory.py").write_text(
         "def get_stage():\n"
@@ -236,7 +233,7 @@ def test_a_script_of_a_replay_has_no_text_and_is_for_its_owner_only(tmp_path: Pa
             timeout=300,
         )
         assert done.returncode == 0, done.stderr
-    # THEN
+
     script = tmp_path / "out" / "profile_encode.py"
     assert stat.S_IMODE(script.stat().st_mode) == 0o600
     assert "secret" not in script.read_text().lower()

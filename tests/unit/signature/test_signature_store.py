@@ -88,11 +88,9 @@ def test_inputs_output_and_metadata_of_a_call_are_kept() -> None:
 
 def test_a_with_block_tells_its_inputs_later() -> None:
     # GIVEN a block with inputs and an output, and one without either
-    # WHEN
     run(stage="embedding", inputs={"ids": torch.zeros(3, 90)}, result=torch.zeros(2, 50))
     run(stage="bare")
 
-    # THEN
     entries = get_io_signatures()
     assert entries["embedding"]["input_signatures"]["ids"]["shape"] == [3, 90]
     assert entries["embedding"]["output_signature"]["shape"] == [2, 50]
@@ -103,7 +101,6 @@ def test_always_on_contexts_are_not_captured() -> None:
     # GIVEN / WHEN
     run(kind="profiling", function=denoise, args=(1,))
 
-    # THEN
     assert get_io_signatures() == {}
 
 
@@ -124,7 +121,6 @@ def test_a_failed_run_has_no_output_and_no_time() -> None:
     # GIVEN / WHEN
     run(function=denoise, args=(1,), error=ValueError("x"))
 
-    # THEN
     assert get_io_signatures()["denoise"]["output_signature"] is None
     assert signature_stats()["denoise"][0]["p50_ms"] is None
 
@@ -134,10 +130,8 @@ def test_the_most_frequent_signature_is_the_main_one_and_others_are_variants() -
     for size in (1, 8, 8, 3):
         run(function=denoise, args=(torch.zeros(size, 30),))
 
-    # WHEN
     entry = get_io_signatures()["denoise"]
 
-    # THEN
     assert entry["input_signatures"]["latents"]["shape"] == [8, 30]
     shapes = [v["input_signatures"]["latents"]["shape"] for v in entry["variants"]]
     assert shapes == [[3, 30], [1, 30]]
@@ -191,7 +185,6 @@ def test_signatures_of_a_stage_are_bounded() -> None:
     for size in range(runs):
         run(function=denoise, args=(torch.zeros(size, 30),))
 
-    # WHEN
     rows = {row["key"]: row["count"] for row in signature_stats()["denoise"]}
 
     # THEN the first are kept, the rest is counted together
@@ -237,19 +230,16 @@ def test_threads_lose_nothing() -> None:
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
 
-    # WHEN
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
-    # THEN
     stats = signature_stats()
     assert [sum(row["count"] for row in stats[name]) for name in ("s0", "s1")] == [200, 200]
 
 
 def test_what_the_store_gives_out_is_a_copy() -> None:
-    # GIVEN
     run(function=denoise, args=({"a": 1},))
 
     # WHEN somebody changes what he got
