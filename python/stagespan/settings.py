@@ -59,21 +59,21 @@ VARIABLES: tuple[Variable, ...] = (
         ("ENABLE_PROFILER_NAMES",),
         "names",
         (),
-        "stages that run under torch.profiler, separated by commas; * is all",
+        "stages that run under torch.profiler, separated by commas; * stands for all",
     ),
     Variable(
         "STAGESPAN_PROFILER_RUNS",
         (),
         "count",
         1,
-        "how many runs of each such stage are profiled",
+        "how many runs of each of these stages are profiled",
     ),
     Variable(
         "STAGESPAN_REDACT",
         (),
         "choice",
         "none",
-        "what signatures leave out: with strings, the content of strings, bytes and paths",
+        "what signatures leave out; strings leaves out the content of strings, bytes and paths",
         ("none", "strings"),
     ),
     Variable(
@@ -88,7 +88,7 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "switch",
         False,
-        "whether threads and thread pools carry on the request and the span of the code that "
+        "whether threads and thread pools keep the request and the span of the code that "
         "starts them",
     ),
     Variable(
@@ -96,7 +96,7 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "choice",
         "auto",
-        "the recorder's clock; the extension reads it when it is loaded",
+        "the recorder's clock; read when the extension is loaded",
         ("auto", "tsc", "monotonic"),
     ),
     Variable(
@@ -104,8 +104,8 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "count",
         _core.RING_SPANS_DEFAULT,
-        "spans that each thread's ring keeps, rounded up to a power of two; the extension reads it "
-        "when it is loaded",
+        "how many spans each thread's ring keeps, rounded up to a power of two; read when the "
+        "extension is loaded",
         least=_core.RING_SPANS_LEAST,
         most=_core.RING_SPANS_MOST,
     ),
@@ -114,7 +114,7 @@ VARIABLES: tuple[Variable, ...] = (
         (),
         "count",
         1,
-        "time the device's part of every n-th span of a stage in a thread; 0 is none",
+        "measure the device time of every n-th span of a stage in a thread; 0 turns it off",
         least=0,
     ),
 )
