@@ -52,7 +52,16 @@ SANITIZER_OPTIONS = {
     "TSAN_OPTIONS": "second_deadlock_stack=1:halt_on_error=1",
 }
 # Plain Python that no interpreter's version changes: tested in .venv only.
-ONE_PYTHON_IS_ENOUGH = ("fuzz", "unit/trace/analysis", "unit/trace/ranks", "unit/trace/ncu")
+ONE_PYTHON_IS_ENOUGH = (
+    "fuzz",
+    "unit/trace/derived",
+    "unit/trace/analyses",
+    "unit/trace/ascend",
+    "unit/trace/ranks",
+    "unit/trace/compare",
+    "unit/trace/render",
+    "unit/trace/ncu",
+)
 
 
 def run_pytest(session: nox.Session, name: str, python: str, *arguments: str) -> None:

@@ -11,13 +11,13 @@ import pytest
 
 from stagespan.errors import TraceError
 from stagespan.trace import Trace, read_trace
+from stagespan.trace.analyses.flame import Flame
+from stagespan.trace.analyses.layers import Layers
+from stagespan.trace.analyses.memory import Memory
+from stagespan.trace.analyses.stages import Stages
+from stagespan.trace.analyses.steps import Steps
 from stagespan.trace.analysis import analyze
-from stagespan.trace.analysis.flame import Flame
-from stagespan.trace.analysis.layers import Layers
-from stagespan.trace.analysis.markdown import markdown
-from stagespan.trace.analysis.memory import Memory
-from stagespan.trace.analysis.stages import Stages
-from stagespan.trace.analysis.steps import Steps
+from stagespan.trace.render.markdown import markdown
 
 _NAMES = (
     "ProfilerStep#1", "ProfilerStep#2", "step", "load", "aten::mm", "aten::empty", "kernel",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stagespan.errors import StagespanError
 from stagespan.trace import read_trace
-from stagespan.trace.comparison import Against, compare
+from stagespan.trace.compare import Comparison, compare
 from stagespan.trace.ranks import analyze_folder
 from stagespan.trace.ranks.merge import merge
 
@@ -105,7 +105,7 @@ def test_any_two_traces(first: Any, second: Any, tmp_path: Path) -> None:
             assert all(len(row) == len(table.columns) for row in table.rows)
         for finding in found.findings():
             assert finding.evidence
-        if isinstance(found, Against):
+        if isinstance(found, Comparison):
             assert sum(part.change_ns for part in found.parts()) == found.change_ns
 
 

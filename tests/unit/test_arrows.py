@@ -24,6 +24,19 @@ ROOMS = (
     "cli __main__",
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}
+# The same for the folders and modules of `trace`, from below to above.
+TRACE = (
+    "read kernel_names",
+    "result",
+    "derived",
+    "breakdown",
+    "analyses ascend",
+    "analysis",
+    "ranks compare",
+    "render",
+    "ncu paths",
+)
+TRACE_LEVEL = {part: level for level, parts in enumerate(TRACE) for part in parts.split()}
 # What needs torch to be of any use; everything else imports it where it is needed.
 NEED_TORCH = {
     *("harness/replay.py", "harness/denoise.py", "harness/program.py"),
@@ -71,6 +84,56 @@ def test_no_room_imports_from_a_higher_one() -> None:
             if LEVEL.get(name.split(".")[1], LEVEL["cli"]) > LEVEL[room]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
+
+
+def module_of(path: Path) -> str:
+    """The module's name within the package: "trace.read.model"."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+@pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
+def test_folders_of_trace_import_only_from_lower_ones() -> None:
+    # GIVEN the modules of trace
+    wrong = []
+    for path in (PACKAGE / "trace").rglob("*.py"):
+        module = module_of(path)
+        if module == "trace":
+            continue
+        # WHEN their imports from trace are looked at, also those inside functions
+        own = module.split(".")[1]
+        for name in imported(ast.parse(path.read_text())):
+            part = name.removeprefix("stagespan.trace.").split(".")[0]
+            # THEN each leads to the own folder, or to a lower one
+            if (
+                name.startswith("stagespan.trace.")
+                and part != own
+                and TRACE_LEVEL[part] >= TRACE_LEVEL[own]
+            ):
+                wrong.append(f"{module} imports {name}")
+    assert wrong == []
+
+
+@pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    # GIVEN which module imports which; in trace also inside functions
+    paths = {module_of(path): path for path in PACKAGE.rglob("*.py")}
+    imports: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        tree: ast.AST = ast.parse(path.read_text())
+        if not module.startswith("trace") and isinstance(tree, ast.Module):
+            tree = ast.Module([node for node in tree.body if not hasattr(node, "body")], [])
+        found = {name.removeprefix("stagespan.") for name in imported(tree)}
+        # `from x import y`: the module x.y, or else the name y of the module x
+        named = {name if name in paths else name.rpartition(".")[0] for name in found}
+        imports[module] = (named & paths.keys()) - {module, ""}
+    # WHEN modules that import nothing that is left are taken away, again and again
+    while free := [module for module, others in imports.items() if not others]:
+        for module in free:
+            del imports[module]
+        imports = {module: others - set(free) for module, others in imports.items()}
+    # THEN none is left
+    assert imports == {}
 
 
 @pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")

@@ -14,7 +14,7 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
         return
     import json
 
-    from stagespan.trace.analysis.json_schema import json_schema
+    from stagespan.trace.render.json_schema import json_schema
 
     click.echo(json.dumps(json_schema(), indent=1))
     context.exit()
@@ -112,17 +112,17 @@ def command(
         text = json.dumps(analysis.to_dict(), indent=1) + "\n"
         write_to(json_file, text)
     if markdown_file is not None:
-        from stagespan.trace.analysis.markdown import markdown
+        from stagespan.trace.render.markdown import markdown
 
         write_to(markdown_file, markdown(analysis))
     if html_file is not None:
-        from stagespan.trace.analysis.html import html_page
+        from stagespan.trace.render.html import html_page
 
         write_to(html_file, html_page(analysis))
     if flame_file is not None:
-        from stagespan.trace.analysis.flame import folded_of
+        from stagespan.trace.analyses.flame import folded_of
 
-        write_to(flame_file, folded_of(analysis))
+        write_to(flame_file, folded_of(analysis.results.get("flame")))
     if "-" not in (json_file, markdown_file, html_file, flame_file):
         from stagespan.trace.paths import print_page_of
 

@@ -206,7 +206,7 @@ def _launchers(
     if trace_file is None:
         return {}
     from stagespan.trace.analysis import analyze
-    from stagespan.trace.reader import read_trace
+    from stagespan.trace.read.reader import read_trace
 
     kernels = analyze(read_trace(trace_file), only=["kernels"]).to_dict()["kernels"]
     return {row["name"]: (row["operator"], row["stage"]) for row in kernels.get("top", ())}

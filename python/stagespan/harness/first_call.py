@@ -155,7 +155,7 @@ def write_first_call(call: FirstCall, path: Callable[[str], Path]) -> dict[str, 
 def _summary(trace_path: Path) -> dict[str, Any]:
     """What the trace tells: time of compiling by phase, graph breaks, recompilations."""
     from stagespan.trace import read_trace
-    from stagespan.trace.analysis.compiled import Compiled, analyze
+    from stagespan.trace.analyses.compiled import Compiled, analyze
 
     compiled = analyze(read_trace(trace_path))
     if not isinstance(compiled, Compiled) or compiled.compiling is None:

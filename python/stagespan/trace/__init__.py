@@ -1,11 +1,11 @@
-"""Reading traces of torch.profiler and its kin, and what they say; needs no torch."""
+"""Read and analyse traces of torch.profiler and compatible profilers. Needs no torch."""
 
 from __future__ import annotations
 
 from stagespan.trace.breakdown import Breakdown, KernelRow, breakdown
-from stagespan.trace.device_use import DeviceUse, device_use
-from stagespan.trace.model import MISSING, Events, Flows, Trace
-from stagespan.trace.reader import read_trace
+from stagespan.trace.derived.device import DeviceUse, device_use
+from stagespan.trace.read.model import MISSING, Events, Flows, Trace
+from stagespan.trace.read.reader import read_trace
 
 __all__ = [
     "MISSING",

@@ -1,4 +1,4 @@
-"""The kernel breakdown of a stage: time by kernel name, or on a CPU by operator, from its trace."""
+"""The kernel breakdown of a stage: the time of each kernel, or on a CPU of each operator."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.arrays import Numbers
-from stagespan.trace.device import device_work, launch_of
-from stagespan.trace.intervals import exclusive
-from stagespan.trace.model import Trace
+from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.read.intervals import Numbers, exclusive
+from stagespan.trace.read.model import Trace
 
 TOP = 50
 # What the profiler and torch.compile write about themselves.

@@ -1,12 +1,21 @@
-"""What `stagespan analyze` does with a path: a trace, a folder of Ascend, or of many ranks."""
+"""Analyse what a path names: one trace, an Ascend result folder, or a folder of many ranks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from stagespan.errors import StagespanError
-from stagespan.trace.analysis import Analysis, analyze
-from stagespan.trace.opening import open_trace
+from stagespan.trace.analysis import Analysis, analyze, analyze_ascend
+from stagespan.trace.read.model import Trace
+
+
+def open_trace(path: Path) -> Trace:
+    """The one trace that a path names. Raises TraceError with a sentence where it names none."""
+    from stagespan.trace.ascend import find_ascend_folder, read_ascend_trace
+    from stagespan.trace.read.reader import read_trace
+
+    folder = find_ascend_folder(path)
+    return read_trace(path) if folder is None else read_ascend_trace(folder)
 
 
 def analyze_path(path: Path, against: Path | None = None, jobs: int | None = None) -> Analysis:
@@ -17,7 +26,6 @@ def analyze_path(path: Path, against: Path | None = None, jobs: int | None = Non
     Raises TraceError with a sentence for what cannot be read.
     """
     from stagespan.trace.ascend import find_ascend_folder, read_ascend_folder
-    from stagespan.trace.ascend.report import analyze_ascend
 
     if against is not None:
         return _compared(path, against)
@@ -37,7 +45,7 @@ def analyze_path(path: Path, against: Path | None = None, jobs: int | None = Non
 
 
 def _compared(path: Path, against: Path) -> Analysis:
-    from stagespan.trace.comparison import compare
+    from stagespan.trace.compare import compare
     from stagespan.trace.ranks.report import Ranks
 
     before = open_trace(against)
@@ -74,10 +82,10 @@ def print_page_of(analysis: Analysis) -> None:
 
     ranks = analysis.results.get("ranks")
     if isinstance(ranks, Ranks):
-        from stagespan.trace.ranks.terminal import print_ranks
+        from stagespan.trace.render.terminal import print_ranks
 
         print_ranks(ranks)
         return
-    from stagespan.trace.comparison.terminal import print_comparison
+    from stagespan.trace.render.terminal import print_comparison
 
     print_comparison(analysis)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from stagespan.trace import Trace, breakdown, device_use, read_trace
-from stagespan.trace.columns import category_today
+from stagespan.trace.read.columns import category_today
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""Result folders of torch_npu.profiler: their files, and what they say beyond the trace."""
+"""Result folders of torch_npu.profiler: their files, and the analyses of Ascend traces."""
 
 from __future__ import annotations
 

@@ -8,22 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.trace.analysis.result import (
+from stagespan.trace.ascend.csv_tables import CsvTable, count, disagreement, scaled
+from stagespan.trace.read.intervals import by_group
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
     Evidence,
     Finding,
-    Nothing,
     Severity,
     Table,
+    Unavailable,
+    counted,
     in_words,
-    many,
     share,
     window_of,
 )
-from stagespan.trace.arrays import by_group
-from stagespan.trace.ascend.agreement import disagreement
-from stagespan.trace.ascend.cells import count, scaled
-from stagespan.trace.ascend.tables import CsvTable
-from stagespan.trace.model import Trace
 
 API = "api_statistic.csv"
 _COMPILES = re.compile(r"^aclopCompile")
@@ -33,7 +31,7 @@ _TOP = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """All calls of one function; times in ns."""
 
     level: str
@@ -61,7 +59,7 @@ class Calls:
     """Calls by function, those with the most time first; calls within others are counted too."""
 
     source: str
-    calls: list[Call]
+    calls: list[ApiCall]
     window_ns: int | None
     """The length of the trace, if there is one."""
     unread: int = 0
@@ -112,9 +110,9 @@ class Calls:
                 Finding(
                     severity,
                     f"For {in_words(time, 'ns')} ({percent:.1f} % of {of}) the host {words}, in"
-                    f" {many(calls, 'call')}. {advice}.",
+                    f" {counted(calls, 'call')}. {advice}.",
                     tuple(
-                        Evidence(f"{c.name}, {many(c.count, 'time')}", None, c.total_ns, "ns")
+                        Evidence(f"{c.name}, {counted(c.count, 'time')}", None, c.total_ns, "ns")
                         for c in mine[:3]
                     ),
                     code,
@@ -156,7 +154,7 @@ class Calls:
         return [Table("Calls of CANN", columns, rows, note)]
 
 
-def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Nothing:
+def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Unavailable:
     """The calls of the file, or those of the trace where there is no file."""
     seen = {} if trace is None else _of_trace(trace)
     window = None if trace is None else window_of(trace)
@@ -169,13 +167,13 @@ def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Nothing:
     if seen:
         most = sorted(seen.values(), key=lambda call: (-call.total_ns, call.name))
         return Calls("the trace", most, length)
-    return Nothing(
+    return Unavailable(
         f"The folder has neither {API} nor a trace with CANN's calls: both are written from Level1"
         " on."
     )
 
 
-def _of_table(table: CsvTable) -> tuple[list[Call], int]:
+def _of_table(table: CsvTable) -> tuple[list[ApiCall], int]:
     found, unread = [], 0
     columns = ("time", "min", "max")
     unit = table.unit("time", "us")
@@ -192,31 +190,33 @@ def _of_table(table: CsvTable) -> tuple[list[Call], int]:
             unread += 1
             continue
         low, high = (scaled(t, table.unit(c, unit)) for t, c in ((least, "min"), (most, "max")))
-        found.append(Call(level, name, times, time, low, high))
+        found.append(ApiCall(level, name, times, time, low, high))
     return sorted(found, key=lambda call: (-call.total_ns, call.name)), unread
 
 
-def _of_trace(trace: Trace) -> dict[str, Call]:
+def _of_trace(trace: Trace) -> dict[str, ApiCall]:
     """Calls in the process CANN by name, without what stands before its @."""
     events = trace.events
     pids = [pid for pid, name in trace.process_names.items() if name == "CANN"]
     rows = np.flatnonzero(np.isin(events.pid, np.array(pids, dtype=np.int64)))
     codes, group = np.unique(events.name[rows], return_inverse=True)
     group = group.reshape(-1)
-    found: dict[str, Call] = {}
+    found: dict[str, ApiCall] = {}
     for code, here in zip(codes.tolist(), by_group(group, len(codes)), strict=False):
         level, _, name = trace.names[code].rpartition("@")
         times = events.dur_ns[rows[here]]
         if name and level:
-            found[name] = Call(
+            found[name] = ApiCall(
                 level, name, len(times), int(times.sum()), int(times.min()), int(times.max())
             )
     return found
 
 
-def _difference(mine: Call, seen: Call) -> str | None:
+def _difference(mine: ApiCall, seen: ApiCall) -> str | None:
     if mine.count != seen.count:
-        return f"{mine.name}: {many(mine.count, 'call')} in the file, {seen.count:,} in the trace"
+        return (
+            f"{mine.name}: {counted(mine.count, 'call')} in the file, {seen.count:,} in the trace"
+        )
     if abs(mine.total_ns - seen.total_ns) > max(mine.count, 1e-6 * mine.total_ns):
         return (
             f"{mine.name}: {in_words(mine.total_ns, 'ns')} in the file,"

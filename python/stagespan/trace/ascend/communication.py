@@ -1,4 +1,4 @@
-"""Collectives and their links, from communication.json and communication_matrix.json."""
+"""Collectives and links, from communication.json and communication_matrix.json."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.trace.analysis.result import (
+from stagespan.trace.ascend.csv_tables import disagreement, scaled
+from stagespan.trace.derived.device import COMMUNICATION as DEVICE_COMMUNICATION
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
     Evidence,
     Finding,
-    Nothing,
     Severity,
     Table,
+    Unavailable,
+    counted,
     in_words,
-    many,
     share,
 )
-from stagespan.trace.ascend.agreement import disagreement
-from stagespan.trace.ascend.cells import scaled
-from stagespan.trace.device import COMMUNICATION as DEVICE_COMMUNICATION
-from stagespan.trace.device import device_work
-from stagespan.trace.model import Trace
 
 COMMUNICATION, MATRIX = "communication.json", "communication_matrix.json"
 _TOTAL = "Total Op Info"
@@ -93,7 +92,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Collectives:
+class CollectiveStats:
     """Operations, the longest first."""
 
     operations: list[Collective]
@@ -208,7 +207,7 @@ class Collectives:
             note = f"From {COMMUNICATION}."
             if self.compared:
                 agree = f"{len(self.differences):,} differ" if self.differences else "all agree"
-                note += f" {many(self.compared, 'operation')} in the trace too: {agree}."
+                note += f" {counted(self.compared, 'operation')} in the trace too: {agree}."
             tables.append(Table("Collectives", columns, rows, note))
         if self.links:
             links = [
@@ -234,7 +233,9 @@ class Collectives:
         return {name: getattr(each, name) for name in _TIMES}
 
 
-def collectives(documents: dict[str, Any], trace: Trace | None = None) -> Collectives | Nothing:
+def collectives(
+    documents: dict[str, Any], trace: Trace | None = None
+) -> CollectiveStats | Unavailable:
     """Read both files, whichever is there, and compare with the trace's collectives.
 
     What is not as expected is left out.
@@ -250,13 +251,13 @@ def collectives(documents: dict[str, Any], trace: Trace | None = None) -> Collec
             found.append(Collective(step, name, **read, begin_ns=begin, sent=sent))
     links = _links(documents.get(MATRIX))
     if not found and not links:
-        return Nothing(
+        return Unavailable(
             f"The folder has neither {COMMUNICATION} nor {MATRIX} with operations: both are written"
             " from Level1 on when ranks communicate."
         )
     found.sort(key=lambda each: -(each.elapse_ns or 0))
     compared, told = (0, []) if trace is None else _compared(found, trace)
-    return Collectives(found, links, compared, told)
+    return CollectiveStats(found, links, compared, told)
 
 
 def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str]]:

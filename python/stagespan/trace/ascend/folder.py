@@ -1,4 +1,4 @@
-"""An Ascend result folder: which of its files are there, and their contents."""
+"""An Ascend result folder: which of its files exist, and their contents."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from stagespan.errors import TraceError
-from stagespan.trace.ascend.tables import CsvTable, bytes_of, read_table
-from stagespan.trace.model import Trace
+from stagespan.trace.ascend.csv_tables import CsvTable, bytes_of, read_table
+from stagespan.trace.read.model import Trace
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 TRACE = "trace_view.json"
@@ -164,7 +164,7 @@ def _found(folder: Path, name: str) -> Path | None:
 
 
 def _trace(output: Path, problems: list[str]) -> Trace | None:
-    from stagespan.trace.reader import read_trace
+    from stagespan.trace.read.reader import read_trace
 
     file = _found(output, TRACE)
     if file is None:

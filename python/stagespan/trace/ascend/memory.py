@@ -1,4 +1,4 @@
-"""Memory of the device over time, from memory_record.csv and operator_memory.csv."""
+"""Device memory over time, from memory_record.csv and operator_memory.csv."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from stagespan.trace.analysis.result import Evidence, Finding, Nothing, Table, in_words, share
-from stagespan.trace.ascend.cells import scaled
-from stagespan.trace.ascend.tables import CsvTable
+from stagespan.trace.ascend.csv_tables import CsvTable, scaled
+from stagespan.trace.result import Evidence, Finding, Table, Unavailable, in_words, share
 
 RECORD, OPERATOR = "memory_record.csv", "operator_memory.csv"
 _TOP = 30
@@ -43,7 +42,7 @@ class Allocations:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class AscendMemory:
     """Peaks by component, and operators that allocate, the most first."""
 
     peaks: list[Peak]
@@ -127,16 +126,16 @@ class Memory:
         return tables
 
 
-def memory(tables: dict[str, CsvTable]) -> Memory | Nothing:
+def memory(tables: dict[str, CsvTable]) -> AscendMemory | Unavailable:
     """Read both files, whichever is there."""
     peaks, unread = _peaks(tables[RECORD]) if RECORD in tables else ([], 0)
     operators, odd = _operators(tables[OPERATOR]) if OPERATOR in tables else ([], 0)
     if not peaks and not operators:
-        return Nothing(
+        return Unavailable(
             f"The folder has neither {RECORD} nor {OPERATOR} with rows: record with"
             " profile_memory=True."
         )
-    return Memory(peaks, operators, unread + odd)
+    return AscendMemory(peaks, operators, unread + odd)
 
 
 def _peaks(table: CsvTable) -> tuple[list[Peak], int]:

@@ -1,6 +1,6 @@
-"""Operators on the device by type and core: from op_statistic.csv, against kernel_details.csv.
+"""Operators on the device by type and core, from op_statistic.csv and kernel_details.csv.
 
-Where both are there the statistic counts: it sums durations before they are rounded to ns.
+If both files exist, op_statistic.csv counts: it sums durations before they are rounded to ns.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from stagespan.trace.analysis.result import (
+from stagespan.trace.ascend.csv_tables import CsvTable, count, disagreement, scaled
+from stagespan.trace.result import (
     Evidence,
     Finding,
-    Nothing,
     Severity,
     Table,
+    Unavailable,
+    counted,
     in_words,
-    many,
     share,
 )
-from stagespan.trace.ascend.agreement import disagreement
-from stagespan.trace.ascend.cells import count, scaled
-from stagespan.trace.ascend.tables import CsvTable
 
 KERNELS, STATISTIC = "kernel_details.csv", "op_statistic.csv"
 _AI_CPU = re.compile(r"AI_?CPU", re.IGNORECASE)
@@ -110,12 +108,15 @@ class Operators:
             found.append(
                 Finding(
                     severity,
-                    f"{many(calls, 'operator')} ran on the AI CPU, which is slow:"
+                    f"{counted(calls, 'operator')} ran on the AI CPU, which is slow:"
                     f" {in_words(time, 'ns')} ({percent:.1f} % of all operators' time), of types"
                     f" {names}. Other types of data, or another operator, run on the AI Core.",
                     tuple(
                         Evidence(
-                            f"{t.type} on {t.core}, {many(t.count, 'time')}", None, t.total_ns, "ns"
+                            f"{t.type} on {t.core}, {counted(t.count, 'time')}",
+                            None,
+                            t.total_ns,
+                            "ns",
                         )
                         for t in slow[:5]
                     ),
@@ -128,7 +129,7 @@ class Operators:
         limit = next((s for least, s in _SHARES if percent >= least), None)
         if limit is not None:
             told = ", ".join(
-                f"{t.type} {many(t.count, 'time')} ({_CONVERSIONS[t.type]})" for t in changes
+                f"{t.type} {counted(t.count, 'time')} ({_CONVERSIONS[t.type]})" for t in changes
             )
             found.append(
                 Finding(
@@ -138,7 +139,10 @@ class Operators:
                     " them.",
                     tuple(
                         Evidence(
-                            f"{t.type} on {t.core}, {many(t.count, 'time')}", None, t.total_ns, "ns"
+                            f"{t.type} on {t.core}, {counted(t.count, 'time')}",
+                            None,
+                            t.total_ns,
+                            "ns",
                         )
                         for t in changes[:5]
                     ),
@@ -190,7 +194,7 @@ class Operators:
         return [Table("Operators by type", columns, rows, note)]
 
 
-def operators(tables: dict[str, CsvTable]) -> Operators | Nothing:
+def operators(tables: dict[str, CsvTable]) -> Operators | Unavailable:
     """Types by the profiler's statistic, compared with its kernels; or grouped from these."""
     known, kernels = tables.get(STATISTIC), tables.get(KERNELS)
     theirs = Operators(STATISTIC, []) if known is None else _of_statistic(known)
@@ -203,7 +207,7 @@ def operators(tables: dict[str, CsvTable]) -> Operators | Nothing:
         return theirs
     if mine:
         return Operators(KERNELS, mine, unread=unread)
-    return Nothing(
+    return Unavailable(
         f"The folder has neither {KERNELS} nor {STATISTIC} with rows: both are written from Level1"
         " on with the NPU's activity."
     )
@@ -282,3 +286,114 @@ def _differences(mine: list[OperatorType], theirs: list[OperatorType]) -> list[s
             )
     found += [f"{type_} on {core} is not in {KERNELS}" for type_, core in other]
     return found
+
+
+# --- Operators of the framework ---
+
+
+DETAILS = "operator_details.csv"
+_COLUMNS = (
+    "host self duration",
+    "host total duration",
+    "device self duration",
+    "device total duration",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HostOperator:
+    """All calls of one operator; ns, None where the file does not say.
+
+    What it calls itself is in total, not in self.
+    """
+
+    name: str
+    calls: int
+    host_self_ns: int | None
+    host_total_ns: int | None
+    device_self_ns: int | None
+    device_total_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorDetails:
+    """Operators, those with the most time of their own on the host first."""
+
+    operators: list[HostOperator]
+    unread: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "operators": [
+                {
+                    "name": each.name,
+                    "calls": each.calls,
+                    "host_self_us": _us(each.host_self_ns),
+                    "host_total_us": _us(each.host_total_ns),
+                    "device_self_us": _us(each.device_self_ns),
+                    "device_total_us": _us(each.device_total_ns),
+                }
+                for each in self.operators
+            ],
+            "unread_rows": self.unread,
+        }
+
+    def findings(self) -> list[Finding]:
+        """None: why the device was free is told from the trace."""
+        return []
+
+    def tables(self) -> list[Table]:
+        """Host and device side by side."""
+        rows = [
+            (
+                each.name,
+                each.calls,
+                each.host_self_ns,
+                each.host_total_ns,
+                each.device_self_ns,
+                each.device_total_ns,
+            )
+            for each in self.operators[:_TOP]
+        ]
+        columns = (
+            ("operator", ""),
+            ("calls", ""),
+            ("host, itself", "ns"),
+            ("host, with what it calls", "ns"),
+            ("device, itself", "ns"),
+            ("device, with what it calls", "ns"),
+        )
+        return [Table("Operators of the framework", columns, rows, f"From {DETAILS}.")]
+
+
+def host_operators(table: CsvTable | None) -> OperatorDetails | Unavailable:
+    """Sum up by name; Nothing without rows."""
+    calls: dict[str, int] = defaultdict(int)
+    sums: dict[str, list[int | None]] = defaultdict(lambda: [None] * len(_COLUMNS))
+    unread = 0
+    if table is not None and table.has(_COLUMNS[0]):
+        units = [table.unit(name, "us") for name in _COLUMNS]
+        cells = zip(table.texts("name"), *(table.texts(name) for name in _COLUMNS), strict=True)
+        for name, *texts in cells:
+            times = [scaled(text, unit) for text, unit in zip(texts, units, strict=True)]
+            if times[0] is None:
+                unread += 1
+                continue
+            calls[name] += 1
+            row = sums[name]
+            for at, time in enumerate(times):
+                if time is not None:
+                    row[at] = (row[at] or 0) + time
+    if not sums:
+        return Unavailable(
+            f"The folder has no {DETAILS} with rows: record with the CPU's activity and"
+            " record_shapes=True."
+        )
+    found = [HostOperator(name, calls[name], *row) for name, row in sums.items()]
+    found.sort(key=lambda each: (-(each.host_self_ns or 0), each.name))
+    return OperatorDetails(found, unread)
+
+
+def _us(time_ns: int | None) -> float | None:
+    return None if time_ns is None else time_ns / 1000

@@ -1,19 +1,18 @@
-"""All that is found out about an Ascend result folder, as an Analysis like that of a trace."""
+"""The files of an Ascend result folder, and the results of those that are not the trace."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from stagespan.trace.analysis import ASCEND, Analysis, analyze, ascend_steps
-from stagespan.trace.analysis.result import Finding, Nothing, Result, Table
+from stagespan.trace.ascend import steps
 from stagespan.trace.ascend.api import API, calls
-from stagespan.trace.ascend.communication import Collectives, collectives
+from stagespan.trace.ascend.communication import CollectiveStats, collectives
 from stagespan.trace.ascend.folder import DOCUMENTS, TABLES, TRACE, AscendFolder
-from stagespan.trace.ascend.host_operators import DETAILS, host_operators
 from stagespan.trace.ascend.memory import memory
-from stagespan.trace.ascend.operators import Operators, operators
-from stagespan.trace.gather import without_events
+from stagespan.trace.ascend.operators import DETAILS, host_operators, operators
+from stagespan.trace.read.columns import without_events
+from stagespan.trace.result import Finding, Result, Table, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +57,17 @@ class Files:
         return found | {name: len(document) for name, document in folder.documents.items()}
 
 
-def analyze_ascend(folder: AscendFolder) -> Analysis:
-    """Run the analyses of the trace, where there is one, and those of each file that is there."""
+def analyze_files(folder: AscendFolder) -> dict[str, Result | Unavailable]:
+    """The results of the folder's files, by the names of the analyses."""
     tables, trace = folder.tables, folder.trace
-    results: dict[str, Result | Nothing] = {}
-    if trace is not None:
-        results = dict(analyze(trace).results)
     communication = collectives(folder.documents, trace)
-    times = ascend_steps.analyze(
-        without_events(str(folder.path)) if trace is None else trace,
-        tables.get("step_trace_time.csv"),
-        tables.get("kernel_details.csv"),
-        communication if isinstance(communication, Collectives) else None,
-    )
-    ours: dict[str, Result | Nothing] = {
+    return {
+        "ascend_steps": steps.analyze(
+            without_events(str(folder.path)) if trace is None else trace,
+            tables.get("step_trace_time.csv"),
+            tables.get("kernel_details.csv"),
+            communication if isinstance(communication, CollectiveStats) else None,
+        ),
         "ascend_operators": operators(tables),
         "ascend_api": calls(tables.get(API), trace),
         "ascend_collectives": communication,
@@ -79,11 +75,3 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
         "ascend_host_operators": host_operators(tables.get(DETAILS)),
         "ascend_files": Files(folder),
     }
-    by_type = ours["ascend_operators"]
-    if isinstance(by_type, Operators) and any(each.core for each in by_type.types):
-        results.pop("ascend_cores", None)  # which says less
-    first = {name: results[name] for name in ("verdict", *ASCEND) if name in results}
-    shown = without_events(str(folder.path)) if trace is None else trace
-    shown = replace(shown, incomplete=" ".join(folder.problems) or shown.incomplete)
-    results |= {**ours, "ascend_steps": times}
-    return Analysis(shown, {**first, "ascend_steps": times, **results})

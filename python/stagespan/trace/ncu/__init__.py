@@ -1,4 +1,5 @@
-"""Nsight Compute beside a trace: its command for a stage's top kernels, its CSV, and what it says.
+"""Nsight Compute (ncu) for a stage's top kernels: its command line, its CSV, and a report.
 
-Needs neither ncu nor a device: the command can be run elsewhere, and its file read here.
+Neither ncu nor a device is needed here: you can run the command on another machine and read its
+file here.
 """

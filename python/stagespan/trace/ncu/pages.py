@@ -1,4 +1,4 @@
-"""The report on kernels on a terminal, as Markdown, as a picture and as an HTML page."""
+"""The report on kernels for the terminal, as Markdown, as SVG and as an HTML page."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from stagespan.console import set_width, trimmed
-from stagespan.trace.analysis.html import filled
-from stagespan.trace.analysis.html.data import written_finding, written_table
-from stagespan.trace.analysis.markdown import escaped, markdown_table
-from stagespan.trace.analysis.result import Cell, in_cell, in_words, printable, shortened
-from stagespan.trace.ncu.names import base_name
-from stagespan.trace.ncu.picture import COLOURS, svg
+from stagespan.trace.ncu.command import base_name
 from stagespan.trace.ncu.report import NcuReport, summary
+from stagespan.trace.ncu.roofline import COLOURS, svg
 from stagespan.trace.ncu.verdict import CANNOT_TELL
+from stagespan.trace.render.html import filled
+from stagespan.trace.render.html.data import written_finding, written_table
+from stagespan.trace.render.markdown import escaped, markdown_table
+from stagespan.trace.result import Cell, in_cell, in_words, printable, shortened
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 _WIDTH = 100
 _SEVERITIES = {"high": "bold red", "medium": "yellow", "low": "cyan"}

@@ -1,17 +1,204 @@
-"""ncu's CSV, in both layouts: one row a metric, and one row a kernel (`--page raw`)."""
+"""Read ncu's CSV in both layouts: one row per metric, or one row per kernel (`--page raw`)."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from stagespan.errors import TraceError
-from stagespan.trace.long_cells import long_cells
-from stagespan.trace.ncu.metrics import BY_LABEL
-from stagespan.trace.ncu.numbers import decimal_sign, in_base_unit, number
+from stagespan.trace.read.csv_cells import long_cells
+
+DURATION = "gpu__time_duration.sum"
+COMPUTE = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+MEMORY = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
+DRAM = "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"
+L1 = "l1tex__throughput.avg.pct_of_peak_sustained_active"
+L2 = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
+ACHIEVED = "sm__warps_active.avg.pct_of_peak_sustained_active"
+THEORETICAL = "sm__maximum_warps_per_active_cycle_pct"
+WAVES = "launch__waves_per_multiprocessor"
+REGISTERS = "launch__registers_per_thread"
+ISSUED = "smsp__issue_active.avg.per_cycle_active"
+ISSUED_PERCENT = "smsp__issue_active.avg.pct_of_peak_sustained_active"
+ELIGIBLE = "smsp__warps_eligible.avg.per_cycle_active"
+CYCLES_PER_ISSUE = "smsp__average_warp_latency_per_inst_issued.ratio"
+DRAM_BYTES = "dram__bytes.sum"
+DRAM_RATE = "dram__bytes.sum.per_second"
+DRAM_READ, DRAM_WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
+SM_CLOCK = "sm__cycles_elapsed.avg.per_second"
+SMSP_CLOCK = "smsp__cycles_elapsed.avg.per_second"
+DRAM_CLOCK = "dram__cycles_elapsed.avg.per_second"
+DRAM_PEAK = "dram__bytes.sum.peak_sustained"
+TENSOR = (
+    "sm__inst_executed_pipe_tensor.sum",
+    "smsp__inst_executed_pipe_tensor.sum",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+    "sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active",
+)
+"""Any of them above 0: the tensor cores worked."""
+
+BY_LABEL: Mapping[tuple[str, str], str] = {
+    ("Duration", "second"): DURATION,
+    ("Compute (SM) Throughput", "%"): COMPUTE,
+    ("SM [%]", "%"): COMPUTE,
+    ("Memory Throughput", "%"): MEMORY,
+    ("Memory [%]", "%"): MEMORY,
+    ("Memory Throughput", "byte/second"): DRAM_RATE,
+    ("DRAM Throughput", "%"): DRAM,
+    ("L1/TEX Cache Throughput", "%"): L1,
+    ("L2 Cache Throughput", "%"): L2,
+    ("SOL DRAM", "%"): DRAM,
+    ("SOL L1/TEX Cache", "%"): L1,
+    ("SOL L2 Cache", "%"): L2,
+    ("SM Frequency", "hz"): SM_CLOCK,
+    ("DRAM Frequency", "hz"): DRAM_CLOCK,
+    ("Achieved Occupancy", "%"): ACHIEVED,
+    ("Theoretical Occupancy", "%"): THEORETICAL,
+    ("Waves Per SM", ""): WAVES,
+    ("Registers Per Thread", "register/thread"): REGISTERS,
+    ("Issued Warp Per Scheduler", ""): ISSUED,
+    ("Eligible Warps Per Scheduler", "warp"): ELIGIBLE,
+    ("Warp Cycles Per Issued Instruction", "cycle"): CYCLES_PER_ISSUE,
+    ("Block Limit Registers", "block"): "launch__occupancy_limit_registers",
+    ("Block Limit Shared Mem", "block"): "launch__occupancy_limit_shared_mem",
+    ("Block Limit Warps", "block"): "launch__occupancy_limit_warps",
+    ("Block Limit SM", "block"): "launch__occupancy_limit_blocks",
+    ("Block Limit Barriers", "block"): "launch__occupancy_limit_barriers",
+}
+"""Label and unit on the page of details, and the metric that stands behind it."""
+
+LIMITS = {
+    "launch__occupancy_limit_registers": "registers",
+    "launch__occupancy_limit_shared_mem": "shared memory",
+    "launch__occupancy_limit_warps": "the block's size",
+    "launch__occupancy_limit_blocks": "the number of blocks",
+    "launch__occupancy_limit_barriers": "barriers",
+}
+"""What limits how many blocks share a multiprocessor."""
+
+STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+STALLED_LATENCY = "smsp__average_warp_latency_issue_stalled_{}.ratio"
+STALLED_PERCENT = "smsp__warp_issue_stalled_{}_per_warp_active.pct"
+STALLS = {
+    "long_scoreboard": "data from L1, L2 or device memory",
+    "short_scoreboard": "shared memory or special functions",
+    "lg_throttle": "the queue of global and local memory",
+    "mio_throttle": "the queue of shared memory and special functions",
+    "tex_throttle": "the texture queue",
+    "drain": "its last writes to memory",
+    "membar": "a memory barrier",
+    "math_pipe_throttle": "a busy arithmetic pipe",
+    "barrier": "other warps at a barrier",
+    "wait": "a fixed latency between instructions",
+    "branch_resolving": "a branch's target",
+    "no_instruction": "instructions to be fetched",
+    "imc_miss": "a constant that was not in its cache",
+    "dispatch_stall": "the dispatcher",
+    "sleeping": "its own sleep",
+    "gmma": "other warps of its group",
+    "misc": "something else",
+}
+"""Why a warp could not go on: what it waited for. `not_selected` is no wait: it was ready."""
+
+
+_BLANKS = " \u00a0\u202f\u2009'\u2019"
+_NUMBER = re.compile(rf"[+-]?\d[\d.,{_BLANKS}]*(?:[eE][+-]?\d+)?")
+_PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_LEAST, _MOST = 1e-30, 1e30
+_BASES = {
+    "second": "second",
+    "s": "second",
+    "sec": "second",
+    "byte": "byte",
+    "bytes": "byte",
+    "B": "byte",
+    "hz": "hz",
+    "Hz": "hz",
+    "cycle": "cycle",
+    "inst": "inst",
+}
+_WHOLE = {"%": ("%", 1.0), "": ("", 1.0), "Ghz": ("hz", 1e9), "Mhz": ("hz", 1e6)}
+
+
+def decimal_sign(values: Iterable[str]) -> str:
+    """Which sign, "." or ",", parts the fraction in a file's numbers; "." where none tells.
+
+    A sign that occurs twice in a number parts thousands, and so does the first of two different
+    ones; one that stands before other than three digits, or behind a lone 0, parts the fraction.
+    Where the numbers contradict each other the majority counts.
+    """
+    votes = {".": 0, ",": 0}
+    other = {".": ",", ",": "."}
+    for value in values:
+        value = value.strip().rstrip("%").strip()
+        if _NUMBER.fullmatch(value) is None:
+            continue
+        digits = value.lstrip("+-").split("e")[0].split("E")[0]
+        signs = [letter for letter in digits if letter in ".,"]
+        if not signs:
+            continue
+        last = signs[-1]
+        if len(set(signs)) == 2:
+            votes[last] += 1
+        elif len(signs) > 1:
+            votes[other[last]] += 1
+        else:
+            before, after = digits.split(last)
+            if len(after) != 3 or before == "0" or len(before.strip(_BLANKS)) > 3:
+                votes[last] += 1
+    return "," if votes[","] > votes["."] else "."
+
+
+def number(text: str, decimal: str = ".") -> float | int | None:
+    """A number as ncu prints it, an integer where it is one; None for what is no number."""
+    text = text.strip().rstrip("%").strip()
+    if _NUMBER.fullmatch(text) is None:
+        return None
+    for sign in _BLANKS + ("." if decimal == "," else ","):
+        text = text.replace(sign, "")
+    text = text.replace(decimal, ".")
+    try:
+        value = float(text) if "." in text or "e" in text.lower() else int(text)
+    except ValueError:
+        return None
+    # No counter of a device is beyond these: a damaged number must not become a figure.
+    return value if value == 0 or _LEAST < abs(value) < _MOST else None
+
+
+def in_base_unit(value: float, unit: str) -> tuple[float, str]:
+    """A value in seconds, bytes, hertz, or its unit without a prefix: 1.5 "Kbyte" is 1500 "byte".
+
+    ncu's prefixes are powers of 1000. Units that are not known stay as they are.
+    """
+    factor, names = 1.0, []
+    for at, part in enumerate(unit.strip().split("/")):
+        name, size = _base(part.strip())
+        factor = factor * size if at == 0 else factor / size
+        names.append(name)
+    named = "/".join(names)
+    if named == "cycle/second":
+        named = "hz"
+    scaled = value if factor == 1.0 else value * factor
+    return scaled, named
+
+
+def _base(unit: str) -> tuple[str, float]:
+    if unit in _WHOLE:
+        return _WHOLE[unit]
+    if unit in _BASES:
+        return _BASES[unit], 1.0
+    if unit[:1] in _PREFIXES and unit[1:] in _BASES:
+        return _BASES[unit[1:]], _PREFIXES[unit[0]]
+    return unit, 1.0
+
+
+# --- The file ---
+
 
 _METRIC = ("Metric Name", "Metric Unit", "Metric Value")
 _LIST_OF_THREE = re.compile(r"\(?\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\)?")

@@ -1,4 +1,4 @@
-"""What ncu's figures say about a stage's kernels, beside the time that the trace gave them."""
+"""What ncu measured about a stage's kernels, together with their times in the trace."""
 
 from __future__ import annotations
 
@@ -6,22 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stagespan.trace.analysis.result import (
-    Evidence,
-    Finding,
-    Severity,
-    Table,
-    gravest_first,
-    in_words,
-    share,
-)
-from stagespan.trace.ncu import metrics as m
-from stagespan.trace.ncu.command import Top, TopKernels
-from stagespan.trace.ncu.names import base_name, one_way, without_parameters
-from stagespan.trace.ncu.picture import Placed
+from stagespan.trace.ncu import reading as m
+from stagespan.trace.ncu.command import Top, TopKernels, base_name, one_way, without_parameters
 from stagespan.trace.ncu.reading import Measured, Reading
-from stagespan.trace.ncu.roofline import Point, Roofs, bytes_of, point_of, roofs_of
+from stagespan.trace.ncu.roofline import Placed, Point, Roofs, bytes_of, point_of, roofs_of
 from stagespan.trace.ncu.verdict import CANNOT_TELL, Judgement, judge
+from stagespan.trace.result import Evidence, Finding, Severity, Table, by_severity, in_words, share
 
 # Of the stage's kernel time.
 _SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (0.0, "low"))
@@ -121,7 +111,7 @@ class NcuReport:
             if percent is not None:
                 severity = next(s for least, s in _SHARES if percent >= least)
             found.append(Finding(severity, self._sentence(each, percent), _evidence(each)))
-        return gravest_first(found)
+        return by_severity(found)
 
     def _sentence(self, each: Judged, percent: float | None) -> str:
         said = each.judgement

@@ -1,16 +1,27 @@
-"""Where kernels stand below the roofs of their device: operations a byte, operations a second.
+"""The roofline of a device: operations per byte and per second of its kernels, and the picture.
 
-As the section "GPU Speed Of Light Roofline Chart" of Nsight Compute defines it: operations are
-additions, multiplications and twice the fused ones, bytes those of device memory. What the tensor
-cores do is not among the counted instructions: such a kernel has no point.
+Operations and bytes are defined as in Nsight Compute's section "GPU Speed Of Light Roofline Chart":
+operations are additions, multiplications, and fused ones twice; bytes are those of device memory.
+Work of the tensor cores is not among the counted instructions, so such a kernel has no point.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from xml.sax.saxutils import escape
 
-from stagespan.trace.ncu import metrics as m
+from stagespan.trace.ncu import reading as m
 from stagespan.trace.ncu.reading import Measured
+from stagespan.trace.ncu.verdict import (
+    BALANCED,
+    CANNOT_TELL,
+    COMPUTE_BOUND,
+    LATENCY_BOUND,
+    MEMORY_BOUND,
+)
+from stagespan.trace.result import shortened
 
 _KINDS = {"single": "f", "double": "d", "half": "h"}
 _COUNTS = (
@@ -127,3 +138,180 @@ def _operations(kernel: Measured, letter: str) -> float | None:
                 total, known = total + weight * count, True
                 break
     return total if known else None
+
+
+# --- The picture ---
+
+
+COLOURS = {
+    MEMORY_BOUND: "#2f7fd6",
+    COMPUTE_BOUND: "#2f9e63",
+    LATENCY_BOUND: "#e2674a",
+    BALANCED: "#a44cc4",
+    CANNOT_TELL: "#868d97",
+}
+_WIDTH, _HEIGHT = 900, 560
+_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 56, 60
+_LONGEST = 48
+_OPEN = (
+    f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}"'
+    ' font-family="sans-serif" font-size="12" role="img">'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A kernel in the picture."""
+
+    name: str
+    bound: str
+    point: Point
+
+
+def svg(title: str, kernels: Sequence[Placed], roofs: Roofs) -> str:
+    """The picture; without a point it says so."""
+    axes = _Axes(kernels, roofs)
+    parts = [
+        _OPEN,
+        f"<title>{_text(title)}</title>",
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="#ffffff"/>',
+        f'<text x="{_LEFT}" y="22" font-size="15" font-weight="600">{_text(title)}</text>',
+        _legend(),
+    ]
+    if not kernels:
+        parts.append(
+            f'<text x="{_LEFT}" y="{_HEIGHT // 2}">No kernel here has counted operations and bytes.'
+            "</text>"
+        )
+    else:
+        parts += [*axes.grid(), *_roofs(axes, roofs), *_points(axes, kernels)]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+class _Axes:
+    """Both are logarithmic."""
+
+    def __init__(self, kernels: Sequence[Placed], roofs: Roofs) -> None:
+        across = [each.point.intensity for each in kernels] + list(roofs.ridges.values())
+        up = [each.point.rate for each in kernels] + list(roofs.rates.values())
+        self.across, self.up = _decades(across or [1.0]), _decades(up or [1e12])
+
+    def x(self, value: float) -> float:
+        low, high = self.across
+        part = (math.log10(value) - low) / (high - low)
+        return _LEFT + part * (_WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        low, high = self.up
+        part = (math.log10(value) - low) / (high - low)
+        return _HEIGHT - _BOTTOM - part * (_HEIGHT - _TOP - _BOTTOM)
+
+    def grid(self) -> list[str]:
+        bottom, parts = _HEIGHT - _BOTTOM, []
+        for power in range(self.across[0], self.across[1] + 1):
+            x = self.x(10.0**power)
+            parts.append(_line(x, _TOP, x, bottom, "#e3e6ea"))
+            parts.append(_label(x, bottom + 18, f"{10.0**power:g}", "middle"))
+        for power in range(self.up[0], self.up[1] + 1):
+            y = self.y(10.0**power)
+            parts.append(_line(_LEFT, y, _WIDTH - _RIGHT, y, "#e3e6ea"))
+            parts.append(_label(_LEFT - 8, y + 4, in_words(10.0**power, 0), "end"))
+        middle = (_LEFT + _WIDTH - _RIGHT) / 2
+        parts.append(_label(middle, _HEIGHT - 16, "operations a byte of device memory", "middle"))
+        across = (_TOP + bottom) / 2
+        parts.append(
+            f'<text transform="translate(18 {across:.1f}) rotate(-90)" text-anchor="middle">'
+            "operations a second</text>"
+        )
+        return parts
+
+
+def in_words(value: float, digits: int = 2) -> str:
+    """Operations or bytes a second: 1.5e12 is "1.50 T"."""
+    for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if abs(value) >= size * 0.9999:
+            return f"{value / size:.{digits}f} {letter}"
+    return f"{value:.{digits}f}"
+
+
+def _roofs(axes: _Axes, roofs: Roofs) -> list[str]:
+    if not roofs.bandwidth:
+        return []
+    parts = []
+    left, right = 10.0 ** axes.across[0], 10.0 ** axes.across[1]
+    for precision, rate in roofs.rates.items():
+        ridge = rate / roofs.bandwidth
+        parts.append(_line(axes.x(ridge), axes.y(rate), axes.x(right), axes.y(rate), "#1b1f24", 2))
+        words = f"{in_words(rate)}FLOP/s, {precision} precision"
+        parts.append(_label(_WIDTH - _RIGHT - 4, axes.y(rate) - 6, words, "end"))
+    end = max(roofs.ridges.values(), default=right)
+    begin = max(left, 10.0 ** axes.up[0] / roofs.bandwidth)
+    if begin < end:
+        top = end * roofs.bandwidth
+        parts.append(
+            _line(axes.x(begin), axes.y(begin * roofs.bandwidth), axes.x(end), axes.y(top),
+                  "#1b1f24", 2)
+        )  # fmt: skip
+        words = f"{in_words(roofs.bandwidth)}B/s device memory"
+        x0, y0 = axes.x(begin), axes.y(begin * roofs.bandwidth)
+        x1, y1 = axes.x(end), axes.y(top)
+        angle = math.degrees(math.atan2(y1 - y0, x1 - x0))
+        place = f"translate({(x0 + x1) / 2:.1f} {(y0 + y1) / 2 - 8:.1f}) rotate({angle:.1f})"
+        parts.append(f'<text transform="{place}" text-anchor="middle">{_text(words)}</text>')
+    return parts
+
+
+def _points(axes: _Axes, kernels: Sequence[Placed]) -> list[str]:
+    parts: list[str] = []
+    taken: list[float] = []
+    for each in sorted(kernels, key=lambda placed: placed.point.rate, reverse=True):
+        x, y = axes.x(each.point.intensity), axes.y(each.point.rate)
+        told = (
+            f"{shortened(each.name, 400)}: {each.bound}, {in_words(each.point.rate)}FLOP/s,"
+            f" {each.point.intensity:.2f} operations a byte"
+        )
+        parts.append(
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{COLOURS[each.bound]}"'
+            f' fill-opacity="0.85" stroke="#ffffff"><title>{_text(told)}</title></circle>'
+        )
+        # Names go where there is room, one below the other: roofs are above.
+        at = y + 16
+        while any(abs(at - other) < 13 for other in taken):
+            at += 13
+        taken.append(at)
+        name = shortened(each.name, _LONGEST)
+        if x < _WIDTH / 2:
+            parts.append(_label(x + 6, at, name))
+        else:
+            parts.append(_label(x - 6, at, name, "end"))
+    return parts
+
+
+def _legend() -> str:
+    parts, x = [], _LEFT
+    for bound, colour in COLOURS.items():
+        parts.append(f'<circle cx="{x + 5}" cy="40" r="5" fill="{colour}"/>')
+        parts.append(_label(x + 15, 44, bound))
+        x += 130
+    return "".join(parts)
+
+
+def _decades(values: list[float]) -> tuple[int, int]:
+    """Powers of ten around positive values, at least one apart."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return low, max(high, low + 1)
+
+
+def _line(x0: float, y0: float, x1: float, y1: float, colour: str, width: float = 1) -> str:
+    return (
+        f'<line x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}" stroke="{colour}"'
+        f' stroke-width="{width}"/>'
+    )
+
+
+def _label(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{_text(text)}</text>'
+
+
+def _text(text: str) -> str:
+    return escape("".join(c if c.isprintable() else "?" for c in text))

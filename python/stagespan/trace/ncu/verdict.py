@@ -1,9 +1,9 @@
-"""What bounds a kernel, by the measures and thresholds of Nsight Compute's own guidance.
+"""What limits a kernel, by the measures and thresholds of Nsight Compute's own guidance.
 
 Throughput decides, as in the rule `SOLBottleneck` of the section "GPU Speed Of Light Throughput"
-(Nsight Compute, sections/SpeedOfLight.py): below 60 % of the peak in both computing and memory a
-kernel waits for latencies; else the one that is at least 10 points higher bounds it; else both do.
-Occupancy and stalls say why a kernel waits: a grid of less than one wave (the same rule, and
+(Nsight Compute, sections/SpeedOfLight.py). If computing and memory both stay below 60 % of their
+peak, latencies limit the kernel; otherwise the one that is at least 10 points higher; otherwise
+both. Occupancy and stalls show why a kernel waits: a grid of less than one wave (the same rule, and
 LaunchStatistics.py), a theoretical occupancy below 80 % (TheoreticalOccupancy.py) or an achieved
 one 10 points below it (AchievedOccupancy.py), and the reasons that take at least 30 % of the cycles
 between two instructions of a warp while schedulers issue in less than 80 % of the cycles
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stagespan.trace.ncu import metrics as m
+from stagespan.trace.ncu import reading as m
 from stagespan.trace.ncu.reading import Measured
 
 MEMORY_BOUND = "memory-bound"

@@ -1,4 +1,4 @@
-"""The clocks of the ranks brought together: a collective ends at about the same time on all."""
+"""Align the clocks of the ranks: a collective ends at about the same time on all of them."""
 
 from __future__ import annotations
 

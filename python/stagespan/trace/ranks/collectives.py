@@ -1,4 +1,4 @@
-"""The collectives of one rank's trace: which, in which group, when, and the computing before."""
+"""The collectives of one rank: operation, process group, time, and the computing before."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.analysis.axis import Cover
-from stagespan.trace.analysis.causes import MARKS
-from stagespan.trace.analysis.device_time import custom_communication
-from stagespan.trace.analysis.host_time import named
-from stagespan.trace.analysis.nesting import Lanes, Nesting
-from stagespan.trace.analysis.step_ranges import step_ranges
-from stagespan.trace.arrays import Numbers
-from stagespan.trace.device import COMMUNICATION, COMPUTE, device_work, launch_of
-from stagespan.trace.model import Trace
-
-Rows = NDArray[np.intp]
+from stagespan.trace.ascend import communication
+from stagespan.trace.ascend.csv_tables import CsvTable
+from stagespan.trace.ascend.steps import intervals_of_kernels
+from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work, launch_of
+from stagespan.trace.derived.device_time import custom_communication
+from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.step_ranges import step_ranges
+from stagespan.trace.derived.threads import Cover, Nesting, ThreadIndex, named
+from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.model import Trace
 
 MOST = 5_000
 """Collectives of a rank that are kept: what travels back from a worker stays small."""
@@ -227,7 +226,7 @@ def _number(trace: Trace, rows: Rows, key: str) -> Numbers:
 
 def _outermost(trace: Trace, rows: Rows) -> Rows:
     """Those that lie within no other, as a host's collective can be marked twice."""
-    lanes = Lanes(trace, rows)
+    lanes = ThreadIndex(trace, rows)
     if len(rows) == 0 or not lanes.fits:
         return rows
     nesting = Nesting.of(trace, lanes.axis, rows, lanes.of[0])
@@ -252,3 +251,77 @@ def _argument(trace: Trace, rows: Rows, key: str) -> tuple[Numbers, list[str]]:
 def _looked_up(known: Numbers, rows: Rows) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
     at = np.minimum(np.searchsorted(known, rows), len(known) - 1)
     return at, known[at] == rows
+
+
+# --- Collectives of Ascend folders without a trace ---
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    begin_ns: int
+    end_ns: int
+    name: str
+    transit_ns: int
+    step: str
+
+
+def transits(found: communication.CollectiveStats | None) -> dict[str, list[int | None]]:
+    """How long each collective moved data, by name and in the order of time."""
+    operations = [] if found is None else found.operations
+    times: dict[str, list[int | None]] = {}
+    for each in sorted(operations, key=lambda each: each.begin_ns or 0):
+        # Collectives that the cores carry out have no tasks of transit: 0 says nothing.
+        times.setdefault(each.name, []).append(each.transit_ns or None)
+    return times
+
+
+def collectives_of_files(
+    found: communication.CollectiveStats | None, kernels: CsvTable | None
+) -> Collectives:
+    """The collectives of communication.json, and the computing of kernel_details.csv if given."""
+    calls = sorted(
+        (
+            _Call(e.begin_ns, e.begin_ns + e.elapse_ns, e.name, e.transit_ns or -1, e.step)
+            for e in ([] if found is None else found.operations)
+            if e.begin_ns is not None and e.elapse_ns is not None and e.elapse_ns >= 0
+        ),
+        key=lambda each: (each.begin_ns, each.end_ns),
+    )
+    left_out = max(0, len(calls) - MOST)
+    begin, end = _column(calls, "begin_ns"), _column(calls, "end_ns")
+    computes = None if kernels is None else intervals_of_kernels(kernels)
+    computing = Cover(*(computes or (begin[:0], end[:0])))
+    busy = computing | Cover(begin, end)
+    calls, begin, end = calls[:MOST], begin[:MOST], end[:MOST]
+    since = np.full(len(calls), busy.begin[0] if len(busy.begin) else 0)
+    ops: dict[str, int] = {}
+    groups: dict[str, int] = {"": 0}
+    steps: dict[str, int] = {}
+    of_op = [ops.setdefault(op_of(each.name), len(ops)) for each in calls]
+    of_group = []
+    for each in calls:
+        named = ASCEND_GROUP.match(each.name)
+        of_group.append(groups.setdefault(named[1] if named else "", len(groups)))
+    of_step = [steps.setdefault(each.step, len(steps) + 1) for each in calls]
+    unknown = np.full(len(calls), -1, dtype=np.int64)
+    return Collectives(
+        ops=list(ops),
+        op=np.array(of_op, dtype=np.int32),
+        groups=list(groups),
+        group=np.array(of_group, dtype=np.int32),
+        bytes_in=unknown,
+        members=unknown.copy(),
+        begin_ns=begin,
+        end_ns=end,
+        computed_ns=computing.within(since, begin),
+        computed_in_ns=computing.within(begin, end),
+        busy_ns=busy.within(since, begin),
+        transit_ns=_column(calls, "transit_ns"),
+        step=np.array(of_step, dtype=np.int64),
+        left_out=left_out,
+        computing_known=computes is not None,
+    )
+
+
+def _column(calls: list[_Call], name: str) -> NDArray[np.int64]:
+    return np.array([getattr(each, name) for each in calls], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""A folder with the traces of many ranks: which there are, what is wrong with them, one result."""
+"""Analyse a folder with the traces of many ranks: find, check and compare them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ import numpy as np
 
 from stagespan.errors import TraceError
 from stagespan.trace.analysis import Analysis
-from stagespan.trace.gather import without_events
-from stagespan.trace.model import Trace
 from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks, align
 from stagespan.trace.ranks.find import traces_in
-from stagespan.trace.ranks.many import summarise_all
 from stagespan.trace.ranks.match import Matched, match
 from stagespan.trace.ranks.report import Ranks
-from stagespan.trace.ranks.summary import RankSummary, Unreadable
+from stagespan.trace.ranks.summary import RankSummary, Unreadable, summarise_all
 from stagespan.trace.ranks.waits import waits
+from stagespan.trace.read.columns import without_events
+from stagespan.trace.read.model import Trace
 
 # How many numbers or names a sentence lists.
 _LISTED = 10

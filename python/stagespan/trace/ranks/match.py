@@ -1,4 +1,4 @@
-"""The same collective found on every rank: by group, operation and order, whatever the clock."""
+"""Find the same collective on every rank by group, operation and order, without the clock."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.arrays import Numbers
 from stagespan.trace.ranks.collectives import ALONE, Collectives
 from stagespan.trace.ranks.summary import RankSummary
+from stagespan.trace.read.intervals import Numbers
 
 UNKNOWN = np.iinfo(np.int64).min
 """In a block: the rank's trace does not hold this collective."""
@@ -30,7 +30,7 @@ _ALIKE, _NOISE_NS = 4.0, 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class MatchedCalls:
     """The collectives of one group: one row a rank, one column a collective; times in ns."""
 
     group: str
@@ -57,10 +57,10 @@ class Block:
         known: NDArray[np.bool_] = self.begin_ns != UNKNOWN
         return known
 
-    def part(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> Block:
+    def part(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> MatchedCalls:
         """Some ranks and collectives of it."""
         here = np.ix_(rows, columns)
-        return Block(
+        return MatchedCalls(
             self.group,
             self.ranks[rows],
             [self.ops[at] for at in columns],
@@ -86,7 +86,7 @@ _BY_RANK = (
 class Matched:
     """All that could be matched, and what could not."""
 
-    blocks: list[Block]
+    blocks: list[MatchedCalls]
     unmatched: list[int]
     """Ranks (indices of summaries) with collectives none of which could be matched."""
     alone: int
@@ -141,7 +141,7 @@ def match(summaries: Sequence[RankSummary]) -> Matched:
     return Matched(blocks, sorted(with_some - matched), alone)
 
 
-def _block(group: str, members: list[_Lane]) -> Block | None:
+def _block(group: str, members: list[_Lane]) -> MatchedCalls | None:
     if len(members) < 2:
         return None
     base = max(members, key=lambda lane: len(lane.rows))
@@ -165,7 +165,7 @@ def _block(group: str, members: list[_Lane]) -> Block | None:
     shared = np.flatnonzero((of["begin_ns"] != UNKNOWN).sum(axis=0) >= 2)
     if len(shared) == 0:
         return None
-    return Block(
+    return MatchedCalls(
         group,
         np.array([lane.rank for lane, _ in kept], dtype=np.intp),
         ops[shared].tolist(),

@@ -1,4 +1,4 @@
-"""The timelines of many ranks in one file that Perfetto opens, written rank after rank."""
+"""Merge the timelines of many ranks into one file for Perfetto, rank after rank."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import msgspec
 
 from stagespan.errors import StagespanError
 from stagespan.files import whole_file
-from stagespan.trace.ranks.entries import copy_entries
+from stagespan.trace.ascend.folder import OUTPUT, TRACE
 from stagespan.trace.ranks.report import Ranks
+from stagespan.trace.read.raw_events import copy_raw_events
 
 Entry = dict[str, msgspec.Raw]
 # Ids from here on (patterns of 64 bits) are numbered anew, smaller ones are moved.
@@ -132,7 +133,7 @@ class _Rank:
 
     def copy(self, path: Path, shift_ns: int) -> None:
         """Copy all entries, their times moved, and name the processes."""
-        copy_entries(path, lambda entries: self._take(entries, shift_ns))
+        copy_raw_events(_file_of(path), lambda entries: self._take(entries, shift_ns))
         self._write(self._about_processes())
 
     def _take(self, entries: list[Entry], shift_ns: int) -> None:
@@ -287,3 +288,11 @@ def _microseconds(time_ns: int) -> msgspec.Raw:
     sign = b"-" if time_ns < 0 else b""
     whole, rest = divmod(abs(time_ns), 1000)
     return msgspec.Raw(b"%s%d.%03d" % (sign, whole, rest))
+
+
+def _file_of(path: Path) -> Path:
+    """The file with the events of a path that may be a result folder."""
+    if not path.is_dir():
+        return path
+    named = [below / f"{TRACE}{end}" for below in (path, path / OUTPUT) for end in ("", ".gz")]
+    return next((file for file in named if file.is_file()), named[0])

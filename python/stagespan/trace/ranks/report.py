@@ -1,8 +1,10 @@
-"""What the traces of many ranks say together: who waits for whom, and who computes more."""
+"""What the traces of many ranks show together: who waits for whom, and who computes more."""
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,12 +12,30 @@ from typing import Any
 
 import numpy as np
 
-from stagespan.trace.analysis.result import Finding, Table, share
 from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks
-from stagespan.trace.ranks.late import REASONS
 from stagespan.trace.ranks.match import Matched
 from stagespan.trace.ranks.summary import RankSummary, Unreadable
-from stagespan.trace.ranks.waits import NOBODY, Instance, Waits, bus_speed, by_op
+from stagespan.trace.ranks.waits import (
+    BEFORE,
+    NOBODY,
+    NOT_KNOWN,
+    REASONS,
+    CollectiveWaits,
+    Instance,
+    bus_speed,
+    by_op,
+)
+from stagespan.trace.result import (
+    Cell,
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    by_severity,
+    counted,
+    in_words,
+    share,
+)
 
 TOP = 50
 
@@ -71,7 +91,7 @@ class Ranks:
     unreadable: list[Unreadable]
     matched: Matched
     clocks: Clocks
-    waits: Waits
+    waits: CollectiveWaits
     remarks: tuple[str, ...]
     """What to know before the figures are used."""
 
@@ -211,13 +231,11 @@ class Ranks:
 
     def verdict(self) -> tuple[str, str]:
         """One word for the job, and what its ranks' time went to in one sentence."""
-        from stagespan.trace.ranks.words import verdict
 
         return verdict(self)
 
     def findings(self) -> list[Finding]:
         """Waiting, stragglers, imbalance; the gravest first."""
-        from stagespan.trace.ranks.words import findings
 
         return findings(self)
 
@@ -227,7 +245,6 @@ class Ranks:
 
     def tables(self) -> list[Table]:
         """Ranks, collectives, and the single ones that cost most."""
-        from stagespan.trace.ranks.words import tables
 
         return tables(self)
 
@@ -360,3 +377,494 @@ def most_often_last(instances: Sequence[Instance]) -> tuple[int, int] | None:
     if not counts:
         return None
     return max(counts.items(), key=lambda item: (item[1], -item[0]))
+
+
+# --- Findings and tables ---
+
+
+# Of the ranks' time between their first and last common collective.
+_WAITED: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_CAUSED: tuple[tuple[float, Severity], ...] = ((10.0, "high"), (5.0, "medium"), (2.0, "low"))
+# Over the mean rank.
+_IMBALANCE: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
+# Of the ranks' time, or of their stages; without the waiting for each other.
+_EXPOSED: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+EXPOSED_COMMUNICATION = "ranks.exposed_communication"
+# Of all waiting: from here on that for ranks that began later is told.
+_MUCH_BEFORE = 25.0
+_BEFORE = list(REASONS).index(BEFORE)
+# Of the collectives' time: from here on time without any data that moves is told.
+_STILL = 50.0
+# At its place in the step a rank is last so often, and for this part of what is lost there.
+_LEAST_TIMES, _MOSTLY = 3, 200 / 3
+# Else a rank is late when it is last too often for chance.
+_CHANCE = 0.05
+# A part of a sum that changes none of its digits that matter.
+_NEGLIGIBLE = 1e-12
+
+
+def verdict(found: Ranks) -> tuple[str, str]:
+    """One word for the job, and what its ranks' time went to in one sentence.
+
+    The word is that of most ranks; if they differ, what took the most time of all.
+    """
+    ranks = len(found.summaries)
+    sums = dict.fromkeys(PARTS, 0)
+    for at in range(ranks):
+        for part, time in found.usage(at).items():
+            sums[part] += time
+    words = [found.verdict_of(at) for at in range(ranks)]
+    word, count = Counter(words).most_common(1)[0]
+    if 2 * count <= ranks:
+        word = word_of(sums, any(each.backend != "cpu" for each in found.summaries))
+        count = words.count(word)
+    whole = sum(sums.values())
+    exposed = share(sums["waiting"] + sums["communicating"], whole)
+    waiting = f" ({share(sums['waiting'], whole):.1f} % waiting for each other)"
+    parts = [
+        f"{share(sums['computing'], whole):.1f} % is computing",
+        f"{exposed:.1f} % exposed communication{waiting if ranks > 1 else ''}",
+    ]
+    if sums["copying"]:
+        parts.append(f"{share(sums['copying'], whole):.1f} % copying")
+    whose = f"the {ranks:,} ranks'" if ranks > 1 else f"{found.rank_name(0)}'s"
+    sentence = (
+        f"{word.capitalize()}: of {whose} {in_words(whole, 'ns')}"
+        f"{' together' if ranks > 1 else ''} {', '.join(parts)} and"
+        f" {share(sums['idle'], whole):.1f} % idle"
+    )
+    if count < ranks:
+        sentence += f"; {count:,} of {ranks:,} ranks {'is' if count == 1 else 'are'} {word}"
+    return word, f"{sentence}."
+
+
+def headline(found: Ranks) -> str:
+    """How the ranks did, in one sentence."""
+    ranks = len(found.summaries)
+    if ranks == 1:
+        return (
+            f"Only {found.rank_name(0)} is here: what ranks do to each other cannot be told from"
+            " one trace."
+        )
+    if not found.matched.count:
+        return f"{ranks} ranks; what they do to each other is unknown, as no collectives match."
+    if not found.waits.instances:
+        return (
+            f"{ranks} ranks, {found.matched.count:,} collectives; who waited for whom is unknown,"
+            " as nothing tells how far the ranks' clocks are apart."
+        )
+    percent = share(found.lost_ns, found.common_ns)
+    return (
+        f"{ranks} ranks, {found.matched.count:,} collectives:"
+        f" {in_words(found.lost_ns, 'ns')} ({percent:.1f} %) of the ranks' time went to waiting for"
+        f" each other in them{_hidden(found)}."
+    )
+
+
+def _hidden(found: Ranks) -> str:
+    """What is said of waiting beside which the rank computed."""
+    hidden = int(found.waits.waited_ns.sum()) - found.lost_ns
+    return f", besides {in_words(hidden, 'ns')} beside which they computed" if hidden else ""
+
+
+def findings(found: Ranks) -> list[Finding]:
+    """Time lost waiting, ranks that come late, exposed communication, uneven computing."""
+    told = [*_exposed(found), *_imbalance(found)]
+    if found.matched.count:
+        told = [*_waiting(found), *_late(found), *told]
+    return by_severity(told)
+
+
+def _severity(percent: float, shares: tuple[tuple[float, Severity], ...]) -> Severity | None:
+    return next((severity for least, severity in shares if percent >= least), None)
+
+
+def _waiting(found: Ranks) -> list[Finding]:
+    percent = share(found.lost_ns, found.common_ns)
+    severity = _severity(percent, _WAITED)
+    if severity is None or not found.waits.instances:
+        return []
+    (op, group), worst = next(iter(by_op(found.waits.instances).items()))
+    lost = sum(each.lost_ns for each in worst)
+    sentence = (
+        f"Waiting for each other in collectives took {in_words(found.lost_ns, 'ns')}"
+        f" ({percent:.1f} %) of the ranks' time, most of it in {_named(op, group)}"
+        f" ({in_words(lost, 'ns')} in {counted(len(worst), 'call')})."
+    )
+    before = int(found.waits.reasons_ns[:, _BEFORE].sum())
+    if share(before, found.lost_ns) >= _MUCH_BEFORE:
+        if 2 * before >= found.lost_ns:
+            severity = "medium" if severity == "high" else "low"
+        sentence += (
+            f" For {in_words(before, 'ns')} of it they waited for ranks whose steps began later:"
+            " the traces do not show why."
+        )
+    evidence = tuple(_shown(found, found.worst(3)))
+    return [Finding(severity, sentence, evidence, "ranks.waiting")]
+
+
+def _late(found: Ranks) -> list[Finding]:
+    """The rank for which the others waited most, if that is not by chance."""
+    waits = found.waits
+    if not int(waits.last.sum()):
+        return []
+    at = int(waits.caused_ns.argmax())
+    times, caused = int(waits.last[at]), int(waits.caused_ns[at])
+    lost, own_time = int(waits.waited_for_ns[at]), int(waits.common_ns[at])
+    severity = _severity(share(caused, own_time), _CAUSED)
+    place = _place(found, at)
+    by_chance = _by_chance(times, int(waits.last.sum()), int((waits.compared > 0).sum()))
+    if severity is None or (place is None and by_chance > _CHANCE):
+        return []
+    reasons = dict(zip(REASONS, waits.reasons_ns[at].tolist(), strict=True))
+    why = max(reasons, key=lambda reason: int(reasons[reason]))
+    rank = found.rank_name(at)
+    mine = [each for each in waits.instances if each.last == at]
+    if place is None:
+        came = f"{times:,} of {int(waits.took_part[at]):,} collectives"
+    else:
+        number = place.position + 1
+        came = (
+            f"{_named(place.op, place.group)}, collective {number:,} of a step, in"
+            f" {place.times:,} of {place.of:,} steps"
+        )
+        mine = [e for e in mine if (e.group, e.position) == (place.group, place.position)]
+    sentence = (
+        f"The other ranks waited {in_words(lost, 'ns')} for {rank}"
+        f" ({share(lost, found.lost_ns):.1f} % of all waiting). It arrived last at {came}, in total"
+        f" {in_words(caused, 'ns')} ({share(caused, own_time):.1f} % of its time) after the next"
+        " slowest rank."
+    )
+    if why != NOT_KNOWN:
+        sentence += f" The main reason ({in_words(reasons[why], 'ns')}): {REASONS[why]}."
+    # What the traces do not hold cannot be won from what they show.
+    shown = 1.0 - share(reasons[BEFORE], lost) / 100.0
+    severity = _severity(share(caused * shown, own_time), _CAUSED) or "low"
+    if found.missing:
+        sentence += " One of the missing ranks may have been later."
+        severity = "medium" if severity == "high" else "low"
+    mine.sort(key=lambda each: -each.lost_ns)
+    evidence = tuple(_shown(found, mine[:3], late=True))
+    return [Finding(severity, sentence, evidence, "ranks.late")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A place in the step at which a rank mostly comes last."""
+
+    op: str
+    group: str
+    position: int
+    times: int
+    """How often the rank came last there."""
+    of: int
+    """How many steps have a collective at this place."""
+
+
+def _place(found: Ranks, at: int) -> _Place | None:
+    """Where in the step most is lost for a rank, if what is lost there is mostly lost for it."""
+    places: dict[tuple[str, int], list[Instance]] = {}
+    for each in found.waits.instances:
+        if each.position is not None:
+            places.setdefault((each.group, each.position), []).append(each)
+    best: tuple[int, _Place] | None = None
+    for (group, position), instances in places.items():
+        mine = [each for each in instances if each.last == at]
+        lost = sum(each.lost_ns for each in mine)
+        if (
+            len(mine) >= _LEAST_TIMES
+            and share(lost, sum(each.lost_ns for each in instances)) >= _MOSTLY
+            and (best is None or lost > best[0])
+        ):
+            best = lost, _Place(mine[0].op, group, position, len(mine), len(instances))
+    if best is None or share(best[0], int(found.waits.waited_for_ns[at])) < _MOSTLY / 2:
+        return None
+    return best[1]
+
+
+def _exposed(found: Ranks) -> list[Finding]:
+    """Communication that nothing hides, beyond the waiting of the ranks for each other."""
+    exposed, whole = found.exposed
+    severity = _severity(share(exposed - found.lost_ns, whole), _EXPOSED)
+    if severity is None:
+        return []
+    shares = {at: share(*each.usage.exposed) for at, each in enumerate(found.summaries)}
+    order = sorted(shares, key=lambda at: -shares[at])
+    staged = all(each.usage.stage_ns for each in found.summaries)
+    sentence = (
+        f"For {in_words(exposed, 'ns')} of the ranks' {in_words(whole, 'ns')}"
+        f" ({share(exposed, whole):.1f} %{' of their stages' if staged else ''}) they communicated"
+        " and computed nothing"
+    )
+    if len(order) > 1:
+        sentence += (
+            f", from {shares[order[-1]]:.1f} % on {found.rank_name(order[-1])} to"
+            f" {shares[order[0]]:.1f} % on {found.rank_name(order[0])}"
+        )
+    sentence += "."
+    if found.waits.instances:
+        sentence += f" Waiting for each other is {in_words(found.lost_ns, 'ns')} of it."
+    evidence = [
+        Evidence(
+            f"exposed communication of {found.rank_name(at)}",
+            None,
+            found.summaries[at].usage.exposed[0],
+            "ns",
+        )
+        for at in order[:3]
+    ]
+    told, more = _without_data(found)
+    if not told and found.missing:
+        told = f" Part of it may be waiting for the ranks that are missing ({_missing(found)})."
+    sentence += told or (" Smaller messages, a faster link, or computation beside them would help.")
+    return [Finding(severity, sentence, (*evidence, *more), EXPOSED_COMMUNICATION)]
+
+
+def _missing(found: Ranks) -> str:
+    more = len(found.missing) - 10
+    ranks = ", ".join(str(each) for each in found.missing[:10])
+    return f"{ranks} and {more:,} more" if more > 0 else ranks
+
+
+def _without_data(found: Ranks) -> tuple[str, list[Evidence]]:
+    """What is known of time in collectives in which all ranks here had come and no data moved."""
+    known = [each for each in found.waits.instances if each.still_ns is not None]
+    still = sum(each.still_ns or 0 for each in known)
+    pure = sum(each.pure_ns for each in known)
+    beyond = found.exposed[0] - found.lost_ns
+    if share(still, pure) < _STILL or share(still * len(found.summaries), beyond) < _STILL:
+        return "", []
+    known.sort(key=lambda each: -(each.still_ns or 0))
+    worst = known[0]
+    sentence = (
+        f" After all ranks that have a trace had arrived, no data moved for {in_words(still, 'ns')}"
+        f" of the {in_words(pure, 'ns')} that the collectives took"
+        f" ({in_words(worst.still_ns, 'ns')} in {_named(worst.op, worst.group)} number"
+        f" {worst.index}):"
+    )
+    if found.missing:
+        sentence += f" they waited for ranks whose traces are missing ({_missing(found)})."
+    else:
+        sentence += " the link or the library was slow."
+    begin = found.window_begin_ns()
+    evidence = [
+        Evidence(
+            f"{_named(each.op, each.group)} number {each.index}, all here and no data moved",
+            each.begin_ns - begin,
+            each.still_ns,
+            "ns",
+        )
+        for each in known[:2]
+    ]
+    return sentence, evidence
+
+
+def _by_chance(times: int, of: int, ranks: int) -> float:
+    """How likely it is that one of `ranks` alike is last at least so many `times` of all."""
+    # By logarithms: the number of ways exceeds a double from a thousand collectives on.
+    ways = math.lgamma(of + 1) - math.lgamma(times + 1) - math.lgamma(of - times + 1)
+    chance = ways - times * math.log(ranks) + (of - times) * math.log1p(-1 / ranks)
+    term, found = math.exp(chance), 0.0
+    for n in range(times, of + 1):
+        found += term
+        term *= (of - n) / (n + 1) / (ranks - 1)
+        if term <= _NEGLIGIBLE * found:
+            break
+    return found
+
+
+def _imbalance(found: Ranks) -> list[Finding]:
+    told = found.imbalance
+    if told is None:
+        return []
+    severity = _severity(told.percent, _IMBALANCE)
+    if severity is None:
+        return []
+    computing = found.computing
+    at = max(computing, key=lambda each: computing[each][0])
+    computed, time = computing[at]
+    # Little computing cannot matter, however uneven it is.
+    mean = sum(each for each, _ in computing.values()) / len(computing)
+    if share(computed - mean, time) < _CAUSED[-1][0]:
+        return []
+    least = min(computing, key=lambda each: computing[each][0])
+    if len(told.ranks) > 1 and told.times is not None:
+        sentence = (
+            f"{_ranks_named(found, told.ranks).capitalize()} computed {told.times:.2f} times as"
+            f" long as {_ranks_named(found, told.others)} ({in_words(told.mean_ns, 'ns')} in the"
+            f" mean, against {in_words(told.others_mean_ns, 'ns')}).{_of_pipeline(found, told)}"
+        )
+    else:
+        sentence = (
+            f"{found.rank_name(at).capitalize()} computed {told.percent:.1f} % longer than the mean"
+            f" of the ranks ({in_words(computed, 'ns')}, the least is"
+            f" {in_words(computing[least][0], 'ns')} on {found.rank_name(least)})."
+        )
+    shown = (at, least) if len(told.ranks) == 1 else (*told.ranks[:2], *told.others[:2])
+    evidence = tuple(
+        Evidence(f"computing on {found.rank_name(each)}", None, computing[each][0], "ns")
+        for each in shown
+    )
+    return [Finding(severity, sentence, evidence, "ranks.imbalance")]
+
+
+def _ranks_named(found: Ranks, ranks: list[int]) -> str:
+    names = ", ".join(str(found.numbers[at]) for at in ranks[:10])
+    more = f" and {len(ranks) - 10:,} more" if len(ranks) > 10 else ""
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {names}{more}"
+
+
+def _of_pipeline(found: Ranks, told: Imbalance) -> str:
+    """Whether the ranks that compute more are a stage of the pipeline."""
+    stages = {found.summaries[at].pipeline_stage for at in told.ranks}
+    others = {found.summaries[at].pipeline_stage for at in told.others}
+    (stage, *more) = stages
+    if stage is None or more or stage in others:
+        return ""
+    return f" They are stage {stage} of the pipeline, counted from 0: give it fewer layers."
+
+
+def _shown(found: Ranks, instances: list[Instance], late: bool = False) -> list[Evidence]:
+    begin = found.window_begin_ns()
+    return [
+        Evidence(
+            f"{_named(each.op, each.group)} number {each.index}, {found.rank_name(each.last)} last,"
+            f" {'later than the rank before it' if late else 'waiting of all ranks'}",
+            each.begin_ns - begin,
+            each.late_ns if late else each.lost_ns,
+            "ns",
+        )
+        for each in instances
+    ]
+
+
+def _named(op: str, group: str) -> str:
+    return f"{op} of group {group}" if group else op
+
+
+def tables(found: Ranks) -> list[Table]:
+    """Ranks, collectives by operation, and the single ones that cost most waiting."""
+    shown = [_ranks(found)]
+    instances = found.waits.instances
+    if not instances:
+        return shown
+    rows: list[tuple[Cell, ...]] = []
+    for (op, group), each in by_op(instances).items():
+        rows.append(
+            (
+                op,
+                group or None,
+                len(each),
+                sum(one.pure_ns for one in each),
+                sum(one.lost_ns for one in each),
+                max(one.late_ns for one in each),
+                bus_speed(each),
+                _most_waited_for(found, each),
+            )
+        )
+    columns = (
+        ("collective", ""), ("group", ""), ("calls", ""), ("shortest on any rank", "ns"),
+        ("waiting of all ranks", "ns"), ("latest by", "ns"), ("bus", "GB/s"),
+        ("waited for most", ""),
+    )  # fmt: skip
+    shown.append(Table("Collectives", columns, rows[:TOP], _left(len(rows))))
+    places = _places(found)
+    if places is not None:
+        shown.append(places)
+    begin = found.window_begin_ns()
+    worst: list[tuple[Cell, ...]] = [
+        (
+            _named(each.op, each.group),
+            each.index,
+            each.begin_ns - begin,
+            found.rank_name(each.last),
+            each.late_ns,
+            each.lost_ns,
+        )
+        for each in found.worst(20)
+    ]
+    worst_columns = (
+        ("collective", ""), ("number", ""), ("the last came at", "ns"), ("who", ""),
+        ("later than the one before", "ns"), ("waiting of all ranks", "ns"),
+    )  # fmt: skip
+    shown.append(Table("Collectives that cost most waiting", worst_columns, worst))
+    return shown
+
+
+def _most_waited_for(found: Ranks, instances: list[Instance]) -> str:
+    """For whom most was lost: what part of all that was lost, and in how many collectives."""
+    most = most_waited_for(instances)
+    if most is None:
+        return "nobody"
+    percent = share(most.lost_ns, sum(each.lost_ns for each in instances))
+    return f"{found.rank_name(most.rank)} ({percent:.1f} %, {counted(most.times, 'time')})"
+
+
+def _places(found: Ranks) -> Table | None:
+    """The places in a step at which most waiting is lost; None where steps do not repeat."""
+    places: dict[tuple[str, str, int], list[Instance]] = {}
+    for each in found.waits.instances:
+        if each.position is not None:
+            places.setdefault((each.op, each.group, each.position), []).append(each)
+    if not any(len(each) > 1 for each in places.values()):
+        return None
+    order = sorted(places.items(), key=lambda item: -sum(each.lost_ns for each in item[1]))
+    rows: list[tuple[Cell, ...]] = [
+        (
+            _named(op, group),
+            position + 1,
+            len(each),
+            sum(one.lost_ns for one in each),
+            _most_waited_for(found, each),
+        )
+        for (op, group, position), each in order
+    ]
+    columns = (
+        ("collective", ""), ("number in the step", ""), ("steps", ""),
+        ("waiting of all ranks", "ns"), ("waited for most", ""),
+    )  # fmt: skip
+    return Table("Collectives by their place in the step", columns, rows[:TOP], _left(len(rows)))
+
+
+def _ranks(found: Ranks) -> Table:
+    """Those that made others wait most first."""
+    waits = found.waits
+    order = sorted(range(len(found.summaries)), key=lambda at: (-int(waits.caused_ns[at]), at))
+    rows: list[tuple[Cell, ...]] = []
+    for at in order[:TOP]:
+        summary = found.summaries[at]
+        compared = bool(waits.compared[at])
+        parts = found.usage(at)
+        rows.append(
+            (
+                found.rank_name(at),
+                found.verdict_of(at),
+                summary.usage.time_ns,
+                summary.step_ns,
+                parts["computing"],
+                parts["waiting"] if compared else None,
+                parts["communicating"],
+                parts["copying"],
+                parts["idle"],
+                share(summary.usage.communicating_ns, summary.usage.time_ns),
+                share(parts["idle"], summary.usage.time_ns),
+                int(waits.last[at]) if compared else None,
+                int(waits.caused_ns[at]) if compared else None,
+                int(found.clocks.offset_ns[at]) if found.clocks.how[at] != UNKNOWN_CLOCK else None,
+                int(found.clocks.error_ns[at]) if found.clocks.error_ns[at] >= 0 else None,
+            )
+        )
+    columns = (
+        ("", ""), ("verdict", ""), ("time", "ns"), ("mean step", "ns"), ("computing", "ns"),
+        ("waiting", "ns"), ("other communication", "ns"), ("copying", "ns"), ("idle", "ns"),
+        ("exposed communication", "%"), ("idle share", "%"), ("last", ""),
+        ("made others wait", "ns"), ("clock ahead by", "ns"), ("within", "ns"),
+    )  # fmt: skip
+    note = " ".join(
+        [found.verdict()[1], headline(found), *found.remarks, _left(len(order))]
+    ).rstrip()
+    return Table("Ranks", columns, rows, note)
+
+
+def _left(count: int) -> str:
+    return f"{count - TOP:,} more are in the JSON." if count > TOP else ""

@@ -1,32 +1,133 @@
-"""What is kept of one rank's trace: a few figures and its collectives, small enough to send."""
+"""One rank's trace in brief: figures and collectives, small enough to send to a process."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from stagespan.errors import TraceError
-from stagespan.trace.analysis import ascend_steps, verdict
-from stagespan.trace.analysis.device_time import DeviceTime, device_times, together
-from stagespan.trace.analysis.result import window_of
+from stagespan.trace.analyses import verdict
 from stagespan.trace.ascend import (
     AscendFolder,
     communication,
     find_ascend_folder,
     read_ascend_folder,
 )
-from stagespan.trace.comparison.windows import steps_of
-from stagespan.trace.device import device_work, launches
-from stagespan.trace.gather import without_events
-from stagespan.trace.model import Trace
-from stagespan.trace.ranks.collectives import Collectives, collectives
-from stagespan.trace.ranks.find import MOST_RANKS, rank_of, world_size_of
-from stagespan.trace.ranks.groups import least_ranks
-from stagespan.trace.ranks.npu import collectives_of_files, transits
-from stagespan.trace.ranks.usage import Usage, usage_of, usage_of_stages
-from stagespan.trace.reader import read_trace
+from stagespan.trace.ascend import steps as ascend_steps
+from stagespan.trace.ascend.steps import AscendSteps
+from stagespan.trace.derived.device import COPY, device_work, launches
+from stagespan.trace.derived.device_time import DeviceTime, device_times, together
+from stagespan.trace.derived.threads import Cover
+from stagespan.trace.derived.windows import steps_of
+from stagespan.trace.ranks.collectives import (
+    Collectives,
+    collectives,
+    collectives_of_files,
+    transits,
+    work_of,
+)
+from stagespan.trace.ranks.find import MOST_RANKS, least_ranks, rank_of, world_size_of
+from stagespan.trace.read.columns import without_events
+from stagespan.trace.read.model import Trace
+from stagespan.trace.read.reader import read_trace
+from stagespan.trace.result import window_of
+
+# Steps that hold less of the rank's work do not stand for the rank.
+_LEAST_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Times in ns; the four parts sum to `time_ns` exactly."""
+
+    time_ns: int
+    """From the begin of the first step to the end of the last, or all of the trace."""
+    steps: int
+    """How many steps that is; 0 if it is all of the trace."""
+    computing_ns: int
+    communicating_ns: int
+    """Communication beside which nothing computed."""
+    copying_ns: int
+    """Copies beside which nothing computed or communicated."""
+    stage_ns: int | None = None
+    """On Ascend the stages of the steps, as step_trace_time.csv has them."""
+    stage_communicating_ns: int | None = None
+    """Communication in the stages beside which nothing computed."""
+
+    @property
+    def idle_ns(self) -> int:
+        """None of these."""
+        return self.time_ns - self.computing_ns - self.communicating_ns - self.copying_ns
+
+    @property
+    def exposed(self) -> tuple[int, int]:
+        """Exposed communication, and the time that it is a share of: the stages if known."""
+        if self.stage_ns and self.stage_communicating_ns is not None:
+            return self.stage_communicating_ns, self.stage_ns
+        return self.communicating_ns, self.time_ns
+
+
+def usage_of(trace: Trace, window: tuple[int, int], stages: AscendSteps | None = None) -> Usage:
+    """Split the time of the steps, or else of `window`, which is that of the trace."""
+    events = trace.events
+    communicates, computes = work_of(trace)
+    kind = device_work(trace).kind
+    copies = np.flatnonzero(kind == COPY)
+    computing = Cover(events.begin_ns[computes], events.end_ns[computes])
+    talking = computing | Cover(events.begin_ns[communicates], events.end_ns[communicates])
+    busy = talking | Cover(events.begin_ns[copies], events.end_ns[copies])
+    steps, (begin, end) = 0, window
+    found = steps_of(trace)
+    if found is not None and found.steps:
+        first, last = int(found.begin_ns[0]), int(found.end_ns[-1])
+        if _covered(busy, first, last) >= _LEAST_SHARE * _covered(busy, begin, end):
+            steps, begin, end = found.steps, first, last
+    compute, talk, all_ = (_covered(each, begin, end) for each in (computing, talking, busy))
+    staged = stages is not None and stages.stage_ns > 0
+    return Usage(
+        time_ns=end - begin,
+        steps=steps,
+        computing_ns=compute,
+        communicating_ns=talk - compute,
+        copying_ns=all_ - talk,
+        stage_ns=stages.stage_ns if stages is not None and staged else None,
+        stage_communicating_ns=stages.exposed_ns if stages is not None and staged else None,
+    )
+
+
+def usage_of_stages(stages: AscendSteps) -> Usage | None:
+    """The same from the steps of a folder that has no trace; None if no step is whole."""
+    known = [
+        (step.computing_ns, step.exposed_ns, step.free_ns)
+        for step in stages.steps
+        if None not in (step.computing_ns, step.exposed_ns, step.free_ns)
+    ]
+    computing, exposed, free = (sum(each[at] or 0 for each in known) for at in range(3))
+    if computing + exposed + free <= 0:
+        return None
+    staged = stages.stage_ns > 0
+    return Usage(
+        time_ns=computing + exposed + free,
+        steps=len(known),
+        computing_ns=computing,
+        communicating_ns=exposed,
+        copying_ns=0,
+        stage_ns=stages.stage_ns if staged else None,
+        stage_communicating_ns=stages.exposed_ns if staged else None,
+    )
+
+
+def _covered(cover: Cover, begin_ns: int, end_ns: int) -> int:
+    return int(cover.within(np.array([begin_ns]), np.array([end_ns]))[0])
+
+
+# --- One rank's trace in brief ---
+
 
 # Times of a clock that counts from boot are far below.
 _UNIX_NS = 10**18
@@ -107,7 +208,7 @@ def summarise(
         return Unreadable(str(path), str(error))
     documents = {} if files is None else files.documents
     found = communication.collectives(documents)
-    known = found if isinstance(found, communication.Collectives) else None
+    known = found if isinstance(found, communication.CollectiveStats) else None
     if trace is None:
         assert files is not None
         return _of_tables(path, files, known)
@@ -120,7 +221,7 @@ def summarise(
     if files is not None:
         world = files.world_size if world is None else world
         steps = ascend_steps.analyze(trace, files.tables.get(_STEPS))
-        stages = steps if isinstance(steps, ascend_steps.Steps) else None
+        stages = steps if isinstance(steps, ascend_steps.AscendSteps) else None
     host = trace.metadata.get("host_name")
     windows = steps_of(trace)
     devices = device_times(trace)
@@ -152,13 +253,13 @@ def summarise(
 
 
 def _of_tables(
-    path: Path, files: AscendFolder, known: communication.Collectives | None
+    path: Path, files: AscendFolder, known: communication.CollectiveStats | None
 ) -> RankSummary | Unreadable:
     """The summary of an Ascend folder that holds no trace."""
     nothing = without_events(str(path))
     kernels = files.tables.get(_KERNELS)
     steps = ascend_steps.analyze(nothing, files.tables.get(_STEPS), kernels, known)
-    usage = usage_of_stages(steps) if isinstance(steps, ascend_steps.Steps) else None
+    usage = usage_of_stages(steps) if isinstance(steps, ascend_steps.AscendSteps) else None
     if usage is None:
         return Unreadable(
             str(path), f"{files.output} holds neither a trace nor a step with times in {_STEPS}."
@@ -203,3 +304,36 @@ def _backend(trace: Trace) -> str:
         if any(pattern.match(trace.names[code]) for code in calls):
             return backend
     return "device"
+
+
+# --- Many traces, in parallel ---
+
+
+# Starting worker processes takes longer than reading less.
+_SMALL_BYTES = 8 << 20
+
+
+def summarise_all(
+    paths: Sequence[Path], jobs: int | None = None, folder: Path | None = None
+) -> list[RankSummary | Unreadable]:
+    """Sum up each trace, in the order of `paths`; `folder` as in `summarise`.
+
+    With joblib (the extra `ranks`) by `jobs` workers at a time, -1 for one a core; None takes what
+    `joblib.parallel_config` says, with which a Dask or Ray cluster takes the work. Only summaries
+    travel back. Without joblib one after another.
+    """
+    if len(paths) < 2 or jobs == 1 or (jobs == -1 and _size(paths) < _SMALL_BYTES):
+        return [summarise(path, folder) for path in paths]
+    try:
+        from joblib import Parallel, delayed
+    except ImportError:
+        return [summarise(path, folder) for path in paths]
+    found: list[RankSummary | Unreadable] = Parallel(n_jobs=jobs)(
+        delayed(summarise)(str(path), folder) for path in paths
+    )
+    return found
+
+
+def _size(paths: Sequence[Path]) -> int:
+    """Of the files; those of folders count for much."""
+    return sum(path.stat().st_size if path.is_file() else _SMALL_BYTES for path in paths)

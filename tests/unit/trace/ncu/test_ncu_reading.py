@@ -9,8 +9,7 @@ import pytest
 from ncu_files import DRAM, FFMA, HEAD, KERNELS, MEMORY, long_file, place, wide_file
 
 from stagespan.errors import TraceError
-from stagespan.trace.ncu.numbers import decimal_sign, in_base_unit, number
-from stagespan.trace.ncu.reading import Reading, parse, read_ncu
+from stagespan.trace.ncu.reading import Reading, decimal_sign, in_base_unit, number, parse, read_ncu
 
 EXPECTED = {
     "gpu__time_duration.sum": (1e-3, 2e-3, 12.345e-6, 5e-6),

@@ -26,8 +26,7 @@ from ncu_files import (
     long_file,
 )  # fmt: skip
 
-from stagespan.trace.ncu.command import Top, TopKernels
-from stagespan.trace.ncu.names import base_name, one_way, without_parameters
+from stagespan.trace.ncu.command import Top, TopKernels, base_name, one_way, without_parameters
 from stagespan.trace.ncu.pages import markdown
 from stagespan.trace.ncu.pages import roofline as drawn
 from stagespan.trace.ncu.reading import Measured, parse

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.trace.analysis import Analysis
-from stagespan.trace.analysis.result import Finding
 from stagespan.trace.ranks import Ranks, analyze_folder
+from stagespan.trace.result import Finding
 
 US = 1_000
 BASE_NS = 1_700_000_000_000_000_000

@@ -10,9 +10,9 @@ import pytest
 from planted_ranks import US, codes_in, finding_in, ranks_in, together, write_rank
 
 from stagespan.trace import read_trace
-from stagespan.trace.analysis import verdict
-from stagespan.trace.ranks import words
-from stagespan.trace.ranks.late import BEFORE, REASONS
+from stagespan.trace.analyses import verdict
+from stagespan.trace.ranks import report as words
+from stagespan.trace.ranks.waits import BEFORE, REASONS
 
 
 def test_clocks_are_aligned_by_ends_of_collectives(tmp_path: Path) -> None:

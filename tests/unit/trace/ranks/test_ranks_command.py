@@ -13,8 +13,8 @@ from rich.console import Console
 
 from stagespan.cli import command
 from stagespan.trace import read_trace
-from stagespan.trace.analysis.json_schema import json_schema
-from stagespan.trace.ranks.terminal import print_ranks
+from stagespan.trace.render.json_schema import json_schema
+from stagespan.trace.render.terminal import print_ranks
 
 
 def run(*arguments: object) -> tuple[int, str, str]:

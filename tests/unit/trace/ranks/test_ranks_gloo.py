@@ -12,8 +12,8 @@ from planted_ranks import finding_in, ranks_in
 
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import analyze
-from stagespan.trace.ranks.late import COMMUNICATION, COMPUTING, HOST, REASONS
 from stagespan.trace.ranks.merge import merge
+from stagespan.trace.ranks.waits import COMMUNICATION, COMPUTING, HOST, REASONS
 
 SLEPT_NS = gloo_rank.ROUNDS * int(gloo_rank.SLEEP_S * 1e9)
 

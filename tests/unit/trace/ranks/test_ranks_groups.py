@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_ranks import Call, ranks_in, write_rank
 
-from stagespan.trace.gather import without_events
-from stagespan.trace.ranks.groups import least_ranks
+from stagespan.trace.ranks.find import least_ranks
+from stagespan.trace.read.columns import without_events
 
 CALLS: list[Call] = [("AllReduce", 1_000.0 * n, 1_000.0 * n + 10) for n in range(1, 4)]
 

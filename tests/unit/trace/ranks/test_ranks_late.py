@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planted_ranks import US, Call, codes_in, finding_in, ranks_in, together, write_rank
 
-from stagespan.trace.analysis.html.pictures import pictures
 from stagespan.trace.ranks import Ranks, analyze_folder
-from stagespan.trace.ranks.late import BEFORE, COMMUNICATION, COMPUTING, HOST, NOT_KNOWN, REASONS
+from stagespan.trace.ranks.waits import BEFORE, COMMUNICATION, COMPUTING, HOST, NOT_KNOWN, REASONS
+from stagespan.trace.render.html.charts import charts
 
 STEP = 100_000.0
 
@@ -199,7 +199,7 @@ def test_the_chart_equals_the_table(tmp_path: Path) -> None:
     analysis = analyze_folder(tmp_path, 1)
     found = ranks_in(tmp_path)
     # WHEN the picture of the ranks is made
-    (picture,) = pictures(analysis)
+    (picture,) = charts(analysis)
     drawn = {key: times for _, key, times in picture["parts"]}
     # THEN each part is the table's
     table = found.tables()[0]

@@ -14,7 +14,7 @@ from planted_ranks import BASE_NS, US, Ranks, ranks_in, together, write_rank
 
 from stagespan.errors import StagespanError
 from stagespan.trace import device_use, read_trace
-from stagespan.trace.device import launch_of
+from stagespan.trace.derived.device import launch_of
 from stagespan.trace.ranks.merge import merge
 
 

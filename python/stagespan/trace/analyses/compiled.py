@@ -1,0 +1,645 @@
+"""torch.compile: regions, frames, graph breaks, recompilations, compile time, and work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stagespan.trace.derived.compile_events import (
+    CLASSES,
+    COPIES,
+    EXTERN,
+    FALLBACK,
+    GRAPH,
+    LOOKUP,
+    PHASES,
+    REGION,
+    SIGNS,
+    Break,
+    CompileTime,
+    Forest,
+    Frames,
+    Work,
+    breaks_of,
+    compile_time,
+    eager_calls,
+    forest_of,
+    frame_of,
+    frames_of,
+    lookups,
+    triton_by_kind,
+    work_in_graphs,
+)
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of
+from stagespan.trace.read.intervals import Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    evidence,
+    in_words,
+    of_size,
+    share,
+    window_of,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+Shares = tuple[tuple[float, Severity], ...]
+_BREAK_SHARES: Shares = ((25.0, "high"), (5.0, "medium"), (0.0, "low"))
+_COMPILE_SHARES: Shares = ((10.0, "medium"), (2.0, "low"))
+_AGAIN_SHARES: Shares = ((20.0, "high"), (5.0, "medium"), (0.0, "low"))
+_FALLBACK_SHARES: Shares = ((30.0, "medium"), (10.0, "low"))
+_LOOKUP_SHARES: Shares = ((25.0, "medium"), (10.0, "low"))
+_LIMIT_SHARES: Shares = ((10.0, "medium"), (0.0, "low"))
+_EAGER_SHARE = 10.0
+# Shorter than this nothing is worth a sentence.
+_LEAST_NS = 1_000_000
+_LEAST_LOOKUPS = 10
+
+
+def compiled_findings(compiled: Compiled) -> list[Finding]:
+    """Empty for a function that was compiled before the window, in one piece."""
+    found = [
+        _breaks(compiled),
+        _recompiled(compiled),
+        _variants(compiled),
+        _limit_reached(compiled),
+        _compiled_in_window(compiled),
+        _no_inductor(compiled) or _fallbacks(compiled),
+        _lookups(compiled),
+    ]
+    return [each for each in found if each is not None]
+
+
+def _breaks(compiled: Compiled) -> Finding | None:
+    if not compiled.breaks:
+        return None
+    frames = compiled.frames
+    count = sum(each.count for each in compiled.breaks)
+    times = [each.time_ns for each in compiled.breaks if each.time_ns is not None]
+    time = sum(times) if times else None
+    least = "at least " if len(times) < len(compiled.breaks) else ""
+    first = compiled.breaks[0]
+    between = ", ".join(list(first.operators or {})[:3])
+    where = "" if first.before == "?" else f": frame {first.before} goes on in frame {first.after}"
+    if where and len(compiled.breaks) > 1:
+        where += f", and {_counted(len(compiled.breaks) - 1, 'more such pair')}"
+    if between:
+        where += f"; between them ran {between}" if where else f": between them ran {between}"
+    lines = [compiled.functions.get(each.after) for each in compiled.breaks]
+    known = list(dict.fromkeys(line for line in lines if line))
+    advice = "TORCH_LOGS=graph_breaks names the lines."
+    if known:
+        advice = f"They are at {', '.join(known[:3])}{', ...' if len(known) > 3 else ''}."
+    rows = compiled.forest.nodes.rows
+    sentence = (
+        f"{_counted(count, 'graph break')} in {_counted(frames.calls, 'call')} of compiled"
+        f" functions{where}."
+    )
+    severity: Severity = "medium"
+    seen: list[Evidence] = []
+    if time is not None:
+        percent = share(time, frames.call_ns)
+        severity = _severity(percent, _BREAK_SHARES) or "low"
+        # A break also keeps what lies around it from being fused, however short it is.
+        if severity == "high" and of_size(severity, time) != "high":
+            severity = "medium"
+        sentence += (
+            f" Between graphs passed {least}{in_words(time, 'ns')} ({percent:.1f} % of the calls'"
+            " time)."
+        )
+        seen.append(Evidence("from graph to graph", None, time, "ns"))
+    # What the host loses there the device need not lose.
+    if severity == "high" and device_work(compiled.forest.trace).kind.any():
+        severity = "medium"
+    return Finding(
+        severity,
+        f"{sentence} {advice}",
+        (evidence(compiled.forest.trace, int(rows[first.nodes[0]])), *seen),
+        "compiled.graph_break",
+    )
+
+
+def _recompiled(compiled: Compiled) -> Finding | None:
+    """Frames that were compiled again within the window."""
+    compiling = compiled.compiling
+    again = [each for each in compiling.compilations if each.again] if compiling else []
+    if not again:
+        return None
+    time = sum(each.time_ns for each in again)
+    percent = share(time, compiled.window_ns)
+    frames = list(dict.fromkeys(str(each.frame) for each in again))
+    ids = ", ".join(str(each.id) for each in again[:4]) + (", ..." if len(again) > 4 else "")
+    known = compiled.functions.get(frames[0])
+    name = f"{frames[0]} ({known})" if known else frames[0]
+    what = f"Frame {name} was" if len(frames) == 1 else f"{len(frames)} frames were"
+    return Finding(
+        of_size(_severity(percent, _AGAIN_SHARES) or "low", time),
+        f"{what} compiled again, {_counted(len(again), 'time')} ({ids}), for {in_words(time, 'ns')}"
+        f" ({percent:.1f} % of the window): something that the compiled code relies on changed,"
+        " such as a shape, a number or the grad mode. TORCH_LOGS=recompiles says what;"
+        " torch._dynamo.mark_dynamic, or a tensor in place of the number, avoids it.",
+        tuple(evidence(compiled.forest.trace, each.row) for each in again[:3]),
+        "compiled.recompiled",
+    )
+
+
+def _variants(compiled: Compiled) -> Finding | None:
+    """Frames that ran in several variants, which were compiled before the window."""
+    in_window = compiled.compiling.compilations if compiled.compiling else []
+    told = {each.frame for each in in_window if each.again}
+    several = [
+        frame
+        for frame in compiled.frames.frames
+        if len(frame.variants) > 1 and frame.frame not in told
+    ]
+    if not several:
+        return None
+    most = max(several, key=lambda frame: len(frame.variants))
+    regions = np.flatnonzero(compiled.forest.role == REGION)
+    names = compiled.forest.names(regions)
+    rows = compiled.forest.nodes.rows
+    firsts: dict[str, int] = {}
+    for region, name in zip(regions.tolist(), names, strict=True):
+        if frame_of(name)[0] == most.frame:
+            firsts.setdefault(name, int(rows[region]))
+    others = f" (and {len(several) - 1} more frames in several)" if len(several) > 1 else ""
+    return Finding(
+        "low",
+        f"Frame {most.frame} ran in {len(most.variants)} compiled variants{others}: it was compiled"
+        " again before the window because something that it relies on changed. Each new variant"
+        " costs a compilation, and each call checks the guards of several. TORCH_LOGS=recompiles"
+        " says what changed.",
+        tuple(evidence(compiled.forest.trace, row) for row in list(firsts.values())[:3]),
+        "compiled.variants",
+    )
+
+
+def _limit_reached(compiled: Compiled) -> Finding | None:
+    """Calls that found no compiled version, and ran eagerly instead of being compiled again."""
+    compilations = compiled.compiling.compilations if compiled.compiling else []
+    refused = [each for each in compilations if each.refused]
+    eager, count = compiled.eager_calls, max(compiled.lookups[0], compiled.eager_calls)
+    if eager == 0:
+        return None
+    trace, rows = compiled.forest.trace, compiled.forest.nodes.rows
+    percent = share(eager, count)
+    variants = max((max(f.variants, default=0) for f in compiled.frames.frames), default=0) + 1
+    known = f" ({variants} variants of a frame)" if variants > 1 else ""
+    return Finding(
+        _severity(percent, _LIMIT_SHARES) or "low",
+        f"{eager:,} of {_counted(count, 'call')} of compiled functions ({percent:.1f} %) found no"
+        " compiled version that fits and ran eagerly: the limit of recompilations is"
+        f" reached{known}, or the program asked for it. TORCH_LOGS=recompiles says what changes"
+        " from call to call;"
+        " torch._dynamo.mark_dynamic, or a tensor in place of a number, avoids it, and"
+        " torch._dynamo.config.recompile_limit raises the limit.",
+        (
+            *(evidence(trace, each.row) for each in refused[:1]),
+            *(evidence(trace, int(rows[node])) for node in compiled.eager[:2].tolist()),
+        ),
+        "compiled.recompile_limit",
+    )
+
+
+def _compiled_in_window(compiled: Compiled) -> Finding | None:
+    """Compiling for the first time, which belongs before what is measured."""
+    compiling = compiled.compiling
+    if compiling is None:
+        return None
+    again = sum(each.time_ns for each in compiling.compilations if each.again)
+    time = compiling.time_ns - again
+    percent = share(time, compiled.window_ns)
+    severity = _severity(percent, _COMPILE_SHARES)
+    first = [each for each in compiling.compilations if not each.variant]
+    if severity is None or not first:
+        return None
+    phase, longest = next(iter(compiling.phases.items()))
+    step, own, _ = compiling.steps[0]
+    return Finding(
+        severity,
+        f"torch.compile compiled for {in_words(time, 'ns')} ({percent:.1f} % of the window),"
+        f" {_counted(len(first), 'frame')} for the first time; of all compiling"
+        f" {in_words(longest, 'ns')} were {_PHASE_WORDS[phase]}. If the steady state is meant, run"
+        " the program once before the window.",
+        (
+            *(evidence(compiled.forest.trace, each.row) for each in first[:2]),
+            Evidence(f"{step}, its own time", None, own, "ns"),
+        ),
+        "compiled.in_window",
+    )
+
+
+_PHASE_WORDS = {
+    "guards": "building guards",
+    "autotuning": "autotuning",
+    "kernels": "compiling and loading kernels",
+    "dynamo": "Dynamo's tracing of Python",
+    "autograd": "AOTAutograd's",
+    "inductor": "Inductor's lowering",
+    "other": "other steps",
+}
+
+
+def _no_inductor(compiled: Compiled) -> Finding | None:
+    """Graphs that run aten operators one by one: a backend without code generation."""
+    forest = compiled.forest
+    names = forest.names(np.flatnonzero(forest.role == GRAPH))
+    if compiled.triton or not names or any(name.startswith("##") for name in names):
+        return None
+    total = sum(_time(work) for work in compiled.work)
+    plain = [
+        work
+        for work in compiled.work
+        if work.of in (FALLBACK, COPIES) and work.name.startswith("aten::")
+    ]
+    elementwise = [work for work in plain if kind_of(work.name) == ELEMENTWISE]
+    time = sum(_time(work) for work in plain)
+    percent = share(time, total)
+    if not elementwise or percent < _EAGER_SHARE or time < _LEAST_NS:
+        return None
+    listed = ", ".join(work.name for work in plain[:3])
+    return Finding(
+        "medium",
+        f"The compiled graphs ran aten's own kernels and none of Inductor's: {in_words(time, 'ns')}"
+        f" ({percent:.1f} % of what ran in graphs) went into {listed} and the like, one by one. The"
+        " backend makes no code (eager, aot_eager): backend='inductor' would fuse them.",
+        _evidence_of(compiled, plain),
+        "compiled.no_inductor",
+    )
+
+
+def _fallbacks(compiled: Compiled) -> Finding | None:
+    """Operators within Inductor's graphs for which it has no code of its own."""
+    left = [work for work in compiled.work if work.of == FALLBACK]
+    total = sum(_time(work) for work in compiled.work)
+    time = sum(_time(work) for work in left)
+    percent = share(time, total)
+    severity = _severity(percent, _FALLBACK_SHARES)
+    if severity is None or time < _LEAST_NS:
+        return None
+    libraries = sum(_time(work) for work in compiled.work if work.of == EXTERN)
+    listed = ", ".join(work.name for work in left[:3])
+    return Finding(
+        severity,
+        f"In compiled graphs {in_words(time, 'ns')} ({percent:.1f} %) went into operators that"
+        f" Inductor left to aten: {listed} (libraries for products, convolutions and attention,"
+        f" {in_words(libraries, 'ns')}, are not counted). Nothing is fused with these.",
+        _evidence_of(compiled, left),
+        "compiled.fallback",
+    )
+
+
+def _lookups(compiled: Compiled) -> Finding | None:
+    """Guards that cost a good part of the calls."""
+    count, time = compiled.lookups
+    percent = share(time, compiled.frames.call_ns + time)
+    severity = _severity(percent, _LOOKUP_SHARES)
+    if severity is None or count < _LEAST_LOOKUPS or time < _LEAST_NS:
+        return None
+    forest = compiled.forest
+    index = np.flatnonzero(forest.role == LOOKUP)
+    longest = index[forest.dur_ns(index).argmax()]
+    return Finding(
+        severity,
+        f"{in_words(time, 'ns')} ({percent:.1f} % of the calls of compiled functions) went into"
+        f" {count:,} look-ups of compiled code, which check its guards: fewer graph breaks and"
+        " variants, or larger compiled functions, need fewer.",
+        (evidence(forest.trace, int(forest.nodes.rows[longest])),),
+        "compiled.guards",
+    )
+
+
+def _evidence_of(compiled: Compiled, works: list[Work]) -> tuple[Evidence, ...]:
+    return tuple(Evidence(work.name, None, _time(work), "ns") for work in works[:3])
+
+
+def _time(work: Work) -> int:
+    """On the device if there is one."""
+    return work.device_ns if work.device_ns is not None else work.host_ns or 0
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _severity(percent: float, shares: Shares) -> Severity | None:
+    return next((severity for least, severity in shares if percent >= least), None)
+
+
+# --- The analysis ---
+
+
+_NOTHING = Unavailable(
+    "The trace shows nothing of torch.compile: neither a compiled region, nor a graph, nor a kernel"
+    " that Inductor made."
+)
+_YES = {True: "yes", False: "no"}
+_SHOWN = 15
+_MOST = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What the trace shows of torch.compile; times in ns."""
+
+    forest: Forest
+    window_ns: int
+    frames: Frames
+    breaks: list[Break] | None
+    """None for a trace without regions, as before torch 2.2: then they cannot be seen."""
+    compiling: CompileTime | None
+    """None when nothing was compiled within the window."""
+    work: list[Work]
+    triton: dict[str, tuple[int, int]]
+    """Inductor's Triton kernels: by kind how many, and their time on the device."""
+    lookups: tuple[int, int]
+    """Look-ups of compiled code, guards among them: how many, and their time."""
+    eager: Rows
+    """Of them those after which the call ran eagerly: nodes of the forest."""
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """By frame the function that it is, where known."""
+        frames = self.frames.frames
+        return {f.frame: f.function for f in frames if f.frame is not None and f.function}
+
+    @property
+    def eager_calls(self) -> int:
+        """Calls that found no compiled version and were not compiled either."""
+        refused = sum(each.refused for each in self.compiling.compilations) if self.compiling else 0
+        return len(self.eager) + refused
+
+    @property
+    def _ran(self) -> set[str]:
+        """Frames and variants that ran within the window, as torch writes them."""
+        return {f"{f.frame}/{variant}" for f in self.frames.frames for variant in f.variants}
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds; lists are cut at 50 rows."""
+        frames, compiling = self.frames, self.compiling
+        seen = self.breaks is not None
+        functions = self.functions
+        return {
+            "regions": frames.regions if seen else None,
+            "calls": frames.calls if seen else None,
+            "frames": [
+                {
+                    "frame": frame.frame,
+                    "function": frame.function,
+                    "variants": {str(v): n for v, n in sorted(frame.variants.items())},
+                    "calls": frame.calls,
+                    "time_us": frame.time_ns / 1000,
+                    "graph_us": frame.graph_ns / 1000,
+                    "backward_calls": frame.backward_calls,
+                    "backward_us": frame.backward_ns / 1000,
+                }
+                for frame in frames.frames[:_MOST]
+            ],
+            "graphs": {
+                "forward": frames.forward_graphs,
+                "backward": frames.backward_graphs,
+                "backward_linked": frames.linked,
+            },
+            "graph_breaks": None
+            if self.breaks is None
+            else [
+                {
+                    "before": each.before,
+                    "after": each.after,
+                    "line": functions.get(each.after),
+                    "count": each.count,
+                    "time_us": None if each.time_ns is None else each.time_ns / 1000,
+                    "operators": each.operators,
+                    "called": each.called,
+                }
+                for each in self.breaks[:_MOST]
+            ],
+            "recompilations": self._recompilations(),
+            "compile_time": None if compiling is None else self._compile_time(compiling),
+            "cache_lookups": {"count": self.lookups[0], "time_us": self.lookups[1] / 1000},
+            "eager_calls": self.eager_calls if seen else None,
+            "in_graphs": [
+                {
+                    "of": work.of,
+                    "name": work.name,
+                    "calls": work.calls,
+                    "host_us": None if work.host_ns is None else work.host_ns / 1000,
+                    "device_us": None if work.device_ns is None else work.device_ns / 1000,
+                }
+                for work in self.work[:_MOST]
+            ],
+            "triton_kinds": {
+                kind: {"count": count, "time_us": time / 1000}
+                for kind, (count, time) in self.triton.items()
+            },
+        }
+
+    def findings(self) -> list[Finding]:
+        """Breaks, recompilations, compiling within the window, and what was not compiled."""
+        return compiled_findings(self)
+
+    def tables(self) -> list[Table]:
+        """Frames, breaks, compiling by phase and by frame, and work in graphs."""
+        tables = [self._frame_table(), self._break_table()]
+        if self.compiling is not None:
+            tables += _compile_tables(self.compiling, self._ran)
+        tables += [self._work_table(), self._triton_table()]
+        return [table for table in tables if table.rows]
+
+    def _recompilations(self) -> list[dict[str, Any]]:
+        """Frames known to have been compiled more than once, within the window or before it."""
+        found = []
+        compilations = self.compiling.compilations if self.compiling else []
+        again: dict[str, list[tuple[int, int]]] = {}
+        for each in compilations:
+            if each.frame is not None and each.variant is not None and each.again:
+                again.setdefault(each.frame, []).append((each.variant, each.time_ns))
+        ran = {f.frame: f.variants for f in self.frames.frames if f.frame is not None}
+        for frame in dict.fromkeys([*again, *ran]):
+            compiled = sorted(again.get(frame, ()))
+            variants = sorted(ran.get(frame, {}))
+            most = max([*variants, *(variant for variant, _ in compiled)], default=0)
+            if most == 0:
+                continue
+            found.append(
+                {
+                    "frame": frame,
+                    "times": most,
+                    "in_window": len(compiled),
+                    "before_window": most - len({variant for variant, _ in compiled}),
+                    "compiled": [f"{frame}/{variant}" for variant, _ in compiled],
+                    "time_us": sum(time for _, time in compiled) / 1000,
+                    "variants_run": [f"{frame}/{variant}" for variant in variants],
+                }
+            )
+        return found
+
+    def _compile_time(self, compiling: CompileTime) -> dict[str, Any]:
+        begin, _ = window_of(self.forest.trace) or (0, 0)
+        begins = self.forest.trace.events.begin_ns
+        ran = self._ran
+        return {
+            "time_us": compiling.time_ns / 1000,
+            "percent_of_window": share(compiling.time_ns, self.window_ns),
+            "phases_us": {phase: time / 1000 for phase, time in compiling.phases.items()},
+            "steps": [
+                {"step": step, "self_us": time / 1000, "count": count}
+                for step, time, count in compiling.steps[:_MOST]
+            ],
+            "compilations": [
+                {
+                    "id": each.id,
+                    "begin_us": (int(begins[each.row]) - begin) / 1000,
+                    "time_us": each.time_ns / 1000,
+                    "recompilation": None if each.variant is None else each.again,
+                    "refused": each.refused,
+                    # False: it made no region, as when Dynamo gives a frame up.
+                    "ran": None if each.id is None else each.id in ran,
+                }
+                for each in compiling.compilations[:_MOST]
+            ],
+        }
+
+    def _frame_table(self) -> Table:
+        return Table(
+            "Compiled frames",
+            (
+                ("frame", ""),
+                ("function", ""),
+                ("variants that ran", ""),
+                ("calls", ""),
+                ("time", "ns"),
+                ("in graphs", "ns"),
+                ("backward calls", ""),
+                ("backward", "ns"),
+            ),
+            [
+                (
+                    frame.frame,
+                    frame.function,
+                    ", ".join(map(str, sorted(frame.variants))) or None,
+                    frame.calls,
+                    frame.time_ns,
+                    frame.graph_ns,
+                    frame.backward_calls,
+                    frame.backward_ns,
+                )
+                for frame in self.frames.frames[:_SHOWN]
+            ],
+            "Times on the host, compiling and the frames that a frame calls left out."
+            + ("" if self.breaks is not None else " Graph breaks cannot be seen without regions."),
+        )
+
+    def _break_table(self) -> Table:
+        return Table(
+            "Graph breaks",
+            (
+                ("from frame", ""),
+                ("to frame", ""),
+                ("line", ""),
+                ("count", ""),
+                ("time", "ns"),
+                ("between", ""),
+            ),
+            [
+                (
+                    each.before,
+                    each.after,
+                    self.functions.get(each.after),
+                    each.count,
+                    each.time_ns,
+                    _between(each),
+                )
+                for each in (self.breaks or [])[:_SHOWN]
+            ],
+        )
+
+    def _work_table(self) -> Table:
+        left = len(self.work) - _SHOWN
+        return Table(
+            "Work in compiled graphs",
+            (("what", ""), ("name", ""), ("calls", ""), ("host", "ns"), ("device", "ns")),
+            [
+                (CLASSES[work.of], work.name, work.calls, work.host_ns, work.device_ns)
+                for work in self.work[:_SHOWN]
+            ],
+            f"{left:,} more are left out." if left > 0 else "",
+        )
+
+    def _triton_table(self) -> Table:
+        return Table(
+            "Triton kernels of Inductor",
+            (("kind", ""), ("kernels", ""), ("time", "ns")),
+            [(kind, count, time) for kind, (count, time) in self.triton.items()],
+        )
+
+
+def _between(each: Break) -> str | None:
+    if each.operators is None:
+        return None
+    shown = [f"{name} x {count:,}" for name, count in list(each.operators.items())[:5]]
+    shown += [f"frame {frame} x {count:,}" for frame, count in list(each.called.items())[:5]]
+    return ", ".join(shown) or "no operator"
+
+
+def _compile_tables(compiling: CompileTime, ran: set[str]) -> list[Table]:
+    return [
+        Table(
+            "Compiling by phase",
+            (("phase", ""), ("time", "ns"), ("of all", "%")),
+            [
+                (PHASES[phase], time, share(time, compiling.time_ns))
+                for phase, time in compiling.phases.items()
+            ],
+        ),
+        Table(
+            "Compiling by step",
+            (("step", ""), ("own time", "ns"), ("times", "")),
+            [(step, time, count) for step, time, count in compiling.steps[:_SHOWN]],
+        ),
+        Table(
+            "Compiled frames in the window",
+            (("frame/variant", ""), ("time", "ns"), ("ran in the window", "")),
+            [
+                (each.id, each.time_ns, None if each.id is None else _YES[each.id in ran])
+                for each in compiling.compilations[:_SHOWN]
+            ],
+            "What did not run Dynamo may have given up.",
+        ),
+    ]
+
+
+def analyze(trace: Trace) -> Compiled | Unavailable:
+    """Look for torch.compile; Nothing when the trace holds no sign of it."""
+    if not any(map(SIGNS.search, trace.names)):
+        return _NOTHING
+    forest = forest_of(trace)
+    if forest is None:
+        return Unavailable("The trace's events lie years apart: its times are damaged.")
+    frames = frames_of(forest)
+    compiling = compile_time(forest)
+    triton = triton_by_kind(forest)
+    if not frames.frames and compiling is None and not triton:
+        return _NOTHING
+    begin, end = window_of(trace) or (0, 0)
+    return Compiled(
+        forest=forest,
+        window_ns=end - begin,
+        frames=frames,
+        breaks=breaks_of(forest) if frames.regions else None,
+        compiling=compiling,
+        work=work_in_graphs(forest),
+        triton=triton,
+        lookups=lookups(forest),
+        eager=eager_calls(forest),
+    )

@@ -1,0 +1,361 @@
+"""How the device spent its time, how streams overlapped, how much communication was hidden."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.derived.device import (
+    COMMUNICATION,
+    COMPUTE,
+    COPY,
+    DeviceUse,
+    device_use,
+    device_work,
+    launch_of,
+    streams,
+)
+from stagespan.trace.derived.device_time import (
+    DeviceTime,
+    custom_communication,
+    device_rows,
+    device_times,
+    stream_times,
+    together,
+)
+from stagespan.trace.derived.threads import pairs
+from stagespan.trace.derived.windows import BaseWindow, base_window
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group, merged
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    evidence,
+    in_words,
+    of_size,
+    share,
+)
+
+# Of the steps or the trace: exposed communication or copies below it are no finding.
+_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+
+_WITHIN_DEVICE = re.compile(r"DtoD|DeviceToDevice|Device -> Device", re.IGNORECASE)
+_PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)
+WITHIN_DEVICE, PAGEABLE, PINNED = "within_device", "pageable", "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """The device's use; times in ns."""
+
+    use: DeviceUse
+    """All devices as one: a moment is busy when any of them is."""
+    devices: dict[int, DeviceTime]
+    """By device; all kernels that communicate are communication."""
+    stream_times: dict[tuple[int, int], DeviceTime]
+    """By device and stream, each by itself."""
+    overlap_ns: int
+    """When two or more streams were busy at once."""
+    before_window: int
+    """Events whose launch is not in the trace; most were launched before it began."""
+    before_window_ns: int
+    """Their durations' sum."""
+    longest: dict[tuple[int, int], Evidence]
+    """The longest communication and copy, by device and kind; copies of the prevailing sort."""
+    base: BaseWindow
+    """What the shares on pages are of."""
+    within: dict[int, DeviceTime]
+    """By device where the base's time went."""
+    streams_within: dict[tuple[int, int], DeviceTime]
+    """The same by device and stream."""
+    copies: dict[int, str]
+    """By device the sort of copies that took the most time: `WITHIN_DEVICE`, `PAGEABLE`, ..."""
+    shares_stream: dict[tuple[int, int], bool]
+    """By device and kind whether most of it runs on a stream that mostly computes."""
+
+    @property
+    def parts(self) -> DeviceTime:
+        """Of one device its times, of several their sums."""
+        return together(self.devices.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: the keys of `DeviceUse`, and those of overlap; microseconds."""
+        use, parts = self.use, self.parts
+        streams = use.to_dict()["per_stream_busy_us"]
+        return {
+            **use.to_dict(),
+            "overlap_us": self.overlap_ns / 1000,
+            "hidden_comm_us": parts.hidden_communication_ns / 1000,
+            "hidden_comm_percent": share(parts.hidden_communication_ns, parts.communication_ns)
+            if parts.communication_ns
+            else None,
+            "custom_comm_us": parts.custom_ns / 1000,
+            "gpu_events_without_launch_us": self.before_window_ns / 1000,
+            "per_device_us": {str(name): time.to_dict() for name, time in self.devices.items()},
+            "per_stream_us": {
+                name: self.stream_times[key].to_dict()
+                for name, key in zip(streams, use.stream_busy_ns, strict=True)
+            },
+        }
+
+    def findings(self) -> list[Finding]:
+        """Communication and copies that nothing hides, if they take a good part of the time.
+
+        Of several devices the finding is about the one that loses the most time.
+        """
+        found = []
+        for kind, what in ((COMMUNICATION, "communication"), (COPY, "copies")):
+            times = {name: _exposed(time, kind) for name, time in self.within.items()}
+            worst = max(times, key=lambda name: times[name][0])
+            exposed, whole = times[worst]
+            percent = share(exposed, self.base.whole_ns)
+            severity = next((s for least, s in _SHARES if percent >= least), None)
+            if severity is None:
+                continue
+            several = len(times) > 1
+            which = f"device {worst}, the worst of {len(times)}," if several else "the device"
+            behind = "computation" if kind == COMMUNICATION else "computation or communication"
+            sentence = (
+                f"For {in_words(exposed, 'ns')} of {self.base.whose} ({percent:.1f} %) {which} did"
+                f" nothing but {what}: {share(whole - exposed, whole):.1f} % of all"
+                f" {'its ' if several else ''}{what} was hidden behind {behind}."
+                f" {self._advice(worst, kind)}"
+            )
+            found.append(
+                Finding(
+                    of_size(severity, exposed),
+                    sentence,
+                    (Evidence(f"exposed {what}", None, exposed, "ns"), self.longest[worst, kind]),
+                    f"device_use.exposed_{what}",
+                )
+            )
+        return found
+
+    def _advice(self, device: int, kind: int) -> str:
+        """What would hide it, by what the trace shows of it."""
+        if kind == COMMUNICATION:
+            if self.shares_stream.get((device, kind)):
+                return (
+                    "It runs on a stream that computes: on a stream of its own, computation that"
+                    " does not need its result can hide it."
+                )
+            return (
+                "It has a stream of its own: computation hides it if it starts earlier, or in"
+                " smaller parts."
+            )
+        of = self.copies.get(device)
+        if of == WITHIN_DEVICE:
+            return (
+                "Most of the copies' time is within the device: they come from clones, changes of"
+                " layout and concatenation, or fill the inputs of device graphs. Fewer of them are"
+                " the remedy."
+            )
+        if of == PAGEABLE:
+            return (
+                "Most of the copies' time is to or from pageable memory, which the host waits for:"
+                " pinned memory with non_blocking=True lets computation hide them."
+            )
+        if self.shares_stream.get((device, kind)):
+            return "On a stream of their own, computation that does not need them can hide them."
+        return (
+            "They have a stream of their own: computation hides them if they start earlier, as with"
+            " prefetching."
+        )
+
+    def tables(self) -> list[Table]:
+        """What the devices' time went to, together and each, and how busy each stream was."""
+        parts, of = together(self.within.values()), f"of {self.base.words}"
+        several = len(self.devices) > 1
+        by_stream = [
+            (
+                f"device {device}, stream {stream}",
+                time.busy_ns,
+                share(time.busy_ns, self.base.whole_ns),
+                time.compute_ns,
+                time.communication_ns,
+                time.copy_ns,
+            )
+            for (device, stream), time in sorted(
+                self.streams_within.items(), key=lambda item: -item[1].busy_ns
+            )
+        ]
+        by_device = Table(
+            "Devices",
+            (
+                ("device", ""),
+                ("computing", "ns"),
+                ("communicating, nothing else", "ns"),
+                ("copying, nothing else", "ns"),
+                ("idle", "ns"),
+                ("all", "ns"),
+                ("communication", "ns"),
+                ("copies", "ns"),
+            ),
+            [
+                (
+                    f"device {name}",
+                    time.compute_ns,
+                    time.exposed_communication_ns,
+                    time.exposed_copy_ns,
+                    time.idle_ns,
+                    time.span_ns,
+                    time.communication_ns,
+                    time.copy_ns,
+                )
+                for name, time in self.within.items()
+            ],
+            f"Each of {self.base.words}.",
+        )
+        return [
+            Table(
+                "Device",
+                (("", ""), ("time", "ns"), (of, "%")),
+                [
+                    (what, time, share(time, parts.span_ns))
+                    for what, time in (
+                        ("computing", parts.compute_ns),
+                        ("communicating, nothing else", parts.exposed_communication_ns),
+                        ("copying, nothing else", parts.exposed_copy_ns),
+                        ("idle", parts.idle_ns),
+                    )
+                ],
+                self._note(),
+            ),
+            *([by_device] if several else []),
+            Table(
+                "Streams",
+                (
+                    ("stream", ""),
+                    ("busy", "ns"),
+                    (of, "%"),
+                    ("computing", "ns"),
+                    ("communication", "ns"),
+                    ("copies", "ns"),
+                ),
+                by_stream,
+                f"Two or more were busy at once for {in_words(self.overlap_ns, 'ns')}.",
+            ),
+        ]
+
+    def _note(self) -> str:
+        count, parts = len(self.devices), self.parts
+        span = in_words(self.use.span_ns, "ns")
+        note = f"From the first device event to the end of the last: {span}."
+        if count > 1:
+            note += f" The times are the sums over {count} devices."
+        if parts.custom_ns:
+            note += (
+                f" {in_words(parts.custom_ns, 'ns')} of communication is of kernels other than"
+                " NCCL's, RCCL's and HCCL's; compute_union_us in --json has them as computing."
+            )
+        if self.before_window:
+            note += (
+                f" {self.before_window:,} of its events ({in_words(self.before_window_ns, 'ns')})"
+                " were launched outside the trace; they are included."
+            )
+        return note
+
+
+def analyze(trace: Trace) -> Use | Unavailable:
+    """Sum up the device's time; Nothing without device events."""
+    use = device_use(trace)
+    if use.span_ns is None:
+        return Unavailable(
+            "The trace has no device events, so nothing is known about the device: record it with"
+            " the device's activity.",
+            use.to_dict(),
+        )
+    work, events, base = device_work(trace), trace.events, base_window(trace)
+    assert base is not None
+    within = base.begin_ns, base.end_ns
+    kind = np.where(custom_communication(trace), COMMUNICATION, work.kind)
+    sorts = _sorts_of_copies(trace)
+    longest: dict[tuple[int, int], Evidence] = {}
+    copies: dict[int, str] = {}
+    shares_stream: dict[tuple[int, int], bool] = {}
+    for device, mine in device_rows(trace).items():
+        for each in (COMMUNICATION, COPY):
+            rows = mine[kind[mine] == each]
+            if len(rows) == 0:
+                continue
+            shares_stream[device, each] = _on_computing_stream(trace, mine, kind, each)
+            if each == COPY:
+                of_sort = {name: rows[chosen[events.name[rows]]] for name, chosen in sorts.items()}
+                times = {
+                    name: int(events.dur_ns[mine].sum())
+                    for name, mine in of_sort.items()
+                    if len(mine)
+                }
+                copies[device] = max(times, key=lambda name: times[name])
+                rows = of_sort[copies[device]]
+            longest[device, each] = evidence(trace, int(rows[np.argmax(events.dur_ns[rows])]))
+    outside = work.rows[launch_of(trace, work.rows) < 0]
+    return Use(
+        use=use,
+        devices=device_times(trace),
+        stream_times=stream_times(trace),
+        overlap_ns=_overlap(trace),
+        before_window=len(outside),
+        before_window_ns=int(events.dur_ns[outside].sum()),
+        longest=longest,
+        base=base,
+        within=device_times(trace, within),
+        streams_within=stream_times(trace, within),
+        copies=copies,
+        shares_stream=shares_stream,
+    )
+
+
+def _sorts_of_copies(trace: Trace) -> dict[str, Mask]:
+    """By sort which names of events are those of its copies; each name is of one sort."""
+    inside = np.array([_WITHIN_DEVICE.search(name) is not None for name in trace.names] + [False])
+    pageable = np.array([_PAGEABLE.search(name) is not None for name in trace.names] + [False])
+    pageable &= ~inside
+    return {WITHIN_DEVICE: inside, PAGEABLE: pageable, PINNED: ~inside & ~pageable}
+
+
+def _on_computing_stream(trace: Trace, rows: Rows, kind: Numbers, of: int) -> bool:
+    """Whether most of the time of one kind of work is on streams that mostly compute."""
+    _, stream = streams(trace, rows)
+    durations, kinds = trace.events.dur_ns[rows], kind[rows]
+    shared = 0
+    for number in np.unique(stream):
+        here = stream == number
+        mine = int(durations[here & (kinds == of)].sum())
+        if int(durations[here & (kinds == COMPUTE)].sum()) > mine:
+            shared += mine
+    return 2 * shared > int(durations[kinds == of].sum())
+
+
+def _exposed(time: DeviceTime, kind: int) -> tuple[int, int]:
+    """Of communication or copies what nothing hid, and all."""
+    if kind == COMMUNICATION:
+        return time.exposed_communication_ns, time.communication_ns
+    return time.exposed_copy_ns, time.copy_ns
+
+
+def _overlap(trace: Trace) -> int:
+    """Time when at least two streams were busy."""
+    events = trace.events
+    rows = device_work(trace).rows
+    device, stream = streams(trace, rows)
+    found, lane = pairs(device, stream)
+    begins, ends = [], []
+    for here in by_group(lane, len(found)):
+        mine = rows[here]
+        begin = events.begin_ns[mine]
+        begin, end = merged(begin, begin + events.dur_ns[mine])
+        begins.append(begin)
+        ends.append(end)
+    time = np.concatenate([*begins, *ends])
+    step = np.repeat([1, -1], len(time) // 2)
+    order = np.argsort(time, kind="stable")
+    busy = np.cumsum(step[order])
+    lengths = np.diff(time[order])
+    return int(lengths[busy[:-1] >= 2].sum())

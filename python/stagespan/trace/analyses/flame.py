@@ -1,0 +1,258 @@
+"""A flame graph of the host's time by line of Python, if the trace has stacks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.errors import TraceError
+from stagespan.trace.derived.device import launches
+from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.step_ranges import PROFILER_STEP
+from stagespan.trace.derived.threads import Nesting, Paths, ThreadIndex, levels, named, sums
+from stagespan.trace.read.intervals import Numbers, exclusive
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import Finding, Result, Table, Unavailable, printable, share
+
+_MOST_IN_JSON = 1_500
+_DEEPEST = 250
+# A folded stack names all frames on the way.
+_DEEPEST_STACK = _DEEPEST
+_SHOWN = 15
+_LINE = re.compile(r"\.py\(\d+\): |^<[^>]+>\(\d+\): ")
+# Lines of Python that only pass a call on.
+_WRAPPER = re.compile(
+    r": (?:__torch_function__|_(?:wrapped_)?call_impl)$|(?:^|/)torch/_ops\.py\(\d+\): __call__$"
+    r"|(?:^|/)(?:contextlib|functools)\.py\(|(?:^|/)torch/autograd/profiler\.py\(\d+\): __enter__$"
+)
+_PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
+_WIDTH = 58
+
+
+@dataclass(frozen=True, slots=True)
+class Flame:
+    """A tree of frames. All lists have one element a frame; parents stand before children."""
+
+    names: list[str]
+    parent: list[int]
+    """Of each frame the one that called it, or -1: the threads."""
+    self_ns: Numbers
+    """Time in it, less that of what it called."""
+    total_ns: Numbers
+    works: NDArray[np.bool_]
+    """Which are operators or calls of the runtime."""
+    told_from: str
+    """"frames": events of Python's functions; "call_stack": an argument of operators."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: nested frames, in microseconds; the short ones of a caller as one."""
+        return {
+            "told_from": self.told_from,
+            "frames": len(self.names),
+            "total_us": int(self.self_ns.sum()) / 1000,
+            "tree": _nested(self, self._kept()),
+        }
+
+    def findings(self) -> list[Finding]:
+        """None: a picture."""
+        return []
+
+    def tables(self) -> list[Table]:
+        """The lines of Python whose own time, that of operators called there included, is most."""
+        own = self.self_ns.tolist()
+        works = self._threads_that_work()
+        time: dict[str, int] = {}
+        # Operators and wrappers belong to the line that called them; those of threads have none.
+        for frame in range(len(own) - 1, -1, -1):
+            if self.parent[frame] < 0 or not works[frame]:
+                continue
+            name = self.names[frame]
+            if _LINE.search(name) and not _WRAPPER.search(name):
+                time[name] = time.get(name, 0) + own[frame]
+            else:
+                own[self.parent[frame]] += own[frame]
+        whole = int(self.self_ns[works].sum())
+        longest = sorted(time.items(), key=lambda item: -item[1])[:_SHOWN]
+        rows = [(_short(name), spent, share(spent, whole)) for name, spent in longest if spent]
+        note = "Own time with that of the operators called there, of the threads that call any."
+        columns = (("line", ""), ("time", "ns"), ("of all", "%"))
+        return [Table("Lines of Python", columns, rows, note)]
+
+    def _threads_that_work(self) -> NDArray[np.bool_]:
+        """Which frames are of threads in which something else than Python runs."""
+        root = np.arange(len(self.names))
+        for frame, parent in enumerate(self.parent):
+            if parent >= 0:
+                root[frame] = root[parent]
+        calls = np.zeros(len(self.names), dtype=np.bool_)
+        calls[root[self.works]] = True
+        return calls[root] if calls.any() else np.ones(len(self.names), dtype=np.bool_)
+
+    def folded(self) -> str:
+        """One line a stack, `thread;caller;called 123`, whole microseconds of own time."""
+        return "".join(f"{stack} {time}\n" for stack, time in self._stacks())
+
+    def _stacks(self) -> Iterator[tuple[str, int]]:
+        stacks: list[str] = []
+        times = ((self.self_ns + 500) // 1000).tolist()
+        for name, parent, time in zip(self.names, self.parent, times, strict=True):
+            # What separates frames, and what ends a line, cannot be in a name.
+            word = printable(name).replace(";", ",")
+            stacks.append(f"{stacks[parent]};{word}" if parent >= 0 else word)
+            if time:
+                yield stacks[-1], time
+
+    def _kept(self) -> list[bool]:
+        """Which frames the nested form has: not too many, and not too deep for a reader of JSON."""
+        kept = levels(np.array(self.parent, dtype=np.intp)) < _DEEPEST
+        # Of frames with equal times the first, so that none stands without the one that called it.
+        kept[np.argsort(-self.total_ns, kind="stable")[_MOST_IN_JSON:]] = False
+        result: list[bool] = kept.tolist()
+        return result
+
+
+def analyze(trace: Trace) -> Flame | Unavailable:
+    """Build the tree; Nothing for traces without stacks."""
+    if bool(trace.rows_of(["python_function"]).any()):
+        return _of_frames(trace)
+    found = _of_stacks(trace)
+    if found is not None:
+        return found
+    return Unavailable(
+        "The trace has no Python stacks, so nothing is known about lines of code: record it"
+        " with_stack=True."
+    )
+
+
+def folded_of(found: Result | Unavailable | None) -> str:
+    """The folded stacks of a result. Raises TraceError with the reason if it has none."""
+    if isinstance(found, Flame):
+        return found.folded()
+    reason = "Stacks are written of one trace: name one file."
+    raise TraceError(found.reason if isinstance(found, Unavailable) else reason)
+
+
+def _of_frames(trace: Trace) -> Flame | Unavailable:
+    """From events of Python's functions, operators and calls of the runtime within them."""
+    events = trace.events
+    frames = trace.rows_of(["python_function"])
+    operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
+    # Of those that begin and end together the caller comes first.
+    rank = np.where(frames, 0, np.where(operators, 1, 2))
+    rows = np.flatnonzero(frames | operators | launches(trace))
+    rows = rows[np.lexsort((np.where(frames, events.python_id, 0)[rows], rank[rows]))]
+    # Threads without a frame have no stacks.
+    lanes = ThreadIndex(trace, rows)
+    if not lanes.fits:
+        return Unavailable("The trace's events lie years apart: its times are damaged.")
+    lane = lanes.of[0]
+    with_frames = np.unique(lane[frames[rows]])
+    inside = np.isin(lane, with_frames)
+    rows, lane = rows[inside], lane[inside]
+    forest = Nesting.of(trace, lanes.axis, rows, lane)
+    of_row = np.full(len(events), -1, dtype=np.int64)
+    of_row[rows] = lane
+    paths = Paths(
+        np.concatenate((np.full(len(with_frames), -1), _below(forest, of_row, with_frames))),
+        np.concatenate((len(trace.names) + with_frames, events.name[forest.rows])),
+        _DEEPEST_STACK,
+    )
+    own = np.concatenate((np.zeros(len(with_frames), dtype=np.int64), forest.own_ns()))
+    threads = [_thread(trace, pid, tid) for pid, tid in lanes.threads.tolist()]
+    names = [
+        threads[word - len(trace.names)] if word >= len(trace.names) else trace.names[word]
+        for word in paths.word.tolist()
+    ]
+    self_ns = paths.sums(own)
+    works = np.isin(paths.word, np.unique(events.name[rows[~frames[rows]]]))
+    total = paths.inclusive(self_ns)
+    return Flame(names, paths.parent.tolist(), self_ns, total, works, "frames")
+
+
+def _below(forest: Nesting, lane_of_row: Numbers, threads: Numbers) -> Numbers:
+    """Parents when the threads stand before all others, as roots."""
+    lane = lane_of_row[forest.rows]
+    roots = np.searchsorted(threads, lane)
+    result: Numbers = np.where(forest.parent >= 0, forest.parent + len(threads), roots)
+    return result
+
+
+def _of_stacks(trace: Trace) -> Flame | None:
+    """From the stacks that older profilers wrote as an argument of operators."""
+    written = trace.argument("Call stack") if len(trace.events) else None
+    if written is None or written.numbers is not None:
+        return None
+    events = trace.events
+    operators = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, PROFILER_STEP))
+    lanes = ThreadIndex(trace, operators)
+    own = np.zeros(len(events), dtype=np.int64)
+    own[operators] = exclusive(events.begin_ns[operators], events.end_ns[operators], lanes.of[0])
+    cell = written.codes.astype(np.int64) * len(trace.names) + events.name[written.rows]
+    cells, of = np.unique(cell, return_inverse=True)
+    times = sums(of.reshape(-1), own[written.rows], len(cells)).tolist()
+    index: dict[tuple[int, str], int] = {}
+    names: list[str] = []
+    parents: list[int] = []
+    self_times: list[int] = []
+    for number, time in zip(cells.tolist(), times, strict=True):
+        stack, name = divmod(number, len(trace.names))
+        frames = [frame.strip() for frame in written.texts[stack].split(";")]
+        at = -1
+        for frame in [*(frame for frame in frames[::-1] if frame), trace.names[name]]:
+            if (at, frame) not in index:
+                index[at, frame] = len(names)
+                names.append(frame)
+                parents.append(at)
+                self_times.append(0)
+            at = index[at, frame]
+        self_times[at] += time
+    total = list(self_times)
+    for frame in range(len(names) - 1, -1, -1):
+        if parents[frame] >= 0:
+            total[parents[frame]] += total[frame]
+    self_ns, total_ns = (np.array(each, dtype=np.int64) for each in (self_times, total))
+    works = np.array([time > 0 for time in self_times], dtype=np.bool_)
+    return Flame(names, parents, self_ns, total_ns, works, "call_stack")
+
+
+def _nested(flame: Flame, kept: list[bool]) -> dict[str, Any]:
+    """Frames within each other, the longest first, below one that stands for all."""
+    own, total = flame.self_ns.tolist(), flame.total_ns.tolist()
+    root = {"name": "all", "self_us": 0.0, "total_us": sum(own) / 1000, "children": []}
+    made: list[dict[str, Any]] = []
+    short: dict[int, list[int]] = {}
+    for frame, parent in enumerate(flame.parent):
+        node = {
+            "name": flame.names[frame],
+            "self_us": own[frame] / 1000,
+            "total_us": total[frame] / 1000,
+            "children": [],
+        }
+        made.append(node)
+        if kept[frame]:
+            (made[parent] if parent >= 0 else root)["children"].append(node)
+        elif parent < 0 or kept[parent]:
+            short.setdefault(parent, []).append(frame)
+    for parent, frames in short.items():
+        time = sum(total[frame] for frame in frames) / 1000
+        rest = {"name": f"({len(frames)} more)", "self_us": time, "total_us": time, "children": []}
+        (made[parent] if parent >= 0 else root)["children"].append(rest)
+    for node in [root, *made]:
+        node["children"].sort(key=lambda child: -child["total_us"])
+    return root
+
+
+def _short(name: str) -> str:
+    """A line without where its package lies; of a long path the end."""
+    name = _PACKAGES.sub("", name)
+    return name if len(name) <= _WIDTH else f"...{name[3 - _WIDTH :]}"
+
+
+def _thread(trace: Trace, pid: int, tid: int) -> str:
+    name = trace.thread_names.get((pid, tid))
+    return f"thread {trace.named_ids.get(tid, tid)}" if name is None else name

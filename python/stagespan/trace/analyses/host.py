@@ -1,0 +1,270 @@
+"""Where the time of a trace without a device went: operators, communication, and between them.
+
+This analysis applies only to traces without device events, where operators are the work itself.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.derived.advice import STARTS_LOADER, Facts, advice_on
+from stagespan.trace.derived.device import device_work, launches
+from stagespan.trace.derived.idle_causes import COMMUNICATES, LOADS_DATA, MARKS
+from stagespan.trace.derived.step_ranges import step_begins
+from stagespan.trace.derived.threads import QUIET_NS, Axis, Cover, named
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    evidence,
+    in_words,
+    share,
+    shortened,
+    window_of,
+)
+
+DATA_LOADING, OPERATORS, COMMUNICATION = "data_loading", "operators", "communication"
+LOADER_START, BETWEEN_STEPS, OTHER = "loader_start", "between_steps", "other"
+UNSEEN, BETWEEN_OPERATORS = "unseen", "between_operators"
+PARTS = {
+    DATA_LOADING: "loading data",
+    LOADER_START: "starting the data loader",
+    OPERATORS: "operators",
+    COMMUNICATION: "communication while no operator ran",
+    BETWEEN_STEPS: "no operator for long, as a step ended",
+    OTHER: "no operator for long, but Python or an annotation",
+    UNSEEN: "no operator for long, nor anything else",
+    BETWEEN_OPERATORS: "between operators",
+}
+_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+# Of operators that are called one after the other so much may pass between them.
+_BETWEEN_LEAST = 25.0
+_NAMED = 20
+_ONLY = np.zeros(1, dtype=np.int64)
+_FILLERS = ("python_function", "user_annotation", "overhead")
+# Marks of steps fill everything, and say nothing about it.
+_NO_FILLER = re.compile(r"^ProfilerStep[#*]|^PyTorch Profiler")
+# Looking up what fills a stretch goes through all events that could.
+_MOST_STRETCHES = 500
+_CODES = {part: f"host.{part}" for part in PARTS} | {DATA_LOADING: "host.data_loader"}
+_SENTENCES = {
+    DATA_LOADING: "the program loaded data",
+    LOADER_START: "the program started the data loader",
+    COMMUNICATION: "it communicated while no operator ran, so nothing hid the communication",
+    BETWEEN_STEPS: "no operator ran between two steps",
+    OTHER: "no operator ran",
+    UNSEEN: "no operator ran, and the trace holds nothing else in that time",
+    BETWEEN_OPERATORS: "it passed from one operator to the next",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Times in ns of the whole process, each moment the first of PARTS that applies."""
+
+    span_ns: int
+    """From the first operator's begin to the end of the last."""
+    parts: dict[str, int]
+    """They sum to `span_ns`."""
+    operators: int
+    operator_ns: int
+    """Median duration of an operator."""
+    evidence: dict[str, tuple[Evidence, ...]]
+    filled: dict[str, dict[str, int]]
+    """By part without operators what ran instead: its time in ns by name, the longest first."""
+    facts: Facts
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "span_us": self.span_ns / 1000,
+            "parts_us": {part: time / 1000 for part, time in self.parts.items()},
+            "operators": self.operators,
+            "median_operator_us": self.operator_ns / 1000,
+            "instead_of_operators_us": {
+                part: {name: time / 1000 for name, time in list(times.items())[:_NAMED]}
+                for part, times in self.filled.items()
+            },
+        }
+
+    def findings(self) -> list[Finding]:
+        """What took a good part of the time and was no operator."""
+        found = []
+        for part, time in sorted(self.parts.items(), key=lambda item: -item[1]):
+            percent = share(time, self.span_ns)
+            severity = next((s for least, s in _SHARES if percent >= least), None)
+            if severity is None or part == OPERATORS:
+                continue
+            if part == BETWEEN_OPERATORS and percent < _BETWEEN_LEAST:
+                continue
+            sentence = f"For {in_words(time, 'ns')} ({percent:.1f} % of its time) "
+            sentence += _SENTENCES[part]
+            if part == BETWEEN_OPERATORS:
+                sentence += (
+                    f": there are {self.operators:,} of them, and the median takes"
+                    f" {in_words(self.operator_ns, 'ns')}"
+                )
+            elif self.filled.get(part):
+                name, inside = next(iter(self.filled[part].items()))
+                sentence += f": most of it in {shortened(name, 90)} ({in_words(inside, 'ns')})"
+            sentence = f"{sentence}. {advice_on(f'host.{part}', self.facts)}".rstrip()
+            found.append(Finding(severity, sentence, self.evidence[part], _CODES[part]))
+        return found
+
+    def tables(self) -> list[Table]:
+        """Time by part."""
+        rows = [(PARTS[part], time, share(time, self.span_ns)) for part, time in self.parts.items()]
+        return [Table("Host", (("", ""), ("time", "ns"), ("of all", "%")), rows)]
+
+
+def analyze(trace: Trace) -> Host | Unavailable:
+    """Sum up the host's time; Nothing for traces with a device, or without operators."""
+    if device_work(trace).kind.any():
+        return Unavailable(
+            "The trace has device events: the causes of idle time tell about the host."
+        )
+    events = trace.events
+    communicates = named(trace, COMMUNICATES)
+    marks = trace.rows_of(["user_annotation", "cpu_op"])
+    frames = trace.rows_of(["python_function"])
+    operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & ~communicates
+    if not operators.any():
+        return Unavailable("The trace has no operators, so nothing is known about the host's time.")
+    begin, end = int(events.begin_ns[operators].min()), int(events.end_ns[operators].max())
+    axis = Axis(begin, end, 1)
+    if not axis.fits:
+        return Unavailable("The trace's operators lie years apart: its times are damaged.")
+
+    def cover(which: Mask) -> Cover:
+        return Cover(*_placed(axis, trace, which))
+
+    sets = [
+        cover(marks & named(trace, LOADS_DATA)),
+        cover(frames & named(trace, STARTS_LOADER)),
+        cover(operators),
+        cover(marks & communicates),
+    ]
+    # Where no operator runs for long.
+    begins, ends = sets[2].end[:-1], sets[2].begin[1:]
+    long = ends - begins > QUIET_NS
+    begins, ends = begins[long], ends[long]
+    steps = axis.place(_ONLY, step_begins(trace))
+    crosses = np.searchsorted(steps, begins, "right") < np.searchsorted(steps, ends, "right")
+    fillers = (trace.rows_of(_FILLERS) | launches(trace)) & ~named(trace, _NO_FILLER)
+    seen = 2 * cover(fillers).within(begins, ends) >= ends - begins
+    quiet = {BETWEEN_STEPS: crosses, OTHER: ~crosses & seen, UNSEEN: ~crosses & ~seen}
+    fills = _fillers(trace, axis, fillers, operators, (begins, ends))
+    sets += [Cover(begins[which], ends[which]) for which in quiet.values()]
+    whole = (np.array([0]), np.array([end - begin]))
+    reached, so_far = [0], sets[0]
+    for each in sets:
+        so_far = so_far | each
+        reached.append(int(so_far.within(*whole)[0]))
+    reached.append(end - begin)
+    times = np.diff(reached).tolist()
+    shown = _evidence(trace, operators, communicates & marks)
+    filled = {}
+    for part, which in quiet.items():
+        # What communication or loading hides of a stretch is theirs.
+        own = ends - begins - (sets[0] | sets[1] | sets[3]).within(begins, ends)
+        chosen = np.flatnonzero(which & (own > 0))
+        shown[part] = _of_stretches(trace, axis, begins[chosen], own[chosen], fills[chosen])
+        filled[part] = _times_by_name(trace, own[chosen], fills[chosen])
+    return Host(
+        span_ns=end - begin,
+        parts={part: time for part, time in zip(PARTS, times, strict=True) if time},
+        operators=int(operators.sum()),
+        operator_ns=int(np.median(events.dur_ns[operators])),
+        evidence=shown,
+        filled={part: times for part, times in filled.items() if times},
+        facts=Facts(trace),
+    )
+
+
+def _placed(axis: Axis, trace: Trace, which: Mask) -> tuple[Numbers, Numbers]:
+    events = trace.events
+    return (
+        axis.place(_ONLY, events.begin_ns[which]),
+        axis.place(_ONLY, events.end_ns[which]),
+    )
+
+
+def _fillers(
+    trace: Trace,
+    axis: Axis,
+    fillers: Mask,
+    operators: Mask,
+    stretches: tuple[Numbers, Numbers],
+) -> Rows:
+    """Of each stretch the innermost event that fills half of it, on the thread of most operators.
+
+    Of another thread, if that has none; -1 if there is none at all, and for all but the longest
+    stretches.
+    """
+    events = trace.events
+    begins, ends = stretches
+    found = np.full(len(begins), -1, dtype=np.intp)
+    possible = fillers & (2 * events.dur_ns > QUIET_NS)
+    rows = np.flatnonzero(possible)
+    if len(rows) == 0 or len(begins) == 0:
+        return found
+    begin, end = _placed(axis, trace, possible)
+    threads, count = np.unique(events.tid[operators], return_counts=True)
+    main = events.tid[rows] == threads[np.argmax(count)]
+    for at in np.argsort(begins - ends, kind="stable")[:_MOST_STRETCHES].tolist():
+        inside = np.minimum(end, ends[at]) - np.maximum(begin, begins[at])
+        fills = 2 * inside >= ends[at] - begins[at]
+        fills = fills & main if (fills & main).any() else fills
+        filling = np.flatnonzero(fills)
+        if len(filling):
+            found[at] = rows[filling[np.lexsort((-begin[filling], (end - begin)[filling]))[0]]]
+    return found
+
+
+def _of_stretches(
+    trace: Trace, axis: Axis, begins: Numbers, lengths: Numbers, fills: Rows
+) -> tuple[Evidence, ...]:
+    """The longest stretches, each by the event that fills it."""
+    begin, _ = window_of(trace) or (0, 0)
+    shown = []
+    for at in np.argsort(-lengths, kind="stable")[:3].tolist():
+        row = int(fills[at])
+        name = trace.names[int(trace.events.name[row])] if row >= 0 else "no operator"
+        time = int(begins[at]) + axis.begin_ns - begin
+        shown.append(Evidence(name, time, int(lengths[at]), "ns"))
+    return tuple(shown)
+
+
+def _times_by_name(trace: Trace, lengths: Numbers, fills: Rows) -> dict[str, int]:
+    """The time of stretches by the name of what fills them, the longest first."""
+    times: dict[str, int] = {}
+    for row, length in zip(fills.tolist(), lengths.tolist(), strict=True):
+        if row >= 0:
+            name = trace.names[int(trace.events.name[row])]
+            times[name] = times.get(name, 0) + length
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
+def _evidence(trace: Trace, operators: Mask, communicates: Mask) -> dict[str, tuple[Evidence, ...]]:
+    """The longest events of each part that has some."""
+    events = trace.events
+    found: dict[str, tuple[Evidence, ...]] = {}
+    for part, which in (
+        (DATA_LOADING, named(trace, LOADS_DATA)),
+        (LOADER_START, named(trace, STARTS_LOADER)),
+        (COMMUNICATION, communicates),
+        (OPERATORS, operators),
+        (BETWEEN_OPERATORS, operators),
+    ):
+        rows = np.flatnonzero(which)
+        longest = rows[np.argsort(-events.dur_ns[rows], kind="stable")[:3]]
+        found[part] = tuple(evidence(trace, int(row)) for row in longest)
+    return found

@@ -1,0 +1,614 @@
+"""Why the device was idle: each gap with its cause; the causes sum to the idle time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.advice import START_UP, Facts, advice_on
+from stagespan.trace.derived.call_site import CallSites, waiting_operators
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.device_time import device_rows
+from stagespan.trace.derived.gap_patterns import Pattern, StartUp, patterns, start_up
+from stagespan.trace.derived.gaps import ISSUED, NAMES, Gaps, IdleParts, gaps, split_idle
+from stagespan.trace.derived.step_ranges import step_begins
+from stagespan.trace.read.intervals import Numbers
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    counted,
+    in_words,
+    share,
+    shortened,
+    window_of,
+)
+
+_BLOCKING = (causes.SYNCHRONISATION, causes.MEMORY_ALLOCATION)
+
+
+@dataclass(frozen=True, slots=True)
+class IdleGap:
+    """One gap; times in ns, `time_ns` from the begin of the trace's window."""
+
+    time_ns: int
+    dur_ns: int
+    cause: str
+    """Of the largest part."""
+    parts: dict[str, int]
+    """By cause; they sum to `dur_ns`."""
+    issued: str | None
+    """The next launch: "before" the gap, "during" (its call was under way), "after", or unknown."""
+    culprit: str | None
+    """What the host did: the waiting operator, the call, or what filled most of the gap."""
+    line: str | None
+    """The line of Python around it, where stacks were recorded."""
+    call: str | None
+    """The call that launched what comes next."""
+    previous: str
+    next: str
+    crosses_step: bool
+    waited_for: str | None
+    """What the host or the stream waited for, where the trace says it (`cuda_sync`)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "time_us": self.time_ns / 1000,
+            "idle_us": self.dur_ns / 1000,
+            "cause": self.cause,
+            "parts_us": {cause: time / 1000 for cause, time in self.parts.items()},
+            "next_launch_issued": self.issued,
+            "culprit": self.culprit,
+            "python": self.line,
+            "launch": self.call,
+            "previous_on_device": self.previous,
+            "next_on_device": self.next,
+            "between_steps": self.crosses_step,
+            "waited_for": self.waited_for,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Calls of one kind in one operator, and the idle time that they are to blame for."""
+
+    cause: str
+    operator: str | None
+    call: str
+    line: str | None
+    """Of the wait that cost most."""
+    idle_ns: int
+    in_call_ns: int
+    """What of it lies within the calls; the rest passed until the next launch."""
+    calls: int
+    """How many of them the device was idle for."""
+    waited_for: str | None
+    """What the one that cost most waited for, where the trace says it: a stream, or all streams."""
+
+    @property
+    def words(self) -> str:
+        """Operator, call and line, as far as they are known."""
+        named = self.call
+        if self.operator not in (None, self.call):
+            named = f"{self.operator} ({self.call})"
+        return f"{named}, {self.line}" if self.line else named
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "cause": self.cause,
+            "operator": self.operator,
+            "call": self.call,
+            "python": self.line,
+            "idle_us": self.idle_ns / 1000,
+            "in_call_us": self.in_call_ns / 1000,
+            "calls": self.calls,
+            "waited_for": self.waited_for,
+        }
+
+
+def describe(
+    where: CallSites, gaps: Gaps, parts: IdleParts, at: int, blamed: str | None = None
+) -> IdleGap:
+    """What is known about one gap; the culprit is that of `blamed`, or of its largest part."""
+    trace = where.trace
+    events = trace.events
+    begin, _ = window_of(trace) or (0, 0)
+
+    def name(row: int) -> str:
+        return trace.names[int(events.name[row])]
+
+    times = {NAMES[c]: int(t) for c, t in enumerate(parts.parts[at]) if t}
+    cause = NAMES[int(parts.parts[at].argmax())]
+    call = int(gaps.first_call[at])
+    culprit, line = _culprit(where, gaps, parts, at, blamed or cause)
+    waited_for = None
+    if (blamed or cause) == causes.DEPENDENCY:
+        awaited = where.waits.before(gaps, at)
+        if awaited is not None:
+            waited_for = awaited.words(trace)
+            culprit = name(awaited.row) if awaited.row >= 0 else culprit
+    elif (blamed or cause) in _BLOCKING and parts.blocked_in[at] >= 0:
+        waited_for = where.waits.of_host(int(parts.blocked_in[at]))
+    return IdleGap(
+        time_ns=int(gaps.begin_ns[at]) - begin,
+        dur_ns=int(gaps.dur_ns[at]),
+        cause=cause,
+        parts=dict(sorted(times.items(), key=lambda item: -item[1])),
+        issued=ISSUED[int(gaps.issued[at])],
+        culprit=culprit,
+        line=line,
+        call=name(call) if call >= 0 else None,
+        previous=name(int(gaps.rows[gaps.last[at]])),
+        next=name(int(gaps.rows[gaps.first[at]])),
+        crosses_step=bool(parts.crosses_step[at]),
+        waited_for=waited_for,
+    )
+
+
+def group_by_culprit(where: CallSites, parts: IdleParts) -> list[Culprit]:
+    """Waits and allocations by operator and call, with the idle time that each is to blame for."""
+    trace = where.trace
+    events = trace.events
+    calls = np.flatnonzero(parts.call_idle_ns)
+    time = parts.call_idle_ns[calls]
+    operator = waiting_operators(trace, calls)
+    name = np.where(operator >= 0, events.name[operator], -1)
+    keys = np.stack((parts.waits[calls], name, events.name[calls]), axis=1)
+    kinds, kind = np.unique(keys, axis=0, return_inverse=True)
+    kind = kind.reshape(-1)
+    found = []
+    for number, (waits, operator_name, call_name) in enumerate(kinds):
+        mine = np.flatnonzero(kind == number)
+        worst = int(calls[mine[np.argmax(time[mine])]])
+        named = trace.names[operator_name] if operator_name >= 0 else None
+        if named is None and (around := where.operator(worst)) >= 0:
+            named = trace.names[int(events.name[around])]
+        found.append(
+            Culprit(
+                cause=causes.SYNCHRONISATION if waits else causes.MEMORY_ALLOCATION,
+                operator=named,
+                call=trace.names[call_name],
+                line=where.line(worst),
+                idle_ns=int(time[mine].sum()),
+                in_call_ns=int(parts.call_inside_ns[calls[mine]].sum()),
+                calls=len(mine),
+                waited_for=where.waits.of_host(worst),
+            )
+        )
+    return sorted(found, key=lambda group: -group.idle_ns)
+
+
+def longest_call(
+    where: CallSites, gaps: Gaps, parts: IdleParts, at: int, cause: str
+) -> tuple[int, int]:
+    """The call that waited (or allocated) the longest in a gap, and the time of all of its name.
+
+    Of the thread that launched what came next and the one that launched before; (-1, 0) if
+    neither did.
+    """
+    among = parts.waits if cause == causes.SYNCHRONISATION else parts.allocates
+    begin, end = int(gaps.begin_ns[at]), int(gaps.end_ns[at])
+    threads = {int(gaps.first_call[at]), int(gaps.last_call[at])} - {-1}
+    found = [where.called(begin, end, among, call) for call in sorted(threads)]
+    return max(found, key=lambda each: each[1], default=(-1, 0))
+
+
+def _culprit(
+    where: CallSites, gaps: Gaps, parts: IdleParts, at: int, cause: str
+) -> tuple[str | None, str | None]:
+    trace = where.trace
+    events = trace.events
+    call = int(gaps.first_call[at])
+    blocked = int(parts.blocked_in[at])
+
+    def name(row: int) -> str | None:
+        return trace.names[int(events.name[row])] if row >= 0 else None
+
+    if cause in _BLOCKING:
+        longest, _ = longest_call(where, gaps, parts, at, cause)
+        blocked = blocked if longest < 0 else longest
+    if cause in _BLOCKING and blocked >= 0:
+        operator = int(waiting_operators(trace, np.array([blocked]))[0])
+        if cause == causes.MEMORY_ALLOCATION:
+            operator = -1
+        return name(operator if operator >= 0 else blocked), where.line(blocked)
+    if cause == causes.DEPENDENCY:
+        return name(int(gaps.rows[gaps.last[at]])), None
+    if call < 0:
+        return None, None
+    if cause in (causes.LAUNCH, causes.QUEUED, causes.GRAPH):
+        operator = where.operator(call)
+        return name(operator if operator >= 0 else call), where.line(call)
+    until = max(int(gaps.begin_ns[at]) + 1, min(int(events.begin_ns[call]), int(gaps.end_ns[at])))
+    doing, line = where.doing(call, int(gaps.begin_ns[at]), until)
+    return name(doing), line
+
+
+# --- Findings ---
+
+
+# Of the device's span: below this an idle cause is no finding, and idle time as a whole is none.
+SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (3.0, "low"))
+# Of the idle time: causes below it are not named among several.
+_LEAST_NAMED = 10.0
+CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
+    causes.DATA_LOADING: "idle.data_loader",
+    causes.NOT_TRACED: "idle.unexplained",
+}
+"""By cause the code of its finding."""
+_NOT_SEEN = {
+    causes.NOT_TRACED: "and the trace does not show why",
+    causes.HOST_UNSEEN: "the host launched nothing in that time, and the trace holds nothing of it"
+    " there",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What findings are made of; times in ns."""
+
+    span_ns: int
+    idle_ns: int
+    by_cause: dict[str, int]
+    gaps_by_cause: dict[str, int]
+    groups: list[Culprit]
+    evidence: dict[str, tuple[Evidence, ...]]
+    patterns: list[Pattern]
+    start: StartUp | None
+    kernel_ns: int | None
+    """Median duration of a kernel."""
+    queued_gap_ns: int | None
+    """Median of the gaps that are longest for the cause "queued"."""
+    devices: int
+    facts: Facts
+
+    @property
+    def _subject(self) -> str:
+        return "The device was" if self.devices == 1 else f"All {self.devices} devices were"
+
+    @property
+    def _its(self) -> str:
+        return "its" if self.devices == 1 else "their"
+
+    def findings(self) -> list[Finding]:
+        """One for the start, one for each cause; else one for all idle time, if it is enough."""
+        times = dict(self.by_cause)
+        found = []
+        if self.start is not None and (severity := self._severity(self.start.idle_ns)):
+            found.append(self._of_start(self.start, severity))
+            for cause, time in self.start.by_cause.items():
+                times[cause] -= time
+        for cause, time in times.items():
+            severity = self._severity(time)
+            if severity is not None:
+                found.append(self._of_cause(cause, time, severity))
+        if not found and (severity := self._severity(self.idle_ns)):
+            found.append(self._of_all(severity))
+        return found
+
+    def _severity(self, time: int) -> Severity | None:
+        percent = share(time, self.span_ns)
+        return next((s for least, s in SHARES if percent >= least), None)
+
+    def _idle_for(self, time: int, gaps: int) -> str:
+        counted = f", {gaps:,} gaps" if gaps > 1 else ""
+        return (
+            f"{self._subject} idle for {in_words(time, 'ns')}"
+            f" ({share(time, self.span_ns):.1f} % of {self._its} time{counted})"
+        )
+
+    def _of_cause(self, cause: str, time: int, severity: Severity) -> Finding:
+        shown = self.evidence[cause]
+        sentence = self._idle_for(time, self.gaps_by_cause.get(cause, 0))
+        pattern = next((each for each in self.patterns if each.cause == cause), None)
+        if cause == causes.NOT_TRACED:
+            sentence += f", {_NOT_SEEN[cause]}."
+        elif cause == causes.HOST_UNSEEN:
+            sentence += f": {_NOT_SEEN[cause]}."
+        else:
+            meaning = causes.CAUSES[cause]
+            if cause == causes.QUEUED:
+                meaning = meaning.replace("the device", "it" if self.devices == 1 else "they")
+            sentence += f" because {meaning}{self._most(cause)}."
+        if pattern is not None:
+            sentence += _of_pattern(pattern)
+            shown = pattern.evidence
+        advice = advice_on(cause, self.facts)
+        return Finding(severity, f"{sentence} {advice}".rstrip(), shown, CODES[cause])
+
+    def _most(self, cause: str) -> str:
+        """Where most of a cause's time went."""
+        culprits = [group for group in self.groups if group.cause == cause]
+        if culprits:
+            worst = culprits[0]
+            said = in_words(worst.idle_ns, "ns")
+            if 2 * worst.in_call_ns < worst.idle_ns:
+                said += (
+                    f", of which {in_words(worst.in_call_ns, 'ns')} in the call and the rest until"
+                    " the next work began"
+                )
+            return f": most of it at {worst.words} ({said})"
+        if cause == causes.QUEUED:
+            return f": the median gap is {in_words(self.queued_gap_ns, 'ns')}"
+        if cause == causes.LAUNCH and self.kernel_ns is not None:
+            return f", while the median kernel takes {in_words(self.kernel_ns, 'ns')}"
+        if self.evidence[cause] and cause != causes.GRAPH:
+            where = "after" if cause == causes.DEPENDENCY else "at"
+            return f": the longest {where} {shortened(self.evidence[cause][0].event)}"
+        return ""
+
+    def _of_start(self, start: StartUp, severity: Severity) -> Finding:
+        parts = [
+            f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}"
+            for cause, time in list(start.by_cause.items())[:2]
+        ]
+        place = f"{'the first ' if start.first_call else ''}{shortened(start.where)}"
+        sentence = (
+            f"{self._idle_for(start.idle_ns, len(start.rows))} while the program started up, in"
+            f" {place}: {', and '.join(parts)}. {START_UP.text}"
+        )
+        return Finding(severity, sentence, start.evidence, "idle.start_up")
+
+    def _of_all(self, severity: Severity) -> Finding:
+        largest = [
+            (cause, time)
+            for cause, time in self.by_cause.items()
+            if share(time, self.idle_ns) >= _LEAST_NAMED
+        ][:3]
+        parts = [
+            f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}" for cause, time in largest
+        ]
+        sentence = (
+            f"{self._idle_for(self.idle_ns, sum(self.gaps_by_cause.values()))} for several"
+            f" reasons, none of which took 3 %: {', '.join(parts)}."
+        )
+        shown = tuple(each for cause, _ in largest for each in self.evidence[cause][:1])
+        return Finding(severity, sentence, shown, "idle.several")
+
+
+def _of_pattern(pattern: Pattern) -> str:
+    """What is known of gaps that the trace does not explain."""
+    following = shortened(pattern.next)
+    if pattern.gaps == 1:
+        said = f" {in_words(pattern.idle_ns, 'ns')} of it is one gap before {following}"
+    else:
+        said = (
+            f" {in_words(pattern.idle_ns, 'ns')} of it are {pattern.gaps:,} gaps of"
+            f" {in_words(pattern.least_ns, 'ns')} to {in_words(pattern.most_ns, 'ns')} before"
+            f" {following}"
+        )
+        if pattern.one_a_step:
+            said += ", one in each step"
+        elif pattern.every_ns is not None:
+            said += f", one every {in_words(pattern.every_ns, 'ns')}"
+    before, later, unknown = pattern.issued
+    if before and not later and not unknown:
+        said += f". {'It' if pattern.gaps == 1 else 'This work'} had been launched before the gap"
+    elif later and not before and pattern.delay_ns is not None:
+        said += f". It began {in_words(pattern.delay_ns, 'ns')} after its launch"
+    elif unknown and not before and not later:
+        said += ". Its launch is not in the trace"
+    else:
+        cases = counted(pattern.gaps, "case")
+        said += f". It had been launched before the gap in {before:,} of {cases}"
+    if pattern.told_by is not None:
+        said += f", and its stream had to wait for another one ({pattern.told_by})"
+    if pattern.host_call is not None:
+        at = [shortened(each) for each in (pattern.host_operator, pattern.line) if each]
+        if pattern.host_annotation:
+            at.append(f"in {shortened(pattern.host_annotation)}")
+        place = f" ({', '.join(at)})" if at else ""
+        which = "this gap" if pattern.gaps == 1 else f"{pattern.host_gaps:,} of these gaps"
+        time = in_words(pattern.host_call_ns, "ns")
+        said += (
+            f". In {which} the host was in {shortened(pattern.host_call)} for"
+            f" {time if pattern.gaps == 1 else f'up to {time}'}{place}"
+        )
+    if pattern.cause == causes.NOT_TRACED and before + later:
+        said += (
+            ". So it waited for what the trace does not hold: work launched before the trace began,"
+            " of another process, or of another device"
+        )
+    return f"{said}."
+
+
+# --- The analysis ---
+
+
+TOP = 20
+_NO_DEVICE = (
+    "The trace has no device events: record it with the device's activity, or nothing can be said"
+    " about how the device was used."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The device's idle time by cause; times in ns."""
+
+    span_ns: int
+    idle_ns: int
+    by_cause: dict[str, int]
+    """Every cause that occurs, the longest first; they sum to `idle_ns`."""
+    gaps_by_cause: dict[str, int]
+    """Number of gaps of which each cause has the largest part; they sum to `gaps`."""
+    gaps: int
+    largest: list[IdleGap]
+    """The largest gaps, each with what is known about it."""
+    groups: list[Culprit]
+    """Waits and allocations by operator and call, the one that cost most first."""
+    patterns: list[Pattern]
+    """Gaps that the trace does not explain, by the work before which they are."""
+    start: StartUp | None
+    """The gaps in which the program started up; None if there are none."""
+    told: tuple[Finding, ...]
+    devices: int = 1
+    """Of several devices only the time counts in which none works."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "span_us": self.span_ns / 1000,
+            "idle_us": self.idle_ns / 1000,
+            "idle_percent": share(self.idle_ns, self.span_ns),
+            "gaps": self.gaps,
+            "by_cause": {
+                cause: {
+                    "meaning": causes.CAUSES[cause],
+                    "idle_us": time / 1000,
+                    "percent_of_idle": share(time, self.idle_ns),
+                    "gaps": self.gaps_by_cause.get(cause, 0),
+                }
+                for cause, time in self.by_cause.items()
+            },
+            "blocking_calls": [group.to_dict() for group in self.groups],
+            "largest_gaps": [gap.to_dict() for gap in self.largest],
+            "patterns": [pattern.to_dict() for pattern in self.patterns],
+            "start_up": None if self.start is None else self.start.to_dict(),
+        }
+
+    def findings(self) -> list[Finding]:
+        """What cost at least 3 % of the device's time, also if the trace does not say why."""
+        return list(self.told)
+
+    def tables(self) -> list[Table]:
+        """Idle time by cause, blocking calls, and the largest gaps."""
+        by_cause = Table(
+            "Why the device was idle" if self.devices == 1 else "Why all devices were idle",
+            (("cause", ""), ("idle", "ns"), ("of idle", "%"), ("gaps", "")),
+            [
+                (causes.CAUSES[cause], time, share(time, self.idle_ns), self.gaps_by_cause[cause])
+                for cause, time in self.by_cause.items()
+            ],
+            f"Idle {in_words(self.idle_ns, 'ns')} of {in_words(self.span_ns, 'ns')}.",
+        )
+        calls = Table(
+            "Calls that the device was idle for",
+            (
+                ("operator", ""),
+                ("call", ""),
+                ("waited for", ""),
+                ("Python", ""),
+                ("idle", "ns"),
+                ("calls", ""),
+            ),
+            [(g.operator, g.call, g.waited_for, g.line, g.idle_ns, g.calls) for g in self.groups],
+        )
+        largest = Table(
+            "Largest gaps",
+            (
+                ("at", "ns"),
+                ("idle", "ns"),
+                ("cause", ""),
+                ("next launch", ""),
+                ("host", ""),
+                ("waited for", ""),
+                ("Python", ""),
+                ("next on device", ""),
+            ),
+            [
+                (
+                    g.time_ns,
+                    g.dur_ns,
+                    causes.CAUSES[g.cause],
+                    g.issued,
+                    g.culprit,
+                    g.waited_for,
+                    g.line,
+                    g.next,
+                )
+                for g in self.largest
+            ],
+        )
+        return [table for table in (by_cause, calls, largest) if table.rows]
+
+
+def split_gaps(trace: Trace) -> tuple[Gaps, IdleParts]:
+    """The gaps of the device, and their times by cause."""
+    found = gaps(trace)
+    return found, split_idle(trace, found, step_begins(trace))
+
+
+def sums_by_cause(parts: IdleParts) -> dict[str, int]:
+    """Idle time in ns by cause, the longest first; only causes that occur."""
+    totals = zip(NAMES, parts.parts.sum(axis=0).tolist(), strict=True)
+    return {cause: time for cause, time in sorted(totals, key=lambda item: -item[1]) if time}
+
+
+def analyze(trace: Trace) -> Idle | Unavailable:
+    """Find every gap of the device and say why it was there; Nothing without device events."""
+    found, parts = split_gaps(trace)
+    if len(found.rows) == 0:
+        return Unavailable(_NO_DEVICE)
+    events, where = trace.events, CallSites(trace)
+    kernels = events.dur_ns[device_work(trace).kernels]
+    counts = np.bincount(parts.cause, minlength=len(NAMES)).tolist() if len(parts.parts) else []
+    by_cause = sums_by_cause(parts)
+    span = int(events.end_ns[found.rows].max() - events.begin_ns[found.rows].min())
+    known = Known(
+        span_ns=span,
+        idle_ns=int(found.dur_ns.sum()),
+        by_cause=by_cause,
+        gaps_by_cause={c: n for c, n in zip(NAMES, counts, strict=False) if c in by_cause},
+        groups=group_by_culprit(where, parts),
+        evidence={cause: _evidence(where, found, parts, cause) for cause in by_cause},
+        patterns=patterns(where, found, parts, step_begins(trace)),
+        start=start_up(where, found, parts, span),
+        kernel_ns=int(np.median(kernels)) if len(kernels) else None,
+        queued_gap_ns=_median_of(found, parts, causes.QUEUED),
+        devices=len(device_rows(trace)),
+        facts=Facts(trace, found, parts),
+    )
+    return Idle(
+        span_ns=known.span_ns,
+        idle_ns=known.idle_ns,
+        by_cause=by_cause,
+        gaps_by_cause=known.gaps_by_cause,
+        gaps=len(found.begin_ns),
+        largest=[describe(where, found, parts, at) for at in _largest(found.dur_ns, TOP)],
+        groups=known.groups,
+        patterns=known.patterns,
+        start=known.start,
+        told=tuple(known.findings()),
+        devices=known.devices,
+    )
+
+
+def _median_of(found: Gaps, parts: IdleParts, cause: str) -> int | None:
+    """The median of the gaps of which a cause has the largest part."""
+    chosen = found.dur_ns[parts.cause == NAMES.index(cause)] if len(parts.parts) else found.dur_ns
+    return int(np.median(chosen)) if len(chosen) else None
+
+
+def _evidence(where: CallSites, found: Gaps, parts: IdleParts, cause: str) -> tuple[Evidence, ...]:
+    time = parts.parts[:, NAMES.index(cause)]
+    shown = []
+    for at in _largest(time, 3):
+        gap = describe(where, found, parts, at, cause)
+        event = gap.culprit or f"idle before {gap.next}"
+        if cause == causes.HOST_UNSEEN:
+            event = "no event of the host"
+        if cause == causes.DEPENDENCY and gap.waited_for is not None:
+            event = gap.waited_for
+        if gap.line and gap.line != event:
+            event = f"{shortened(event)}, {gap.line}"
+        spent = int(time[at])
+        if cause == causes.MEMORY_ALLOCATION:
+            row, called = longest_call(where, found, parts, at, cause)
+            if row >= 0:
+                spent = min(called, spent)
+        shown.append(Evidence(event, gap.time_ns, spent, "ns"))
+    return tuple(shown)
+
+
+def _largest(time: Numbers, count: int) -> list[int]:
+    order = np.argsort(-time, kind="stable")[:count].tolist()
+    return [at for at in order if time[at]]

@@ -1,0 +1,773 @@
+"""Kernels and operators: time by name, shape, kind, operator and stage."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.breakdown import TOP, breakdown
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.kernel_kinds import (
+    ATTENTION,
+    COMMUNICATION,
+    CONVOLUTION,
+    COPY,
+    ELEMENTWISE,
+    KINDS,
+    LAYOUT,
+    MATMUL,
+    MOE,
+    NORM,
+    OPTIMIZER,
+    OTHER,
+    REDUCTION,
+    RowGroup,
+    grouped,
+    inductor_kind,
+    kind_of,
+    prevailing,
+)
+from stagespan.trace.derived.launch_sources import (
+    HostOperators,
+    LaunchSources,
+    host_operators,
+    launch_sources,
+    stages,
+)
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Cell,
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    evidence,
+    in_words,
+    of_size,
+    share,
+    shortened,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+_KINDS = list(KINDS)
+_SHOWN = 15
+
+
+def as_dict(kernels: Kernels) -> dict[str, Any]:
+    """For JSON: lists are cut at 50 rows, sums are over all; times in us."""
+    launched, time, total = kernels.launched, kernels.time_ns, kernels.total_ns
+    rows: dict[str, Any] = {
+        "on_device": kernels.on_device,
+        "time_us": total / 1000,
+        "count": len(kernels.rows),
+        "names": len(np.unique(kernels.name)),
+        "kernel_time_us": None,
+        "kernels": None,
+        "without_launch": None,
+        "of_graphs": None,
+        "by_kind": [
+            {"kind": _KINDS[group.code], **_sums(group, total)} for group in kernels.by_kind()
+        ],
+        "top": _top(kernels),
+        "by_stage": [
+            {"stage": _name(kernels, group.code), **_sums(group, total)}
+            for group in grouped(kernels.stage, time)
+        ][:TOP],
+        "by_shape": _by_shape(kernels),
+        "by_forward_operator": _by_forward(kernels),
+        "operators_by_device_time": None,
+        "operators_by_host_time": _by_host_time(kernels),
+        "breakdown": breakdown(kernels.trace, _stem(kernels.trace.path)).to_dict(),
+    }
+    if launched is not None:
+        unknown, of_graph = launched.calls < 0, launched.of_graph
+        calls = _calls(kernels.operator, kernels.call)
+        rows |= {
+            "kernel_time_us": int(time[kernels.is_kernel].sum()) / 1000,
+            "kernels": int(kernels.is_kernel.sum()),
+            "without_launch": {"count": int(unknown.sum()), "time_us": _us(time[unknown])},
+            "of_graphs": {"count": int(of_graph.sum()), "time_us": _us(time[of_graph])},
+            "operators_by_device_time": [
+                {
+                    "operator": _name(kernels, group.code),
+                    **_sums(group, total),
+                    "calls": calls.get(group.code),
+                }
+                for group in grouped(kernels.operator, time)
+            ][:TOP],
+        }
+    return rows
+
+
+def as_tables(kernels: Kernels) -> list[Table]:
+    """The most important first; long ones are cut, and say so."""
+    what = "kernel" if kernels.on_device else "operator"
+    total = kernels.total_ns
+    groups = kernels.by_name()
+    operator = kernels.prevailing(kernels.operator) if kernels.on_device else {}
+    stage = kernels.prevailing(kernels.stage)
+    kind = kernels.kind_of_name
+    rows: list[tuple[Cell, ...]] = []
+    for group in groups[:TOP]:
+        row: list[Cell] = [
+            kernels.trace.names[group.code],
+            group.time_ns,
+            share(group.time_ns, total),
+            group.count,
+            round(group.mean_ns),
+            _KINDS[kind[group.code]],
+        ]
+        if kernels.on_device:
+            row.append(_name(kernels, operator.get(group.code, -1)))
+        if stage:
+            row.append(_name(kernels, stage.get(group.code, -1)))
+        rows.append(tuple(row))
+    columns = [
+        (what, ""),
+        ("time", "ns"),
+        (_of(kernels), "%"),
+        ("count", ""),
+        ("mean", "ns"),
+        ("kind", ""),
+    ]
+    columns += [("operator", "")] if kernels.on_device else []
+    columns += [("stage", "")] if stage else []
+    tables = [
+        Table(
+            "Kinds of work",
+            (("", ""), ("time", "ns"), (_of(kernels), "%"), (_what(kernels), "")),
+            [
+                (KINDS[_KINDS[g.code]], g.time_ns, share(g.time_ns, total), g.count)
+                for g in kernels.by_kind()
+            ],
+            _of_what(kernels),
+        ),
+        Table(
+            "Kernels" if kernels.on_device else "Operators",
+            tuple(columns),
+            rows,
+            _note(kernels, len(groups)),
+        ),
+    ]
+    if kernels.on_device:
+        tables.append(
+            _groups("Operators by device time", "operator", kernels, kernels.operator, True)
+        )
+    if (kernels.stage >= 0).any():
+        tables.append(_groups("Stages", "stage", kernels, kernels.stage))
+    shapes = _by_shape(kernels) or []
+    tables.append(
+        Table(
+            "Shapes",
+            (("operator", ""), ("inputs", ""), ("time", "ns"), ("calls", ""), ("a call", "ns")),
+            [
+                (
+                    r["operator"],
+                    r["shape"],
+                    round(r["time_us"] * 1000),
+                    r["count"],
+                    round(r["time_us"] * 1000 / r["count"]),
+                )
+                for r in shapes[:_SHOWN]
+            ],
+        )
+    )
+    return [table for table in tables if table.rows]
+
+
+def _note(kernels: Kernels, names: int) -> str:
+    notes = [f"{names - TOP:,} more names are left out."] if names > TOP else []
+    if kernels.launched is not None:
+        unknown = kernels.launched.calls < 0
+        if unknown.any():
+            time = int(kernels.time_ns[unknown].sum())
+            notes.append(
+                f"Of {int(unknown.sum()):,} device events ({in_words(time, 'ns')}) the trace does"
+                " not have the launch, so their operator and stage are unknown."
+            )
+        graph = kernels.launched.of_graph
+        if graph.any():
+            notes.append(
+                f"{int(graph.sum()):,} device events ran as part of device graphs: their operator"
+                " is the graph's launch."
+            )
+    return " ".join(notes)
+
+
+def _groups(
+    title: str, what: str, kernels: Kernels, codes: NDArray[np.int64], with_calls: bool = False
+) -> Table:
+    groups, total = grouped(codes, kernels.time_ns), kernels.total_ns
+    left = f"{len(groups) - _SHOWN:,} more are left out." if len(groups) > _SHOWN else ""
+    calls = _calls(codes, kernels.call) if with_calls else {}
+    columns = [(what, ""), ("time", "ns"), (_of(kernels), "%"), (_what(kernels), "")]
+    rows: list[tuple[Cell, ...]] = []
+    for group in groups[:_SHOWN]:
+        row: list[Cell] = [_name(kernels, group.code), group.time_ns]
+        row += [share(group.time_ns, total), group.count]
+        rows.append((*row, calls.get(group.code)) if with_calls else tuple(row))
+    return Table(title, (*columns, ("calls", "")) if with_calls else tuple(columns), rows, left)
+
+
+def _of(kernels: Kernels) -> str:
+    """The one thing that all shares of this analysis are of."""
+    return "of device work" if kernels.on_device else "of operators"
+
+
+def _what(kernels: Kernels) -> str:
+    return "device events" if kernels.on_device else "calls"
+
+
+def _of_what(kernels: Kernels) -> str:
+    time = in_words(kernels.total_ns, "ns")
+    if not kernels.on_device:
+        return f"Operators by their own time on the host, {time} in all."
+    return (
+        f"Device work is the sum of the durations of all kernels, copies and memsets: {time}. All"
+        " shares of kernels and operators are of it."
+    )
+
+
+def _top(kernels: Kernels) -> list[dict[str, Any]]:
+    groups, total = kernels.by_name(), kernels.total_ns
+    operator, stage = kernels.prevailing(kernels.operator), kernels.prevailing(kernels.stage)
+    kind = kernels.kind_of_name
+    return [
+        {
+            "name": kernels.trace.names[group.code],
+            "kind": _KINDS[kind[group.code]],
+            **_sums(group, total),
+            "min_us": group.shortest_ns / 1000,
+            "max_us": group.longest_ns / 1000,
+            "operator": _name(kernels, operator.get(group.code, -1)),
+            "stage": _name(kernels, stage.get(group.code, -1)),
+        }
+        for group in groups[:TOP]
+    ]
+
+
+def _by_shape(kernels: Kernels) -> list[dict[str, Any]] | None:
+    """By operator and its inputs, with the number of its calls; None if no shapes were recorded."""
+    known = kernels.shape >= 0
+    if not known.any():
+        return None
+    size = len(kernels.shapes)
+    code = kernels.operator[known] * size + kernels.shape[known]
+    name = kernels.name[known]
+    kernel = prevailing(code, name, kernels.time_ns[known]) if kernels.on_device else {}
+    calls = _calls(code, kernels.call[known])
+    return [
+        {
+            "operator": _name(kernels, group.code // size),
+            "shape": kernels.shapes[group.code % size],
+            "kernel": _name(kernels, kernel.get(group.code, -1)),
+            **_sums(group, kernels.total_ns),
+            "count": calls[group.code],
+            "device_events": group.count if kernels.on_device else None,
+        }
+        for group in grouped(code, kernels.time_ns[known])[:TOP]
+    ]
+
+
+def _calls(code: NDArray[np.int64], call: NDArray[np.intp]) -> dict[int, int]:
+    """By code how many calls its rows are of: one may launch several kernels, copies and memsets.
+
+    Codes of which no call is known are left out.
+    """
+    code, call = code[call >= 0], call[call >= 0]
+    pairs = np.unique(np.stack((code, call), axis=1), axis=0)
+    codes, counts = np.unique(pairs[:, 0], return_counts=True)
+    return dict(zip(codes.tolist(), counts.tolist(), strict=True))
+
+
+def _by_forward(kernels: Kernels) -> list[dict[str, Any]] | None:
+    """Time of backward passes by the forward operator; None without such links."""
+    known = kernels.forward >= 0
+    if not known.any():
+        return None
+    return [
+        {"operator": _name(kernels, group.code), **_sums(group, kernels.total_ns)}
+        for group in grouped(kernels.forward[known], kernels.time_ns[known])[:TOP]
+    ]
+
+
+def _by_host_time(kernels: Kernels) -> list[dict[str, Any]] | None:
+    host = kernels.host
+    if host is None or len(host.rows) == 0:
+        return None
+    events = kernels.trace.events
+    name = events.name[host.rows].astype(np.int64)
+    whole = np.bincount(name, weights=events.dur_ns[host.rows], minlength=1)
+    return [
+        {
+            "operator": _name(kernels, group.code),
+            "self_us": group.time_ns / 1000,
+            "duration_us": whole[group.code] / 1000,
+            "count": group.count,
+        }
+        for group in grouped(name, host.own_ns)[:TOP]
+    ]
+
+
+def _sums(group: RowGroup, total: int) -> dict[str, Any]:
+    return {
+        "time_us": group.time_ns / 1000,
+        "percent": share(group.time_ns, total),
+        "count": group.count,
+    }
+
+
+def _name(kernels: Kernels, code: int) -> str | None:
+    return kernels.trace.names[code] if code >= 0 else None
+
+
+def _us(time_ns: NDArray[np.int64]) -> float:
+    return int(time_ns.sum()) / 1000
+
+
+def _stem(path: str) -> str:
+    name = Path(path).name
+    for suffix in (".gz", ".json", "_trace"):
+        name = name.removesuffix(suffix)
+    return name
+
+
+# --- Findings ---
+
+
+# Below these a trace is too short to say anything about a program.
+_FEWEST_KERNELS = 100
+_LEAST_NS = 1_000_000
+_DOMINANT = 50.0
+_TINY_NS = 5_000
+_TINY_LEAST = 10_000
+_TINY_SHARE = 50.0
+_FUSIBLE = tuple(_KINDS.index(kind) for kind in (ELEMENTWISE, COPY, NORM, REDUCTION))
+_FUSIBLE_SHARES: tuple[tuple[float, Severity], ...] = (
+    (60.0, "high"),
+    (40.0, "medium"),
+    (30.0, "low"),
+)
+_ELEMENTWISE_LEAST = 10.0
+# One pass over memory already, however many tensors; and what no elementwise kernel merges with.
+_FUSED = re.compile(
+    r"multi_?tensor|foreach|softmax|pool|sort|topk|scan|cub::|rocprim", re.IGNORECASE
+)
+_LAYOUT_SHARES: tuple[tuple[float, Severity], ...] = ((20.0, "high"), (5.0, "medium"))
+_ASCEND_LAYOUT = re.compile("TransData")
+_COMPILED = re.compile(r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph")
+_SINGLE = re.compile(
+    r"(?:^|_)(?:volta|turing|ampere|hopper|sm[789]\d)_s(?:gemm|cudnn)_|cutlass_[789]\d_simt_sgemm"
+    r"|^sm\d+_xmma_gemm_f32f32_f32f32_f32"
+)
+# These have matrix units for half precision alone.
+_HALF_ALONE = re.compile(r"volta|turing|sm7\d|cutlass_7")
+_SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
+_SOFTMAX_SHARES: tuple[tuple[float, Severity], ...] = ((30.0, "high"), (10.0, "medium"))
+_BATCHED = re.compile(r"^aten::(?:bmm|baddbmm)$")
+# On the matrix units such work takes less than half of its time.
+_SINGLE_SHARES: tuple[tuple[float, Severity], ...] = (
+    (80.0, "high"),
+    (40.0, "medium"),
+    (20.0, "low"),
+)
+
+
+def kernel_findings(kernels: Kernels) -> list[Finding]:
+    """Findings about a device's kernels; what is amiss on a host alone stands elsewhere."""
+    time = kernels.time_ns[kernels.is_kernel]
+    if not kernels.on_device or len(time) < _FEWEST_KERNELS or time.sum() < _LEAST_NS:
+        return []
+    found = [
+        _dominant(kernels),
+        _tiny(kernels),
+        _fusible(kernels),
+        _layout(kernels),
+        _single_precision(kernels),
+        _attention_in_parts(kernels),
+    ]
+    return [each for each in found if each is not None]
+
+
+def _dominant(kernels: Kernels) -> Finding | None:
+    """One kernel takes most of the time that the device worked."""
+    groups = kernels.by_name()
+    first = groups[0]
+    percent = share(first.time_ns, kernels.total_ns)
+    events = kernels.trace.events
+    # Streams overlap: more than half of the busy time, not only of the sum.
+    begin, end = events.begin_ns[kernels.rows], events.end_ns[kernels.rows]
+    mine = kernels.name == first.code
+    of_busy = share(covered(begin[mine], end[mine]), covered(begin, end))
+    kind = _KINDS[kernels.kind_of_name[first.code]]
+    if min(percent, of_busy) < _DOMINANT or kind == "communication":
+        return None
+    operator = kernels.prevailing(kernels.operator).get(first.code)
+    launched = "" if operator is None else f", launched by {kernels.trace.names[operator]},"
+    name = shortened(kernels.trace.names[first.code])
+    return Finding(
+        "medium",
+        f"One kernel, {name}{launched} takes {in_words(first.time_ns, 'ns')}"
+        f" ({percent:.1f} % of device work) in {first.count:,} launches: whether it uses the"
+        " device well, Nsight Compute or its like would tell first.",
+        (_longest(kernels, mine), Evidence("all its launches", None, first.time_ns, "ns")),
+        "kernels.dominant",
+    )
+
+
+def _tiny(kernels: Kernels) -> Finding | None:
+    """Very many kernels that are too short for the device to be worth a launch each."""
+    assert kernels.launched is not None
+    single = kernels.is_kernel & ~kernels.launched.of_graph
+    tiny = single & (kernels.time_ns < _TINY_NS)
+    count = int(tiny.sum())
+    percent = share(count, int(single.sum()))
+    if count < _TINY_LEAST or percent < _TINY_SHARE:
+        return None
+    time = int(kernels.time_ns[tiny].sum())
+    first = grouped(kernels.name[tiny], kernels.time_ns[tiny])[0]
+    return Finding(
+        "medium",
+        f"{count:,} kernels ({percent:.1f} % of those launched one by one) ran for less than"
+        f" {in_words(_TINY_NS, 'ns')} each, together {in_words(time, 'ns')}. They would cost less"
+        " if torch.compile fused them, if a device graph launched them, or with more work in each.",
+        (
+            Evidence("kernels below 5 µs", None, count, "events"),
+            Evidence(kernels.trace.names[first.code], None, first.count, "events"),
+        ),
+        "kernels.tiny",
+    )
+
+
+def _fusible(kernels: Kernels) -> Finding | None:
+    """Much time in what is bound by memory, and nothing has fused it."""
+    names = kernels.trace.names
+    ran = np.unique(kernels.name).tolist()
+    if any(inductor_kind(names[code]) for code in ran):
+        return None
+    if any(_COMPILED.search(name) for name in names):
+        return None
+    chosen = kernels.is_kernel & np.isin(kernels.kind, _FUSIBLE) & ~_named(kernels, _FUSED)
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
+    percent = share(time, total)
+    severity = _severity(percent, _FUSIBLE_SHARES)
+    elementwise = chosen & (kernels.kind == _KINDS.index(ELEMENTWISE))
+    least = _ELEMENTWISE_LEAST
+    if severity is None or share(int(kernels.time_ns[elementwise].sum()), total) < least:
+        return None
+    first = grouped(kernels.name[chosen], kernels.time_ns[chosen])[0]
+    return Finding(
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
+        f" {int(chosen.sum()):,} kernels that only pass over memory (elementwise, copies, norms,"
+        " reductions), and nothing in the trace was compiled: torch.compile would fuse many of"
+        " them.",
+        (
+            Evidence(names[first.code], None, first.time_ns, "ns"),
+            Evidence("kernels that only pass over memory", None, percent, "%"),
+        ),
+        "kernels.memory_bound",
+    )
+
+
+def _layout(kernels: Kernels) -> Finding | None:
+    """Tensors are turned from one layout to another around convolutions."""
+    chosen = kernels.is_kernel & _named(kernels, LAYOUT)
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
+    percent = share(time, total)
+    severity = _severity(percent, _LAYOUT_SHARES)
+    if severity is None:
+        return None
+    ascend = _named(kernels, _ASCEND_LAYOUT)[chosen].any()
+    advice = (
+        "see whether torch.npu.config.allow_internal_format = False avoids them"
+        if ascend
+        else "keep model and inputs in the layout that the convolutions use"
+        " (memory_format=torch.channels_last)"
+    )
+    return Finding(
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
+        f" {int(chosen.sum()):,} kernels that only change the layout of tensors: {advice}.",
+        (_longest(kernels, chosen), Evidence("changes of layout", None, percent, "%")),
+        "kernels.layout",
+    )
+
+
+def _single_precision(kernels: Kernels) -> Finding | None:
+    """Products in single precision, on a device whose matrix units were left idle."""
+    chosen = kernels.is_kernel & _named(kernels, _SINGLE)
+    chosen &= np.isin(kernels.kind, (_KINDS.index(MATMUL), _KINDS.index(CONVOLUTION)))
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
+    percent = share(time, total)
+    severity = _severity(percent, _SINGLE_SHARES)
+    if severity is None:
+        return None
+    half = _named(kernels, _HALF_ALONE)[chosen].any()
+    advice = "autocast to bfloat16, or torch.set_float32_matmul_precision('high'),"
+    if half:
+        advice = "autocast to float16"
+    return Finding(
+        of_size(severity, time),
+        f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into products and"
+        " convolutions in single precision without the device's matrix units, as the kernels'"
+        f" names say: where less precision is enough, {advice} would use them.",
+        (_longest(kernels, chosen), Evidence("products without matrix units", None, percent, "%")),
+        "kernels.single_precision",
+    )
+
+
+def _attention_in_parts(kernels: Kernels) -> Finding | None:
+    """Attention as two products and a softmax that writes all weights to memory."""
+    if (kernels.kind == _KINDS.index(ATTENTION)).any():
+        return None
+    chosen = kernels.is_kernel & _named(kernels, _SOFTMAX)
+    # Of the last layer, or of a loss, there is one a step; of attention one a layer.
+    time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
+    percent = share(time, total)
+    severity = _severity(percent, _SOFTMAX_SHARES)
+    batched = kernels.is_kernel & (np.isin(kernels.operator, _codes(kernels, _BATCHED)))
+    products = int(kernels.time_ns[batched].sum())
+    if severity is None or int(chosen.sum()) < 4 or int(batched.sum()) < 2 * int(chosen.sum()):
+        return None
+    return Finding(
+        of_size(severity, time),
+        f"Attention ran in parts, with no kernel of its own: {in_words(time, 'ns')}"
+        f" ({percent:.1f} % of device work) went into {int(chosen.sum()):,} softmax kernels, and"
+        f" {in_words(products, 'ns')} ({share(products, total):.1f} %) into the batched products"
+        " around them. torch.nn.functional.scaled_dot_product_attention does all of it in one"
+        " kernel, without writing the weights to memory.",
+        (_longest(kernels, chosen), _longest(kernels, batched)),
+        "kernels.attention_in_parts",
+    )
+
+
+def _codes(kernels: Kernels, pattern: re.Pattern[str]) -> list[int]:
+    return [code for code, name in enumerate(kernels.trace.names) if pattern.search(name)]
+
+
+def _named(kernels: Kernels, pattern: re.Pattern[str]) -> Mask:
+    codes = [c for c in np.unique(kernels.name).tolist() if pattern.search(kernels.trace.names[c])]
+    return np.isin(kernels.name, codes)
+
+
+def _longest(kernels: Kernels, chosen: Mask) -> Evidence:
+    rows = kernels.rows[chosen]
+    return evidence(kernels.trace, int(rows[kernels.time_ns[chosen].argmax()]))
+
+
+def _severity(percent: float, shares: tuple[tuple[float, Severity], ...]) -> Severity | None:
+    return next((severity for least, severity in shares if percent >= least), None)
+
+
+# --- The analysis ---
+
+
+# Annotations that torch makes around the methods of optimizers.
+_OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What ran, each row with what launched it; on a trace without a device, operators.
+
+    `rows` are device events, copies and memsets among them, or else operators with their own time.
+    All arrays have one element a row; codes of names are those of `Trace.names`, -1 for unknown.
+    """
+
+    trace: Trace
+    on_device: bool
+    rows: Rows
+    time_ns: Numbers
+    is_kernel: NDArray[np.bool_]
+    """On a device: neither a copy nor a memset."""
+    kind: NDArray[np.int64]
+    """Index into KINDS."""
+    name: NDArray[np.int64]
+    operator: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    forward: NDArray[np.int64]
+    call: Rows
+    """The row in `Trace.events` of the call of the operator, or of the graph's launch; -1 if it is
+    unknown."""
+    shape: NDArray[np.int64]
+    """Index into `shapes`, -1 where none was recorded."""
+    shapes: list[str]
+    launched: LaunchSources | None
+    """On a device what launched each row."""
+    host: HostOperators | None
+
+    @property
+    def total_ns(self) -> int:
+        """Sum over all rows."""
+        return int(self.time_ns.sum())
+
+    @property
+    def kind_of_name(self) -> dict[int, int]:
+        """By kernel's name its kind: where launching operators differ, that of the most time."""
+        return self.prevailing(self.kind)
+
+    def by_kind(self) -> list[RowGroup]:
+        """Time by index into KINDS."""
+        return grouped(self.kind, self.time_ns)
+
+    def by_name(self) -> list[RowGroup]:
+        """Time of kernels, or operators, by name."""
+        return grouped(self.name[self.is_kernel], self.time_ns[self.is_kernel])
+
+    def prevailing(self, other: NDArray[np.int64]) -> dict[int, int]:
+        """By kernel's name what most of its time has in common: its operator, its stage."""
+        chosen = self.is_kernel
+        return prevailing(self.name[chosen], other[chosen], self.time_ns[chosen])
+
+    def to_dict(self) -> dict[str, object]:
+        """For JSON, in microseconds."""
+        return as_dict(self)
+
+    def findings(self) -> list[Finding]:
+        """What an expert would look at first."""
+        return kernel_findings(self)
+
+    def tables(self) -> list[Table]:
+        """By kind, by name, by operator, by stage, by shape."""
+        return as_tables(self)
+
+
+def analyze(trace: Trace) -> Kernels | Unavailable:
+    """Break a trace down; Nothing for one with neither device events nor operators."""
+    host = host_operators(trace)
+    work = device_work(trace)
+    rows = work.rows
+    if len(rows) == 0 and (host is None or len(host.rows) == 0):
+        return Unavailable(
+            "The trace has neither kernels nor operators: record it with the activities of the CPU"
+            " and of the device."
+        )
+    if len(rows) == 0:
+        assert host is not None
+        return _of_host(trace, host)
+    found = launch_sources(trace, rows)
+    if found is None:
+        return Unavailable("The trace's events lie years apart: its times are damaged.")
+    events = trace.events
+    operator = _names(trace, found.operator)
+    shape, shapes = _shapes(trace, found.operator)
+    return Kernels(
+        trace=trace,
+        on_device=True,
+        rows=rows,
+        time_ns=events.dur_ns[rows],
+        is_kernel=work.is_kernel[rows],
+        kind=_of_optimizer(
+            trace, found.stage, _kinds(trace, events.name[rows].astype(np.int64), operator)
+        ),
+        name=events.name[rows].astype(np.int64),
+        operator=np.where(found.of_graph, _names(trace, found.calls), operator),
+        stage=_names(trace, found.stage),
+        forward=_names(trace, found.forward),
+        call=np.where(found.of_graph, found.calls, found.operator),
+        shape=np.where(found.of_graph, -1, shape),
+        shapes=shapes,
+        launched=found,
+        host=host,
+    )
+
+
+def _of_host(trace: Trace, host: HostOperators) -> Kernels:
+    name = trace.events.name[host.rows].astype(np.int64)
+    shape, shapes = _shapes(trace, host.rows)
+    return Kernels(
+        trace=trace,
+        on_device=False,
+        rows=host.rows,
+        time_ns=host.own_ns,
+        is_kernel=np.ones(len(name), dtype=np.bool_),
+        kind=_kinds(trace, name, name),
+        name=name,
+        operator=name,
+        stage=_names(trace, stages(trace, host.rows)),
+        forward=_names(trace, host.forward),
+        call=host.rows,
+        shape=shape,
+        shapes=shapes,
+        launched=None,
+        host=host,
+    )
+
+
+def _names(trace: Trace, rows: Rows) -> NDArray[np.int64]:
+    """Codes of the events' names; -1 for row -1."""
+    if len(trace.events) == 0:
+        return np.full(len(rows), -1, dtype=np.int64)
+    return np.where(rows >= 0, trace.events.name[rows], -1).astype(np.int64)
+
+
+def _kinds(trace: Trace, name: NDArray[np.int64], operator: NDArray[np.int64]) -> NDArray[np.int64]:
+    """By the name; if that says nothing, by the operator that launched it.
+
+    Convolutions are computed by matrix products, too, and mixtures of experts by work of all kinds.
+    """
+    table = np.full(len(trace.names) + 1, _KINDS.index(OTHER), dtype=np.int64)
+    for code in np.union1d(name, operator).tolist():
+        if code >= 0:
+            table[code] = _KINDS.index(kind_of(trace.names[code]))
+    kind, around = table[name], table[operator]
+    part = (kind == _KINDS.index(OTHER)) | (
+        (kind == _KINDS.index(MATMUL)) & (around == _KINDS.index(CONVOLUTION))
+    )
+    part |= (around == _KINDS.index(MOE)) & (kind != _KINDS.index(COMMUNICATION))
+    result: NDArray[np.int64] = np.where(part, around, kind)
+    return result
+
+
+def _of_optimizer(trace: Trace, stage: Rows, kind: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The kinds, with what an optimizer's step or zero_grad launched as the optimizer's."""
+    marks = np.array([_OPTIMIZER.match(name) is not None for name in trace.names] + [False])
+    own = (stage >= 0) & marks[trace.events.name[stage]]
+    own &= ~np.isin(kind, [_KINDS.index(each) for each in (COMMUNICATION, MATMUL, ATTENTION)])
+    result: NDArray[np.int64] = np.where(own, _KINDS.index(OPTIMIZER), kind)
+    return result
+
+
+def _shapes(trace: Trace, operators: Rows) -> tuple[NDArray[np.int64], list[str]]:
+    """Of each operator's row the dimensions of its inputs, as index into texts like `8x4, 4x2`."""
+    found = trace.argument("Input Dims") if len(operators) else None
+    if found is None or found.numbers is not None:
+        return np.full(len(operators), -1, dtype=np.int64), []
+    texts = [_in_words(text) for text in found.texts]
+    shapes = list(dict.fromkeys(text for text in texts if text))
+    numbers = {text: number for number, text in enumerate(shapes)}
+    table = np.array([numbers.get(text, -1) for text in texts], dtype=np.int64)
+    of_event = np.full(len(trace.events) + 1, -1, dtype=np.int64)
+    of_event[found.rows] = table[found.codes]
+    return of_event[operators], shapes
+
+
+def _in_words(dims: str) -> str:
+    """`[[8, 4], [], [4, 2]]` as `8x4, 4x2`; empty where no input is a tensor with dimensions."""
+    try:
+        inputs = json.loads(dims)
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(inputs, list):
+        return ""
+    words = []
+    for each in inputs:
+        if isinstance(each, list) and each:
+            # A list of tensors is one input.
+            nested = isinstance(each[0], list)
+            parts = each if nested else [each]
+            shown = ["x".join(map(str, part)) for part in parts if isinstance(part, list)]
+            words.append(f"[{', '.join(shown)}]" if nested else shown[0])
+    return ", ".join(words)

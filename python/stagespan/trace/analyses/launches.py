@@ -1,0 +1,177 @@
+"""Launches: how long work waited for the device, how far ahead the host ran, and graphs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.derived.gaps import graph_calls
+from stagespan.trace.read.intervals import Numbers
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import Finding, Table, Unavailable, share
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """All launches of graphs by one kind of call; times in ns."""
+
+    call: str
+    launches: int
+    device_events: int
+    device_ns: int
+    """Sum of the events' durations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Launches of single kernels, copies and memsets; graphs apart. Times in ns."""
+
+    launched: int
+    """Device events whose own launch is in the trace."""
+    without_launch: int
+    delay_ns: tuple[int, int, int] | None
+    """From the launch's end to the begin on the device, at least 0: median, 90th centile, most."""
+    call_ns: tuple[int, int, int] | None
+    """Duration of the launching calls: median, 90th centile, most."""
+    depth: tuple[float, int] | None
+    """Launched but not begun as the next was launched: mean and most."""
+    found_empty: int
+    """Launches that found nothing running and nothing queued."""
+    graphs: list[Graph]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "launched": self.launched,
+            "without_launch": self.without_launch,
+            "launch_delay_us": _summary(self.delay_ns),
+            "launch_call_us": _summary(self.call_ns),
+            "queue_depth": None
+            if self.depth is None
+            else {"mean": self.depth[0], "max": self.depth[1]},
+            "launches_to_empty_device": self.found_empty,
+            "graphs": [
+                {
+                    "call": graph.call,
+                    "launches": graph.launches,
+                    "device_events": graph.device_events,
+                    "device_us": graph.device_ns / 1000,
+                }
+                for graph in self.graphs
+            ],
+        }
+
+    def findings(self) -> list[Finding]:
+        """None: what slow launches cost is among the causes of idle time."""
+        return []
+
+    def tables(self) -> list[Table]:
+        """Delays, and graphs if there are any."""
+        rows = [
+            (what, *figures)
+            for what, figures in (
+                ("from launch to begin", self.delay_ns),
+                ("the launching call", self.call_ns),
+            )
+            if figures is not None
+        ]
+        note = ""
+        if self.depth is not None:
+            note = (
+                f"{share(self.found_empty, self.launched):.1f} % of {self.launched:,} launches"
+                f" found the device empty; on average {self.depth[0]:.1f} were queued"
+                f" (at most {self.depth[1]:,})."
+            )
+        tables = [
+            Table(
+                "Launches",
+                (("", ""), ("median", "ns"), ("90 %", "ns"), ("most", "ns")),
+                rows,
+                note,
+            ),
+            Table(
+                "Graphs",
+                (("call", ""), ("launches", ""), ("device events", ""), ("device", "ns")),
+                [(g.call, g.launches, g.device_events, g.device_ns) for g in self.graphs],
+            ),
+        ]
+        return [table for table in tables if table.rows]
+
+
+def analyze(trace: Trace) -> Launches | Unavailable:
+    """Join device events with their launches; Nothing without device events or launches."""
+    events = trace.events
+    rows = device_work(trace).rows
+    if len(rows) == 0:
+        return Unavailable("The trace has no device events, so nothing is known about launches.")
+    calls = launch_of(trace, rows)
+    if not (calls >= 0).any():
+        return Unavailable(
+            "The trace holds none of the calls that launched the device's work: record the host's"
+            " activity too."
+        )
+    of_graph = graph_calls(trace, calls)
+    single = (calls >= 0) & ~of_graph
+    launched, call = rows[single], calls[single]
+    begin, issued = events.begin_ns[launched], events.end_ns[call]
+    return Launches(
+        launched=len(launched),
+        without_launch=int((calls < 0).sum()),
+        delay_ns=_figures(np.maximum(begin - issued, 0)),
+        call_ns=_figures(events.dur_ns[call]),
+        **_queue(trace, launched, call),
+        graphs=_graphs(trace, rows[of_graph], calls[of_graph]),
+    )
+
+
+def _queue(trace: Trace, rows: Numbers, calls: Numbers) -> dict[str, Any]:
+    """How many launches were waiting as each was issued, and how many found nothing there."""
+    if len(rows) == 0:
+        return {"depth": None, "found_empty": 0}
+    events = trace.events
+    issued = np.sort(events.begin_ns[calls])
+    begun = np.sort(np.maximum(events.begin_ns[rows], events.begin_ns[calls]))
+    order = np.arange(len(issued))
+    waiting = np.maximum(order - np.searchsorted(begun, issued, side="right"), 0)
+    every = device_work(trace).rows
+    begins, ends = np.sort(events.begin_ns[every]), np.sort(events.end_ns[every])
+    running = np.searchsorted(begins, issued, "right") > np.searchsorted(ends, issued, "right")
+    return {
+        "depth": (float(waiting.mean()), int(waiting.max())),
+        "found_empty": int(((waiting == 0) & ~running).sum()),
+    }
+
+
+def _graphs(trace: Trace, rows: Numbers, calls: Numbers) -> list[Graph]:
+    events = trace.events
+    found = []
+    for code in np.unique(events.name[calls]):
+        mine = events.name[calls] == code
+        found.append(
+            Graph(
+                call=trace.names[code],
+                launches=len(np.unique(calls[mine])),
+                device_events=int(mine.sum()),
+                device_ns=int(events.dur_ns[rows[mine]].sum()),
+            )
+        )
+    return sorted(found, key=lambda graph: -graph.device_ns)
+
+
+def _figures(times: Numbers) -> tuple[int, int, int] | None:
+    if len(times) == 0:
+        return None
+    return int(np.median(times)), int(np.percentile(times, 90)), int(times.max())
+
+
+def _summary(figures: tuple[int, int, int] | None) -> dict[str, float] | None:
+    if figures is None:
+        return None
+    return {
+        "median": figures[0] / 1000,
+        "p90": figures[1] / 1000,
+        "max": figures[2] / 1000,
+    }

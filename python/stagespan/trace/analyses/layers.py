@@ -1,0 +1,561 @@
+"""Layers: the modules that the profiler recorded, or else what repeats, marked as inferred."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived.device import device_work, launch_of, streams
+from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.launch_sources import launch_sources
+from stagespan.trace.derived.step_ranges import (
+    Repeat,
+    StepRanges,
+    all_repeats,
+    same_block,
+    step_ranges,
+)
+from stagespan.trace.derived.threads import (
+    Paths,
+    Tree,
+    named,
+    pairs,
+    sums,
+    threads,
+    threads_of,
+    tree_of,
+    with_those_below,
+)
+from stagespan.trace.read.intervals import Numbers, Rows, exclusive
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Table,
+    Unavailable,
+    in_words,
+    largest,
+    share,
+    shortened,
+    window_of,
+)
+
+_LEAST_TIMES = 4
+_LEAST_LENGTH = 3
+_MOST = 6
+# How many layers more than repetitions there can be.
+_MOST_MORE = 2
+# How many layers a block can hold, and how much of it is of one of them alone.
+_MOST_PARTS = 4
+_FEW = 0.1
+# Of the events' time: a repetition of less is no layer.
+_LEAST_SHARE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class LayerBlock:
+    """A sequence that repeats, at least four times in a row; times in ns."""
+
+    first: str
+    """The name of its first event."""
+    heaviest: str
+    """That of the event that takes the most time in it."""
+    length: int
+    """Events a repetition."""
+    times: int
+    layers: int
+    """How many layers that makes: more than `times` if the first or the last layer is a little
+    different, or if a block holds several layers."""
+    begin_ns: int
+    """From the begin of the trace's window."""
+    total_ns: int
+    """Durations of all its events; overlaps counted twice."""
+    block_ns: tuple[int, int, int]
+    """Of the repetitions: least, median, most."""
+    slowest: int
+    """Which of them took the most, from 1."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        least, median, most = (figure / 1000 for figure in self.block_ns)
+        return {
+            "first": self.first,
+            "heaviest": self.heaviest,
+            "events": self.length,
+            "times": self.times,
+            "layers": self.layers,
+            "time_us": self.begin_ns / 1000,
+            "total_us": self.total_ns / 1000,
+            "block_us": {"min": least, "median": median, "max": most},
+            "slowest": self.slowest,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """All repetitions of a trace, or of one of its steps."""
+
+    blocks: list[LayerBlock]
+    """In the order of time."""
+    of_kernels: bool
+    """Of kernels on the device, or of operators on the host."""
+    step: str | None
+    """The step that was looked at; None for the whole trace."""
+    total_ns: int
+    """Durations of all events that were looked at."""
+
+    @property
+    def what(self) -> str:
+        """What it is that repeats."""
+        return "kernels" if self.of_kernels else "operators"
+
+
+def blocks_of(trace: Trace, ranges: StepRanges | None) -> Blocks | None:
+    """Find what repeats in the middle one of the steps, or in a trace without steps."""
+    events = trace.events
+    rows = device_work(trace).rows
+    of_kernels = len(rows) > 0
+    step, chosen = None, None
+    if ranges is not None:
+        chosen = int(np.argsort(ranges.end_ns - ranges.begin_ns, kind="stable")[len(ranges) // 2])
+        step = ranges.names[chosen]
+    if of_kernels:
+        times = events.begin_ns[rows]
+        if ranges is not None and ranges.on_host:
+            calls = launch_of(trace, rows)
+            times = np.where(calls >= 0, events.begin_ns[calls], np.iinfo(np.int64).min)
+        if ranges is not None:
+            rows = rows[ranges.at(times) == chosen]
+        if len(rows) == 0:
+            return None
+        _, lane = pairs(*streams(trace, rows))
+        rows = rows[lane == np.argmax(np.bincount(lane))]
+        rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
+    else:
+        rows = _outermost(trace)
+        if ranges is not None:
+            rows = rows[ranges.at(events.begin_ns[rows]) == chosen]
+    total = int(events.dur_ns[rows].sum())
+    codes = events.name[rows].astype(np.int64)
+    begin, _ = window_of(trace) or (0, 0)
+    found = [_block(trace, rows, runs, begin) for runs in _alike(codes)]
+    found = [block for block in found if block.total_ns >= _LEAST_SHARE * total]
+    if not found:
+        return None
+    return Blocks(sorted(found, key=lambda block: block.begin_ns), of_kernels, step, total)
+
+
+def _alike(codes: Numbers) -> list[list[Repeat]]:
+    """The repetitions, those of the same block together."""
+    groups: list[list[Repeat]] = []
+    for repeat in all_repeats(codes, _LEAST_TIMES, _LEAST_LENGTH, _MOST):
+        block = codes[repeat.begin : repeat.begin + repeat.length]
+        for group in groups:
+            first = group[0]
+            if same_block(codes[first.begin : first.begin + first.length], block):
+                group.append(repeat)
+                break
+        else:
+            groups.append([repeat])
+    return groups
+
+
+def _block(trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int) -> LayerBlock:
+    events = trace.events
+    here = np.concatenate([rows[run.begin : run.end] for run in runs])
+    length = runs[0].length
+    each: Numbers = events.dur_ns[here].reshape(-1, length).sum(axis=1)
+    names, of = np.unique(events.name[here], return_inverse=True)
+    heaviest = names[np.argmax(np.bincount(of.reshape(-1), weights=events.dur_ns[here]))]
+    return LayerBlock(
+        first=trace.names[events.name[here[0]]],
+        heaviest=trace.names[heaviest],
+        length=length,
+        times=len(each),
+        layers=_layers(events.name[rows], here.reshape(-1, length)[0], len(each), trace),
+        begin_ns=int(events.begin_ns[here[0]]) - origin_ns,
+        total_ns=int(each.sum()),
+        block_ns=(int(each.min()), int(np.median(each)), int(each.max())),
+        slowest=int(np.argmax(each)) + 1,
+    )
+
+
+def _layers(names: NDArray[np.int32], block: Rows, times: int, trace: Trace) -> int:
+    """How many layers a block that repeats stands for.
+
+    What begins or ends the model can run into its first or last layer, which then is not one of the
+    repetitions, but holds most of a block's events all the same. And layers that take turns, as
+    with two sorts of attention, are one block, in which almost every event occurs several times.
+    """
+    inside, each = np.unique(trace.events.name[block], return_counts=True)
+    found, counts = np.unique(names, return_counts=True)
+    total = counts[np.searchsorted(found, inside)]
+    layers = times
+    for more in range(times + 1, times + _MOST_MORE + 1):
+        if each[total == more * each].sum() > len(block) / 2:
+            layers = more
+    for parts in range(_MOST_PARTS, 1, -1):
+        single = each[each % parts != 0].sum()
+        if single <= _FEW * len(block):
+            return layers * parts
+    return layers
+
+
+def _outermost(trace: Trace) -> Rows:
+    """The operators that lie in no other, of the thread that has the most."""
+    events = trace.events
+    rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & (events.dur_ns > 0))
+    if len(rows) == 0:
+        return rows
+    _, lane = threads(trace, rows)
+    rows = rows[lane == np.argmax(np.bincount(lane))]
+    rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
+    reach = np.maximum.accumulate(events.end_ns[rows])
+    outer: Rows = rows[np.concatenate(([True], events.begin_ns[rows][1:] >= reach[:-1]))]
+    return outer
+
+
+# --- Modules that the profiler recorded ---
+
+
+_MODULE = re.compile(r"^nn\.Module: ")
+_CLASS = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """All calls of modules of one class at one place in the model; times in ns."""
+
+    path: tuple[str, ...]
+    """The classes of the modules around it, and its own."""
+    instances: int
+    """Different modules."""
+    calls: int
+    host_ns: int
+    host_self_ns: int
+    """Less the modules within it."""
+    device_ns: int | None
+    """Durations of what was launched in it and in what it holds; None without a device."""
+    device_self_ns: int | None
+    launched: int | None
+    backward_ns: int | None
+    """Of `device_ns` not a part: what the backward pass of its operators launched."""
+    call_ns: tuple[int, int, int]
+    """Of its instances, on the device if there is one and else on the host, the time of a call:
+    least, median, most."""
+    slowest: str
+    """The instance with the most."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        least, median, most = (figure / 1000 for figure in self.call_ns)
+        return {
+            "path": list(self.path),
+            "instances": self.instances,
+            "calls": self.calls,
+            "host_us": self.host_ns / 1000,
+            "host_self_us": self.host_self_ns / 1000,
+            "device_us": _us(self.device_ns),
+            "device_self_us": _us(self.device_self_ns),
+            "device_events": self.launched,
+            "backward_device_us": _us(self.backward_ns),
+            "call_of_an_instance_us": {"min": least, "median": median, "max": most},
+            "slowest": self.slowest,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Modules:
+    """The tree of modules; times in ns."""
+
+    modules: list[Module]
+    """Each behind the one around it, in the order of the first call."""
+    outside: tuple[int, int]
+    """Device events that no module launched, forward or backward, and their durations' sum."""
+    device_ns: int | None
+
+
+def modules_of(trace: Trace) -> Modules | None:
+    """Sum up the modules' calls; None where the trace has none."""
+    events = trace.events
+    rows = np.flatnonzero(
+        trace.rows_of(["python_function"]) & named(trace, _MODULE) & (events.dur_ns > 0)
+    )
+    if len(rows) == 0:
+        return None
+    tree, lanes, lane = tree_of(trace, rows)
+    codes, instance = np.unique(events.name[rows], return_inverse=True)
+    instance = instance.reshape(-1).astype(np.int64)
+    classes = [_class(trace.names[code]) for code in codes]
+    number = {name: at for at, name in enumerate(dict.fromkeys(classes))}
+    word = np.array([number[name] for name in classes], dtype=np.int64)[instance]
+    paths = Paths(tree.parent, word)
+    device = device_work(trace).rows
+    durations = events.dur_ns[device]
+    forward, backward = np.full((2, len(device)), -1, dtype=np.intp)
+    found_by = launch_sources(trace, device) if len(device) else None
+    if found_by is not None:
+        # A queue may launch from a thread of its own what an operator of another one asked for.
+        for at in (found_by.calls, found_by.operator):
+            forward = np.where(forward >= 0, forward, _at(trace, tree, lanes, events.begin_ns, at))
+        of_forward = _at(trace, tree, lanes, events.begin_ns, found_by.forward)
+        backward = np.where(forward < 0, of_forward, -1)
+    on_device = len(device) > 0
+    own = _by_node(paths, forward, durations)
+    counts = paths.inclusive(_by_node(paths, forward, np.ones_like(durations)))
+    behind = paths.inclusive(_by_node(paths, backward, durations))
+    within = paths.inclusive(own)
+    of_call = events.dur_ns[rows]
+    if on_device:
+        of_call = with_those_below(tree.parent, sums(forward, durations, len(rows)))
+    # A module that lies too deep to be told apart is a part of the one around it.
+    apart = ~paths.folded
+    spread = _spread(paths.node[apart], instance[apart], of_call[apart], len(codes))
+    host = paths.sums(np.where(apart, events.dur_ns[rows], 0))
+    host_own = paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane))
+    counted = np.bincount(paths.node[apart], minlength=len(paths))
+    words = list(number)
+    named_so: list[tuple[str, ...]] = []
+    found = []
+    for node in range(len(paths)):
+        above = int(paths.parent[node])
+        named_so.append((*(named_so[above] if above >= 0 else ()), words[paths.word[node]]))
+        instances, call_ns, slowest = spread[node]
+        found.append(
+            Module(
+                path=named_so[node],
+                instances=instances,
+                calls=int(counted[node]),
+                host_ns=int(host[node]),
+                host_self_ns=int(host_own[node]),
+                device_ns=int(within[node]) if on_device else None,
+                device_self_ns=int(own[node]) if on_device else None,
+                launched=int(counts[node]) if on_device else None,
+                backward_ns=int(behind[node]) if on_device else None,
+                call_ns=call_ns,
+                slowest=trace.names[codes[slowest]][len("nn.Module: ") :],
+            )
+        )
+    outside = (forward < 0) & (backward < 0)
+    first = np.full(len(paths), np.iinfo(np.int64).max)
+    np.minimum.at(first, paths.node, events.begin_ns[rows])
+    return Modules(
+        modules=[found[node] for node in _order(paths, first)],
+        outside=(int(outside.sum()), int(durations[outside].sum())),
+        device_ns=int(durations.sum()) if on_device else None,
+    )
+
+
+def _class(name: str) -> str:
+    found = _CLASS.match(name)
+    return found[1] if found else name
+
+
+def _at(trace: Trace, tree: Tree, lanes: NDArray[np.int64], times: Numbers, rows: Rows) -> Rows:
+    """The call of a module in which each event (-1 for none) begins, or -1."""
+    found = np.full(len(rows), -1, dtype=np.intp)
+    known = rows >= 0
+    if known.any():
+        found[known] = tree.at(threads_of(lanes, trace, rows[known]), times[rows[known]])
+    return found
+
+
+def _by_node(paths: Paths, call: Rows, figure: Numbers) -> Numbers:
+    return sums(np.where(call >= 0, paths.node[call], -1), figure, len(paths))
+
+
+def _spread(
+    node: Rows, instance: NDArray[np.int64], of_call: Numbers, count: int
+) -> list[tuple[int, tuple[int, int, int], int]]:
+    """By node: its instances; of their average calls the least, median, and most; whose it is."""
+    cells, of = np.unique(node * count + instance, return_inverse=True)
+    of = of.reshape(-1)
+    mean = sums(of, of_call, len(cells)) // np.bincount(of)
+    nodes = cells // count
+    bounds = np.searchsorted(nodes, np.arange(int(node.max()) + 2))
+    found = []
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        here = mean[low:high]
+        most = int(np.argmax(here))
+        figures = (int(here.min()), int(np.median(here)), int(here[most]))
+        found.append((high - low, figures, int(cells[low + most] % count)))
+    return found
+
+
+def _order(paths: Paths, first: Numbers) -> list[int]:
+    """Nodes with those below behind them, in the order of their first calls."""
+    below: dict[int, list[int]] = {}
+    for node in np.argsort(first, kind="stable").tolist():
+        below.setdefault(int(paths.parent[node]), []).append(node)
+    ordered: list[int] = []
+    waiting = below.get(-1, [])[::-1]
+    while waiting:
+        node = waiting.pop()
+        ordered.append(node)
+        waiting += below.get(node, [])[::-1]
+    return ordered
+
+
+def _us(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1000
+
+
+# --- The analysis ---
+
+
+_SHOWN = 40
+_MOST_IN_JSON = 2_000
+# A module of a repeated layer that takes so much longer than its like, and so much of all.
+_TELLS = 40.0
+_TIMES, _LEAST_PERCENT, _LEAST_LIKE = 1.5, 5.0, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The modules, and where they do not tell the layers the blocks that repeat."""
+
+    modules: Modules | None
+    blocks: Blocks | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        modules = self.modules.modules if self.modules else []
+        kept = largest(modules, _MOST_IN_JSON, lambda module: module.host_ns)
+        blocks = self.blocks
+        return {
+            "told_from": "modules" if self.modules else "repetition",
+            "inferred": self.modules is None,
+            "modules": [module.to_dict() for module in kept],
+            "modules_left_out": len(modules) - len(kept),
+            "device_events_outside": self.modules.outside[0] if self.modules else None,
+            "device_events_outside_us": self.modules.outside[1] / 1000 if self.modules else None,
+            "blocks": [block.to_dict() for block in blocks.blocks] if blocks else [],
+            "blocks_of": None
+            if blocks is None
+            else "kernels"
+            if blocks.of_kernels
+            else "operators",
+            "blocks_in_step": None if blocks is None else blocks.step,
+        }
+
+    def findings(self) -> list[Finding]:
+        """Modules of a repeated layer that take much longer than the others of it."""
+        found = []
+        for module in self.modules.modules if self.modules else []:
+            _, median, most = module.call_ns
+            whole = self.modules.device_ns if self.modules else None
+            if not whole or module.instances < _LEAST_LIKE or most <= _TIMES * median:
+                continue
+            extra = (most - median) * module.calls // module.instances
+            if median and share(extra, whole) >= _LEAST_PERCENT:
+                sentence = (
+                    f"{shortened(module.slowest)} takes the device {in_words(most, 'ns')} a call,"
+                    f" the median of its {module.instances:,} like"
+                    f" ({shortened(' / '.join(module.path), 80)}) {in_words(median, 'ns')}."
+                )
+                shown = Evidence(f"nn.Module: {module.slowest}", None, most, "ns")
+                found.append(Finding("low", sentence, (shown,), "layers.slow_module"))
+        return found[:2]
+
+    def tables(self) -> list[Table]:
+        """The modules, or the blocks."""
+        tables = [] if self.modules is None else [_modules_table(self.modules)]
+        return tables if self.blocks is None else [*tables, _blocks_table(self.blocks)]
+
+
+def analyze(trace: Trace) -> Layers | Unavailable:
+    """Tell layers from modules, else from repetition; Nothing where there is neither."""
+    modules = modules_of(trace) if len(trace.events) else None
+    if modules is not None and _tells_layers(modules):
+        return Layers(modules, None)
+    blocks = blocks_of(trace, step_ranges(trace)) if len(trace.events) else None
+    if modules is not None or blocks is not None:
+        return Layers(modules, blocks)
+    return Unavailable(
+        "The trace does not tell layers: it holds no modules, and nothing in it repeats as the"
+        " layers of a model do. Record it with_stack=True, which names them."
+    )
+
+
+def _tells_layers(modules: Modules) -> bool:
+    """Whether some class with several modules takes a good part of the time."""
+    if modules.device_ns:
+        time = {m.path: (m.device_ns or 0) + (m.backward_ns or 0) for m in modules.modules}
+        whole = modules.device_ns
+    else:
+        time = {m.path: m.host_ns for m in modules.modules}
+        whole = sum(m.host_self_ns for m in modules.modules)
+    several = (m for m in modules.modules if m.instances >= _LEAST_LIKE)
+    return any(share(time[m.path], whole) >= _TELLS for m in several)
+
+
+def _modules_table(modules: Modules) -> Table:
+    kept = largest(modules.modules, _SHOWN, _weight)
+    on_device = modules.device_ns is not None
+    with_backward = any(module.backward_ns for module in kept)
+    columns = [("module", ""), ("instances", ""), ("calls", ""), ("host", "ns")]
+    if on_device:
+        columns += [("device", "ns"), ("device, own", "ns")]
+    if with_backward:
+        columns += [("backward", "ns")]
+    columns += [("a call", "ns"), ("slowest", "")]
+    rows: list[tuple[str | int | None, ...]] = []
+    for module in kept:
+        row: list[str | int | None] = [". " * (len(module.path) - 1) + module.path[-1]]
+        row += [module.instances, module.calls, module.host_ns]
+        if on_device:
+            row += [module.device_ns, module.device_self_ns]
+        if with_backward:
+            row.append(module.backward_ns)
+        row += [module.call_ns[1], module.slowest if module.instances > 1 else None]
+        rows.append(tuple(row))
+    note = ""
+    if len(kept) < len(modules.modules):
+        note = f"The {len(kept):,} longest of {len(modules.modules):,}."
+    if on_device:
+        note += (
+            f" {modules.outside[0]:,} device events ({in_words(modules.outside[1], 'ns')}) were"
+            " launched by no module's forward or backward."
+        )
+    return Table("Modules", tuple(columns), rows, note.strip())
+
+
+def _weight(module: Module) -> int:
+    return module.host_ns + (module.device_ns or 0) + (module.backward_ns or 0)
+
+
+def _blocks_table(blocks: Blocks) -> Table:
+    what = blocks.what
+    where = "the trace" if blocks.step is None else shortened(blocks.step)
+    rows = [
+        (
+            f"{block.length:,} {what} from {shortened(block.first, 40)}",
+            block.times,
+            block.layers,
+            block.total_ns,
+            share(block.total_ns, blocks.total_ns),
+            block.block_ns[1],
+            block.block_ns[2],
+            shortened(block.heaviest, 40),
+        )
+        for block in blocks.blocks
+    ]
+    return Table(
+        "What repeats",
+        (
+            ("block", ""),
+            ("times", ""),
+            ("layers", ""),
+            ("time", "ns"),
+            ("of all", "%"),
+            ("a block", "ns"),
+            ("most", "ns"),
+            ("heaviest", ""),
+        ),
+        rows,
+        f"Inferred: the same {what} in the same order, several times in a row, in {where}.",
+    )

@@ -1,0 +1,670 @@
+"""Memory over time: the peak of each device, who allocated it, and growth between steps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived.call_site import CallSites
+from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.launch_sources import stage_marks
+from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
+from stagespan.trace.derived.threads import Nesting, ThreadIndex, Tree, named, pairs, processes
+from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    in_words,
+    share,
+    shortened,
+    window_of,
+)
+
+_EVENT = "[memory]"
+_MOST = 2.0**52
+# torch's numbers of devices.
+_DEVICES = {
+    0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia",
+    20: "npu",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvents:
+    """One device's events in the order of time; all arrays have one element an event."""
+
+    device: str
+    rows: Rows
+    """Rows of `trace.instants`."""
+    time_ns: Numbers
+    bytes: Numbers
+    """Allocated, or below zero freed."""
+    allocated: Numbers
+    """In all behind each event; where the trace does not say, what came to it since its begin."""
+    is_total: bool
+    """Whether the trace says how much was allocated in all."""
+    reserved: Numbers | None
+    """By the allocator from the device; -1 where the trace does not say."""
+    freed_at: Rows | None
+    """Of an allocation the index of its freeing; of one that the trace does not see freed, and of
+    freeings, the number of events. None where not all events have addresses."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def peak(self) -> int:
+        """Index of the event behind which the most was allocated."""
+        return int(np.argmax(self.allocated))
+
+    def live_at(self, index: int) -> Rows:
+        """Indices of the allocations of the trace that were not yet freed behind an event."""
+        if self.freed_at is None:
+            return np.empty(0, dtype=np.intp)
+        here = np.arange(len(self)) <= index
+        return np.flatnonzero(here & (self.bytes > 0) & (self.freed_at > index))
+
+
+def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
+    """The events of each device, that with the highest figures first; empty without any.
+
+    And how many events have no size, or one that cannot be: they are left out.
+    """
+    if _EVENT not in trace.names:
+        return [], 0
+    instants = trace.instants
+    chosen = instants.name == trace.names.index(_EVENT)
+    size = _numbers(trace, "Bytes")
+    if size is None:
+        return [], int(chosen.sum())
+    left_out = int((chosen & ~size[1]).sum())
+    chosen &= size[1]
+    kind, number = _numbers(trace, "Device Type"), _numbers(trace, "Device Id")
+    total, reserved = _numbers(trace, "Total Allocated"), _numbers(trace, "Total Reserved")
+    address, has_address = _addresses(trace)
+    rows = np.flatnonzero(chosen)
+    rows = rows[np.argsort(instants.begin_ns[rows], kind="stable")]
+    none = np.full(len(instants), -1, dtype=np.int64)
+    kinds = none if kind is None else np.where(kind[1], kind[0], -1)
+    numbers = none if number is None else np.where(number[1], number[0], -1)
+    found = []
+    devices, of = pairs(kinds[rows], numbers[rows])
+    for at, device in enumerate(devices.tolist()):
+        mine = rows[of == at]
+        sizes = size[0][mine]
+        is_total = total is not None and bool(total[1][mine].all())
+        # One without an address may free what any other has allocated.
+        is_known = bool(has_address[mine][sizes != 0].all())
+        found.append(
+            MemoryEvents(
+                device=_device(*device),
+                rows=mine,
+                time_ns=instants.begin_ns[mine],
+                bytes=sizes,
+                allocated=total[0][mine] if total is not None and is_total else np.cumsum(sizes),
+                is_total=is_total,
+                reserved=np.where(reserved[1][mine], reserved[0][mine], -1)
+                if reserved is not None and bool((reserved[0][mine] > 0).any())
+                else None,
+                freed_at=_freed_at(address[mine], sizes) if is_known else None,
+            )
+        )
+    return sorted(found, key=lambda each: -int(each.allocated.max())), left_out
+
+
+def _numbers(trace: Trace, key: str) -> tuple[Numbers, NDArray[np.bool_]] | None:
+    """An argument of all instants, and which of them have it."""
+    written = trace.argument(key, "instants")
+    if written is None:
+        return None
+    found = written.numbers
+    if found is None:
+        # One that is no number makes all of them texts.
+        found = np.array([_number(text) for text in written.texts])[written.codes]
+    values = np.zeros(len(trace.instants), dtype=np.int64)
+    known = np.zeros(len(trace.instants), dtype=np.bool_)
+    # Beyond it no memory is, and sums of doubles are not exact.
+    sane = np.abs(found.astype(np.float64)) <= _MOST
+    values[written.rows[sane]] = found[sane].astype(np.int64)
+    known[written.rows[sane]] = True
+    return values, known
+
+
+def _addresses(trace: Trace) -> tuple[Numbers, NDArray[np.bool_]]:
+    """The addresses of all instants as 64 bits, and which of them have one."""
+    values = np.zeros(len(trace.instants), dtype=np.int64)
+    known = np.zeros(len(trace.instants), dtype=np.bool_)
+    written = trace.argument("Addr", "instants")
+    if written is None:
+        return values, known
+    numbers = written.numbers
+    if numbers is None:
+        # One beyond 63 bits, or no number, makes all of them texts.
+        each = [_address(text) for text in written.texts]
+        found = np.array([value or 0 for value in each], dtype=np.int64)[written.codes]
+        whole = np.array([value is not None for value in each])[written.codes]
+    else:
+        whole = (numbers == np.trunc(numbers)) & (np.abs(numbers.astype(np.float64)) < 2.0**63)
+        whole |= numbers.dtype.kind == "i"
+        found = np.where(whole, numbers, 0).astype(np.int64)
+    values[written.rows[whole]] = found[whole]
+    known[written.rows[whole]] = True
+    return values, known
+
+
+def _address(text: str) -> int | None:
+    """A numeral of 64 bits, which some write with a sign and some without."""
+    try:
+        value = int(text, 0)
+    except ValueError:
+        return None
+    if not -(2**63) <= value < 2**64:
+        return None
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _number(text: str) -> float:
+    """A numeral; infinite for all else. Those below `_MOST` are exact."""
+    try:
+        return float(text)
+    except ValueError:
+        return np.inf
+
+
+def _freed_at(address: Numbers, sizes: Numbers) -> Rows:
+    """The next event of the same address, if that frees."""
+    count = len(address)
+    order = np.lexsort((np.arange(count), address))
+    following = np.full(count, count, dtype=np.intp)
+    here, then = order[:-1], order[1:]
+    pairs = (address[here] == address[then]) & (sizes[here] > 0) & (sizes[then] < 0)
+    following[here[pairs]] = then[pairs]
+    return following
+
+
+def _device(kind: int, number: int) -> str:
+    name = _DEVICES.get(kind, "device" if kind < 0 else f"device type {kind}")
+    return name if number < 0 else f"{name}:{number}"
+
+
+# --- Where in the program memory was allocated ---
+
+
+# Operators that only allocate, which others call for their results.
+_ALLOCATORS = re.compile(r"^aten::(?:empty|empty_strided|empty_like|new_empty\w*|resize_)$")
+
+
+class Place:
+    """Looks up what was innermost on a thread of `trace.instants` at their time."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
+        self._operators = _Forest(trace, np.flatnonzero(operators))
+        self._marks = np.flatnonzero(stage_marks(trace))
+        _, self._mark_lane = np.unique(trace.events.tid[self._marks], return_inverse=True)
+        self._mark_lane = self._mark_lane.reshape(-1).astype(np.int64)
+
+    def operators(self, instants: Rows) -> Rows:
+        """Of each instant the row of the innermost operator around it, or -1.
+
+        Where an operator that only allocates is called by another one, that other one.
+        """
+        return self._operators.around(instants)
+
+    def stages(self, instants: Rows) -> Rows:
+        """Of each the row of the innermost annotation: of its own thread, else of the only one
+        that was in any at that time; or -1.
+        """
+        trace, rows = self._trace, self._marks
+        found = np.full(len(instants), -1, dtype=np.intp)
+        if len(rows) == 0:
+            return found
+        events = trace.events
+        begin, end = events.begin_ns[rows], events.end_ns[rows]
+        times = trace.instants.begin_ns[instants]
+        # An instant names its thread, but not the process that the annotations name.
+        _, of = np.unique(
+            np.concatenate((events.tid[rows], trace.instants.tid[instants])), return_inverse=True
+        )
+        of = of.reshape(-1)
+        own = Tree(begin, end, of[: len(rows)]).at(of[len(rows) :], times)
+        lanes = np.unique(self._mark_lane)
+        only = Tree(begin, end, self._mark_lane).in_one_lane(lanes, times)
+        chosen = np.where(own >= 0, own, only)
+        return np.where(chosen >= 0, rows[chosen], -1)
+
+
+class _Forest:
+    """Events of threads that instants can be placed in."""
+
+    def __init__(self, trace: Trace, rows: Rows) -> None:
+        self._trace = trace
+        self._lanes = ThreadIndex(trace, rows, process=processes(trace))
+        self._known = len(rows) > 0 and self._lanes.fits
+        if self._known:
+            self._forest = Nesting.of(trace, self._lanes.axis, rows, self._lanes.of[0])
+            other = ~named(trace, _ALLOCATORS)[self._forest.rows]
+            caller = self._forest.first_around(other)
+            self._shown = np.where(caller >= 0, caller, np.arange(len(self._forest)))
+
+    def around(self, instants: Rows) -> Rows:
+        found: Rows = np.full(len(instants), -1, dtype=np.intp)
+        if not self._known:
+            return found
+        table = self._trace.instants
+        pid, tid, time = table.pid[instants], table.tid[instants], table.begin_ns[instants]
+        place = self._lanes.places(pid, tid, time)
+        here = np.flatnonzero(place >= 0)
+        inner = self._forest.at(place[here])
+        inside = inner >= 0
+        found[here[inside]] = self._forest.rows[self._shown[inner[inside]]]
+        return found
+
+
+# --- Growth from step to step ---
+
+
+# So many steps in a row must leave more than the one before; the first ones warm up.
+_LEAST_STEPS = 4
+# Of the peak, and bytes: a step that leaves less behind, such as a list of losses, is no worry.
+_LEAST_PERCENT = 0.1
+_LEAST_BYTES = 1 << 16
+_SHARES: tuple[tuple[float, Severity], ...] = ((20.0, "high"), (5.0, "medium"), (0.0, "low"))
+_SHOWN = 20
+_MOST_IN_JSON = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Memory by step, in bytes."""
+
+    steps: list[tuple[str, int, int]]
+    """Name, highest within it, and allocated as it ended."""
+    growing: int
+    """How many of the last steps each left more allocated than the one before."""
+    left: int
+    """What these left in all."""
+    by: str | None
+    """The operator that allocated the most of what is left of these steps; None if unknown."""
+    by_bytes: int
+    since_ns: int | None
+    """When the first of these began, from the begin of the trace's window."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "steps": [
+                {"name": name, "peak_bytes": peak, "end_bytes": end}
+                for name, peak, end in self.steps[:_MOST_IN_JSON]
+            ],
+            "growing_steps": self.growing,
+            "left_bytes": self.left,
+            "left_by": self.by,
+        }
+
+    def finding(self, device: str, peak: int) -> Finding | None:
+        """A sentence where several steps in a row leave memory behind."""
+        if self.growing < _LEAST_STEPS or peak <= 0:
+            return None
+        each = self.left / self.growing
+        if each < _LEAST_BYTES or share(each, peak) < _LEAST_PERCENT:
+            return None
+        severity = next(s for least, s in _SHARES if share(self.left, peak) >= least)
+        sentence = (
+            f"Each of the last {self.growing:,} steps left more memory allocated on {device} than"
+            f" the one before, {in_words(self.left, 'bytes')} in all"
+            f" ({in_words(self.left // self.growing, 'bytes')} a step)"
+        )
+        if self.by is not None:
+            sentence += (
+                f"; {in_words(self.by_bytes, 'bytes')} of what they left was allocated in"
+                f" {shortened(self.by)}"
+            )
+        sentence += ". If the steps are alike, the program keeps tensors that it no longer needs."
+        name, _, end = self.steps[-1]
+        shown = (
+            Evidence(f"allocated at the end of {name}", None, end, "bytes"),
+            Evidence("first of these steps", self.since_ns, self.left, "bytes"),
+        )
+        return Finding(severity, sentence, shown, "memory.growth")
+
+    def table(self, device: str) -> Table:
+        """The first steps."""
+        count = len(self.steps)
+        return Table(
+            f"Memory by step on {device}",
+            (("step", ""), ("peak", "bytes"), ("at the end", "bytes")),
+            self.steps[:_SHOWN],
+            f"The first {_SHOWN} of {count:,}." if count > _SHOWN else "",
+        )
+
+
+def growth_of(
+    trace: Trace,
+    events: MemoryEvents,
+    ranges: StepRanges | None,
+    operators: Rows,
+    begin_ns: int,
+) -> Growth | None:
+    """Look at the memory at the end of each step; None without steps on the host."""
+    if ranges is None or not ranges.on_host:
+        return None
+    firsts = np.searchsorted(events.time_ns, ranges.begin_ns, side="left")
+    ends = np.searchsorted(events.time_ns, ranges.end_ns, side="left")
+    # Behind the last event before a time; before the first one what came then.
+    start = int(events.allocated[0] - events.bytes[0])
+    levels = np.concatenate(([start], events.allocated))
+    at_end = levels[ends]
+    steps = []
+    for at, name in enumerate(ranges.names):
+        within = levels[firsts[at] : ends[at] + 1]
+        steps.append((name, int(within.max()), int(at_end[at])))
+    more = np.diff(at_end) > 0
+    growing = len(more) if more.all() else int(np.argmin(more[::-1]))
+    left = int(at_end[-1] - at_end[-1 - growing])
+    by, by_bytes = _allocated_in(trace, events, operators, firsts, ends, growing)
+    since = int(ranges.begin_ns[len(ranges) - growing]) - begin_ns if growing else None
+    return Growth(steps, growing, left, by, by_bytes, since)
+
+
+def _allocated_in(
+    trace: Trace, events: MemoryEvents, operators: Rows, firsts: Rows, ends: Rows, growing: int
+) -> tuple[str | None, int]:
+    """The operator with the most of what the last steps allocated and nobody freed."""
+    if not growing or events.freed_at is None:
+        return None, 0
+    first, last = int(firsts[-growing]), int(ends[-1])
+    live = events.live_at(last - 1) if last else np.empty(0, dtype=np.intp)
+    live = live[(live >= first) & (operators[live] >= 0)]
+    if len(live) == 0:
+        return None, 0
+    names = trace.events.name[operators[live]]
+    sizes = np.bincount(names, weights=events.bytes[live])
+    code = int(np.argmax(sizes))
+    return trace.names[code], int(sizes[code])
+
+
+# --- The analysis ---
+
+
+_HOLDERS = 20
+_POINTS = 400
+# A device with a lower peak, such as the host with its scalars, has no tables of its own.
+_LEAST_TOLD = 1 << 20
+# Looking up a line goes through the whole trace.
+_WITH_LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """All allocations by one operator in one stage; bytes."""
+
+    operator: str | None
+    """The innermost around the allocation; None for what was allocated outside of all."""
+    stage: str | None
+    line: str | None
+    """The line of Python of its largest allocation, where the trace has stacks."""
+    allocations: int
+    allocated: int
+    """Sum over the trace."""
+    at_peak: int | None
+    """Not yet freed at the device's peak; None where the trace has no addresses."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "operator": self.operator,
+            "stage": self.stage,
+            "python": self.line,
+            "allocations": self.allocations,
+            "allocated_bytes": self.allocated,
+            "bytes_at_peak": self.at_peak,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """One device's memory; times in ns from the begin of the trace's window."""
+
+    device: str
+    is_total: bool
+    """False where figures only count what was allocated and freed within the trace."""
+    events: int
+    peak: int
+    peak_ns: int
+    step: str | None
+    """In which the peak was."""
+    holder: Holder | None
+    """Who allocated as the peak was reached."""
+    before: int | None
+    """At the peak, of what was allocated before the trace; None where it cannot be told."""
+    first: int
+    """Behind the first event."""
+    last: int
+    """Behind the last."""
+    reserved: int | None
+    """At the peak; None where unknown."""
+    most_reserved: int | None
+    holders: list[Holder]
+    """Those that held the most at the peak, else that allocated the most."""
+    growth: Growth | None
+    """None without steps."""
+    curve: list[tuple[int, int]]
+    """Time and bytes, of each of some hundred stretches the highest."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in bytes and microseconds."""
+        unused = None if self.reserved is None else self.reserved - self.peak
+        return {
+            "device": self.device,
+            "events": self.events,
+            "total_known": self.is_total,
+            "peak_bytes": self.peak,
+            "peak_time_us": self.peak_ns / 1000,
+            "peak_in_step": self.step,
+            "peak_by": None if self.holder is None else self.holder.to_dict(),
+            "from_before_at_peak_bytes": self.before,
+            "first_bytes": self.first,
+            "last_bytes": self.last,
+            "reserved_at_peak_bytes": self.reserved,
+            "reserved_unused_at_peak_bytes": unused,
+            "most_reserved_bytes": self.most_reserved,
+            "holders": [holder.to_dict() for holder in self.holders],
+            "steps": None if self.growth is None else self.growth.to_dict(),
+            "curve": [[time / 1000, size] for time, size in self.curve],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """All devices, that with the highest peak first."""
+
+    devices: list[DeviceMemory]
+    left_out: int
+    """Events without a size, or with one that cannot be."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "devices": [device.to_dict() for device in self.devices],
+            "events_left_out": self.left_out,
+        }
+
+    def findings(self) -> list[Finding]:
+        """Memory that step after step leaves behind."""
+        found = []
+        for device in self.devices:
+            finding = None
+            if device.growth is not None:
+                finding = device.growth.finding(device.device, device.peak)
+            if finding is not None:
+                found.append(finding)
+        return found
+
+    def tables(self) -> list[Table]:
+        """Peaks, and who held them."""
+        rows = []
+        for each in self.devices:
+            at = in_words(each.peak_ns, "ns") + (f", {each.step}" if each.step else "")
+            by = each.holder.operator if each.holder else None
+            unused = None if each.reserved is None else each.reserved - each.peak
+            rows.append((each.device, each.peak, at, by, each.last, each.most_reserved, unused))
+        note = ""
+        if any(not each.is_total for each in self.devices):
+            note = (
+                "The trace does not say what was allocated before it began: figures are above that."
+            )
+        if self.left_out:
+            note += f" {self.left_out:,} events without a size were left out."
+        tables = [
+            Table(
+                "Memory",
+                (
+                    ("device", ""),
+                    ("peak", "bytes"),
+                    ("at", ""),
+                    ("reached in", ""),
+                    ("at the end", "bytes"),
+                    ("most reserved", "bytes"),
+                    ("reserved, unused at the peak", "bytes"),
+                ),
+                rows,
+                note.strip(),
+            )
+        ]
+        least = min(_LEAST_TOLD, self.devices[0].peak)
+        for each in self.devices:
+            if each.peak < least:
+                continue
+            tables.append(_holders_table(each))
+            if each.growth is not None:
+                tables.append(each.growth.table(each.device))
+        return tables
+
+
+def analyze(trace: Trace) -> Memory | Unavailable:
+    """Follow each device's memory; Nothing for traces without memory events."""
+    found, left_out = memory_events(trace)
+    if not found:
+        return Unavailable(
+            "The trace has no memory events, so nothing is known about memory: record it with"
+            " profile_memory=True."
+        )
+    ranges = step_ranges(trace) if len(trace.events) else None
+    begin, _ = window_of(trace) or (int(found[0].time_ns[0]), 0)
+    place = Place(trace)
+    devices = [_device_of(trace, events, ranges, place, begin) for events in found]
+    return Memory(devices, left_out)
+
+
+def _device_of(
+    trace: Trace, events: MemoryEvents, ranges: StepRanges | None, place: Place, begin_ns: int
+) -> DeviceMemory:
+    peak = events.peak
+    operators, stages = place.operators(events.rows), place.stages(events.rows)
+    live = events.live_at(peak)
+    before = None
+    if events.is_total and events.freed_at is not None:
+        before = int(events.allocated[peak] - events.bytes[live].sum())
+    holders, group = _holders(trace, events, operators, stages, live)
+    step = None
+    if ranges is not None and ranges.on_host:
+        number = int(ranges.at(events.time_ns[peak : peak + 1])[0])
+        step = ranges.names[number] if number >= 0 else None
+    reserved = events.reserved
+    by_weight = sorted(holders.values(), key=lambda each: (-(each.at_peak or 0), -each.allocated))
+    return DeviceMemory(
+        device=events.device,
+        is_total=events.is_total,
+        events=len(events),
+        peak=int(events.allocated[peak]),
+        peak_ns=int(events.time_ns[peak]) - begin_ns,
+        step=step,
+        holder=holders.get(int(group[peak])),
+        before=before,
+        first=int(events.allocated[0]),
+        last=int(events.allocated[-1]),
+        reserved=None if reserved is None or reserved[peak] < 0 else int(reserved[peak]),
+        most_reserved=None if reserved is None else int(reserved.max()),
+        holders=by_weight[:_HOLDERS],
+        growth=growth_of(trace, events, ranges, operators, begin_ns),
+        curve=_curve(events, begin_ns),
+    )
+
+
+def _holders(
+    trace: Trace, events: MemoryEvents, operators: Rows, stages: Rows, live: Rows
+) -> tuple[dict[int, Holder], Rows]:
+    """Allocations by operator and stage, and of each event which of them it belongs to."""
+    names = np.append(trace.events.name, -1).astype(np.int64)
+    width = len(trace.names) + 1
+    group = (names[operators] + 1) * width + names[stages] + 1
+    allocates = np.flatnonzero(events.bytes > 0)
+    codes, of = np.unique(group[allocates], return_inverse=True)
+    of = of.reshape(-1)
+    counts = np.bincount(of)
+    sizes = np.bincount(of, weights=events.bytes[allocates]).astype(np.int64)
+    held = np.zeros(len(codes), dtype=np.int64)
+    np.add.at(held, np.searchsorted(codes, group[live]), events.bytes[live])
+    known = events.freed_at is not None
+    weight = held if known else sizes
+    with_lines = set(np.argsort(-weight, kind="stable")[:_WITH_LINES].tolist())
+    surroundings = CallSites(trace)
+    found = {}
+    for number, code in enumerate(codes.tolist()):
+        line = None
+        if number in with_lines:
+            mine = live[group[live] == code] if known and held[number] else allocates[of == number]
+            largest = int(mine[np.argmax(events.bytes[mine])])
+            row = int(operators[largest])
+            line = surroundings.line(row) if row >= 0 else None
+        operator, stage = divmod(code, width)
+        found[code] = Holder(
+            operator=trace.names[operator - 1] if operator else None,
+            stage=trace.names[stage - 1] if stage else None,
+            line=line,
+            allocations=int(counts[number]),
+            allocated=int(sizes[number]),
+            at_peak=int(held[number]) if known else None,
+        )
+    return found, group
+
+
+def _curve(events: MemoryEvents, begin_ns: int) -> list[tuple[int, int]]:
+    """The highest of each of some stretches of equal length, where it was."""
+    times, sizes = events.time_ns, events.allocated
+    length = int(times[-1] - times[0])
+    stretch = (times - times[0]) * _POINTS // (length + 1)
+    order = np.lexsort((np.arange(len(times)), -sizes, stretch))
+    firsts = np.flatnonzero(np.diff(stretch[order], prepend=-1))
+    chosen = np.unique(np.concatenate((order[firsts], [0, len(times) - 1])))
+    return [(int(times[at]) - begin_ns, int(sizes[at])) for at in chosen]
+
+
+def _holders_table(memory: DeviceMemory) -> Table:
+    known = any(holder.at_peak is not None for holder in memory.holders)
+    columns = [("operator", ""), ("stage", ""), ("allocations", ""), ("allocated", "bytes")]
+    if known:
+        columns += [("held at the peak", "bytes"), ("of it", "%")]
+    columns.append(("Python", ""))
+    rows: list[tuple[str | int | float | None, ...]] = []
+    for holder in memory.holders:
+        row: list[str | int | float | None] = [holder.operator or "(none)", holder.stage]
+        row += [holder.allocations, holder.allocated]
+        if known:
+            row += [holder.at_peak, share(holder.at_peak or 0, memory.peak)]
+        row.append(None if holder.line is None else shortened(holder.line))
+        rows.append(tuple(row))
+    note = ""
+    if memory.before:
+        note = f"{in_words(memory.before, 'bytes')} of the peak were allocated before the trace."
+    return Table(f"Who allocated on {memory.device}", tuple(columns), rows, note)

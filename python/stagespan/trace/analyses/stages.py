@@ -1,0 +1,488 @@
+"""Stages: annotations and stagespan's spans, with their time on the host and the device."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived.device import device_work, is_ascend, launch_of
+from stagespan.trace.derived.launch_sources import SPANS, launch_sources, stage_marks
+from stagespan.trace.derived.step_ranges import length_of_work, step_ranges
+from stagespan.trace.derived.threads import (
+    DEEPEST_PATH,
+    Cover,
+    Paths,
+    Tree,
+    named,
+    sums,
+    threads,
+    threads_of,
+    with_those_below,
+)
+from stagespan.trace.read.intervals import Numbers, Rows, exclusive
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    in_words,
+    largest,
+    share,
+    shortened,
+    window_of,
+)
+
+# Threads on which torch runs what another thread called.
+_BACKWARD = re.compile(r"^autograd::engine::|Backward\d*$")
+_DIGITS = re.compile(r"\d+")
+# More different names than these hold numbers of requests or steps.
+_MOST_NAMES = 300
+
+
+@dataclass(frozen=True, slots=True)
+class StageTree:
+    """Stages by their path; times in ns. `rows`, `node` and `folded` have one element a call."""
+
+    rows: Rows
+    """The annotations, rows of `trace.events`."""
+    node: Rows
+    """Of each the stage."""
+    folded: NDArray[np.bool_]
+    """Calls that lie too deep to be stages of their own: they are a part of the one around them."""
+    names: list[str]
+    """Of each stage; a stage stands behind the one around it."""
+    parent: Rows
+    """Of each stage the one around it, or -1."""
+    calls: Numbers
+    host_ns: Numbers
+    host_self_ns: Numbers
+    """Less the stages within it."""
+    launches: Rows
+    """All device events."""
+    stage_of: Rows
+    """Of each of `launches` the innermost call (an index into `rows`) that launched it, or -1."""
+    by_time: int
+    """How many were given to the stage that another thread was in at the time of the launch."""
+    calls_made: Numbers
+    """Of each stage the calls that launched work, those of the stages within left out."""
+    idle_ns: Numbers | None
+    """Of each stage how long all devices were idle during its calls, outside of the stages within;
+    None without a device."""
+
+    def of_node(self, figure: Numbers) -> Numbers:
+        """A figure of each of `launches`, summed by stage, that of the stages within left out."""
+        node = np.where(self.stage_of >= 0, self.node[self.stage_of], -1)
+        return sums(node, figure, len(self.names))
+
+    def inclusive(self, own: Numbers) -> Numbers:
+        """Of each stage its own figure and those of the stages within."""
+        return with_those_below(self.parent, own)
+
+
+def stage_tree(trace: Trace) -> StageTree | None:
+    """Find the stages, and of each device event the one that launched it; None without any."""
+    events = trace.events
+    rows = np.flatnonzero(stage_marks(trace))
+    if len(rows) == 0:
+        return None
+    device = device_work(trace).rows
+    calls = launch_of(trace, device)
+    askers = _askers(trace, device, calls)
+    lanes, lane = _lanes(trace, rows, askers)
+    tree = Tree(events.begin_ns[rows], events.end_ns[rows], lane)
+    names, word = _words(trace, rows)
+    paths = Paths(tree.parent, word)
+    stage_of, by_time = _stages_of(trace, tree, lanes, lane, askers)
+    known = stage_of >= 0
+    launch, first = np.unique(calls[known], return_index=True)
+    launched_in = paths.node[stage_of[known][first]]
+    return StageTree(
+        rows=rows,
+        node=paths.node,
+        names=[names[code] for code in paths.word],
+        parent=paths.parent,
+        folded=paths.folded,
+        calls=np.bincount(paths.node[~paths.folded], minlength=len(paths)),
+        host_ns=paths.sums(np.where(paths.folded, 0, events.dur_ns[rows])),
+        host_self_ns=paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane)),
+        launches=device,
+        stage_of=stage_of,
+        by_time=by_time,
+        calls_made=sums(launched_in, np.ones_like(launch), len(paths)),
+        idle_ns=paths.sums(_idle(trace, tree, device, len(rows))) if len(device) else None,
+    )
+
+
+def _askers(trace: Trace, device: Rows, calls: Rows) -> Rows:
+    """What tells the stage of device events: their launches, or where a queue launches from a
+    thread of its own, the operators that asked for them.
+    """
+    found = launch_sources(trace, device) if is_ascend(trace) else None
+    return calls if found is None else np.where(found.operator >= 0, found.operator, calls)
+
+
+def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
+    """How long the device was idle while each of `count` events was the innermost."""
+    events = trace.events
+    origin = int(events.begin_ns.min())
+    busy = Cover(events.begin_ns[device] - origin, events.end_ns[device] - origin)
+    owner, begin, end = tree.stretches()
+    idle = end - begin - busy.within(begin - origin, end - origin)
+    return sums(owner, idle, count)
+
+
+def _lanes(trace: Trace, rows: Rows, calls: Rows) -> tuple[NDArray[np.int64], Numbers]:
+    """Threads of the annotations; the one thread of stagespan's spans is that which launches."""
+    lanes, lane = threads(trace, rows)
+    spans = [at for at, (pid, _) in enumerate(lanes) if _process_name(trace, int(pid)) == SPANS]
+    if len(spans) != 1:
+        return lanes, lane
+    others = calls[calls >= 0] if (calls >= 0).any() else _operators(trace)
+    if len(others) == 0:
+        return lanes, lane
+    found, of = threads(trace, others)
+    counts = np.bincount(of)
+    back = _backward_threads(trace, found)
+    counts[back] = 0
+    main = found[int(np.argmax(counts))]
+    same = np.flatnonzero((lanes == main).all(axis=1))
+    if len(same):
+        lane = np.where(lane == spans[0], same[0], lane)
+    else:
+        lanes = lanes.copy()
+        lanes[spans[0]] = main
+    return lanes, lane
+
+
+def _stages_of(
+    trace: Trace, tree: Tree, lanes: NDArray[np.int64], lane: Numbers, calls: Rows
+) -> tuple[Rows, int]:
+    """Of each device event the call of a stage that launched it, and how many were told by time."""
+    events = trace.events
+    known = np.flatnonzero(calls >= 0)
+    found = np.full(len(calls), -1, dtype=np.intp)
+    if len(known) == 0:
+        return found, 0
+    launch = calls[known]
+    at = threads_of(lanes, trace, launch)
+    stage = tree.at(at, events.begin_ns[launch])
+    # Backward runs on a thread of its own, while the one that called it waits; and the threads of
+    # stagespan's spans are not numbered as the profiler's are.
+    launching, of = threads(trace, launch)
+    free = np.flatnonzero((stage < 0) & _backward_threads(trace, launching)[of])
+    loose = np.flatnonzero(stage < 0)
+    spans = [n for n, (pid, _) in enumerate(lanes) if _process_name(trace, int(pid)) == SPANS]
+    for asked, among in ((free, np.arange(len(lanes))), (loose, np.array(spans, dtype=np.intp))):
+        asked = asked[stage[asked] < 0]
+        stage[asked] = tree.in_one_lane(among, events.begin_ns[launch[asked]])
+    by_time = int(((stage >= 0) & (lane[stage] != at)).sum())
+    found[known] = stage
+    return found, by_time
+
+
+def _backward_threads(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which threads run what autograd calls."""
+    rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & named(trace, _BACKWARD))
+    if len(rows) == 0:
+        return np.zeros(len(lanes), dtype=np.bool_)
+    found, _ = threads(trace, rows)
+    known = {(int(pid), int(tid)) for pid, tid in found}
+    return np.array([(int(pid), int(tid)) in known for pid, tid in lanes], dtype=np.bool_)
+
+
+def _operators(trace: Trace) -> Rows:
+    return np.flatnonzero(trace.rows_of(["cpu_op"]))
+
+
+def _process_name(trace: Trace, pid: int) -> str | None:
+    return trace.named_ids.get(pid) or trace.process_names.get(pid)
+
+
+def _words(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:
+    """The stages' names, and each call's; numbers left out where there are too many of them."""
+    codes, word = np.unique(trace.events.name[rows], return_inverse=True)
+    names = [trace.names[code] for code in codes]
+    if len(names) <= _MOST_NAMES:
+        return names, word.reshape(-1).astype(np.int64)
+    plain = [_DIGITS.sub("#", name) for name in names]
+    number = {name: at for at, name in enumerate(dict.fromkeys(plain))}
+    of = np.array([number[name] for name in plain], dtype=np.int64)
+    return list(number), of[word.reshape(-1)]
+
+
+# --- The analysis ---
+
+
+_SHOWN = 40
+_MOST_IN_JSON = 1_000
+_MOST_CELLS = 5_000_000
+# A stage whose launches are told as the cause: so many a call, of so little work.
+_LEAST_LAUNCHES = 20
+_MOST_KERNEL_NS = 20_000
+# Of the host for each: where it takes longer, it does something else than launching.
+_MOST_LAUNCH_NS = 300_000
+# Of the time from the first work to the end of the last.
+_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
+_MOST_FINDINGS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """All calls of a stage at one place in the tree; times in ns, on all threads."""
+
+    path: tuple[str, ...]
+    """The names of the stages around it, and its own."""
+    calls: int
+    host_ns: int
+    host_self_ns: int
+    """Less the stages within it."""
+    device_ns: int | None
+    """Durations of what it launched; overlaps counted twice. None without a device."""
+    device_self_ns: int | None
+    """Less what the stages within it launched."""
+    launched: int | None
+    """Device events."""
+    launched_self: int | None
+    calls_made: int
+    """The calls that launched these: one of a graph launches many."""
+    idle_self_ns: int | None
+    """How long all devices were idle during its calls, outside of the stages within it."""
+    steps: int | None
+    """In how many steps it occurs; None where there are none."""
+    step_host_ns: int | None
+    """Its median in these."""
+    step_device_ns: int | None
+    longest: Evidence
+    """Its longest call."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "path": list(self.path),
+            "calls": self.calls,
+            "host_us": self.host_ns / 1000,
+            "host_self_us": self.host_self_ns / 1000,
+            "device_us": _us(self.device_ns),
+            "device_self_us": _us(self.device_self_ns),
+            "device_events": self.launched,
+            "device_events_self": self.launched_self,
+            "launches_self": self.calls_made,
+            "device_idle_self_us": _us(self.idle_self_ns),
+            "steps": self.steps,
+            "host_us_a_step": _us(self.step_host_ns),
+            "device_us_a_step": _us(self.step_device_ns),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """All stages, each behind the one around it; times in ns."""
+
+    stages: list[Stage]
+    device_ns: int | None
+    """All device events' durations: those of the stages' own, and what no stage launched."""
+    outside: tuple[int, int]
+    """Device events that no stage launched, and their durations' sum."""
+    by_time: int
+    """Device events given to the stage that another thread was in as they were launched."""
+    work_ns: int
+    """From the first operator or device event to the end of the last."""
+    on_device: bool
+    deeper: int = 0
+    """Annotations too deep within others to be stages of their own."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds; of very many stages those that took the most time."""
+        kept = largest(self.stages, _MOST_IN_JSON, lambda stage: stage.host_ns)
+        return {
+            "stages": [stage.to_dict() for stage in kept],
+            "stages_left_out": len(self.stages) - len(kept),
+            "device_us": _us(self.device_ns),
+            "device_events_outside": self.outside[0],
+            "device_events_outside_us": self.outside[1] / 1000,
+            "device_events_told_by_time": self.by_time,
+        }
+
+    def findings(self) -> list[Finding]:
+        """Stages in which the host mostly launches small work."""
+        found = []
+        for stage in sorted(self.stages, key=lambda each: -each.host_self_ns):
+            launched, device = stage.launched_self or 0, stage.device_self_ns or 0
+            idle = stage.idle_self_ns or 0
+            severity = next((s for least, s in _SHARES if share(idle, self.work_ns) >= least), None)
+            if (
+                severity is None
+                or stage.calls_made < _LEAST_LAUNCHES * stage.calls
+                or device > _MOST_KERNEL_NS * launched
+                or stage.host_self_ns > _MOST_LAUNCH_NS * stage.calls_made
+                or 2 * idle < stage.host_self_ns
+            ):
+                continue
+            sentence = (
+                f"The stage {shortened(' / '.join(stage.path), 90)} took the host"
+                f" {in_words(stage.host_self_ns, 'ns')} to launch {launched:,} kernels and copies,"
+                f" which run for {in_words(device // launched, 'ns')} on average: the device was"
+                f" idle for {in_words(idle, 'ns')} of it. Fewer and larger operators, a device"
+                " graph, or torch.compile would help there."
+            )
+            figure = Evidence(stage.path[-1], None, launched, "device events")
+            found.append(
+                Finding(severity, sentence, (stage.longest, figure), "stages.launch", "idle.launch")
+            )
+        return found[:_MOST_FINDINGS]
+
+    def tables(self) -> list[Table]:
+        """The stages that took the most time, in the order of the tree."""
+        count = len(self.stages)
+        kept = largest(self.stages, _SHOWN, lambda stage: stage.host_ns)
+        note = f"The {len(kept):,} longest of {count:,}." if len(kept) < count else ""
+        if self.on_device:
+            note += (
+                " Device time is that of what the stage launched, whenever it ran;"
+                f" {self.outside[0]:,} device events ({in_words(self.outside[1], 'ns')}) were"
+                " launched by no stage."
+            )
+        if self.deeper:
+            note += (
+                f" {self.deeper:,} annotations lie more than {DEEPEST_PATH} deep and count to the"
+                " stage around them."
+            )
+        if self.by_time:
+            note += (
+                f" {self.by_time:,} were launched by other threads and count to the stage that the"
+                " program was in then."
+            )
+        columns = [("stage", ""), ("calls", ""), ("host", "ns"), ("host, own", "ns")]
+        if self.on_device:
+            columns += [("device", "ns"), ("device, own", "ns"), ("device events", "")]
+        with_steps = any(stage.steps for stage in self.stages)
+        if with_steps:
+            columns += [("host a step", "ns")]
+        rows: list[tuple[str | int | None, ...]] = []
+        for stage in kept:
+            row: list[str | int | None] = [". " * (len(stage.path) - 1) + stage.path[-1]]
+            row += [stage.calls, stage.host_ns, stage.host_self_ns]
+            if self.on_device:
+                row += [stage.device_ns, stage.device_self_ns, stage.launched]
+            if with_steps:
+                row.append(stage.step_host_ns)
+            rows.append(tuple(row))
+        return [Table("Stages", tuple(columns), rows, note.strip())]
+
+
+def analyze(trace: Trace) -> Stages | Unavailable:
+    """Sum up the stages; Nothing for traces without annotations."""
+    tree = stage_tree(trace) if len(trace.events) else None
+    if tree is None:
+        return Unavailable(
+            "The trace has no annotations, so nothing is known about stages: mark them by"
+            " torch.profiler.record_function or stagespan.span."
+        )
+    events = trace.events
+    durations = events.dur_ns[tree.launches]
+    own_device = tree.of_node(durations)
+    own_count = tree.of_node(np.ones_like(durations))
+    outside = tree.stage_of < 0
+    on_device = len(durations) > 0
+    per_step = _per_step(trace, tree)
+    device, launched = tree.inclusive(own_device), tree.inclusive(own_count)
+    apart = np.flatnonzero(~tree.folded)
+    rows, nodes = tree.rows[apart], tree.node[apart]
+    longest = rows[np.lexsort((-events.dur_ns[rows], nodes))]
+    firsts = np.searchsorted(np.sort(nodes), np.arange(len(tree.names)))
+    begin, _ = window_of(trace) or (0, 0)
+    paths: list[tuple[str, ...]] = []
+    stages = []
+    for node, name in enumerate(tree.names):
+        above = int(tree.parent[node])
+        paths.append((*(paths[above] if above >= 0 else ()), name))
+        steps, step_host, step_device = per_step[node] if per_step else (None, None, None)
+        stages.append(
+            Stage(
+                path=paths[node],
+                calls=int(tree.calls[node]),
+                host_ns=int(tree.host_ns[node]),
+                host_self_ns=int(tree.host_self_ns[node]),
+                device_ns=int(device[node]) if on_device else None,
+                device_self_ns=int(own_device[node]) if on_device else None,
+                launched=int(launched[node]) if on_device else None,
+                launched_self=int(own_count[node]) if on_device else None,
+                calls_made=int(tree.calls_made[node]),
+                idle_self_ns=None if tree.idle_ns is None else int(tree.idle_ns[node]),
+                steps=steps,
+                step_host_ns=step_host,
+                step_device_ns=step_device if on_device else None,
+                longest=_evidence(trace, int(longest[firsts[node]]), begin),
+            )
+        )
+    return Stages(
+        stages=_as_read(tree, stages),
+        device_ns=int(durations.sum()) if on_device else None,
+        outside=(int(outside.sum()), int(durations[outside].sum())),
+        by_time=tree.by_time,
+        work_ns=length_of_work(trace),
+        on_device=on_device,
+        deeper=int(tree.folded.sum()),
+    )
+
+
+def _evidence(trace: Trace, row: int, begin_ns: int) -> Evidence:
+    """As `result.evidence`, without a look at the whole trace for each."""
+    events = trace.events
+    name = trace.names[int(events.name[row])]
+    return Evidence(name, int(events.begin_ns[row]) - begin_ns, int(events.dur_ns[row]), "ns")
+
+
+def _as_read(tree: StageTree, stages: list[Stage]) -> list[Stage]:
+    """Each stage with those within behind it, the longest first."""
+    below: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parent.tolist()):
+        below.setdefault(parent, []).append(node)
+    ordered, waiting = [], [below.get(-1, [])]
+    waiting = [sorted(waiting[0], key=lambda node: stages[node].host_ns)]
+    while waiting:
+        if not waiting[-1]:
+            waiting.pop()
+            continue
+        node = waiting[-1].pop()
+        ordered.append(stages[node])
+        waiting.append(sorted(below.get(node, []), key=lambda each: stages[each].host_ns))
+    return ordered
+
+
+def _per_step(trace: Trace, tree: StageTree) -> list[tuple[int, int, int]] | None:
+    """Of each stage in how many steps it is, and the medians in these of host and device time."""
+    ranges = step_ranges(trace)
+    if ranges is None or not ranges.on_host or len(ranges) * len(tree.names) > _MOST_CELLS:
+        return None
+    events, count = trace.events, len(ranges)
+    step = ranges.at(events.begin_ns[tree.rows])
+    cell = np.where(step >= 0, tree.node * count + step, -1)
+    size = len(tree.names) * count
+    apart = (~tree.folded).astype(np.int64)
+    calls = sums(cell, apart, size).reshape(-1, count)
+    host = sums(cell, events.dur_ns[tree.rows] * apart, size).reshape(-1, count)
+    launching = tree.stage_of
+    of_launch = np.where(launching >= 0, cell[launching], -1)
+    device = sums(of_launch, events.dur_ns[tree.launches], size).reshape(-1, count)
+    device = tree.inclusive(device)
+    found = []
+    for node in range(len(tree.names)):
+        in_steps = calls[node] > 0
+        medians = (_median(host[node][in_steps]), _median(device[node][in_steps]))
+        found.append((int(in_steps.sum()), *medians))
+    return found
+
+
+def _median(figures: Numbers) -> int:
+    return int(np.median(figures)) if len(figures) else 0
+
+
+def _us(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1000

@@ -1,0 +1,645 @@
+"""Steps: where the time of each went, what lay between them, and which took unusually long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.derived.device import (
+    COMMUNICATION,
+    COMPUTE,
+    COPY,
+    device_work,
+    launch_of,
+    launches,
+)
+from stagespan.trace.derived.idle_causes import COMMUNICATES, LOADS_DATA, MARKS
+from stagespan.trace.derived.step_ranges import PROFILER_STEP, StepRanges, step_ranges
+from stagespan.trace.derived.step_times import (
+    COMMUNICATING,
+    COMPUTATION,
+    COPIES,
+    DATA_LOADING,
+    HOST_PARTS,
+    OPERATORS,
+    OTHER,
+    PARTS,
+    RUNTIME,
+    StepTimes,
+    step_times,
+)
+from stagespan.trace.derived.threads import named
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    counted,
+    evidence,
+    in_words,
+    of_size,
+    share,
+    shortened,
+    window_of,
+)
+
+_GAPS_SHOWN = 5
+_GAP_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"))
+_FILLS = (0.8, 0.5)
+_HOST = ("cpu_op", "user_annotation", "python_function", "overhead")
+
+
+@dataclass(frozen=True, slots=True)
+class StepGap:
+    """Behind one step, none of the device's work of any step; times in ns."""
+
+    after: str
+    """The step before it."""
+    begin_ns: int
+    """From the begin of the trace's window."""
+    dur_ns: int
+    parts: dict[str, int]
+    """They sum to `dur_ns`."""
+    host_event: str | None
+    """The smallest event of the host that fills most of it, else the one that fills the most."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "after": self.after,
+            "time_us": self.begin_ns / 1000,
+            "gap_us": self.dur_ns / 1000,
+            "parts_us": {part: time / 1000 for part, time in self.parts.items()},
+            "host_event": self.host_event,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StepGaps:
+    """All gaps between steps; times in ns."""
+
+    total_ns: int
+    median_ns: int | None
+    """None where there is one step."""
+    parts: dict[str, int]
+    largest: list[StepGap]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "total_us": self.total_ns / 1000,
+            "median_us": None if self.median_ns is None else self.median_ns / 1000,
+            "parts_us": {part: time / 1000 for part, time in self.parts.items()},
+            "largest": [gap.to_dict() for gap in self.largest],
+        }
+
+    def table(self) -> Table | None:
+        """What they went to; None where there are none."""
+        if not self.total_ns:
+            return None
+        meaning = PARTS if COMPUTATION in self.parts else HOST_PARTS
+        rows = [
+            (meaning[part], time, share(time, self.total_ns))
+            for part, time in self.parts.items()
+            if time
+        ]
+        largest = self.largest[0]
+        filled = "" if largest.host_event is None else f", in {shortened(largest.host_event)}"
+        note = (
+            "From the last work of a step to the first of the next,"
+            f" {in_words(self.median_ns, 'ns')} in the median; the longest is behind"
+            f" {shortened(largest.after)}{filled}: {in_words(largest.dur_ns, 'ns')}."
+        )
+        return Table("Between steps", (("", ""), ("time", "ns"), ("of it", "%")), rows, note)
+
+
+def step_gaps(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int) -> StepGaps:
+    """Sum up the gaps, and name what the host did in the largest."""
+    gaps = times.gap_ns
+    order = np.argsort(-gaps, kind="stable")[:_GAPS_SHOWN]
+    largest = [
+        StepGap(
+            after=ranges.names[at],
+            begin_ns=int(times.gap_begin_ns[at]) - origin_ns,
+            dur_ns=int(gaps[at]),
+            parts={part: int(time[at]) for part, time in times.gap_parts.items()},
+            host_event=_name(trace, filled_by(trace, int(times.gap_begin_ns[at]), int(gaps[at]))),
+        )
+        for at in order.tolist()
+        if gaps[at] > 0
+    ]
+    return StepGaps(
+        total_ns=int(gaps.sum()),
+        median_ns=int(np.median(gaps)) if len(gaps) else None,
+        parts={part: int(time.sum()) for part, time in times.gap_parts.items()},
+        largest=largest,
+    )
+
+
+def _name(trace: Trace, row: int) -> str | None:
+    return None if row < 0 else trace.names[int(trace.events.name[row])]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Steps' time before the launch of the device's first event, or behind its last."""
+
+    first: bool
+    """Before the first, or behind the last."""
+    dur_ns: int
+    evidence: tuple[Evidence, ...]
+    """The device's event, and what the host did."""
+    host_event: str | None
+    """The host's event that fills at least half of it."""
+
+    def finding(self, total_ns: int, count: int) -> Finding | None:
+        """A sentence if it is much of the steps' time: causes of idle time leave it out."""
+        percent = share(self.dur_ns, total_ns)
+        severity = next((s for least, s in _GAP_SHARES if percent >= least), None)
+        if severity is None:
+            return None
+        where = "before the device's first work was launched"
+        if not self.first:
+            where = "after the device's last work"
+        whose = "the step's" if count == 1 else f"the {count:,} steps'"
+        sentence = (
+            f"{in_words(self.dur_ns, 'ns')} of {whose} {in_words(total_ns, 'ns')}"
+            f" ({percent:.1f} %) passed {where}"
+        )
+        if self.host_event is not None:
+            sentence += f", most of it in {shortened(self.host_event, 90)}"
+        code = "steps.before_device" if self.first else "steps.after_device"
+        return Finding(of_size(severity, self.dur_ns), f"{sentence}.", self.evidence, code)
+
+
+def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
+    """Both edges of the steps, if there is time at them; none without a device."""
+    events, rows = trace.events, times.device_rows
+    if len(rows) == 0:
+        return []
+    first = int(rows[np.argmin(events.begin_ns[rows])])
+    last = int(rows[np.argmax(events.end_ns[rows])])
+    # What was launched long before it ran waited for work that began before the trace.
+    launch = int(launch_of(trace, np.array([first]))[0])
+    begin, end = int(events.begin_ns[first]), int(events.end_ns[last])
+    if launch >= 0:
+        begin = min(begin, int(events.begin_ns[launch]))
+    before = int((np.clip(begin, times.begin_ns, times.end_ns) - times.begin_ns).sum())
+    behind = int((times.end_ns - np.clip(end, times.begin_ns, times.end_ns)).sum())
+    found = []
+    for is_first, dur, row, start in (
+        (True, before, first, begin - before),
+        (False, behind, last, end),
+    ):
+        if dur:
+            host = filled_by(trace, start, dur)
+            shown = [evidence(trace, each) for each in (row, host) if each >= 0]
+            most = mostly_filled_by(trace, start, dur)
+            found.append(Edge(is_first, dur, tuple(shown), _name(trace, most)))
+    return found
+
+
+def filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
+    """The smallest event of the host that fills most of a stretch, or the one that fills most."""
+    found = mostly_filled_by(trace, begin_ns, dur_ns)
+    rows, inside = _on_host_within(trace, begin_ns, dur_ns)
+    return found if found >= 0 or len(rows) == 0 else int(rows[np.argmax(inside)])
+
+
+def mostly_filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
+    """The smallest event of the host that fills at least half of a stretch, or -1."""
+    rows, inside = _on_host_within(trace, begin_ns, dur_ns)
+    for least in _FILLS:
+        enough = rows[inside >= least * dur_ns]
+        if len(enough):
+            return int(enough[np.argmin(trace.events.dur_ns[enough])])
+    return -1
+
+
+def _on_host_within(trace: Trace, begin_ns: int, dur_ns: int) -> tuple[Rows, Numbers]:
+    """The host's events that lie in a stretch, and how much of each does."""
+    events = trace.events
+    inside = np.minimum(events.end_ns, begin_ns + dur_ns) - np.maximum(events.begin_ns, begin_ns)
+    host = (trace.rows_of(_HOST) & ~named(trace, PROFILER_STEP)) | launches(trace)
+    rows = np.flatnonzero((inside > 0) & host)
+    return rows, inside[rows]
+
+
+# --- Outliers ---
+
+
+_FEWEST_STEPS = 4
+# Beyond the median, in median distances from it, and in it; and of how many steps at most.
+_DISTANCES = 7.0
+_LEAST_TIMES = 1.2
+_MOST_SHARE = 1 / 3
+# Of all steps' time that an outlier took more than the median.
+_OUTLIER_SHARES: tuple[tuple[float, Severity], ...] = (
+    (25.0, "high"),
+    (10.0, "medium"),
+    (3.0, "low"),
+)
+# So much slower is worth a word, however many steps there are.
+_ALWAYS_TIMES = 1.5
+_OUTLIERS_SHOWN = 3
+_MOST_TOLD = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Outlier:
+    """A step that took long; times in ns."""
+
+    step: int
+    """Its number in the order of time, from 0."""
+    name: str
+    dur_ns: int
+    usual_ns: int
+    """The median of all steps."""
+    part: str
+    """The part that grew the most."""
+    part_ns: int
+    part_usual_ns: int
+    """The median of the other steps."""
+    culprit: str | None
+    """Of the events of that part those whose time grew the most; None where there are none."""
+    culprit_ns: int
+    culprit_usual_ns: int
+    """The other steps' average."""
+    evidence: tuple[Evidence, ...]
+
+    def sentence(self, count: int, on_device: bool) -> str:
+        """What happened."""
+        meaning = (PARTS if on_device else HOST_PARTS)[self.part]
+        text = (
+            f"{shortened(self.name)} took {in_words(self.dur_ns, 'ns')},"
+            f" {self.dur_ns / self.usual_ns:.2f} times the median of {count:,} steps"
+            f" ({in_words(self.usual_ns, 'ns')}). What grew most: {meaning},"
+            f" {in_words(self.part_ns, 'ns')} against {in_words(self.part_usual_ns, 'ns')} in the"
+            " other steps"
+        )
+        if self.culprit is not None:
+            text += (
+                f". Its {shortened(self.culprit)} took {in_words(self.culprit_ns, 'ns')}, in the"
+                f" other steps {in_words(self.culprit_usual_ns, 'ns')} on average"
+            )
+        return text + "."
+
+
+def outliers(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int) -> list[Outlier]:
+    """The steps that took much longer than the others, the longest first; of many the first."""
+    durations = times.end_ns - times.begin_ns
+    if len(durations) < _FEWEST_STEPS:
+        return []
+    median = float(np.median(durations))
+    spread = float(np.median(np.abs(durations - median)))
+    least = max(median + _DISTANCES * spread, _LEAST_TIMES * median)
+    slow = (durations > least) & (median > 0)
+    # The first step may hold the end of earlier work that the trace does not show.
+    slow[0] &= ranges.end_ns[0] - ranges.begin_ns[0] > least
+    long = np.flatnonzero(slow)
+    if len(long) > _MOST_SHARE * len(durations):
+        return []
+    long = long[np.argsort(-durations[long], kind="stable")]
+    return [_explained(trace, ranges, times, int(at), origin_ns) for at in long[:_MOST_TOLD]]
+
+
+def outlier_findings(
+    found: list[Outlier], total_ns: int, count: int, on_device: bool
+) -> list[Finding]:
+    """Those of them that are worth a reader's time."""
+    result = []
+    for each in found[:_OUTLIERS_SHOWN]:
+        percent = share(each.dur_ns - each.usual_ns, total_ns)
+        severity = next((s for least, s in _OUTLIER_SHARES if percent >= least), None)
+        if severity is None and each.dur_ns >= _ALWAYS_TIMES * each.usual_ns:
+            severity = "low"
+        if severity is not None:
+            severity = of_size(severity, each.dur_ns - each.usual_ns)
+            sentence = each.sentence(count, on_device)
+            result.append(Finding(severity, sentence, each.evidence, "steps.outlier"))
+    return result
+
+
+def _explained(
+    trace: Trace, ranges: StepRanges, times: StepTimes, at: int, origin_ns: int
+) -> Outlier:
+    others = np.arange(len(ranges)) != at
+    usual = {part: int(np.median(time[others])) for part, time in times.parts.items()}
+    excess = {part: int(time[at]) - usual[part] for part, time in times.parts.items()}
+    part = max(excess, key=lambda name: excess[name])
+    dur = int(times.end_ns[at] - times.begin_ns[at])
+    shown = [Evidence(ranges.names[at], int(times.begin_ns[at]) - origin_ns, dur, "ns")]
+    culprit, time, average, row = _culprit(trace, times, at, part)
+    if row >= 0:
+        longest = evidence(trace, row)
+        shown.append(longest)
+    return Outlier(
+        step=at,
+        name=ranges.names[at],
+        dur_ns=dur,
+        usual_ns=int(np.median(times.end_ns - times.begin_ns)),
+        part=part,
+        part_ns=int(times.parts[part][at]),
+        part_usual_ns=usual[part],
+        culprit=culprit,
+        culprit_ns=time,
+        culprit_usual_ns=average,
+        evidence=tuple(shown),
+    )
+
+
+def _culprit(
+    trace: Trace, times: StepTimes, at: int, part: str
+) -> tuple[str | None, int, int, int]:
+    """Name, time in the step, average of the others, and the longest event in the step."""
+    events = trace.events
+    chosen = _events_of(trace, part, len(times.device_rows) > 0)
+    if part == OTHER:
+        # What was no operator has a name where the trace has stacks, or annotations.
+        row = filled_by(trace, *times.longest_rest(at))
+        if row >= 0:
+            chosen = events.name == events.name[row]
+    rows = np.flatnonzero(chosen)
+    step = np.searchsorted(times.begin_ns, events.begin_ns[rows], side="right") - 1
+    inside = (step >= 0) & (events.begin_ns[rows] < times.end_ns[np.maximum(step, 0)])
+    rows, step = rows[inside], step[inside]
+    mine, others = _by_name(trace, rows[step == at]), _by_name(trace, rows[step != at])
+    average = others // max(len(times.begin_ns) - 1, 1)
+    grown = mine - average
+    code = int(np.argmax(grown))
+    if grown[code] <= 0:
+        return None, 0, 0, -1
+    named_so = rows[(step == at) & (events.name[rows] == code)]
+    row = int(named_so[np.argmax(events.dur_ns[named_so])])
+    return trace.names[code], int(mine[code]), int(average[code]), row
+
+
+def _by_name(trace: Trace, rows: Rows) -> Numbers:
+    events = trace.events
+    sums = np.bincount(
+        events.name[rows], weights=events.dur_ns[rows], minlength=len(trace.names) + 1
+    )
+    result: Numbers = sums.astype(np.int64)
+    return result
+
+
+def _events_of(trace: Trace, part: str, on_device: bool) -> Mask:
+    kinds = {COMPUTATION: COMPUTE, COMMUNICATING: COMMUNICATION, COPIES: COPY}
+    if on_device and part in kinds:
+        chosen: Mask = device_work(trace).kind == kinds[part]
+        return chosen
+    marks = trace.rows_of(["user_annotation", "cpu_op"])
+    if part == RUNTIME:
+        return launches(trace)
+    if part == DATA_LOADING:
+        return marks & named(trace, LOADS_DATA)
+    if part == OPERATORS:
+        return trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
+    if part == COMMUNICATING:
+        return marks & named(trace, COMMUNICATES)
+    return np.zeros(len(trace.events), dtype=np.bool_)
+
+
+# --- The analysis ---
+
+
+_STEPS_SHOWN = 20
+_MOST_IN_JSON = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step; times in ns."""
+
+    name: str
+    begin_ns: int
+    """From the begin of the trace's window."""
+    dur_ns: int
+    """To the end of its last work on the device, from its begin, or from the end of the work that
+    was launched before it if that is later: so no time belongs to two steps."""
+    host_ns: int | None
+    """Length of its mark on the host; None for steps told from kernels."""
+    parts: dict[str, int]
+    """They sum to `dur_ns`."""
+    launched: int | None
+    """Device events that it launched; None without a device."""
+    device_ns: int | None
+    """Their durations' sum."""
+    after_host_ns: int | None
+    """How long the device still worked on it when its mark had ended."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "name": self.name,
+            "time_us": self.begin_ns / 1000,
+            "step_us": self.dur_ns / 1000,
+            "host_us": _us(self.host_ns),
+            "parts_us": {part: time / 1000 for part, time in self.parts.items()},
+            "device_events": self.launched,
+            "device_us": _us(self.device_ns),
+            "after_host_us": _us(self.after_host_ns),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """All steps; times in ns."""
+
+    ranges: StepRanges
+    steps: list[Step]
+    figures: tuple[int, int, int, int, int]
+    """Of the steps' durations: least, first quartile, median, third quartile, most."""
+    gaps: StepGaps
+    edges: list[Edge]
+    outliers: list[Outlier]
+    outside: tuple[int, int]
+    """Device events that no step launched, and their durations' sum."""
+    on_device: bool
+    earlier_ns: int | None = None
+    """From the first step's mark until the device was done with work that was launched before the
+    trace began; the first step begins after it. None if the trace shows no such work."""
+    earlier_recorded: bool = True
+    """Whether the trace holds the events of that work."""
+
+    @property
+    def total_ns(self) -> int:
+        """All steps' time."""
+        return sum(step.dur_ns for step in self.steps)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """All steps' time by part."""
+        names = self.steps[0].parts
+        return {part: sum(step.parts[part] for step in self.steps) for part in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        least, first, median, third, most = (figure / 1000 for figure in self.figures)
+        return {
+            "count": len(self.steps),
+            "told_from": self.ranges.source,
+            "how": self.ranges.how,
+            "inferred": self.ranges.inferred,
+            "step_us": {
+                "mean": self.total_ns / len(self.steps) / 1000,
+                "min": least,
+                "first_quartile": first,
+                "median": median,
+                "third_quartile": third,
+                "max": most,
+            },
+            "parts_us": {part: time / 1000 for part, time in self.parts.items()},
+            "steps": [step.to_dict() for step in self.steps[:_MOST_IN_JSON]],
+            "steps_left_out": max(len(self.steps) - _MOST_IN_JSON, 0),
+            "between": self.gaps.to_dict(),
+            "before_device_us": sum(edge.dur_ns for edge in self.edges if edge.first) / 1000,
+            "behind_device_us": sum(edge.dur_ns for edge in self.edges if not edge.first) / 1000,
+            "outliers": [
+                {
+                    "name": each.name,
+                    "step_us": each.dur_ns / 1000,
+                    "part": each.part,
+                    "part_us": each.part_ns / 1000,
+                    "part_of_others_us": each.part_usual_ns / 1000,
+                    "event": each.culprit,
+                }
+                for each in self.outliers
+            ],
+            "earlier_work_us": _us(self.earlier_ns),
+            "earlier_work_recorded": None if self.earlier_ns is None else self.earlier_recorded,
+            "device_events_outside": self.outside[0],
+            "device_events_outside_us": self.outside[1] / 1000,
+        }
+
+    def findings(self) -> list[Finding]:
+        """Time of steps at the trace's edges, and steps that took much longer than the others."""
+        total = self.total_ns
+        found = [
+            finding for edge in self.edges if (finding := edge.finding(total, len(self.steps)))
+        ]
+        return found + outlier_findings(self.outliers, total, len(self.steps), self.on_device)
+
+    def tables(self) -> list[Table]:
+        """What the steps' time went to, the first steps, and what lay between them."""
+        meaning = PARTS if self.on_device else HOST_PARTS
+        total = self.total_ns
+        count = len(self.steps)
+        least, first, median, third, most = self.figures
+        note = self.ranges.how
+        if count > 1:
+            note += (
+                f" {count:,} steps: {in_words(median, 'ns')} in the median, half of them from"
+                f" {in_words(first, 'ns')} to {in_words(third, 'ns')}, all from"
+                f" {in_words(least, 'ns')} to {in_words(most, 'ns')}."
+            )
+        after = max((step.after_host_ns or 0 for step in self.steps), default=0)
+        if after:
+            note += (
+                " Work that runs on the device behind the mark of the step that launched it belongs"
+                f" to that step: up to {in_words(after, 'ns')}."
+            )
+        if self.outside[0]:
+            note += (
+                f" {counted(self.outside[0], 'device event')} ({in_words(self.outside[1], 'ns')})"
+                f" {'was' if self.outside[0] == 1 else 'were'} launched by no step."
+            )
+        if self.earlier_ns:
+            note += (
+                f" For the first {in_words(self.earlier_ns, 'ns')} of the first step's mark the"
+                " device was still busy with work that was launched before the trace began"
+                f"{'' if self.earlier_recorded else ' and is not in it'}: the step begins after"
+                " that."
+            )
+        rows = [
+            (meaning[part], time, time // count, share(time, total))
+            for part, time in self.parts.items()
+            if time
+        ]
+        tables = [
+            Table(
+                "Where the steps' time went",
+                (("", ""), ("time", "ns"), ("a step", "ns"), (_of(count), "%")),
+                rows,
+                note,
+            )
+        ]
+        shown = [part for part, time in self.parts.items() if time]
+        tables.append(
+            Table(
+                "Steps",
+                (("step", ""), ("time", "ns"), *((part.replace("_", " "), "ns") for part in shown)),
+                [
+                    (shortened(step.name), step.dur_ns, *(step.parts[part] for part in shown))
+                    for step in self.steps[:_STEPS_SHOWN]
+                ],
+                f"The first {_STEPS_SHOWN} of {count:,}." if count > _STEPS_SHOWN else "",
+            )
+        )
+        between = self.gaps.table()
+        return tables if between is None else [*tables, between]
+
+
+def analyze(trace: Trace) -> Steps | Unavailable:
+    """Split each step's time; Nothing where the trace does not tell steps."""
+    ranges = step_ranges(trace) if len(trace.events) else None
+    window = window_of(trace)
+    if ranges is None or window is None:
+        return Unavailable(
+            "The trace does not tell steps: nothing in it is marked as one or repeats. Call"
+            " profiler.step() behind each, or mark each by an annotation of the same name."
+        )
+    times = step_times(trace, ranges)
+    origin = window[0]
+    on_device = len(times.device_rows) > 0
+    durations = times.end_ns - times.begin_ns
+    least, first, median, third, most = map(int, np.percentile(durations, [0, 25, 50, 75, 100]))
+    outside = times.device_rows[times.step_of < 0]
+    return Steps(
+        ranges=ranges,
+        steps=_rows(ranges, times, origin, on_device),
+        figures=(least, first, median, third, most),
+        gaps=step_gaps(trace, ranges, times, origin),
+        edges=edges_of(trace, times),
+        outliers=outliers(trace, ranges, times, origin),
+        outside=(len(outside), int(trace.events.dur_ns[outside].sum())),
+        on_device=on_device,
+        earlier_ns=_earlier(ranges, times),
+        earlier_recorded=times.earlier.recorded,
+    )
+
+
+def _earlier(ranges: StepRanges, times: StepTimes) -> int | None:
+    """How far work from before the trace reaches into the first step's mark; None if not at all."""
+    end = times.earlier.end_ns
+    reach = 0 if end is None else end - int(ranges.begin_ns[0])
+    return reach if reach > 0 else None
+
+
+def _rows(ranges: StepRanges, times: StepTimes, origin_ns: int, on_device: bool) -> list[Step]:
+    return [
+        Step(
+            name=ranges.names[at],
+            begin_ns=int(times.begin_ns[at]) - origin_ns,
+            dur_ns=int(times.end_ns[at] - times.begin_ns[at]),
+            host_ns=int(ranges.end_ns[at] - ranges.begin_ns[at]) if ranges.on_host else None,
+            parts={part: int(time[at]) for part, time in times.parts.items()},
+            launched=int(times.launched[at]) if on_device else None,
+            device_ns=int(times.device_ns[at]) if on_device else None,
+            after_host_ns=int(times.after_host_ns[at]) if on_device and ranges.on_host else None,
+        )
+        for at in range(len(ranges))
+    ]
+
+
+def _of(count: int) -> str:
+    return "of the step" if count == 1 else f"of the {count:,} steps"
+
+
+def _us(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1000

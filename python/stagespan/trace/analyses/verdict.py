@@ -1,0 +1,357 @@
+"""What limits the program, in one word and one figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.analyses.idle import sums_by_cause
+from stagespan.trace.analyses.steps import mostly_filled_by
+from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.derived.device_time import DeviceTime, device_rows, device_times, together
+from stagespan.trace.derived.gaps import Gaps, gaps, split_idle
+from stagespan.trace.derived.step_ranges import step_begins
+from stagespan.trace.derived.windows import BaseWindow, base_window
+from stagespan.trace.read.intervals import Numbers
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import Finding, Table, Unavailable, counted, in_words, share, shortened
+
+LAUNCH_BOUND = "launch-bound"
+# Whether its arithmetic or its memory is the limit the trace does not tell: see `trace.ncu`.
+DEVICE_BUSY = "device-busy"
+COMMUNICATION_BOUND = "communication-bound"
+COPY_BOUND = "copy-bound"
+HOST_BOUND = "host-bound"
+CANNOT_TELL = "cannot tell"
+VERDICTS = (
+    LAUNCH_BOUND,
+    DEVICE_BUSY,
+    COMMUNICATION_BOUND,
+    COPY_BOUND,
+    HOST_BOUND,
+    CANNOT_TELL,
+)
+
+PREPARATION, FINISHING = "preparation", "finishing"
+IDLE_BESIDE = "idle_beside"
+IDLE_CAUSES: dict[str, str] = {
+    PREPARATION: "the host prepared the device's first work",
+    FINISHING: "the host went on after the device's last work",
+    **causes.CAUSES,
+}
+"""Causes of idle time: those between the device's work, and those before and after all of it."""
+BUSY_PARTS = {
+    "computing": DEVICE_BUSY,
+    "communicating": COMMUNICATION_BOUND,
+    "copying": COPY_BOUND,
+}
+"""What a busy device does, and the verdict that this speaks for."""
+VERDICT_PARTS = (*BUSY_PARTS, *IDLE_CAUSES, IDLE_BESIDE)
+
+_IDLE = {
+    LAUNCH_BOUND: (causes.LAUNCH,),
+    HOST_BOUND: (
+        PREPARATION,
+        FINISHING,
+        *(cause for cause in causes.STARVED if cause != causes.LAUNCH),
+    ),
+    CANNOT_TELL: (*(c for c in causes.CAUSES if c not in causes.STARVED), IDLE_BESIDE),
+}
+_PART_WORDS = {
+    "computing": "computing",
+    "communicating": "communicating, nothing else",
+    "copying": "copying, nothing else",
+    IDLE_BESIDE: "idle while another device worked",
+    **{cause: f"idle: {words}" for cause, words in IDLE_CAUSES.items()},
+}
+_IDLE_BESIDE = "{it} {was} idle while another device worked"
+_REASONS = {
+    DEVICE_BUSY: "{it} computed",
+    COMMUNICATION_BOUND: "{it} communicated while nothing computed",
+    COPY_BOUND: "{it} copied while nothing else ran",
+    LAUNCH_BOUND: "{it} {was} idle because {cause}",
+    HOST_BOUND: "{it} {was} idle because of the host, most of it because {cause}",
+    CANNOT_TELL: (
+        "{it} {was} idle without a cause on the host that the trace shows: mostly, {cause}"
+    ),
+}
+# A device that worked for less of the trace is not mentioned by itself.
+_LEAST_DEVICE = 10.0
+# A cause is named with its figure if it is so much less than all that speaks for the verdict.
+_OTHER = 0.99
+# Of the whole: the bar has no part of its own for less preparation.
+_LEAST_EDGE = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict; times in ns, of several devices the sums of theirs."""
+
+    verdict: str
+    base: BaseWindow
+    """What it is of."""
+    span_ns: int
+    """From the device's first event to its last; of several devices the sum of theirs, and of the
+    time between them."""
+    time_ns: int
+    """The time that the verdict rests on."""
+    times_ns: dict[str, int]
+    """By verdict the time that speaks for it, the most first; they sum to `whole_ns`."""
+    parts_ns: dict[str, int]
+    """By `VERDICT_PARTS` what the time went to, the most first; they sum to `whole_ns`."""
+    cause: str | None
+    """Of a verdict on idle time the largest cause, else None; None too if a device was mostly idle
+    while another one worked.
+    """
+    preparing: str | None = None
+    """What the host did for most of the time before the device's first work."""
+    devices: int = 1
+    differs: tuple[str, ...] = ()
+    """Of several devices those that spent their time otherwise, each as a sentence."""
+
+    @property
+    def whole_ns(self) -> int:
+        """The length of the base, as often as there are devices."""
+        return self.base.whole_ns * self.devices
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with its figure."""
+        name = self.verdict[0].upper() + self.verdict[1:]
+        one = self.devices == 1
+        reason = _REASONS[self.verdict]
+        if self.verdict == CANNOT_TELL and self.cause is None:
+            reason = _IDLE_BESIDE
+        said = reason.format(
+            it="the device" if one else "the devices",
+            was="was" if one else "were",
+            cause=self._cause_in_words(),
+        )
+        of, percent = self.base.whose, f"{share(self.time_ns, self.whole_ns):.1f} %"
+        if not one:
+            percent += f"; {self.devices} devices times {of}"
+            of = in_words(self.whole_ns, "ns")
+        sentence = f"{name}: for {in_words(self.time_ns, 'ns')} of {of} ({percent}) {said}."
+        computing = self.times_ns.get(DEVICE_BUSY, 0)
+        if self.verdict != DEVICE_BUSY and computing:
+            sentence += (
+                f" {'It' if one else 'They'} computed for {in_words(computing, 'ns')}"
+                f" ({share(computing, self.whole_ns):.1f} %)."
+            )
+        if self.base.unrecorded_ns:
+            sentence += (
+                f" For {in_words(self.base.unrecorded_ns, 'ns')} before that the device was busy"
+                " with earlier work, which the trace does not hold."
+            )
+        if self.differs:
+            sentence += f" Not so {self.differs[0]}"
+            more = len(self.differs) - 1
+            sentence += f"; and {counted(more, 'other device')}." if more else "."
+        return sentence
+
+    def _cause_in_words(self) -> str:
+        if self.cause is None:
+            return ""
+        words = IDLE_CAUSES[self.cause]
+        more = []
+        if self.parts_ns[self.cause] < _OTHER * self.time_ns:
+            more.append(in_words(self.parts_ns[self.cause], "ns"))
+        if self.cause == PREPARATION and self.preparing is not None:
+            more.append(f"most of it in {shortened(self.preparing, 90)}")
+        return f"{words} ({', '.join(more)})" if more else words
+
+    def bar(self) -> list[tuple[str, int, str]]:
+        """Name, time and key of what the time went to; they sum to `whole_ns`.
+
+        Preparation and what follows the last work are idle time, unless they are a good part.
+        """
+        shown = [(name, self.parts_ns.get(name, 0), name) for name in BUSY_PARTS]
+        edges = [
+            (word, self.parts_ns.get(name, 0), "idle")
+            for name, word in ((PREPARATION, "preparing"), (FINISHING, "finishing"))
+            if share(self.parts_ns.get(name, 0), self.whole_ns) >= _LEAST_EDGE
+        ]
+        rest = self.whole_ns - sum(time for _, time, _ in (*shown, *edges))
+        parts = (*shown, ("idle", rest, "idle"), *edges)
+        return [(name, time, key) for name, time, key in parts if time]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            "base": self.base.to_dict(),
+            "whole_us": self.whole_ns / 1000,
+            "span_us": self.span_ns / 1000,
+            "time_us": self.time_ns / 1000,
+            "percent": share(self.time_ns, self.whole_ns),
+            "times_us": {name: time / 1000 for name, time in self.times_ns.items()},
+            "parts_us": {name: time / 1000 for name, time in self.parts_ns.items()},
+            "cause": self.cause,
+            "preparing": self.preparing,
+        }
+
+    def findings(self) -> list[Finding]:
+        """None: the verdict says where to look, not that something is wrong."""
+        return []
+
+    def tables(self) -> list[Table]:
+        """What the time went to."""
+        rows = [
+            (_PART_WORDS[name], _speaks_for(name), time, share(time, self.whole_ns))
+            for name, time in self.parts_ns.items()
+        ]
+        of = f"of {self.base.words}"
+        columns = (("", ""), ("verdict", ""), ("time", "ns"), (of, "%"))
+        return [Table("Verdict", columns, rows, self.sentence)]
+
+
+def analyze(trace: Trace) -> Verdict | Unavailable:
+    """Weigh the device's busy times and the causes of its idle time; Nothing without a device.
+
+    The largest kind of time decides: computing, exposed communication, exposed copies or idle; of
+    idle time the largest group of causes. Several devices are weighed by their sums. All times are
+    of the steps, or of the trace if it has none.
+    """
+    base = base_window(trace)
+    if base is None or len(device_work(trace).rows) == 0:
+        return Unavailable(
+            "Cannot tell: the trace has no device events, so what bounds the device is unknown."
+        )
+    devices = device_times(trace, (base.begin_ns, base.end_ns))
+    whole = together(devices.values())
+    if whole.busy_ns == 0:
+        return Unavailable(
+            "Cannot tell: the trace's device events have no duration, so what bounds the device is"
+            " unknown."
+        )
+    found = gaps(trace)
+    idle, preparing = _idle(trace, base, found)
+    spans = _spans(trace)
+    parts = {name: _busy(whole)[of] for name, of in BUSY_PARTS.items()}
+    parts |= {cause: time * len(devices) for cause, time in idle.items()}
+    # Devices are idle while another works, too; why is not looked at.
+    parts[IDLE_BESIDE] = whole.idle_ns - sum(idle.values()) * len(devices)
+    parts = {name: time for name, time in sorted(parts.items(), key=lambda p: -p[1]) if time}
+    busy = _busy(whole)
+    waiting = {name: sum(parts.get(cause, 0) for cause in of) for name, of in _IDLE.items()}
+    several = len(devices) > 1
+    # Where devices are at odds, what could be won comes first.
+    most = max(busy, key=lambda name: (busy[name], several and name != DEVICE_BUSY))
+    verdict = most
+    if whole.idle_ns > busy[most]:
+        verdict = max(waiting, key=lambda name: waiting[name])
+    times = busy | waiting
+    cause = next((part for part in parts if part in _IDLE.get(verdict, ())), None)
+    return Verdict(
+        verdict=verdict,
+        base=base,
+        span_ns=sum(end - begin for begin, end in spans.values()) + _between(found, spans),
+        time_ns=times[verdict],
+        times_ns={n: t for n, t in sorted(times.items(), key=lambda item: -item[1]) if t},
+        parts_ns=parts,
+        cause=None if cause == IDLE_BESIDE else cause,
+        preparing=preparing,
+        devices=len(devices),
+        differs=_differing(spans, devices, verdict) if several else (),
+    )
+
+
+def _speaks_for(part: str) -> str:
+    """The verdict that a part speaks for."""
+    if part in BUSY_PARTS:
+        return BUSY_PARTS[part]
+    return next(name for name, of in _IDLE.items() if part in of)
+
+
+def _busy(time: DeviceTime) -> dict[str, int]:
+    return {
+        DEVICE_BUSY: time.compute_ns,
+        COMMUNICATION_BOUND: time.exposed_communication_ns,
+        COPY_BOUND: time.exposed_copy_ns,
+    }
+
+
+def _spans(trace: Trace) -> dict[int, tuple[int, int]]:
+    """By device where its first event begins and its last one ends."""
+    events = trace.events
+    return {
+        device: (int(events.begin_ns[rows].min()), int(events.end_ns[rows].max()))
+        for device, rows in device_rows(trace).items()
+    }
+
+
+def _between(found: Gaps, spans: dict[int, tuple[int, int]]) -> int:
+    """The time between the spans of devices that take turns."""
+    inside = np.zeros(len(found.begin_ns), dtype=np.bool_)
+    for begin, end in spans.values():
+        inside |= (found.begin_ns >= begin) & (found.end_ns <= end)
+    return int(found.dur_ns[~inside].sum())
+
+
+def _idle(trace: Trace, base: BaseWindow, found: Gaps) -> tuple[dict[str, int], str | None]:
+    """The time of the base in which no device works, by cause, and what it was prepared in."""
+    events = trace.events
+    begin, end = _clipped(base, found.begin_ns), _clipped(base, found.end_ns)
+    inside = end > begin
+    found = replace(
+        found,
+        begin_ns=begin[inside],
+        end_ns=end[inside],
+        last=found.last[inside],
+        first=found.first[inside],
+        in_graph=found.in_graph[inside],
+        issued=found.issued[inside],
+    )
+    idle = sums_by_cause(split_idle(trace, found, step_begins(trace)))
+    rows = device_work(trace).rows
+    first = int(rows[np.argmin(events.begin_ns[rows])])
+    call = int(launch_of(trace, np.array([first]))[0])
+    work = max(int(events.begin_ns[first]), base.begin_ns)
+    launched = work if call < 0 else min(max(int(events.begin_ns[call]), base.begin_ns), work)
+    before = launched - base.begin_ns
+    preparing = -1
+    if before:
+        # Without its launch it is not known what the device's first work waited for.
+        cause = causes.NOT_TRACED if call < 0 else PREPARATION
+        idle[cause] = idle.get(cause, 0) + before
+        preparing = mostly_filled_by(trace, base.begin_ns, before)
+    if work > launched:
+        idle[causes.LAUNCH] = idle.get(causes.LAUNCH, 0) + work - launched
+    behind = base.end_ns - max(int(events.end_ns[rows].max()), base.begin_ns)
+    if behind > 0:
+        idle[FINISHING] = behind
+    return idle, None if preparing < 0 else trace.names[int(events.name[preparing])]
+
+
+def _clipped(base: BaseWindow, time_ns: Numbers) -> Numbers:
+    return np.clip(time_ns, base.begin_ns, base.end_ns)
+
+
+def _most(times: dict[str, int], wanted: str) -> str:
+    """Where most time went; of equal ones `wanted`."""
+    return max(times, key=lambda name: (times[name], name == wanted))
+
+
+def _differing(
+    spans: dict[int, tuple[int, int]], devices: dict[int, DeviceTime], verdict: str
+) -> tuple[str, ...]:
+    """The devices that spent most of their time otherwise than the verdict says."""
+    lengths = {device: end - begin for device, (begin, end) in spans.items()}
+    longest = max(lengths.values())
+    found = []
+    for device, time in devices.items():
+        times = _busy(time) | {"": time.idle_ns}
+        wanted = verdict if verdict in times else ""
+        most = _most(times, wanted)
+        if most == wanted or share(lengths[device], longest) < _LEAST_DEVICE:
+            continue
+        did = _REASONS[most].format(it="it") if most else "it was idle"
+        found.append(
+            f"device {device}: for {in_words(times[most], 'ns')} of its"
+            f" {in_words(time.span_ns, 'ns')} ({share(times[most], time.span_ns):.1f} %) {did}"
+        )
+    return tuple(found)

@@ -1,0 +1,151 @@
+"""Run the analyses of a trace and collect their results.
+
+To add an analysis of one trace, write a module in `analyses/` with a function
+`analyze(trace) -> Result | Unavailable`, and add it to `ANALYSES`. The report keeps that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from stagespan.trace.analyses import (
+    compiled,
+    device_use,
+    flame,
+    host,
+    idle,
+    kernels,
+    launches,
+    layers,
+    memory,
+    stages,
+    steps,
+    verdict,
+)
+from stagespan.trace.ascend import cores, free_time, graph_mode, host_waits, waits
+from stagespan.trace.ascend import steps as ascend_steps
+from stagespan.trace.ascend.folder import AscendFolder
+from stagespan.trace.ascend.operators import Operators
+from stagespan.trace.ascend.report import analyze_files
+from stagespan.trace.derived.device import is_ascend
+from stagespan.trace.read.columns import without_events
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Finding,
+    Result,
+    Unavailable,
+    by_severity,
+    merged,
+    window_of,
+)
+
+SCHEMA_VERSION = 1
+Analyze = Callable[[Trace], Result | Unavailable]
+ANALYSES: dict[str, Analyze] = {
+    "verdict": verdict.analyze,
+    "device_use": device_use.analyze,
+    "idle": idle.analyze,
+    "launches": launches.analyze,
+    "host": host.analyze,
+    "kernels": kernels.analyze,
+    "compiled": compiled.analyze,
+    "steps": steps.analyze,
+    "stages": stages.analyze,
+    "layers": layers.analyze,
+    "memory": memory.analyze,
+    "flame": flame.analyze,
+}
+"""By their names in the JSON."""
+ASCEND: dict[str, Analyze] = {
+    "head_overhead": graph_mode.analyze,
+    "ascend_steps": ascend_steps.analyze,
+    "ascend_free": free_time.analyze,
+    "ascend_waits": waits.analyze,
+    "ascend_host_waits": host_waits.analyze,
+    "ascend_cores": cores.analyze,
+}
+"""Those that apply only to traces of torch_npu.profiler."""
+
+# Findings whose event is the same as that of another analysis' finding, which says more.
+_TELLS_ALSO: dict[str, tuple[str, ...]] = {
+    "ascend.exposed_communication": (
+        "device_use.exposed_communication",
+        "ascend.collectives_waited",
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The results of one trace."""
+
+    trace: Trace
+    results: dict[str, Result | Unavailable]
+    """By the analysis' name, in the order of the report."""
+
+    def findings(self) -> list[Finding]:
+        """Of all analyses, the gravest first; within a severity in the order of the report.
+
+        What several analyses report of the same lost time is one finding.
+        """
+        found = [finding for result in self.results.values() for finding in result.findings()]
+        codes = {finding.code for finding in found}
+        covered = {other for code in codes for other in _TELLS_ALSO.get(code, ())}
+        return by_severity(merged([each for each in found if each.code not in covered]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: what was read, the findings, then one key an analysis."""
+        trace = self.trace
+        window = window_of(trace)
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "trace": {
+                "path": trace.path,
+                "entries": trace.total,
+                "window_begin_ns": None if window is None else window[0],
+                "window_us": None if window is None else (window[1] - window[0]) / 1000,
+                "incomplete": trace.incomplete,
+                "left_out": dict(trace.left_out),
+                "adjusted": dict(trace.adjusted),
+            },
+            "findings": [finding.to_dict() for finding in self.findings()],
+            **{name: result.to_dict() for name, result in self.results.items()},
+        }
+
+
+def analyze(trace: Trace, only: Iterable[str] | None = None) -> Analysis:
+    """Run all analyses on a trace (`ASCEND` too if it is of an NPU), or those that `only` names.
+
+    Raises KeyError for a name that neither list has.
+    """
+    known = ANALYSES | ASCEND
+    names = _applicable(trace) if only is None else list(only)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise KeyError(f"There is no analysis {unknown[0]!r}: choose from {', '.join(known)}.")
+    return Analysis(trace, {name: known[name](trace) for name in names})
+
+
+def _applicable(trace: Trace) -> list[str]:
+    """The analyses for a trace; torch.profiler can record Ascend's graph mode, too."""
+    if is_ascend(trace):
+        return [*ANALYSES, *ASCEND]
+    return [*ANALYSES, "head_overhead"] if graph_mode.calls_torchair(trace) else list(ANALYSES)
+
+
+def analyze_ascend(folder: AscendFolder) -> Analysis:
+    """Analyse an Ascend folder: the trace if there is one, and every other file that exists."""
+    trace = folder.trace
+    results = {} if trace is None else analyze(trace).results
+    of_files = analyze_files(folder)
+    by_type = of_files["ascend_operators"]
+    if isinstance(by_type, Operators) and any(each.core for each in by_type.types):
+        results.pop("ascend_cores", None)  # the file says more
+    first = {name: results[name] for name in ("verdict", *ASCEND) if name in results}
+    shown = without_events(str(folder.path)) if trace is None else trace
+    shown = replace(shown, incomplete=" ".join(folder.problems) or shown.incomplete)
+    times = of_files.pop("ascend_steps")
+    results |= {**of_files, "ascend_steps": times}
+    return Analysis(shown, {**first, "ascend_steps": times, **results})

@@ -1,0 +1,120 @@
+"""Operators of an Ascend trace by the kind of core that ran them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.ascend.overlap import on_device
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.read.intervals import by_group
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    counted,
+    evidence,
+    in_words,
+    share,
+    shortened,
+)
+
+AI_CPU = "AI_CPU"
+_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"))
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """All operators of one kind of core; times in ns."""
+
+    name: str
+    count: int
+    total_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Kinds of cores, the one with the most time first."""
+
+    cores: list[Core]
+    slow: list[tuple[str, int, int, Evidence]]
+    """Operators of the AI CPU: name, count, time, and the longest; the most time first."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "cores": [
+                {"core": core.name, "operators": core.count, "total_us": core.total_ns / 1000}
+                for core in self.cores
+            ],
+            "ai_cpu_operators": [
+                {"name": name, "count": count, "total_us": time / 1000}
+                for name, count, time, _ in self.slow
+            ],
+        }
+
+    def findings(self) -> list[Finding]:
+        """Operators of the AI CPU, named."""
+        if not self.slow:
+            return []
+        time, count = sum(t for _, _, t, _ in self.slow), sum(n for _, n, _, _ in self.slow)
+        percent = share(time, sum(core.total_ns for core in self.cores))
+        severity: Severity = next((s for least, s in _SHARES if percent >= least), "low")
+        names = ", ".join(shortened(name) for name, *_ in self.slow[:_NAMED])
+        return [
+            Finding(
+                severity,
+                f"{counted(count, 'operator')} ran on the AI CPU, which is slow:"
+                f" {in_words(time, 'ns')} ({percent:.1f} % of all operators' time): {names}."
+                " Other types of data, or another operator, run on the AI Core.",
+                tuple(longest for *_, longest in self.slow[:_NAMED]),
+                "ascend.ai_cpu",
+            )
+        ]
+
+    def tables(self) -> list[Table]:
+        """By kind of core."""
+        whole = sum(core.total_ns for core in self.cores)
+        rows = [
+            (core.name, core.count, core.total_ns, share(core.total_ns, whole))
+            for core in self.cores
+        ]
+        columns = (("core", ""), ("operators", ""), ("time", "ns"), ("of all", "%"))
+        return [Table("Operators by core", columns, rows)]
+
+
+def analyze(trace: Trace) -> Cores | Unavailable:
+    """Group by the task's type; Nothing without operators on an Ascend device."""
+    events = trace.events
+    rows = np.flatnonzero(device_work(trace).is_kernel & on_device(trace))
+    if len(rows) == 0:
+        return Unavailable(
+            "The trace has no operators on an Ascend device: record the NPU's activity."
+        )
+    codes, group = np.unique(events.task_type[rows], return_inverse=True)
+    group = group.reshape(-1)
+    cores = []
+    for code, here in zip(codes.tolist(), by_group(group, len(codes)), strict=True):
+        mine = rows[here]
+        cores.append(Core(trace.names[code], len(mine), int(events.dur_ns[mine].sum())))
+    slow = []
+    on_cpu = rows[np.isin(events.task_type[rows], [c for c in codes if _is_cpu(trace, c)])]
+    names, named = np.unique(events.name[on_cpu], return_inverse=True)
+    for code, here in zip(names.tolist(), by_group(named.reshape(-1), len(names)), strict=False):
+        mine = on_cpu[here]
+        longest = evidence(trace, int(mine[np.argmax(events.dur_ns[mine])]))
+        slow.append((trace.names[code], len(mine), int(events.dur_ns[mine].sum()), longest))
+    return Cores(
+        sorted(cores, key=lambda core: (-core.total_ns, core.name)),
+        sorted(slow, key=lambda each: -each[2]),
+    )
+
+
+def _is_cpu(trace: Trace, code: int) -> bool:
+    return trace.names[code].startswith(AI_CPU)

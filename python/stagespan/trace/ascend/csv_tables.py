@@ -1,0 +1,191 @@
+"""CSV files of an Ascend folder: columns by name, exact numbers, and disagreements."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_EVEN, Decimal, DecimalException
+from pathlib import Path
+
+from stagespan.trace.read.csv_cells import long_cells
+from stagespan.trace.result import Evidence, Finding, Severity, counted
+
+_UNIT = re.compile(r"^(.*?)\s*\(\s*(ns|us|ms|s|b|kb|mb|gb|%)\s*\)$", re.IGNORECASE)
+# Nanoseconds, or bytes.
+_SCALES = {
+    "ns": Decimal(1),
+    "us": Decimal(10**3),
+    "ms": Decimal(10**6),
+    "s": Decimal(10**9),
+    "b": Decimal(1),
+    "kb": Decimal(2**10),
+    "mb": Decimal(2**20),
+    "gb": Decimal(2**30),
+}
+_LARGEST = 2**62
+_THOUSANDS = re.compile(r"^[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
+
+
+def heading(text: str) -> tuple[str, str]:
+    """A heading's name in lower case, and its unit: `Duration(us)` is ("duration", "us").
+
+    What stands in brackets and is no unit belongs to the name.
+    """
+    found = _UNIT.match(text.strip())
+    name, unit = (found[1], found[2].lower()) if found else (text, "")
+    return " ".join(name.lower().split()), unit
+
+
+def number(text: str) -> Decimal | None:
+    """A cell's number, thousands separators and blanks around it left out; None if it has none."""
+    text = text.strip()
+    if "," in text and _THOUSANDS.match(text):
+        text = text.replace(",", "")
+    if "_" in text:  # which Decimal would take
+        return None
+    try:
+        value = Decimal(text)
+    except DecimalException:
+        return None
+    return value if value.is_finite() and abs(value) < _LARGEST else None
+
+
+def scaled(text: str, unit: str) -> int | None:
+    """A cell in a unit of time to ns, or in one of size to bytes: the nearest integer.
+
+    None when the cell holds no number, or one that does not fit 64 bits.
+    """
+    whole, _, rest = text.partition(".")
+    # The common case: microseconds with at most three decimals.
+    if (
+        unit == "us"
+        and len(rest) <= 3
+        and len(whole) < 20
+        and whole.isdecimal()
+        and (not rest or rest.isdecimal())
+    ):
+        result = int(whole) * 1000 + int(rest.ljust(3, "0"))
+        return result if result < _LARGEST else None
+    value = number(text)
+    if value is None or unit not in _SCALES:
+        return None
+    result = int((value * _SCALES[unit]).to_integral_value(rounding=ROUND_HALF_EVEN))
+    return result if abs(result) < _LARGEST else None
+
+
+def count(text: str) -> int | None:
+    """A cell that counts something; None when it holds no whole number."""
+    value = number(text)
+    return int(value) if value is not None and value == value.to_integral_value() else None
+
+
+# --- Tables ---
+
+
+@dataclass(frozen=True, slots=True)
+class CsvTable:
+    """A table's cells; `texts` gives those of a column without blanks and tabs around them."""
+
+    name: str
+    """The file's."""
+    headings: dict[str, tuple[int, str]]
+    """By a column's name in lower case: its place and its unit, "" if the heading has none."""
+    rows: list[list[str]]
+    problem: str | None
+    """A sentence when the file is not whole, else None."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def has(self, *names: str) -> bool:
+        """Whether all these columns are there; names without their unit, in any case."""
+        return all(name.lower() in self.headings for name in names)
+
+    def texts(self, *names: str) -> list[str]:
+        """The cells of the first of these columns that is there; "" in every row if none is."""
+        for name in names:
+            found = self.headings.get(name.lower())
+            if found is not None:
+                place = found[0]
+                return [row[place].strip() for row in self.rows]
+        return [""] * len(self.rows)
+
+    def unit(self, name: str, default: str) -> str:
+        """A column's unit, or the one that the table's columns have when they do not say."""
+        return self.headings.get(name.lower(), (0, ""))[1] or default
+
+
+def read_table(path: Path) -> CsvTable:
+    """Read a CSV file, plain or gzip; what is wrong with it is said in its `problem`.
+
+    Never raises: of a file that cannot be read the table is empty.
+    """
+    data, problem = bytes_of(path)
+    text, name = data.decode("utf-8", "replace"), path.name
+    # A mark at the begin, and rows of blanks, mean nothing.
+    lines = csv.reader(io.StringIO(text.lstrip("\ufeff").replace("\0", ""), newline=""))
+    rows: list[list[str]] = []
+    try:
+        with long_cells():
+            rows.extend(row for row in lines if len(row) > 1 or (row and row[0].strip()))
+    except csv.Error as error:
+        problem = problem or f"{name} is no table from line {lines.line_num} on ({error})."
+    if not rows:
+        return CsvTable(name, {}, [], problem or f"{name} is empty.")
+    headings: dict[str, tuple[int, str]] = {}
+    for place, title in enumerate(rows[0]):
+        column, unit = heading(title)
+        headings.setdefault(column, (place, unit))
+    width = len(rows[0])
+    whole = [row for row in rows[1:] if len(row) == width]
+    odd = len(rows) - 1 - len(whole)
+    if odd and problem is None:
+        last = len(rows[-1]) != width and len(rows) > 1
+        problem = (
+            f"{name} ends in the middle of a row, which is left out."
+            if odd == 1 and last
+            else f"{name}: left out {counted(odd, 'row')}"
+            " with another number of cells than its head."
+        )
+    return CsvTable(name, headings, whole, problem)
+
+
+def bytes_of(path: Path) -> tuple[bytes, str | None]:
+    """What a file holds, unpacked where it is gzip; and a sentence when that is not all of it."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        return b"", f"{path.name} cannot be read ({error.strerror or error})."
+    if data[:2] != b"\x1f\x8b":
+        return data, None
+    data, cut = _gunzipped(data)
+    return data, f"{path.name} is cut off: its compressed data ends early." if cut else None
+
+
+def _gunzipped(data: bytes) -> tuple[bytes, bool]:
+    try:
+        return gzip.decompress(data), False
+    except (OSError, EOFError, zlib.error):
+        pass
+    try:
+        return zlib.decompressobj(wbits=31).decompress(data), True
+    except zlib.error:
+        return b"", True
+
+
+# --- Disagreement between two files ---
+
+
+def disagreement(severity: Severity, what: str, differences: Sequence[str], code: str) -> Finding:
+    """The finding that two sources, named by `what`, differ; `differences` is not empty."""
+    return Finding(
+        severity,
+        f"{what} do not agree: {differences[0]}.",
+        tuple(Evidence(each, None, None, "") for each in differences[:5]),
+        code,
+    )

@@ -1,0 +1,296 @@
+"""Why an Ascend device was free: what the host did before it launched the next operator.
+
+An operator passes these phases: the framework enqueues it (Enqueue), it waits in the task queue,
+the queue's thread prepares and launches it (Dequeue, CANN), and it waits on the device. Each free
+moment belongs to the phase that the next operator was in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.ascend.flows import QUEUE, launched, started_by
+from stagespan.trace.ascend.overlap import on_device
+from stagespan.trace.derived.device import COPY, device_work
+from stagespan.trace.read.intervals import Numbers, covered, merged
+from stagespan.trace.read.model import MISSING, Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    evidence,
+    in_words,
+    share,
+)
+
+FRAMEWORK, IN_QUEUE, LAUNCHING, LAUNCHED = "framework", "task_queue", "launching", "launched"
+COPYING, UNKNOWN = "copying", "unknown"
+PARTS = {
+    FRAMEWORK: "the framework had not yet asked for the next operator",
+    IN_QUEUE: "the next operator waited in the host's task queue",
+    LAUNCHING: "the host prepared and launched the next operator",
+    LAUNCHED: "the next operator was launched, but had not begun",
+    COPYING: "the device copied",
+    UNKNOWN: "the trace does not show the next operator's launch",
+}
+_HOST = (FRAMEWORK, IN_QUEUE, LAUNCHING)
+_ADVICE = {
+    FRAMEWORK: "Fewer and larger operators, graph mode, or less Python between them would help",
+    IN_QUEUE: "The thread that empties the queue is the bottleneck: see what its calls take",
+    LAUNCHING: "Compiling operators while running (jit_compile) and tiling of changing shapes take"
+    " such time: binaries, fixed shapes or graph mode would help",
+}
+_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+SHORT_NS = 10_000
+_LARGEST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FreeGap:
+    """A time when the device was free; ns."""
+
+    begin_ns: int
+    """From the begin of the trace's window."""
+    time_ns: int
+    parts: dict[str, int]
+    following: Evidence
+    """The operator that ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Times in ns; `parts` sum to `free_ns`."""
+
+    span_ns: int
+    free_ns: int
+    parts: dict[str, int]
+    gaps: int
+    largest: list[FreeGap]
+    operators: int
+    operator_ns: int
+    """Median duration of those that compute."""
+    short: int
+    """Those that take less than 10 µs."""
+
+    @property
+    def host_ns(self) -> int:
+        """Free because of the host."""
+        return sum(self.parts.get(part, 0) for part in _HOST)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "span_us": self.span_ns / 1000,
+            "free_us": self.free_ns / 1000,
+            "host_bound_us": self.host_ns / 1000,
+            "parts_us": {part: time / 1000 for part, time in self.parts.items()},
+            "gaps": self.gaps,
+            "operators": self.operators,
+            "median_operator_us": self.operator_ns / 1000,
+            "operators_below_10_us": self.short,
+            "largest_gaps": [
+                {
+                    "time_us": gap.begin_ns / 1000,
+                    "free_us": gap.time_ns / 1000,
+                    "parts_us": {part: time / 1000 for part, time in gap.parts.items()},
+                    "next_operator": gap.following.event,
+                }
+                for gap in self.largest
+            ],
+        }
+
+    def findings(self) -> list[Finding]:
+        """Host-bound, operators that were launched in time and yet began late, or unknown."""
+        found = []
+        percent = share(self.host_ns, self.span_ns)
+        severity = next((s for least, s in _SHARES if percent >= least), None)
+        if severity is not None:
+            most = max(_HOST, key=lambda part: self.parts.get(part, 0))
+            sentence = (
+                f"Host-bound: for {in_words(self.host_ns, 'ns')} ({percent:.1f} % of its time) the"
+                f" device was free because the host was late, most of it"
+                f" ({in_words(self.parts[most], 'ns')}) because {PARTS[most]}."
+            )
+            if 2 * self.short >= self.operators:
+                sentence += (
+                    f" {self.short:,} of its {self.operators:,} operators take less than 10 µs."
+                )
+            found.append(
+                Finding(
+                    severity,
+                    f"{sentence} {_ADVICE[most]}.",
+                    self._largest(_HOST),
+                    "ascend.host_bound",
+                )
+            )
+        for part, code, words in (
+            (
+                LAUNCHED,
+                "ascend.late_start",
+                f"while {PARTS[LAUNCHED]}: it waited for an event or for the device itself",
+            ),
+            (
+                UNKNOWN,
+                "ascend.free_unexplained",
+                f"and {PARTS[UNKNOWN]}, so that nothing is known about why",
+            ),
+        ):
+            time = self.parts.get(part, 0)
+            percent = share(time, self.span_ns)
+            severity = next((s for least, s in _SHARES if percent >= least), None)
+            if severity is not None:
+                sentence = (
+                    f"For {in_words(time, 'ns')} ({percent:.1f} % of its time) the device was free"
+                    f" {words}."
+                )
+                found.append(Finding(severity, sentence, self._largest((part,)), code))
+        return found
+
+    def tables(self) -> list[Table]:
+        """Free time by part, and the largest gaps."""
+        rows = [(PARTS[part], t, share(t, self.free_ns)) for part, t in self.parts.items()]
+        gaps = [
+            (
+                gap.begin_ns,
+                gap.time_ns,
+                max(gap.parts, key=lambda part: gap.parts[part]),
+                gap.following.event,
+            )
+            for gap in self.largest
+        ]
+        note = (
+            f"{self.operators:,} operators, the median takes {in_words(self.operator_ns, 'ns')},"
+            f" {self.short:,} take less than 10 µs."
+        )
+        return [
+            Table("Why the device was free", (("", ""), ("time", "ns"), ("of free", "%")), rows),
+            Table(
+                "Largest free times",
+                (("at", "ns"), ("free", "ns"), ("mostly", ""), ("next operator", "")),
+                gaps,
+                note,
+            ),
+        ]
+
+    def _largest(self, parts: tuple[str, ...]) -> tuple[Evidence, ...]:
+        def of(gap: FreeGap) -> int:
+            return sum(gap.parts.get(part, 0) for part in parts)
+
+        worst = sorted(self.largest, key=of, reverse=True)[:3]
+        chosen = [gap for gap in worst if of(gap)] or worst
+        return tuple(
+            Evidence(f"free before {g.following.event}", g.begin_ns, g.time_ns, "ns")
+            for g in chosen
+        )
+
+
+def analyze(trace: Trace) -> Free | Unavailable:
+    """Split the device's free time; Nothing without operators on an Ascend device."""
+    events, work = trace.events, device_work(trace)
+    rows = work.rows
+    operators = rows[work.kind[rows] != COPY]
+    computing = np.flatnonzero(work.is_kernel & on_device(trace))
+    if len(operators) == 0 or len(computing) == 0:
+        return Unavailable(
+            "The trace has no operators on an Ascend device: record the NPU's activity."
+        )
+    begin, end = events.begin_ns, events.end_ns
+    window = int(begin.min())
+    first, last = int(begin[operators].min()), int(end[operators].max())
+    # Copies are free time; those outside the stretch of operators are outside.
+    busy_begin, busy_end = merged(
+        np.clip(begin[rows], first, last), np.clip(end[rows], first, last)
+    )
+    gap_begin, gap_end = busy_end[:-1], busy_begin[1:]
+    free = last - first - covered(begin[operators], end[operators])
+    way = _way_of_next(trace, rows, gap_end)
+    parts = _parts(gap_begin, gap_end, way)
+    sums = {name: int(times.sum()) for name, times in parts.items()}
+    sums[COPYING] = free - int((gap_end - gap_begin).sum())
+    largest = np.argsort(gap_begin - gap_end, kind="stable")[:_LARGEST]
+    duration = events.dur_ns[computing]
+    return Free(
+        span_ns=last - first,
+        free_ns=free,
+        parts={p: sums[p] for p in sorted(sums, key=lambda p: -sums[p]) if sums[p]},
+        gaps=len(gap_begin),
+        largest=[
+            FreeGap(
+                int(gap_begin[at]) - window,
+                int(gap_end[at] - gap_begin[at]),
+                {p: int(times[at]) for p, times in parts.items() if times[at]},
+                evidence(trace, int(way.following[at])),
+            )
+            for at in largest
+        ],
+        operators=len(computing),
+        operator_ns=int(np.median(duration)),
+        short=int((duration < SHORT_NS).sum()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Of the operator behind each gap: when the host did what; ascending."""
+
+    following: Numbers
+    known: Numbers
+    """1 where its launch is in the trace."""
+    asked_ns: Numbers
+    taken_ns: Numbers
+    """Out of the queue; as `asked_ns` for what went through none."""
+    launched_ns: Numbers
+
+
+def _way_of_next(trace: Trace, rows: Numbers, gap_end: Numbers) -> _Way:
+    events = trace.events
+    order = rows[np.argsort(events.begin_ns[rows], kind="stable")]
+    following = order[np.searchsorted(events.begin_ns[order], gap_end, side="left")]
+    begin, end, thread = launched(trace, following)
+    known = begin != MISSING
+    ended, taken = np.where(known, end, gap_end), np.where(known, begin, gap_end)
+    asked = taken.copy()
+    dequeue = np.flatnonzero(trace.rows_of(["dequeue"]))
+    put = started_by(trace, QUEUE, dequeue)
+    dequeue, put = dequeue[put >= 0], put[put >= 0]
+    if len(dequeue):
+        at = _around(trace, dequeue, thread, taken)
+        through = known & (at >= 0)
+        taken[through] = events.begin_ns[dequeue[at[through]]]
+        asked[through] = np.minimum(taken[through], trace.flows.begin_ns[put[at[through]]])
+    return _Way(following, known.astype(np.int64), asked, taken, ended)
+
+
+def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
+    """Of each gap the time on each part of the way, which sum to it."""
+    asked, taken, launched = (
+        np.clip(time, begin, end) for time in (way.asked_ns, way.taken_ns, way.launched_ns)
+    )
+    known = way.known.astype(bool)
+    return {
+        FRAMEWORK: np.where(known, asked - begin, 0),
+        IN_QUEUE: np.where(known, taken - asked, 0),
+        LAUNCHING: np.where(known, np.maximum(launched, taken) - taken, 0),
+        LAUNCHED: np.where(known, end - np.maximum(launched, taken), 0),
+        UNKNOWN: np.where(known, 0, end - begin),
+    }
+
+
+def _around(trace: Trace, dequeue: Numbers, thread: Numbers, time_ns: Numbers) -> Numbers:
+    """Which of the rows `dequeue` holds each time on its thread, or -1."""
+    events = trace.events
+    found = np.full(len(time_ns), -1, dtype=np.int64)
+    for tid in np.unique(events.tid[dequeue]):
+        own = np.flatnonzero(events.tid[dequeue] == tid)
+        own = own[np.argsort(events.begin_ns[dequeue[own]], kind="stable")]
+        asked = np.flatnonzero(thread == tid)
+        at = np.searchsorted(events.begin_ns[dequeue[own]], time_ns[asked], side="right") - 1
+        row = dequeue[own[np.maximum(at, 0)]]
+        holds = (at >= 0) & (events.end_ns[row] >= time_ns[asked])
+        found[asked[holds]] = own[at[holds]]
+    return found

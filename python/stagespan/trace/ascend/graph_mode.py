@@ -1,0 +1,671 @@
+"""Head overhead of compiled calls in Ascend's graph mode: the time before the first operator."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.ascend.flows import launched
+from stagespan.trace.derived.device import COPY, device_work
+from stagespan.trace.derived.threads import Cover, pairs
+from stagespan.trace.read.intervals import Mask, Numbers, by_group
+from stagespan.trace.read.model import MISSING, Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    counted,
+    in_words,
+    share,
+    shortened,
+    window_of,
+)
+
+# With a space in TorchAir's sources, with an underscore in documents; cached graphs have their own.
+COMPILER = re.compile(r"^(?:npu_fx_compiler|cache_compiler)[ _]inference$")
+_REGION = re.compile(r"^Torch-Compiled Region\b")
+_LOOKUP = re.compile(r"^TorchDynamo Cache Lookup$")
+_GUARDS = re.compile(r"guard", re.IGNORECASE)
+_FUNCTION = re.compile(r"^CompiledFunction(?:Backward)?$")
+_RUN = re.compile(r"^TorchNpuGraphBase::Run$")
+EXECUTE = re.compile(r"^(?:ExecuteGraph|RunGraph|RunGraphWithStreamAsync)$")
+_REPLAY = re.compile(r"^acl_graph_replay$")
+_COMPILES = re.compile(
+    r"\(dynamo_timed\)$|^TorchNpuGraphBase::(?:Load|Compile|AutoTune)$|^(?:Load|Compile|Add)Graph$"
+)
+# What TorchAir's Python calls for inputs that are no tensors, or are not contiguous.
+SCALARS = re.compile(r"^aten::(?:scalar_tensor|tensor|lift_fresh|full|empty|to|_to_copy|detach_?)$")
+CONTIGUOUS = re.compile(r"^aten::(?:contiguous|clone)$")
+_ATEN = re.compile(r"^aten::")
+# From a look-up to the region that it found nothing else happens.
+_ADJACENT_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCall:
+    """One call; times in ns, None where the trace does not show the part."""
+
+    row: int
+    """Of the compiler's event."""
+    begin_ns: int
+    """Where the framework's part begins; where TorchAir's does if that is unknown."""
+    end_ns: int
+    """The end of the compiler's event."""
+    region: str | None
+    """The compiled region's name, such as `Torch-Compiled Region: 0/0`."""
+    framework_ns: int | None
+    lookup_ns: int
+    """Of the framework's: dynamo's look-up in its cache, in which it checks guards."""
+    guards_ns: int
+    """Of the framework's: guards that have an event of their own."""
+    torchair_ns: int | None
+    python_ns: int | None
+    """Of TorchAir's: until `TorchNpuGraphBase::Run`."""
+    cpp_ns: int | None
+    """Of TorchAir's: from there to where the graph is run."""
+    ge_ns: int | None
+    """From where the graph is run to the compiler event's end."""
+    execute_ns: int | None
+    """Of that: the call that runs the graph."""
+    execute: str | None
+    """Its name."""
+    first_operator_ns: int | None
+    """From where the graph is run to the begin of its first operator on the device."""
+    first_operator: int
+    """Row of that operator, or -1."""
+    by_launch: bool
+    """Whether its launch shows that it is the graph's; else it is the next one in time."""
+    replay_ns: int | None
+    """Where a captured graph is replayed instead: that call."""
+    compiles: bool
+    """Whether something was compiled or loaded on the way: then the call is not like others."""
+    scalars: tuple[int, int]
+    """Inputs that Python made tensors of: how many operators, and their time."""
+    contiguous: tuple[int, int]
+    """Inputs that it made contiguous."""
+    named: dict[str, int] = field(default_factory=dict)
+    """Other events that fill the framework's part and TorchAir's, by name: their time."""
+
+    @property
+    def head_ns(self) -> int:
+        """All before the first operator; until the compiler event's end if that is unknown."""
+        executed = (self.end_ns - self.begin_ns) - (self.ge_ns or 0)
+        after = self.first_operator_ns if self.first_operator_ns is not None else self.ge_ns
+        return executed + (after or 0)
+
+    @property
+    def unknown_ns(self) -> int:
+        """Of the head what is in none of its parts, as the trace does not show where they meet."""
+        until_run = self.python_ns if self.torchair_ns is None else self.torchair_ns
+        since_run = self.replay_ns if self.ge_ns is None else self.ge_ns
+        if self.first_operator_ns is not None:
+            since_run = self.first_operator_ns
+        return self.head_ns - (self.framework_ns or 0) - (until_run or 0) - (since_run or 0)
+
+
+def calls_torchair(trace: Trace) -> bool:
+    """Whether a trace holds calls of graphs that TorchAir compiled."""
+    return any(COMPILER.search(name) for name in trace.names)
+
+
+def compiled_calls(trace: Trace) -> list[CompiledCall]:
+    """All calls in order of time; empty for traces without TorchAir."""
+    events, holds = trace.events, _Names(trace)
+    marks = trace.rows_of(["cpu_op", "user_annotation", ""])
+    compilers = np.flatnonzero(marks & holds(COMPILER)[events.name])
+    compilers = compilers[np.argsort(events.begin_ns[compilers], kind="stable")]
+    calls: list[CompiledCall] = []
+    marked = np.flatnonzero(marks)
+    threads, lane = pairs(events.pid[marked], events.tid[marked])
+    asked = np.unique(lane[np.searchsorted(marked, compilers)]).tolist()
+    of_thread = by_group(lane, len(threads))
+    for number in asked:
+        calls += _Thread(trace, marked[of_thread[number]], holds).calls()
+    calls.sort(key=lambda call: call.begin_ns)
+    return _with_first_operators(trace, calls)
+
+
+class _Names:
+    """Which names hold a pattern, looked up once a pattern."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._names = trace.names
+        self._known: dict[str, Mask] = {}
+
+    def __call__(self, pattern: re.Pattern[str]) -> Mask:
+        """By the code of a name."""
+        if pattern.pattern not in self._known:
+            found = [pattern.search(name) is not None for name in self._names]
+            self._known[pattern.pattern] = np.array([*found, False], dtype=np.bool_)
+        return self._known[pattern.pattern]
+
+
+class _Marks:
+    """A thread's events of one name, by their begin: where they are, without going through all."""
+
+    def __init__(self, places: NDArray[np.intp], begin: Numbers, end: Numbers) -> None:
+        self.places, self._begin, self._end = places, begin[places], end[places]
+        self._reach = np.maximum.accumulate(self._end) if len(places) else self._end
+        # Bisecting a list for one value is ten times as fast as searching an array.
+        self._begins: list[int] = self._begin.tolist()
+
+    def around(self, begin: int, end: int, own: int = -1) -> int:
+        """The innermost that holds a stretch, other than `own`, or -1."""
+        at = bisect_right(self._begins, begin) - 1
+        # None before reaches so far when the furthest reach does not.
+        while at >= 0 and self._reach[at] >= end:
+            if self._end[at] >= end and self.places[at] != own:
+                return int(self.places[at])
+            at -= 1
+        return -1
+
+    def before(self, time: int) -> int:
+        """The last to begin of those that end by a time, or -1."""
+        at = bisect_right(self._begins, time) - 1
+        while at >= 0 and self._end[at] > time:
+            at -= 1
+        return int(self.places[at]) if at >= 0 else -1
+
+    def within(self, begin: int, end: int) -> int:
+        """The time of those within a stretch, together."""
+        low, high = bisect_left(self._begins, begin), bisect_left(self._begins, end)
+        inside = self._end[low:high] <= end
+        return int((self._end[low:high] - self._begin[low:high])[inside].sum())
+
+
+class _Thread:
+    """One thread's events by time, outer before inner."""
+
+    def __init__(self, trace: Trace, rows: NDArray[np.intp], holds: _Names) -> None:
+        events = trace.events
+        self._holds = holds
+        order = np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))
+        self._trace, self._rows = trace, rows[order]
+        self._begin, self._end = events.begin_ns[self._rows], events.end_ns[self._rows]
+        self._begins: list[int] = self._begin.tolist()
+        self._name = events.name[self._rows]
+        self._compilers = self._marks(COMPILER)
+        self._regions = self._marks(_REGION)
+        self._lookups = self._marks(_LOOKUP)
+        self._functions = self._marks(_FUNCTION)
+
+    def calls(self) -> list[CompiledCall]:
+        """All calls but those within others."""
+        found = [self._call(place) for place in self._compilers.places.tolist()]
+        return [call for call in found if call is not None]
+
+    def _call(self, place: int) -> CompiledCall | None:
+        begin, end = int(self._begin[place]), int(self._end[place])
+        if self._compilers.around(begin, end, place) >= 0:
+            return None
+        region = self._regions.around(begin, end)
+        start, lookup = self._start(region, begin, end)
+        framework = None if start is None else begin - start
+        run, execute = self._first(_RUN, begin, end), self._first(EXECUTE, begin, end)
+        replay = self._first(_REPLAY, begin, end)
+        executed = execute if execute >= 0 else replay
+        at = int(self._begin[executed]) if executed >= 0 else None
+        entered = int(self._begin[run]) if run >= 0 else None
+        python_until = entered if entered is not None else at
+        framework_parts = self._outermost(start, begin) if start is not None else {}
+        inputs = self._outermost(begin, python_until, _ATEN) if python_until is not None else {}
+        stretches = [framework_parts]
+        if at is not None:  # what `Run` holds before the graph is run lies in no other there
+            stretches.append(self._outermost(begin, at))
+        named: Counter[str] = Counter()
+        for name, (_, time) in (item for parts in stretches for item in parts.items()):
+            if not (_LOOKUP.match(name) or _GUARDS.search(name) or _ATEN.match(name)):
+                named[name] += time
+        first = start if start is not None else begin
+        graph = execute >= 0 and at is not None
+        return CompiledCall(
+            row=int(self._rows[place]),
+            begin_ns=first,
+            end_ns=end,
+            region=self._text(region) if region >= 0 else None,
+            framework_ns=framework,
+            lookup_ns=lookup,
+            guards_ns=_sum(framework_parts, _GUARDS)[1],
+            torchair_ns=None if at is None else at - begin,
+            python_ns=None if entered is None else entered - begin,
+            cpp_ns=None if entered is None or at is None else at - entered,
+            ge_ns=end - at if graph and at is not None else None,
+            execute_ns=int(self._end[execute] - self._begin[execute]) if graph else None,
+            execute=self._text(execute) if graph else None,
+            first_operator_ns=None,
+            first_operator=-1,
+            by_launch=False,
+            replay_ns=int(self._end[replay] - self._begin[replay]) if replay >= 0 else None,
+            compiles=self._first(_COMPILES, first, end) >= 0,
+            scalars=_sum(inputs, SCALARS),
+            contiguous=_sum(inputs, CONTIGUOUS),
+            named=dict(named.most_common()),
+        )
+
+    def _start(self, region: int, begin: int, end: int) -> tuple[int | None, int]:
+        """Where the framework's part of a call begins, and how much of it is look-up."""
+        before = self._compilers.before(begin)
+        last = int(self._end[before]) if before >= 0 else None
+        if region >= 0:
+            start = int(self._begin[region])
+            lookup = self._lookups.within(start, begin)
+            if last is not None and last > start:  # a further call in the same region
+                return last, self._lookups.within(last, begin)
+            at = self._lookups.before(start)
+            if at >= 0:
+                # Nothing lies between: the look-up found this region.
+                following = bisect_left(self._begins, int(self._end[at]))
+                following += following == at
+                if following == region and start - int(self._end[at]) <= _ADJACENT_NS:
+                    return int(self._begin[at]), lookup + int(self._end[at] - self._begin[at])
+            return start, lookup
+        function = self._functions.around(begin, end)
+        if function >= 0:
+            start = int(self._begin[function])
+            return start, self._lookups.within(start, begin)
+        # Before torch 2.3 there are no regions: the look-up is where the call begins.
+        at = self._lookups.before(begin)
+        if at < 0 or begin - int(self._end[at]) > _ADJACENT_NS:
+            return None, 0
+        if last is not None and last > int(self._begin[at]):
+            return None, 0
+        return int(self._begin[at]), int(self._end[at] - self._begin[at])
+
+    def _marks(self, pattern: re.Pattern[str]) -> _Marks:
+        places = np.flatnonzero(self._holds(pattern)[self._name])
+        return _Marks(places, self._begin, self._end)
+
+    def _first(self, pattern: re.Pattern[str], begin: int, end: int) -> int:
+        """The first event of a name within a stretch, or -1."""
+        low, high = bisect_left(self._begins, begin), bisect_left(self._begins, end)
+        found = np.flatnonzero(self._holds(pattern)[self._name[low:high]])
+        found = found[self._end[low:high][found] <= end]
+        return int(low + found[0]) if len(found) else -1
+
+    def _outermost(
+        self, begin: int, end: int, pattern: re.Pattern[str] | None = None
+    ) -> dict[str, tuple[int, int]]:
+        """Events within a stretch that lie in no other such one: by name their count and time."""
+        low, high = bisect_left(self._begins, begin), bisect_left(self._begins, end)
+        places = np.arange(low, high)
+        places = places[self._end[places] <= end]
+        if pattern is not None:
+            places = places[self._holds(pattern)[self._name[places]]]
+        if len(places) == 0:
+            return {}
+        reach = np.maximum.accumulate(self._end[places])
+        outer = places[np.concatenate(([True], self._begin[places][1:] >= reach[:-1]))]
+        found: dict[str, tuple[int, int]] = {}
+        for place in outer.tolist():
+            count, time = found.get(self._text(place), (0, 0))
+            length = int(self._end[place] - self._begin[place])
+            found[self._text(place)] = count + 1, time + length
+        return found
+
+    def _text(self, place: int) -> str:
+        return self._trace.names[int(self._name[place])]
+
+
+def _sum(parts: dict[str, tuple[int, int]], pattern: re.Pattern[str]) -> tuple[int, int]:
+    """Count and time of those whose name holds the pattern."""
+    mine = [part for name, part in parts.items() if pattern.search(name)]
+    return sum(count for count, _ in mine), sum(time for _, time in mine)
+
+
+def _with_first_operators(trace: Trace, calls: list[CompiledCall]) -> list[CompiledCall]:
+    """The calls with the first operator on the device of each."""
+    events, work = trace.events, device_work(trace)
+    rows = work.rows
+    rows = rows[work.kind[rows] != COPY]
+    rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
+    launched_ns, _, launched_by = launched(trace, rows)
+    known = launched_ns != MISSING
+    launched_ns = np.where(known, launched_ns, np.iinfo(np.int64).max)
+    order = np.argsort(launched_ns, kind="stable")
+    begins, by_time, may_be = events.begin_ns[rows], launched_ns[order], ~known
+    starts = np.sort([c.end_ns - c.ge_ns for c in calls if c.ge_ns is not None])
+    found = []
+    for call in calls:
+        if call.ge_ns is None:
+            found.append(call)
+            continue
+        begin = call.end_ns - call.ge_ns
+        low, high = np.searchsorted(by_time, (begin, call.end_ns)).tolist()
+        mine = order[low:high]
+        own = mine[launched_by[mine] == events.tid[call.row]]
+        mine = own if len(own) else mine
+        by_launch = len(mine) > 0
+        if not by_launch:  # the next in time, until the next call, that was not launched before
+            following = np.searchsorted(starts, begin, side="right")
+            until = starts[following] if following < len(starts) else np.iinfo(np.int64).max
+            low, high = np.searchsorted(begins, (begin, until)).tolist()
+            mine = low + np.flatnonzero(may_be[low:high] | (launched_ns[low:high] >= begin))
+        if len(mine):
+            row = int(rows[mine.min()])
+            call = replace(
+                call,
+                first_operator=row,
+                first_operator_ns=int(events.begin_ns[row]) - begin,
+                by_launch=by_launch,
+            )
+        found.append(call)
+    return found
+
+
+# --- The analysis ---
+
+
+FRAMEWORK, PYTHON, CPP, TORCHAIR = "framework", "python", "cpp", "torchair"
+GE, REPLAY, UNKNOWN = "ge", "replay", "unknown"
+_WHOSE = {
+    FRAMEWORK: "the framework",
+    PYTHON: "TorchAir's Python",
+    CPP: "TorchAir's C++",
+    TORCHAIR: "TorchAir",
+    GE: "GE",
+    REPLAY: "the replay of captured graphs",
+    UNKNOWN: "what the trace does not tell apart",
+}
+_ADVICE = {
+    FRAMEWORK: "Look at what the serving framework does before the call, and at dynamo's guards:"
+    " fewer inputs and attributes that it must check",
+    PYTHON: "Pass tensors instead of numbers and lists, contiguous ones, and fewer inputs",
+    CPP: "Look at the number of inputs and outputs",
+    TORCHAIR: "Look at the number of inputs, and at what they must be converted to",
+    GE: "Look at whether the graph's shapes change, and at how it is scheduled",
+    REPLAY: "Look at what is copied and updated before a captured graph is launched",
+    UNKNOWN: "The events that would tell whose it is are not in the trace",
+}
+_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_MOST_IN_JSON = 200
+_LARGEST = 10
+_KEYS = {
+    "framework": "framework_us",
+    "lookup": "framework_cache_lookup_us",
+    "guards": "framework_guards_us",
+    "torchair": "torchair_us",
+    "python": "torchair_python_us",
+    "cpp": "torchair_cpp_us",
+    "ge": "ge_to_compiler_end_us",
+    "execute": "ge_execute_us",
+    "first_operator": "ge_to_first_operator_us",
+    "replay": "graph_replay_us",
+    "unknown": "unknown_us",
+}
+_TITLES = {
+    "framework": "framework",
+    "lookup": "of it dynamo's cache look-up",
+    "guards": "of it guards with an event of their own",
+    "torchair": "TorchAir",
+    "python": "of it Python, to TorchNpuGraphBase::Run",
+    "cpp": "of it C++",
+    "ge": "GE, to the end of the compiler event",
+    "execute": "of it the call that runs the graph",
+    "first_operator": "GE, to the first operator",
+    "replay": "replay of the captured graph",
+    "unknown": _WHOSE[UNKNOWN],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOverhead:
+    """All calls; those that compiled something stand apart, as they are not like the others."""
+
+    calls: list[CompiledCall]
+    window: tuple[int, int]
+    operators: dict[int, str]
+    """Names of the first operators, by row."""
+    idle_ns: int | None
+    """How much of the heads the device did nothing; None without a device."""
+    threads: int
+
+    @property
+    def counted(self) -> list[CompiledCall]:
+        """The calls whose times are summed: those that did not compile, unless all did."""
+        return [call for call in self.calls if not call.compiles] or self.calls
+
+    def total(self, name: str) -> int | None:
+        """Sum of a part over the counted calls that show it, or None when none does."""
+        known = self._known(name)
+        return sum(known) if known else None
+
+    def median(self, name: str) -> int | None:
+        """Its median, or None."""
+        known = self._known(name)
+        return int(np.median(known)) if known else None
+
+    def _known(self, name: str) -> list[int]:
+        times = [getattr(call, f"{name}_ns") for call in self.counted]
+        return [time for time in times if time is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        scalars, contiguous = self._conversions()
+        return {
+            "calls": len(self.calls),
+            "calls_that_compiled": sum(call.compiles for call in self.calls),
+            "counted_calls": len(self.counted),
+            "head_us": sum(call.head_ns for call in self.counted) / 1000,
+            "device_idle_us": _us(self.idle_ns),
+            "totals": {key: _us(self.total(name)) for name, key in _KEYS.items()},
+            "medians": {key: _us(self.median(name)) for name, key in _KEYS.items()},
+            "scalar_inputs": {"operators": scalars[0], "time_us": scalars[1] / 1000},
+            "non_contiguous_inputs": {"operators": contiguous[0], "time_us": contiguous[1] / 1000},
+            "other_events_us": {name: time / 1000 for name, time in self._named().items()},
+            "per_call": [self._call_dict(call) for call in self.calls[:_MOST_IN_JSON]],
+        }
+
+    def findings(self) -> list[Finding]:
+        """Heads during which the device was idle for a good part of the time."""
+        calls = self.counted
+        head = sum(call.head_ns for call in calls)
+        lost = head if self.idle_ns is None else self.idle_ns
+        # Idle time is the device's; without one the heads of several threads pass side by side.
+        threads = self.threads if self.idle_ns is None else 1
+        percent = share(lost, (self.window[1] - self.window[0]) * threads)
+        severity = next((s for least, s in _SHARES if percent >= least), None)
+        if severity is None:
+            return []
+        until = "before their first operators"
+        if self.total("first_operator") is None:
+            until = "until the compiler's event ended"
+        parts = self._parts()
+        most = max(parts, key=lambda part: parts[part])
+        sentence = (
+            f"{counted(len(calls), 'call')} of compiled graphs spent {in_words(head, 'ns')} {until}"
+        )
+        if self.idle_ns is not None:
+            sentence += (
+                f", and for {in_words(lost, 'ns')} of that ({percent:.1f} % of the trace) the"
+                " device was idle"
+            )
+        told = [f"{_WHOSE[part]} {in_words(time, 'ns')}" for part, time in parts.items()]
+        sentence += f": {', '.join(told)}. Most of it is {_WHOSE[most]}"
+        sentence += f"{self._why(most)}. {_ADVICE[most]}."
+        longest = sorted(calls, key=lambda call: -call.head_ns)[:3]
+        evidence = tuple(self._evidence(call) for call in longest)
+        return [Finding(severity, sentence, evidence, "ascend.head_overhead")]
+
+    def tables(self) -> list[Table]:
+        """The parts, then the largest calls."""
+        rows = []
+        for name, title in _TITLES.items():
+            total = self.total(name)
+            if total is not None and (total or name not in ("guards", "replay", "unknown")):
+                rows.append((title, total, self.median(name)))
+        for title, each in (
+            ("of it inputs that became tensors", [call.scalars for call in self.counted]),
+            ("of it inputs made contiguous", [call.contiguous for call in self.counted]),
+        ):
+            count, times = sum(n for n, _ in each), [time for _, time in each]
+            if count:
+                rows.append((f"{title} ({count:,})", sum(times), int(np.median(times))))
+        rows += [(name, time, None) for name, time in list(self._named().items())[:_LARGEST]]
+        largest = [
+            (
+                call.region or "unknown",
+                call.begin_ns - self.window[0],
+                call.head_ns,
+                call.framework_ns,
+                call.python_ns,
+                call.cpp_ns,
+                call.ge_ns,
+                call.first_operator_ns,
+                self.operators.get(call.first_operator),
+            )
+            for call in sorted(self.calls, key=lambda call: -call.head_ns)[:_LARGEST]
+        ]
+        titles = ("head", "framework", "TorchAir Python", "TorchAir C++", "GE to end")
+        columns = (
+            ("call", ""),
+            ("at", "ns"),
+            *((title, "ns") for title in titles),
+            ("GE to first operator", "ns"),
+            ("first operator", ""),
+        )
+        return [
+            Table(
+                "Head overhead of compiled calls",
+                (("part", ""), ("all calls", "ns"), ("median", "ns")),
+                rows,
+                self._note(),
+            ),
+            Table("Calls with the largest head overhead", columns, largest),
+        ]
+
+    def _note(self) -> str:
+        calls, complete = len(self.calls), len(self.counted)
+        note = f"{counted(calls, 'call')}."
+        if complete < calls:
+            note += f" {calls - complete:,} that compiled or loaded a graph are left out."
+        lacking = {
+            "framework": "what entered the compiled call is not in the trace",
+            "python": "TorchNpuGraphBase::Run is not in the trace, so TorchAir's Python and C++ are"
+            " not told apart",
+            "ge": "no ExecuteGraph or RunGraph is in the trace, so GE's part is unknown",
+            "first_operator": "no operator on the device could be told to be the graph's first",
+        }
+        for name, words in lacking.items():
+            missing = complete - len(self._known(name))
+            replays = name == "ge" and self.total("replay") is not None
+            if missing and not replays:
+                note += f" Of {missing:,} {words}."
+        by_time = sum(c.first_operator >= 0 and not c.by_launch for c in self.counted)
+        if by_time:
+            note += f" Of {by_time:,} the first operator is the next one in time."
+        return note
+
+    def _parts(self) -> dict[str, int]:
+        """The parts of all heads, which sum to them."""
+        parts: dict[str, int] = {}
+        for call in self.counted:
+            first = call.first_operator_ns
+            times = {
+                FRAMEWORK: call.framework_ns,
+                PYTHON: call.python_ns,
+                CPP: call.cpp_ns,
+                TORCHAIR: call.torchair_ns if call.python_ns is None else None,
+                GE: call.ge_ns if first is None else first,
+                REPLAY: call.replay_ns if call.ge_ns is None else None,
+                UNKNOWN: call.unknown_ns or None,
+            }
+            for part, time in times.items():
+                if time is not None:
+                    parts[part] = parts.get(part, 0) + time
+        return {part: parts[part] for part in _WHOSE if part in parts}
+
+    def _why(self, part: str) -> str:
+        if part == FRAMEWORK and self.total("lookup"):
+            return f", {in_words(self.total('lookup'), 'ns')} of it dynamo's cache look-up"
+        scalars, contiguous = self._conversions()
+        told = []
+        if part in (PYTHON, TORCHAIR) and scalars[0]:
+            told.append(f"{in_words(scalars[1], 'ns')} for inputs that are no tensors")
+        if part in (PYTHON, TORCHAIR) and contiguous[0]:
+            told.append(f"{in_words(contiguous[1], 'ns')} to make inputs contiguous")
+        return f", of it {' and '.join(told)}" if told else ""
+
+    def _conversions(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        scalars = [call.scalars for call in self.counted]
+        contiguous = [call.contiguous for call in self.counted]
+        return (
+            (sum(n for n, _ in scalars), sum(t for _, t in scalars)),
+            (sum(n for n, _ in contiguous), sum(t for _, t in contiguous)),
+        )
+
+    def _named(self) -> dict[str, int]:
+        sums: dict[str, int] = {}
+        for call in self.counted:
+            for name, time in call.named.items():
+                sums[name] = sums.get(name, 0) + time
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def _evidence(self, call: CompiledCall) -> Evidence:
+        what = f"head of {shortened(call.region)}" if call.region else "head of a compiled call"
+        return Evidence(what, call.begin_ns - self.window[0], call.head_ns, "ns")
+
+    def _call_dict(self, call: CompiledCall) -> dict[str, Any]:
+        return {
+            "time_us": (call.begin_ns - self.window[0]) / 1000,
+            "region": call.region,
+            "execute": call.execute,
+            "head_us": call.head_ns / 1000,
+            **{key: _us(getattr(call, f"{name}_ns")) for name, key in _KEYS.items()},
+            "first_operator": self.operators.get(call.first_operator),
+            "first_operator_by": _by(call),
+            "compiled": call.compiles,
+            "scalar_inputs_us": call.scalars[1] / 1000,
+            "non_contiguous_inputs_us": call.contiguous[1] / 1000,
+        }
+
+
+def analyze(trace: Trace) -> HeadOverhead | Unavailable:
+    """Split the heads of all compiled calls; Nothing for traces without TorchAir's events."""
+    calls = compiled_calls(trace)
+    window = window_of(trace)
+    if not calls or window is None:
+        return Unavailable(
+            "The trace has no calls of graphs that TorchAir compiled (npu_fx_compiler inference)."
+        )
+    events, names = trace.events, trace.names
+    rows = {call.first_operator for call in calls if call.first_operator >= 0}
+    found = HeadOverhead(
+        calls,
+        window,
+        {row: names[int(events.name[row])] for row in rows},
+        None,
+        len({(int(events.pid[c.row]), int(events.tid[c.row])) for c in calls}),
+    )
+    return HeadOverhead(calls, window, found.operators, _idle(trace, found), found.threads)
+
+
+def _idle(trace: Trace, found: HeadOverhead) -> int | None:
+    """How long the device did nothing within the heads, those of several threads once."""
+    events, device = trace.events, device_work(trace).rows
+    if len(device) == 0:
+        return None
+    first = found.window[0]
+    busy = Cover(events.begin_ns[device] - first, events.end_ns[device] - first)
+    begin = np.array([call.begin_ns - first for call in found.counted], dtype=np.int64)
+    length = np.array([call.head_ns for call in found.counted], dtype=np.int64)
+    heads = Cover(begin, begin + length)
+    inside = busy.within(heads.begin, heads.end)
+    return int((heads.end - heads.begin - inside).sum())
+
+
+def _by(call: CompiledCall) -> str | None:
+    if call.first_operator < 0:
+        return None
+    return "launch" if call.by_launch else "time"
+
+
+def _us(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1000

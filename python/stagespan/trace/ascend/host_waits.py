@@ -1,0 +1,238 @@
+"""Where the host waited for an Ascend device: `item`, `to` and calls that synchronise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.derived.call_site import CallSites, waiting_operators
+from stagespan.trace.derived.device import device_work, launches
+from stagespan.trace.derived.idle_causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
+from stagespan.trace.derived.kernel_kinds import grouped
+from stagespan.trace.derived.threads import Cover, ThreadIndex, named
+from stagespan.trace.read.intervals import Mask, Numbers, covered
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    counted,
+    evidence,
+    in_words,
+    share,
+    shortened,
+    window_of,
+)
+
+LONG_NS = 1_000_000
+"""An operator that is known to wait and takes so long waited, also where no call of it is seen."""
+_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_LARGEST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """Waits of one operator by one call; times in ns."""
+
+    operator: str | None
+    call: str | None
+    """None where the trace does not show the call: then the operator's own duration counts."""
+    line: str | None
+    """The line of Python of the longest."""
+    waits: int
+    total_ns: int
+    busy_ns: int
+    """How much of it the device computed, communicated or copied."""
+    longest: Evidence
+
+    @property
+    def words(self) -> str:
+        """Operator and call."""
+        if self.operator is None:
+            return self.call or ""
+        return f"{self.operator} ({self.call})" if self.call else self.operator
+
+
+@dataclass(frozen=True, slots=True)
+class HostWaits:
+    """All waits; times in ns."""
+
+    window_ns: int
+    total_ns: int
+    """Time in which some thread waited."""
+    waits: int
+    groups: list[HostWait]
+    """Those with the most time, the most first."""
+    longest: list[tuple[str | None, Evidence]]
+    """The longest waits one by one, with the operator of each."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "window_us": self.window_ns / 1000,
+            "wait_us": self.total_ns / 1000,
+            "waits": [
+                {
+                    "operator": group.operator,
+                    "call": group.call,
+                    "python": group.line,
+                    "waits": group.waits,
+                    "wait_us": group.total_ns / 1000,
+                    "device_busy_us": group.busy_ns / 1000,
+                    "longest_us": (group.longest.figure or 0) / 1000,
+                    "longest_at_us": (group.longest.time_ns or 0) / 1000,
+                }
+                for group in self.groups
+            ],
+            "longest": [
+                {
+                    "operator": operator,
+                    "event": wait.event,
+                    "time_us": (wait.time_ns or 0) / 1000,
+                    "wait_us": (wait.figure or 0) / 1000,
+                }
+                for operator, wait in self.longest
+            ],
+        }
+
+    def findings(self) -> list[Finding]:
+        """Waiting that takes a good part of the time."""
+        percent = share(self.total_ns, self.window_ns)
+        severity: Severity | None = next((s for least, s in _SHARES if percent >= least), None)
+        if severity is None:
+            return []
+        worst = self.groups[0]
+        sentence = (
+            f"For {in_words(self.total_ns, 'ns')} ({percent:.1f} % of the trace) the host waited"
+            f" for the device, {counted(self.waits, 'time')};"
+            f" most of it in {shortened(worst.words, 90)}"
+        )
+        if worst.line:
+            sentence += f" at {shortened(worst.line, 90)}"
+        sentence += f": {in_words(worst.total_ns, 'ns')} in {counted(worst.waits, 'call')}. "
+        busy = share(worst.busy_ns, worst.total_ns)
+        if busy >= 50.0:
+            severity = "low"  # to wait less would not end the work earlier
+            sentence += (
+                f"The device was busy for {busy:.0f} % of that, so what it did is what took the"
+                " time; what comes next is launched late."
+            )
+        else:
+            sentence += (
+                f"The device was busy for only {busy:.0f} % of that: values that stay on the"
+                " device, or are read once a step, spare the wait."
+            )
+        evidence = tuple(group.longest for group in self.groups[:3])
+        return [Finding(severity, sentence, evidence, "ascend.host_waits")]
+
+    def tables(self) -> list[Table]:
+        """By operator and call."""
+        rows = [
+            (g.operator, g.call, g.line, g.waits, g.total_ns, g.busy_ns, g.longest.figure)
+            for g in self.groups
+        ]
+        columns = (
+            ("operator", ""),
+            ("call", ""),
+            ("line", ""),
+            ("waits", ""),
+            ("time", "ns"),
+            ("device busy", "ns"),
+            ("longest", "ns"),
+        )
+        waits = [(operator, e.event, e.time_ns, e.figure) for operator, e in self.longest]
+        heads = (("operator", ""), ("event", ""), ("at", "ns"), ("time", "ns"))
+        return [
+            Table("Where the host waited for the device", columns, rows),
+            Table("Longest waits of the host", heads, waits),
+        ]
+
+
+def analyze(trace: Trace) -> HostWaits | Unavailable:
+    """List the waits, the longest first; Nothing without any."""
+    events = trace.events
+    calls = np.flatnonzero(launches(trace) & named(trace, WAITS))
+    around = waiting_operators(trace, calls)
+    alone = _operators_alone(trace, around[around >= 0], seen=len(calls) > 0)
+    window = window_of(trace)
+    rows = np.concatenate((calls, alone))
+    if len(rows) == 0 or window is None:
+        return Unavailable("The trace shows no call that waits for the device.")
+    operator = np.concatenate((around, alone))
+    own = np.concatenate((np.full(len(calls), True), np.full(len(alone), False)))
+    name_of_operator = np.where(operator >= 0, events.name[operator], -1)
+    name_of_call = np.where(own, events.name[rows], -1)
+    code = (name_of_operator.astype(np.int64) + 1) * (len(trace.names) + 1) + name_of_call + 1
+    busy = _busy_within(trace, rows)
+    look = CallSites(trace)
+    groups = []
+    for group in grouped(code, events.dur_ns[rows])[:_LARGEST]:
+        mine = np.flatnonzero(code == group.code)
+        longest = int(mine[np.argmax(events.dur_ns[rows[mine]])])
+        groups.append(
+            HostWait(
+                operator=_name(trace, int(name_of_operator[longest])),
+                call=_name(trace, int(name_of_call[longest])),
+                line=look.line(int(rows[longest])),
+                waits=group.count,
+                total_ns=group.time_ns,
+                busy_ns=int(busy[mine].sum()),
+                longest=evidence(trace, int(rows[longest])),
+            )
+        )
+    return HostWaits(
+        window_ns=window[1] - window[0],
+        total_ns=covered(events.begin_ns[rows], events.end_ns[rows]),
+        waits=len(rows),
+        groups=groups,
+        longest=[
+            (_name(trace, int(name_of_operator[at])), evidence(trace, int(rows[at])))
+            for at in np.argsort(-events.dur_ns[rows], kind="stable")[:_LARGEST]
+        ],
+    )
+
+
+def _operators_alone(trace: Trace, around: Numbers, seen: bool) -> Numbers:
+    """Operators that took long and are known to wait, in which no waiting call is seen.
+
+    `to` and its kin do other things too: they count only where the trace has no waiting calls.
+    """
+    names = WAITING_OPERATORS if seen else SYNC_OPERATORS
+    codes = [code for code, name in enumerate(trace.names) if name in names]
+    found: Mask = np.isin(trace.events.name, codes) & trace.rows_of(["cpu_op"])
+    rows = np.flatnonzero(found & (trace.events.dur_ns >= LONG_NS))
+    outer = waiting_operators(trace, rows)
+    rows = np.unique(np.where(outer >= 0, outer, rows))
+    # An operator around a call, and those around and within it.
+    taken = np.isin(rows, around)
+    if len(around) and len(rows):
+        lanes = ThreadIndex(trace, rows, around)
+        if not lanes.fits:
+            return rows[:0]
+        mine, others = (
+            (
+                lanes.axis.place(lane, trace.events.begin_ns[of]),
+                lanes.axis.place(lane, trace.events.end_ns[of]),
+            )
+            for of, lane in zip((rows, around), lanes.of, strict=True)
+        )
+        taken |= Cover(*others).within(*mine) > 0
+    return rows[~taken]
+
+
+def _busy_within(trace: Trace, rows: Numbers) -> Numbers:
+    """How much of each wait the device was busy."""
+    events = trace.events
+    device = device_work(trace).rows
+    first = int(events.begin_ns.min())
+    cover = Cover(events.begin_ns[device] - first, events.end_ns[device] - first)
+    inside: Numbers = cover.within(events.begin_ns[rows] - first, events.end_ns[rows] - first)
+    return inside
+
+
+def _name(trace: Trace, code: int) -> str | None:
+    return None if code < 0 else trace.names[code]

@@ -1,0 +1,634 @@
+"""Each step's time on an Ascend device: computing, communicating, free; from three sources."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.ascend import waits as ascend_waits
+from stagespan.trace.ascend.communication import CollectiveStats
+from stagespan.trace.ascend.csv_tables import CsvTable, scaled
+from stagespan.trace.ascend.flows import LAUNCHES, flows_of
+from stagespan.trace.ascend.flows import OPERATORS as FLOWS_OPERATORS
+from stagespan.trace.ascend.overlap import (
+    COMMUNICATING,
+    COMPUTING,
+    EXPOSED,
+    FREE,
+    RECEIVING,
+    Interval,
+    Overlap,
+    minus,
+    overlap_from_events,
+    overlap_in,
+)
+from stagespan.trace.ascend.waits import NOTIFY, StreamWaits
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.read.intervals import Numbers, merged
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    counted,
+    in_words,
+    share,
+)
+
+_STEP = re.compile(r"^ProfilerStep#(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class StepRange:
+    """A step; what begins on the device from `begin_ns` until before `end_ns` is its own."""
+
+    step: str
+    """Its number; "" for a trace without steps, all of which is one."""
+    begin_ns: int
+    end_ns: int
+    host_begin_ns: int | None
+    """Where it begins on the host; None when the trace shows no operator."""
+
+
+def step_ranges(trace: Trace) -> list[StepRange]:
+    """The steps in order, from the first work that each launched to its end on host and device.
+
+    Without the arrows from host to device a step is its time on the host.
+    """
+    events = trace.events
+    named = {code: _STEP.match(name) for code, name in enumerate(trace.names)}
+    steps = {code: match[1] for code, match in named.items() if match}
+    rows = np.flatnonzero(np.isin(events.name, list(steps)))
+    rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
+    launched, begin, end = _launched(trace)
+    found = []
+    for row in rows.tolist():
+        first, last = int(events.begin_ns[row]), int(events.end_ns[row])
+        mine = (launched >= first) & (launched < last)
+        work = begin[mine], end[mine]
+        found.append(
+            StepRange(
+                steps[int(events.name[row])],
+                int(work[0].min()) if mine.any() else first,
+                max(int(work[1].max()), last) if mine.any() else last,
+                first,
+            )
+        )
+    return found
+
+
+def whole_range(trace: Trace) -> StepRange:
+    """All of a trace as one step; on the host it begins with the first operator."""
+    events = trace.events
+    operators = events.begin_ns[trace.rows_of(["cpu_op"])]
+    begin = int(operators.min()) if len(operators) else None
+    limits = np.iinfo(np.int64)
+    return StepRange("", int(limits.min), int(limits.max), begin)
+
+
+def step_of(ranges: list[StepRange], begin_ns: Numbers) -> Numbers:
+    """For each time on the device the number of its step in `ranges`, or -1."""
+    found = np.full(len(begin_ns), -1, dtype=np.int64)
+    for number, each in enumerate(ranges):
+        free = found < 0
+        found[free & (begin_ns >= each.begin_ns) & (begin_ns < each.end_ns)] = number
+    return found
+
+
+def _launched(trace: Trace) -> tuple[Numbers, Numbers, Numbers]:
+    """When the host launched work that an arrow joins to it, and where that begins and ends."""
+    flows = trace.flows
+    starts, ends = flows_of(trace, FLOWS_OPERATORS)
+    if len(starts) == 0:
+        starts, ends = flows_of(trace, LAUNCHES)
+    begin = flows.begin_ns[ends]
+    return flows.begin_ns[starts], begin, _ends_of(trace, begin, flows.pid[ends])
+
+
+def _ends_of(trace: Trace, begin: Numbers, pid: Numbers) -> Numbers:
+    """Where what begins at these times ends; of several the last."""
+    events = trace.events
+    rows = np.flatnonzero(np.isin(events.pid, np.unique(pid)))
+    rows = rows[np.lexsort((events.end_ns[rows], events.begin_ns[rows]))]
+    if len(rows) == 0:
+        return begin
+    at = np.searchsorted(events.begin_ns[rows], begin, side="right") - 1
+    row = rows[np.maximum(at, 0)]
+    exact = (at >= 0) & (events.begin_ns[row] == begin)
+    result: Numbers = np.where(exact, events.end_ns[row], begin)
+    return result
+
+
+# --- Times of a step ---
+
+
+COLUMNS = {
+    "computing_ns": "Computing",
+    "exposed_ns": "Communication(Not Overlapped)",
+    "overlapped_ns": "Overlapped",
+    "communication_ns": "Communication",
+    "free_ns": "Free",
+    "stage_ns": "Stage",
+    "bubble_ns": "Bubble",
+    "exposed_without_receive_ns": "Communication(Not Overlapped and Exclude Receive)",
+    "preparing_ns": "Preparing",
+}
+"""Each figure's name, and its column."""
+_KEYS = {
+    "computing_ns": "computing_us",
+    "exposed_ns": "communication_not_overlapped_us",
+    "overlapped_ns": "overlapped_us",
+    "communication_ns": "communication_us",
+    "free_ns": "free_us",
+    "stage_ns": "stage_us",
+    "bubble_ns": "bubble_us",
+    "exposed_without_receive_ns": "communication_not_overlapped_exclude_receive_us",
+    "preparing_ns": "preparing_us",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Times in ns; None is unknown."""
+
+    device: str
+    step: str
+    computing_ns: int | None
+    exposed_ns: int | None
+    """Communication beside which nothing computed."""
+    overlapped_ns: int | None
+    communication_ns: int | None
+    free_ns: int | None
+    """Neither computing nor communicating; copies are in it."""
+    stage_ns: int | None
+    """From the step's first work on the device to the end of its last, less `bubble_ns`."""
+    bubble_ns: int | None
+    """Operators that receive from another stage of a pipeline."""
+    exposed_without_receive_ns: int | None
+    preparing_ns: int | None
+    """From the step's begin on the host to its first operator on the device."""
+    intervals: int | None = None
+    """Of how many intervals, each rounded to ns, it was summed up; None in a file."""
+
+    def figures(self) -> dict[str, int | None]:
+        """By field name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in COLUMNS}
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        times = {
+            _KEYS[name]: None if time is None else time / 1000
+            for name, time in self.figures().items()
+        }
+        return {"device": self.device or None, "step": self.step or None, **times}
+
+    @property
+    def name(self) -> str:
+        """The step in words."""
+        step = f"step {self.step}" if self.step else "the whole trace"
+        return f"{step}, device {self.device}" if self.device else step
+
+
+def step_times(lanes: dict[str, Overlap], ranges: list[StepRange]) -> list[StepTime]:
+    """Sum up each device's lanes by step; steps in which a device did nothing are left out."""
+    found = []
+    for device, of_device in sorted(lanes.items()):
+        kinds = {kind: of_device[kind] for kind in range(RECEIVING + 1)}
+        of_step = {kind: step_of(ranges, begin) for kind, (begin, _) in kinds.items()}
+        for number, each in enumerate(ranges):
+            mine = {kind: of_step[kind] == number for kind in kinds}
+            if any(chosen.any() for chosen in mine.values()):
+                parts = {k: (kinds[k][0][mine[k]], kinds[k][1][mine[k]]) for k in kinds}
+                found.append(_summed(device, each, Overlap(parts)))
+    return found
+
+
+def _summed(device: str, step: StepRange, lanes: Overlap) -> StepTime:
+    total = {k: int((lanes[k][1] - lanes[k][0]).sum()) for k in range(RECEIVING + 1)}
+    begin = np.concatenate([lanes[kind][0] for kind in range(RECEIVING + 1)])
+    end = np.concatenate([lanes[kind][1] for kind in range(RECEIVING + 1)])
+    work = np.concatenate((lanes[COMPUTING][0], lanes[COMMUNICATING][0]))
+    preparing = None
+    if len(work) and step.host_begin_ns is not None:
+        preparing = int(work.min()) - step.host_begin_ns
+    return StepTime(
+        device=device,
+        step=step.step,
+        computing_ns=total[COMPUTING],
+        exposed_ns=total[EXPOSED],
+        overlapped_ns=total[COMMUNICATING] - total[EXPOSED],
+        communication_ns=total[COMMUNICATING],
+        free_ns=total[FREE],
+        stage_ns=int(end.max() - begin.min()) - total[RECEIVING],
+        bubble_ns=total[RECEIVING],
+        exposed_without_receive_ns=total[EXPOSED] - total[RECEIVING],
+        preparing_ns=preparing,
+        intervals=len(begin),
+    )
+
+
+def step_times_of_file(table: CsvTable) -> list[StepTime]:
+    """The rows of step_trace_time.csv; a cell that is no number is unknown."""
+    cells = {
+        name: [scaled(text, table.unit(column, "us")) for text in table.texts(column)]
+        for name, column in COLUMNS.items()
+    }
+    places = zip(table.texts("device_id", "device"), table.texts("step", "step id"), strict=True)
+    found = []
+    for row, (device, step) in enumerate(places):
+        times = {name: of_rows[row] for name, of_rows in cells.items()}
+        device, step = device.removeprefix("-1"), "" if step.lower() == "none" else step
+        found.append(StepTime(device, step, *(times[name] for name in _KEYS)))
+    return found
+
+
+# --- Times from kernel_details.csv ---
+
+
+_COMMUNICATES = re.compile(r"^(?:HCCL|COMMUNICATION)", re.IGNORECASE)
+_COLLECTIVE = re.compile(r"^hcom_|^hccl", re.IGNORECASE)
+_RECEIVE = re.compile(r"^hcom_receive")
+
+
+def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
+    """Each step's times by device; empty where the table has no times of day.
+
+    A step is the rows with its `Step Id`, or all rows where there is no such column. Collectives
+    are rows of core HCCL or COMMUNICATION, which only some releases write.
+    """
+    rows = _rows(table)
+    found = []
+    for (device, step), mine in sorted(rows.items(), key=lambda item: (item[0], item[1][0])):
+        limits = np.iinfo(np.int64)
+        whole = StepRange(step, int(limits.min), int(limits.max), None)
+        found += step_times({device: _lanes(np.array(mine, dtype=np.int64))}, [whole])
+    return found
+
+
+def intervals_of_kernels(table: CsvTable) -> Interval | None:
+    """When the rows that compute ran; None where the table has no times of day."""
+    every = [row for rows in _rows(table).values() for row in rows]
+    if not every:
+        return None
+    computes = [(begin, end) for begin, end, kind in every if kind == COMPUTING]
+    edges = np.array(computes, dtype=np.int64).reshape(-1, 2)
+    return edges[:, 0], edges[:, 1]
+
+
+def _rows(table: CsvTable) -> dict[tuple[str, str], list[tuple[int, int, int]]]:
+    """Begin, end and kind of each row, by device and step."""
+    if not table.has("start time", "duration"):
+        return {}
+    start, length = table.unit("start time", "us"), table.unit("duration", "us")
+    rows: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+    kinds: dict[tuple[str, str], int] = {}
+    cells = zip(
+        table.texts("device_id"),
+        table.texts("step id", "step"),
+        table.texts("name"),
+        table.texts("accelerator core", "core type", "task type"),
+        table.texts("start time"),
+        table.texts("duration"),
+        strict=True,
+    )
+    for device, step, name, core, begin_text, time_text in cells:
+        begin, time = scaled(begin_text, start), scaled(time_text, length)
+        if begin is None or time is None or time < 0:
+            continue
+        kind = kinds.get((core, name))
+        if kind is None:
+            kind = kinds[core, name] = _kind(core, name)
+        rows.setdefault((device, step), []).append((begin, begin + time, kind))
+    return rows
+
+
+def _kind(core: str, name: str) -> int:
+    if _RECEIVE.match(name):
+        return RECEIVING
+    return COMMUNICATING if _COMMUNICATES.match(core) or _COLLECTIVE.match(name) else COMPUTING
+
+
+def _lanes(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Overlap:
+    begin, end, kind = rows[:, 0], rows[:, 1], rows[:, 2]
+    computes, receives = kind == COMPUTING, kind == RECEIVING
+    computing = merged(begin[computes], end[computes])
+    talking = merged(begin[~computes], end[~computes])
+    busy = merged(begin, end)
+    return Overlap(
+        {
+            COMPUTING: computing,
+            COMMUNICATING: talking,
+            EXPOSED: minus(talking, computing),
+            FREE: (busy[1][:-1], busy[0][1:]),
+            RECEIVING: (begin[receives], end[receives]),
+        }
+    )
+
+
+# --- The analysis ---
+
+
+EXPOSED_COMMUNICATION = "ascend.exposed_communication"
+"""The code of the finding that tells of all waits within collectives."""
+LANES, OPERATORS, FILE, KERNELS = "lanes", "operators", "file", "kernels"
+_SOURCES = {
+    LANES: "the lanes of the trace's Overlap Analysis",
+    OPERATORS: "the operators in the trace",
+    FILE: "step_trace_time.csv",
+    KERNELS: "the rows of kernel_details.csv",
+}
+_FREE: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
+_EXPOSED: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_WORST = 3
+_SHARE = 1e-6
+_SHOWN = 4
+_COARSE = ("stage_ns", "preparing_ns")
+# What kernel_details.csv cannot tell: not every release has collectives in it, and a step's free
+# time reaches to the next one's first operator.
+_OF_TRACE = tuple(name for name in COLUMNS if name != "computing_ns")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A figure that two of the three do not have in common; times in ns."""
+
+    step: str
+    figure: str
+    """The name of its column."""
+    says: str
+    time_ns: int
+    other: str
+    other_ns: int
+
+    @property
+    def sentence(self) -> str:
+        """Who says what."""
+        return (
+            f"{self.figure} of {self.step}: {in_words(self.time_ns, 'ns')} by"
+            f" {_SOURCES[self.says]}, {in_words(self.other_ns, 'ns')} by {_SOURCES[self.other]}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AscendSteps:
+    """Steps by device, and who said so."""
+
+    source: str
+    steps: list[StepTime]
+    checked: dict[str, list[StepTime]]
+    """The same steps by the others that are there."""
+    differences: list[Difference] = field(default_factory=list)
+    waits: StreamWaits | None = None
+    """What the streams waited for, if the trace shows it."""
+    collectives: CollectiveStats | None = None
+    """What communication.json says about the collectives."""
+
+    @property
+    def exposed_ns(self) -> int:
+        """Communication beside which nothing computed, in the steps whose stage is known."""
+        return sum(step.exposed_ns or 0 for step in self._staged)
+
+    @property
+    def stage_ns(self) -> int:
+        """The length of these steps' stages."""
+        return sum(step.stage_ns or 0 for step in self._staged)
+
+    @property
+    def _staged(self) -> list[StepTime]:
+        return [s for s in self.steps if s.stage_ns and s.exposed_ns is not None]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "source": self.source,
+            "steps": [step.to_dict() for step in self.steps],
+            "checked_against": {
+                source: [step.to_dict() for step in steps] for source, steps in self.checked.items()
+            },
+            "differences": [
+                {
+                    "step": d.step,
+                    "figure": d.figure,
+                    "source": d.says,
+                    "time_us": d.time_ns / 1000,
+                    "other": d.other,
+                    "other_us": d.other_ns / 1000,
+                }
+                for d in self.differences
+            ],
+        }
+
+    def findings(self) -> list[Finding]:
+        """Exposed communication, free time that no trace explains, figures that do not agree."""
+        found = self._exposed()
+        found += self._free() if self.source in (FILE, KERNELS) else []
+        for differences, severity, what, code in (
+            (
+                [d for d in self.differences if d.other == FILE],
+                "medium",
+                "step_trace_time.csv has it",
+                "ascend.steps_differ_from_file",
+            ),
+            (
+                [d for d in self.differences if d.other != FILE],
+                "low",
+                "the operators have it",
+                "ascend.steps_differ_from_operators",
+            ),
+        ):
+            if differences:
+                found.append(
+                    Finding(
+                        severity,  # type: ignore[arg-type]
+                        f"{counted(len(differences), 'figure')} of steps not as {what}:"
+                        f" {differences[0].sentence}.",
+                        tuple(
+                            Evidence(d.sentence, None, abs(d.time_ns - d.other_ns), "ns")
+                            for d in differences[:5]
+                        ),
+                        code,
+                    )
+                )
+        return found
+
+    def _free(self) -> list[Finding]:
+        """Much free time, where no trace tells why."""
+        known = [s for s in self.steps if s.free_ns is not None and _span(s)]
+        free, span = sum(s.free_ns or 0 for s in known), sum(_span(s) for s in known)
+        percent = share(free, span)
+        severity = next((s for least, s in _FREE if percent >= least), None)
+        if severity is None:
+            return []
+        worst = sorted(known, key=lambda s: -(s.free_ns or 0))[:3]
+        sentence = (
+            f"For {in_words(free, 'ns')} ({percent:.1f} % of its time) the device was free: it"
+            " neither computed nor communicated. The trace (trace_view.json) tells why."
+        )
+        evidence = tuple(Evidence(f"Free of {s.name}", None, s.free_ns, "ns") for s in worst)
+        return [Finding(severity, sentence, evidence, "ascend.free")]
+
+    def _exposed(self) -> list[Finding]:
+        """Communication beside which nothing computed, with all that is known about it."""
+        percent = share(self.exposed_ns, self.stage_ns)
+        severity = next((s for least, s in _EXPOSED if percent >= least), None)
+        if severity is None:
+            return []
+        worst = sorted(self._staged, key=lambda s: -(s.exposed_ns or 0))[:_WORST]
+        stages = "the stage's" if len(self._staged) == 1 else "the stages'"
+        sentence = (
+            f"For {in_words(self.exposed_ns, 'ns')} of {stages} {in_words(self.stage_ns, 'ns')}"
+            f" ({percent:.1f} %) the device communicated and computed nothing"
+        )
+        evidence = [
+            Evidence(f"exposed communication of {s.name}", None, s.exposed_ns, "ns") for s in worst
+        ]
+        waits = [] if self.waits is None else self.waits.in_communication()
+        # The last of them is the closest to the cause; all are in the evidence.
+        sentence += f", {waits[-1][1]}." if waits else "."
+        evidence += [each[0] for _, _, each in waits]
+        evidence += [each[1] for _, _, each in waits]
+        late = any(kind == NOTIFY for kind, *_ in waits)
+        moved = None if self.collectives is None else self.collectives.moved
+        if moved is not None:
+            sentence += (
+                f" Data moved for {in_words(moved.transit_ns, 'ns')} of the collectives'"
+                f" {in_words(moved.elapse_ns, 'ns')}."
+            )
+            evidence.append(moved.longest)
+            late |= 2 * moved.transit_ns < moved.elapse_ns
+        waited = None if self.collectives is None else self.collectives.waited
+        if waited is not None and waited.severity is not None:
+            sentence += f" {waited.sentence}"
+            evidence += waited.evidence[:1]
+            late = True
+        if late:
+            sentence += " The other ranks were late, or the link was slow: compare the ranks."
+        else:
+            sentence += (
+                " Start communication earlier, on its own stream, so that computation hides it."
+            )
+        return [Finding(severity, sentence, tuple(evidence), EXPOSED_COMMUNICATION)]
+
+    def tables(self) -> list[Table]:
+        """Steps as rows, with the columns of step_trace_time.csv."""
+        rows = [
+            (s.step or "all", *([s.device] if self._devices else []), *s.figures().values())
+            for s in self.steps
+        ]
+        columns = [("step", ""), *([("device", "")] if self._devices else [])]
+        columns += [(title, "ns") for title in COLUMNS.values()]
+        return [Table("Steps on the device", tuple(columns), rows, self._note())]
+
+    @property
+    def headlines(self) -> list[str]:
+        """The first steps on a line each, for a screen."""
+        lines = []
+        for step in self.steps[:_SHOWN]:
+            times = {
+                "computing": step.computing_ns,
+                "communicating alone": step.exposed_ns,
+                "free": step.free_ns,
+                "stage": step.stage_ns,
+                "bubble": step.bubble_ns,
+                "preparing": step.preparing_ns,
+            }
+            told = [f"{what} {in_words(time, 'ns')}" for what, time in times.items() if time]
+            lines.append(f"{step.name}: {', '.join(told)}")
+        if len(self.steps) > _SHOWN:
+            lines.append(f"and {len(self.steps) - _SHOWN:,} more: see --markdown")
+        return lines
+
+    @property
+    def _devices(self) -> bool:
+        return any(step.device for step in self.steps)
+
+    def _note(self) -> str:
+        note = f"From {_SOURCES[self.source]}."
+        if self.checked:
+            others = ", ".join(_SOURCES[other] for other in self.checked)
+            agree = f"{len(self.differences):,} figures differ" if self.differences else "all agree"
+            note += f" Checked against {others}: {agree}."
+        return note
+
+
+def analyze(
+    trace: Trace,
+    table: CsvTable | None = None,
+    kernels: CsvTable | None = None,
+    communication: CollectiveStats | None = None,
+) -> AscendSteps | Unavailable:
+    """Sum up steps from a trace, and compare with step_trace_time.csv and kernel_details.csv.
+
+    `communication` is what communication.json says about the same steps.
+    """
+    ranges = step_ranges(trace)
+    in_file = [] if table is None else step_times_of_file(table)
+    if not ranges or (in_file and not any(step.step for step in in_file)):
+        ranges = [whole_range(trace)]
+    found = {
+        LANES: step_times(overlap_in(trace), ranges),
+        OPERATORS: step_times(overlap_from_events(trace, device_work(trace)), ranges),
+        FILE: in_file,
+        KERNELS: [] if kernels is None else step_times_of_kernels(kernels),
+    }
+    found = {source: steps for source, steps in found.items() if steps}
+    if not found:
+        return Unavailable(
+            "Neither the trace nor step_trace_time.csv tells about an Ascend device's time:"
+            " record it with the NPU's activity."
+        )
+    source = next(iter(found))
+    others = {other: steps for other, steps in found.items() if other != source}
+    waits = ascend_waits.analyze(trace)
+    return AscendSteps(
+        source,
+        found[source],
+        others,
+        _differences(source, found[source], others),
+        waits if isinstance(waits, StreamWaits) else None,
+        communication,
+    )
+
+
+def _differences(
+    source: str, steps: list[StepTime], others: dict[str, list[StepTime]]
+) -> list[Difference]:
+    found = []
+    for other, theirs in others.items():
+        by_step = {(s.device, s.step): s for s in theirs}
+        # Older files do not name the only device.
+        alone = len({s.device for s in theirs} | {s.device for s in steps} - {""}) <= 1
+        if alone or not any(s.device for s in theirs):
+            by_step |= {("", s.step): s for s in theirs}
+        for step in steps:
+            same = by_step.get((step.device, step.step)) or by_step.get(("", step.step))
+            if same is None:
+                continue
+            for name, mine in step.figures().items():
+                if other == KERNELS and name in _OF_TRACE:
+                    continue
+                their = same.figures()[name]
+                if mine is None or their is None:
+                    continue
+                if abs(mine - their) > _apart(name, other, mine, step, same):
+                    found.append(Difference(step.name, COLUMNS[name], source, mine, other, their))
+    return found
+
+
+def _apart(figure: str, other: str, time_ns: int, *steps: StepTime) -> float:
+    """How far apart two figures may be that are equal: 1 ns, 1e-6, or what rounding makes out."""
+    apart = max(1.0, _SHARE * abs(time_ns))
+    if other in (OPERATORS, KERNELS):
+        # Operators last fractions of ns; trace and lanes round each to ns.
+        return max(apart, *(step.intervals or 0 for step in steps))
+    # The file's are differences of times of day in doubles, which are 250 ns apart.
+    return max(apart, 500.0) if figure in _COARSE else apart
+
+
+def _span(step: StepTime) -> int:
+    return (step.computing_ns or 0) + (step.exposed_ns or 0) + (step.free_ns or 0)

@@ -1,0 +1,283 @@
+"""Where the streams of an Ascend device waited: for another stream, or for another rank."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.ascend.overlap import Interval, minus, on_device
+from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work
+from stagespan.trace.derived.threads import named
+from stagespan.trace.read.intervals import Numbers, covered, merged
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Unavailable,
+    counted,
+    evidence,
+    in_words,
+    share,
+    shortened,
+    window_of,
+)
+
+EVENT, NOTIFY = "event", "notify"
+_EVENT = re.compile(r"^EVENT_WAIT")
+_NOTIFY = re.compile(r"^notify[ _]?wait", re.IGNORECASE)
+_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_LARGEST = 20
+_WHAT = {EVENT: "an event of another stream", NOTIFY: "another rank (Notify Wait)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One wait; times in ns."""
+
+    kind: str
+    event: Evidence
+    stream: str
+    operator: str | None
+    """What waited: the next operator on the stream, or the collective that the wait is part of."""
+    beside: str | None
+    """What ran beside it for longest, on another stream."""
+    exposed_ns: int
+    """How much of it nothing computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamWaits:
+    """Times in ns, by kind."""
+
+    span_ns: int
+    count: dict[str, int]
+    total_ns: dict[str, int]
+    """Sum of the waits' durations; waits of several streams at once are each counted."""
+    exposed_ns: dict[str, int]
+    """When a stream waited and nothing computed."""
+    communicating_ns: dict[str, int]
+    """The part of that in which a collective ran: it is exposed communication."""
+    largest: list[Wait]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "span_us": self.span_ns / 1000,
+            "by_kind": {
+                kind: {
+                    "meaning": _WHAT[kind],
+                    "waits": self.count[kind],
+                    "wait_us": self.total_ns[kind] / 1000,
+                    "nothing_computed_us": self.exposed_ns[kind] / 1000,
+                    "in_exposed_communication_us": self.communicating_ns[kind] / 1000,
+                }
+                for kind in self.count
+            },
+            "largest": [
+                {
+                    "kind": wait.kind,
+                    "event": wait.event.event,
+                    "time_us": (wait.event.time_ns or 0) / 1000,
+                    "wait_us": (wait.event.figure or 0) / 1000,
+                    "nothing_computed_us": wait.exposed_ns / 1000,
+                    "stream": wait.stream,
+                    "operator": wait.operator,
+                    "beside": wait.beside,
+                }
+                for wait in self.largest
+            ],
+        }
+
+    def findings(self) -> list[Finding]:
+        """Waits that take much of the time, if they are not the waits of a collective."""
+        found = []
+        for kind in self.count:
+            if self.is_communication(kind):
+                continue  # the finding on exposed communication names them
+            percent = share(self.exposed_ns[kind], self.span_ns)
+            severity = next((s for least, s in _SHARES if percent >= least), None)
+            mine = [wait for wait in self.largest if wait.kind == kind]
+            if severity is None or not mine:
+                continue
+            longest = max(mine, key=lambda wait: wait.exposed_ns)
+            sentence = (
+                f"For {in_words(self.exposed_ns[kind], 'ns')} ({percent:.1f} % of its time) the"
+                f" device waited for {_WHAT[kind]} and computed nothing:"
+                f" {counted(self.count[kind], 'wait')}, the longest of"
+                f" {in_words(longest.event.figure, 'ns')} on {longest.stream}"
+            )
+            if longest.operator:
+                where = "before" if kind == EVENT else "in"
+                sentence += f" {where} {shortened(longest.operator)}"
+            if longest.beside and kind == EVENT:
+                sentence += f", while {shortened(longest.beside)} ran"
+            sentence += "."
+            if kind == NOTIFY:
+                sentence += " The other ranks came later, or the link was slow: compare the ranks."
+            mine.sort(key=lambda wait: -wait.exposed_ns)
+            evidence = tuple(wait.event for wait in mine[:3])
+            found.append(Finding(severity, sentence, evidence, f"ascend.{kind}_wait"))
+        return found
+
+    def is_communication(self, kind: str) -> bool:
+        """Whether waits of this kind are mostly those of collectives that nothing hides."""
+        exposed, inside = self.exposed_ns[kind], self.communicating_ns[kind]
+        much = share(inside, self.span_ns) >= _SHARES[-1][0]
+        return much and 2 * inside >= exposed
+
+    def in_communication(self) -> list[tuple[str, str, tuple[Evidence, Evidence]]]:
+        """Of each kind that is communication name, clause and evidence; NOTIFY comes last."""
+        found = []
+        for kind in self.count:
+            mine = [wait for wait in self.largest if wait.kind == kind]
+            if not mine or not self.is_communication(kind):
+                continue
+            longest = max(mine, key=lambda wait: wait.exposed_ns)
+            time = in_words(self.communicating_ns[kind], "ns")
+            clause = f"{time} of it while a stream waited for {_WHAT[kind]}"
+            name = f"{longest.event.event}, nothing computed"
+            evidence = Evidence(name, None, self.exposed_ns[kind], "ns")
+            found.append((kind, clause, (evidence, longest.event)))
+        return found
+
+    def tables(self) -> list[Table]:
+        """By kind, and the longest."""
+        kinds = [
+            (_WHAT[kind], self.count[kind], self.total_ns[kind], self.exposed_ns[kind])
+            for kind in self.count
+        ]
+        rows = [
+            (
+                wait.event.event,
+                wait.event.time_ns,
+                wait.event.figure,
+                wait.exposed_ns,
+                wait.stream,
+                wait.operator,
+                wait.beside,
+            )
+            for wait in self.largest
+        ]
+        return [
+            Table(
+                "What streams waited for",
+                (("", ""), ("waits", ""), ("time", "ns"), ("nothing computed", "ns")),
+                kinds,
+            ),
+            Table(
+                "Longest waits of streams",
+                (
+                    ("wait", ""),
+                    ("at", "ns"),
+                    ("time", "ns"),
+                    ("nothing computed", "ns"),
+                    ("stream", ""),
+                    ("operator", ""),
+                    ("beside it", ""),
+                ),
+                rows,
+            ),
+        ]
+
+
+def analyze(trace: Trace) -> StreamWaits | Unavailable:
+    """List the waits of streams; Nothing without any."""
+    events, work = trace.events, device_work(trace)
+    rows_of = {
+        EVENT: np.flatnonzero(named(trace, _EVENT) & on_device(trace)),
+        NOTIFY: np.flatnonzero(named(trace, _NOTIFY) & on_device(trace)),
+    }
+    if len(rows_of[NOTIFY]) == 0:  # then they may stand in the lanes of communication
+        rows_of[NOTIFY] = np.flatnonzero(named(trace, _NOTIFY))
+    rows_of = {kind: rows for kind, rows in rows_of.items() if len(rows)}
+    busy = work.rows
+    if not rows_of or len(busy) == 0:
+        return Unavailable("The trace has no waits of streams (EVENT_WAIT, Notify Wait).")
+    begin, end = events.begin_ns, events.end_ns
+    computing = busy[work.kind[busy] == COMPUTE]
+    computes = merged(begin[computing], end[computing])
+    talking = busy[work.kind[busy] == COMMUNICATION]
+    talks = minus(merged(begin[talking], end[talking]), computes)
+    waits, exposed, communicating = {}, {}, {}
+    for kind, rows in rows_of.items():
+        waits[kind] = merged(begin[rows], end[rows])
+        left = minus(waits[kind], computes)
+        exposed[kind] = _length(left)
+        communicating[kind] = exposed[kind] - _length(minus(left, talks))
+    every = np.concatenate([busy, *rows_of.values()])
+    look = _Look(trace, busy, work.kind)
+    return StreamWaits(
+        span_ns=int(end[every].max() - begin[every].min()),
+        count={kind: len(rows) for kind, rows in rows_of.items()},
+        total_ns={kind: int(events.dur_ns[rows].sum()) for kind, rows in rows_of.items()},
+        exposed_ns=exposed,
+        communicating_ns=communicating,
+        largest=sorted(
+            (look.wait(kind, row) for kind, rows in rows_of.items() for row in _long(trace, rows)),
+            key=lambda wait: -(wait.event.figure or 0),
+        ),
+    )
+
+
+def _length(intervals: Interval) -> int:
+    return int((intervals[1] - intervals[0]).sum())
+
+
+def _long(trace: Trace, rows: Numbers) -> list[int]:
+    order = np.argsort(-trace.events.dur_ns[rows], kind="stable")[:_LARGEST]
+    result: list[int] = rows[order].tolist()
+    return result
+
+
+class _Look:
+    """Looks up what waited, and what ran beside it; each look goes through the device's rows."""
+
+    def __init__(self, trace: Trace, busy: Numbers, kind: NDArray[np.int8]) -> None:
+        self._trace, self._busy, self._kind = trace, busy, kind[busy]
+        self._window = window_of(trace) or (0, 0)
+
+    def wait(self, kind: str, row: int) -> Wait:
+        """What there is to say about one wait."""
+        events, busy = self._trace.events, self._busy
+        begin, end = int(events.begin_ns[row]), int(events.end_ns[row])
+        pid, tid = int(events.pid[row]), int(events.tid[row])
+        same = (events.pid[busy] == pid) & (events.tid[busy] == tid)
+        inside = np.minimum(events.end_ns[busy], end) - np.maximum(events.begin_ns[busy], begin)
+        collective = self._kind == COMMUNICATION
+        operator = -1
+        if kind == NOTIFY:
+            operator = self._most(busy, np.where(collective, inside, 0))
+        else:
+            after = busy[same & (events.begin_ns[busy] >= end)]
+            if len(after):
+                operator = int(after[np.argmin(events.begin_ns[after])])
+        others = np.where(same | (self._kind == COPY) & (kind == NOTIFY), 0, inside)
+        computes = inside[(self._kind == COMPUTE) & (inside > 0)]
+        mine = np.flatnonzero((self._kind == COMPUTE) & (inside > 0))
+        computed = 0
+        if len(computes):
+            first = np.maximum(events.begin_ns[busy[mine]], begin)
+            computed = covered(first, np.minimum(events.end_ns[busy[mine]], end))
+        name = self._trace.thread_names.get((pid, tid), f"stream {tid}")
+        return Wait(
+            kind=kind,
+            event=evidence(self._trace, row),
+            stream=name,
+            operator=self._name(operator),
+            beside=self._name(self._most(busy, others)),
+            exposed_ns=end - begin - computed,
+        )
+
+    def _name(self, row: int) -> str | None:
+        return None if row < 0 else self._trace.names[int(self._trace.events.name[row])]
+
+    @staticmethod
+    def _most(rows: Numbers, inside: Numbers) -> int:
+        at = int(np.argmax(inside)) if len(inside) else -1
+        return int(rows[at]) if at >= 0 and inside[at] > 0 else -1

@@ -1,0 +1,379 @@
+"""Compare two traces: check that they match, align their windows, pair renamed kernels."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.analyses import idle
+from stagespan.trace.compare.comparison import Change, Comparison, Side
+from stagespan.trace.compare.cost_table import COMPUTING, Cell, Cells, device_cells, host_cells
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.launch_sources import launch_sources, stage_marks
+from stagespan.trace.derived.step_ranges import FRAMEWORK, PROFILER_STEP
+from stagespan.trace.derived.windows import Windows, steps_of, whole
+from stagespan.trace.kernel_names import kernel_label
+from stagespan.trace.read.intervals import Numbers, Rows
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import Unavailable, shortened
+
+
+def renamed(before: Trace, after: Trace, old: Cells, new: Cells) -> dict[str, str]:
+    """Kernels under a new name: the old name by the new one.
+
+    Only where one kernel vanished and one came, of one kind, launched as often a step by the same
+    operators in the same stages and layers, for inputs of the same shapes where both traces have
+    them; and no other pair is alike.
+    """
+    gone = _signatures(old, {cell.kernel for cell in new.time_ns})
+    come = _signatures(new, {cell.kernel for cell in old.time_ns})
+    pairs = {
+        names[0]: gone[signature][0]
+        for signature, names in come.items()
+        if len(names) == 1 and len(gone.get(signature, [])) == 1
+    }
+    shapes = shapes_of(before, set(pairs.values())), shapes_of(after, set(pairs))
+    return {
+        name: was
+        for name, was in pairs.items()
+        if not shapes[0].get(was) or not shapes[1].get(name) or shapes[0][was] == shapes[1][name]
+    }
+
+
+def shapes_of(trace: Trace, kernels: set[str]) -> dict[str, frozenset[str]]:
+    """Of each kernel the shapes of the inputs of the operators that launched it."""
+    codes = [code for code, name in enumerate(trace.names) if name in kernels]
+    rows = np.flatnonzero(np.isin(trace.events.name, codes))
+    launched = launch_sources(trace, rows) if len(rows) else None
+    written = trace.argument("Input Dims") if launched is not None else None
+    if launched is None or written is None or written.numbers is not None:
+        return {}
+    at = np.minimum(np.searchsorted(written.rows, launched.operator), len(written.rows) - 1)
+    known = written.rows[at] == launched.operator
+    found: dict[str, set[str]] = {}
+    for name, code in zip(
+        trace.events.name[rows[known]].tolist(), written.codes[at[known]].tolist(), strict=True
+    ):
+        found.setdefault(trace.names[name], set()).add(written.texts[code])
+    return {name: frozenset(shapes) for name, shapes in found.items()}
+
+
+def _signatures(cells: Cells, others: set[str]) -> dict[frozenset[object], list[str]]:
+    places: dict[str, set[object]] = {}
+    for cell in cells.time_ns:
+        if cell.group == COMPUTING and cell.kernel not in others and cell.operator:
+            places.setdefault(cell.kernel, set()).add(_place(cell, cells))
+    found: dict[frozenset[object], list[str]] = {}
+    for name, where in places.items():
+        found.setdefault(frozenset(where), []).append(name)
+    return found
+
+
+def _place(cell: Cell, cells: Cells) -> object:
+    # Compared as products, so that no division rounds: see the counts' meaning in Cells.
+    count = cells.count[cell]
+    whole, rest = divmod(count, cells.per)
+    return (cell.part, cell.stage, cell.layer, cell.operator, whole, rest / cells.per)
+
+
+# --- Whether two traces show the same program ---
+
+
+_MODULE = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$")
+_DIGITS = re.compile(r"\d+")
+# Of the work that both have, weighed by calls. One model at two sizes, or two models of one size,
+# have kernels or weights in common; the shapes of what they work on they do not.
+_LEAST_SHAPES, _LEAST_KERNELS, _LEAST_OPERATORS = 0.15, 0.6, 0.95
+# Of the names of stages and modules that either has, and how many these must be.
+_LEAST_PARTS, _FEWEST_PARTS = 0.6, 3
+# Of the work whose operator is known; below it the operators tell nothing.
+_LEAST_KNOWN = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """What two traces have in common, each from 0 to 1; None where a trace does not tell."""
+
+    kernels: float | None
+    """Without a device None."""
+    operators: float | None
+    """Those that launched the kernels; without a device all."""
+    shapes: float | None
+    """The same with the shapes of their inputs."""
+    parts: float | None
+    """Different stages and classes of modules."""
+
+    @property
+    def alike(self) -> bool:
+        """Whether the traces may be of one program; also where nothing tells."""
+        told = (
+            (self.shapes, _LEAST_SHAPES),
+            (self.kernels, _LEAST_KERNELS),
+            (self.operators, _LEAST_OPERATORS),
+            (self.parts, _LEAST_PARTS),
+        )
+        known = [(share, least) for share, least in told if share is not None]
+        return not known or any(share >= least for share, least in known)
+
+    @property
+    def work(self) -> float:
+        """How much of the work is the same, by what tells it best."""
+        return next((s for s in (self.shapes, self.kernels, self.operators) if s is not None), 0.0)
+
+
+def likeness(before: Trace, after: Trace) -> Likeness:
+    """Compare what the traces hold."""
+    first, second = (_Work(trace) for trace in (before, after))
+    return Likeness(
+        kernels=_in_both(first.kernels, second.kernels),
+        operators=_in_both(first.operators, second.operators),
+        shapes=_in_both(first.shapes, second.shapes),
+        parts=_same(first.parts, second.parts),
+    )
+
+
+class _Work:
+    """How often a trace has each kernel, operator, and operator with its shapes."""
+
+    def __init__(self, trace: Trace) -> None:
+        rows = device_work(trace).rows
+        names = trace.names
+        self.kernels: Counter[str] = Counter()
+        for code, count in _counts(trace.events.name[rows]):
+            self.kernels[kernel_label(names[code])] += count
+        if len(rows):
+            found = launch_sources(trace, rows)
+            operator = np.full(len(rows), -1) if found is None else found.operator
+        else:
+            marks = trace.rows_of(["cpu_op"]) & ~stage_marks(trace)
+            operator = np.flatnonzero(marks)
+        known = operator[operator >= 0]
+        told = len(known) >= _LEAST_KNOWN * max(len(operator), 1)
+        self.operators: Counter[str] = Counter()
+        for code, count in _counts(trace.events.name[known]) if told else ():
+            if PROFILER_STEP.match(names[code]) is None:
+                self.operators[names[code]] += count
+        self.shapes = _shapes(trace, known) if told else Counter()
+        self.parts = _parts(trace)
+
+
+def _shapes(trace: Trace, operators: Rows) -> Counter[tuple[str, str]]:
+    written = trace.argument("Input Dims") if len(operators) else None
+    if written is None or written.numbers is not None or len(written.rows) == 0:
+        return Counter()
+    at = np.minimum(np.searchsorted(written.rows, operators), len(written.rows) - 1)
+    has = written.rows[at] == operators
+    if has.sum() < _LEAST_KNOWN * len(operators):
+        return Counter()
+    texts = len(written.texts)
+    code = trace.events.name[operators[has]].astype(np.int64) * texts + written.codes[at[has]]
+    return Counter(
+        {(trace.names[each // texts], written.texts[each % texts]): n for each, n in _counts(code)}
+    )
+
+
+def _parts(trace: Trace) -> set[str]:
+    """The user's own stages, numbers left out, and the classes of modules."""
+    stages = {trace.names[code] for code, _ in _counts(trace.events.name[stage_marks(trace)])}
+    own = {_DIGITS.sub("#", name) for name in stages if FRAMEWORK.match(name) is None}
+    modules = {found[1] for name in trace.names if (found := _MODULE.match(name)) is not None}
+    return own | modules
+
+
+def _counts(codes: Numbers | NDArray[np.int32]) -> list[tuple[int, int]]:
+    found, counts = np.unique(codes, return_counts=True)
+    return list(zip(found.tolist(), counts.tolist(), strict=True))
+
+
+def _in_both(first: Counter[Any], second: Counter[Any]) -> float | None:
+    """The part of the work that both have, each trace's work taken as a whole."""
+    wholes = sum(first.values()), sum(second.values())
+    if not all(wholes):
+        return None
+    return sum(min(n / wholes[0], second[what] / wholes[1]) for what, n in first.items())
+
+
+def _same(first: set[str], second: set[str]) -> float | None:
+    either = first | second
+    if len(first) < _FEWEST_PARTS or len(second) < _FEWEST_PARTS:
+        return None
+    return len(first & second) / len(either)
+
+
+# --- Comparing ---
+
+
+# Of the work in either of two whole traces, how much the other must hold too.
+_LEAST_ALIKE = 0.8
+
+
+def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
+    """Compare two traces; Nothing, with the reason, where a difference would say nothing."""
+    reason = _why_not(before, after)
+    if reason is not None:
+        return Unavailable(reason)
+    on_device = len(device_work(before).rows) > 0
+    remarks: list[str] = []
+    stretches = _stretches(before, after, remarks)
+    if stretches is None:
+        return Unavailable(
+            "One of the traces holds no events that last, so there is nothing to compare."
+        )
+    found = likeness(before, after)
+    remarks += _about_devices(before, after)
+    if stretches[0].steps == 0:
+        work = _work(before, on_device), _work(after, on_device)
+        alike = sum((work[0] & work[1]).values()) / max(sum((work[0] | work[1]).values()), 1)
+        if alike < _LEAST_ALIKE:
+            counts = [f"{sum(each.values()):,}" for each in work]
+            what = "launches of kernels and copies" if on_device else "calls of operators"
+            return Unavailable(
+                "The traces do not both have steps, and hold different work"
+                f" ({counts[0]} {what} before, {counts[1]} after, {100 * alike:.0f} % of them the"
+                " same): the difference of their totals would say nothing. Record both with"
+                " steps, or the same stretch of the program.",
+            )
+        remarks.append("All of each trace is compared, because not both have the same steps.")
+    elif not found.alike:
+        what = "kernels" if on_device else "operators"
+        shapes = "" if found.shapes is None else ", with the shapes of their inputs,"
+        remarks.insert(
+            0,
+            f"Only {100 * found.work:.0f} % of the {what}{shapes} are the same: if the traces are"
+            " not of one program, their difference says nothing.",
+        )
+    remarks += [trace.incomplete for trace in (before, after) if trace.incomplete]
+    written = _written(before, after)
+    sides = [
+        _side(trace, stretch, names, on_device)
+        for trace, stretch, names in zip((before, after), stretches, written, strict=True)
+    ]
+    return Comparison(
+        before=sides[0],
+        after=sides[1],
+        renamed=renamed(before, after, sides[0].cells, sides[1].cells),
+        remarks=tuple(remarks),
+        on_device=on_device,
+        alike=found.alike,
+        waits=_waits(before, after, stretches),
+    )
+
+
+def _side(trace: Trace, stretch: Windows, names: list[str], on_device: bool) -> Side:
+    host = host_cells(trace, stretch, names)
+    return Side(
+        trace.path, stretch, device_cells(trace, stretch, names) if on_device else host, host
+    )
+
+
+def _why_not(before: Trace, after: Trace) -> str | None:
+    devices = [len(device_work(trace).rows) > 0 for trace in (before, after)]
+    if devices[0] != devices[1]:
+        with_device = "first" if devices[0] else "second"
+        return (
+            f"Only the {with_device} of the two traces has device events: record both with the same"
+            " activities, or nothing can be said about the change."
+        )
+    return None
+
+
+def _stretches(before: Trace, after: Trace, remarks: list[str]) -> tuple[Windows, Windows] | None:
+    steps = steps_of(before), steps_of(after)
+    first, second = steps
+    if first is not None and second is not None:
+        if _same_steps(first, second):
+            if first.steps != second.steps:
+                remarks.append(
+                    f"The traces have {first.steps:,} and {second.steps:,} steps: the means of one"
+                    " step are compared."
+                )
+            if first.source not in ("profiler", "annotation"):
+                remarks.append(first.how)
+            return first, second
+        remarks.append(
+            f"The steps of the traces are not the same ({shortened(first.names[0])} before,"
+            f" {shortened(second.names[0])} after)."
+        )
+    stretches = whole(before), whole(after)
+    if stretches[0] is None or stretches[1] is None:
+        return None
+    return stretches[0], stretches[1]
+
+
+def _same_steps(first: Windows, second: Windows) -> bool:
+    if first.total_ns == 0 or second.total_ns == 0 or first.source != second.source:
+        return False
+    words = [{_DIGITS.sub("#", name) for name in each.names} for each in (first, second)]
+    return first.source != "annotation" or words[0] == words[1]
+
+
+def _about_devices(before: Trace, after: Trace) -> list[str]:
+    devices = [_device(trace) for trace in (before, after)]
+    if devices[0] is None or devices[1] is None or devices[0] == devices[1]:
+        return []
+    return [f"The devices are not the same: {devices[0]} before, {devices[1]} after."]
+
+
+def _device(trace: Trace) -> str | None:
+    found = trace.metadata.get("deviceProperties")
+    if not isinstance(found, list) or not found or not isinstance(found[0], dict):
+        return None
+    name = found[0].get("name")
+    return name if isinstance(name, str) and name else None
+
+
+def _waits(before: Trace, after: Trace, stretches: tuple[Windows, Windows]) -> tuple[Change, ...]:
+    """The idle time that calls which wait or allocate are to blame for, over all of each trace."""
+    sums: dict[str, list[int]] = {}
+    for at, (trace, stretch) in enumerate(zip((before, after), stretches, strict=True)):
+        found = idle.analyze(trace)
+        per = max(stretch.steps, 1)
+        for group in [] if isinstance(found, Unavailable) else found.groups:
+            row = sums.setdefault(group.words, [0, 0, 0, 0])
+            row[at] += round(group.idle_ns / per)
+            row[2 + at] += group.calls
+    steps = [max(stretch.steps, 1) for stretch in stretches]
+    changes = [
+        Change(words, row[0], row[1], row[2] / steps[0], row[3] / steps[1])
+        for words, row in sums.items()
+    ]
+    return tuple(sorted(changes, key=lambda each: (-abs(each.change_ns), each.name)))
+
+
+def _work(trace: Trace, on_device: bool) -> Counter[str]:
+    """How often each name of device work (or each operator, without a device) occurs."""
+    if not on_device:
+        return _calls(trace, ["cpu_op"])
+    return _counted(trace, device_work(trace).rows)
+
+
+def _calls(trace: Trace, categories: list[str]) -> Counter[str]:
+    """How often each name of some categories occurs, the profiler's steps left out."""
+    found = _counted(trace, np.flatnonzero(trace.rows_of(categories)))
+    return Counter({n: c for n, c in found.items() if PROFILER_STEP.match(n) is None})
+
+
+def _counted(trace: Trace, rows: NDArray[np.intp]) -> Counter[str]:
+    codes, counts = np.unique(trace.events.name[rows], return_counts=True)
+    return Counter(
+        {trace.names[c]: int(n) for c, n in zip(codes.tolist(), counts.tolist(), strict=True)}
+    )
+
+
+def _written(before: Trace, after: Trace) -> tuple[list[str], list[str]]:
+    """Names by code as they are compared: numbers in names that only one trace has left out.
+
+    So `batch 17` and `batch 42` agree, while `layer 1` and `layer 2`, which both traces have, are
+    kept apart.
+    """
+    both = set(before.names) & set(after.names)
+
+    def spelled(names: list[str]) -> list[str]:
+        return [name if name in both else _DIGITS.sub("#", name) for name in names]
+
+    return spelled(before.names), spelled(after.names)

@@ -1,0 +1,568 @@
+"""What changed between two traces: figures that sum to the change, tables and findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from stagespan.trace.compare import cost_table as parts
+from stagespan.trace.compare.attribution import DONE
+from stagespan.trace.compare.cost_table import Cell, Cells
+from stagespan.trace.derived.idle_causes import CAUSES, MEMORY_ALLOCATION, SYNCHRONISATION
+from stagespan.trace.derived.kernel_kinds import KINDS
+from stagespan.trace.derived.windows import Windows
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    counted,
+    in_words,
+    share,
+    shortened,
+)
+
+TOP = 50
+# Of the time before: changes below it are no finding.
+_SHARES: tuple[tuple[float, Severity], ...] = ((10.0, "high"), (5.0, "medium"), (2.0, "low"))
+# Of what was below so much of the whole, and of more than so much, the percentage says nothing.
+_LEAST_BEFORE, _MOST_PERCENT = 1.0, 1_000.0
+# Means that are closer than this many standard errors are not told apart.
+_ERRORS = 2.0
+_NO_STAGE, _NO_LAYER, _NO_OPERATOR = "(no annotation)", "(no module)", "(unknown operator)"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two traces."""
+
+    path: str
+    windows: Windows
+    cells: Cells
+    host: Cells
+    """The same time by what the host's busiest thread did; without a device the same cells."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Times of one step (or of all, without steps) before and after, in ns."""
+
+    name: str
+    before_ns: int
+    after_ns: int
+    before_count: float = 0.0
+    after_count: float = 0.0
+    """Launches or calls in a step."""
+    operator: str = ""
+    """Of a kernel the operator that launched it."""
+    old_name: str = ""
+    """Of a kernel that was renamed."""
+
+    @property
+    def change_ns(self) -> int:
+        """After less before."""
+        return self.after_ns - self.before_ns
+
+
+def part_name(cell: Cell) -> str:
+    """A cell's part for a reader."""
+    if cell.group == parts.IDLE:
+        cause = "the host went on after the device's last work"
+        return f"idle: {cause if cell.part == DONE else CAUSES[cell.part]}"
+    if cell.group == parts.COMMUNICATING:
+        return "communicating, nothing else"
+    if cell.group == parts.COPYING:
+        return "copying, nothing else"
+    if cell.part == parts.OUTSIDE:
+        return "outside of operators"
+    return f"{'computing' if cell.group == parts.COMPUTING else 'operators'}: {KINDS[cell.part]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The comparison; every list of changes sums to `after` less `before`."""
+
+    before: Side
+    after: Side
+    renamed: dict[str, str]
+    """Kernels taken for the same under another name: the old name by the new one."""
+    remarks: tuple[str, ...]
+    """What to know before the figures are used."""
+    on_device: bool
+    alike: bool
+    """Whether the traces have enough in common to be of one program."""
+    waits: tuple[Change, ...]
+    """Idle time by the calls that wait or allocate, per step, over all of each trace."""
+
+    @property
+    def unit(self) -> str:
+        """What the times are of."""
+        return "step" if self.before.windows.steps else "trace"
+
+    @property
+    def before_ns(self) -> int:
+        """Time of a step, or of all."""
+        return self.before.cells.total_ns
+
+    @property
+    def after_ns(self) -> int:
+        """Time of a step, or of all."""
+        return self.after.cells.total_ns
+
+    @property
+    def change_ns(self) -> int:
+        """After less before."""
+        return self.after_ns - self.before_ns
+
+    def parts(self) -> list[Change]:
+        """By kind of work and cause of idleness; they sum to the change."""
+        return self._by(lambda cell: (part_name(cell), ""))
+
+    def within(self, part: str) -> list[Change]:
+        """The kernels (or operators) of one of `parts`; none of idle time."""
+
+        def key(cell: Cell) -> tuple[str, str]:
+            return (cell.kernel or cell.operator) if part_name(cell) == part else "", ""
+
+        return [each for each in self._by(key, events_only=True) if each.name]
+
+    def stages(self) -> list[Change]:
+        """Device work (or operators) by annotation; idle time is no stage's."""
+        return self._by(lambda cell: (cell.stage or _NO_STAGE, ""), events_only=True)
+
+    def layers(self) -> list[Change]:
+        """By module, where both traces have stacks of Python."""
+        return self._by(lambda cell: (cell.layer or _NO_LAYER, ""), events_only=True)
+
+    def operators(self) -> list[Change]:
+        """By the operator that launched the work, or that ran."""
+        return self._by(lambda cell: (cell.operator or _NO_OPERATOR, ""), events_only=True)
+
+    def host(self) -> list[Change]:
+        """By operator, own time on the host's busiest thread; they sum to the change."""
+
+        def key(cell: Cell) -> tuple[str, str]:
+            return (parts.OUTSIDE if cell.part == parts.OUTSIDE else cell.operator), ""
+
+        return self._by(key, cells_of=lambda side: side.host)
+
+    def kernels(self) -> list[Change]:
+        """By kernel and the operator that launched it; empty without a device."""
+        if not self.on_device:
+            return []
+
+        def key(cell: Cell) -> tuple[str, str]:
+            return cell.kernel, cell.operator or _NO_OPERATOR
+
+        return self._by(key, events_only=True)
+
+    def new_kernels(self) -> list[Change]:
+        """Kernels that only the second trace has."""
+        return [each for each in self._by_kernel() if not each.before_count]
+
+    def vanished_kernels(self) -> list[Change]:
+        """Kernels that only the first trace has."""
+        return [each for each in self._by_kernel() if not each.after_count]
+
+    def renamed_kernels(self) -> list[Change]:
+        """Kernels taken for the same under another name."""
+        return [each for each in self._by_kernel() if each.old_name]
+
+    def within_variation(self) -> bool:
+        """Whether the change of the mean is no larger than what steps vary by anyway."""
+        error = self.error_ns()
+        return error is not None and abs(self.change_ns) < error
+
+    def error_ns(self) -> float | None:
+        """Two standard errors of the change of the mean step; None for fewer than three steps."""
+        errors = [_squared_error(side.windows) for side in (self.before, self.after)]
+        if errors[0] is None or errors[1] is None:
+            return None
+        return _ERRORS * math.sqrt(errors[0] + errors[1])
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "per": self.unit,
+            "before": _side(self.before),
+            "after": _side(self.after),
+            "change_us": self.change_ns / 1000,
+            "change_percent": share(self.change_ns, self.before_ns) if self.before_ns else None,
+            "within_variation": self.within_variation(),
+            "remarks": list(self.remarks),
+            "parts": [_change(each) for each in self.parts()],
+            "stages": [_change(each) for each in self.stages()],
+            "layers": [_change(each) for each in self.layers()],
+            "operators": [_change(each) for each in self.operators()],
+            "host": [_change(each) for each in self.host()],
+            "waits": [_change(each) for each in self.waits],
+            "kernels": [
+                {**_change(each), "operator": each.operator, "old_name": each.old_name or None}
+                for each in self.kernels()
+            ],
+            "new_kernels": [_change(each) for each in self.new_kernels()],
+            "vanished_kernels": [_change(each) for each in self.vanished_kernels()],
+            "renamed_kernels": [
+                {**_change(each), "old_name": each.old_name} for each in self.renamed_kernels()
+            ],
+        }
+
+    def findings(self) -> list[Finding]:
+        """The change, and the parts that made it, where they are large enough."""
+
+        return findings(self)
+
+    def title(self) -> tuple[str, str]:
+        """The change in a few words, and as a sentence."""
+
+        return title(self), headline(self)
+
+    def tables(self) -> list[Table]:
+        """What explains the change, then by stage, layer, operator and kernel."""
+
+        return tables(self)
+
+    def _by_kernel(self) -> list[Change]:
+        if not self.on_device:
+            return []
+        return self._by(lambda cell: (cell.kernel, ""), events_only=True)
+
+    def _by(
+        self,
+        key: Callable[[Cell], tuple[str, str]],
+        events_only: bool = False,
+        cells_of: Callable[[Side], Cells] = lambda side: side.cells,
+    ) -> list[Change]:
+        """Sums over cells with one key, the largest change first."""
+        sums: dict[tuple[str, str, str], list[float]] = {}
+        new_names = {old: new for new, old in self.renamed.items()}
+        for at, side in enumerate((self.before, self.after)):
+            cells = cells_of(side)
+            for cell, time in cells.time_ns.items():
+                count = cells.count.get(cell)
+                if events_only and count is None:
+                    continue
+                name, operator = key(cell)
+                old = ""
+                if name == cell.kernel:
+                    # Both names of a renamed kernel are one row.
+                    name = new_names.get(name, name)
+                    old = self.renamed.get(name, "")
+                row = sums.setdefault((name, operator, old), [0, 0, 0.0, 0.0])
+                row[at] += time
+                row[2 + at] += (count or 0) / cells.per
+        found = [
+            Change(name, int(row[0]), int(row[1]), row[2], row[3], operator, old)
+            for (name, operator, old), row in sums.items()
+        ]
+        return sorted(found, key=lambda each: (-abs(each.change_ns), each.name, each.operator))
+
+
+def _squared_error(windows: Windows) -> float | None:
+    """Of the mean step, squared; None for fewer than three steps."""
+    if windows.steps < 3:
+        return None
+    return float(windows.dur_ns.var(ddof=1)) / windows.steps
+
+
+def _side(side: Side) -> dict[str, Any]:
+    windows = side.windows
+    return {
+        "path": side.path,
+        "steps": windows.steps,
+        "time_us": side.cells.total_ns / 1000,
+        "each_step_us": [int(time) / 1000 for time in windows.dur_ns] if windows.steps else [],
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "name": change.name,
+        "before_us": change.before_ns / 1000,
+        "after_us": change.after_ns / 1000,
+        "change_us": change.change_ns / 1000,
+        "before_count": change.before_count,
+        "after_count": change.after_count,
+    }
+
+
+def signed(time_ns: int) -> str:
+    """A change as text, with its sign."""
+    return f"{'+' if time_ns > 0 else ''}{in_words(time_ns, 'ns')}"
+
+
+def evidence_of(change: Change, title: str | None = None) -> tuple[Evidence, Evidence]:
+    """The figures before and after."""
+    name = shortened(title or change.name, 70)
+    return (
+        Evidence(f"{name}, before", None, change.before_ns, "ns"),
+        Evidence(f"{name}, after", None, change.after_ns, "ns"),
+    )
+
+
+def severity_of(change_ns: int, before_ns: int) -> Severity | None:
+    """How much a change matters, "better" for one to the better; None for too little."""
+    if not change_ns:
+        return None
+    percent = abs(share(change_ns, before_ns)) if before_ns else 100.0
+    severity = next((s for least, s in _SHARES if percent >= least), None)
+    return "better" if severity is not None and change_ns < 0 else severity
+
+
+def percent_of(change_ns: int, before_ns: int, whole_ns: int) -> str:
+    """A change in percent of what was before; "" where that was next to nothing of the whole."""
+    if before_ns <= 0 or share(before_ns, whole_ns) < _LEAST_BEFORE:
+        return ""
+    percent = share(change_ns, before_ns)
+    return f" ({percent:+.1f} %)" if abs(percent) < _MOST_PERCENT else ""
+
+
+# --- Findings and tables ---
+
+
+_INSIDE = 3
+# Idle time that calls are to blame for.
+_OF_CALLS = tuple(CAUSES[cause] for cause in (SYNCHRONISATION, MEMORY_ALLOCATION))
+
+
+def headline(found: Comparison) -> str:
+    """The change in one sentence."""
+    what = "A step" if found.unit == "step" else "All of it"
+    change, before = found.change_ns, found.before_ns
+    if change == 0:
+        return f"{what} takes {in_words(found.after_ns, 'ns')}, as before."
+    than = "less" if change < 0 else "more"
+    percent = f"{100 * change / before:+.1f} %" if before else "from nothing"
+    return (
+        f"{what} takes {in_words(found.after_ns, 'ns')}, {in_words(abs(change), 'ns')} {than} than"
+        f" before ({in_words(before, 'ns')}, {percent})."
+    )
+
+
+def title(found: Comparison) -> str:
+    """The change in a few words: "A step takes 20.6 % less time"."""
+    what = "A step" if found.unit == "step" else "All of it"
+    if not found.alike:
+        return "Two different programs"
+    if found.change_ns == 0 or found.before_ns == 0:
+        return f"{what} takes as long as before"
+    percent = abs(share(found.change_ns, found.before_ns))
+    if found.within_variation():
+        return f"{what} takes about as long as before"
+    return f"{what} takes {percent:.1f} % {'less' if found.change_ns < 0 else 'more'} time"
+
+
+def findings(found: Comparison) -> list[Finding]:
+    """The change of the total, and of each part that is a good share of it."""
+    severity = severity_of(found.change_ns, found.before_ns)
+    noise = found.within_variation() or not found.alike
+    shown: list[Finding] = []
+    if severity is not None:
+        sentence = headline(found)
+        if not found.alike:
+            sentence += f" {found.remarks[0]}"
+        elif noise:
+            sentence += " The steps vary so much that this may be chance."
+        else:
+            sentence += _mostly(found)
+        code = f"comparison.{found.unit}"
+        shown.append(Finding("low" if noise else severity, sentence, _rests_on(found), code))
+    codes = _codes(found)
+    for part in found.parts():
+        own = severity_of(part.change_ns, found.before_ns)
+        if own is None:
+            continue
+        name = part.name[0].upper() + part.name[1:]
+        than = "less" if part.change_ns < 0 else "more"
+        sentence = (
+            f"{name}: {in_words(abs(part.change_ns), 'ns')} {than}{_each(found)}"
+            f" ({in_words(part.before_ns, 'ns')} before, {in_words(part.after_ns, 'ns')} after)."
+        )
+        evidence = tuple(_most(found, part))
+        shown.append(Finding("low" if noise else own, sentence, evidence, codes[part.name]))
+    shown += _kernels(found, "low" if noise else None)
+    return shown
+
+
+def _rests_on(found: Comparison) -> tuple[Evidence, ...]:
+    """How many steps the means are of, and how much these vary."""
+    sides = ((found.before, "before"), (found.after, "after"))
+    if found.unit == "trace":
+        return tuple(
+            Evidence(when, None, sum(side.cells.count.values()), "events") for side, when in sides
+        )
+    counts = tuple(Evidence(when, None, side.windows.steps, "steps") for side, when in sides)
+    error = found.error_ns()
+    if error is None:
+        return counts
+    return (*counts, Evidence("two standard errors of the difference", None, error, "ns"))
+
+
+def _codes(found: Comparison) -> dict[str, str]:
+    """Of each part a code: "comparison.idle.data_loading"."""
+    cells = (*found.before.cells.time_ns, *found.after.cells.time_ns)
+    return {
+        part_name(cell): f"comparison.{cell.group}.{cell.part.replace(' ', '_')}" for cell in cells
+    }
+
+
+def _most(found: Comparison, part: Change) -> list[Evidence]:
+    """What changed most in a part: kernels or operators, or calls that wait or allocate."""
+    inside = found.within(part.name)
+    if part.name.endswith(_OF_CALLS):
+        inside = list(found.waits)
+    inside = [each for each in inside if each.change_ns * part.change_ns > 0]
+    if not inside:
+        figure = abs(share(part.change_ns, found.before_ns)) if found.before_ns else None
+        return [Evidence(f"of the {found.unit} before", None, figure, "%")]
+    way = "less" if part.change_ns < 0 else "more"
+    return [
+        Evidence(f"{shortened(each.name, 70)}, {way}", None, abs(each.change_ns), "ns")
+        for each in inside[:_INSIDE]
+    ]
+
+
+def _each(found: Comparison) -> str:
+    return " a step" if found.unit == "step" else ""
+
+
+def _mostly(found: Comparison) -> str:
+    """Which parts made the change, and which went against it."""
+    same = [p for p in found.parts() if p.change_ns * found.change_ns > 0]
+    other = [p for p in found.parts() if p.change_ns * found.change_ns < 0]
+    least = abs(found.change_ns) / 10
+
+    def told(parts: list[Change]) -> str:
+        large = [p for p in parts if abs(p.change_ns) >= least][:3]
+        return "; ".join(f"{p.name} ({signed(p.change_ns)})" for p in large)
+
+    text = f" What made it: {told(same)}." if told(same) else ""
+    return text + (f" Against it: {told(other)}." if told(other) else "")
+
+
+def _kernels(found: Comparison, at_most: Severity | None) -> list[Finding]:
+    """New, vanished and renamed kernels, as one finding each, where they take enough time."""
+    shown = []
+    for kernels, verb, code in (
+        (found.new_kernels(), "came", "comparison.new_kernels"),
+        (found.vanished_kernels(), "vanished", "comparison.vanished_kernels"),
+    ):
+        time = sum(each.change_ns for each in kernels)
+        severity = severity_of(time, found.before_ns)
+        if severity is None:
+            continue
+        most = kernels[0]
+        sentence = (
+            f"{counted(len(kernels), 'kernel')} {verb}, with"
+            f" {in_words(abs(time), 'ns')}{_each(found)}: the largest is"
+            f" {shortened(most.name)}."
+        )
+        evidence = tuple(
+            Evidence(each.name, None, abs(each.change_ns), "ns") for each in kernels[:3]
+        )
+        shown.append(Finding(at_most or severity, sentence, evidence, code))
+    for each in found.renamed_kernels():
+        severity = severity_of(each.change_ns, found.before_ns)
+        if severity is not None:
+            sentence = (
+                f"{shortened(each.name)} is taken for {shortened(each.old_name)}, which it stands"
+                f" in the place of: {signed(each.change_ns)}{_each(found)}."
+            )
+            code = "comparison.renamed_kernel"
+            shown.append(Finding(at_most or severity, sentence, evidence_of(each), code))
+    return shown
+
+
+def tables(found: Comparison) -> list[Table]:
+    """The parts with their sum, then stages, layers, operators and kernels."""
+    head = (("before", "ns"), ("after", "ns"), ("change", "ns"), ("of the change", "%"))
+    counts = (("calls before", ""), ("calls after", ""))
+    parts: list[tuple[str | int | float | None, ...]] = [
+        (p.name, p.before_ns, p.after_ns, p.change_ns, share(p.change_ns, found.change_ns))
+        for p in found.parts()
+    ]
+    parts.append(("all", found.before_ns, found.after_ns, found.change_ns, 100.0))
+    shown = [
+        Table(
+            f"What explains the change{', per step' if found.unit == 'step' else ''}",
+            (("", ""), *head),
+            parts,
+            " ".join([headline(found), *found.remarks]),
+        )
+    ]
+    steps = _steps(found)
+    if steps is not None:
+        shown.append(steps)
+    device = "device time" if found.on_device else "own time"
+    for title, changes in (
+        (f"Change by stage, {device}", found.stages()),
+        (f"Change by layer, {device}", found.layers()),
+        (f"Change by operator, {device}", found.operators()),
+    ):
+        if len(changes) > 1:
+            shown.append(_table(title, (("name", ""), *head[:3], *counts), changes))
+    host = found.host()
+    if found.on_device and len(host) > 1:
+        title = "Change by operator, own time on the host's busiest thread"
+        shown.append(_table(title, (("name", ""), *head[:3], *counts), host))
+    kernels = found.kernels()
+    if kernels:
+        rows: list[tuple[str | int | float | None, ...]] = [
+            (_renamed(k), k.operator, k.before_ns, k.after_ns, k.change_ns, *_counts(k))
+            for k in kernels[:TOP]
+        ]
+        columns = (("kernel", ""), ("launched by", ""), *head[:3], *counts)
+        shown.append(Table("Change by kernel", columns, rows, _left(kernels)))
+    if found.waits:
+        heads = (("operator, call and line", ""), *head[:3], *counts)
+        shown.append(_table("Idle time by calls that wait or allocate", heads, [*found.waits]))
+    for title, changes in (
+        ("New kernels", found.new_kernels()),
+        ("Vanished kernels", found.vanished_kernels()),
+        ("Kernels taken for the same under another name", found.renamed_kernels()),
+    ):
+        if changes:
+            shown.append(_table(title, (("name", ""), *head[:3], *counts), changes))
+    return shown
+
+
+def _steps(found: Comparison) -> Table | None:
+    """Step by step, where both traces have as many."""
+    before, after = found.before.windows, found.after.windows
+    if before.steps != after.steps or not 1 < before.steps <= TOP:
+        return None
+    pairs = zip(before.dur_ns.tolist(), after.dur_ns.tolist(), strict=True)
+    rows: list[tuple[str | int | float | None, ...]] = [
+        (number, old, new, new - old) for number, (old, new) in enumerate(pairs, 1)
+    ]
+    columns = (("step", ""), ("before", "ns"), ("after", "ns"), ("change", "ns"))
+    return Table("Steps, in their order", columns, rows)
+
+
+def _table(title: str, columns: tuple[tuple[str, str], ...], changes: list[Change]) -> Table:
+    rows: list[tuple[str | int | float | None, ...]] = [
+        (_renamed(c), c.before_ns, c.after_ns, c.change_ns, *_counts(c)) for c in changes[:TOP]
+    ]
+    return Table(title, columns, rows, _left(changes))
+
+
+def _renamed(change: Change) -> str:
+    return f"{change.name}, before: {change.old_name}" if change.old_name else change.name
+
+
+def _counts(change: Change) -> tuple[int | float, int | float]:
+    return _whole(change.before_count), _whole(change.after_count)
+
+
+def _whole(count: float) -> int | float:
+    return int(count) if float(count).is_integer() else round(count, 2)
+
+
+def _left(changes: list[Change]) -> str:
+    rest = changes[TOP:]
+    if not rest:
+        return ""
+    change = sum(each.change_ns for each in rest)
+    return f"{len(rest)} more changed by {signed(change)} together."

@@ -1,0 +1,1 @@
+"""What several analyses need from a trace, computed in one place."""

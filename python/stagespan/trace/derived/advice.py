@@ -1,0 +1,289 @@
+"""Advice on lost time: sentences, and what a trace must show before one is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.device import COPY, device_work
+from stagespan.trace.derived.gaps import Gaps, IdleParts, graph_calls
+from stagespan.trace.derived.threads import named
+from stagespan.trace.read.intervals import Numbers
+from stagespan.trace.read.model import Trace
+
+_COMPILED = re.compile(
+    r"^(?:Torch-Compiled Region|CompiledFunction|## Call CompiledFxGraph|CompiledFxGraph)"
+)
+_ONE_PROCESS = re.compile(r"_SingleProcessDataLoaderIter")
+_WORKERS = re.compile(r"_MultiProcessingDataLoaderIter")
+STARTS_LOADER = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __iter__$")
+"""The frame of Python in which a loader starts its workers."""
+_PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)
+_OF_HOST = re.compile(r"Host", re.IGNORECASE)
+_FREES = re.compile(r"Free|Release|Unmap", re.IGNORECASE)
+# Calls that the rest of the time does not depend on: the few longest.
+_ONCE = 3
+_MANY = 50
+# Of the device's span: copies of pageable memory below it are no loss.
+_LEAST_PAGEABLE = 1.0
+
+
+class Facts:
+    """What advice asks of a trace; each is looked up when it is first asked for."""
+
+    def __init__(
+        self, trace: Trace, gaps: Gaps | None = None, parts: IdleParts | None = None
+    ) -> None:
+        """Without gaps, of a trace of the host alone, nothing about the device holds."""
+        self._trace, self._gaps, self._parts = trace, gaps, parts
+
+    @cached_property
+    def compiled(self) -> bool:
+        """Whether compiled code ran."""
+        return any(_COMPILED.search(name) for name in self._trace.names)
+
+    @cached_property
+    def graphs(self) -> bool:
+        """Whether device graphs were launched."""
+        return self._gaps is not None and bool(graph_calls(self._trace, self._gaps.calls).any())
+
+    @cached_property
+    def stacks(self) -> bool:
+        """Whether the profiler recorded Python's stacks."""
+        return bool(self._trace.rows_of(["python_function"]).any())
+
+    @cached_property
+    def loads_in_main_process(self) -> bool:
+        """Whether a loader of torch without workers was at work, and none with workers."""
+        single = any(_ONE_PROCESS.search(name) for name in self._trace.names)
+        return single and not self.has_workers
+
+    @cached_property
+    def has_workers(self) -> bool:
+        """Whether a loader of torch with workers was at work."""
+        return any(_WORKERS.search(name) for name in self._trace.names)
+
+    @cached_property
+    def loader_starts(self) -> int:
+        """How often a loader was asked for a new pass over its data."""
+        return int(named(self._trace, STARTS_LOADER).sum())
+
+    @cached_property
+    def pageable_copies(self) -> bool:
+        """Whether copies of pageable memory took a part of the device's time worth a word."""
+        if self._gaps is None:
+            return False
+        trace, rows = self._trace, self._gaps.rows
+        copies = rows[device_work(trace).kind[rows] == COPY]
+        pageable = copies[named(trace, _PAGEABLE)[copies]]
+        span = int(trace.events.end_ns[rows].max() - trace.events.begin_ns[rows].min())
+        return 100 * int(trace.events.dur_ns[pageable].sum()) > _LEAST_PAGEABLE * span
+
+    @cached_property
+    def allocations(self) -> tuple[int, int]:
+        """How many calls took device memory, and how many gave it back."""
+        if self._parts is None:
+            return 0, 0
+        rows = np.flatnonzero(self._parts.allocates & ~named(self._trace, _OF_HOST))
+        frees = int(named(self._trace, _FREES)[rows].sum())
+        return len(rows) - frees, frees
+
+    @cached_property
+    def allocates_steadily(self) -> bool:
+        """Whether calls that allocate or free cost idle time again and again, not once."""
+        parts = self._parts
+        return parts is not None and _steadily(parts.call_idle_ns[parts.allocates])
+
+    @cached_property
+    def gives_back_steadily(self) -> bool:
+        """Whether device memory is taken again and again, and given back about as often."""
+        taken, given = self.allocations
+        return self.allocates_steadily and taken >= _MANY and 2 * given >= taken
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A sentence to follow a finding, and when it may."""
+
+    name: str
+    text: str
+    """May name `taken` and `given`, the numbers of calls that took memory and gave it back."""
+    applies: Callable[[Facts], bool]
+
+
+def _always(facts: Facts) -> bool:
+    return True
+
+
+_LAUNCH = (
+    Advice(
+        "launch.compile_or_graph",
+        "Fewer and larger kernels, torch.compile or a device graph would help.",
+        lambda facts: not facts.compiled and not facts.graphs,
+    ),
+    Advice(
+        "launch.graph",
+        "Fewer and larger kernels or a device graph would help.",
+        lambda facts: not facts.graphs,
+    ),
+    Advice("launch.larger", "Fewer and larger kernels would help.", _always),
+)
+_STACKS = Advice(
+    "launch.stacks",
+    "Python stacks were recorded, which slows the host down: without the profiler the device"
+    " waits less.",
+    lambda facts: facts.stacks,
+)
+_HOST_STACKS = Advice(
+    "operators.stacks",
+    "Python stacks were recorded, which slows the host down between operators.",
+    lambda facts: facts.stacks,
+)
+_UNSEEN = (
+    Advice(
+        "unseen.stacks",
+        "Record Python stacks (with_stack=True), or annotate the program, to see it.",
+        lambda facts: not facts.stacks,
+    ),
+    Advice("unseen.annotate", "Annotate the program to see it.", _always),
+)
+_DATA = (
+    Advice(
+        "loader.workers",
+        "The loader works in the main process: workers (num_workers) load the next batches while"
+        " the device works.",
+        lambda facts: facts.loads_in_main_process,
+    ),
+    Advice(
+        "loader.more_workers",
+        "More workers, or a larger prefetch_factor, would help.",
+        lambda facts: facts.has_workers,
+    ),
+    Advice(
+        "loader.ahead",
+        "Loading the next batch while the device works would help.",
+        _always,
+    ),
+)
+_PIN = Advice(
+    "loader.pin",
+    "Pinned memory (pin_memory=True) makes the copies to the device faster.",
+    lambda facts: facts.pageable_copies,
+)
+_MEMORY = (
+    Advice(
+        "memory.caching",
+        "{taken:,} calls took memory from the device and {given:,} gave it back: the caching"
+        " allocator is switched off, bypassed, or at the limit of the memory. With room to cache,"
+        " it would reuse the memory.",
+        lambda facts: facts.gives_back_steadily,
+    ),
+    Advice(
+        "memory.growing",
+        "{taken:,} calls took memory from the device and {given:,} gave it back. Allocating the"
+        " largest batch first would take the memory once.",
+        lambda facts: facts.allocates_steadily and facts.allocations[0] > _ONCE,
+    ),
+    Advice(
+        "memory.once",
+        "A few long calls make up most of it: a trace recorded later shows whether they come back.",
+        lambda facts: not facts.allocates_steadily,
+    ),
+)
+_OF: dict[str, tuple[tuple[Advice, ...], ...]] = {
+    causes.LAUNCH: (_LAUNCH, (_STACKS,)),
+    causes.SYNCHRONISATION: (
+        (
+            Advice(
+                "wait.later",
+                "Waiting later, less often, or not at all lets the host run ahead.",
+                _always,
+            ),
+        ),
+    ),
+    causes.BETWEEN_STEPS: (
+        (Advice("steps.overlap", "Work between steps can overlap with the device's.", _always),),
+    ),
+    causes.DATA_LOADING: (_DATA, (_PIN,)),
+    causes.MEMORY_ALLOCATION: (_MEMORY,),
+    causes.QUEUED: (
+        (
+            Advice(
+                "queue.compile_or_graph",
+                "Fewer and larger kernels have fewer gaps between them; torch.compile fuses some,"
+                " and a device graph shortens the gaps.",
+                lambda facts: not facts.compiled and not facts.graphs,
+            ),
+            Advice(
+                "queue.larger", "Fewer and larger kernels have fewer gaps between them.", _always
+            ),
+        ),
+    ),
+    causes.HOST_UNSEEN: (_UNSEEN,),
+    "host.data_loading": (_DATA,),
+    "host.loader_start": (
+        (
+            Advice(
+                "loader.persistent",
+                "persistent_workers=True keeps the workers from one epoch to the next.",
+                lambda facts: facts.has_workers and facts.loader_starts > 1,
+            ),
+        ),
+    ),
+    "host.unseen": (_UNSEEN,),
+    "host.between_operators": (
+        (
+            Advice(
+                "operators.compile",
+                "Fewer and larger operators, or torch.compile, would help.",
+                lambda facts: not facts.compiled,
+            ),
+            Advice("operators.larger", "Fewer and larger operators would help.", _always),
+        ),
+        (_HOST_STACKS,),
+    ),
+    causes.PROFILER: (
+        (
+            Advice(
+                "profiler.cost",
+                "Without the profiler the program does not lose this time.",
+                _always,
+            ),
+        ),
+    ),
+}
+START_UP = Advice(
+    "start_up.warm_up",
+    "It is not what the program loses later: record the trace after a warm-up.",
+    _always,
+)
+EVERY: tuple[Advice, ...] = (
+    *(advice for choices in _OF.values() for group in choices for advice in group),
+    START_UP,
+)
+"""All advice on the time of an idle device, and of a host alone."""
+
+
+def advice_on(cause: str, facts: Facts) -> str:
+    """What to do about a cause of idle time, or about a part of the host's time.
+
+    Of each group the first advice that the trace supports.
+    """
+    said = []
+    for group in _OF.get(cause, ()):
+        chosen = next((advice for advice in group if advice.applies(facts)), None)
+        if chosen is not None:
+            taken, given = facts.allocations if "{" in chosen.text else (0, 0)
+            said.append(chosen.text.format(taken=taken, given=given))
+    return " ".join(said)
+
+
+def _steadily(times: Numbers) -> bool:
+    """Whether without the few longest at least half of the time is left."""
+    longest = np.sort(times)[::-1][:_ONCE]
+    return 2 * int(longest.sum()) <= int(times.sum()) and len(times) > _ONCE

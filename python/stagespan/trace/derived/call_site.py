@@ -1,0 +1,274 @@
+"""Where on the host an event happened: the operator and the line of Python around it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived.device import launches, streams
+from stagespan.trace.derived.gaps import Gaps
+from stagespan.trace.derived.idle_causes import SYNC_OPERATORS
+from stagespan.trace.derived.threads import processes, threads
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group
+from stagespan.trace.read.model import MISSING, Trace
+
+_STREAM_WAIT, _STREAM, _EVENT, _DEVICE = (
+    "Stream Wait Event",
+    "Stream Sync",
+    "Event Sync",
+    "Context Sync",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What a stream was told to wait for."""
+
+    stream: int
+    row: int
+    """The device event; -1 when the trace does not tell which it was."""
+
+    def words(self, trace: Trace) -> str:
+        """The stream, and what ran on it."""
+        if self.row < 0:
+            return f"stream {self.stream}"
+        return f"{trace.names[int(trace.events.name[self.row])]} on stream {self.stream}"
+
+
+class SyncEvents:
+    """Looks up waits; of a trace without such events, nothing is known."""
+
+    __slots__ = ("_call_of", "_device", "_kind", "_on", "_record", "_rows", "_stream", "_trace")
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        rows = np.flatnonzero(trace.rows_of(["cuda_sync"]))
+        self._rows = rows
+        self._kind = np.array([trace.names[code] for code in trace.events.name[rows].tolist()])
+        self._device, self._stream = streams(trace, rows)
+        self._on = _numbers(trace, "wait_on_stream", rows)
+        self._record = _numbers(trace, "wait_on_cuda_event_record_corr_id", rows)
+        correlation = trace.events.correlation[rows].tolist()
+        self._call_of = dict(zip(correlation, range(len(rows)), strict=True))
+
+    def of_host(self, call: int) -> str | None:
+        """What a call of the host's waited for: a stream, or the device; None if not known."""
+        at = self._call_of.get(int(self._trace.events.correlation[call]), -1)
+        if at < 0 or self._trace.events.correlation[call] == MISSING:
+            return None
+        kind = str(self._kind[at])
+        if kind == _DEVICE:
+            return "all streams"
+        stream = {_STREAM: self._stream, _EVENT: self._on}.get(kind)
+        return f"stream {stream[at]}" if stream is not None and stream[at] >= 0 else None
+
+    def before(self, gaps: Gaps, at: int) -> Awaited | None:
+        """What the work behind a gap was told to wait for on another stream, the last to end.
+
+        Only waits between the launch of what its stream ran before and its own count.
+        """
+        events = self._trace.events
+        first = int(gaps.first[at])
+        row, call = int(gaps.rows[first]), int(gaps.calls[first])
+        if call < 0 or len(self._rows) == 0:
+            return None
+        launch = int(events.begin_ns[call])
+        device, stream = streams(self._trace, np.array([row]))
+        mine = (self._kind == _STREAM_WAIT) & (self._device == device) & (self._stream == stream)
+        told = events.begin_ns[self._rows]
+        mine &= (told <= launch) & (told > self._launched_before(gaps, device, stream, launch))
+        found = [self._awaited(gaps, int(wait)) for wait in np.flatnonzero(mine & (self._on >= 0))]
+        return max(found, key=lambda each: self._end(each.row), default=None)
+
+    def _launched_before(self, gaps: Gaps, device: Numbers, stream: Numbers, time: int) -> int:
+        """When the work that a stream has had last before a time was launched."""
+        launched = self._on_stream(gaps, device, stream)[1]
+        return int(launched[launched < time].max(initial=MISSING))
+
+    def _awaited(self, gaps: Gaps, wait: int) -> Awaited:
+        stream = int(self._on[wait])
+        record = self._record[wait]
+        events = self._trace.events
+        if record < 0:
+            return Awaited(stream, -1)
+        calls = np.flatnonzero(
+            (events.correlation == record) & self._trace.rows_of(["cuda_runtime", "cuda_driver"])
+        )
+        if len(calls) == 0:
+            return Awaited(stream, -1)
+        rows, launched = self._on_stream(gaps, self._device[wait], self._on[wait])
+        earlier = launched <= events.begin_ns[calls[0]]
+        if not earlier.any():
+            return Awaited(stream, -1)
+        rows = rows[earlier]
+        return Awaited(stream, int(rows[np.argmax(events.end_ns[rows])]))
+
+    def _on_stream(
+        self, gaps: Gaps, device: Numbers, stream: Numbers
+    ) -> tuple[NDArray[np.intp], Numbers]:
+        """The work of a stream whose launch is in the trace, and when it was launched."""
+        devices, others = streams(self._trace, gaps.rows)
+        here = (devices == device) & (others == stream) & (gaps.calls >= 0)
+        return gaps.rows[here], self._trace.events.begin_ns[gaps.calls[here]]
+
+    def _end(self, row: int) -> int:
+        return int(self._trace.events.end_ns[row]) if row >= 0 else MISSING
+
+
+def _numbers(trace: Trace, key: str, rows: NDArray[np.intp]) -> Numbers:
+    """An argument of some events, `MISSING` where it is none or no whole number."""
+    column = np.full(len(trace.events), MISSING, dtype=np.int64)
+    argument = trace.argument(key) if len(rows) else None
+    if argument is not None and argument.numbers is not None:
+        column[argument.rows] = argument.numbers.astype(np.int64)
+    chosen: Numbers = column[rows]
+    return chosen
+
+
+# --- Call sites ---
+
+
+_FRAME = re.compile(r"\.py\(\d+\): ")
+# Frames of the framework and of the interpreter: a user looks for his own.
+_NOT_OWN = re.compile(
+    r"(?:^|/)(?:torch|torch_npu|torchgen|functools|contextlib|threading|runpy|_pytest|importlib)"
+    r"(?:/|\.py\()|<frozen|multiprocessing/"
+)
+
+
+class CallSites:
+    """Looks up the events around a time on a thread; each look goes through the whole trace."""
+
+    __slots__ = ("_calls", "_frames", "_marks", "_operators", "_process", "trace", "waits")
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.waits = SyncEvents(trace)
+        self._process = processes(trace)
+        self._operators = trace.rows_of(["cpu_op"])
+        self._frames = trace.rows_of(["python_function"])
+        self._marks = trace.rows_of(["user_annotation"])
+        self._calls = np.flatnonzero(launches(trace))
+
+    def operator(self, row: int) -> int:
+        """The innermost operator around an event on its thread, or -1."""
+        rows = self._around(row, self._operators)
+        return int(rows[-1]) if len(rows) else -1
+
+    def operators(self, row: int) -> Rows:
+        """All operators around an event on its thread, the outermost first."""
+        return self._around(row, self._operators)
+
+    def marks(self, row: int) -> Rows:
+        """All annotations around an event on its thread, the outermost first."""
+        return self._around(row, self._marks)
+
+    def calls_before(self, row: int) -> Rows:
+        """The calls of the runtime that ended before an event on its thread, in order."""
+        events = self.trace.events
+        rows = self._on_thread(self._calls, row)
+        rows = rows[events.end_ns[rows] <= events.begin_ns[row]]
+        result: Rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
+        return result
+
+    def called(
+        self, begin_ns: int, end_ns: int, among: Mask | None = None, like: int = -1
+    ) -> tuple[int, int]:
+        """The call that took the most of a stretch, and how much all of its name on its thread did.
+
+        Only calls `among` some and on the thread of the event `like`, where these are given.
+        (-1, 0) if there was none.
+        """
+        events = self.trace.events
+        rows = self._calls
+        if among is not None:
+            # Operators count as calls that wait, in a trace without waiting calls.
+            rows = np.flatnonzero(among)
+        if like >= 0:
+            rows = self._on_thread(rows, like)
+        rows = rows[(events.begin_ns[rows] < end_ns) & (events.end_ns[rows] > begin_ns)]
+        if len(rows) == 0:
+            return -1, 0
+        inside = np.minimum(events.end_ns[rows], end_ns) - np.maximum(
+            events.begin_ns[rows], begin_ns
+        )
+        keys = np.stack((events.name[rows], self._process[rows], events.tid[rows]))
+        _, kind = np.unique(keys, axis=1, return_inverse=True)
+        kind = kind.reshape(-1)
+        # Whole numbers below 2**53: doubles add them exactly.
+        sums = np.bincount(kind, weights=inside)
+        mine = np.flatnonzero(kind == int(np.argmax(sums)))
+        return int(rows[mine[np.argmax(inside[mine])]]), int(sums.max())
+
+    def line(self, row: int) -> str | None:
+        """The innermost frame around an event, the user's own if there is one, or None."""
+        return self._frame(self._around(row, self._frames))
+
+    def doing(self, row: int, begin_ns: int, end_ns: int) -> tuple[int, str | None]:
+        """What the thread of `row` did in a stretch: an event that fills half of it, and a frame.
+
+        The event is the innermost of those; -1 when the trace has none.
+        """
+        events = self.trace.events
+        inside = np.minimum(events.end_ns, end_ns) - np.maximum(events.begin_ns, begin_ns)
+        same = (self._process == self._process[row]) & (events.tid == events.tid[row])
+        fills = same & (2 * inside >= end_ns - begin_ns) & (inside > 0)
+        rows = self._outermost_first(np.flatnonzero(fills))
+        shown = rows[(self._operators | self._frames | self._marks)[rows]]
+        return (int(shown[-1]) if len(shown) else -1, self._frame(rows[self._frames[rows]]))
+
+    def _frame(self, frames: Rows) -> str | None:
+        names = [self.trace.names[int(self.trace.events.name[row])] for row in frames]
+        lines = [name for name in names if _FRAME.search(name)]
+        own = [name for name in lines if _NOT_OWN.search(name) is None]
+        chosen = own or lines
+        return chosen[-1] if chosen else None
+
+    def _on_thread(self, rows: Rows, like: int) -> Rows:
+        """Those of some events that are on the thread of another one."""
+        tid, process = self.trace.events.tid, self._process
+        same: Rows = rows[(process[rows] == process[like]) & (tid[rows] == tid[like])]
+        return same
+
+    def _around(self, row: int, among: Mask) -> Rows:
+        events = self.trace.events
+        begin, end = events.begin_ns[row], events.end_ns[row]
+        same = (self._process == self._process[row]) & (events.tid == events.tid[row])
+        around = among & same & (events.begin_ns <= begin) & (events.end_ns >= end)
+        around[row] = False
+        return self._outermost_first(np.flatnonzero(around))
+
+    def _outermost_first(self, rows: Rows) -> Rows:
+        events = self.trace.events
+        return rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
+
+
+def waiting_operators(trace: Trace, rows: Rows) -> Rows:
+    """For each event the outermost operator around it that is known to wait (item, to), or -1."""
+    events = trace.events
+    rank = np.full(len(trace.names) + 1, len(SYNC_OPERATORS))
+    for code, name in enumerate(trace.names):
+        if name in SYNC_OPERATORS:
+            rank[code] = SYNC_OPERATORS.index(name)
+    known = rank[events.name] < len(SYNC_OPERATORS)
+    found = np.flatnonzero(known & trace.rows_of(["cpu_op"]))
+    result = np.full(len(rows), -1, dtype=np.intp)
+    threads_of, lane = threads(trace, np.concatenate((found, rows)))
+    lanes = len(threads_of)
+    of_found, of_rows = by_group(lane[: len(found)], lanes), by_group(lane[len(found) :], lanes)
+    for number in np.intersect1d(lane[: len(found)], lane[len(found) :]):
+        here = found[of_found[number]]
+        begin, end = events.begin_ns[here], events.end_ns[here]
+        # Of those that begin and end together the one that calls the others.
+        order = np.lexsort((rank[events.name[here]], -end, begin))
+        here, end = here[order], end[order]
+        reach = np.maximum.accumulate(end)
+        outer = here[np.concatenate(([True], end[1:] > reach[:-1]))]
+        asked = of_rows[number]
+        at = np.searchsorted(events.begin_ns[outer], events.begin_ns[rows[asked]], "right") - 1
+        holds = (at >= 0) & (events.end_ns[outer[at]] >= events.end_ns[rows[asked]])
+        result[asked[holds]] = outer[at[holds]]
+    return result

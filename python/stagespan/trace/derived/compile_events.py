@@ -1,0 +1,780 @@
+"""The events of torch.compile in a trace: regions, frames, graph breaks, work, compile time.
+
+The names are those of torch 2.0 to 2.13: `Torch-Compiled Region: F/V` is compilation V of frame F
+(torch 2.2 to 2.4 write no numbers, earlier versions no regions), `CompiledFunction` is a graph that
+autograd sees, and `## Call CompiledFxGraph` is one that Inductor made.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.derived.kernel_kinds import (
+    ATTENTION,
+    COMMUNICATION,
+    CONVOLUTION,
+    MATMUL,
+    grouped,
+    inductor_kind,
+    kind_of,
+)
+from stagespan.trace.derived.launch_sources import NO_OPERATOR, compiler_parts, forward_operators
+from stagespan.trace.derived.threads import Cover, Nesting, ThreadIndex, named, processes
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.model import Trace
+
+OPERATOR, REGION, GRAPH, BACKWARD, LOOKUP, COMPILING, MARK = range(7)
+REGIONS = re.compile(r"^Torch-Compiled Region(?:: (?P<frame>.+)/(?P<variant>\d{1,9})(?!\d))?")
+_ROLES: tuple[tuple[int, re.Pattern[str]], ...] = (
+    (REGION, REGIONS),
+    (BACKWARD, re.compile(r"^CompiledFunctionBackward$")),
+    (GRAPH, re.compile(r"^CompiledFunction$|^## Call CompiledFxGraph")),
+    (LOOKUP, re.compile(r"^TorchDynamo Cache Lookup$")),
+    (COMPILING, re.compile(r" \(dynamo_timed\)$")),
+    (MARK, NO_OPERATOR),
+)
+SIGNS = re.compile(
+    r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph| \(dynamo_timed\)$|^triton_"
+)
+"""Without any of these names a trace shows nothing of torch.compile."""
+_RESUMES = re.compile(r"^(.+\.py\(\d+\)): (?:torch_dynamo_)?resume_in_(.+)_at_\d+$")
+_OF_TORCH = re.compile(r"(?:^|/)torch/|^<built-in")
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Operators, regions and graphs of all threads, each within what is around it."""
+
+    trace: Trace
+    lanes: ThreadIndex
+    nodes: Nesting
+    role: NDArray[np.int8]
+    """Of each node OPERATOR, REGION, GRAPH, BACKWARD, LOOKUP, COMPILING or MARK."""
+
+    @functools.cached_property
+    def name(self) -> NDArray[np.int32]:
+        """Of each node the code of its name."""
+        return self.trace.events.name[self.nodes.rows]
+
+    def names(self, index: Rows) -> list[str]:
+        """Names of some nodes."""
+        return [self.trace.names[code] for code in self.name[index]]
+
+    def having(self, *roles: int) -> Mask:
+        """Which nodes have one of the roles."""
+        return np.isin(self.role, roles)
+
+    def around(self, chosen: Mask) -> Rows:
+        """Of each node the innermost chosen one around it, itself left out, or -1."""
+        return self._above(self.nodes.first_around(chosen))
+
+    def outermost(self, chosen: Mask) -> Rows:
+        """Those of the chosen nodes that are within no other of them."""
+        return np.flatnonzero(chosen & (self.around(chosen) < 0))
+
+    def own_ns(self, chosen: Mask, without: Mask) -> Numbers:
+        """Of each chosen node its time less that of other chosen ones, and of `without`, in it."""
+        both = np.flatnonzero(chosen | without)
+        inner = Nesting(
+            self.lanes.axis, np.arange(len(both)), self.nodes.begin[both], self.nodes.end[both]
+        )
+        own = np.zeros(len(self.nodes), dtype=np.int64)
+        own[both[inner.rows]] = inner.own_ns()
+        return own[chosen]
+
+    def dur_ns(self, index: Rows) -> Numbers:
+        """Durations of some nodes."""
+        result: Numbers = self.nodes.end[index] - self.nodes.begin[index]
+        return result
+
+    def places(self, rows: Rows) -> Numbers:
+        """Where other events begin on the axis; -1 for those of threads without a node."""
+        events, process = self.trace.events, processes(self.trace)
+        place: Numbers = np.full(len(rows), -1, dtype=np.int64)
+        for lane, (pid, tid) in enumerate(self.lanes.threads):
+            here = np.flatnonzero((process[rows] == pid) & (events.tid[rows] == tid))
+            begin = events.begin_ns[rows[here]]
+            place[here] = self.lanes.axis.place(np.full(len(here), lane), begin)
+        return place
+
+    def functions(self, index: Rows) -> list[str | None]:
+        """The Python function that each of some regions runs; None without Python stacks.
+
+        It is the first that is called in the region. Of a frame that goes on behind a graph break
+        the line is that of the break: `model.py(5): forward` for `resume_in_forward_at_5`.
+        """
+        trace = self.trace
+        rows = np.flatnonzero(trace.rows_of(["python_function"]))
+        if len(rows) == 0 or len(index) == 0:
+            return [None] * len(index)
+        places = self.places(rows)
+        order = np.argsort(places, kind="stable")
+        rows, places = rows[order], places[order]
+        at = np.searchsorted(places, self.nodes.begin[index], side="left")
+        inside = at < len(places)
+        inside[inside] = places[at[inside]] < self.nodes.end[index[inside]]
+        names = trace.events.name[rows[np.minimum(at, len(rows) - 1)]].tolist()
+        return [
+            _function(trace.names[name]) if known else None
+            for name, known in zip(names, inside.tolist(), strict=True)
+        ]
+
+    def _above(self, found: Rows) -> Rows:
+        parent = self.nodes.parent
+        return np.where(parent >= 0, np.append(found, -1)[parent], -1)
+
+
+def forest_of(trace: Trace) -> Forest | None:
+    """Build it; None where times lie years apart."""
+    annotations = trace.rows_of(["user_annotation"]) & named(trace, _ROLES[2][1])
+    rows = np.flatnonzero(trace.rows_of(["cpu_op"]) | annotations)
+    lanes = ThreadIndex(trace, rows)
+    if not lanes.fits:
+        return None
+    nodes = Nesting.of(trace, lanes.axis, rows, lanes.of[0])
+    parts = compiler_parts(trace)
+    table = np.zeros(len(trace.names) + 1, dtype=np.int8)
+    for code, name in enumerate(trace.names):
+        role = next((role for role, rule in _ROLES if rule.search(name)), OPERATOR)
+        table[code] = COMPILING if role == OPERATOR and name in parts else role
+    return Forest(trace, lanes, nodes, table[trace.events.name[nodes.rows]])
+
+
+def _function(name: str) -> str | None:
+    """A frame's name as the user knows it; None for one of the framework."""
+    if _OF_TORCH.search(name) is not None:
+        return None
+    return _RESUMES.sub(r"\1: \2", name)
+
+
+def frame_of(name: str) -> tuple[str | None, int | None]:
+    """Frame and variant of a region's name; None where it has no numbers."""
+    found = REGIONS.match(name)
+    if found is None or found["frame"] is None:
+        return None, None
+    return found["frame"], int(found["variant"])
+
+
+# --- Frames and regions ---
+
+
+@dataclass
+class Frame:
+    """All calls of one frame; times in ns, compiling left out."""
+
+    frame: str | None
+    """As torch numbers it; None for regions without a number, and graphs outside of regions."""
+    variants: dict[int, int]
+    """Calls by variant: variant 1 is the frame's second compilation."""
+    calls: int = 0
+    time_ns: int = 0
+    """Without frames that it calls."""
+    graph_ns: int = 0
+    """Within graphs."""
+    backward_calls: int = 0
+    backward_ns: int = 0
+    """On the host, of the backward passes that lead back to this frame."""
+    function: str | None = None
+    """File, line and function, where the trace has Python stacks; behind a break its line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """What ran compiled."""
+
+    frames: list[Frame]
+    regions: int
+    calls: int
+    """Regions that no other region has called."""
+    call_ns: int
+    """Time of those calls, compiling left out."""
+    forward_graphs: int
+    backward_graphs: int
+    linked: int
+    """Backward graphs whose forward graph is known."""
+
+
+def frames_of(forest: Forest) -> Frames:
+    """Group regions by frame, and graphs by the region around them."""
+    nodes = forest.nodes
+    is_region, is_graph = forest.having(REGION), forest.having(GRAPH, BACKWARD)
+    compiling = forest.having(COMPILING)
+    labels = [frame_of(name) for name in forest.trace.names]
+    regions, graphs = np.flatnonzero(is_region), np.flatnonzero(is_graph)
+    found: dict[str | None, Frame] = {}
+
+    def frame(region: int) -> Frame:
+        label = labels[forest.name[region]][0] if region >= 0 else None
+        return found.setdefault(label, Frame(label, {}))
+
+    own = forest.own_ns(is_region, compiling)
+    for region, time in zip(regions.tolist(), own.tolist(), strict=True):
+        entry = frame(region)
+        entry.calls += 1
+        entry.time_ns += time
+        variant = labels[forest.name[region]][1]
+        if variant is not None:
+            entry.variants[variant] = entry.variants.get(variant, 0) + 1
+    _, firsts = np.unique(forest.name[regions], return_index=True)
+    for region, function in zip(
+        regions[firsts].tolist(), forest.functions(regions[firsts]), strict=True
+    ):
+        if labels[forest.name[region]][0] is not None:
+            frame(region).function = frame(region).function or function
+    around = forest.around(is_region)
+    above = forest.around(is_graph)
+    forward = _forward_nodes(forest)
+    graph_own = forest.own_ns(is_graph, compiling)
+    within_backward = forest.around(forest.role == BACKWARD)
+    linked = 0
+    for graph, time in zip(graphs.tolist(), graph_own.tolist(), strict=True):
+        backward = graph if forest.role[graph] == BACKWARD else within_backward[graph]
+        if backward >= 0:
+            source = forward[backward]
+            entry = frame(around[source] if source >= 0 else -1)
+            entry.backward_ns += time
+            if backward == graph:
+                entry.backward_calls += 1
+                linked += source >= 0
+        else:
+            entry = frame(around[graph])
+            entry.graph_ns += time
+            if around[graph] < 0 and above[graph] < 0:
+                entry.calls += 1
+                entry.time_ns += int(nodes.end[graph] - nodes.begin[graph])
+    outermost = regions[around[regions] < 0]
+    backward_count = int((forest.role == BACKWARD).sum())
+    top = np.flatnonzero((forest.role == GRAPH) & (above < 0))
+    return Frames(
+        frames=sorted(found.values(), key=lambda each: -each.time_ns),
+        regions=len(regions),
+        calls=len(outermost),
+        call_ns=_without_compiling(forest, outermost),
+        forward_graphs=len(top),
+        backward_graphs=backward_count,
+        linked=int(linked),
+    )
+
+
+def _without_compiling(forest: Forest, index: np.ndarray) -> int:
+    chosen = np.zeros(len(forest.nodes), dtype=np.bool_)
+    chosen[index] = True
+    return int(forest.own_ns(chosen, forest.having(COMPILING)).sum())
+
+
+def _forward_nodes(forest: Forest) -> np.ndarray:
+    """Of each node the node of the forward operator that it belongs to, or -1."""
+    rows = forward_operators(forest.trace, forest.lanes, forest.nodes)
+    node = np.full(len(forest.trace.events) + 1, -1, dtype=np.intp)
+    node[forest.nodes.rows] = np.arange(len(forest.nodes))
+    return node[rows]
+
+
+# --- Graph breaks ---
+
+
+# What gives outputs their shape again, and allocates: no work of the program's.
+NO_WORK = re.compile(
+    r"^aten::(?:empty\w*|as_strided\w*|_?reinterpret_tensor|view\w*|_?unsafe_view|t|transpose|permute|expand"
+    r"|slice|select|squeeze|unsqueeze|detach\w*|alias|resize_|resolve_\w+|_reshape_alias|reshape"
+    r"|new_empty\w*|lift_fresh|set_)$|^detach$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """All graph breaks between two frames; times in ns."""
+
+    before: str
+    """The frame that was left, `?` where regions have no numbers."""
+    after: str
+    """The frame that went on."""
+    count: int
+    time_ns: int | None
+    """From the end of a graph or region to the begin of the next one, compiling left out.
+
+    None where the trace does not show graphs, as with backends that make none: then what is
+    between them cannot be told from what is in them.
+    """
+    operators: dict[str, int] | None
+    """What ran outside of graphs between them, by how often; None as `time_ns`."""
+    called: dict[str, int]
+    """Frames that were called between them, by how often: they are compiled by themselves."""
+    nodes: Rows
+    """The regions that went on, in the order of time."""
+
+
+def breaks_of(forest: Forest) -> list[Break]:
+    """Regions that hold regions, the most frequent pair of frames first.
+
+    A region within a graph is none: there an operator calls a compiled function of its own.
+    """
+    nodes = forest.nodes
+    parts = forest.having(REGION, GRAPH, BACKWARD)
+    around = forest.around(parts)
+    holds = np.append(forest.role, -1)[around] == REGION
+    inside = np.flatnonzero(parts & holds & (around >= 0))
+    if not (forest.role[inside] == REGION).any():
+        return []
+    # Parts of one region lie behind each other: each gap begins where the part before ended.
+    inside = inside[np.lexsort((nodes.begin[inside], around[inside]))]
+    follows = np.concatenate(([False], around[inside][1:] == around[inside][:-1]))
+    gap_begin = np.where(follows, np.roll(nodes.end[inside], 1), nodes.begin[around[inside]])
+    is_break = forest.role[inside] == REGION
+    after, gap_begin = inside[is_break], gap_begin[is_break]
+    gap_end = nodes.begin[after]
+    compiling = np.flatnonzero(forest.having(COMPILING))
+    compiled = Cover(nodes.begin[compiling], nodes.end[compiling])
+    time = gap_end - gap_begin - compiled.within(gap_begin, gap_end)
+    # A region without a graph, but with operators, is of a backend that makes no graphs.
+    unclear = np.zeros(len(nodes), dtype=np.bool_)
+    unclear[around[_working(forest, around)]] = True
+    unclear[around[inside[~is_break]]] = False
+    seen = ~unclear[around[after]]
+    between = _operators_between(forest, gap_begin, gap_end, around, parts)
+    # A frame breaks once: what follows is its last part, what ran before that was called meanwhile.
+    broken, number = np.unique(around[after], return_inverse=True)
+    number = number.reshape(-1)
+    last = np.searchsorted(number, np.arange(len(broken)), side="right") - 1
+    time = np.bincount(number, weights=time).astype(np.int64)
+    groups: dict[tuple[str, str], list[int]] = {}
+    frames = [frame_of(name)[0] or "?" for name in forest.trace.names]
+    for at, (left, went_on) in enumerate(
+        zip(forest.name[broken].tolist(), forest.name[after[last]].tolist(), strict=True)
+    ):
+        groups.setdefault((frames[left], frames[went_on]), []).append(at)
+    found = []
+    for (before, following), members in groups.items():
+        index = np.array(members)
+        shown = bool(seen[last[index]].all())
+        parts_of = np.flatnonzero(np.isin(number, index))
+        operators = Counter(name for part in parts_of.tolist() for name in between.get(part, ()))
+        calls = parts_of[~np.isin(parts_of, last)]
+        called = Counter(frames[code] for code in forest.name[after[calls]].tolist())
+        found.append(
+            Break(
+                before,
+                following,
+                len(members),
+                int(time[index].sum()) if shown else None,
+                dict(operators.most_common()) if shown else None,
+                dict(called.most_common()),
+                after[last[index]],
+            )
+        )
+    return sorted(found, key=lambda each: (-each.count, each.before, each.after))
+
+
+def _operators_between(
+    forest: Forest, gap_begin: Rows, gap_end: Rows, around: Rows, parts: np.ndarray
+) -> dict[int, list[str]]:
+    """By gap the outermost operators in it that do not stand in a graph."""
+    nodes = forest.nodes
+    held = _working(forest, around)
+    above = forest.around(forest.having(OPERATOR, COMPILING))[held]
+    # Outermost: what is above it, if anything, lies outside the region.
+    held = held[(above < 0) | (above < around[held])]
+    order = np.argsort(gap_begin, kind="stable")
+    at = np.searchsorted(gap_begin[order], nodes.begin[held], side="right") - 1
+    hit = at >= 0
+    gap = order[at[hit]]
+    held = held[hit]
+    inside = nodes.end[held] <= gap_end[gap]
+    found: dict[int, list[str]] = {}
+    for which, name in zip(gap[inside].tolist(), forest.names(held[inside]), strict=True):
+        found.setdefault(which, []).append(name)
+    return found
+
+
+def _working(forest: Forest, around: Rows) -> Rows:
+    """Operators that stand in a region, but in no graph, and do some work."""
+    works = np.array([NO_WORK.match(name) is None for name in forest.trace.names] + [False])
+    held = np.flatnonzero((forest.role == OPERATOR) & (around >= 0) & works[forest.name])
+    found: Rows = held[forest.role[around[held]] == REGION]
+    return found
+
+
+# --- Work in compiled graphs ---
+
+
+TRITON, CPP, EXTERN, COPIES = "inductor_triton", "inductor_cpp", "extern", "copies"
+FALLBACK, CUSTOM, USER_TRITON, OTHER = "fallback", "custom", "user_triton", "other"
+CLASSES: dict[str, str] = {
+    TRITON: "Triton kernels of Inductor",
+    CPP: "C++ of Inductor, and what calls it",
+    EXTERN: "libraries: matrix products, convolutions, attention",
+    COPIES: "copies and fills by aten",
+    FALLBACK: "operators left to aten",
+    CUSTOM: "custom operators",
+    COMMUNICATION: "communication",
+    USER_TRITON: "Triton kernels of the user or a library",
+    OTHER: "other kernels",
+}
+"""What can run in a compiled graph, with its name for a reader."""
+_COPIES = re.compile(
+    r"^aten::(?:copy_|clone|contiguous|fill_|zero_|zeros\w*|ones\w*|full\w*|_to_copy|to)$"
+    r"|^(?:Memcpy|Memset)"
+)
+_LIBRARIES = (MATMUL, CONVOLUTION, ATTENTION)
+_CPP = re.compile(r"^(?:graph_\d+_)?cpp_fused_|^## Call CompiledFxGraph|^CompiledFunction")
+# How Triton launches: by the driver, where the framework's own kernels go through the runtime.
+_DRIVER = re.compile(r"^(?:cu|hipModule|hipDrv)Launch(?:Cooperative)?Kernel")
+_PLAIN = re.compile(r"^_?[a-zA-Z]\w*$")
+_LIBRARY_KERNEL = re.compile(
+    r"^(?:nvjet|sm\d+_|ampere_|volta_|turing_|hopper_|maxwell_|cutlass|cudnn|Cijk_|igemm_|nccl|rccl"
+    r"|batched_transpose|bmm_|fmha|miopen|gfx\d|naive_conv|_Z|gemm|xmma|triton_|Subtensor|Conv)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One operator or kernel in compiled graphs (or a user's Triton kernel anywhere); in ns."""
+
+    of: str
+    """One of CLASSES."""
+    name: str
+    calls: int
+    """Calls of the operator; launches of the kernel where no operator is around it."""
+    host_ns: int | None
+    """Duration on the host; of Inductor's C++ the graph's own time. None for kernels alone."""
+    device_ns: int | None
+    """Sum of the kernels that it launched; None without a device."""
+
+
+def work_in_graphs(forest: Forest) -> list[Work]:
+    """All that ran directly in compiled graphs, the longest first."""
+    nodes, trace = forest.nodes, forest.trace
+    graphs = forest.having(GRAPH, BACKWARD)
+    parent_is_graph = (nodes.parent >= 0) & np.append(graphs, False)[nodes.parent]
+    direct = parent_is_graph & ~graphs
+    top = np.flatnonzero(direct & (forest.role == OPERATOR))
+    host = forest.dur_ns(top)
+    found: dict[tuple[str, str], list[int]] = {}
+    codes = forest.name[top].astype(np.int64)
+    for group in grouped(codes, host):
+        name = trace.names[group.code]
+        found[_class_of(name), name] = [group.count, group.time_ns, 0]
+    device = device_work(trace)
+    has_device = bool(device.kind.any())
+    if not has_device:
+        own = forest.own_ns(graphs, direct)
+        cpp = int(own.sum())
+        if graphs.any():
+            name = "the graphs' own time"
+            found[CPP, name] = [len(forest.outermost(graphs)), cpp, 0]
+    else:
+        _add_kernels(forest, device.rows, graphs, direct, found)
+    rows = [
+        Work(
+            # A change of shape that launched something was a copy after all.
+            of or COPIES,
+            name,
+            calls,
+            None if host_ns < 0 else host_ns,
+            device_ns if has_device else None,
+        )
+        for (of, name), (calls, host_ns, device_ns) in found.items()
+        if of or device_ns
+    ]
+    return sorted(rows, key=lambda w: (-(w.device_ns or 0), -(w.host_ns or 0), w.name))
+
+
+def _add_kernels(
+    forest: Forest,
+    rows: Rows,
+    graphs: NDArray[np.bool_],
+    direct: NDArray[np.bool_],
+    found: dict[tuple[str, str], list[int]],
+) -> None:
+    """Device time by the operator in the graph that launched it; else the kernel by its name."""
+    trace, events, nodes = forest.trace, forest.trace.events, forest.nodes
+    calls = launch_of(trace, rows)
+    inside = _inside(forest, calls)
+    in_graph = _at(nodes.first_around(graphs), inside) >= 0
+    under = _at(nodes.first_around(direct & (forest.role == OPERATOR)), inside)
+    by_operator = in_graph & (under >= 0)
+    time: Numbers = events.dur_ns[rows]
+    if by_operator.any():
+        code = forest.name[under[by_operator]].astype(np.int64)
+        for group in grouped(code, time[by_operator]):
+            name = trace.names[group.code]
+            found.setdefault((_class_of(name), name), [0, 0, 0])[2] += group.time_ns
+    rest = ~by_operator
+    operator = _at(nodes.first_around(forest.role == OPERATOR), inside)
+    aten = np.array([name.startswith("aten::") for name in trace.names] + [False])
+    by_aten = aten[np.append(forest.name, -1)[operator]] & (operator >= 0)
+    driver = np.array([_DRIVER.match(name) is not None for name in trace.names] + [False])
+    by_driver = driver[events.name[calls]] & (calls >= 0) & ~by_aten
+    code = events.name[rows].astype(np.int64)
+    # One group a name and the two things that its class depends on.
+    key = (code * 2 + by_driver) * 2 + in_graph
+    for group in grouped(key[rest], time[rest]):
+        name = trace.names[group.code >> 2]
+        of = _class_of_kernel(name, bool(group.code & 2), bool(group.code & 1))
+        if of:
+            entry = found.setdefault((of, name), [0, -1, 0])
+            entry[0] += group.count
+            entry[2] += group.time_ns
+
+
+def _class_of(operator: str) -> str:
+    """Class of an operator in a graph; empty for what only allocates or changes a view."""
+    if inductor_kind(operator) is not None or operator.startswith("triton_"):
+        return TRITON
+    if _CPP.match(operator):
+        return CPP
+    if NO_WORK.match(operator):
+        return ""
+    if _COPIES.match(operator):
+        return COPIES
+    kind = kind_of(operator)
+    if kind in _LIBRARIES or kind == COMMUNICATION:
+        return COMMUNICATION if kind == COMMUNICATION else EXTERN
+    return FALLBACK if operator.startswith(("aten::", "prims::")) else CUSTOM
+
+
+def _class_of_kernel(kernel: str, by_driver: bool, in_graph: bool) -> str:
+    """Class of a kernel without an operator in a graph; empty for those outside of all graphs."""
+    if inductor_kind(kernel) is not None:
+        return TRITON
+    if by_driver and _PLAIN.match(kernel) and not _LIBRARY_KERNEL.match(kernel):
+        return USER_TRITON
+    if not in_graph:
+        return ""
+    if _COPIES.match(kernel):
+        return COPIES
+    kind = kind_of(kernel)
+    if kind == COMMUNICATION:
+        return COMMUNICATION
+    return EXTERN if kind in _LIBRARIES else OTHER
+
+
+def _inside(forest: Forest, calls: Rows) -> Rows:
+    """The innermost node around each launching call, or -1."""
+    known = np.flatnonzero(calls >= 0)
+    found = np.full(len(calls), -1, dtype=np.intp)
+    places = forest.places(calls[known])
+    there = places >= 0
+    found[known[there]] = forest.nodes.at(places[there])
+    return found
+
+
+def _at(values: Rows, index: Rows) -> Rows:
+    return np.where(index >= 0, np.append(values, -1)[index], -1)
+
+
+def triton_by_kind(forest: Forest) -> dict[str, tuple[int, int]]:
+    """Inductor's Triton kernels on the device: by kind (poi, red, ...) how many, and their time."""
+    trace = forest.trace
+    rows = device_work(trace).kernels
+    found: dict[str, tuple[int, int]] = {}
+    names = trace.events.name[rows].astype(np.int64)
+    for group in grouped(names, trace.events.dur_ns[rows]):
+        kind = inductor_kind(trace.names[group.code])
+        if kind is not None:
+            count, time = found.get(kind, (0, 0))
+            found[kind] = (count + group.count, time + group.time_ns)
+    return found
+
+
+def eager_calls(forest: Forest) -> Rows:
+    """Look-ups of compiled code that found none that fits, and after which nothing was compiled.
+
+    Dynamo runs such calls eagerly: once a frame has reached the limit of recompilations, or because
+    the program asked for it.
+    """
+    nodes = forest.nodes
+    # Regions are what a look-up leads to: before torch 2.2 there were none.
+    if not forest.having(REGION).any():
+        return np.empty(0, dtype=np.intp)
+    index = np.flatnonzero(forest.having(LOOKUP))
+    others = np.flatnonzero(~forest.having(MARK))
+    stride = forest.lanes.axis.stride
+    at = np.searchsorted(nodes.begin[others], nodes.end[index])
+    known = at < len(others)
+    index, after = index[known], others[at[known]]
+    same = nodes.begin[index] // stride == nodes.begin[after] // stride
+    eager = np.isin(forest.role[after], (OPERATOR, LOOKUP))
+    # What lies outside of the region around the look-up is not what it led to.
+    around = np.append(nodes.end, np.iinfo(np.int64).max)[nodes.parent[index]]
+    found: Rows = index[same & eager & (nodes.begin[after] < around)]
+    return found
+
+
+def lookups(forest: Forest) -> tuple[int, int]:
+    """How often dynamo looked for a compiled version of a frame, and the time it took."""
+    index = np.flatnonzero(forest.having(LOOKUP))
+    return len(index), int(forest.dur_ns(index).sum())
+
+
+# --- Time spent compiling ---
+
+
+_TIMED = re.compile(r" \(dynamo_timed\)$")
+# The first that is found decides.
+PHASES: dict[str, str] = {
+    "guards": "building guards",
+    "autotuning": "autotuning",
+    "kernels": "compiling and loading kernels",
+    "dynamo": "tracing Python (Dynamo)",
+    "autograd": "forward and backward graphs (AOTAutograd)",
+    "inductor": "lowering and code (Inductor)",
+    "other": "other",
+}
+_RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (phase, re.compile(pattern, re.IGNORECASE))
+    for phase, pattern in (
+        ("guards", r"guard"),
+        ("autotuning", r"autotun|benchmark|AlgorithmSelector|CachingAutotuner"),
+        (
+            "kernels",
+            (
+                r"^async_compile|^compile_file|CodeCache\.|^triton|triton_compile|precompile|parallel_compile"
+                r"|_compile_to_|cudagraph"
+            ),
+        ),
+        (
+            "dynamo",
+            (
+                r"^_compile\b|^_compile\.|^compile_attempt|bytecode|^OutputGraph\.|^entire_frame|^gc$"
+                r"|insert_deferred|^convert_frame|^dynamo$|^backend_compile"
+            ),
+        ),
+        (
+            "autograd",
+            (
+                r"^create_aot|^entire_backward|^aot_|aot_autograd|min_cut|^backward\.|joint_graph|fw_compiler|bw_compiler"
+                r"|AOTAutogradCache"
+            ),
+        ),
+        (
+            "inductor",
+            (
+                r"^compile_fx|^fx_codegen|^GraphLowering|^Scheduler|_grad_passes|^pass\.|WrapperCodegen"
+                r"|^inductor|fake_tensor_prop|FxGraphCache|FxGraphHash|CacheBase|TritonBundler|^code_gen"
+                r"|CompiledFxGraph"
+            ),
+        ),
+    )
+)
+_FRAME = re.compile(r"^_compile(?:\.<locals>)?(?:\.compile_inner)? \(dynamo_timed\)$")
+# What surrounds a frame's compilation.
+_WRAPPER = re.compile(r"^(?:_compile|dynamo|entire_frame_compile|convert_frame)\b")
+_MARK = re.compile(r"^(?:dynamo|entire_frame_compile)_data: .*?compile_id=\S+$")
+_ID = re.compile(r"compile_id=(?P<frame>\S+)/(?P<variant>\d{1,9})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """One frame that was compiled within the window; times in ns."""
+
+    frame: str | None
+    variant: int | None
+    """0 for the first compilation of the frame; None where the trace does not tell which it is."""
+    row: int
+    time_ns: int
+    refused: bool = False
+    """Dynamo did not begin to trace the frame: it had reached the limit of recompilations."""
+
+    @property
+    def again(self) -> bool:
+        """Whether the frame had been compiled before and now was once more."""
+        return bool(self.variant) and not self.refused
+
+    @property
+    def id(self) -> str | None:
+        """Frame and variant as torch writes them."""
+        return None if self.frame is None else f"{self.frame}/{self.variant}"
+
+
+@dataclass(frozen=True, slots=True)
+class CompileTime:
+    """Compiling in all threads; times in ns."""
+
+    time_ns: int
+    phases: dict[str, int]
+    """Time by PHASES, the most first; they sum to `time_ns`."""
+    steps: list[tuple[str, int, int]]
+    """The timed parts: name, own time, how often it ran."""
+    compilations: list[Compilation]
+
+
+def compile_time(forest: Forest) -> CompileTime | None:
+    """Sum up what dynamo has timed; None when nothing was compiled in the window."""
+    trace, events = forest.trace, forest.trace.events
+    index = np.flatnonzero(forest.having(COMPILING))
+    if len(index) == 0:
+        return None
+    nodes = forest.nodes
+    timed = Nesting(forest.lanes.axis, index, nodes.begin[index], nodes.end[index])
+    own = timed.own_ns()
+    name = forest.name[timed.rows].astype(np.int64)
+    steps: dict[str, tuple[int, int]] = {}
+    phases: dict[str, int] = {}
+    for group in grouped(name, own):
+        step = _TIMED.sub("", trace.names[group.code])
+        # Today's torch holds each part twice, one around the other.
+        time, count = steps.get(step, (0, 0))
+        steps[step] = (time + group.time_ns, max(count, group.count))
+        phases[_phase(step)] = phases.get(_phase(step), 0) + group.time_ns
+    frames = index[[_FRAME.match(text) is not None for text in forest.names(index)]]
+    chosen = np.zeros(len(nodes), dtype=np.bool_)
+    chosen[frames] = True
+    frames = forest.outermost(chosen)
+    ids = _ids(forest, frames)
+    parts = index[[_FRAME.match(text) is None for text in forest.names(index)]]
+    parts = parts[[_WRAPPER.match(text) is None for text in forest.names(parts)]]
+    traced = np.searchsorted(nodes.begin[parts], nodes.begin[frames]) < np.searchsorted(
+        nodes.begin[parts], nodes.end[frames]
+    )
+    return CompileTime(
+        time_ns=int(own.sum()),
+        phases=dict(sorted(phases.items(), key=lambda item: -item[1])),
+        steps=[(step, *both) for step, both in sorted(steps.items(), key=lambda s: -s[1][0])],
+        compilations=[
+            Compilation(
+                *ids[at],
+                int(nodes.rows[node]),
+                int(events.dur_ns[nodes.rows[node]]),
+                refused=bool(ids[at][1]) and not traced[at],
+            )
+            for at, node in enumerate(frames.tolist())
+        ],
+    )
+
+
+def _phase(step: str) -> str:
+    return next((phase for phase, rule in _RULES if rule.search(step)), "other")
+
+
+def _ids(forest: Forest, frames: Rows) -> list[tuple[str | None, int | None]]:
+    """Frame and variant of each compilation: from the mark before it, else the region behind it."""
+    trace, nodes = forest.trace, forest.nodes
+    marks = np.flatnonzero(trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, _MARK))
+    places = forest.places(marks)
+    order = np.argsort(places, kind="stable")
+    marks, places = marks[order], places[order]
+    regions = np.flatnonzero(forest.having(REGION))
+    found: list[tuple[str | None, int | None]] = []
+    before = -1
+    for node in frames.tolist():
+        begin, end = int(nodes.begin[node]), int(nodes.end[node])
+        at = int(np.searchsorted(places, begin, side="right")) - 1
+        if at >= 0 and places[at] > before:
+            mark = _ID.search(trace.names[trace.events.name[marks[at]]])
+            found.append((mark["frame"], int(mark["variant"])) if mark else (None, None))
+        else:
+            at = int(np.searchsorted(nodes.begin[regions], end))
+            stride = forest.lanes.axis.stride
+            known = at < len(regions) and nodes.begin[regions[at]] // stride == begin // stride
+            found.append(frame_of(forest.names(regions[at : at + 1])[0]) if known else (None, None))
+        before = end
+    return found

@@ -1,0 +1,314 @@
+"""Which events ran on a device, which call launched each, and how the device was used."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.read.intervals import Codes, Mask, Numbers, by_group, covered
+from stagespan.trace.read.model import MISSING, Trace
+
+NOT_DEVICE, COMPUTE, COMMUNICATION, COPY = 0, 1, 2, 3
+
+_COMMUNICATION_WORDS = ("nccl", "rccl", "hccl")
+_LAUNCH_SUFFIXES = ("_runtime", "_driver")
+# Other accelerators have categories of their own, such as MTIA's `mtia_ccp_events`. An event of a
+# stream is device work, unless its category is one of these or its process runs operators.
+_NOT_WORK = frozenset(
+    {"user_annotation", "gpu_user_annotation", "cpu_op", "cpu_instant_event", "python_function"}
+    | {"overhead", "trace", "collective_comm", "external_correlation", "cuda_profiler_range"}
+)
+_NOT_WORK_SUFFIXES = (*_LAUNCH_SUFFIXES, "_sync", "_annotation")
+_ON_HOST = ("cpu_op", "python_function", "user_annotation")
+_STREAM = re.compile(r"^stream\b(?!.*queue)", re.IGNORECASE)
+_COPIES = re.compile(r"memcpy|^dma(?:_|\b)", re.IGNORECASE)
+# Between the work of a stream: its waits for an event of another stream, and its own events.
+_STREAM_EVENTS = re.compile(r"^event_(?:wait|record)", re.IGNORECASE)
+# Ascend: rows without a category, told by the names of their process and by `Task Type`.
+_ASCEND_DEVICE = "Ascend Hardware"
+_ASCEND_COMMUNICATION = frozenset({"HCCL", "Communication"})
+_ASCEND_HOST = "CANN"
+_ASCEND_COMPUTE_TYPES = ("AI_", "AIC", "AIV", "MIX_", "DSA_")
+_ASCEND_COPY = "MEMCPY"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """The device's part of a trace; all arrays have one element an event of `Trace.events`."""
+
+    kind: NDArray[np.int8]
+    """NOT_DEVICE, COMPUTE (memset and MTIA's event_wait too), COMMUNICATION or COPY."""
+    is_kernel: Mask
+    """Kernels: device work that is neither a copy nor a memset nor an event of a stream."""
+
+    @property
+    def rows(self) -> NDArray[np.intp]:
+        """Rows of the device's events."""
+        return np.flatnonzero(self.kind)
+
+    @property
+    def kernels(self) -> NDArray[np.intp]:
+        """Rows of the kernels."""
+        return np.flatnonzero(self.is_kernel)
+
+
+def device_work(trace: Trace) -> DeviceWork:
+    """Find the device's events: by category (kernel, gpu_memcpy, gpu_memset), on Ascend by process.
+
+    On other accelerators all that runs on a stream is device work. Communication is a kernel whose
+    name contains nccl, rccl or hccl; on Ascend the operators in the groups' lanes of the
+    communication process.
+    """
+    events = trace.events
+    kind = np.zeros(len(events), dtype=np.int8)
+    is_kernel = trace.rows_of(["kernel"])
+    kind[is_kernel] = COMPUTE
+    kind[trace.rows_of(["gpu_memset"])] = COMPUTE
+    kind[trace.rows_of(["gpu_memcpy"])] = COPY
+    communicates = _by_name(trace, events.name, _COMMUNICATION_WORDS)
+    if not is_ascend(trace):
+        is_kernel = is_kernel | _add_others(trace, kind)
+    kind[is_kernel & communicates] = COMMUNICATION
+    if _ASCEND_DEVICE in trace.process_names.values():
+        is_kernel = is_kernel | _add_ascend(trace, kind)
+    return DeviceWork(kind, is_kernel)
+
+
+def is_ascend(trace: Trace) -> bool:
+    """Whether a trace is one of torch_npu.profiler: its processes have the names of its parts."""
+    parts = {_ASCEND_DEVICE, _ASCEND_HOST, "Overlap Analysis"}
+    return not parts.isdisjoint(trace.process_names.values())
+
+
+def launches(trace: Trace) -> Mask:
+    """Rows that are calls of a runtime or driver, which may have launched device work."""
+    chosen = np.array([name.endswith(_LAUNCH_SUFFIXES) for name in [*trace.categories, ""]])
+    rows: Mask = chosen[trace.events.category]
+    if _ASCEND_DEVICE in trace.process_names.values():
+        rows = rows | _in_processes(trace, frozenset({_ASCEND_HOST}))
+    return rows
+
+
+def launch_of(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """For each of `rows` the row of the call that launched it; -1 when it is not in the trace.
+
+    They are joined by correlation. Where calls nest under one, the longest, which holds the
+    others, is taken. Where calls of several processes share one, device events do not tell whose
+    they are: their launch is unknown.
+    """
+    events = trace.events
+    calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING))
+    found = np.full(len(rows), -1, dtype=np.intp)
+    if len(calls) == 0 or len(rows) == 0:
+        return found
+    calls = calls[np.lexsort((events.dur_ns[calls], events.correlation[calls]))]
+    known, pid = events.correlation[calls], events.pid[calls]
+    firsts = np.flatnonzero(np.diff(known, prepend=known[0] - 1))
+    shared = np.minimum.reduceat(pid, firsts) != np.maximum.reduceat(pid, firsts)
+    ours = np.repeat(~shared, np.diff(firsts, append=len(known)))
+    calls, known = calls[ours], known[ours]
+    if len(calls) == 0:
+        return found
+    wanted = events.correlation[rows]
+    at = np.searchsorted(known, wanted, side="right") - 1
+    hit = (at >= 0) & (known[np.maximum(at, 0)] == wanted) & (wanted != MISSING)
+    found[hit] = calls[at[hit]]
+    return found
+
+
+def streams(trace: Trace, rows: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
+    """Device and stream of each of `rows`; where the arguments do not say, process and thread."""
+    events = trace.events
+    device, stream = events.device[rows], events.stream[rows]
+    return (
+        np.where(device == MISSING, events.pid[rows], device),
+        np.where(stream == MISSING, events.tid[rows], stream),
+    )
+
+
+def _by_name(trace: Trace, names: Codes, words: tuple[str, ...]) -> Mask:
+    """Which names contain one of the words, whatever their case."""
+    lowered = map(str.lower, trace.names)
+    chosen = np.array([any(word in name for word in words) for name in lowered] + [False])
+    rows: Mask = chosen[names]
+    return rows
+
+
+def _in_processes(trace: Trace, names: frozenset[str]) -> Mask:
+    pids = [pid for pid, name in trace.process_names.items() if name in names]
+    return np.isin(trace.events.pid, np.array(pids, dtype=np.int64))
+
+
+def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
+    """Fill in the kinds of other accelerators' rows; returns which of them are kernels."""
+    events = trace.events
+    lanes = [lane for lane, name in trace.thread_names.items() if _STREAM.search(name)]
+    on_stream: Mask = events.stream != MISSING
+    for pid, tid in lanes:
+        on_stream |= (events.pid == pid) & (events.tid == tid)
+    works = np.array(
+        [
+            name not in _NOT_WORK and not name.endswith(_NOT_WORK_SUFFIXES)
+            for name in [*trace.categories, ""]
+        ]
+    )
+    rows = np.flatnonzero(on_stream & works[events.category] & (kind == NOT_DEVICE))
+    kernels: Mask = np.zeros(len(events), dtype=np.bool_)
+    if len(rows) == 0:
+        return kernels
+    hosts = np.unique(events.pid[trace.rows_of(_ON_HOST)])
+    rows = rows[~np.isin(events.pid[rows], hosts)]
+    names, of = np.unique(events.name[rows], return_inverse=True)
+    copies = np.array([_COPIES.search(trace.names[code]) is not None for code in names], np.bool_)
+    marks = [_STREAM_EVENTS.search(trace.names[code]) is not None for code in names]
+    of = of.reshape(-1)
+    kind[rows] = np.where(copies[of], COPY, COMPUTE)
+    kernels[rows] = ~(copies | np.array(marks, np.bool_))[of]
+    return kernels
+
+
+def _add_ascend(trace: Trace, kind: NDArray[np.int8]) -> Mask:
+    """Fill in the kinds of Ascend's rows; returns which of them are kernels."""
+    events = trace.events
+    on_device = _in_processes(trace, frozenset({_ASCEND_DEVICE}))
+    computes = np.array(
+        [name.startswith(_ASCEND_COMPUTE_TYPES) for name in trace.names] + [False], dtype=np.bool_
+    )
+    copies = np.array([name.startswith(_ASCEND_COPY) for name in trace.names] + [False])
+    kernels: Mask = on_device & computes[events.task_type]
+    kind[kernels] = COMPUTE
+    kind[on_device & ~kernels & copies[events.name]] = COPY
+    groups = [
+        (pid, tid)
+        for (pid, tid), name in trace.thread_names.items()
+        if name.startswith("Group") and trace.process_names.get(pid) in _ASCEND_COMMUNICATION
+    ]
+    # Those of one process at once: a trace may name any number of them.
+    by_process: dict[int, list[int]] = {}
+    for pid, tid in groups:
+        by_process.setdefault(pid, []).append(tid)
+    for pid, tids in by_process.items():
+        kind[(events.pid == pid) & np.isin(events.tid, tids)] = COMMUNICATION
+    return kernels
+
+
+# --- How the device's time was spent ---
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """Times in ns, over all devices of the trace; None where the trace has no device events.
+
+    compute + exposed communication + exposed copies + idle = span, exactly.
+    """
+
+    entries: int
+    """Entries in the trace's list of events."""
+    device_events: dict[str, int]
+    """Device events by category."""
+    span_ns: int | None
+    """From the first device event's begin to the last one's end."""
+    busy_ns: int | None
+    compute_ns: int | None
+    communication_ns: int | None
+    copy_ns: int | None
+    exposed_communication_ns: int | None
+    """Communication while nothing computes."""
+    exposed_copy_ns: int | None
+    """Copies while nothing computes or communicates."""
+    kernel_sum_ns: int | None
+    """Sum of the kernels' durations, overlaps counted twice."""
+    stream_busy_ns: dict[tuple[int, int], int]
+    """By device and stream."""
+    without_launch: int
+    """Device events whose launch is not in the trace."""
+    triton_kernels: int
+
+    @property
+    def idle_ns(self) -> int | None:
+        """Span less busy."""
+        return None if self.span_ns is None or self.busy_ns is None else self.span_ns - self.busy_ns
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds; streams by number, or device/stream on several devices."""
+        devices = {device for device, _ in self.stream_busy_ns}
+        return {
+            "events": self.entries,
+            "gpu_events": dict(self.device_events),
+            "span_us": _us(self.span_ns),
+            "busy_us": _us(self.busy_ns),
+            "idle_us": _us(self.idle_ns),
+            "compute_union_us": _us(self.compute_ns),
+            "comm_union_us": _us(self.communication_ns),
+            "exposed_comm_us": _us(self.exposed_communication_ns),
+            "memcpy_union_us": _us(self.copy_ns),
+            "exposed_memcpy_us": _us(self.exposed_copy_ns),
+            "kernel_dur_sum_us": _us(self.kernel_sum_ns),
+            "n_streams": len(self.stream_busy_ns),
+            "gpu_events_without_launch_in_trace": self.without_launch,
+            "triton_kernels": self.triton_kernels,
+            "per_stream_busy_us": {
+                (str(stream) if len(devices) == 1 else f"{device}/{stream}"): _us(busy)
+                for (device, stream), busy in self.stream_busy_ns.items()
+            },
+        }
+
+
+def device_use(trace: Trace) -> DeviceUse:
+    """Unions of the device's events by kind and by stream."""
+    events = trace.events
+    work = device_work(trace)
+    rows = work.rows
+    begin, end, kind = events.begin_ns[rows], events.end_ns[rows], work.kind[rows]
+
+    def union(*kinds: int) -> int | None:
+        chosen = np.isin(kind, kinds)
+        return covered(begin[chosen], end[chosen]) if len(rows) else None
+
+    busy, compute = union(COMPUTE, COMMUNICATION, COPY), union(COMPUTE)
+    not_copying = union(COMPUTE, COMMUNICATION)
+    categories, counts = np.unique(events.category[rows], return_counts=True)
+    kernels = work.kernels
+    triton = np.array([name.startswith("triton_") for name in trace.names] + [False])
+    return DeviceUse(
+        entries=trace.total,
+        device_events={
+            trace.categories[c]: int(n) for c, n in zip(categories, counts, strict=True)
+        },
+        span_ns=int(end.max() - begin.min()) if len(rows) else None,
+        busy_ns=busy,
+        compute_ns=compute,
+        communication_ns=union(COMMUNICATION),
+        copy_ns=union(COPY),
+        exposed_communication_ns=_less(not_copying, compute),
+        exposed_copy_ns=_less(busy, not_copying),
+        kernel_sum_ns=int(events.dur_ns[kernels].sum()) if len(rows) else None,
+        stream_busy_ns=_by_stream(trace),
+        without_launch=int((launch_of(trace, rows) < 0).sum()),
+        triton_kernels=int(triton[events.name[kernels]].sum()),
+    )
+
+
+def _by_stream(trace: Trace) -> dict[tuple[int, int], int]:
+    rows = device_work(trace).rows
+    device, stream = streams(trace, rows)
+    begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
+    lanes, lane = np.unique(np.stack((device, stream), axis=1), axis=0, return_inverse=True)
+    lane = lane.reshape(-1)
+    mine = by_group(lane, len(lanes))
+    return {
+        (int(d), int(s)): covered(begin[mine[number]], end[mine[number]])
+        for number, (d, s) in enumerate(lanes)
+    }
+
+
+def _less(whole: int | None, part: int | None) -> int | None:
+    return None if whole is None or part is None else whole - part
+
+
+def _us(nanoseconds: int | None) -> float | None:
+    return None if nanoseconds is None else nanoseconds / 1000

@@ -1,0 +1,156 @@
+"""What each device and each stream spent its time on.
+
+All kernels that communicate count as communication here, including those of oneCCL and NVSHMEM and
+the custom all-reduces of inference servers. `stagespan.trace.derived.device` counts these as
+computing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from stagespan.trace.derived import kernel_kinds as kinds
+from stagespan.trace.derived.device import (
+    COMMUNICATION,
+    COMPUTE,
+    COPY,
+    device_work,
+    is_ascend,
+    streams,
+)
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group, covered
+from stagespan.trace.read.model import MISSING, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """Times in ns; compute + exposed communication + exposed copies + idle = span, exactly."""
+
+    span_ns: int
+    """From the first event's begin to the end of the last, or the stretch that was asked for."""
+    busy_ns: int
+    compute_ns: int
+    communication_ns: int
+    exposed_communication_ns: int
+    """Communication while nothing computes."""
+    copy_ns: int
+    exposed_copy_ns: int
+    """Copies while nothing computes or communicates."""
+    custom_ns: int
+    """Of communication that of kernels other than NCCL's, RCCL's and HCCL's."""
+
+    @property
+    def idle_ns(self) -> int:
+        """Span less busy."""
+        return self.span_ns - self.busy_ns
+
+    @property
+    def hidden_communication_ns(self) -> int:
+        """Communication beside which something computed."""
+        return self.communication_ns - self.exposed_communication_ns
+
+    def to_dict(self) -> dict[str, float]:
+        """For JSON, in microseconds."""
+        times = {
+            "busy": self.busy_ns,
+            "idle": self.idle_ns,
+            "span": self.span_ns,
+            "compute": self.compute_ns,
+            "comm": self.communication_ns,
+            "exposed_comm": self.exposed_communication_ns,
+            "memcpy": self.copy_ns,
+            "exposed_memcpy": self.exposed_copy_ns,
+        }
+        return {name: time / 1000 for name, time in times.items()}
+
+
+def together(times: Iterable[DeviceTime]) -> DeviceTime:
+    """The sums over devices."""
+    each = list(times)
+    return DeviceTime(*(sum(getattr(one, f.name) for one in each) for f in fields(DeviceTime)))
+
+
+def device_rows(trace: Trace) -> dict[int, Rows]:
+    """The device events of each device; a trace of Ascend has one, whose parts are processes."""
+    rows = device_work(trace).rows
+    device, _ = streams(trace, rows)
+    if is_ascend(trace):
+        device = np.where(trace.events.device[rows] == MISSING, 0, device)
+    found, group = np.unique(device, return_inverse=True)
+    mine = by_group(group.reshape(-1), len(found))
+    return {int(number): rows[mine[at]] for at, number in enumerate(found.tolist())}
+
+
+def device_times(trace: Trace, within: tuple[int, int] | None = None) -> dict[int, DeviceTime]:
+    """Of each device where its time went; empty without device events.
+
+    `within` is the begin and end of a stretch in ns: then all of that stretch is divided up, also
+    what lies before the device's first event and after its last.
+    """
+    custom = custom_communication(trace)
+    kind = _kind(trace, custom)
+    return {
+        device: _time(trace, rows, kind, custom, within)
+        for device, rows in device_rows(trace).items()
+    }
+
+
+def stream_times(
+    trace: Trace, within: tuple[int, int] | None = None
+) -> dict[tuple[int, int], DeviceTime]:
+    """The same for each stream by itself, by device and stream."""
+    custom = custom_communication(trace)
+    kind = _kind(trace, custom)
+    rows = device_work(trace).rows
+    device, stream = streams(trace, rows)
+    found, lane = np.unique(np.stack((device, stream), axis=1), axis=0, return_inverse=True)
+    mine = by_group(lane.reshape(-1), len(found))
+    return {
+        (int(d), int(s)): _time(trace, rows[mine[number]], kind, custom, within)
+        for number, (d, s) in enumerate(found)
+    }
+
+
+def custom_communication(trace: Trace) -> Mask:
+    """Which events are kernels that communicate without NCCL, RCCL or HCCL, by their names."""
+    work = device_work(trace)
+    computing: Mask = work.is_kernel & (work.kind == COMPUTE)
+    chosen = np.zeros(len(trace.names) + 1, dtype=np.bool_)
+    for code in np.unique(trace.events.name[computing]).tolist():
+        chosen[code] = kinds.kind_of(trace.names[code]) == kinds.COMMUNICATION
+    custom: Mask = computing & chosen[trace.events.name]
+    return custom
+
+
+def _kind(trace: Trace, custom: Mask) -> Numbers:
+    kind: Numbers = np.where(custom, COMMUNICATION, device_work(trace).kind)
+    return kind
+
+
+def _time(
+    trace: Trace, rows: Rows, kind: Numbers, custom: Mask, within: tuple[int, int] | None = None
+) -> DeviceTime:
+    begin = trace.events.begin_ns[rows]
+    end = begin + trace.events.dur_ns[rows]
+    low, high = within or (int(begin.min()), int(end.max()))
+    begin, end = np.clip(begin, low, high), np.clip(end, low, high)
+
+    def union(*of: int) -> int:
+        chosen = np.isin(kind[rows], of)
+        return covered(begin[chosen], end[chosen])
+
+    busy, compute, not_copying = covered(begin, end), union(COMPUTE), union(COMPUTE, COMMUNICATION)
+    own = custom[rows]
+    return DeviceTime(
+        span_ns=high - low,
+        busy_ns=busy,
+        compute_ns=compute,
+        communication_ns=union(COMMUNICATION),
+        exposed_communication_ns=not_copying - compute,
+        copy_ns=union(COPY),
+        exposed_copy_ns=busy - not_copying,
+        custom_ns=covered(begin[own], end[own]),
+    )

@@ -1,0 +1,307 @@
+"""Gaps that belong together: before the same device work, or at the program's start."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.call_site import CallSites
+from stagespan.trace.derived.gaps import AFTER, BEFORE, DURING, NAMES, UNKNOWN, Gaps, IdleParts
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.result import Evidence, evidence, window_of
+
+# Causes of which the trace does not hold the reason: all that is known is where the gaps are.
+UNEXPLAINED = (causes.NOT_TRACED, causes.GRAPH)
+_MOST_PATTERNS = 5
+_MOST_LOOKED_AT = 20
+# Of the longest gap of a pattern: shorter ones are not like it.
+_ALIKE = 0.5
+# Of the median distance: gaps that come at even distances.
+_EVEN = 0.1
+_WARM_UP = re.compile(r"(?:^|[^a-z])warm[-_ ]?up", re.IGNORECASE)
+_STREAM_WAIT = re.compile(r"StreamWait(?:Event|Value)", re.IGNORECASE)
+_LAUNCHES = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
+# Of the device's span: the shortest gap in which a start is looked for, and how many at most.
+_LEAST_START = 0.01
+_MOST_STARTS = 20
+# The first call of an operator took so many times as long as the others do.
+_FIRST = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """Gaps of about one length before the same device work; times in ns."""
+
+    cause: str
+    next: str
+    """What the device did next."""
+    gaps: int
+    idle_ns: int
+    least_ns: int
+    most_ns: int
+    every_ns: int | None
+    """From one to the next, where they come at even distances; None for fewer than three."""
+    one_a_step: bool
+    """Whether they come at the distance of the steps."""
+    issued: tuple[int, int, int]
+    """How often the launch of what came next was issued before the gap, later, or is unknown."""
+    delay_ns: int | None
+    """Of the longest: from the launch's end to the begin on the device; None where unknown."""
+    told_by: str | None
+    """The call before the launch of the longest that lets its stream wait for another one."""
+    host_call: str | None
+    """The call in which a thread of the host was for at least half of most of the gaps."""
+    host_gaps: int
+    """In how many of those that were looked at."""
+    host_call_ns: int | None
+    """How much of the longest of these gaps it took."""
+    host_operator: str | None
+    host_annotation: str | None
+    """The innermost around that call, or around the host's other work."""
+    line: str | None
+    evidence: tuple[Evidence, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "cause": self.cause,
+            "next_on_device": self.next,
+            "gaps": self.gaps,
+            "idle_us": self.idle_ns / 1000,
+            "least_us": self.least_ns / 1000,
+            "most_us": self.most_ns / 1000,
+            "every_us": None if self.every_ns is None else self.every_ns / 1000,
+            "one_a_step": self.one_a_step,
+            "launched_before": self.issued[0],
+            "launched_later": self.issued[1],
+            "launch_unknown": self.issued[2],
+            "begun_after_launch_us": None if self.delay_ns is None else self.delay_ns / 1000,
+            "stream_wait": self.told_by,
+            "host_call": self.host_call,
+            "host_call_in_gaps": self.host_gaps,
+            "host_call_us": None if self.host_call_ns is None else self.host_call_ns / 1000,
+            "host_operator": self.host_operator,
+            "host_annotation": self.host_annotation,
+            "python": self.line,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StartUp:
+    """Idle time for causes on the host while a program, or a library in it, started."""
+
+    rows: Rows
+    """The gaps, as indices."""
+    where: str
+    """The annotation of a warm-up, or the operator whose first call it was."""
+    first_call: bool
+    """Whether it is the operator."""
+    by_cause: dict[str, int]
+    """In ns, the longest first."""
+    evidence: tuple[Evidence, ...]
+    """Of the largest gaps the call that took the most of each, and for how long."""
+
+    @property
+    def idle_ns(self) -> int:
+        """In all."""
+        return sum(self.by_cause.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "in": self.where,
+            "idle_us": self.idle_ns / 1000,
+            "gaps": len(self.rows),
+            "by_cause_us": {cause: time / 1000 for cause, time in self.by_cause.items()},
+        }
+
+
+def patterns(where: CallSites, gaps: Gaps, parts: IdleParts, step_begins: Numbers) -> list[Pattern]:
+    """Of each cause that the trace does not explain the gaps that are alike, the longest first."""
+    events = where.trace.events
+    found = []
+    for cause in UNEXPLAINED:
+        time = parts.parts[:, NAMES.index(cause)]
+        chosen = np.flatnonzero(time)
+        if len(chosen) == 0:
+            continue
+        name = events.name[gaps.rows[gaps.first[chosen]]]
+        sums = np.bincount(name, weights=time[chosen])
+        for code in np.argsort(-sums, kind="stable")[:_MOST_PATTERNS].tolist():
+            mine = chosen[name == code]
+            if len(mine):
+                mine = mine[time[mine] >= _ALIKE * time[mine].max()]
+                found.append(_pattern(where, gaps, mine, time, cause, step_begins))
+    return sorted(found, key=lambda each: -each.idle_ns)
+
+
+def _pattern(
+    where: CallSites, gaps: Gaps, mine: Rows, time: Numbers, cause: str, step_begins: Numbers
+) -> Pattern:
+    trace = where.trace
+    events = trace.events
+    begin, _ = window_of(trace) or (0, 0)
+    lengths, issued = time[mine], gaps.issued[mine]
+    longest = int(mine[np.argmax(lengths)])
+    call = int(gaps.first_call[longest])
+    every = _every(gaps.begin_ns[mine])
+    by_length = mine[np.argsort(-lengths, kind="stable")]
+    host, host_ns, host_gaps = _host(where, gaps, by_length[:_MOST_LOOKED_AT])
+    none = np.empty(0, dtype=np.intp)
+    operators, marks = (where.operators(host), where.marks(host)) if host >= 0 else (none, none)
+
+    def name(row: int) -> str:
+        return trace.names[int(events.name[row])]
+
+    following = name(int(gaps.rows[gaps.first[longest]]))
+    shown = [
+        Evidence(f"idle before {following}", int(gaps.begin_ns[at]) - begin, int(time[at]), "ns")
+        for at in by_length[:3].tolist()
+    ]
+    if host >= 0:
+        shown.append(evidence(trace, host))
+    return Pattern(
+        cause=cause,
+        next=following,
+        gaps=len(mine),
+        idle_ns=int(lengths.sum()),
+        least_ns=int(lengths.min()),
+        most_ns=int(lengths.max()),
+        every_ns=every,
+        one_a_step=_one_a_step(every, step_begins),
+        issued=(
+            int((issued == BEFORE).sum()),
+            int(((issued == DURING) | (issued == AFTER)).sum()),
+            int((issued == UNKNOWN).sum()),
+        ),
+        delay_ns=None if call < 0 else max(int(gaps.end_ns[longest] - events.end_ns[call]), 0),
+        told_by=_told_by(where, call),
+        host_call=name(host) if host >= 0 else None,
+        host_gaps=host_gaps,
+        host_call_ns=host_ns if host >= 0 else None,
+        host_operator=name(int(operators[-1])) if len(operators) else None,
+        host_annotation=name(int(marks[-1])) if len(marks) else None,
+        line=where.line(host) if host >= 0 else None,
+        evidence=tuple(shown),
+    )
+
+
+def _host(where: CallSites, gaps: Gaps, some: Rows) -> tuple[int, int, int]:
+    """The call in which a thread was for half of most gaps, for how long, and in how many gaps.
+
+    Of the longest gap that has it; (-1, 0, 0) where there is no such call.
+    """
+    events = where.trace.events
+    found: dict[int, list[tuple[int, int]]] = {}
+    for at in some.tolist():
+        row, time = where.called(int(gaps.begin_ns[at]), int(gaps.end_ns[at]))
+        if 2 * time >= int(gaps.dur_ns[at]):
+            found.setdefault(int(events.name[row]), []).append((time, row))
+    if not found:
+        return -1, 0, 0
+    most = max(found.values(), key=len)
+    if 2 * len(most) <= len(some):
+        return -1, 0, 0
+    time, row = max(most)
+    return row, time, len(most)
+
+
+def _told_by(where: CallSites, call: int) -> str | None:
+    """The call that lets a stream wait, if it comes after the launch before a launch."""
+    if call < 0:
+        return None
+    before = where.calls_before(call)
+    name = where.trace.names
+    for row in before[::-1].tolist():
+        said = name[int(where.trace.events.name[row])]
+        if _STREAM_WAIT.search(said):
+            return said
+        if _LAUNCHES.search(said):
+            return None
+    return None
+
+
+def _every(begin_ns: Numbers) -> int | None:
+    """The distance of gaps that come at even distances."""
+    distances = np.diff(np.sort(begin_ns))
+    if len(distances) < 2:
+        return None
+    middle = int(np.median(distances))
+    even = bool((np.abs(distances - middle) <= _EVEN * middle).all())
+    return middle if even else None
+
+
+def _one_a_step(every_ns: int | None, step_begins: Numbers) -> bool:
+    """Whether gaps come at the distance at which the host's steps do."""
+    if every_ns is None or len(step_begins) < 2:
+        return False
+    step = float(np.median(np.diff(step_begins)))
+    return bool(abs(every_ns - step) <= _EVEN * step)
+
+
+def start_up(where: CallSites, gaps: Gaps, parts: IdleParts, span_ns: int) -> StartUp | None:
+    """The gaps in which the program started; None if there are none.
+
+    They lie in an annotation of a warm-up, or in the first call of an operator that took far longer
+    than its later ones.
+    """
+    trace = where.trace
+    events = trace.events
+    starved = [NAMES.index(cause) for cause in causes.STARVED]
+    time = parts.parts[:, starved].sum(axis=1)
+    order = np.argsort(-time, kind="stable")[:_MOST_STARTS]
+    long = order[(time[order] >= _LEAST_START * span_ns) & (gaps.first_call[order] >= 0)]
+    rows, of = [], []
+    for at in long.tolist():
+        event = _start(where, gaps, at)
+        if event >= 0:
+            rows.append(at)
+            of.append(event)
+    if not rows:
+        return None
+    sums = parts.parts[rows].sum(axis=0)
+    by_cause = {NAMES[number]: int(sums[number]) for number in starved if sums[number]}
+    shown = []
+    begin, _ = window_of(trace) or (0, 0)
+    for at in rows[:3]:
+        call = int(gaps.first_call[at])
+        row, spent = where.called(int(gaps.begin_ns[at]), int(gaps.end_ns[at]), like=call)
+        if row >= 0:
+            name = trace.names[int(events.name[row])]
+            shown.append(Evidence(name, int(events.begin_ns[row]) - begin, spent, "ns"))
+        shown.append(evidence(trace, of[rows.index(at)]))
+    return StartUp(
+        np.array(rows, dtype=np.intp),
+        trace.names[int(events.name[of[0]])],
+        not _WARM_UP.search(trace.names[int(events.name[of[0]])]),
+        dict(sorted(by_cause.items(), key=lambda item: -item[1])),
+        tuple(dict.fromkeys(shown)),
+    )
+
+
+def _start(where: CallSites, gaps: Gaps, at: int) -> int:
+    """The warm-up's annotation around a gap's launch, or the operator that ran first; or -1."""
+    trace = where.trace
+    events = trace.events
+    call = int(gaps.first_call[at])
+    for mark in where.marks(call)[::-1].tolist():
+        if _WARM_UP.search(trace.names[int(events.name[mark])]):
+            return int(mark)
+    for operator in where.operators(call)[::-1].tolist():
+        begin = max(int(events.begin_ns[operator]), int(gaps.begin_ns[at]))
+        end = min(int(events.end_ns[operator]), int(gaps.end_ns[at]))
+        same: Mask = events.name == events.name[operator]
+        others = np.flatnonzero(same)
+        others = others[others != operator]
+        if (
+            2 * (end - begin) >= int(gaps.dur_ns[at])
+            and len(others)
+            and events.begin_ns[operator] < events.begin_ns[others].min()
+            and events.dur_ns[operator] >= _FIRST * np.median(events.dur_ns[others])
+        ):
+            return int(operator)
+    return -1

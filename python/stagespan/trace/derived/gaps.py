@@ -1,0 +1,350 @@
+"""The gaps in which no stream of any device ran anything, and the causes of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.device import (
+    COPY,
+    device_work,
+    is_ascend,
+    launch_of,
+    launches,
+    streams,
+)
+from stagespan.trace.derived.idle_causes import GRAPH_LAUNCHES, SINGLE_LAUNCHES
+from stagespan.trace.derived.threads import (
+    CLASSES,
+    QUIET_NS,
+    Axis,
+    HostTime,
+    holders,
+    named,
+    pairs,
+    threads,
+)
+from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.model import Trace
+
+BEFORE, DURING, AFTER, UNKNOWN = 0, 1, 2, 3
+ISSUED = ("before", "during", "after", None)
+"""Was the launch that ended a gap issued before the gap, was the call under way, or after it?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Gaps in the order of time; all arrays have one element a gap, but `rows` and `calls`."""
+
+    rows: Rows
+    """All device events, by begin and launch."""
+    calls: Rows
+    """Of each of `rows` the call that launched it, or -1."""
+    begin_ns: Numbers
+    end_ns: Numbers
+    last: NDArray[np.intp]
+    """Index in `rows` of the event that ended where the gap begins."""
+    first: NDArray[np.intp]
+    """Index in `rows` of the event that begins where the gap ends."""
+    in_graph: Mask
+    """Whether the event that ends the gap is a later part of a graph already launched."""
+    issued: NDArray[np.int8]
+    """Index into ISSUED."""
+
+    @property
+    def dur_ns(self) -> Numbers:
+        """Length of each; their sum is the device's idle time."""
+        return self.end_ns - self.begin_ns
+
+    @property
+    def last_call(self) -> Rows:
+        """The call that launched the event before the gap, or -1."""
+        return self.calls[self.last]
+
+    @property
+    def first_call(self) -> Rows:
+        """The call that launched the event behind the gap, or -1."""
+        return self.calls[self.first]
+
+
+def gaps(trace: Trace) -> Gaps:
+    """Find the gaps of the union of all device events; none where there are fewer than two."""
+    events = trace.events
+    rows = device_work(trace).rows
+    calls = launch_of(trace, rows)
+    launched = np.where(calls >= 0, events.begin_ns[calls], events.begin_ns[rows])
+    order = np.lexsort((launched, events.begin_ns[rows]))
+    rows, calls = rows[order], calls[order]
+    begin, end = events.begin_ns[rows], events.end_ns[rows]
+    reach = np.maximum.accumulate(end)
+    opens = np.flatnonzero(begin[1:] > reach[:-1]) + 1
+    index = np.arange(len(rows))
+    latest = np.maximum.accumulate(np.where(end == reach, index, 0))
+    gap_begin, gap_end = reach[opens - 1], begin[opens]
+    call = calls[opens]
+    known = call >= 0
+    call_begin, call_end = events.begin_ns[call], events.end_ns[call]
+    issued = np.full(len(opens), UNKNOWN, dtype=np.int8)
+    issued[known] = DURING
+    issued[known & (call_begin >= gap_begin)] = AFTER
+    issued[known & (call_end <= gap_begin)] = BEFORE
+    return Gaps(
+        rows=rows,
+        calls=calls,
+        begin_ns=gap_begin,
+        end_ns=gap_end,
+        last=latest[opens - 1],
+        first=opens,
+        in_graph=_later_in_graph(trace, calls)[opens],
+        issued=issued,
+    )
+
+
+def graph_calls(trace: Trace, calls: Rows) -> Mask:
+    """Which of `calls` (-1 for none) launch graphs.
+
+    By name, or as they launched several events. But a copy may be done in parts, and on Ascend one
+    call launches several kernels of an operator.
+    """
+    of_graph: Mask = (calls >= 0) & named(trace, GRAPH_LAUNCHES)[calls]
+    if is_ascend(trace):
+        return of_graph
+    _, of, counts = np.unique(calls, return_inverse=True, return_counts=True)
+    several = (counts > 1)[of.reshape(-1)] & ~named(trace, SINGLE_LAUNCHES)[calls]
+    return of_graph | (several & (calls >= 0))
+
+
+def _later_in_graph(trace: Trace, calls: Rows) -> Mask:
+    """Which device events, in the order of time, are not the first of their graph's launch."""
+    later = graph_calls(trace, calls)
+    _, firsts = np.unique(calls, return_index=True)
+    later[firsts] = False
+    return later
+
+
+# --- Gaps by cause ---
+
+
+NAMES = tuple(causes.CAUSES)
+# A thread that takes longer than this for one launch, in however small parts, does something else.
+LONGEST_LAUNCH_NS = 1_000_000
+# From a launch to its begin on an idle device.
+LATENCY_NS = 50_000
+# A launch this short before its begin was not waiting in a queue.
+JUST_LAUNCHED_NS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class IdleParts:
+    """The gaps' times by cause."""
+
+    parts: NDArray[np.int64]
+    """One row a gap, one column for each of NAMES; each row sums to the gap's length."""
+    blocked_in: Rows
+    """The waiting or allocating call in which the launching thread was as the gap began, or -1."""
+    call_idle_ns: Numbers
+    """Of every event of the trace that is a waiting or allocating call: the idle time that it is to
+    blame for, within it and in filling the device again.
+    """
+    call_inside_ns: Numbers
+    """What of that time lies within the call itself."""
+    waits: Mask
+    """Which events are calls that wait for the device."""
+    allocates: Mask
+    """Which events are calls that allocate or free memory."""
+    crosses_step: Mask
+    """Whether a step ended between the launch before the gap and the one behind it."""
+
+    @property
+    def cause(self) -> NDArray[np.intp]:
+        """Of each gap the cause of the largest part, as index into NAMES."""
+        result: NDArray[np.intp] = self.parts.argmax(axis=1)
+        return result
+
+
+def split_idle(trace: Trace, gaps: Gaps, step_begins: Numbers) -> IdleParts:
+    """Split all gaps; `step_begins` are where steps begin, in ascending order."""
+    return _Splitter(trace, gaps, step_begins).parts_of_gaps()
+
+
+class _Splitter:
+    def __init__(self, trace: Trace, gaps: Gaps, step_begins: Numbers) -> None:
+        self.trace, self.gaps = trace, gaps
+        self.parts = np.zeros((len(gaps.begin_ns), len(NAMES)), dtype=np.int64)
+        self.calls = launches(trace)
+        self.waits = self._waits()
+        self.allocates = self.calls & named(trace, causes.ALLOCATES) & ~self.waits
+        self.holds = holders(trace, self.calls)
+        self.crosses = self._crosses(step_begins)
+        self.call_idle = np.zeros(len(trace.events), dtype=np.int64)
+        self.call_inside = np.zeros(len(trace.events), dtype=np.int64)
+        self.blocked_in = np.full(len(gaps.begin_ns), -1, dtype=np.intp)
+
+    def parts_of_gaps(self) -> IdleParts:
+        gaps = self.gaps
+        unknown = gaps.issued == UNKNOWN
+        queued = unknown & (gaps.dur_ns <= self._longest_queued())
+        self._add(causes.QUEUED, queued & ~gaps.in_graph, gaps.dur_ns)
+        self._add(causes.NOT_TRACED, unknown & ~queued & ~gaps.in_graph, gaps.dur_ns)
+        self._add(causes.GRAPH, gaps.in_graph, gaps.dur_ns)
+        chosen = np.flatnonzero(~unknown & ~gaps.in_graph)
+        if len(chosen):
+            self._split_launched(chosen)
+        return IdleParts(
+            self.parts,
+            self.blocked_in,
+            self.call_idle,
+            self.call_inside,
+            self.waits,
+            self.allocates,
+            self.crosses,
+        )
+
+    def _split_launched(self, chosen: Rows) -> None:
+        gaps, events = self.gaps, self.trace.events
+        begin, end, call = gaps.begin_ns[chosen], gaps.end_ns[chosen], gaps.first_call[chosen]
+        issued_from = np.clip(events.begin_ns[call], begin, end)
+        issued_to = np.clip(events.end_ns[call], begin, end)
+        launch = issued_to - issued_from
+        launch += self._queued(chosen, issued_to, end)
+        # Two threads: the one that launches now, and the one that launched before.
+        last_call = gaps.last_call[chosen]
+        before = np.where(last_call >= 0, last_call, call)
+        lanes, lane = threads(self.trace, np.concatenate((call, before)))
+        # One more at the begin: what began before the first gap must not seem to begin with it.
+        axis = Axis(int(begin.min()) - 1, int(end.max()), len(lanes))
+        if not axis.fits:
+            self.parts[chosen, NAMES.index(causes.NOT_TRACED)] += issued_from - begin + launch
+            return
+        host = HostTime(self.trace, axis, lanes, self.calls, self.waits, self.allocates, self.holds)
+        here, there = lane[: len(call)], lane[len(call) :]
+        place = axis.place(here, begin)
+        taken_over = np.minimum(begin + (host.busy.next_from(place) - place), issued_from)
+        taken_over = np.where(here == there, begin, taken_over)
+        # Of the thread that launches now: before it came to the operator that launches, and since.
+        operator = np.maximum(taken_over, host.operator_begin(here, issued_from))
+        outside = host.classified(here, taken_over, operator)
+        outside += host.classified(there, begin, taken_over)
+        inside = host.classified(here, operator, issued_from)
+        blocked = host.blocked_at(here, begin, issued_from)
+        blocked = np.where(blocked >= 0, blocked, host.blocked_at(there, begin, issued_from))
+        calls = np.flatnonzero(self.waits | self.allocates)
+        self.call_idle[calls] = host.time_in(
+            calls, [(here, taken_over, issued_from), (there, begin, taken_over)]
+        )
+        self.call_inside[calls] = self.call_idle[calls]
+        call_time = issued_to - issued_from
+        long_call = (call_time > QUIET_NS) & ~self.waits[call] & ~self.holds[call]
+        self._add_at(causes.RUNTIME_CALL, chosen, np.where(long_call, call_time, 0))
+        launch -= np.where(long_call, call_time, 0)
+        self._book(chosen, outside, inside, launch, blocked)
+
+    def _book(
+        self,
+        chosen: Rows,
+        outside: NDArray[np.int64],
+        inside: NDArray[np.int64],
+        launch: Numbers,
+        blocked: Rows,
+    ) -> None:
+        """Enter the classified times, outside and inside of the operator that launches."""
+        column = {name: number for number, name in enumerate(NAMES)}
+        other = np.where(
+            self.crosses[chosen], column[causes.BETWEEN_STEPS], column[causes.HOST_WORK]
+        )
+        for number, name in enumerate(CLASSES):
+            unseen = name == causes.HOST_UNSEEN
+            # Of a thread without events it is known, all the same, that a step ended there.
+            booked = np.where(unseen & self.crosses[chosen], other, column[name])
+            self.parts[chosen, booked] += outside[:, number]
+            self.parts[chosen, column[name]] += inside[:, number]
+        self.parts[chosen, other] += outside[:, -2]
+        self.parts[chosen, column[causes.HOST_WORK]] += inside[:, -2]
+        # However small its parts, what takes so long is no launch.
+        preparing = outside[:, -1] + inside[:, -1]
+        too_long = preparing > LONGEST_LAUNCH_NS
+        self.parts[chosen, other] += np.where(too_long, preparing, 0)
+        rest = launch + np.where(too_long, 0, preparing)
+        # A host that was waiting when the device ran dry pays for filling it again, too.
+        refill = np.full(len(chosen), column[causes.LAUNCH])
+        found = blocked >= 0
+        refill[found & self.waits[blocked]] = column[causes.SYNCHRONISATION]
+        refill[found & self.allocates[blocked]] = column[causes.MEMORY_ALLOCATION]
+        self.parts[chosen, refill] += rest
+        np.add.at(self.call_idle, blocked[found], rest[found])
+        self.blocked_in[chosen] = blocked
+
+    def _queued(self, chosen: Rows, issued_to: Numbers, end: Numbers) -> Numbers:
+        """Enter the times after the launches; returns those that are a launch's usual latency."""
+        gaps, events = self.gaps, self.trace.events
+        time = end - issued_to
+        delay = end - events.end_ns[gaps.first_call[chosen]]
+        issued = gaps.issued[chosen]
+        latency = delay <= np.where(issued != BEFORE, LATENCY_NS, JUST_LAUNCHED_NS)
+        device, stream = streams(self.trace, gaps.rows)
+        last, first = gaps.last[chosen], gaps.first[chosen]
+        crosses = (device[last] != device[first]) | (stream[last] != stream[first])
+        depends = ~latency & crosses & (issued != AFTER)
+        queued = ~latency & ~depends & (time <= LATENCY_NS)
+        self._add_at(causes.DEPENDENCY, chosen, np.where(depends, time, 0))
+        self._add_at(causes.QUEUED, chosen, np.where(queued, time, 0))
+        unknown = ~latency & ~depends & ~queued
+        self._add_at(causes.NOT_TRACED, chosen, np.where(unknown, time, 0))
+        return np.where(latency, time, 0)
+
+    def _longest_queued(self) -> Numbers:
+        """How long each gap before work of unknown launch may be, if the work was in the queue.
+
+        A stream runs its work in the order of the launches: what lies before its first work with a
+        launch was launched before the trace began. A trace without any launch tells nothing.
+        """
+        gaps, events = self.gaps, self.trace.events
+        known = gaps.calls >= 0
+        if not known.any() or len(gaps.begin_ns) == 0:
+            return np.zeros(len(gaps.begin_ns), dtype=np.int64)
+        device, stream = streams(self.trace, gaps.rows)
+        _, lane = pairs(device, stream)
+        first = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
+        begin = events.begin_ns[gaps.rows]
+        np.minimum.at(first, lane[known], begin[known])
+        before = begin[gaps.first] < first[lane[gaps.first]]
+        return np.where(before, LATENCY_NS, JUST_LAUNCHED_NS)
+
+    def _waits(self) -> Mask:
+        """Calls that wait by their name, and those that copied until their copy was done."""
+        trace, events, gaps = self.trace, self.trace.events, self.gaps
+        found = self.calls & named(trace, causes.WAITS)
+        copies = (device_work(trace).kind[gaps.rows] == COPY) & (gaps.calls >= 0)
+        copies &= named(trace, causes.COPIES)[gaps.calls]
+        rows, calls = gaps.rows[copies], gaps.calls[copies]
+        blocking = (events.end_ns[calls] >= events.end_ns[rows]) & (
+            events.dur_ns[calls] > JUST_LAUNCHED_NS
+        )
+        found[calls[blocking]] = True
+        if not found.any():
+            # Some backends write no waiting calls: then the operators that are known to wait do.
+            known = [name in causes.WAITING_OPERATORS for name in trace.names]
+            found = np.array([*known, False])[events.name] & trace.rows_of(["cpu_op"])
+            found &= events.dur_ns > JUST_LAUNCHED_NS
+        return found
+
+    def _crosses(self, step_begins: Numbers) -> Mask:
+        events, gaps = self.trace.events, self.gaps
+
+        def step(call: Rows, otherwise: Numbers) -> NDArray[np.intp]:
+            time = np.where(call >= 0, events.begin_ns[call], otherwise)
+            return np.searchsorted(step_begins, time, side="right")
+
+        if len(gaps.begin_ns) == 0:
+            return np.zeros(0, dtype=np.bool_)
+        result: Mask = step(gaps.first_call, gaps.end_ns) > step(gaps.last_call, gaps.begin_ns)
+        return result
+
+    def _add(self, cause: str, which: Mask, time: Numbers) -> None:
+        self.parts[which, NAMES.index(cause)] += time[which]
+
+    def _add_at(self, cause: str, which: Rows, time: Numbers) -> None:
+        self.parts[which, NAMES.index(cause)] += time

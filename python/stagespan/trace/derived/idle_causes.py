@@ -1,0 +1,116 @@
+"""Why a device can be idle: the causes, and the names of the events that show them."""
+
+from __future__ import annotations
+
+import re
+
+# The launching thread was at work on the next launch.
+LAUNCH = "launch"
+# It waited for the device, or had just done so.
+SYNCHRONISATION = "synchronisation"
+MEMORY_ALLOCATION = "memory_allocation"
+DATA_LOADING = "data_loading"
+COMPILATION = "compilation"
+KERNEL_LOADING = "kernel_loading"
+PROFILER = "profiler"
+# A call that is none of these took long.
+RUNTIME_CALL = "runtime_call"
+# It did something else than launching, between two steps or within one.
+BETWEEN_STEPS = "between_steps"
+HOST_WORK = "host_work"
+# It launched nothing for long, and no event of it is there.
+HOST_UNSEEN = "host_unseen"
+# The launch was there in time.
+DEPENDENCY = "dependency"
+GRAPH = "graph"
+QUEUED = "queued"
+NOT_TRACED = "not_traced"
+
+CAUSES: dict[str, str] = {
+    LAUNCH: "the host could not launch work fast enough",
+    SYNCHRONISATION: "the host waited for the device before it launched the next work",
+    BETWEEN_STEPS: "the host did other work between steps",
+    HOST_WORK: "the host did other work than launching",
+    HOST_UNSEEN: "the host launched nothing, and the trace holds nothing of the host there",
+    DATA_LOADING: "the host waited for the data loader",
+    MEMORY_ALLOCATION: "the host allocated or freed device memory",
+    COMPILATION: "the host compiled",
+    KERNEL_LOADING: "the host loaded kernels at their first use",
+    PROFILER: "the profiler itself took the time",
+    RUNTIME_CALL: "a call of the runtime took unusually long, as at a kernel's first use",
+    DEPENDENCY: "work that was launched in time had to wait for another stream's",
+    GRAPH: "a device graph was running, and the trace does not show what it waited for",
+    QUEUED: "the device passed from one kernel to the next",
+    NOT_TRACED: "the trace does not show why",
+}
+"""Every cause with its meaning, as the end of a sentence."""
+STARVED = (
+    LAUNCH,
+    SYNCHRONISATION,
+    BETWEEN_STEPS,
+    HOST_WORK,
+    HOST_UNSEEN,
+    DATA_LOADING,
+    MEMORY_ALLOCATION,
+    COMPILATION,
+    KERNEL_LOADING,
+    RUNTIME_CALL,
+)
+"""The causes on the host, which a change of the program can remove."""
+
+# A copy without Async in its name returns when it is done; hipMemcpyWithStream too.
+WAITS = re.compile(
+    r"synchroni[sz]e|^(?:cuda|hip|cu|aclrt|musa)Memcpy(?!.*(?:Async|Peer))|QueueFinish|"
+    r"^(?:ur|pi)Events?Wait$|^AscendCL@aclrtMemcpy(?!.*Async)",
+    re.IGNORECASE,
+)
+"""Runtime and driver calls in which the host waits for the device."""
+COPIES = re.compile(r"memcpy", re.IGNORECASE)
+"""Calls that copy: those that last until their copy is done wait for the device, too."""
+ALLOCATES = re.compile(
+    r"^(?:AscendCL@)?(?:cuda|hip|cu|aclrt|musa)(?:Ext)?(?:Mem)?(?:Host|Pool)?"
+    r"(?:Malloc|Alloc|Free|Create|Map|Unmap|Release|AddressReserve|AddressFree)"
+    r"(?:Host|Async|Managed|Pitch|Array|FromPool|Physical|Align32|Cached|_v2)*"
+    r"|^(?:ur|pi)(?:ext)?USM(?:Device|Host|Shared)?(?:Alloc|Free)|^zeMem(?:Alloc|Free)",
+)
+"""Runtime and driver calls that allocate or free memory."""
+GRAPH_LAUNCHES = re.compile(r"GraphLaunch|GraphExec|aclmdl(?:RI)?Execute", re.IGNORECASE)
+"""Calls of which one stands for many kernels."""
+SINGLE_LAUNCHES = re.compile(
+    r"Memcpy|Memset|MemFill|USMFill|Launch\w*Kernel|KernelLaunch|Launch(?:Cooperative|Host)"
+    r"|^(?:cu|hip)Launch(?:Grid)?(?:Async)?$|aclop|aclnn",
+    re.IGNORECASE,
+)
+"""Calls of one kernel, copy or memset, which the device may do in several parts."""
+LOADS_DATA = re.compile(
+    r"^enumerate\(DataLoader\)#|DataLoaderIter\.__next__|dataloader\w*[._ ]next"
+    r"|(?:next|get|load|fetch|prepare)[_ ](?:next[_ ])?(?:data|batch)(?:es)?\b"
+    r"|data[_ ]?load(?:ing)?\b",
+    re.IGNORECASE,
+)
+"""Annotations of loading data: of torch's loader, of Lightning, and those that people write."""
+LOADS_DATA_FRAME = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$")
+MARKS = re.compile(r"#")
+"""Annotations, which old traces hold as operators: ProfilerStep#1, Optimizer.step#SGD.step."""
+COMPILES = re.compile(r" \(dynamo_timed\)$")
+LOADS_KERNELS = re.compile(r"Lazy Function Loading|ModuleLoad|LibraryLoad")
+"""Among the events of category `overhead`; the others are the profiler's own."""
+WAITING_OPERATORS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
+"""Operators that wait, for traces that hold no waiting call at all."""
+SYNC_OPERATORS = (
+    "aten::item",
+    "aten::is_nonzero",
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::unique_dim",
+    "aten::_unique2",
+    "aten::equal",
+    "aten::to",
+    "aten::_to_copy",
+    "aten::copy_",
+    "aten::cpu",
+    "aten::repeat_interleave",
+)
+"""Operators that are known to wait for the device, the outermost of which is named."""
+COMMUNICATES = re.compile(r"^(?:gloo|mpi|ucc|nccl|hccl|xccl)\w*:|^c10d::|^record_param_comms$")

@@ -1,0 +1,236 @@
+"""What kind of work a kernel or an operator does, recognised by its name.
+
+Names of CUDA, ROCm, XPU and Ascend libraries, of Inductor on device and host, and of aten.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.read.intervals import Numbers
+
+MATMUL, ATTENTION, CONVOLUTION, NORM = "matmul", "attention", "convolution", "norm"
+ELEMENTWISE, REDUCTION, COPY = "elementwise", "reduction", "copy"
+COMMUNICATION, TRITON, INDUCTOR_CPP = "communication", "triton", "inductor_cpp"
+EMBEDDING, OPTIMIZER, MOE = "embedding", "optimizer", "moe"
+OTHER = "other"
+KINDS: dict[str, str] = {
+    MATMUL: "matrix products",
+    ATTENTION: "attention",
+    CONVOLUTION: "convolutions",
+    NORM: "normalisation",
+    ELEMENTWISE: "elementwise",
+    REDUCTION: "reductions, softmax, pooling, sorting",
+    COPY: "copies, fills, changes of layout",
+    COMMUNICATION: "communication",
+    TRITON: "Triton",
+    INDUCTOR_CPP: "C++ of torch.compile",
+    EMBEDDING: "embedding tables",
+    OPTIMIZER: "optimizer",
+    MOE: "mixture of experts",
+    OTHER: "other",
+}
+"""Every kind with its name for a reader."""
+
+INDUCTOR_TRITON = re.compile(r"^triton_(?P<kind>[a-z]+)_fused_|^triton__\d|^triton_(?:tem|mm|bmm)_")
+"""Triton kernels that Inductor made: pointwise, reduction, ...; before torch 2.1 without a kind."""
+LAYOUT = re.compile(
+    r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d|transdata", re.IGNORECASE
+)
+"""Kernels that only change how a tensor lies in memory, for the kernel before or behind them."""
+
+# The first that is found decides; all are searched in lower case.
+_RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        (
+            COMMUNICATION,
+            (
+                r"nccl|rccl|hccl|hcom_|oneccl|mscclpp|nvshmem|^(?:gloo|mpi|ucc|xccl)\w*:|^c10d::"
+                r"|cross_device_reduce|(?:one|two|multi)_?shot_all_?reduce|multimem_|all_?reduce_fusion"
+                r"|^record_param_comms|quickreduce"
+            ),
+        ),
+        (TRITON, r"^triton_"),
+        (INDUCTOR_CPP, r"cpp_fused_|^## call compiledfxgraph"),
+        (MOE, r"(?<![a-z])moe|moe(?![a-z])|expert|routing|_matmul_ogs|topk_?gating|grouped_topk"),
+        (EMBEDDING, r"(?<!rotary)(?<!rotary_)(?<!rope_)embedding(?!_rotary)|(?:^|_)tbe_"),
+        (
+            OPTIMIZER,
+            (
+                r"adam|(?<![a-z])sgd|fusedsgd|adagrad|rmsprop|adadelta|(?<![a-z])lamb(?!da)|fusedlamb"
+                r"|adafactor|(?<![a-z])muon(?![a-z])|^optimizer\."
+            ),
+        ),
+        (
+            COPY,
+            (
+                r"^memcpy|^memset|_memset$|memmove|^fillbuffer|direct_copy_kernel|catarray"
+                r"|reshape_and_cache|fillfunctor"
+                rf"|{LAYOUT.pattern}"
+            ),
+        ),
+        (
+            ATTENTION,
+            (
+                r"flash_?(?:fwd|bwd|attn|attention|decod|mla)|fmha|attn_?(?:fwd|bwd)|attention|mha_"
+                r"|sage_?(?:attn|fwd|bwd)|(?:^|_)sage_|qk_int8_sv|_sdpa|sdpa_|attn_(?:kernel|states)"
+                r"|fwd_(?:grouped_)?kernel_stage\d|(?:flash|sparse|window|local)_?attn"
+                r"|scaled_dot_product|paged_?attn|batch(?:prefill|decode)with|flashinfer.*(?:prefill|decode)"
+                r"|_mla_|promptflash|incre(?:flash)"
+            ),
+        ),
+        (
+            NORM,
+            (
+                r"(?:layer|batch|group|instance|rms)_?norm|layernorm|cudnn::bn_|\bbn_(?:fw|bw)"
+                r"|rowwisemoments|gammabeta|normfwd|norm_?quant|bnupdate|bntraining"
+                r"|weight_norm|l2normalize"
+            ),
+        ),
+        (
+            CONVOLUTION,
+            (
+                r"conv(?!ert)|fprop|(?<!\d)dgrad|wgrad|winograd|im2col|col2im|im2d2col|scudnn|hcudnn|miopen"
+                r"|igemm_(?:fwd|bwd|wrw)|^cask_cudnn|cudnn::cnn|cudnn_(?:infer|train|ampere|volta)|depthwise"
+                r"|fft2d_(?:r2c|c2r)"
+            ),
+        ),
+        (
+            MATMUL,
+            (
+                r"(?<!fb)gemm|gemv|matmul|nvjet|^cijk_|_xmma|splitk|cublas|rocblas|hipblas|^dot_kernel|tensile"
+                r"|marlin|machete|(?:^|::|_)(?:add|badd)?b?mm(?:_|$)|::(?:linear|einsum|addmv|mv|dot|vdot)$"
+                r"|^bmm_|^ger_|_scaled_mm|grouped_mm"
+            ),
+        ),
+        (
+            COPY,
+            (
+                r"copy|memcpy|memset|transpose|permute(?!d)|::(?:_to_copy|clone|contiguous|to|cat|concat"
+                r"|stack|pad|constant_pad_nd|fill_|zero_|repeat|index_copy_|slice_scatter)$"
+                r"|tensormove|aicore_cast$|cast\d*$|broadcastto|concatd?\d*$|::(?:zeros|ones|full)(?:_like)?$"
+                r"|onnxconcat|stridedslice|_fill\d*$|zeroslike|oneslike|::_foreach_(?:copy|zero)_"
+            ),
+        ),
+        (
+            REDUCTION,
+            (
+                r"reduc|softmax|::(?:sum|mean|amax|amin|max|min|prod|var|std|var_mean|argmax|argmin|any|all"
+                r"|norm|linalg_vector_norm|nansum|logsumexp|cumsum|cumprod|topk|sort|argsort|unique\w*"
+                r"|nll_loss\w*|cross_entropy_loss|_log_softmax\w*|bincount|histc)(?:_backward\w*|_out)?$"
+                r"|pool|topk|radix|cub::|rocprim|thrust|scan|sort|argm(?:ax|in)|nllloss|nll_loss|criterion"
+                r"|cumsum|welford"
+            ),
+        ),
+        (
+            ELEMENTWISE,
+            (
+                r"elementwise|pointwise|unrolled|vectorized_|multi_tensor_apply|foreach|functor|dropout"
+                r"|gelu|silu|relu|swiglu|sigmoid|tanh|activation|act_and_mul|rotary|rope|quant|threshold"
+                r"|tensorop|scalepackedtensor|distribution|adam|sgd|bias_?add|epilogue|add_?bias"
+                r"|::(?:add|sub|mul|div|neg|exp|log|log1p|sqrt|rsqrt|pow|sin|cos|abs|clamp\w*|where|erf"
+                r"|bernoulli|normal|uniform|eq|ne|gt|ge|lt|le|logical_\w+|bitwise_\w+|masked_fill|square"
+                r"|reciprocal|addcmul|addcdiv|lerp|floor|ceil|round|sign|maximum|minimum|remainder|rand\w*"
+                r"|hardswish|mish|softplus|leaky_relu|glu|isnan|isfinite|rsub|true_divide)_?(?:_backward)?$"
+                r"|(?:^|_)(?:add|mul|sub|realdiv|div|exp|sqrt|equal|muls|adds|axpy\w*|relugrad|select\w*|sigmoid"
+                r"|less|greater|maximum|minimum|neg|pows?)(?:v2|v3|aicore)?\d*$"
+            ),
+        ),
+    )
+)
+
+
+# Of these the template's arguments say as much as the function's own name: they come first.
+_OF_WHOLE = 7
+
+
+@lru_cache(maxsize=16_384)
+def kind_of(name: str) -> str:
+    """The kind of a kernel or operator: one of KINDS.
+
+    The function's own name decides, and only where it says nothing do its template's arguments:
+    those of a copy may name a tensor's norm.
+    """
+    lowered = name.lower().removeprefix("void ")
+    whole = lowered
+    if whole.startswith("autograd::engine::evaluate_function: "):
+        return OTHER
+    head = lowered.partition("<")[0]
+    for kind, rule in _RULES[:_OF_WHOLE]:
+        if rule.search(whole):
+            return kind
+    for text in (head, whole):
+        for kind, rule in _RULES[_OF_WHOLE:]:
+            if rule.search(text):
+                return kind
+    return OTHER
+
+
+def inductor_kind(name: str) -> str | None:
+    """Of a Triton kernel that Inductor made `poi`, `red`, `per`, `tem`, ...; None for others.
+
+    Kernels of torch 2.0, which do not tell, are `unnamed`.
+    """
+    found = INDUCTOR_TRITON.search(name)
+    if found is None:
+        return None
+    return found["kind"] or ("tem" if name[7:10] != "_0d" and not name[8].isdigit() else "unnamed")
+
+
+# --- Sums over groups ---
+
+
+Codes = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows with one code; times in ns."""
+
+    code: int
+    time_ns: int
+    count: int
+    shortest_ns: int
+    longest_ns: int
+
+    @property
+    def mean_ns(self) -> float:
+        """Time of one."""
+        return self.time_ns / self.count
+
+
+def grouped(code: Codes, time_ns: Numbers) -> list[RowGroup]:
+    """One group a code, that with the most time first; of equal ones the lower code."""
+    if len(code) == 0:
+        return []
+    order = np.argsort(code, kind="stable")
+    code, time_ns = code[order], time_ns[order]
+    firsts = np.flatnonzero(np.concatenate(([True], code[1:] != code[:-1])))
+    columns = (
+        code[firsts],
+        np.add.reduceat(time_ns, firsts),
+        np.diff(np.append(firsts, len(code))),
+        np.minimum.reduceat(time_ns, firsts),
+        np.maximum.reduceat(time_ns, firsts),
+    )
+    by_time = np.lexsort((columns[0], -columns[1]))
+    return [RowGroup(*row) for row in zip(*(c[by_time].tolist() for c in columns), strict=True)]
+
+
+def prevailing(code: Codes, other: Codes, time_ns: Numbers) -> dict[int, int]:
+    """By code the other code that most of its time has; other codes below 0 count as unknown."""
+    known = other >= 0
+    code, other, time_ns = code[known], other[known], time_ns[known]
+    if len(code) == 0:
+        return {}
+    size = int(other.max()) + 1
+    best: dict[int, int] = {}
+    for group in grouped(code * size + other, time_ns):
+        best.setdefault(group.code // size, group.code % size)
+    return best

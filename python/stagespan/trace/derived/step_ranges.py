@@ -1,0 +1,466 @@
+"""Where the steps of a program are: the profiler's marks, or else what repeats.
+
+A repeated pattern counts as steps only if it cannot be the layers of a model: its block must hold
+an exchange with the host, or an optimizer step.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived.device import COMPUTE, device_work, launch_of, launches, streams
+from stagespan.trace.derived.idle_causes import MARKS
+from stagespan.trace.derived.threads import named, threads, tree_of
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import shortened
+
+Codes = NDArray[np.int64]
+# Lengths of blocks that are tried, the most frequent distances first.
+_CANDIDATES = 96
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """A block of `length` elements that occurs `times` times in a row, the first at `begin`."""
+
+    begin: int
+    length: int
+    times: int
+
+    @property
+    def end(self) -> int:
+        """Behind the last of the whole blocks."""
+        return self.begin + self.length * self.times
+
+
+def longest_repeat(codes: Codes, least_times: int = 3, least_length: int = 1) -> Repeat | None:
+    """The repetition that covers the most of a sequence; of equal ones that of the shortest block.
+
+    None where no block of at least `least_length` follows itself `least_times` times.
+    """
+    best: Repeat | None = None
+    for length in _lengths(codes, least_times, least_length):
+        same = codes[:-length] == codes[length:]
+        for begin, run in _runs(same, (least_times - 1) * length):
+            times = (run + length) // length
+            if best is not None and length * times <= best.length * best.times:
+                break
+            if not _is_shorter(codes[begin : begin + length], least_length):
+                best = Repeat(begin, length, times)
+                break
+    return best
+
+
+def all_repeats(codes: Codes, least_times: int, least_length: int, most: int) -> list[Repeat]:
+    """Repetitions that do not overlap, in order: of each longest piece the one that covers most."""
+    found: list[Repeat] = []
+    pieces = [(0, len(codes))]
+    while pieces and len(found) < most:
+        begin, end = pieces.pop(int(np.argmax([stop - start for start, stop in pieces])))
+        repeat = longest_repeat(codes[begin:end], least_times, least_length)
+        if repeat is None:
+            continue
+        repeat = Repeat(begin + repeat.begin, repeat.length, repeat.times)
+        found.append(repeat)
+        pieces += [(begin, repeat.begin), (repeat.end, end)]
+    return sorted(found, key=lambda repeat: repeat.begin)
+
+
+def _lengths(codes: Codes, least_times: int, least_length: int) -> list[int]:
+    """All that are possible where they are few; else distances between an element and its next
+    occurrence, which the length of a block is that holds some element only once.
+    """
+    most = len(codes) // least_times
+    if most - least_length < _CANDIDATES:
+        return list(range(least_length, most + 1))
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    distance = np.diff(order)[ordered[1:] == ordered[:-1]]
+    distance = distance[(distance >= least_length) & (distance * least_times <= len(codes))]
+    lengths, counts = np.unique(distance, return_counts=True)
+    # A block that is longer occurs less often.
+    weight = counts * lengths
+    chosen = lengths[np.argsort(-weight, kind="stable")[:_CANDIDATES]]
+    return sorted(int(length) for length in chosen)
+
+
+def _is_shorter(block: Codes, least_length: int) -> bool:
+    """Whether a block is itself a repetition of a block that is too short."""
+    lengths = (length for length in range(1, least_length) if len(block) % length == 0)
+    return any(bool(np.all(block[:-length] == block[length:])) for length in lengths)
+
+
+def same_block(first: Codes, second: Codes) -> bool:
+    """Whether one block is the other, begun at another of its elements."""
+    if len(first) != len(second):
+        return False
+    turns = np.flatnonzero(second == first[0])
+    return any(bool(np.all(np.roll(second, -int(turn)) == first)) for turn in turns)
+
+
+def _runs(same: NDArray[np.bool_], least: int) -> list[tuple[int, int]]:
+    """Where runs of at least so many True begin, and their lengths, the longest first."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
+    begins, lengths = edges[::2], edges[1::2] - edges[::2]
+    long = np.flatnonzero(lengths >= max(least, 1))
+    long = long[np.argsort(-lengths[long], kind="stable")]
+    return list(zip(begins[long].tolist(), lengths[long].tolist(), strict=True))
+
+
+# --- Steps ---
+
+
+Source = Literal["profiler", "annotation", "optimizer", "operators", "kernels"]
+PROFILER_STEP = re.compile(r"^ProfilerStep[#*]")
+# What vLLM and SGLang annotate each of their steps with.
+_SERVER_STEP = re.compile(r"^execute_(?:\d+_)?(?:context|generation)_\d+|^step\[")
+OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
+# Annotations of the framework, which are parts of steps.
+FRAMEWORK = re.compile(
+    r"^(?:nccl|gloo|rccl|hccl|mpi|ucc|c10d)\w*:|^## Call Compiled|^Optimizer\.|compile_id="
+    r"|^enumerate\(DataLoader\)|\(dynamo_timed\)$|^DistributedDataParallel|^PyTorch Profiler"
+)
+_DIGITS = re.compile(r"\d+")
+_EXCHANGES = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost", re.IGNORECASE)
+_ENDS_STEP = re.compile(r"^aten::(?:item|_local_scalar_dense|is_nonzero)$|^Optimizer\.step")
+_LEAST = 3
+# A block of fewer operators or kernels is a loop within a step.
+_LEAST_BLOCK = 8
+# Of the stretch that holds all work.
+_LEAST_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class StepRanges:
+    """Steps in the order of time, which do not overlap."""
+
+    names: list[str]
+    begin_ns: Numbers
+    end_ns: Numbers
+    """The host's part; for steps told from kernels the device's."""
+    source: Source
+    how: str
+    """A sentence: by what the steps were told."""
+    marks: Rows = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    """The events that are nothing but marks of steps; none where something else tells them."""
+
+    @property
+    def inferred(self) -> bool:
+        """Whether the trace does not say itself that these are steps."""
+        return self.source not in ("profiler", "annotation")
+
+    @property
+    def on_host(self) -> bool:
+        """Whether the ranges are times of the host."""
+        return self.source != "kernels"
+
+    def __len__(self) -> int:
+        return len(self.begin_ns)
+
+    def at(self, time_ns: Numbers) -> Numbers:
+        """Of each time the step that it lies in, or -1."""
+        found = np.searchsorted(self.begin_ns, time_ns, side="right") - 1
+        inside = (found >= 0) & (time_ns < self.end_ns[np.maximum(found, 0)])
+        result: Numbers = np.where(inside, found, -1).astype(np.int64)
+        return result
+
+
+def step_ranges(trace: Trace) -> StepRanges | None:
+    """The steps of a trace, or None where nothing tells them."""
+    for search in (
+        _of_profiler,
+        _of_server,
+        _of_annotations,
+        _of_optimizer,
+        _of_operators,
+        _of_kernels,
+    ):
+        found = search(trace)
+        if found is not None:
+            return found
+    return None
+
+
+def step_begins(trace: Trace) -> Numbers:
+    """Where the host begins steps, in ns, ascending; none where nothing tells."""
+    found = step_ranges(trace)
+    return found.begin_ns if found is not None and found.on_host else np.empty(0, dtype=np.int64)
+
+
+def _of_profiler(trace: Trace) -> StepRanges | None:
+    events = trace.events
+    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, PROFILER_STEP)
+    every = np.flatnonzero(marks)
+    rows = _apart(trace, every)
+    how = "The profiler marked the steps."
+    # The profiler opens a step that the program may not begin.
+    if len(rows) > 1 and not _has_work(trace, int(rows[-1])):
+        rows = rows[:-1]
+        how = "The profiler marked the steps; its last mark holds no work and is left out."
+    if len(rows) == 0:
+        return None
+    names = [trace.names[code] for code in events.name[rows]]
+    return StepRanges(names, events.begin_ns[rows], events.end_ns[rows], "profiler", how, every)
+
+
+def _of_server(trace: Trace) -> StepRanges | None:
+    events = trace.events
+    marks = trace.rows_of(["user_annotation"]) & named(trace, _SERVER_STEP)
+    every = np.flatnonzero(marks)
+    rows = _apart(trace, every)
+    if len(rows) == 0:
+        return None
+    names = [trace.names[code] for code in events.name[rows]]
+    how = "The annotations of an inference server mark its steps."
+    begin, end = events.begin_ns[rows], events.end_ns[rows]
+    return StepRanges(names, begin, end, "annotation", how, every)
+
+
+def _of_annotations(trace: Trace) -> StepRanges | None:
+    events = trace.events
+    marks = trace.rows_of(["user_annotation"]) & ~named(trace, FRAMEWORK)
+    all_rows = np.flatnonzero(marks & (events.dur_ns > 0))
+    words = {code: _DIGITS.sub("#", trace.names[code]) for code in np.unique(events.name[all_rows])}
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(words.values()))}
+    least = _LEAST_SHARE * _length_on_host(trace)
+    best: tuple[int, StepRanges] | None = None
+    tree, found, lane = tree_of(trace, all_rows)
+    level = tree.levels()
+    begins, ends = events.begin_ns[all_rows], events.end_ns[all_rows]
+    for mine in by_group(lane, len(found)):
+        if ends[mine].max() - begins[mine].min() < least:
+            continue
+        for depth in range(3):
+            here = mine[level[mine] == depth]
+            rows = all_rows[here[np.argsort(events.begin_ns[all_rows[here]], kind="stable")]]
+            codes = np.array([numbers[words[c]] for c in events.name[rows]], dtype=np.int64)
+            repeat = longest_repeat(codes, _LEAST) if len(codes) else None
+            steps = (
+                _blocks(trace, rows, repeat, codes) if repeat else _most_time(trace, rows, codes)
+            )
+            if steps is None:
+                continue
+            length = int(steps.end_ns[-1] - steps.begin_ns[0])
+            covered = int((steps.end_ns - steps.begin_ns).sum())
+            if length < least:
+                continue
+            if best is None or covered > best[0]:
+                best = (covered, steps)
+            break
+    return None if best is None or _overlaps(trace, all_rows, best[1]) else best[1]
+
+
+def _blocks(trace: Trace, rows: Rows, repeat: Repeat, codes: Numbers) -> StepRanges:
+    """The steps that are the blocks of a repetition of annotations."""
+    events = trace.events
+    firsts = rows[repeat.begin : repeat.end : repeat.length]
+    lasts = rows[repeat.begin + repeat.length - 1 : repeat.end : repeat.length]
+    first, last = (trace.names[events.name[each[0]]] for each in (firsts, lasts))
+    names = [trace.names[code] for code in events.name[firsts]]
+    if repeat.length == 1:
+        how = f"The annotation {shortened(first)} repeats and is taken for the step."
+    else:
+        how = (
+            f"{repeat.length} annotations repeat, from {shortened(first)} to {shortened(last)};"
+            " once through them is taken for a step."
+        )
+    if len(set(names)) < len(names):
+        names = _numbered("step", len(names))
+    # Several annotations are the parts of steps, and no marks of them.
+    marks = rows[(codes == codes[repeat.begin]) & (repeat.length == 1)]
+    begin, end = events.begin_ns[firsts], events.end_ns[lasts]
+    return StepRanges(names, begin, end, "annotation", how, marks)
+
+
+def _most_time(trace: Trace, rows: Rows, codes: Numbers) -> StepRanges | None:
+    """The annotation that takes at least half of all their time, where it occurs often enough."""
+    if len(rows) == 0:
+        return None
+    durations = trace.events.dur_ns[rows]
+    times = np.bincount(codes, weights=durations)
+    code = int(np.argmax(times))
+    mine = _apart(trace, rows[codes == code])
+    if len(mine) < _LEAST or times[code] < _LEAST_SHARE * durations.sum():
+        return None
+    return _blocks(trace, mine, Repeat(0, 1, len(mine)), np.full(len(mine), code))
+
+
+def _overlaps(trace: Trace, rows: Rows, steps: StepRanges) -> bool:
+    """Whether another thread is in the same annotations at the same time, as a server's are."""
+    events = trace.events
+    codes = {
+        _DIGITS.sub("#", trace.names[events.name[row]])
+        for row in rows[np.isin(events.begin_ns[rows], steps.begin_ns[:_LEAST])]
+    }
+    same = np.array([_DIGITS.sub("#", name) in codes for name in trace.names])
+    alike = rows[same[events.name[rows]]]
+    _, lane = threads(trace, alike)
+    order = np.argsort(events.begin_ns[alike], kind="stable")
+    alike, lane = alike[order], lane[order]
+    crossed = events.begin_ns[alike][1:] < events.end_ns[alike][:-1]
+    return bool(np.any(crossed & (lane[1:] != lane[:-1])))
+
+
+def _of_optimizer(trace: Trace) -> StepRanges | None:
+    """From the end of an optimizer's step to that of the next."""
+    events = trace.events
+    marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, OPTIMIZER_STEP)
+    rows = np.flatnonzero(marks)
+    if len(rows) == 0:
+        return None
+    codes, counts = np.unique(events.name[rows], return_counts=True)
+    rows = _apart(trace, rows[events.name[rows] == codes[np.argmax(counts)]])
+    if len(rows) < _LEAST:
+        return None
+    ends = events.end_ns[rows]
+    how = (
+        f"No annotation marks steps; they are taken to go from the end of one"
+        f" {shortened(trace.names[events.name[rows[0]]])} to the end of the next."
+    )
+    return StepRanges(_numbered("step", len(rows) - 1), ends[:-1], ends[1:], "optimizer", how)
+
+
+def _of_operators(trace: Trace) -> StepRanges | None:
+    """A sequence of operators that repeats, on the thread that launches the most."""
+    events = trace.events
+    work = device_work(trace)
+    rows = _main_operators(trace)
+    if len(rows) == 0:
+        return None
+    reach = np.maximum.accumulate(events.end_ns[rows])
+    outer = rows[np.concatenate(([True], events.begin_ns[rows][1:] >= reach[:-1]))]
+    repeat = longest_repeat(events.name[outer].astype(np.int64), _LEAST, _LEAST_BLOCK)
+    if repeat is None:
+        return None
+    ends_step = named(trace, _ENDS_STEP)
+    repeat = _turned(repeat, ends_step[outer])
+    begin = events.begin_ns[outer[repeat.begin : repeat.end : repeat.length]]
+    end = events.end_ns[outer[repeat.end - 1 : repeat.end]]
+    if end[0] - begin[0] < _LEAST_SHARE * _length_on_host(trace):
+        return None
+    edges = np.concatenate((begin, end))
+    copies = launch_of(trace, work.rows[named(trace, _EXCHANGES)[work.rows]])
+    kernels = launch_of(trace, work.rows[work.kind[work.rows] == COMPUTE])
+    waits = rows[ends_step[rows]]
+    exchanges = events.begin_ns[np.concatenate((copies[copies >= 0], waits))]
+    computes = events.begin_ns[kernels[kernels >= 0]]
+    on_device = len(work.rows) > 0
+    if not _in_each(exchanges, edges) or (on_device and not _in_each(computes, edges)):
+        return None
+    how = (
+        f"Nothing marks steps; {repeat.length:,} operators, from"
+        f" {shortened(trace.names[events.name[outer[repeat.begin]]])} on, repeat, and once through"
+        " them is taken for a step."
+    )
+    names = _numbered("step", repeat.times)
+    return StepRanges(names, edges[:-1], edges[1:], "operators", how)
+
+
+def _main_operators(trace: Trace) -> Rows:
+    """The operators of the thread that launches the most, or has the most, by begin."""
+    events = trace.events
+    calls = launch_of(trace, device_work(trace).rows)
+    calls = calls[calls >= 0]
+    rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & (events.dur_ns > 0))
+    if len(rows) == 0:
+        return rows
+    _, lane = threads(trace, np.concatenate((calls, rows)))
+    counted = lane[: len(calls)] if len(calls) else lane
+    rows = rows[lane[len(calls) :] == np.argmax(np.bincount(counted))]
+    ordered: Rows = rows[np.lexsort((-events.end_ns[rows], events.begin_ns[rows]))]
+    return ordered
+
+
+def _turned(repeat: Repeat, ends_step: Mask) -> Repeat:
+    """The repetition from behind the operator that ends a step, where the trace begins in one."""
+    within = np.flatnonzero(ends_step[repeat.begin : repeat.begin + repeat.length])
+    if len(within) == 0 or within[-1] == repeat.length - 1 or repeat.times <= _LEAST:
+        return repeat
+    return Repeat(repeat.begin + int(within[-1]) + 1, repeat.length, repeat.times - 1)
+
+
+def _of_kernels(trace: Trace) -> StepRanges | None:
+    """A sequence of kernels and copies that repeats, on the stream that has the most."""
+    events = trace.events
+    rows = device_work(trace).rows
+    if len(rows) == 0:
+        return None
+    device, stream = streams(trace, rows)
+    lane = np.unique(device, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    names, of = np.unique(stream, return_inverse=True)
+    lane = lane * len(names) + of.reshape(-1)
+    rows = rows[lane == np.argmax(np.bincount(lane))]
+    rows = rows[np.argsort(events.begin_ns[rows], kind="stable")]
+    repeat = longest_repeat(events.name[rows].astype(np.int64), _LEAST, _LEAST_BLOCK)
+    if repeat is None:
+        return None
+    begin = events.begin_ns[rows[repeat.begin : repeat.end : repeat.length]]
+    end = events.end_ns[rows[repeat.end - 1 : repeat.end]]
+    edges = np.concatenate((begin, end))
+    copies = rows[named(trace, _EXCHANGES)[rows]]
+    kernels = rows[device_work(trace).kind[rows] == COMPUTE]
+    if not all(_in_each(events.begin_ns[each], edges) for each in (copies, kernels)):
+        return None
+    if edges[-1] - edges[0] < _LEAST_SHARE * length_of_work(trace):
+        return None
+    how = (
+        f"Nothing marks steps; {repeat.length:,} kernels and copies of a stream, from"
+        f" {shortened(trace.names[events.name[rows[repeat.begin]]])} on, repeat, and once through"
+        " them is taken for a step."
+    )
+    return StepRanges(_numbered("step", repeat.times), edges[:-1], edges[1:], "kernels", how)
+
+
+def _apart(trace: Trace, rows: Rows) -> Rows:
+    """Marks by time; of those that overlap the first."""
+    begin, dur = trace.events.begin_ns[rows], trace.events.dur_ns[rows]
+    order = np.lexsort((-dur, begin))
+    kept: list[int] = []
+    last = None
+    for at, start, length in zip(
+        order.tolist(), begin[order].tolist(), dur[order].tolist(), strict=True
+    ):
+        if last is None or start >= last:
+            kept.append(at)
+            last = start + length
+    return rows[np.array(kept, dtype=np.intp)]
+
+
+def _has_work(trace: Trace, row: int) -> bool:
+    events = trace.events
+    work = (trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)) | launches(trace)
+    inside = (events.begin_ns >= events.begin_ns[row]) & (events.begin_ns < events.end_ns[row])
+    return bool(np.any(work & inside))
+
+
+def length_of_work(trace: Trace) -> int:
+    """From the first operator or device event to the end of the last, in ns."""
+    return _extent(trace, device_work(trace).kind.astype(np.bool_) | trace.rows_of(["cpu_op"]))
+
+
+def _length_on_host(trace: Trace) -> int:
+    """The same for operators; for device events where there are none."""
+    return _extent(trace, trace.rows_of(["cpu_op"])) or length_of_work(trace)
+
+
+def _extent(trace: Trace, which: Mask) -> int:
+    events = trace.events
+    if not which.any():
+        return 0
+    return int(events.end_ns[which].max() - events.begin_ns[which].min())
+
+
+def _in_each(times: Numbers, edges: Numbers) -> bool:
+    """Whether each stretch between two edges has one of the times."""
+    counts = np.diff(np.searchsorted(np.sort(times), edges))
+    return bool(np.all(counts > 0))
+
+
+def _numbered(word: str, count: int) -> list[str]:
+    return [f"{word} {number}" for number in range(1, count + 1)]

@@ -1,0 +1,287 @@
+"""The time of each step, split into what the device and the host did, exact to the ns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived.device import (
+    COMMUNICATION,
+    COMPUTE,
+    COPY,
+    device_work,
+    launch_of,
+    launches,
+    streams,
+)
+from stagespan.trace.derived.idle_causes import COMMUNICATES, LOADS_DATA, LOADS_DATA_FRAME, MARKS
+from stagespan.trace.derived.step_ranges import StepRanges
+from stagespan.trace.derived.threads import Cover, named, pairs
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
+from stagespan.trace.read.model import Trace
+
+COMPUTATION, COMMUNICATING, COPIES = "computation", "communication", "copies"
+RUNTIME, DATA_LOADING, OPERATORS, OTHER = "runtime_calls", "data_loading", "operators", "other"
+PARTS = {
+    COMPUTATION: "computing",
+    COMMUNICATING: "communicating, nothing else",
+    COPIES: "copying, nothing else",
+    RUNTIME: "nothing on the device, the host in a call of the runtime",
+    DATA_LOADING: "nothing on the device, the host loading data",
+    OPERATORS: "nothing on the device, the host in an operator",
+    OTHER: "nothing on the device, no operator or call on the host",
+}
+"""What a moment of a step belongs to: the first that applies."""
+HOST_PARTS = {
+    DATA_LOADING: "loading data",
+    OPERATORS: "operators",
+    COMMUNICATING: "communicating, no operator beside it",
+    OTHER: "no operator, nothing else that is known",
+}
+"""The same for traces without a device."""
+
+
+# A device that is free begins work sooner after its launch.
+_QUEUED_NS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """Device work that was launched before the trace began."""
+
+    end_ns: int | None = None
+    """When the device was done with it; None if the trace shows no such work."""
+    recorded: bool = True
+    """Whether the trace holds its events. If not, the first recorded device event began so long
+    after its launch that the device must have been busy with other work until then.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Extents:
+    """From where to where each step goes; all arrays have one element a step."""
+
+    begin_ns: Numbers
+    end_ns: Numbers
+    step_of: Numbers
+    """Of each device event the step that launched it, or -1."""
+    first_ns: Numbers
+    last_ns: Numbers
+    """Begin and end of the work that each step launched; the end is earlier if it launched none."""
+    earlier: Earlier
+
+
+def earlier_work(trace: Trace) -> Earlier:
+    """Find the device work that was launched before the trace began.
+
+    A stream works in the order of launches. So an event without a launch in the trace, which runs
+    before the stream's first event with one, was launched before that. Without any launch in the
+    trace nothing is known.
+    """
+    events, rows = trace.events, device_work(trace).rows
+    calls = launch_of(trace, rows)
+    launched = calls >= 0
+    if not launched.any():
+        return Earlier()
+    begin = events.begin_ns[rows]
+    _, lane = pairs(*streams(trace, rows))
+    firsts = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(firsts, lane[launched], begin[launched])
+    # A stream that has no launches at all is compared with the whole device.
+    firsts[firsts == np.iinfo(np.int64).max] = begin[launched].min()
+    before = ~launched & (begin < firsts[lane])
+    if before.any():
+        return Earlier(int(events.end_ns[rows[before]].max()))
+    first = int(np.argmin(begin))
+    if begin[first] - events.end_ns[calls[first]] > _QUEUED_NS:
+        return Earlier(int(begin[first]), recorded=False)
+    return Earlier()
+
+
+def step_extents(trace: Trace, ranges: StepRanges) -> Extents:
+    """From where to where each step goes.
+
+    A step lasts to its mark's end, or longer: to the end of the device work launched in it. It
+    begins with its mark, or later: where the work of the step before it ended, for the first step
+    the work that was launched before the trace began.
+    """
+    events = trace.events
+    rows = device_work(trace).rows
+    step_of = _steps_of(trace, ranges, rows)
+    mine = np.flatnonzero(step_of >= 0)
+    first, last = _extent(
+        events.begin_ns[rows[mine]], events.end_ns[rows[mine]], step_of[mine], len(ranges)
+    )
+    earlier = earlier_work(trace) if ranges.on_host else Earlier()
+    free = ranges.begin_ns[0] if earlier.end_ns is None else earlier.end_ns
+    end = np.where(last > first, np.maximum(last, ranges.end_ns), ranges.end_ns)
+    end = np.maximum(np.maximum.accumulate(end), free)
+    begin = np.maximum(ranges.begin_ns, np.concatenate(([free], end[:-1])))
+    return Extents(begin, end, step_of, first, last, earlier)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """All arrays have one element a step, but those of device events."""
+
+    begin_ns: Numbers
+    """Where the step's mark begins, or where the work launched before it ends if that is later."""
+    end_ns: Numbers
+    """Where its mark or its last work on the device ends, whichever is later."""
+    parts: dict[str, Numbers]
+    """They sum to the time from begin to end, exactly."""
+    device_rows: Rows
+    """All device events."""
+    step_of: Numbers
+    """Of each of `device_rows` the step that launched it, or -1."""
+    launched: Numbers
+    """Device events that a step launched."""
+    device_ns: Numbers
+    """Their durations' sum."""
+    after_host_ns: Numbers
+    """How long the device still ran such work after the mark's end."""
+    gap_begin_ns: Numbers
+    """Behind each step but the last: where its last work ended, on the device if there is one."""
+    gap_ns: Numbers
+    """From there to the first work of the next step; 0 where they overlap."""
+    gap_parts: dict[str, Numbers]
+    """What that time went to."""
+    known: tuple[Numbers, Numbers]
+    """Begins and ends of the stretches that belong to another part than `OTHER`."""
+    earlier: Earlier
+    """Device work that was launched before the trace began; the first step begins after it."""
+
+    def longest_rest(self, step: int) -> tuple[int, int]:
+        """Where the longest stretch of a step's `OTHER` begins, and its length."""
+        begin, end = int(self.begin_ns[step]), int(self.end_ns[step])
+        begins, ends = (np.clip(edges, begin, end) for edges in self.known)
+        starts, stops = np.append(begin, ends), np.append(begins, end)
+        at = int(np.argmax(stops - starts))
+        return int(starts[at]), int(stops[at] - starts[at])
+
+
+def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
+    """Attribute device work to steps by launch, and split each step's time."""
+    events = trace.events
+    rows = device_work(trace).rows
+    origin = int(min(ranges.begin_ns[0], events.begin_ns.min()))
+    extents = step_extents(trace, ranges)
+    begin, end, step_of = extents.begin_ns, extents.end_ns, extents.step_of
+    mine = np.flatnonzero(step_of >= 0)
+    count = len(ranges)
+    parts = _Parts(trace, origin, bool(len(rows)))
+    gap_begin, gap_end = _gaps(trace, ranges, extents.first_ns, extents.last_ns, bool(len(rows)))
+    order = np.argsort(step_of[mine], kind="stable")
+    grouped = rows[mine][order]
+    bounds = np.searchsorted(step_of[mine][order], np.arange(count + 1))
+    late_begin, late_end = events.begin_ns[grouped], events.end_ns[grouped]
+    after = []
+    for at, host_end in enumerate(ranges.end_ns):
+        here = slice(bounds[at], bounds[at + 1])
+        after.append(
+            covered(np.maximum(late_begin[here], host_end), np.maximum(late_end[here], host_end))
+        )
+    durations = np.bincount(step_of[mine], weights=events.dur_ns[rows[mine]], minlength=count)
+    return StepTimes(
+        begin_ns=begin,
+        end_ns=end,
+        parts=parts.split(begin, end),
+        device_rows=rows,
+        step_of=step_of,
+        launched=np.bincount(step_of[mine], minlength=count).astype(np.int64),
+        device_ns=durations.astype(np.int64),
+        after_host_ns=np.array(after, dtype=np.int64),
+        gap_begin_ns=gap_begin,
+        gap_ns=gap_end - gap_begin,
+        gap_parts=parts.split(gap_begin, gap_end),
+        known=parts.known(),
+        earlier=extents.earlier,
+    )
+
+
+class _Parts:
+    """Splits stretches of time by what the device, else the host, did in them."""
+
+    def __init__(self, trace: Trace, origin: int, on_device: bool) -> None:
+        self._trace, self._origin = trace, origin
+        events = trace.events
+        marks = trace.rows_of(["user_annotation", "cpu_op"])
+        communicates = marks & named(trace, COMMUNICATES)
+        operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
+        loads = (marks & named(trace, LOADS_DATA)) | (
+            trace.rows_of(["python_function"]) & named(trace, LOADS_DATA_FRAME)
+        )
+        kind = device_work(trace).kind
+        which: tuple[Mask, ...]
+        if on_device:
+            self._names = tuple(PARTS)
+            calls = launches(trace) & (events.dur_ns > 0)
+            which = (
+                kind == COMPUTE,
+                kind == COMMUNICATION,
+                kind == COPY,
+                calls,
+                loads,
+                operators,
+            )
+        else:
+            self._names = tuple(HOST_PARTS)
+            which = (loads, operators & ~communicates, communicates)
+        self._nested = [self._cover(which[0])]
+        for each in which[1:]:
+            self._nested.append(self._nested[-1] | self._cover(each))
+
+    def split(self, begin_ns: Numbers, end_ns: Numbers) -> dict[str, Numbers]:
+        """Of each stretch the time that belongs to each part."""
+        begin, end = begin_ns - self._origin, end_ns - self._origin
+        reached = [cover.within(begin, end) for cover in self._nested]
+        edges = np.stack([np.zeros_like(begin), *reached, end - begin])
+        times: NDArray[np.int64] = np.diff(edges, axis=0)
+        return dict(zip(self._names, times, strict=True))
+
+    def known(self) -> tuple[Numbers, Numbers]:
+        """The stretches that belong to any part but the last."""
+        whole = self._nested[-1]
+        return whole.begin + self._origin, whole.end + self._origin
+
+    def _cover(self, which: Mask) -> Cover:
+        events = self._trace.events
+        return Cover(events.begin_ns[which] - self._origin, events.end_ns[which] - self._origin)
+
+
+def _steps_of(trace: Trace, ranges: StepRanges, rows: Rows) -> Numbers:
+    """By the launch's time; for steps told from kernels by their own."""
+    events = trace.events
+    if not ranges.on_host:
+        return ranges.at(events.begin_ns[rows])
+    calls = launch_of(trace, rows)
+    result: Numbers = np.where(calls >= 0, ranges.at(events.begin_ns[calls]), -1)
+    return result
+
+
+def _extent(begin: Numbers, end: Numbers, step: Numbers, count: int) -> tuple[Numbers, Numbers]:
+    """First begin and last end of each step's events; of a step without any the begin is later."""
+    first = np.full(count, np.iinfo(np.int64).max)
+    last = np.full(count, np.iinfo(np.int64).min)
+    np.minimum.at(first, step, begin)
+    np.maximum.at(last, step, end)
+    return first, last
+
+
+def _gaps(
+    trace: Trace, ranges: StepRanges, first: Numbers, last: Numbers, on_device: bool
+) -> tuple[Numbers, Numbers]:
+    """From the last work of each step to the first of the next."""
+    if not on_device:
+        events = trace.events
+        marks = trace.rows_of(["cpu_op", "user_annotation"]) & ~named(trace, MARKS)
+        rows = np.flatnonzero(marks & trace.rows_of(["cpu_op"]))
+        step = ranges.at(events.begin_ns[rows])
+        rows, step = rows[step >= 0], step[step >= 0]
+        first, last = _extent(events.begin_ns[rows], events.end_ns[rows], step, len(ranges))
+    known = last > first
+    begin = np.where(known, last, ranges.end_ns)[:-1]
+    end = np.where(known, first, ranges.begin_ns)[1:]
+    return begin, np.maximum(begin, end)

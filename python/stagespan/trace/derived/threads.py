@@ -1,0 +1,685 @@
+"""What the threads of a program did: their call trees, calls, waits and quiet time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from re import Pattern
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, _Edges, exclusive, merged
+from stagespan.trace.read.model import Flows, Trace
+
+_MOST = 1 << 61
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Several threads' times on one axis, each thread in a part of its own, so that intervals of
+    all threads are worked on at once and never meet.
+    """
+
+    begin_ns: int
+    end_ns: int
+    lanes: int
+
+    @property
+    def stride(self) -> int:
+        """Length of a thread's part, with room that nothing covers behind it."""
+        return self.end_ns - self.begin_ns + 2
+
+    @property
+    def fits(self) -> bool:
+        """Whether 64 bits hold it; hostile times do not."""
+        return self.stride * (self.lanes + 1) < _MOST
+
+    def place(self, lane: Numbers, time_ns: Numbers) -> Numbers:
+        """Times on the axis; what lies outside the window is moved to its edge."""
+        inside = np.clip(time_ns, self.begin_ns, self.end_ns) - self.begin_ns
+        result: Numbers = inside + lane * self.stride
+        return result
+
+    def time_ns(self, place: Numbers) -> Numbers:
+        """Back from the axis to times."""
+        result: Numbers = place % self.stride + self.begin_ns
+        return result
+
+
+class Cover:
+    """A set of intervals on an axis that tells how much of any stretch it covers."""
+
+    def __init__(self, begin: Numbers, end: Numbers) -> None:
+        longer = end > begin
+        self.begin, self.end = merged(begin[longer], end[longer])
+        self._before = np.concatenate(([0], np.cumsum(self.end - self.begin)))
+
+    def __or__(self, other: Cover) -> Cover:
+        return Cover(
+            np.concatenate((self.begin, other.begin)), np.concatenate((self.end, other.end))
+        )
+
+    def within(self, begin: Numbers, end: Numbers) -> Numbers:
+        """Length of what the set covers of each stretch; 0 for one that ends before it begins."""
+        result: Numbers = self._until(np.maximum(begin, end)) - self._until(begin)
+        return result
+
+    def next_from(self, place: Numbers) -> Numbers:
+        """Each place if it is covered, else where the next interval begins (or far behind all)."""
+        if len(self.begin) == 0:
+            return np.full(len(place), _MOST, dtype=np.int64)
+        at = np.searchsorted(self.begin, place, side="right")
+        covered = (at > 0) & (self.end[at - 1] > place)
+        following = np.append(self.begin, _MOST)[at]
+        result: Numbers = np.where(covered, place, following)
+        return result
+
+    def begin_around(self, place: Numbers) -> Numbers:
+        """Where the interval that covers each place begins; the place if none does."""
+        if len(self.begin) == 0:
+            return place
+        at = np.searchsorted(self.begin, place, side="right") - 1
+        covered = (at >= 0) & (self.end[at] >= place)
+        return np.where(covered, self.begin[at], place)
+
+    def _until(self, place: Numbers) -> Numbers:
+        if len(self.begin) == 0:
+            return np.zeros(len(place), dtype=np.int64)
+        at = np.searchsorted(self.begin, place, side="right") - 1
+        inside = np.minimum(place, self.end[at]) - self.begin[at]
+        result: Numbers = np.where(at >= 0, self._before[at] + inside, 0)
+        return result
+
+
+def quiet_stretches(axis: Axis, begin: Numbers, end: Numbers, longer_than_ns: int) -> Cover:
+    """Where none of a thread's intervals begins or ends for long."""
+    starts = np.arange(axis.lanes, dtype=np.int64) * axis.stride
+    edges: NDArray[np.int64] = np.sort(
+        np.concatenate((begin, end, starts, starts + axis.stride - 2))
+    )
+    # From one thread's last place to the next one's first it is 2.
+    quiet = np.diff(edges) > max(longer_than_ns, 2)
+    return Cover(edges[:-1][quiet], edges[1:][quiet])
+
+
+# --- What a thread did: calls, waits, and quiet time ---
+
+
+# A thread in which no operator and no call begins or ends for so long is not launching.
+QUIET_NS = 200_000
+# How far the clocks of host and device may differ.
+CLOCKS_NS = 5_000
+CLASSES = (
+    causes.SYNCHRONISATION,
+    causes.MEMORY_ALLOCATION,
+    causes.KERNEL_LOADING,
+    causes.PROFILER,
+    causes.RUNTIME_CALL,
+    causes.DATA_LOADING,
+    causes.COMPILATION,
+    causes.HOST_UNSEEN,
+)
+"""What a thread can be seen doing, the first of those that apply; or that nothing of it is seen."""
+_MOST_PLACES = 4_000_000
+
+
+class HostTime:
+    """The launching threads' events by class, on one axis."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        axis: Axis,
+        lanes: NDArray[np.int64],
+        calls: Mask,
+        waits: Mask,
+        allocates: Mask,
+        holds: Mask,
+    ) -> None:
+        """`holds` are the calls that `holders` finds, which are parts of the program."""
+        self._events, self._axis = trace.events, axis
+        self._lane = _thread_of_events(trace, lanes)
+        work = (trace.rows_of(["cpu_op"]) & ~named(trace, causes.MARKS)) | calls
+        begin, end = self._placed(np.flatnonzero(work & (self._lane >= 0)))
+        self.busy = Cover(begin, end)
+        overhead = trace.rows_of(["overhead"])
+        loads = named(trace, causes.LOADS_KERNELS)
+        marks = trace.rows_of(["user_annotation", "cpu_op"])
+        sets = (
+            self._cover(waits),
+            self._cover(allocates),
+            self._cover_of_all(overhead & loads) | self._cover(calls & loads),
+            self._cover_of_all(overhead & ~loads),
+            self._cover(calls & ~holds & (trace.events.dur_ns > QUIET_NS)),
+            self._cover(
+                (marks & named(trace, causes.LOADS_DATA))
+                | (trace.rows_of(["python_function"]) & named(trace, causes.LOADS_DATA_FRAME))
+            ),
+            self._cover(marks & named(trace, causes.COMPILES)),
+            self._unseen(marks | calls | trace.rows_of(["python_function"]), overhead),
+            quiet_stretches(axis, begin, end, QUIET_NS),
+        )
+        self._nested = [sets[0]]
+        for each in sets[1:]:
+            self._nested.append(self._nested[-1] | each)
+        blocking = np.flatnonzero((waits | allocates) & (self._lane >= 0))
+        order = np.lexsort((self._events.begin_ns[blocking], self._placed(blocking)[0]))
+        self._blocking = blocking[order]
+
+    def classified(self, lane: Numbers, begin_ns: Numbers, end_ns: Numbers) -> NDArray[np.int64]:
+        """Of each stretch on a thread the time in each of CLASSES, quiet, and the rest."""
+        begin, end = self._axis.place(lane, begin_ns), self._axis.place(lane, end_ns)
+        end = np.maximum(begin, end)
+        reached = [cover.within(begin, end) for cover in self._nested]
+        edges = np.stack([np.zeros_like(begin), *reached, end - begin], axis=1)
+        result: NDArray[np.int64] = np.diff(edges, axis=1)
+        return result
+
+    def blocked_at(self, lane: Numbers, time_ns: Numbers, until_ns: Numbers) -> Rows:
+        """The blocking call in which a thread was at a time, if it ended by another; or -1."""
+        if len(self._blocking) == 0:
+            return np.full(len(time_ns), -1, dtype=np.intp)
+        events = self._events
+        begin, _ = self._placed(self._blocking)
+        at = np.searchsorted(begin, self._axis.place(lane, time_ns), side="left") - 1
+        row = self._blocking[at]
+        inside = (
+            (at >= 0)
+            & (self._lane[row] == lane)
+            & (events.begin_ns[row] < time_ns)
+            & (events.end_ns[row] >= time_ns - CLOCKS_NS)
+            & (events.begin_ns[row] < until_ns)
+        )
+        return np.where(inside, row, -1)
+
+    def time_in(self, rows: Rows, stretches: list[tuple[Numbers, Numbers, Numbers]]) -> Numbers:
+        """How much of each event lies within stretches (thread, begin, end) of its thread."""
+        places = [
+            (self._axis.place(lane, begin), self._axis.place(lane, end))
+            for lane, begin, end in stretches
+        ]
+        cover = Cover(
+            np.concatenate([begin for begin, _ in places]),
+            np.concatenate([end for _, end in places]),
+        )
+        time = np.zeros(len(rows), dtype=np.int64)
+        known = self._lane[rows] >= 0
+        time[known] = cover.within(*self._placed(rows[known]))
+        return time
+
+    def operator_begin(self, lane: Numbers, time_ns: Numbers) -> Numbers:
+        """Where the outermost operator or call around a time on a thread begins."""
+        place = self._axis.place(lane, time_ns)
+        result: Numbers = time_ns - (place - self.busy.begin_around(place))
+        return result
+
+    def _placed(self, rows: Rows) -> tuple[Numbers, Numbers]:
+        lane = self._lane[rows]
+        place, events = self._axis.place, self._events
+        return place(lane, events.begin_ns[rows]), place(lane, events.end_ns[rows])
+
+    def _cover(self, which: Mask) -> Cover:
+        return Cover(*self._placed(np.flatnonzero(which & (self._lane >= 0))))
+
+    def _unseen(self, seen: Mask, of_all: Mask) -> Cover:
+        """Where a thread has had no event at all for long."""
+        known = self._cover(seen) | self._cover_of_all(of_all)
+        starts = np.arange(self._axis.lanes, dtype=np.int64) * self._axis.stride
+        begin = np.sort(np.concatenate((known.end, starts)))
+        end = np.sort(np.concatenate((known.begin, starts + self._axis.stride - 2)))
+        # A thread's first begin, and its last end, are the edges of its part.
+        long = end - begin > QUIET_NS
+        return Cover(begin[long], end[long])
+
+    def _cover_of_all(self, which: Mask) -> Cover:
+        """As if the events, which belong to no thread, were on every thread."""
+        rows = np.flatnonzero(which)
+        count = self._axis.lanes
+        # On very many threads only the longest of very many, so that memory does not run out.
+        most = max(_MOST_PLACES // max(count, 1), 1)
+        rows = rows[np.argsort(-self._events.dur_ns[rows], kind="stable")[:most]]
+        lane = np.repeat(np.arange(count, dtype=np.int64), len(rows))
+        begin, end = self._events.begin_ns[rows], self._events.end_ns[rows]
+        place = self._axis.place
+        return Cover(place(lane, np.tile(begin, count)), place(lane, np.tile(end, count)))
+
+
+def holders(trace: Trace, calls: Mask) -> Mask:
+    """Which calls hold several other calls or operators of their thread.
+
+    These are parts of the program that its runtime writes down like calls of its own.
+    """
+    events = trace.events
+    found: Mask = np.zeros(len(events), dtype=np.bool_)
+    rows = np.flatnonzero(calls & (events.dur_ns > QUIET_NS))
+    if len(rows) == 0:
+        return found
+    inner = np.flatnonzero(calls | trace.rows_of(["cpu_op"]))
+    _, lane = threads(trace, np.concatenate((rows, inner)))
+    for number in np.unique(lane[: len(rows)]).tolist():
+        here = rows[lane[: len(rows)] == number]
+        begins = np.sort(events.begin_ns[inner[lane[len(rows) :] == number]])
+        first = np.searchsorted(begins, events.begin_ns[here], side="right")
+        last = np.searchsorted(begins, events.end_ns[here], side="left")
+        found[here] = last - first > 1
+    return found
+
+
+def named(trace: Trace, pattern: Pattern[str]) -> Mask:
+    """Rows whose name holds the pattern."""
+    search: Callable[[str], object] = pattern.search
+    chosen = np.array([search(name) is not None for name in trace.names] + [False])
+    rows: Mask = chosen[trace.events.name]
+    return rows
+
+
+def processes(trace: Trace) -> Numbers:
+    """The process of every event; Ascend's CANN, shown as one of its own, is part of Python's."""
+    pid = trace.events.pid
+    named = {name: pid for pid, name in trace.process_names.items()}
+    if not {"CANN", "Python"} <= named.keys():
+        return pid
+    return np.where(pid == named["CANN"], named["Python"], pid)
+
+
+def threads(trace: Trace, rows: Rows) -> tuple[NDArray[np.int64], Numbers]:
+    """The threads of some events (process, thread), and which of them each belongs to."""
+    return pairs(processes(trace)[rows], trace.events.tid[rows])
+
+
+def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
+    """The different pairs of two columns, and which of them each row has.
+
+    There are few: looking them up is faster than sorting the rows.
+    """
+    firsts, seconds = np.unique(first), np.unique(second)
+    code = np.searchsorted(firsts, first) * len(seconds) + np.searchsorted(seconds, second)
+    codes = np.unique(code)
+    found = np.stack((firsts[codes // len(seconds)], seconds[codes % len(seconds)]), axis=1)
+    return found, np.searchsorted(codes, code).astype(np.int64)
+
+
+def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> Numbers:
+    """Of every event the number of its thread among `lanes`, or -1."""
+    events, process = trace.events, processes(trace)
+    found: Numbers = np.full(len(events), -1, dtype=np.int64)
+    if len(lanes) <= 16:
+        for number, (pid, tid) in enumerate(lanes):
+            found[(process == pid) & (events.tid == tid)] = number
+        return found
+    whole = np.concatenate((lanes, np.stack((process, events.tid), axis=1)))
+    _, code = pairs(whole[:, 0], whole[:, 1])
+    numbers: Numbers = np.full(int(code.max()) + 1, -1, dtype=np.int64)
+    numbers[code[: len(lanes)]] = np.arange(len(lanes))
+    return numbers[code[len(lanes) :]]
+
+
+# --- Nesting: which event lies within which ---
+
+
+# Depth by depth is faster than one by one, unless there are so many.
+_DEEP = 1000
+_MOST_TURNS = 100
+
+
+def joined(flows: Flows, chosen: Mask) -> tuple[Rows, Rows]:
+    """The chosen arrows that have both ends: of each end the start, and the end."""
+    starts, ends = np.flatnonzero(chosen & flows.starts), np.flatnonzero(chosen & ~flows.starts)
+    starts = starts[np.argsort(flows.id[starts], kind="stable")]
+    at = np.searchsorted(flows.id[starts], flows.id[ends])
+    hit = np.flatnonzero(at < len(starts))
+    hit = hit[flows.id[starts[at[hit]]] == flows.id[ends[hit]]]
+    return starts[at[hit]], ends[hit]
+
+
+class ThreadIndex:
+    """The threads of some events as lanes of one axis; events of other threads have none."""
+
+    def __init__(self, trace: Trace, *groups: Rows, process: Numbers | None = None) -> None:
+        """`process` may tell of every event another process than `host_time.processes`."""
+        events = trace.events
+        rows = np.concatenate(groups)
+        process = processes(trace) if process is None else process
+        found, lane = pairs(process[rows], events.tid[rows])
+        begin = int(events.begin_ns[rows].min()) if len(rows) else 0
+        end = int(events.end_ns[rows].max()) if len(rows) else 0
+        self.axis = Axis(begin, end, len(found))
+        self.threads = found
+        """(process, thread) of each lane."""
+        ends = np.cumsum([0, *map(len, groups)])
+        self.of = [lane[first:last] for first, last in itertools.pairwise(ends)]
+        """Of each group the lane of each row."""
+
+    @property
+    def fits(self) -> bool:
+        """False when the events lie so far apart that nothing can be said about them."""
+        return self.axis.fits
+
+    def places_of_flows(self, trace: Trace, flows: Rows) -> Numbers:
+        """Where ends of arrows lie on the axis; -1 on threads that have no lane."""
+        table = trace.flows
+        return self.places(table.pid[flows], table.tid[flows], table.begin_ns[flows])
+
+    def places(self, pid: Numbers, tid: Numbers, begin_ns: Numbers) -> Numbers:
+        """Where times of threads lie on the axis; -1 on threads that have no lane."""
+        found, code = pairs(
+            np.concatenate((self.threads[:, 0], pid)), np.concatenate((self.threads[:, 1], tid))
+        )
+        lane = np.full(len(found), -1, dtype=np.int64)
+        lane[code[: len(self.threads)]] = np.arange(len(self.threads))
+        lane = lane[code[len(self.threads) :]]
+        result: Numbers = np.where(lane >= 0, self.axis.place(lane, begin_ns), -1)
+        return result
+
+
+class Nesting:
+    """Events on an axis as a forest: each within the innermost one that is open as it begins.
+
+    Events without a duration hold nothing. `rows` are the events with one, by place.
+    """
+
+    def __init__(self, axis: Axis, rows: Rows, begin: Numbers, end: Numbers) -> None:
+        longer = end > begin
+        rows, begin, end = rows[longer], begin[longer], end[longer]
+        order = np.lexsort((-end, begin))
+        self.axis = axis
+        self.rows = rows[order]
+        self.begin, self.end = begin[order], end[order]
+        # Of each the next outwards that ends later: as it ends, all between have ended.
+        self._longer: Rows = np.empty(0, dtype=np.intp)
+        self.parent = self._parents()
+        """Of each of `rows` the index in `rows` of the one around it, or -1."""
+
+    @classmethod
+    def of(cls, trace: Trace, axis: Axis, rows: Rows, lane: Numbers) -> Nesting:
+        """The forest of some rows of `trace.events`."""
+        events = trace.events
+        return cls(
+            axis,
+            rows,
+            axis.place(lane, events.begin_ns[rows]),
+            axis.place(lane, events.end_ns[rows]),
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, place: Numbers) -> Rows:
+        """Index in `rows` of what is innermost at each place, or -1."""
+        found = np.searchsorted(self.begin, place, side="right") - 1
+        return self._climb(found, place)
+
+    def own_ns(self) -> Numbers:
+        """Of each of `rows` its time less that of those within it; their sum is the union."""
+        if not self._nested:
+            return exclusive(self.begin, self.end, np.zeros(len(self), dtype=np.int64))
+        time = self.end - self.begin
+        inner = self.parent >= 0
+        # Whole numbers below 2**53: doubles add them exactly.
+        within = np.bincount(self.parent[inner], weights=time[inner], minlength=len(self))
+        own: Numbers = time - within.astype(np.int64)
+        return own
+
+    def first_around(self, chosen: NDArray[np.bool_]) -> Rows:
+        """Of each of `rows` the innermost around it (itself too) that is chosen, or -1."""
+        found = np.where(chosen, np.arange(len(self), dtype=np.intp), self.parent)
+        # Each turn doubles how far up an event has looked.
+        while len(other := np.flatnonzero(found >= 0)):
+            other = other[found[other] != found[found[other]]]
+            if len(other) == 0:
+                break
+            found[other] = found[found[other]]
+        return found
+
+    def _climb(self, found: Rows, place: Numbers) -> Rows:
+        """From each found one outwards, to the first that has not ended at the place."""
+        found = found.copy()
+        for _ in range(_MOST_TURNS):
+            over = np.flatnonzero(found >= 0)
+            over = over[self.end[found[over]] <= place[over]]
+            if len(over) == 0:
+                return found
+            found[over] = self._longer[found[over]]
+        found[over] = self._swept(place[over])
+        return found
+
+    def _swept(self, place: Numbers) -> Rows:
+        """As `at`, one by one in the order of the places: where the way outwards is long."""
+        begins, ends, longer = self.begin.tolist(), self.end.tolist(), self._longer.tolist()
+        order = np.argsort(place, kind="stable")
+        found = []
+        last, coming = -1, 0
+        for where in place[order].tolist():
+            while coming < len(begins) and begins[coming] <= where:
+                last = coming
+                coming += 1
+            # What has ended is never innermost again.
+            while last >= 0 and ends[last] <= where:
+                last = longer[last]
+            found.append(last)
+        result = np.empty(len(place), dtype=np.intp)
+        result[order] = found
+        return result
+
+    def _parents(self) -> Rows:
+        index = np.arange(len(self), dtype=np.int64)
+        ended = np.searchsorted(np.sort(self.end), self.begin, side="right")
+        depth = index - ended
+        self._nested = True
+        if len(self) == 0:
+            return index
+        if depth.max() > _DEEP:
+            self._nested = False
+            return self._parents_of_crossing()
+        # What holds an event was the last to begin at the depth above.
+        small = depth.astype(np.int16) if depth.max() < 30_000 else depth
+        by_depth = np.argsort(small, kind="stable")
+        counts = np.bincount(depth)
+        firsts = np.concatenate(([0], np.cumsum(counts)))
+        parent = np.full(len(self), -1, dtype=np.intp)
+        for level in range(1, len(counts)):
+            above = by_depth[firsts[level - 1] : firsts[level]]
+            here = by_depth[firsts[level] : firsts[level + 1]]
+            parent[here] = above[np.searchsorted(above, here) - 1]
+        inner = parent >= 0
+        if np.all(self.end[parent[inner]] >= self.end[inner]):
+            self._longer = parent
+            return parent
+        self._nested = False
+        return self._parents_of_crossing()
+
+    def _parents_of_crossing(self) -> Rows:
+        """Where some events begin in others and end behind them: the last begun that is open."""
+        begins, ends = self.begin.tolist(), self.end.tolist()
+        parent, longer = [-1] * len(self), [-1] * len(self)
+        last = -1
+        for at, begin in enumerate(begins):
+            while last >= 0 and ends[last] <= begin:
+                last = longer[last]
+            parent[at] = above = last
+            while above >= 0 and ends[above] <= ends[at]:
+                above = longer[above]
+            longer[at] = above
+            last = at
+        self._longer = np.array(longer, dtype=np.intp)
+        return np.array(parent, dtype=np.intp)
+
+
+# --- The call tree of a thread ---
+
+
+DEEPEST_PATH = 100
+"""Levels of a tree whose nodes are told apart; what lies deeper belongs to the last of them."""
+
+
+class Tree:
+    """Intervals in lanes. Where some cross without nesting, the one begun last holds what follows.
+
+    Those of no length hold nothing, and are held as the others are.
+    """
+
+    def __init__(self, begin: Numbers, end: Numbers, lane: Numbers) -> None:
+        long = np.flatnonzero(end > begin)
+        edges = _Edges(begin[long], end[long], lane[long])
+        owner, nested = edges.innermost()
+        if not nested:
+            owner = edges.innermost_of_crossing()
+        self._time = edges._time
+        self._lane = lane[long][edges._row]
+        # The last is for what no interval holds.
+        of = np.append(long, -1)
+        self._owner = of[owner]
+        self.parent: Rows = np.full(len(begin), -1, dtype=np.intp)
+        """Of each interval the index of the one that holds it, or -1."""
+        opens = np.flatnonzero(edges._is_begin)
+        before = np.where(opens > 0, owner[opens - 1], -1)
+        self.parent[long[edges._row[opens]]] = of[before]
+        short = np.flatnonzero(end <= begin)
+        self.parent[short] = self.at(lane[short], begin[short])
+
+    def at(self, lane: Numbers, time_ns: Numbers) -> Rows:
+        """The index of the innermost interval around each time in a lane, or -1."""
+        found = np.full(len(time_ns), -1, dtype=np.intp)
+        by_lane = np.argsort(lane, kind="stable")
+        lanes, firsts = np.unique(lane[by_lane], return_index=True)
+        lows = np.searchsorted(self._lane, lanes).tolist()
+        highs = np.searchsorted(self._lane, lanes, side="right").tolist()
+        ends = np.append(firsts, len(by_lane))[1:].tolist()
+        for first, end, low, high in zip(firsts.tolist(), ends, lows, highs, strict=True):
+            if low == high:
+                continue
+            asked = by_lane[first:end]
+            at = np.searchsorted(self._time[low:high], time_ns[asked], side="right") - 1
+            found[asked] = np.where(at >= 0, self._owner[low + np.maximum(at, 0)], -1)
+        return found
+
+    def in_one_lane(self, lanes: Rows, time_ns: Numbers) -> Rows:
+        """The innermost interval at each time if only one of some lanes has any then, or -1."""
+        owner, begin, end = self.stretches()
+        held = np.flatnonzero((owner >= 0) & (end > begin) & np.isin(self._lane, lanes))
+        if len(held) == 0:
+            return np.full(len(time_ns), -1, dtype=np.intp)
+        edges = np.concatenate((begin[held], end[held]))
+        order = np.argsort(edges, kind="stable")
+        sign = np.repeat(np.array([1, -1]), len(held))[order]
+        # Behind each edge how many lanes hold one, and the sum of their numbers: that of the one.
+        count = np.append(np.cumsum(sign), 0)
+        number = np.append(np.cumsum(sign * np.tile(self._lane[held], 2)[order]), 0)
+        at = np.searchsorted(edges[order], time_ns, side="right") - 1
+        alone = count[at] == 1
+        found = np.full(len(time_ns), -1, dtype=np.intp)
+        found[alone] = self.at(number[at[alone]], time_ns[alone])
+        return found
+
+    def stretches(self) -> tuple[Rows, Numbers, Numbers]:
+        """The innermost interval from each begin or end to the next (or -1), and the two times."""
+        return self._owner, self._time, np.append(self._time[1:], self._time[-1:])
+
+    def levels(self) -> NDArray[np.int64]:
+        """How many intervals hold each."""
+        return levels(self.parent)
+
+
+class Paths:
+    """A tree with intervals of the same words on the way to them as one node.
+
+    `node` and `folded` have one element an interval, the others one a node; parents stand before
+    children.
+    """
+
+    def __init__(
+        self, parents_of: Rows, word: NDArray[np.int64], deepest: int = DEEPEST_PATH
+    ) -> None:
+        """`parents_of` has of each interval the one that holds it, or -1.
+
+        No path has more than `deepest` nodes, so that all of them take memory in proportion to
+        the intervals.
+        """
+        self.node: Rows = np.full(len(word), -1, dtype=np.intp)
+        level = levels(parents_of)
+        self.folded: NDArray[np.bool_] = level >= deepest
+        """Those that lie deeper and belong to the last node around them."""
+        order = np.argsort(level, kind="stable")
+        words = int(word.max(initial=0)) + 1
+        parents: list[Rows] = [np.empty(0, dtype=np.intp)]
+        named: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+        count = begin = 0
+        for stop in np.cumsum(np.bincount(level)).tolist():
+            here = order[begin:stop]
+            holder = parents_of[here]
+            if len(parents) > deepest:
+                self.node[here] = self.node[holder]
+                begin = stop
+                continue
+            above = np.where(holder >= 0, self.node[holder], -1)
+            codes, of = np.unique((above + 1) * words + word[here], return_inverse=True)
+            self.node[here] = count + of.reshape(-1)
+            parents.append((codes // words - 1).astype(np.intp))
+            named.append(codes % words)
+            count, begin = count + len(codes), stop
+        self.parent: Rows = np.concatenate(parents)
+        """Of each node the one above, or -1."""
+        self.word: NDArray[np.int64] = np.concatenate(named)
+
+    def __len__(self) -> int:
+        return len(self.parent)
+
+    def sums(self, figure: Numbers) -> Numbers:
+        """Of each node the sum over its intervals."""
+        return sums(self.node, figure, len(self))
+
+    def inclusive(self, own: Numbers) -> Numbers:
+        """Of each node its own figure and those of all below it."""
+        return with_those_below(self.parent, own)
+
+
+def levels(parent: Rows) -> NDArray[np.int64]:
+    """How many of a tree's elements are above each."""
+    level = (parent >= 0).astype(np.int64)
+    # Each turn doubles how far up an element has looked.
+    above = parent.copy()
+    while len(deeper := np.flatnonzero(above >= 0)):
+        reached = above[deeper]
+        level[deeper] += level[reached]
+        above[deeper] = above[reached]
+    return level
+
+
+def with_those_below(parent: Rows, own: Numbers) -> Numbers:
+    """Of each of a tree's elements its own figure and those of all below it."""
+    total: Numbers = own.copy()
+    level = levels(parent)
+    order = np.argsort(level, kind="stable")
+    ends = np.cumsum(np.bincount(level, minlength=1))
+    for begin, end in zip(ends[-2::-1].tolist(), ends[:0:-1].tolist(), strict=True):
+        here = order[begin:end]
+        np.add.at(total, parent[here], total[here])
+    return total
+
+
+def sums(index: Rows, figure: Numbers, count: int) -> Numbers:
+    """Sums of figures by index; those of index -1 are left out."""
+    known = index >= 0
+    # Whole numbers below 2**53: doubles add them exactly.
+    total = np.bincount(index[known], weights=figure[known], minlength=count)
+    result: Numbers = total.astype(np.int64)
+    return result
+
+
+def tree_of(trace: Trace, rows: Rows) -> tuple[Tree, NDArray[np.int64], Numbers]:
+    """The tree of some events on their threads; the threads (process, thread), and each one's."""
+    events = trace.events
+    found, lane = threads(trace, rows)
+    return Tree(events.begin_ns[rows], events.end_ns[rows], lane), found, lane
+
+
+def threads_of(wanted: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
+    """Of each event the number of its thread among `wanted`, or -1."""
+    found, lane = threads(trace, rows)
+    known = {(int(pid), int(tid)): number for number, (pid, tid) in enumerate(wanted)}
+    number = [known.get((int(pid), int(tid)), -1) for pid, tid in found]
+    result: Numbers = np.array(number, dtype=np.int64)[lane]
+    return result

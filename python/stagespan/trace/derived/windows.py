@@ -1,0 +1,155 @@
+"""The time ranges that shares and comparisons refer to: the trace's steps, or all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.step_ranges import step_ranges
+from stagespan.trace.derived.step_times import Earlier, earlier_work, step_extents
+from stagespan.trace.read.intervals import Numbers, covered
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import in_words, window_of
+
+# Steps that hold less of the device's busy time do not stand for the program.
+_LEAST_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BaseWindow:
+    """One stretch; times in ns, as in the trace."""
+
+    begin_ns: int
+    end_ns: int
+    origin_ns: int
+    """Where the trace's window begins."""
+    steps: int
+    """How many steps it holds, with the time between them; 0 if it is the whole trace."""
+    unrecorded_ns: int = 0
+    """How long before `begin_ns`, since the first step or the trace began, the device was busy
+    with work that was launched before the trace began and that the trace does not hold."""
+
+    @property
+    def whole_ns(self) -> int:
+        """Its length."""
+        return self.end_ns - self.begin_ns
+
+    @property
+    def words(self) -> str:
+        """What it is, for headings and after "of": "the step", "the 5 steps", "the trace"."""
+        if self.steps == 0:
+            return "the trace"
+        return "the step" if self.steps == 1 else f"the {self.steps:,} steps"
+
+    @property
+    def whose(self) -> str:
+        """The same with its length: "the step's 382.536 ms"."""
+        ending = "'" if self.steps > 1 else "'s"
+        return f"{self.words}{ending} {in_words(self.whole_ns, 'ns')}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON, in microseconds."""
+        return {
+            "of": "steps" if self.steps else "trace",
+            "steps": self.steps,
+            "time_us": (self.begin_ns - self.origin_ns) / 1000,
+            "whole_us": self.whole_ns / 1000,
+            "unrecorded_work_us": self.unrecorded_ns / 1000,
+        }
+
+
+def base_window(trace: Trace) -> BaseWindow | None:
+    """From the begin of the first step to the end of the last, or else all that the trace timed.
+
+    It begins later, as the first step does, if the device was busy with unrecorded work. None for
+    an empty trace.
+    """
+    window = window_of(trace)
+    if window is None:
+        return None
+    ranges = step_ranges(trace)
+    if ranges is not None and len(ranges):
+        extents = step_extents(trace, ranges)
+        begin, end = int(extents.begin_ns[0]), int(extents.end_ns[-1])
+        if begin < end and _holds_the_work(trace, begin, end, extents.earlier):
+            unrecorded = _unrecorded(extents.earlier, int(ranges.begin_ns[0]), begin)
+            return BaseWindow(begin, end, window[0], len(ranges), unrecorded)
+    earlier = earlier_work(trace)
+    begin = window[0]
+    if not earlier.recorded and earlier.end_ns is not None:
+        events, rows = trace.events, device_work(trace).rows
+        begins = np.maximum(events.begin_ns[rows], earlier.end_ns)
+        if covered(begins, np.maximum(events.end_ns[rows], begins)) > 0:
+            begin = earlier.end_ns  # otherwise all the work that the trace holds is earlier work
+    return BaseWindow(begin, window[1], window[0], 0, _unrecorded(earlier, window[0], begin))
+
+
+def _unrecorded(earlier: Earlier, since_ns: int, begin_ns: int) -> int:
+    return 0 if earlier.recorded else max(begin_ns - since_ns, 0)
+
+
+def _holds_the_work(trace: Trace, begin_ns: int, end_ns: int, earlier: Earlier) -> bool:
+    """Whether the device was busy mostly within a stretch, earlier work left out."""
+    events, rows = trace.events, device_work(trace).rows
+    begin, end = events.begin_ns[rows], events.end_ns[rows]
+    if earlier.end_ns is not None:
+        begin, end = np.maximum(begin, earlier.end_ns), np.maximum(end, earlier.end_ns)
+    inside = covered(np.clip(begin, begin_ns, end_ns), np.clip(end, begin_ns, end_ns))
+    return inside > 0 and inside >= _LEAST_SHARE * covered(begin, end)
+
+
+# --- Windows of steps, as comparisons use them ---
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Disjoint stretches in the order of time; in ns."""
+
+    begin_ns: Numbers
+    end_ns: Numbers
+    names: list[str]
+    """Of the steps; empty when the trace has none and the one stretch is all of it."""
+    source: str = ""
+    """By what the steps were told: see `step_ranges`."""
+    how: str = ""
+    """The same as a sentence."""
+
+    @property
+    def dur_ns(self) -> Numbers:
+        """Length of each."""
+        return self.end_ns - self.begin_ns
+
+    @property
+    def total_ns(self) -> int:
+        """Length of all."""
+        return int(self.dur_ns.sum())
+
+    @property
+    def steps(self) -> int:
+        """How many steps; 0 when the trace has none."""
+        return len(self.names)
+
+
+def steps_of(trace: Trace) -> Windows | None:
+    """The trace's steps, from where to where `step_extents` says; None when it has none."""
+    steps = step_ranges(trace)
+    if steps is None:
+        return None
+    found = step_extents(trace, steps)
+    return Windows(found.begin_ns, found.end_ns, steps.names, steps.source, steps.how)
+
+
+def whole(trace: Trace) -> Windows | None:
+    """All of the trace as one stretch: of its device's work if it has any; None if it is empty."""
+    events, rows = trace.events, device_work(trace).rows
+    if len(rows):
+        window = int(events.begin_ns[rows].min()), int(events.end_ns[rows].max())
+    else:
+        found = window_of(trace)
+        if found is None:
+            return None
+        window = found
+    return Windows(np.array(window[:1]), np.array(window[1:]), [])

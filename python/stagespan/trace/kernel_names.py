@@ -1,0 +1,245 @@
+"""Short names of kernels: C++ names without namespaces and parameters, distinct in a table."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+# How much of a name is written: the functor that it runs, its own template arguments, those of
+# what it holds too, and its parameters.
+_FUNCTOR, _OWN_ARGUMENTS, _ARGUMENTS, _PARAMETERS, _FULL = range(5)
+_LONGEST = 8_000
+_FEWEST_WORDS = 4
+_DEEPEST = 40
+# What surrounds a name: namespaces of no name, and what compilers append.
+_NO_NAMESPACE = re.compile(r"(?:\(anonymous namespace\)|\{anonymous\}|<unnamed>)::")
+_ENDING = re.compile(r"(?:\.kd|\s*\[clone [^\]]*\]|\s+const)+$")
+_CPP = re.compile(r"^(?:void |[\w:~]+(?:<.*>)?\(|[\w:~]+<)", re.DOTALL)
+_MANGLED = re.compile(r"^_Z(?:N\d|\d)")
+# Template arguments that say how a kernel runs and not what it does.
+_HOW = re.compile(
+    r"^(?:-?\d+u?l{0,2}|true|false|\(.*\)-?\d+|(?:unsigned )?(?:int|long)"
+    r"|(?:Array|array)<char\*.*|(?:Trivial)?OffsetCalculator\b.*"
+    r"|(?:Load|Store)With(?:out)?Cast\b.*|\w*TensorListMetadata<.*)$"
+)
+# Functions and templates that only pass on what they are given.
+_PASSES_ON = re.compile(r"^(?:gpu_kernel_impl\w*|Kernel2?|ReduceOp|device_kernel)$")
+_SUFFIX = re.compile(r"(?<=\w)_(?:kernel|kernel_cuda|kernel_impl)$")
+
+
+def printable(name: str) -> str:
+    """A name without what would steer a terminal or break a line."""
+    return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
+
+
+@dataclass
+class _Part:
+    """A name between two `::` with the brackets behind it."""
+
+    name: str = ""
+    groups: list[tuple[str, list[list[_Part]]]] = field(default_factory=list)
+
+    def group(self, bracket: str) -> list[list[_Part]] | None:
+        """The arguments in the first group of these brackets."""
+        return next((of for opened, of in self.groups if opened == bracket), None)
+
+
+def kernel_label(name: str) -> str:
+    """What a kernel runs, in short: `vectorized_elementwise<CUDAFunctor_add<float>>`.
+
+    Other names, such as operators', stay as they are.
+    """
+    return _label(name, _FUNCTOR)
+
+
+def labels(names: Iterable[str], most: int = 60) -> dict[str, str]:
+    """A name of at most `most` letters for each name, twice that for a sentence.
+
+    Different names have different ones.
+    """
+    wanted = list(dict.fromkeys(names))
+    detail = dict.fromkeys(wanted, _FUNCTOR)
+    told = {name: printable(_label(name, _FUNCTOR)) for name in wanted}
+    for _ in range(_FULL):
+        alike = [each for group in _alike(told) for each in group if detail[each] < _FULL]
+        if not alike:
+            break
+        for name in alike:
+            detail[name] += 1
+            told[name] = printable(_label(name, detail[name]))
+    return _cut(told, most)
+
+
+def _alike(told: dict[str, str]) -> list[list[str]]:
+    """Names that have one label."""
+    groups: dict[str, list[str]] = {}
+    for name, label in told.items():
+        groups.setdefault(label, []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _cut(told: dict[str, str], most: int) -> dict[str, str]:
+    """Labels that fit; of those that begin and end alike the part that differs."""
+    shown = {name: _ends(label, most) for name, label in told.items()}
+    for group in _alike(shown):
+        at = _first_difference([told[name] for name in group])
+        for name in group:
+            shown[name] = _around(told[name], at, most)
+    for group in _alike(shown):
+        for number, name in enumerate(group[1:], 2):
+            ending = f" ({number})"
+            shown[name] = shown[name][: most - len(ending)] + ending
+    return shown
+
+
+def _ends(label: str, most: int) -> str:
+    # Words of a sentence, unlike a name, can be broken into lines.
+    if label.count(" ") > _FEWEST_WORDS and "<" not in label:
+        most *= 2
+    if len(label) <= most:
+        return label
+    tail = most // 3
+    return f"{label[: most - 3 - tail]}...{label[len(label) - tail :]}"
+
+
+def _first_difference(texts: list[str]) -> int:
+    first, last = min(texts), max(texts)
+    shorter = min(len(first), len(last))
+    return next((at for at in range(shorter) if first[at] != last[at]), shorter)
+
+
+def _around(label: str, at: int, most: int) -> str:
+    """The beginning of a label, and what stands at a place in it."""
+    head = most // 3
+    begin = max(at - 4, head)
+    room = most - head - 6
+    rest = label[begin : begin + room]
+    behind = "..." if begin + room < len(label) else ""
+    return f"{label[:head]}{'...' if begin > head else ''}{rest}{behind}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _label(name: str, detail: int) -> str:
+    if detail == _FULL or len(name) > _LONGEST:
+        return name
+    if _MANGLED.match(name):
+        return _unmangled(name)
+    text = _ENDING.sub("", _NO_NAMESPACE.sub("", name)).replace("operator()", "operator_call")
+    if _CPP.match(text) is None or (text[-1] not in ")>" and not text.startswith("void ")):
+        return name
+    arguments = _parsed(text)
+    if arguments is None or len(arguments) != 1:
+        return name
+    parts = _without_return_type(arguments[0])
+    if not parts or " " in parts[-1].name.strip():
+        return name
+    return _written(parts, detail, top=True) or name
+
+
+def _unmangled(name: str) -> str:
+    """The innermost name that a mangled one spells, in what surrounds its templates."""
+    at, found = (3 if name[2] == "N" else 2), ""
+    while (length := re.match(r"\d{1,3}", name[at:])) is not None:
+        at += length.end()
+        word = name[at : at + int(length[0])]
+        at += int(length[0])
+        found = found if word.startswith("_GLOBAL__N") else word
+    return found or name
+
+
+def _parsed(text: str) -> list[list[_Part]] | None:
+    """Arguments, each the parts of a qualified name; None where brackets do not close."""
+    stack: list[tuple[str, list[list[_Part]]]] = [("", [[_Part()]])]
+    at = 0
+    while at < len(text):
+        letter = text[at]
+        opened, arguments = stack[-1]
+        part = arguments[-1][-1]
+        if letter in "<({":
+            if len(stack) > _DEEPEST:
+                return None
+            stack.append((letter, [[_Part()]]))
+        elif letter in ">)}" and opened and letter == {"<": ">", "(": ")", "{": "}"}[opened]:
+            stack.pop()
+            stack[-1][1][-1][-1].groups.append((opened, arguments))
+        elif letter in ")}":
+            return None
+        elif letter == "," and opened:
+            arguments.append([_Part()])
+        elif text.startswith("::", at):
+            arguments[-1].append(_Part())
+            at += 1
+        elif part.groups and letter != " ":
+            # What stands behind brackets, such as the number of a lambda or a `const&`.
+            part.groups.append(("", [[_Part(letter)]]))
+        elif letter != " " or part.name:
+            part.name += letter
+        at += 1
+    return stack[0][1] if len(stack) == 1 else None
+
+
+def _without_return_type(parts: list[_Part]) -> list[_Part]:
+    """Of `void a::b` or `std::enable_if<...>::type a::b` the part from `a` on."""
+    for at in range(len(parts) - 1, -1, -1):
+        name = parts[at].name.strip()
+        if " " in name and not name.endswith(" const"):
+            kept = _Part(name.rsplit(" ", 1)[1], parts[at].groups)
+            return [kept, *parts[at + 1 :]]
+    return parts
+
+
+def _written(parts: list[_Part], detail: int, top: bool = False) -> str:
+    lambdas = [part for part in parts if part.group("{") is not None]
+    if lambdas and not top:
+        return _functor(parts, lambdas, detail)
+    last = parts[-1]
+    name = last.name.strip()
+    inner = last.group("<")
+    within = _FUNCTOR if detail == _OWN_ARGUMENTS else detail
+    arguments = [text for each in inner or [] if (text := _written(each, within))]
+    if detail == _FUNCTOR:
+        passed = [each for each in arguments if _HOW.match(each) is None] or arguments[:1]
+        if _PASSES_ON.match(name) and passed:
+            return max(passed, key=lambda each: ("<" in each or "(" in each, len(each)))
+        arguments = list(dict.fromkeys(passed))
+        name = _SUFFIX.sub("", name) if arguments else name
+    text = f"{name}<{', '.join(arguments)}>" if arguments else name
+    if detail > _FUNCTOR:
+        around = [_written([each], within) for each in parts[:-1] if each.group("<") is not None]
+        text = "::".join([*around, text])
+        if not top:
+            text += "".join(of[0][0].name for opened, of in last.groups if not opened)
+    if top and detail == _PARAMETERS:
+        parameters = [_written(each, detail) for each in last.group("(") or []]
+        text += f"({', '.join(parameters)})"
+    return text.strip()
+
+
+def _functor(parts: list[_Part], lambdas: list[_Part], detail: int) -> str:
+    """A lambda by the function that it stands in and the types that it takes."""
+    outer = [p for p in parts if p.name.strip() and not p.name.startswith("operator_call")]
+    if not outer:
+        return ""
+    owner = outer[-1]
+    name = owner.name.strip()
+    taken = lambdas[-1].group("{") or []
+    inside = taken[0][0].group("(") if taken and taken[0] else None
+    types = [_written(each, detail) for each in inside or []]
+    within = [_written(each, detail) for each in owner.group("<") or []]
+    if detail == _FUNCTOR:
+        if _PASSES_ON.match(name) and within:
+            return within[0]
+        name = _SUFFIX.sub("", name)
+        types, within = list(dict.fromkeys(types)), list(dict.fromkeys(within))
+        return f"{name}({', '.join(types or within)})"
+    numbers = "".join(_number(each) for each in lambdas)
+    template = f"<{', '.join(within)}>" if within else ""
+    return f"{name}{template}{numbers}({', '.join(types)})"
+
+
+def _number(part: _Part) -> str:
+    """`#2` of `{lambda()#2}`."""
+    inside = part.group("{") or [[_Part()]]
+    return "".join(of[0][0].name for opened, of in inside[0][0].groups if not opened)

@@ -1,0 +1,1 @@
+"""Read traces: from the bytes of a file to columns."""

@@ -1,0 +1,254 @@
+"""Turn the columns of the scanner into a Trace."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan import _core
+from stagespan.trace.read.arguments import ArgumentTable, Shapes, Texts
+from stagespan.trace.read.intervals import Codes, Numbers
+from stagespan.trace.read.model import MISSING, Events, Flows, Trace
+
+_OLD_CATEGORIES = {
+    "operator": "cpu_op",
+    "runtime": "cuda_runtime",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    "python function": "python_function",
+}
+_TWO_TO_64 = 1 << 64
+# Python refuses to make numbers of thousands of digits.
+_LONGEST_NUMERAL = 64
+
+
+def category_today(written: str) -> str:
+    """A category in today's spelling: `Memcpy` is `gpu_memcpy`, `Operator` is `cpu_op`."""
+    lower = written.lower()
+    return _OLD_CATEGORIES.get(lower, lower)
+
+
+class Codebook:
+    """Words, and the codes that take the place of the scanner's numbers for them."""
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self._codes: dict[str, int] = {}
+        self._code_of = np.array([self.code(word) for word in words], dtype=np.int32)
+
+    def code(self, word: str) -> int:
+        """The word's code; a new word gets the next one."""
+        return self._codes.setdefault(word, len(self._codes))
+
+    def encode(self, numbers: Codes) -> Codes:
+        """The codes for the scanner's numbers."""
+        # Where every word is different, the numbers are the codes already.
+        if len(self._codes) >= len(self._code_of):
+            return numbers
+        return self._code_of[numbers]
+
+    @property
+    def words(self) -> list[str]:
+        """Each word at the place of its code."""
+        return list(self._codes)
+
+
+class Ids:
+    """Id as written to int64: numbers and numerals as they are, other words as negative numbers."""
+
+    def __init__(self, named: dict[int, str]) -> None:
+        self.named = named
+        self._known = {word: number for number, word in named.items()}
+
+    def of_text(self, written: str) -> int:
+        """The number for an id that is written as a text."""
+        try:
+            number = int(written, 0)
+        except ValueError:
+            # Numerals with leading zeros are numbers too, all else is a word.
+            is_short = len(written) <= _LONGEST_NUMERAL
+            number = int(written) if is_short and written.isdecimal() else _TWO_TO_64
+        if -(1 << 63) <= number < 1 << 63:
+            return number
+        if 1 << 63 <= number < _TWO_TO_64:
+            return number - _TWO_TO_64
+        if written not in self._known:
+            self._known[written] = -2 - len(self.named)
+            self.named[self._known[written]] = written
+        return self._known[written]
+
+    def column(self, table: ArgumentTable, key: str) -> Numbers:
+        """The ids under an argument, `MISSING` where an event has none."""
+        argument = table.argument(key)
+        if argument is None:
+            return absent(len(table), np.int64(MISSING))
+        column = np.full(len(table), MISSING, dtype=np.int64)
+        if argument.numbers is None:
+            numbers = np.array(list(map(self.of_text, argument.texts)), dtype=np.int64)
+            column[argument.rows] = numbers[argument.codes]
+        else:
+            column[argument.rows] = argument.numbers
+        return column
+
+
+def absent(length: int, value: np.signedinteger[Any]) -> NDArray[Any]:
+    """A column of one value, read-only, which takes no memory."""
+    return np.broadcast_to(value, length)
+
+
+def whole_column(buffer: Any, dtype: type[np.generic]) -> NDArray[Any]:
+    """A buffer of the scanner's as an array, without a copy."""
+    return np.asarray(buffer).view(dtype)
+
+
+def texts_of(parts: tuple[Any, Any]) -> Texts:
+    """Texts that the scanner has gathered."""
+    return Texts(whole_column(parts[0], np.uint8), whole_column(parts[1], np.int64))
+
+
+def events_of(
+    found: Mapping[str, Any],
+    table: ArgumentTable,
+    names: Codebook,
+    categories: Codebook,
+    respelled: bool,
+    ids: Ids,
+    base_ns: int,
+) -> Events:
+    """The table of events, or of instants; times get `base_ns` added."""
+    begin_ns = whole_column(found["begin_ns"], np.int64)
+    begin_ns += base_ns
+    category = categories.encode(whole_column(found["category"], np.int32))
+    name = names.encode(whole_column(found["name"], np.int32))
+    correlation = ids.column(table, "correlation")
+    external_id = ids.column(table, "External id")
+    task_type = absent(len(table), np.int32(-1))
+    # Ascend's rows have no category, and two arguments of their own.
+    if "" in categories.words:
+        correlation = _filled(correlation, ids.column(table, "connection_id"))
+        types = table.argument("Task Type")
+        if types is not None and types.numbers is None:
+            task_type = task_type.copy()
+            task_type[types.rows] = _task_types(types.texts, names)[types.codes]
+    if respelled:
+        external_id = _filled(external_id, ids.column(table, "external id"))
+    return Events(
+        name=name,
+        category=category,
+        begin_ns=begin_ns,
+        dur_ns=whole_column(found["dur_ns"], np.int64),
+        pid=whole_column(found["pid"], np.int64),
+        tid=whole_column(found["tid"], np.int64),
+        correlation=correlation,
+        external_id=external_id,
+        device=ids.column(table, "device"),
+        stream=ids.column(table, "stream"),
+        python_id=ids.column(table, "Python id"),
+        python_parent_id=ids.column(table, "Python parent id"),
+        task_type=task_type,
+    )
+
+
+def flows_of(found: Mapping[str, Any], categories: Codebook, base_ns: int) -> Flows:
+    """The table of arrows; times get `base_ns` added."""
+    begin_ns = whole_column(found["begin_ns"], np.int64)
+    begin_ns += base_ns
+    return Flows(
+        id=whole_column(found["id"], np.int64),
+        category=categories.encode(whole_column(found["category"], np.int32)),
+        starts=whole_column(found["starts"], np.bool_),
+        begin_ns=begin_ns,
+        pid=whole_column(found["pid"], np.int64),
+        tid=whole_column(found["tid"], np.int64),
+    )
+
+
+def _filled(column: Numbers, others: Numbers) -> Numbers:
+    return np.where(column == MISSING, others, column) if others.strides != (0,) else column
+
+
+def _task_types(texts: list[str], names: Codebook) -> Codes:
+    return np.array([names.code(text) if text else -1 for text in texts], dtype=np.int32)
+
+
+# --- The trace ---
+
+
+_LARGEST_BASE_NS = 2**62
+
+
+def gather(
+    scanner: _core.TraceScanner,
+    path: str,
+    metadata: dict[str, Any],
+    adjusted: Counter[str],
+    incomplete: str | None,
+) -> Trace:
+    """The trace that the scanner has read; `adjusted` is what was set right before it read it."""
+    total = scanner.total
+    found = scanner.take()
+    adjusted.update(found["adjusted"])
+    base = metadata.get("baseTimeNanoseconds")
+    if not isinstance(base, int) or isinstance(base, bool) or not 0 <= base < _LARGEST_BASE_NS:
+        if base is not None:
+            adjusted["baseTimeNanoseconds that is no time"] += 1
+        base = None
+    names = Codebook(texts_of(found["names"]).all())
+    written = texts_of(found["categories"]).all()
+    categories = Codebook(map(category_today, written))
+    respelled = any(word != category_today(word) for word in written)
+    shapes = Shapes(
+        {key: number for number, key in enumerate(texts_of(found["keys"]).all())},
+        whole_column(found["shape_parents"], np.int32),
+        whole_column(found["shape_keys"], np.int32),
+    )
+    texts = texts_of(found["texts"])
+    ids = Ids(found["named_ids"])
+    tables, arguments = {}, {}
+    for kind in ("events", "instants"):
+        part = found[kind]
+        values = {
+            key: (is_text, np.asarray(column))
+            for key, (is_text, column) in part["arguments"].items()
+        }
+        table = ArgumentTable(shapes, whole_column(part["shape"], np.int32), texts, values)
+        arguments[kind] = table
+        tables[kind] = events_of(part, table, names, categories, respelled, ids, base or 0)
+    process_names: dict[int, str] = {}
+    process_labels: dict[int, str] = {}
+    thread_names: dict[tuple[int, int], str] = {}
+    for what, pid, tid, name in found["namings"]:
+        if what == "process_name":
+            process_names[pid] = name
+        elif what == "process_labels":
+            process_labels[pid] = name
+        else:
+            thread_names[pid, tid] = name
+    return Trace(
+        path=path,
+        events=tables["events"],
+        instants=tables["instants"],
+        flows=flows_of(found["flows"], categories, base or 0),
+        names=names.words,
+        categories=categories.words,
+        base_ns=base,
+        total=total,
+        metadata=metadata,
+        process_names=process_names,
+        process_labels=process_labels,
+        thread_names=thread_names,
+        named_ids=ids.named,
+        left_out=found["left_out"],
+        adjusted=dict(adjusted),
+        incomplete=incomplete,
+        arguments=arguments,
+    )
+
+
+def without_events(path: str, total: int = 0) -> Trace:
+    """A trace that holds nothing, for what is no single file; `total` entries stand in others."""
+    return replace(gather(_core.TraceScanner(), path, {}, Counter(), None), total=total)

@@ -1,0 +1,129 @@
+"""Types of columns, and arithmetic on intervals of integer nanoseconds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Codes = NDArray[np.int32]
+"""Indices into a list of names."""
+Rows = NDArray[np.intp]
+"""Indices of events, rows of `trace.events`."""
+Numbers = NDArray[np.int64]
+"""Times in ns, ids, counts."""
+Mask = NDArray[np.bool_]
+"""Which rows are meant."""
+
+
+def by_group(group: Numbers, count: int) -> list[NDArray[np.intp]]:
+    """Of each of `count` groups the indices of its elements, in one pass over all."""
+    order = np.argsort(group, kind="stable")
+    return np.split(order, np.searchsorted(group[order], np.arange(1, count + 1)))[:count]
+
+
+def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
+    """The union of intervals as ascending, disjoint ones; touching ones become one."""
+    if len(begin) == 0:
+        return begin, end
+    order = np.argsort(begin, kind="stable")
+    begin, reach = begin[order], np.maximum.accumulate(end[order])
+    opens = np.empty(len(begin), dtype=np.bool_)
+    opens[0] = True
+    opens[1:] = begin[1:] > reach[:-1]
+    starts = np.flatnonzero(opens)
+    lasts = np.append(starts[1:], len(begin)) - 1
+    return begin[starts], reach[lasts]
+
+
+def covered(begin: Numbers, end: Numbers) -> int:
+    """Length of the union, in ns."""
+    begin, end = merged(begin, end)
+    return int((end - begin).sum())
+
+
+def exclusive(begin: Numbers, end: Numbers, lane: Numbers) -> Numbers:
+    """Each interval's own time in ns: what no interval within it, in the same lane, covers.
+
+    At any time the innermost interval, the one begun last, owns the lane, so the sum over a lane is
+    the length of its union, also where intervals overlap without nesting.
+    """
+    own = np.zeros(len(begin), dtype=np.int64)
+    rows = np.flatnonzero(end > begin)
+    if len(rows) == 0:
+        return own
+    edges = _Edges(begin[rows], end[rows], lane[rows])
+    owner, nested = edges.innermost()
+    if nested:
+        own[rows] = edges.time_by(owner)
+        return own
+    # Some lane's intervals cross: follow those with a stack, where an end may lie deep in it.
+    own[rows] = edges.time_by(edges.innermost_of_crossing())
+    return own
+
+
+class _Edges:
+    """Begins and ends in the order in which a lane passes them."""
+
+    def __init__(self, begin: Numbers, end: Numbers, lane: Numbers) -> None:
+        count = len(begin)
+        index = np.arange(count, dtype=np.int64)
+        length = end - begin
+        self.count = count
+        time = np.concatenate((begin, end))
+        self._is_begin = np.repeat(np.array([True, False]), count)
+        # At one time ends come first, the inner before the outer; then begins, the outer first.
+        order = np.lexsort(
+            (
+                np.concatenate((index, -index)),
+                np.concatenate((-length, length)),
+                self._is_begin,
+                time,
+                np.concatenate((lane, lane)),
+            )
+        )
+        self._row = np.concatenate((index, index))[order]
+        self._is_begin = self._is_begin[order]
+        self._time = time[order]
+        self._depth = np.cumsum(np.where(self._is_begin, 1, -1))
+
+    def innermost(self) -> tuple[Numbers, bool]:
+        """The interval on top behind each edge (-1 for none), and whether all intervals nest."""
+        position = np.arange(len(self._row), dtype=np.int64)
+        by_depth = np.argsort(self._depth, kind="stable")
+        # On top at a depth is what was begun there last; the offset keeps depths apart.
+        offset = self._depth * len(position)
+        last_begin = np.empty_like(position)
+        last_begin[by_depth] = np.maximum.accumulate(
+            np.where(self._is_begin, offset + position, -1)[by_depth]
+        )
+        inside = self._depth > 0
+        owner = np.full(len(position), -1, dtype=np.int64)
+        owner[inside] = self._row[(last_begin - offset)[inside]]
+        ends = np.flatnonzero(~self._is_begin)
+        return owner, bool(np.all(owner[ends - 1] == self._row[ends]))
+
+    def innermost_of_crossing(self) -> Numbers:
+        """As `innermost`, for intervals that need not nest."""
+        owner = [-1] * len(self._row)
+        is_open = [False] * self.count
+        # One that ends deep in the stack stays there until it comes to the top.
+        stack: list[int] = []
+        edges = zip(self._row.tolist(), self._is_begin.tolist(), strict=True)
+        for at, (row, begins) in enumerate(edges):
+            is_open[row] = begins
+            if begins:
+                stack.append(row)
+            while stack and not is_open[stack[-1]]:
+                stack.pop()
+            if stack:
+                owner[at] = stack[-1]
+        return np.array(owner, dtype=np.int64)
+
+    def time_by(self, owner: Numbers) -> Numbers:
+        """Time from each edge to the next, summed by owner."""
+        gaps: NDArray[np.int64] = np.diff(self._time, append=self._time[-1])
+        owned = owner >= 0
+        # Whole numbers below 2**53: doubles add them exactly.
+        sums = np.bincount(owner[owned], weights=gaps[owned], minlength=self.count)
+        result: Numbers = sums.astype(np.int64)
+        return result

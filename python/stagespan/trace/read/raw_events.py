@@ -1,0 +1,82 @@
+"""The events of a trace file as JSON, piece by piece and unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from stagespan import _core
+from stagespan.trace.read import json_repair as split
+from stagespan.trace.read.reader import CHUNK_BYTES, ByteStream, _Reader
+
+RawEvent = dict[str, msgspec.Raw]
+_entries = msgspec.json.Decoder(list[RawEvent])
+_entry = msgspec.json.Decoder(RawEvent)
+
+
+def copy_raw_events(path: Path, take: Callable[[list[RawEvent]], None]) -> None:
+    """Give all whole entries to `take`, in pieces and in their order.
+
+    Raises TraceError as `read_trace` does.
+    """
+    _Copying(ByteStream(path, CHUNK_BYTES), take).copy()
+
+
+class _Tap:
+    """A scanner of which only what it takes for whole entries is of use."""
+
+    def __init__(self, take: Callable[[list[RawEvent]], None]) -> None:
+        self._take = take
+        self.total = 0
+        self.looks_like_a_trace = True
+
+    def scan(self, buffer: bytes, start: int) -> tuple[int, int]:
+        """As `TraceScanner.scan`; its columns are dropped at once."""
+        behind, state = _core.TraceScanner().scan(buffer, start)
+        piece = buffer[start:behind].strip(b" \t\r\n,")
+        if state == _core.SCAN_CLOSED:
+            piece = piece.removesuffix(b"]").rstrip(b" \t\r\n,")
+        if piece:
+            self._take(_decoded(piece))
+        return behind, state
+
+    def leave_out(self, cause: str, count: int) -> None:
+        """Counted where the trace was read for its figures."""
+
+
+class _Copying(_Reader):
+    def __init__(self, stream: ByteStream, take: Callable[[list[RawEvent]], None]) -> None:
+        super().__init__(stream)
+        self._scanner = _Tap(take)  # type: ignore[assignment]
+
+    def copy(self) -> None:
+        """Read all of the file."""
+        if self._first_character() == b"{":
+            self._read_head()
+        else:
+            self._buffer = self._buffer[1:]
+        self._read_events()
+
+
+def _decoded(piece: bytes) -> list[RawEvent]:
+    try:
+        return _entries.decode(b"[" + piece + b"]")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    # Something in it is not quite JSON, or no object: take each entry by itself.
+    found: list[RawEvent] = []
+    at = 0
+    while (begin := piece.find(b"{", at)) >= 0:
+        end = split.entry_end(piece, begin)
+        if end is None:
+            break
+        for text in (piece[begin:end], split.repaired(piece[begin:end])):
+            try:
+                found.append(_entry.decode(text))
+                break
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+        at = end
+    return found

@@ -1,0 +1,352 @@
+"""`read_trace`: read a file of torch.profiler or torch_npu.profiler piece by piece."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stagespan import _core
+from stagespan.errors import TraceError
+from stagespan.trace.read import json_repair as split
+from stagespan.trace.read.columns import gather
+from stagespan.trace.read.model import Trace
+
+CHUNK_BYTES = 512 << 10
+_GZIP_MAGIC = b"\x1f\x8b"
+_COMPRESSED_BYTES = 256 << 10
+
+
+class ByteStream:
+    """A file's decompressed bytes; `damage` says, once they are read, what was wrong."""
+
+    def __init__(self, path: str | os.PathLike[str], chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.path = Path(path)
+        self.damage: str | None = None
+        """Why the compressed data ended early, as the end of a sentence; None when it did not."""
+        self._chunk_bytes = chunk_bytes
+
+    def chunks(self) -> Iterator[bytes]:
+        """The decompressed bytes in order. Raises TraceError if the file cannot be read."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                start = file.read(max(self._chunk_bytes, len(_GZIP_MAGIC)))
+                if start[:2] == _GZIP_MAGIC:
+                    yield from _one_ahead(self._gunzip(start, file))
+                    return
+                while start:
+                    yield start
+                    start = file.read(self._chunk_bytes)
+        except IsADirectoryError:
+            raise TraceError(
+                f"{self.path} is a folder: name one trace file (.json or .json.gz) in it."
+            ) from None
+        except FileNotFoundError:
+            raise TraceError(f"There is no file {self.path}: check the path.") from None
+        except OSError as error:
+            raise TraceError(
+                f"{self.path} cannot be read ({error.strerror or error}): check its permissions."
+            ) from error
+        except ValueError as error:  # a path with a NUL
+            raise TraceError(f"{str(self.path)!r} is no path of a file: {error}.") from error
+
+    def _gunzip(self, start: bytes, file: FileIO) -> Iterator[bytes]:
+        member = zlib.decompressobj(wbits=31)
+        data, started = start, False
+        while True:
+            if not data:
+                data = file.read(_COMPRESSED_BYTES)
+                if not data:
+                    if started:
+                        rest = member.flush()  # a full output buffer can hold back the last bytes
+                        if rest:
+                            yield rest
+                        if not member.eof:
+                            self.damage = "its gzip data is cut off"
+                    return
+            started = True
+            try:
+                out = member.decompress(data, self._chunk_bytes)
+            except zlib.error as error:
+                self.damage = f"its gzip data is damaged ({error})"
+                return
+            if out:
+                yield out
+            data = member.unconsumed_tail
+            if member.eof:
+                # More members may follow, and zeros that some writers pad with.
+                data = (member.unused_data or file.read(_COMPRESSED_BYTES)).lstrip(b"\0")
+                member, started = zlib.decompressobj(wbits=31), False
+
+
+def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The pieces, each made on another thread while the one before is in use."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="stagespan-gunzip") as thread:
+        coming = thread.submit(next, pieces, None)
+        while (piece := coming.result()) is not None:
+            coming = thread.submit(next, pieces, None)
+            yield piece
+
+
+# --- Reading ---
+
+
+_BOM = b"\xef\xbb\xbf"
+_WINDOW_BYTES = 1024
+MOST_BYTES = 64 << 20
+"""Of one entry, of what stands before the list of events, and of what stands behind it.
+
+No profiler writes as much; a small compressed file may hold any number of bytes.
+"""
+_MOST_KEYS = 1_000
+_MOST_HEADS = 16
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+def read_trace(path: str | os.PathLike[str], *, chunk_bytes: int = CHUNK_BYTES) -> Trace:
+    """Read a trace file, `.json` or gzip (told by its content), into columns; times in integer ns.
+
+    The list of events may stand at the top level or under `traceEvents`. Times may be numbers or
+    texts. What cannot become a row is counted in `Trace.left_out`, what becomes one with a change
+    in `Trace.adjusted`; of a file that is cut off, what is whole is read, and `Trace.incomplete`
+    says so.
+    Memory: the columns, and `chunk_bytes` of JSON at a time, at most some times `MOST_BYTES`.
+
+    Raises TraceError, with a sentence that says what to do, when there is no such file, it is a
+    folder, empty, not JSON, not a trace, cut off before its first whole event, or too large for
+    the memory.
+    """
+    try:
+        return _Reader(ByteStream(path, chunk_bytes)).read()
+    except MemoryError:
+        raise TraceError(
+            f"{path} needs more memory than there is: record fewer steps, or read it on a machine"
+            " with more memory."
+        ) from None
+
+
+class _Reader:
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._chunks = stream.chunks()
+        self._buffer = b""
+        self._ended = False
+        self._scanner = _core.TraceScanner()
+        self._adjusted: Counter[str] = Counter()
+        self._metadata: dict[str, Any] = {}
+        self._names_right_to = 0
+        """Up to here quotes in names of the buffer are escaped."""
+        self._window = _WINDOW_BYTES
+        """How far ahead they are looked for."""
+        self._problem: str | None = None
+        """Why reading stopped before the end."""
+
+    def read(self) -> Trace:
+        top = self._first_character()
+        if top == b"{":
+            self._read_head()
+        else:
+            self._buffer = self._buffer[1:]
+        closed = self._read_events()
+        broken = self._read_tail(top == b"{") if closed else None
+        return self._finish(closed, broken)
+
+    def _more(self) -> bool:
+        """More of the file into the buffer; False at the end.
+
+        One chunk, or as many as make a large rest half as large again: an entry that spans many
+        chunks is then not looked at anew for each.
+        """
+        pieces, grown = [self._buffer], 0
+        while not self._ended and grown <= len(self._buffer) // 2:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                self._ended = True
+            else:
+                pieces.append(chunk)
+                grown += len(chunk)
+        self._buffer = b"".join(pieces)
+        return grown > 0
+
+    def _first_character(self) -> bytes:
+        while True:
+            text = self._buffer.removeprefix(_BOM).lstrip()
+            if text and text != _BOM[: len(text)]:
+                self._buffer = text
+                break
+            # Blanks are not kept.
+            self._buffer = text
+            if not self._more():
+                if self._stream.damage:
+                    raise TraceError(f"{self._where} cannot be read: {self._stream.damage}.")
+                raise TraceError(f"{self._where} is empty: export the trace again.")
+        if text[:1] not in b"{[":
+            raise TraceError(
+                f"{self._where} is not JSON (it begins with {text[:12]!r}): give the .json or"
+                " .json.gz that the profiler exported."
+            )
+        return text[:1]
+
+    def _read_head(self) -> None:
+        """Read what stands before the list of events, and leave the buffer within the list."""
+        start, keys, tried, depths = 0, 0, 0, split.Depths()
+        while True:
+            found = split.events_key(self._buffer, start)
+            keys += found is not None
+            if (found is None and len(self._buffer) > MOST_BYTES) or keys > _MOST_KEYS:
+                raise TraceError(
+                    f"{self._where} is not a trace: its first {MOST_BYTES >> 20} MiB hold no list"
+                    " `traceEvents` at the top level. Give the file that the profiler exported."
+                )
+            if found is None:
+                # The key may be cut in two by the end of the chunk.
+                start = max(start, len(self._buffer) - 64)
+                if self._more():
+                    continue
+                raise TraceError(self._why_no_events())
+            key, value, is_list = found
+            head = None
+            if depths.at(self._buffer, key) == 1 and tried < _MOST_HEADS:
+                tried += 1
+                head = _decode_object(self._buffer[:key] + b'"":null}')
+            if head is None:  # the key stands deeper, in some other value
+                start = key + 1
+                continue
+            if not is_list:
+                raise TraceError(f"{self._where} is not a trace: its `traceEvents` is not a list.")
+            del head[""]
+            self._metadata = head
+            self._buffer = self._buffer[value + 1 :]
+            return
+
+    def _why_no_events(self) -> str:
+        try:
+            msgspec.json.decode(self._buffer)
+        except _UNDECODABLE as error:
+            if self._stream.damage:
+                return f"{self._where} cannot be read: {self._stream.damage} before its events."
+            return (
+                f"{self._where} is cut off or not JSON, and no `traceEvents` was found in it"
+                f" ({error}): export the trace again."
+            )
+        return (
+            f"{self._where} is JSON but not a trace: it has no `traceEvents`."
+            " Give the file that the profiler exported."
+        )
+
+    def _read_events(self) -> bool:
+        """Read entries until the list closes; False when the file ends before."""
+        at = 0
+        while True:
+            at, state = self._scanner.scan(self._buffer, at)
+            if state == _core.SCAN_ODD:
+                behind = self._read_odd(at)
+                if behind is not None:
+                    at = behind
+                    continue
+            self._buffer = self._buffer[at:]
+            self._names_right_to = max(self._names_right_to - at, 0)
+            at = 0
+            if state == _core.SCAN_CLOSED:
+                return True
+            if len(self._buffer) > MOST_BYTES:
+                self._problem = f"its next entry is longer than {MOST_BYTES >> 20} MiB"
+                return False
+            if not self._more():
+                return False
+
+    def _read_odd(self, at: int) -> int | None:
+        """Set right the entry that begins at `at`, or leave it out; where to go on.
+
+        None when it takes more of the file to tell where the entry ends.
+        """
+        # Where such names stand close together many are set right at once, else only this one.
+        close = at - self._names_right_to < self._window
+        self._window = min(self._window * 2, len(self._buffer)) if close else _WINDOW_BYTES
+        if self._escape_names(at, self._window) or self._escape_names(at, len(self._buffer)):
+            return at
+        end = split.entry_end(self._buffer, at)
+        if end is not None:
+            self._scanner.leave_out("malformed entry", 1)
+        return end
+
+    def _escape_names(self, at: int, window: int) -> bool:
+        """Escape quotes in names from `at` on; whether there were any."""
+        start = max(at, self._names_right_to)
+        self._buffer, names, self._names_right_to = split.with_quotes_in_names_escaped(
+            self._buffer, start, start + window
+        )
+        if names:
+            self._adjusted["quotes in a name that were not escaped"] += names
+        return names > 0
+
+    def _read_tail(self, in_object: bool) -> str | None:
+        """Read what stands behind the list of events; a clause when it is not as it should be."""
+        while self._more():
+            # Blanks at the end may go on for long; only the last that is none counts.
+            if len(self._buffer) > MOST_BYTES // 2:
+                self._buffer = self._buffer.strip()
+            if len(self._buffer) > MOST_BYTES:
+                return f"what stands behind its events is longer than {MOST_BYTES >> 20} MiB"
+        rest = self._buffer.strip()
+        if not in_object:
+            return "there is text behind its list of events" if rest else None
+        tail = _decode_object(b'{"":null' + rest)
+        if tail is None:
+            return "what stands behind its events is cut off or not JSON"
+        del tail[""]
+        again = tail.pop("traceEvents", None)
+        if again is not None:
+            count = len(again) if isinstance(again, list) else 1
+            self._scanner.leave_out("entry of a second `traceEvents`", count)
+        self._metadata.update(tail)
+        return None
+
+    def _finish(self, closed: bool, broken: str | None) -> Trace:
+        count = self._scanner.total
+        problem = broken
+        if not closed:
+            problem = (
+                self._problem or self._stream.damage or "the file ends in the middle of its events"
+            )
+            if count == 0:
+                raise TraceError(
+                    f"{self._where} has no whole event ({problem}): export it again."
+                    if self._problem
+                    else f"{self._where} is cut off before its first whole event ({problem}):"
+                    " export it again."
+                )
+        elif self._stream.damage:
+            problem = self._stream.damage
+        if count and not self._scanner.looks_like_a_trace:
+            raise TraceError(
+                f"{self._where} is JSON but not a trace: none of its {count} entries is an event."
+            )
+        incomplete = None
+        if problem:
+            incomplete = (
+                f"{self._where} is incomplete: {problem}; the {count} whole entries were read."
+            )
+        path = str(self._stream.path)
+        return gather(self._scanner, path, self._metadata, self._adjusted, incomplete)
+
+    @property
+    def _where(self) -> str:
+        return str(self._stream.path)
+
+
+def _decode_object(text: bytes) -> dict[str, Any] | None:
+    for attempt in (text, None):
+        try:
+            value = msgspec.json.decode(split.repaired(text) if attempt is None else attempt)
+        except _UNDECODABLE:
+            continue
+        return value if isinstance(value, dict) else None
+    return None

@@ -1,0 +1,1 @@
+"""Pages that show results: JSON Schema, Markdown, terminal, HTML."""

@@ -1,0 +1,170 @@
+"""The data of the HTML page as plain lists and texts, bounded in size and printable."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from stagespan.trace.analyses.steps import Steps
+from stagespan.trace.analyses.verdict import Verdict
+from stagespan.trace.analysis import Analysis
+from stagespan.trace.kernel_names import labels
+from stagespan.trace.render.html.charts import charts
+from stagespan.trace.render.html.timeline import drawn, timeline
+from stagespan.trace.render.markdown import heading, ignored, name_of, summary
+from stagespan.trace.result import (
+    Cell,
+    Finding,
+    Table,
+    Titled,
+    Unavailable,
+    printable,
+    shortened,
+    window_of,
+)
+
+MOST_ROWS = 5_000
+"""Rows of a table; the others are in --json and --markdown, and the page says so."""
+LONGEST_TEXT = 2_000
+LONGEST_SHOWN = 70
+LONGEST_EVENT = 120
+_EXACT = 1 << 53
+
+
+def page_data(analysis: Analysis) -> dict[str, Any]:
+    """All that the page shows. Times in ns from the begin of the trace's window."""
+    trace = analysis.trace
+    notes = [printable(trace.incomplete)] if trace.incomplete else []
+    notes += map(printable, ignored(trace))
+    window = window_of(trace)
+    lanes = drawn(timeline(trace, _steps(analysis)))
+    return {
+        "title": shortened(name_of(Path(trace.path)), 120),
+        "summary": summary(analysis),
+        "made_by": f"stagespan {metadata.version('stagespan')}",
+        "incomplete": trace.incomplete is not None,
+        "notes": notes,
+        "verdict": _verdict(analysis),
+        "device": _device(analysis),
+        "devices": _devices(analysis),
+        "compared": isinstance(analysis.results.get("against"), Titled),
+        "findings": [written_finding(each) for each in analysis.findings()],
+        "no_findings": "No findings: nothing in this trace asks for a closer look.",
+        "window_ns": 0 if window is None else window[1] - window[0],
+        "lanes": [lane["name"] for lane in lanes["lanes"]],
+        "timeline": packed(lanes),
+        "pictures": charts(analysis),
+        "sections": [_section(name, result) for name, result in analysis.results.items()],
+    }
+
+
+def packed(value: dict[str, Any]) -> str:
+    """As compressed JSON, in letters."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _verdict(analysis: Analysis) -> dict[str, str] | None:
+    # What is said of several traces is more than what is said of one of them.
+    for each in analysis.results.values():
+        if isinstance(each, Titled):
+            word, sentence = each.title()
+            return {"word": printable(word), "sentence": printable(sentence)}
+    result = analysis.results.get("verdict")
+    if result is None:
+        return None
+    if isinstance(result, Unavailable):
+        return {"word": "cannot tell", "sentence": printable(result.reason)}
+    said = result.to_dict()
+    return {"word": str(said["verdict"]), "sentence": printable(str(said["sentence"]))}
+
+
+def _device(analysis: Analysis) -> list[tuple[str, int, str]]:
+    """The parts of the verdict's time, which sum to it, each with the key of its colour."""
+    result = analysis.results.get("verdict")
+    return result.bar() if isinstance(result, Verdict) else []
+
+
+def _devices(analysis: Analysis) -> int:
+    """How many devices `_device` sums over."""
+    result = analysis.results.get("verdict")
+    return result.devices if isinstance(result, Verdict) else 0
+
+
+def _steps(analysis: Analysis) -> list[tuple[str, int, int]]:
+    """Name, begin and length of the steps that were found."""
+    result = analysis.results.get("steps")
+    if not isinstance(result, Steps):
+        return []
+    return [(step.name, step.begin_ns, step.dur_ns) for step in result.steps]
+
+
+def written_finding(finding: Finding) -> dict[str, Any]:
+    """A finding for the page."""
+    return {
+        "code": finding.code,
+        "severity": finding.severity,
+        "sentence": _text(finding.sentence),
+        "evidence": [
+            (shortened(each.event, LONGEST_EVENT), each.time_ns, _cell(each.figure), each.unit)
+            for each in finding.evidence
+        ],
+    }
+
+
+def _section(name: str, result: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "heading": heading(name),
+        "unknown": _text(result.reason) if isinstance(result, Unavailable) else None,
+        "tables": [written_table(table) for table in result.tables()],
+    }
+
+
+def written_table(table: Table) -> dict[str, Any]:
+    """A table for the page, cut where it is too long."""
+    note = printable(table.note)
+    rows = list(table.rows[:MOST_ROWS])
+    if len(table.rows) > len(rows):
+        note = (
+            f"{note} The first {len(rows):,} of {len(table.rows):,} rows are here; all are in"
+            " --json and --markdown."
+        ).strip()
+    written = [[_cell(cell) for cell in row] for row in rows]
+    return {
+        "title": printable(table.title),
+        "columns": [(printable(name), unit) for name, unit in table.columns],
+        "rows": written,
+        "labels": _labels(table, written),
+        "note": _text(note),
+    }
+
+
+def _labels(table: Table, rows: list[list[Cell]]) -> dict[str, str]:
+    """Of every name that is shown in short how it is shown; different in each column."""
+    found: dict[str, str] = {}
+    for at in range(len(table.columns)):
+        names = [str(row[at]) for row in rows if isinstance(row[at], str)]
+        short = labels(names, LONGEST_SHOWN)
+        found |= {name: label for name, label in short.items() if label != name}
+    return found
+
+
+def _text(text: str) -> str:
+    return printable(text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3] + "...")
+
+
+def _cell(cell: Cell) -> Cell:
+    """A cell as JSON and a browser hold it: no NaN, no integer that it would round."""
+    if isinstance(cell, str):
+        return _text(cell)
+    if isinstance(cell, float) and not math.isfinite(cell):
+        return None
+    if isinstance(cell, int) and abs(cell) >= _EXACT:
+        return f"{cell:,}"
+    return cell

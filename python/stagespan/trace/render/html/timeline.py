@@ -1,0 +1,385 @@
+"""The rows of the timeline: what each stream and thread was busy with, in few bars.
+
+The bars of a row do not overlap, so that the page can draw any part of it by its busy share. If a
+row has more events than its part of `MOST_BARS`, those closest together become one bar, with the
+time of each kind in it, so idle time is never drawn as busy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stagespan.trace.analyses.idle import split_gaps
+from stagespan.trace.derived.device import (
+    COMMUNICATION,
+    COMPUTE,
+    COPY,
+    device_work,
+    launches,
+    streams,
+)
+from stagespan.trace.derived.gaps import NAMES
+from stagespan.trace.derived.idle_causes import CAUSES, MARKS
+from stagespan.trace.derived.threads import named, pairs
+from stagespan.trace.kernel_names import labels
+from stagespan.trace.read.intervals import Numbers, Rows, by_group
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import in_words, shortened, window_of
+
+MOST_BARS = 40_000
+"""Of all lanes."""
+MOST_NAMES = 4_000
+MOST_STREAMS = 8
+MOST_THREADS = 3
+MOST_DEPTHS = 4
+MOST_STAGES = 100_000
+LONGEST_NAME = 120
+KINDS = {COMPUTE: "computing", COMMUNICATION: "communicating", COPY: "copying"}
+_STEP = re.compile(r"ProfilerStep[#*]")
+_BACKWARD = re.compile(r"^autograd::engine::")
+_DIGITS = re.compile(r"\d+")
+
+Steps = Sequence[tuple[str, int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineRow:
+    """A line of the timeline: events in order of begin, which do not overlap; in ns."""
+
+    name: str
+    begin: Numbers
+    end: Numbers
+    key: NDArray[np.intp]
+    """Of each what it is: an index into `keys`."""
+    keys: list[tuple[str, str]]
+    """The key of a colour, and what a reader is told that it is."""
+    label: NDArray[np.intp]
+    """Of each its name: an index into `names`."""
+    names: list[str]
+    what: str = "events"
+    note: str = ""
+    """What is not in the lane."""
+
+    def busy_ns(self) -> int:
+        """How long the lane is busy."""
+        return int((self.end - self.begin).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """Stretches of a lane, each of one event or of several that lie close together."""
+
+    begin: Numbers
+    end: Numbers
+    count: Numbers
+    longest: Rows
+    """Index of the longest event of each."""
+    of: Rows = field(repr=False)
+    """The stretch of each event."""
+
+
+def timeline(trace: Trace, steps: Steps = ()) -> list[TimelineRow]:
+    """Lanes for steps, stages, each stream of the device, its idle time, and the host's threads.
+
+    `steps` are those that were found where the profiler did not mark them: name, begin, length.
+    """
+    if window_of(trace) is None:
+        return []
+    found: list[TimelineRow] = []
+    for lanes in (_annotations, _streams, _idle, _threads):
+        found += lanes(trace)
+    if steps and all(lane.name != "steps" for lane in found):
+        begin = np.array([each[1] for each in steps], dtype=np.int64)
+        end = begin + np.array([each[2] for each in steps], dtype=np.int64)
+        key = np.zeros(len(begin), dtype=np.intp)
+        names = [name for name, _, _ in steps]
+        lane = _row("steps", begin, end, key, [("step", "step")], np.arange(len(begin)), names)
+        found.insert(0, lane)
+    return [lane for lane in found if len(lane.begin)]
+
+
+def drawn(lanes: list[TimelineRow]) -> dict[str, Any]:
+    """The lanes for the page: times in ns, each begin as the gap to the end before it."""
+    room = _room([len(lane.begin) for lane in lanes])
+    keys: dict[tuple[str, str], int] = {}
+    names: dict[str, int] = {}
+    for lane in lanes:
+        for key in lane.keys:
+            keys.setdefault(key, len(keys))
+    parts = [_part(lane, most, keys, names) for lane, most in zip(lanes, room, strict=True)]
+    kept = list(names)[:MOST_NAMES]
+    told = labels(kept, LONGEST_NAME)
+    return {"keys": list(keys), "names": [told[name] for name in kept], "lanes": parts}
+
+
+def summed_up(begin: Numbers, end: Numbers, most: int) -> Bars:
+    """Events, in order of begin, as at most `most` stretches, parted where the gaps are largest."""
+    count = len(begin)
+    starts = np.arange(count)
+    if count > most:
+        gap = begin[1:] - end[:-1]
+        starts = np.sort(np.argpartition(-gap, most - 2)[: most - 1]) + 1
+        starts = np.concatenate(([0], starts))
+    of = np.searchsorted(starts, np.arange(count), side="right") - 1
+    first, last = starts, np.append(starts[1:], count) - 1
+    by_length = np.lexsort((begin - end, of))
+    longest = by_length[np.searchsorted(of[by_length], np.arange(len(starts)))]
+    return Bars(begin[first], end[last], last - first + 1, longest, of)
+
+
+def _room(wanted: list[int]) -> list[int]:
+    """How many bars each lane gets: those that need few leave theirs to the others."""
+    given = [0] * len(wanted)
+    left = MOST_BARS
+    order = sorted(range(len(wanted)), key=lambda at: wanted[at])
+    for number, at in enumerate(order):
+        given[at] = min(wanted[at], left // (len(order) - number))
+        left -= given[at]
+    return given
+
+
+def _part(
+    lane: TimelineRow, most: int, keys: dict[tuple[str, str], int], names: dict[str, int]
+) -> dict[str, Any]:
+    bars = summed_up(lane.begin, lane.end, max(most, 2))
+    several = np.flatnonzero(bars.count > 1)
+    key = np.array([keys[each] for each in lane.keys], dtype=np.intp)[lane.key]
+    note = lane.note
+    if len(several):
+        count = f"{len(lane.begin):,} {lane.what}"
+        note = f"{lane.name}: {count} in {len(bars.begin):,} bars. {note}".strip()
+    return {
+        "name": shortened(lane.name, 40),
+        "what": lane.what,
+        "busy": lane.busy_ns(),
+        "events": len(lane.begin),
+        "note": note,
+        "gaps": (bars.begin - np.concatenate(([0], bars.end[:-1]))).tolist(),
+        "lengths": (bars.end - bars.begin).tolist(),
+        "keys": key[bars.longest].tolist(),
+        "names": [
+            names.setdefault(lane.names[label], len(names))
+            for label in lane.label[bars.longest].tolist()
+        ],
+        "several": dict(_several(lane, bars, several, key)),
+    }
+
+
+def _several(
+    lane: TimelineRow, bars: Bars, several: Rows, key: NDArray[np.intp]
+) -> Iterator[tuple[int, list[int]]]:
+    """Of the bars of several events how many they are, then each kind with its time."""
+    if len(several) == 0:
+        return
+    kinds = int(key.max()) + 1
+    cells, which = np.unique(bars.of * kinds + key, return_inverse=True)
+    busy = np.bincount(which.reshape(-1), weights=lane.end - lane.begin).astype(np.int64)
+    of, kind = cells // kinds, cells % kinds
+    for at in several.tolist():
+        low, high = np.searchsorted(of, [at, at + 1])
+        pairs_of = zip(kind[low:high].tolist(), busy[low:high].tolist(), strict=True)
+        yield at, [int(bars.count[at]), *itertools.chain.from_iterable(pairs_of)]
+
+
+def _row(
+    name: str,
+    begin: Numbers,
+    end: Numbers,
+    key: NDArray[np.intp],
+    keys: list[tuple[str, str]],
+    label: NDArray[np.intp],
+    names: list[str],
+    what: str = "events",
+    note: str = "",
+) -> TimelineRow:
+    """A lane of events in any order; where some overlap, the one that began first has the time."""
+    order = np.lexsort((-end, begin))
+    begin, end = begin[order], end[order]
+    reach = np.concatenate((begin[:1], np.maximum.accumulate(end)[:-1]))
+    begin = np.maximum(begin, reach)
+    kept = np.flatnonzero(end > begin)
+    order = order[kept]
+    return TimelineRow(
+        name, begin[kept], end[kept], key[order], keys, label[order], names, what, note
+    )
+
+
+def _of_events(
+    trace: Trace,
+    name: str,
+    rows: Rows,
+    key: NDArray[np.intp],
+    keys: list[tuple[str, str]],
+    what: str = "events",
+    note: str = "",
+) -> TimelineRow:
+    """A lane of events, each by its name."""
+    events = trace.events
+    window, _ = window_of(trace) or (0, 0)
+    begin = events.begin_ns[rows] - window
+    end = begin + events.dur_ns[rows]
+    label = events.name[rows].astype(np.intp)
+    return _row(name, begin, end, key, keys, label, trace.names, what, note)
+
+
+def _streams(trace: Trace) -> list[TimelineRow]:
+    work = device_work(trace)
+    rows = work.rows
+    if len(rows) == 0:
+        return []
+    device, stream = streams(trace, rows)
+    found, lane = pairs(device, stream)
+    time = np.bincount(lane, weights=trace.events.dur_ns[rows])
+    order = np.argsort(-time, kind="stable")
+    several = len({int(number) for number, _ in found}) > 1
+    keys = [(word, word) for word in KINDS.values()]
+    number_of = np.zeros(max(KINDS) + 1, dtype=np.intp)
+    number_of[list(KINDS)] = np.arange(len(KINDS))
+    mine = by_group(lane, len(found))
+    left = order[MOST_STREAMS:]
+    note = ""
+    if len(left):
+        note = (
+            f"{len(left):,} more streams are not drawn; their events take"
+            f" {in_words(float(time[left].sum()), 'ns')}."
+        )
+    lanes = []
+    for number in order[:MOST_STREAMS].tolist():
+        name = f"stream {_id(trace, int(found[number][1]))}"
+        if several:
+            name = f"device {_id(trace, int(found[number][0]))}, {name}"
+        here = rows[mine[number]]
+        last = number == order[:MOST_STREAMS][-1]
+        key = number_of[work.kind[here]]
+        lanes.append(_of_events(trace, name, here, key, keys, note=note if last else ""))
+    return lanes
+
+
+def _id(trace: Trace, number: int) -> str:
+    return trace.named_ids.get(number, str(number))
+
+
+def _idle(trace: Trace) -> list[TimelineRow]:
+    gaps, parts = split_gaps(trace)
+    if len(gaps.begin_ns) == 0:
+        return []
+    window, _ = window_of(trace) or (0, 0)
+    keys = [(name, f"idle: {CAUSES[name]}") for name in NAMES]
+    cause = parts.cause.astype(np.intp)
+    names = [f"idle: {CAUSES[name]}" for name in NAMES]
+    begin = gaps.begin_ns - window
+    return [_row("idle", begin, begin + gaps.dur_ns, cause, keys, cause, names, "gaps")]
+
+
+def _annotations(trace: Trace) -> list[TimelineRow]:
+    """Steps, and below them what the program itself named, nested."""
+    events = trace.events
+    marks = np.flatnonzero(trace.rows_of(["user_annotation"]))
+    is_step = np.array([_STEP.match(name) is not None for name in trace.names] + [False])
+    steps = np.flatnonzero(trace.rows_of(["user_annotation", "cpu_op"]) & is_step[events.name])
+    lanes = []
+    if len(steps):
+        key = np.zeros(len(steps), dtype=np.intp)
+        lanes.append(_of_events(trace, "steps", steps, key, [("step", "step")], "steps"))
+    marks = marks[~is_step[events.name[marks]]]
+    if len(marks) == 0:
+        return lanes
+    kept = marks[np.argsort(-events.dur_ns[marks], kind="stable")[:MOST_STAGES]]
+    rows, depths = _depths(trace, kept)
+    # A stage has one colour, whatever its number; those that take the most time have their own.
+    codes, which = np.unique(events.name[rows], return_inverse=True)
+    words = [shortened(_DIGITS.sub("#", trace.names[code]), 40) for code in codes.tolist()]
+    distinct = {word: at for at, word in enumerate(dict.fromkeys(words))}
+    key = np.array([distinct[word] for word in words], dtype=np.intp)[which.reshape(-1)]
+    time = np.bincount(key, weights=events.dur_ns[rows], minlength=len(distinct))
+    rank = np.empty(len(distinct), dtype=np.intp)
+    rank[np.argsort(-time, kind="stable")] = np.arange(len(distinct))
+    by_rank = sorted(distinct, key=lambda word: int(rank[distinct[word]]))
+    keys = [(f"stage {word}", word) for word in by_rank]
+    deeper = int((depths < 0).sum()) + len(marks) - len(kept)
+    note = f"{deeper:,} annotations that are shorter or lie deeper are not drawn." if deeper else ""
+    drawn_at = [each for each in range(MOST_DEPTHS) if (depths == each).any()]
+    for depth in drawn_at:
+        here = np.flatnonzero(depths == depth)
+        name = "stages" if depth == 0 else f"stages, line {depth + 1}"
+        own = note if depth == drawn_at[-1] else ""
+        lanes.append(_of_events(trace, name, rows[here], rank[key[here]], keys, "annotations", own))
+    return lanes
+
+
+def _depths(trace: Trace, rows: Rows) -> tuple[Rows, NDArray[np.int64]]:
+    """Rows by begin, and the first line that is free as each begins, or -1; threads share them."""
+    events = trace.events
+    rows = rows[np.lexsort((-events.dur_ns[rows], events.begin_ns[rows]))]
+    free = [np.iinfo(np.int64).min] * MOST_DEPTHS  # until when each line is taken
+    depths = []
+    begins, lengths = events.begin_ns[rows].tolist(), events.dur_ns[rows].tolist()
+    for begin, length in zip(begins, lengths, strict=True):
+        depth = next((at for at, until in enumerate(free) if until <= begin), -1)
+        if depth >= 0:
+            free[depth] = begin + length
+        depths.append(depth)
+    return rows, np.array(depths, dtype=np.int64)
+
+
+def _threads(trace: Trace) -> list[TimelineRow]:
+    """The threads of the host that were busiest with operators and calls."""
+    events = trace.events
+    calls = launches(trace)
+    work = (trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)) | calls
+    work &= device_work(trace).kind == 0
+    rows = np.flatnonzero(work)
+    if len(rows) == 0:
+        return []
+    found, lane = pairs(events.pid[rows], events.tid[rows])
+    order = np.lexsort((-events.dur_ns[rows], events.begin_ns[rows], lane))
+    rows, lane = rows[order], lane[order]
+    end = events.begin_ns[rows] + events.dur_ns[rows]
+    edges = np.searchsorted(lane, np.arange(len(found) + 1))
+    outermost, times = [], []
+    for first, last in itertools.pairwise(edges.tolist()):
+        reach = np.maximum.accumulate(end[first:last])
+        mine = rows[first:last]
+        outer = np.concatenate(([True], events.begin_ns[mine][1:] >= reach[:-1]))
+        outermost.append(mine[outer])
+        times.append(int(events.dur_ns[mine[outer]].sum()))
+    keys = [("operators", "in an operator"), ("calls", "in a call of the runtime")]
+    busiest = np.argsort([-time for time in times], kind="stable")[:MOST_THREADS].tolist()
+    left = len(found) - len(busiest)
+    more = f"{left:,} threads that did less are not drawn." if left else ""
+    backward = _backward_threads(trace)
+    lanes = []
+    for number in busiest:
+        here = outermost[number]
+        pid, tid = (int(each) for each in found[number])
+        name = _thread_name(trace, pid, tid, (pid, tid) in backward)
+        note = more if number == busiest[-1] else ""
+        key = calls[here].astype(np.intp)
+        lanes.append(_of_events(trace, name, here, key, keys, "operators and calls", note))
+    return lanes
+
+
+def _backward_threads(trace: Trace) -> set[tuple[int, int]]:
+    rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & named(trace, _BACKWARD))
+    found, _ = pairs(trace.events.pid[rows], trace.events.tid[rows])
+    return {(int(pid), int(tid)) for pid, tid in found}
+
+
+def _thread_name(trace: Trace, pid: int, tid: int, backward: bool) -> str:
+    """`main thread 4242`, `backward thread 4243`, or as the trace names it."""
+    number = _id(trace, tid)
+    if pid == tid:
+        return f"main thread {number}"
+    if backward:
+        return f"backward thread {number}"
+    name = trace.thread_names.get((pid, tid), "").strip()
+    if not name or name == number:
+        return f"thread {number}"
+    return name if number in name or not number.lstrip("-").isdigit() else f"{name} {number}"

@@ -1,0 +1,154 @@
+"""The results of a trace as Markdown."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from stagespan.trace.analysis import Analysis
+from stagespan.trace.kernel_names import labels, printable
+from stagespan.trace.read.model import Trace
+from stagespan.trace.result import MOST_LETTERS, Table, Unavailable, in_words, texts_of, window_of
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$])")
+
+
+def markdown(analysis: Analysis) -> str:
+    """The page: what was read, the findings with their evidence, and each analysis' tables."""
+    trace = analysis.trace
+    name = escaped(name_of(Path(trace.path)))
+    lines = ["# Trace analysis", "", f"{name}: {summary(analysis)}.", ""]
+    if trace.incomplete:
+        lines += [f"**{escaped(trace.incomplete)}**", ""]
+    findings = analysis.findings()
+    if findings:
+        lines += ["## Findings", ""]
+    for finding in findings:
+        lines.append(f"- **{finding.severity}** {escaped(finding.sentence)}")
+        lines += [f"  - {escaped(str(each))}" for each in finding.evidence]
+    if findings:
+        lines.append("")
+    for name, result in analysis.results.items():
+        tables = result.tables()
+        if tables:
+            lines += [f"## {heading(name)}", ""]
+        for table in tables:
+            lines += [*markdown_table(table), ""]
+    unknown = {n: r.reason for n, r in analysis.results.items() if isinstance(r, Unavailable)}
+    if unknown:
+        lines += ["## Not known", ""]
+        lines += [f"- {heading(name)}: {escaped(reason)}" for name, reason in unknown.items()]
+        lines.append("")
+    full = _full_names(analysis)
+    if full:
+        lines += ["## Full names", "", *(f"- {escaped(n)}: {escaped(full[n])}" for n in full), ""]
+    lines += [line for note in ignored(trace) for line in (escaped(note), "")]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def summary(analysis: Analysis) -> str:
+    """How much was read: entries, and the length of the window."""
+    window = window_of(analysis.trace)
+    length = "" if window is None else f", {in_words(window[1] - window[0], 'ns')} long"
+    return f"{analysis.trace.total:,} entries{length}"
+
+
+def name_of(path: Path) -> str:
+    """The file's name; of a folder of Ascend, where all traces have one name, the folder's."""
+    folders = [each.name for each in path.parents if each.name.endswith("_ascend_pt")]
+    return folders[0] if path.name.startswith("trace_view.json") and folders else path.name
+
+
+def heading(name: str) -> str:
+    """An analysis' name as a heading: "device_use" is "Device use"."""
+    words = {"against": "comparison"}.get(name, name.replace("_", " "))
+    return words[:1].upper() + words[1:]
+
+
+_LEFT_OUT = {
+    "metadata entry that is no name": ("metadata entry", "metadata entries"),
+    "entry that is no object": ("entry that is not an object", "entries that are not objects"),
+    "entry of no known phase": ("entry of an unknown phase", "entries of an unknown phase"),
+    "malformed entry": ("malformed entry", "malformed entries"),
+    "event without a time": ("event without a time", "events without a time"),
+    "flow without a time": ("flow without a time", "flows without a time"),
+    "begin without an end": ("begin without an end", "begins without an end"),
+    "end without a begin": ("end without a begin", "ends without a begin"),
+    "entry of a second `traceEvents`": (
+        "entry of a second `traceEvents`",
+        "entries of a second `traceEvents`",
+    ),
+}
+
+
+def ignored(trace: Trace) -> list[str]:
+    """What of the file's entries was not used, and what was used with a change, as sentences."""
+    found = []
+    if trace.left_out:
+        told = [
+            f"{count:,} {_LEFT_OUT.get(cause, (cause, f'{cause}s'))[count != 1]}"
+            for cause, count in trace.left_out.items()
+        ]
+        found.append(f"Ignored: {', '.join(told)}.")
+    if trace.adjusted:
+        told = [f"{cause} ({count:,})" for cause, count in trace.adjusted.items()]
+        found.append(f"Read with a change: {', '.join(told)}.")
+    return found
+
+
+# What a trace lacks when an analysis has nothing to say, and how it is recorded.
+_MISSING = {
+    "device_use": ("device events", "record the device's activity"),
+    "idle": ("device events", "record the device's activity"),
+    "launches": ("launches of device work", "record the CPU's and the device's activity"),
+    "kernels": ("operators and kernels", "record the CPU's activity"),
+    "steps": ("steps", "call profiler.step()"),
+    "stages": ("stages", "use record_function or stagespan.span"),
+    "layers": ("modules", "with_stack=True"),
+    "memory": ("memory", "profile_memory=True"),
+    "flame": ("Python stacks", "with_stack=True"),
+}
+
+
+def missing(analysis: Analysis) -> list[str]:
+    """One sentence: what the trace does not hold, and how to record it; none if it holds all."""
+    absent = {
+        name for name, result in analysis.results.items() if isinstance(result, Unavailable)
+    } & _MISSING.keys()
+    if "device_use" in absent:
+        absent.discard("launches")
+    told = dict.fromkeys(_MISSING[name] for name in _MISSING if name in absent)
+    if not told:
+        return []
+    return [f"Not in this trace: {', '.join(f'{what} ({how})' for what, how in told)}."]
+
+
+def _full_names(analysis: Analysis) -> dict[str, str]:
+    """Of every name that a table shows in short all of it."""
+    found: dict[str, str] = {}
+    for table in (table for result in analysis.results.values() for table in result.tables()):
+        for at in range(len(table.columns)):
+            names = [row[at] for row in table.rows if isinstance(row[at], str)]
+            shown = labels((name for name in names if isinstance(name, str)), MOST_LETTERS)
+            found |= {label: name for name, label in shown.items() if label != printable(name)}
+    return found
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return _SPECIAL.sub(r"\\\1", printable(text))
+
+
+def markdown_table(table: Table) -> list[str]:
+    """A table as lines, its note below."""
+    heads, rows = texts_of(table)
+    figures = [
+        all(not isinstance(row[at], str) for row in table.rows) for at in range(len(table.columns))
+    ]
+    lines = [f"### {escaped(table.title)}", ""]
+    lines.append("| " + " | ".join(escaped(head) for head in heads) + " |")
+    lines.append("| " + " | ".join("---:" if figure else "---" for figure in figures) + " |")
+    lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in rows]
+    if table.note:
+        lines += ["", escaped(table.note)]
+    return lines

@@ -1,0 +1,284 @@
+"""What an analysis returns: figures, tables, and findings with their evidence.
+
+An analysis is a module with a function `analyze(trace)`. It returns a `Result`, or `Unavailable`
+with the reason if the trace lacks what the analysis needs. Times are integer nanoseconds inside the
+package; every written figure names its unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+
+from stagespan.trace import kernel_names as names
+from stagespan.trace.read.model import Trace
+
+Severity = Literal["high", "medium", "low", "better"]
+"""How much there is to win: most of the time, a good part of it, or little; or what was won."""
+SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "better")
+
+# A finding about less time than this is not "high", and about less still not "medium".
+_SIZES: tuple[tuple[int, Severity], ...] = ((1_000_000, "high"), (250_000, "medium"))
+
+Cell = str | int | float | None
+_T = TypeVar("_T")
+printable = names.printable
+MOST_LETTERS = 60
+"""Of a name in a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One thing that the trace shows: an event, when it was, and a figure about it."""
+
+    event: str
+    """The event's name as the trace has it, or what many events have in common."""
+    time_ns: int | None
+    """From the begin of the trace's window (`window_of`); None for what has no single time."""
+    figure: float | None
+    unit: str
+    """Of the figure: "ns", "%", "events", "bytes". Figures in "ns" are printed as µs, ms or s."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; the time in microseconds, the figure in its unit (ns as microseconds)."""
+        in_ns = self.unit == "ns" and self.figure is not None
+        return {
+            "event": self.event,
+            "time_us": None if self.time_ns is None else self.time_ns / 1000,
+            "figure": self.figure / 1000 if in_ns and self.figure is not None else self.figure,
+            "unit": "us" if self.unit == "ns" else self.unit,
+        }
+
+    def __str__(self) -> str:
+        at = "" if self.time_ns is None else f" at {in_words(self.time_ns, 'ns')}"
+        figure = "" if self.figure is None else f": {in_words(self.figure, self.unit)}"
+        return f"{shortened(self.event, 90)}{at}{figure}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence that is worth a reader's time, and what it rests on (never empty)."""
+
+    severity: Severity
+    sentence: str
+    evidence: tuple[Evidence, ...]
+    code: str = ""
+    """What the finding is about, the same in every version: "idle.data_loader"."""
+    same_as: str = ""
+    """The code of a finding of another analysis that tells of the same lost time, if there is one:
+    then only that one is shown, with the evidence of both."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "code": self.code,
+            "severity": self.severity,
+            "sentence": self.sentence,
+            "evidence": [each.to_dict() for each in self.evidence],
+        }
+
+
+def merged(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings without those that tell the same as another one, which takes their evidence."""
+    codes = {finding.code for finding in findings if not finding.same_as}
+    kept = []
+    for finding in findings:
+        if finding.same_as and finding.same_as in codes:
+            continue
+        same = [each for each in findings if finding.code and each.same_as == finding.code]
+        shown = (*finding.evidence, *(item for each in same for item in each.evidence))
+        severity = min((each.severity for each in (finding, *same)), key=SEVERITIES.index)
+        kept.append(replace(finding, severity=severity, evidence=tuple(dict.fromkeys(shown))))
+    return kept
+
+
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """By severity; within one, in the order in which they come."""
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows for a page; a column whose unit is "ns" is printed in one suitable unit of time."""
+
+    title: str
+    columns: tuple[tuple[str, str], ...]
+    """Heading and unit of each: "" for texts and plain counts, else "ns", "%", "bytes", ..."""
+    rows: Sequence[tuple[Cell, ...]]
+    """A cell that is None is unknown, and shown as such."""
+    note: str = ""
+    """A sentence below the table, such as what was left out of it."""
+
+
+class Result(Protocol):
+    """What every analysis returns when the trace holds what it needs."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: plain dicts, lists, numbers, texts; times in us, the unit in the key."""
+
+    def findings(self) -> list[Finding]:
+        """What is worth a look, the gravest first; empty for a trace without a fault."""
+
+    def tables(self) -> list[Table]:
+        """For pages, the most important first."""
+
+
+@runtime_checkable
+class Titled(Protocol):
+    """A result that a page about it is headed by, such as a comparison."""
+
+    def title(self) -> tuple[str, str]:
+        """A few words, and a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """The analysis has nothing to say about this trace, and why."""
+
+    reason: str
+    """One sentence: what the trace lacks, and how to record it where that is known."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """What is known all the same, for JSON: keys of the result, null for what is not."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"unknown": self.reason, **self.figures}
+
+    def findings(self) -> list[Finding]:
+        """None."""
+        return []
+
+    def tables(self) -> list[Table]:
+        """None."""
+        return []
+
+
+def window_of(trace: Trace) -> tuple[int, int] | None:
+    """Begin and end in ns of all that the trace timed, marks at one time left out; or None."""
+    events = trace.events
+    if len(events) == 0:
+        return None
+    return int(events.begin_ns.min()), int(events.end_ns.max())
+
+
+def evidence(trace: Trace, row: int, figure: float | None = None, unit: str = "ns") -> Evidence:
+    """Evidence of an event, a row of `trace.events`; its duration if no figure is given."""
+    events = trace.events
+    begin, _ = window_of(trace) or (0, 0)
+    return Evidence(
+        trace.names[int(events.name[row])],
+        int(events.begin_ns[row]) - begin,
+        int(events.dur_ns[row]) if figure is None and unit == "ns" else figure,
+        unit,
+    )
+
+
+def in_words(figure: float | None, unit: str) -> str:
+    """A figure with its unit as a reader wants it: 1,234,567 ns is "1.235 ms"."""
+    if figure is None:
+        return "unknown"
+    if unit == "ns":
+        for size, name in ((1e9, "s"), (1e6, "ms")):
+            if abs(figure) >= size:
+                return f"{figure / size:,.3f} {name}"
+        return f"{figure / 1e3:,.3f} µs"
+    if unit == "%":
+        return f"{figure:.1f} %"
+    if unit == "bytes":
+        for size, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+            if abs(figure) >= size:
+                return f"{figure / size:,.2f} {name}"
+    number = f"{figure:,}" if isinstance(figure, int) else f"{figure:,.3f}"
+    return f"{number} {unit.removesuffix('s') if figure == 1 else unit}".rstrip()
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things: "1 call", "1,200 calls"."""
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+
+
+def shortened(name: str, most: int = 60) -> str:
+    """A name that fits a sentence: of a long kernel's what it runs, see `kernel_label`."""
+    if len(name) > most:
+        name = names.kernel_label(name)
+    return printable(name if len(name) <= most else name[: most - 3] + "...")
+
+
+def in_cell(cell: Cell, unit: str, most: int = 60) -> str:
+    """A cell of a Table as text."""
+    if isinstance(cell, str):
+        return shortened(cell, most)
+    if cell is None:
+        return "-" if unit == "" else "unknown"
+    return f"{cell:,}" if unit == "" and isinstance(cell, int) else in_words(cell, unit)
+
+
+def of_size(severity: Severity, time_ns: int) -> Severity:
+    """The severity that a finding has at most, for the time that it is about.
+
+    However much of a short trace it is, little can be won from little time.
+    """
+    most: Severity = next((s for least, s in _SIZES if time_ns >= least), "low")
+    return max(severity, most, key=SEVERITIES.index)
+
+
+def largest(items: Sequence[_T], most: int, size: Callable[[_T], float]) -> list[_T]:
+    """The `most` largest items in the order in which they come; of equal ones the first."""
+    if len(items) <= most:
+        return list(items)
+    kept = sorted(range(len(items)), key=lambda at: -size(items[at]))[:most]
+    return [items[at] for at in sorted(kept)]
+
+
+def time_unit(columns_ns: Iterable[float]) -> tuple[float, str]:
+    """Size and name of the unit for all times of a table; of each column the longest is given."""
+    longest = [each for each in columns_ns if each > 0]
+    most, least = max(longest, default=0.0), min(longest, default=0.0)
+    # A short column beside a long one would lose its digits in ms.
+    if most < 1e6 or (most < 1e9 and least < 1e5):
+        return 1e3, "µs"
+    return (1e6, "ms") if most < 1e12 else (1e9, "s")
+
+
+def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of a table as texts: times in one unit, which the headings name.
+
+    Texts have at most `most` letters; those that differ stay different.
+    """
+    units = [unit for _, unit in table.columns]
+    # When something was may be far from how long anything took.
+    when = [unit == "ns" and name == "at" for name, unit in table.columns]
+    longest = [
+        max((abs(row[at]) for row in table.rows if isinstance(row[at], (int, float))), default=0.0)  # type: ignore[arg-type]
+        if unit == "ns"
+        else 0.0
+        for at, unit in enumerate(units)
+    ]
+    of_time = [
+        time_unit(most for most, each in zip(longest, when, strict=True) if each == is_when)
+        for is_when in when
+    ]
+    heads = [
+        f"{name} ({of_time[at][1]})" if unit == "ns" else name
+        for at, (name, unit) in enumerate(table.columns)
+    ]
+    told = [
+        names.labels((row[at] for row in table.rows if isinstance(row[at], str)), most)  # type: ignore[misc]
+        for at in range(len(units))
+    ]
+
+    def text(cell: Cell, at: int) -> str:
+        if isinstance(cell, str):
+            return told[at][cell]
+        if cell is not None and units[at] == "ns":
+            return f"{cell / of_time[at][0]:,.3f}"
+        return in_cell(cell, units[at], most)
+
+    rows = [[text(cell, at) for at, cell in enumerate(row)] for row in table.rows]
+    return [head.strip() for head in heads], rows
+
+
+def share(part: float, whole: float) -> float:
+    """Part of a whole in percent; 0 when there is no whole."""
+    return 100.0 * part / whole if whole else 0.0

@@ -1,0 +1,481 @@
+"""torch.compile in planted traces: breaks, recompilations, compiling and graphs, in exact times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import fits
+from planted import HOST, Program
+
+from stagespan.trace import Trace
+from stagespan.trace.analyses import compiled
+from stagespan.trace.analyses.compiled import Compiled
+from stagespan.trace.analysis import analyze
+from stagespan.trace.render.json_schema import json_schema
+from stagespan.trace.render.terminal import one_liners
+from stagespan.trace.result import Finding, Unavailable
+
+AUTOGRAD = 300
+GRAPH = "## Call CompiledFxGraph fabc ##"
+
+
+def compiled_of(trace: Trace) -> Compiled:
+    found = compiled.analyze(trace)
+    assert isinstance(found, Compiled)
+    return found
+
+
+def of(program: Program, folder: Path) -> tuple[dict[str, Any], list[Finding]]:
+    found = compiled_of(program.trace(folder))
+    assert found.tables()
+    fits(found.to_dict(), json_schema()["properties"]["compiled"])
+    return found.to_dict(), found.findings()
+
+
+@contextmanager
+def region(program: Program, frame: str = ": 0/0", lookup: int = 2) -> Iterator[None]:
+    with program.within("TorchDynamo Cache Lookup"):
+        program.work(lookup)
+    with program.within(f"Torch-Compiled Region{frame}"):
+        program.work(1)
+        yield
+        program.work(1)
+
+
+def graph(program: Program, us: int = 40, cat: str = "cpu_op") -> None:
+    with program.within(GRAPH, cat):
+        program.work(us)
+
+
+def test_a_function_compiled_in_one_piece_has_no_finding(tmp_path: Path) -> None:
+    # GIVEN three calls of one region each, whose graph calls a library
+    program = Program()
+    for _ in range(3):
+        with region(program), program.within(GRAPH, "user_annotation"):
+            program.work(100)
+            with program.within("aten::mm"):
+                program.work(50)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN it is one frame without a break, and nothing to say
+    assert (found["regions"], found["calls"], found["graph_breaks"]) == (3, 3, [])
+    assert found["frames"] == [
+        {
+            "frame": "0",
+            "function": None,
+            "variants": {"0": 3},
+            "calls": 3,
+            "time_us": 3 * 152,
+            "graph_us": 3 * 150,
+            "backward_calls": 0,
+            "backward_us": 0,
+        }
+    ]
+    assert found["recompilations"] == []
+    assert found["compile_time"] is None
+    assert found["cache_lookups"] == {"count": 3, "time_us": 6}
+    assert [(row["of"], row["name"], row["host_us"]) for row in found["in_graphs"]] == [
+        ("inductor_cpp", "the graphs' own time", 300),
+        ("extern", "aten::mm", 150),
+    ]
+    assert findings == []
+
+
+def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
+    # GIVEN four calls that break twice: 0 goes on in 1 behind item(), 1 in 2
+    program = Program()
+    for _ in range(4):
+        with region(program, ": 0/0"):
+            graph(program)
+            with program.within("aten::item"):
+                program.work(1)
+                with program.within("aten::_local_scalar_dense"):
+                    program.work(6)
+            with program.within("aten::view"):
+                program.work(1)
+            with region(program, ": 1/0"):
+                graph(program)
+                with region(program, ": 2/0"):
+                    graph(program)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN both breaks are counted, with the time from graph to region, and what ran
+    assert found["graph_breaks"] == [
+        {
+            "before": "0",
+            "after": "1",
+            "line": None,
+            "count": 4,
+            "time_us": 4 * (7 + 1 + 2),
+            "operators": {"aten::item": 4},
+            "called": {},
+        },
+        {
+            "before": "1",
+            "after": "2",
+            "line": None,
+            "count": 4,
+            "time_us": 4 * 2,
+            "operators": {},
+            "called": {},
+        },
+    ]
+    assert (found["regions"], found["calls"]) == (12, 4)
+    # Each frame's own time: the frames that it calls left out.
+    assert {row["frame"]: row["time_us"] for row in found["frames"]} == {
+        "0": 4 * (2 + 40 + 8 + 2),
+        "1": 4 * (2 + 40 + 2),
+        "2": 4 * (2 + 40),
+    }
+    (finding,) = findings
+    assert finding.sentence.startswith(
+        "8 graph breaks in 4 calls of compiled functions: frame 0 goes on in frame 1, and 1 more"
+    )
+    assert "between them ran aten::item" in finding.sentence
+    assert "Between graphs passed 48.000 µs (8.7 %" in finding.sentence
+    assert finding.severity == "medium"
+    assert finding.evidence[0].event == "Torch-Compiled Region: 1/0"
+
+
+def test_a_frame_that_is_called_where_another_breaks_is_no_break_of_its_own(tmp_path: Path) -> None:
+    # GIVEN a module whose part breaks: the part is called as frame 1, goes on as 2, the whole as 3
+    program = Program()
+    for _ in range(2):
+        with region(program, ": 0/0"):
+            graph(program)
+            with region(program, ": 1/0"):
+                graph(program)
+                with region(program, ": 2/0"):
+                    graph(program)
+            with region(program, ": 3/0"):
+                graph(program)
+    # WHEN breaks are counted
+    found, (finding,) = of(program, tmp_path)
+    # THEN there are two a call, as torch counts them
+    assert [
+        (row["before"], row["after"], row["count"], row["time_us"], row["called"])
+        for row in found["graph_breaks"]
+    ] == [("0", "3", 2, 2 * (2 + 2), {"1": 2}), ("1", "2", 2, 2 * 2, {})]
+    assert finding.sentence.startswith("4 graph breaks in 2 calls")
+
+
+def test_a_frame_without_tensors_has_no_graph_but_its_time_is_known(tmp_path: Path) -> None:
+    # GIVEN a break, a frame that only prints, and a third one with a graph
+    program = Program()
+    with region(program, ": 0/0"):
+        graph(program)
+        with region(program, ": 1/0"):
+            program.work(30)
+            with region(program, ": 2/0"):
+                graph(program)
+    # WHEN torch.compile is looked at
+    found, _ = of(program, tmp_path)
+    # THEN the time from its begin to the third is known, too
+    assert [each["time_us"] for each in found["graph_breaks"]] == [2, 33]
+    assert [each["operators"] for each in found["graph_breaks"]] == [{}, {}]
+
+
+def test_lines_of_breaks_where_the_trace_has_python_stacks(tmp_path: Path) -> None:
+    # GIVEN a break, and the frames of Python as a profiler with stacks shows them
+    program = Program()
+    with region(program, ": 0/0"), program.within("model.py(3): forward", "python_function"):
+        graph(program)
+        name = "model.py(5): torch_dynamo_resume_in_forward_at_5"
+        with region(program, ": 1/0"), program.within(name, "python_function"):
+            graph(program)
+    # WHEN torch.compile is looked at
+    found, (finding,) = of(program, tmp_path)
+    # THEN the line of the break is named, and each frame's function
+    assert found["graph_breaks"][0]["line"] == "model.py(5): forward"
+    assert {row["frame"]: row["function"] for row in found["frames"]} == {
+        "0": "model.py(3): forward",
+        "1": "model.py(5): forward",
+    }
+    assert finding.sentence.endswith("They are at model.py(5): forward.")
+
+
+def test_numbers_of_variants_without_end(tmp_path: Path) -> None:
+    # GIVEN a region and a compilation whose variants have more digits than Python makes numbers of
+    program = Program()
+    compilation(program, "0/" + "1" * 5_000, PARTS, nested=True)
+    with region(program, ": 0/" + "1" * 5_000):
+        graph(program)
+    # WHEN torch.compile is looked at
+    found, _ = of(program, tmp_path)
+    # THEN neither has a number
+    assert found["frames"][0]["frame"] is None
+    assert found["compile_time"]["compilations"][0]["id"] is None
+
+
+def test_regions_without_numbers_of_older_versions(tmp_path: Path) -> None:
+    program = Program()
+    with region(program, ""):
+        graph(program)
+        with region(program, ""):
+            graph(program)
+    found, findings = of(program, tmp_path)
+    assert [(b["before"], b["after"], b["count"]) for b in found["graph_breaks"]] == [("?", "?", 1)]
+    assert found["frames"][0]["frame"] is None
+    assert findings[0].sentence.startswith("1 graph break in 1 call of compiled functions.")
+
+
+def test_two_functions_side_by_side_and_one_within_a_graph_are_no_breaks(tmp_path: Path) -> None:
+    # GIVEN two compiled functions, the second of which calls a third by an operator in its graph
+    program = Program()
+    with region(program, ": 0/0"):
+        graph(program)
+    with (
+        region(program, ": 1/0"),
+        program.within(GRAPH),
+        program.within("my::operator"),
+        region(program, ": 2/0"),
+    ):
+        graph(program)
+    # WHEN breaks are looked for
+    found, findings = of(program, tmp_path)
+    # THEN there are none
+    assert found["graph_breaks"] == []
+    assert findings == []
+
+
+def compilation(program: Program, id_: str, parts: dict[str, int], nested: bool = True) -> None:
+    """dynamo compiles a frame, as torch 2.13 shows it (nested), or as torch 2.3 does."""
+    name = "_compile.compile_inner" if nested else "_compile.<locals>.compile_inner"
+    begin = program.now
+    if nested:
+        program.event(f"dynamo_data: compile_id={id_}", "user_annotation", begin, begin + 0.5)
+    with program.within("dynamo") if nested else program.within(f"{name} (dynamo_timed)"):
+        program.work(1)
+        with program.within(f"{name} (dynamo_timed)") if nested else region_of_nothing():
+            for part, us in parts.items():
+                # Compiling runs operators on tensors without data.
+                with program.within(f"{part} (dynamo_timed)"), program.within("aten::mm"):
+                    program.work(us)
+
+
+@contextmanager
+def region_of_nothing() -> Iterator[None]:
+    yield
+
+
+PARTS = {
+    "bytecode_tracing": 100,
+    "create_aot_dispatcher_function": 200,
+    "GraphLowering.run": 300,
+    "async_compile.wait": 5_000,
+    "build_guards": 50,
+}
+
+
+@pytest.mark.parametrize("nested", [True, False], ids=["today", "torch 2.3"])
+def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> None:
+    # GIVEN a frame that is compiled for two shapes, and called with each
+    program = Program()
+    for variant in (0, 1):
+        compilation(program, f"0/{variant}", PARTS, nested)
+        with region(program, f": 0/{variant}"):
+            graph(program)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN the phases sum to the time, and the second compilation is one anew
+    time = found["compile_time"]
+    assert time["time_us"] == 2 * 5_651
+    assert time["phases_us"] == {
+        "kernels": 10_000,
+        "inductor": 600,
+        "autograd": 400,
+        "dynamo": 202,
+        "guards": 100,
+    }
+    assert time["steps"][0] == {"step": "async_compile.wait", "self_us": 10_000, "count": 2}
+    assert [(c["id"], c["recompilation"], c["ran"]) for c in time["compilations"]] == [
+        ("0/0", False, True),
+        ("0/1", True, True),
+    ]
+    single = 5_650 if nested else 5_651
+    assert found["recompilations"] == [
+        {
+            "frame": "0",
+            "times": 1,
+            "in_window": 1,
+            "before_window": 0,
+            "compiled": ["0/1"],
+            "time_us": single,
+            "variants_run": ["0/0", "0/1"],
+        }
+    ]
+    again, first = findings
+    assert again.sentence.startswith("Frame 0 was compiled again, 1 time (0/1), for 5.65")
+    assert (again.severity, first.severity) == ("high", "medium")
+    assert "1 frame for the first time" in first.sentence
+    # What ran while compiling is no work of the program.
+    assert [row["name"] for row in found["in_graphs"]] == ["the graphs' own time"]
+    assert sum(row["time_us"] for row in found["frames"]) == 2 * 42
+
+
+def test_a_frame_that_is_compiled_within_a_call_does_not_lengthen_it(tmp_path: Path) -> None:
+    # GIVEN a break behind which the next frame is compiled before it runs
+    program = Program()
+    with region(program, ": 0/0"):
+        graph(program)
+        compilation(program, "1/0", {"bytecode_tracing": 1_000})
+        with region(program, ": 1/0"):
+            graph(program)
+    # WHEN the break's time is taken
+    found, _ = of(program, tmp_path)
+    # THEN compiling is not in it, and not in the frames
+    assert found["graph_breaks"][0]["time_us"] == 2
+    assert {row["frame"]: row["time_us"] for row in found["frames"]} == {"0": 44, "1": 42}
+    assert found["recompilations"] == []
+
+
+def test_a_frame_that_dynamo_gave_up(tmp_path: Path) -> None:
+    program = Program()
+    compilation(program, "3/0", {"bytecode_tracing": 1_000})
+    found, _ = of(program, tmp_path)
+    (row,) = found["compile_time"]["compilations"]
+    assert (row["id"], row["ran"]) == ("3/0", False)
+
+
+def test_variants_from_before_the_window(tmp_path: Path) -> None:
+    # GIVEN a frame that runs in its first and its third compilation, and another in its second
+    program = Program()
+    for frame in (": 0/0", ": 0/2", ": 0/0", ": 1/1"):
+        with region(program, frame):
+            graph(program)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN both were compiled anew at some time; two variants in turn are worth a word
+    assert [(r["frame"], r["times"], r["in_window"]) for r in found["recompilations"]] == [
+        ("0", 2, 0),
+        ("1", 1, 0),
+    ]
+    assert [(r["before_window"], r["variants_run"]) for r in found["recompilations"]] == [
+        (2, ["0/0", "0/2"]),
+        (1, ["1/1"]),
+    ]
+    (finding,) = findings
+    assert finding.code == "compiled.variants"
+    assert [each.event[-3:] for each in finding.evidence] == ["0/0", "0/2"]
+
+
+def test_recompilations_are_counted_one_by_one(tmp_path: Path) -> None:
+    # GIVEN a frame that is compiled for the third to the fifth time, and another for the first
+    program = Program()
+    for frame in ("0/2", "0/3", "0/4", "1/0"):
+        compilation(program, frame, PARTS)
+        with region(program, f": {frame}"):
+            graph(program)
+    trace = program.trace(tmp_path)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN three of them are recompilations of the window, and two lie before it
+    (row,) = found["recompilations"]
+    assert (row["times"], row["in_window"], row["before_window"]) == (4, 3, 2 - 1)
+    assert [finding.code for finding in findings] == ["compiled.recompiled", "compiled.in_window"]
+    # AND the line for the screen says so
+    line = dict(one_liners(analyze(trace, ["compiled"])))["Compiled"]
+    assert line == "4 forward graphs, 3 recompilations, 1 recompilation before the trace"
+
+
+def test_calls_that_ran_eagerly_as_the_limit_was_reached(tmp_path: Path) -> None:
+    # GIVEN calls that find one of two variants, and twice as many that find none and run eagerly
+    program = Program()
+    for number in range(6):
+        if number % 3 == 0:
+            with region(program, f": 0/{number // 3 + 6}"):
+                graph(program)
+        else:
+            with program.within("TorchDynamo Cache Lookup"):
+                program.work(30)
+            with program.within("aten::sin"):
+                program.work(20)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN those are counted, and found
+    assert found["eager_calls"] == 4
+    (limit,) = (each for each in findings if each.code == "compiled.recompile_limit")
+    assert limit.severity == "medium"
+    assert [each.figure for each in limit.evidence] == [30_000, 30_000]
+
+
+def test_a_compilation_that_dynamo_refused_is_none(tmp_path: Path) -> None:
+    # GIVEN a frame that is compiled once more, and then refused at the limit
+    program = Program()
+    for variant in (6, 7):
+        compilation(program, f"0/{variant}", PARTS)
+        with region(program, f": 0/{variant}"):
+            graph(program)
+    with program.within("TorchDynamo Cache Lookup"):
+        program.work(3)
+    begin = program.now
+    program.event("dynamo_data: compile_id=0/8", "user_annotation", begin, begin + 0.5)
+    with program.within("dynamo"), program.within("_compile.compile_inner (dynamo_timed)"):
+        program.work(40)
+    with program.within("aten::sin"):
+        program.work(20)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN the refused one is no recompilation
+    (row,) = found["recompilations"]
+    assert (row["in_window"], row["compiled"]) == (2, ["0/6", "0/7"])
+    assert [each["refused"] for each in found["compile_time"]["compilations"]] == [
+        False,
+        False,
+        True,
+    ]
+    assert found["eager_calls"] == 1
+    assert "compiled.recompile_limit" in {finding.code for finding in findings}
+
+
+def backward(program: Program, arrows: bool = True) -> None:
+    """A region whose graph autograd sees, and its backward pass in another thread."""
+    with region(program):
+        begin = program.now
+        with program.within("CompiledFunction"):
+            program.work(5)
+            graph(program)
+    program.thread = AUTOGRAD
+    end = program.now
+    name = "CompiledFunctionBackward"
+    with program.within(f"autograd::engine::evaluate_function: {name}"), program.within(name):
+        program.work(3)
+        graph(program, 60)
+    common = {"id": 1, "pid": HOST, "cat": "fwdbwd", "name": "fwdbwd"}
+    program.events += [
+        {"ph": "s", "ts": begin, "tid": 100, **common},
+        {"ph": "f", "ts": end, "tid": AUTOGRAD, "bp": "e", **common},
+    ]
+
+
+def test_a_backward_graph_belongs_to_its_frame(tmp_path: Path) -> None:
+    program = Program()
+    backward(program)
+    found, findings = of(program, tmp_path)
+    assert found["graphs"] == {"forward": 1, "backward": 1, "backward_linked": 1}
+    (frame,) = found["frames"]
+    assert (frame["frame"], frame["graph_us"]) == ("0", 45)
+    assert (frame["backward_calls"], frame["backward_us"]) == (1, 63)
+    assert findings == []
+
+
+def test_graphs_without_regions_say_nothing_about_breaks(tmp_path: Path) -> None:
+    # GIVEN a trace of torch 2.0, where regions did not exist
+    program = Program()
+    for _ in range(2):
+        with program.within("CompiledFunction"):
+            program.work(10)
+    found, findings = of(program, tmp_path)
+    assert found["regions"] is found["calls"] is found["graph_breaks"] is None
+    assert found["frames"][0]["calls"] == 2
+    assert findings == []
+
+
+def test_nothing_of_torch_compile(tmp_path: Path) -> None:
+    program = Program()
+    program.operator()
+    assert isinstance(compiled.analyze(program.trace(tmp_path)), Unavailable)

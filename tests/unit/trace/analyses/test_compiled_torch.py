@@ -1,0 +1,198 @@
+"""torch.compile in traces that torch itself has written here: faults planted in real programs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_compiled import compiled_of
+
+from stagespan.trace import read_trace
+from stagespan.trace.analyses.compiled import Compiled
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    with contextlib.ExitStack() as stack:
+        # No look at what vectors the processor has, which takes g++ some 15 s.
+        stack.enter_context(
+            torch._inductor.config.patch({"cpp.simdlen": 0, "cpp.vec_isa_ok": False})
+        )
+        yield
+    torch._dynamo.reset()
+
+
+def profiled(folder: Path, function: Callable[[], object], with_stack: bool = False) -> Compiled:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, with_stack=with_stack) as profile:
+        function()
+    path = folder / "torch.json"
+    profile.export_chrome_trace(str(path))
+    return compiled_of(read_trace(path))
+
+
+def with_breaks(value: Any) -> Any:
+    value = value.sin()
+    torch._dynamo.graph_break()
+    value = value.cos()
+    if value.sum().item() > 1e9:
+        value = value + 1
+    return value.tanh()
+
+
+def test_graph_breaks(tmp_path: Path) -> None:
+    # GIVEN a function that breaks at a call and at item(), compiled before the window
+    function = torch.compile(with_breaks, backend="aot_eager")
+    value = torch.ones(8, requires_grad=True)
+    function(value)
+    # WHEN three calls and their backward passes are profiled
+    found = profiled(tmp_path, lambda: [function(value).sum().backward() for _ in range(3)])
+    # THEN each call goes from its first frame to the second, and past item() to the third
+    assert found.breaks is not None
+    assert [each.count for each in found.breaks] == [3, 3]
+    first = next(each for each in found.breaks if not each.operators)
+    second = next(each for each in found.breaks if each.operators)
+    assert first.after == second.before
+    assert second.operators == {"aten::item": 3}
+    assert found.frames.calls == 3
+    # A busy machine may make the graphs, which run aten's operators, long enough to be told too.
+    finding = found.findings()[0]
+    assert finding.sentence.startswith("6 graph breaks in 3 calls of compiled functions")
+    # And each graph's backward belongs to its frame.
+    assert (found.frames.backward_graphs, found.frames.linked) == (9, 9)
+    assert [frame.backward_calls for frame in found.frames.frames] == [3, 3, 3]
+
+
+def test_a_backend_without_graphs_does_not_show_what_is_between_them(tmp_path: Path) -> None:
+    function = torch.compile(with_breaks, backend="eager")
+    value = torch.ones(8)
+    function(value)
+    found = profiled(tmp_path, lambda: [function(value) for _ in range(3)])
+    assert [(b.count, b.time_ns, b.operators) for b in found.breaks or []] == [(3, None, None)] * 2
+    (finding,) = found.findings()
+    assert "Between graphs" not in finding.sentence
+
+
+def test_lines_of_graph_breaks(tmp_path: Path) -> None:
+    # GIVEN the same function, profiled with Python stacks
+    function = torch.compile(with_breaks, backend="aot_eager")
+    value = torch.ones(8, requires_grad=True)
+    function(value)
+    found = profiled(tmp_path, lambda: function(value), with_stack=True)
+    # WHEN breaks are named
+    first = with_breaks.__code__.co_firstlineno
+    lines = [row["line"] for row in found.to_dict()["graph_breaks"]]
+    # THEN it is by the lines of graph_break() and of item()
+    assert [line.rpartition("/")[2] for line in lines] == [
+        f"test_compiled_torch.py({first + offset}): with_breaks" for offset in (2, 4)
+    ]
+
+
+def test_breaks_are_as_many_as_torch_counts(tmp_path: Path) -> None:
+    # GIVEN a module of four layers with a break between each two
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList([torch.nn.Linear(8, 8) for _ in range(4)])
+
+        def forward(self, value: Any) -> Any:
+            value = self.layers[0](value)
+            torch._dynamo.graph_break()
+            value = self.layers[1](value)
+            torch._dynamo.graph_break()
+            value = self.layers[2](value)
+            torch._dynamo.graph_break()
+            return self.layers[3](value)
+
+    torch._dynamo.utils.counters.clear()
+    function = torch.compile(Model(), backend="aot_eager")
+    value = torch.ones(8)
+    function(value)
+    counted = sum(torch._dynamo.utils.counters["graph_break"].values())
+    # WHEN a call is profiled
+    found = profiled(tmp_path, lambda: function(value))
+    # THEN it holds as many breaks as torch came upon
+    assert found.breaks is not None
+    assert sum(each.count for each in found.breaks) == counted == 3
+
+
+def test_recompilations_in_the_window(tmp_path: Path) -> None:
+    # GIVEN a function that is compiled for each number
+    function = torch.compile(lambda x, n: (x * n).relu(), backend="eager", dynamic=False)
+    # WHEN three numbers are profiled from the first call on
+    found = profiled(tmp_path, lambda: [function(torch.ones(4), n) for n in (2, 3, 4)])
+    # THEN the second and third compilation are recompilations
+    assert found.compiling is not None
+    assert [each.variant for each in found.compiling.compilations] == [0, 1, 2]
+    (row,) = found.to_dict()["recompilations"]
+    assert (row["times"], row["in_window"], len(row["variants_run"])) == (2, 2, 3)
+    assert "compiled again, 2 times" in found.findings()[0].sentence
+
+
+def test_the_recompile_limit(tmp_path: Path) -> None:
+    # GIVEN a function that is compiled for each number, and may be three times
+    function = torch.compile(lambda x, n: (x * n).relu(), backend="eager", dynamic=False)
+
+    def calls() -> None:
+        for n in range(2, 8):
+            function(torch.ones(4), n)
+
+    with torch._dynamo.config.patch({"recompile_limit": 3}):
+        # WHEN six numbers are profiled from the first call on, and once more
+        first = profiled(tmp_path, calls)
+        later = profiled(tmp_path, calls)
+    # THEN two recompilations are counted, and not the one that was refused
+    (row,) = first.to_dict()["recompilations"]
+    assert (row["in_window"], row["before_window"]) == (2, 0)
+    assert first.eager_calls == 3
+    # AND of the later calls three ran eagerly
+    assert later.to_dict()["eager_calls"] == 3
+    for found in (first, later):
+        (limit,) = (f for f in found.findings() if f.code == "compiled.recompile_limit")
+        assert limit.severity == "medium"
+
+
+def test_recompilations_before_the_window(tmp_path: Path) -> None:
+    function = torch.compile(lambda x: x.sin(), backend="eager", dynamic=False)
+    values = [torch.ones(4), torch.ones(5)]
+    for value in values:
+        function(value)
+    found = profiled(tmp_path, lambda: [function(value) for value in values])
+    (finding,) = found.findings()
+    assert "ran in 2 compiled variants" in finding.sentence
+
+
+def test_inductor_compiles_and_runs(tmp_path: Path) -> None:
+    # GIVEN a function with a product, compiled by Inductor for the host, whatever ran here before
+    function = torch.compile(lambda x: (x @ x).sin().relu())
+    value = torch.ones(16, 16)
+    # WHEN the first call is profiled
+    with torch._inductor.config.patch(force_disable_caches=True):
+        first = profiled(tmp_path, lambda: function(value))
+    # THEN compiling is found by phase
+    compiling = first.compiling
+    assert compiling is not None
+    assert {"dynamo", "autograd", "inductor", "kernels", "guards"} <= set(compiling.phases)
+    assert sum(compiling.phases.values()) == compiling.time_ns
+    assert compiling.time_ns > first.window_ns // 2
+    (compilation,) = compiling.compilations
+    (row,) = first.to_dict()["compile_time"]["compilations"]
+    assert (compilation.variant, row["ran"]) == (0, True)
+    assert [finding.severity for finding in first.findings()] == ["medium"]
+    # WHEN later calls are profiled
+    later = profiled(tmp_path, lambda: [function(value) for _ in range(2)])
+    # THEN each is one region and one graph, with the product left to a library, and no finding
+    assert later.findings() == []
+    assert later.breaks == []
+    (frame,) = later.frames.frames
+    assert (frame.calls, later.frames.forward_graphs) == (2, 2)
+    assert {(work.of, work.name) for work in later.work} == {
+        ("extern", "aten::mm"),
+        ("inductor_cpp", "the graphs' own time"),
+    }

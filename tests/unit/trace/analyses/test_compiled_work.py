@@ -1,0 +1,162 @@
+"""What ran in compiled graphs on a device: planted kernels, and public traces."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted import Program
+from test_compiled import GRAPH, compiled_of, of, region
+
+from stagespan.trace import read_trace
+from stagespan.trace.result import Finding
+
+
+def run(
+    program: Program, operator: str, kernel: str, us: int, call: str = "cudaLaunchKernel"
+) -> None:
+    with program.within(operator):
+        program.launch(kernel, us, call=call)
+
+
+def inductor_graph(program: Program) -> None:
+    with region(program), program.within(GRAPH, "user_annotation"):
+        run(program, "triton_poi_fused_add_0", "triton_poi_fused_add_0", 30, "cuLaunchKernel")
+        run(program, "triton_red_fused_mean_1", "triton_red_fused_mean_1", 20, "cuLaunchKernel")
+        run(program, "aten::mm", "ampere_gemm", 400)
+        # A kernel of the user's: Inductor launches it without an operator around.
+        program.launch("my_rope_kernel", 15, call="cuLaunchKernel")
+        run(program, "my_library::moe", "moe_kernel<int>", 25)
+        with program.within("aten::empty_strided"):
+            program.work(1)
+        run(program, "aten::reshape", "direct_copy_kernel", 5)
+
+
+def works(found: dict[str, Any]) -> dict[tuple[str, str], tuple[int, float | None]]:
+    return {
+        (row["of"], row["name"]): (row["calls"], row["device_us"]) for row in found["in_graphs"]
+    }
+
+
+def test_kernels_of_inductor_of_libraries_and_of_the_user(tmp_path: Path) -> None:
+    # GIVEN two calls of a graph of Inductor on a device, and kernels outside of it
+    program = Program()
+    for _ in range(2):
+        inductor_graph(program)
+    run(program, "aten::add", "vectorized_elementwise_kernel", 1_000)
+    program.launch("another_triton_kernel", 10, call="cuLaunchKernel")
+    with program.within("aten::cudnn_convolution"):
+        program.launch("engine_of_cudnn", 10, call="cuLaunchKernel")
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN each has its class and its time; outside of graphs only user's Triton kernels are told
+    assert works(found) == {
+        ("inductor_triton", "triton_poi_fused_add_0"): (2, 60),
+        ("inductor_triton", "triton_red_fused_mean_1"): (2, 40),
+        ("extern", "aten::mm"): (2, 800),
+        ("user_triton", "my_rope_kernel"): (2, 30),
+        ("custom", "my_library::moe"): (2, 50),
+        ("copies", "aten::reshape"): (2, 10),
+        ("user_triton", "another_triton_kernel"): (1, 10),
+    }
+    assert found["triton_kinds"] == {
+        "poi": {"count": 2, "time_us": 60},
+        "red": {"count": 2, "time_us": 40},
+    }
+    assert findings == []
+
+
+def test_operators_that_inductor_left_to_aten(tmp_path: Path) -> None:
+    # GIVEN a graph that sorts for three times as long as all else
+    program = Program()
+    with region(program), program.within(GRAPH):
+        run(program, "triton_poi_fused_add_0", "triton_poi_fused_add_0", 400, "cuLaunchKernel")
+        run(program, "aten::mm", "ampere_gemm", 600)
+        run(program, "aten::sort", "radix_sort_kernel", 3_000)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN the sort is a fall-back, the product is not
+    assert works(found)["fallback", "aten::sort"] == (1, 3_000)
+    (finding,) = findings
+    assert "3.000 ms (75.0 %) went into operators that Inductor left to aten: aten::sort" in (
+        finding.sentence
+    )
+    assert finding.severity == "medium"
+
+
+def test_a_backend_without_code_generation(tmp_path: Path) -> None:
+    # GIVEN a graph of autograd that calls aten for each operator
+    program = Program()
+    with program.within("CompiledFunction"):
+        run(program, "aten::mm", "ampere_gemm", 3_000)
+        run(program, "aten::mul", "vectorized_elementwise_kernel", 1_000)
+        run(program, "aten::add", "vectorized_elementwise_kernel", 1_000)
+    # WHEN torch.compile is looked at
+    _, findings = of(program, tmp_path)
+    # THEN that is what is said
+    (finding,) = findings
+    assert "none of Inductor's: 2.000 ms (40.0 % of what ran in graphs)" in finding.sentence
+
+
+def test_look_ups_that_take_long(tmp_path: Path) -> None:
+    # GIVEN 20 calls of a small function, whose guards take 100 µs each
+    program = Program()
+    for _ in range(20):
+        with region(program, lookup=100), program.within(GRAPH):
+            program.work(198)
+    # WHEN torch.compile is looked at
+    found, findings = of(program, tmp_path)
+    # THEN a third of the time is theirs
+    assert found["cache_lookups"] == {"count": 20, "time_us": 2_000}
+    (finding,) = findings
+    assert "2.000 ms (33.3 % of the calls of compiled functions)" in finding.sentence
+
+
+def test_many_breaks_on_a_device_are_no_more_than_medium(tmp_path: Path) -> None:
+    program = Program()
+    with region(program, ": 0/0"):
+        with program.within(GRAPH):
+            program.work(1)
+        program.work(100)
+        with region(program, ": 1/0"):
+            run(program, "aten::mm", "gemm", 10)
+    _, (finding,) = of(program, tmp_path)
+    assert finding.severity == "medium"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cuda_a100_cudagraph_triton_nccl", []),
+        ("cuda_b200_vllm_eager", []),
+        ("rocm_mi300_triton_compile", []),
+        ("rocm_mi300_vllm_piecewise", []),
+        # CompiledFunction calls aten::t, mm, mul, add, ... and no Triton kernel ran.
+        ("cuda_v100_nccl_train", ["none of Inductor's"]),
+    ],
+)
+def test_findings_on_real_traces(name: str, words: list[str], traces: Path) -> None:
+    # GIVEN a trace whose timeline was looked at
+    found: list[Finding] = compiled_of(read_trace(traces / f"{name}.json.gz")).findings()
+    # WHEN torch.compile is looked at
+    # THEN that is what is found
+    assert len(found) == len(words)
+    assert all(word in finding.sentence for word, finding in zip(words, found, strict=True))
+
+
+def test_real_graphs(traces: Path) -> None:
+    # GIVEN a compiled transformer layer on MI300, and five steps of a training on A100
+    layer = compiled_of(read_trace(traces / "rocm_mi300_triton_compile.json.gz")).to_dict()
+    training = compiled_of(read_trace(traces / "cuda_a100_cudagraph_triton_nccl.json.gz")).to_dict()
+    # WHEN torch.compile is looked at
+    # THEN Inductor's kernels, libraries and passes are told apart as on the timeline
+    assert {kind: row["count"] for kind, row in layer["triton_kinds"].items()} == {
+        "poi": 2,
+        "red": 2,
+    }
+    assert works(layer)["extern", "aten::mm"] == (7, 8_029.555)
+    assert layer["graph_breaks"] == []
+    assert training["graphs"] == {"forward": 35, "backward": 35, "backward_linked": 35}
+    assert training["triton_kinds"]["unnamed"]["count"] == 81
+    assert training["graph_breaks"] is None

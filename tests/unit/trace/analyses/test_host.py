@@ -1,0 +1,214 @@
+"""Traces of the host alone: planted programs, to the nanosecond, and one by torch's profiler."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from planted import Program
+
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analyses import host
+from stagespan.trace.analyses.host import Host
+from stagespan.trace.result import Unavailable
+
+US = 1_000
+
+
+def host_of(trace: Trace) -> Host:
+    found = host.analyze(trace)
+    assert isinstance(found, Host)
+    assert sum(found.parts.values()) == found.span_ns
+    return found
+
+
+def operator(program: Program, us: int, name: str = "aten::mm") -> None:
+    with program.within(name):
+        program.work(us)
+
+
+def test_operators_without_a_pause_have_no_findings(tmp_path: Path) -> None:
+    # GIVEN operators with 5 µs between them, and communication that they hide
+    program = Program()
+    begin = program.now
+    for _ in range(50):
+        operator(program, 100)
+        program.work(5)
+    program.thread = 300
+    program.event("gloo:all_reduce", "user_annotation", begin, begin + 1_000)
+    # WHEN the host's time is summed up
+    found = host_of(program.trace(tmp_path))
+    # THEN there is nothing to find: all but nine pauses stand beside communication, or are short
+    assert found.parts == {
+        host.OPERATORS: 50 * 100 * US,
+        host.COMMUNICATION: 9 * 5 * US,
+        host.BETWEEN_OPERATORS: 40 * 5 * US,
+    }
+    assert found.findings() == []
+
+
+def test_a_sleep_between_steps_and_one_within(tmp_path: Path) -> None:
+    # GIVEN two steps with a sleep between them, and one in the second
+    program = Program()
+    with program.within("ProfilerStep#1", "user_annotation"):
+        operator(program, 1_000)
+        program.work(3_000)
+    with program.within("ProfilerStep#2", "user_annotation"):
+        operator(program, 1_000)
+        program.work(500)
+        operator(program, 1_000)
+    # WHEN the host's time is summed up
+    found = host_of(program.trace(tmp_path))
+    # THEN they are told apart
+    assert found.parts == {
+        host.OPERATORS: 3_000 * US,
+        host.BETWEEN_STEPS: 3_000 * US,
+        host.UNSEEN: 500 * US,
+    }
+    between, unseen = found.findings()
+    assert (between.severity, unseen.severity) == ("high", "low")
+    assert (between.code, unseen.code) == ("host.between_steps", "host.unseen")
+    assert between.evidence[0].figure == 3_000 * US
+    assert between.evidence[0].time_ns == 1_000 * US
+    assert "between two steps" in between.sentence
+
+
+@pytest.mark.parametrize("cat", ["python_function", "user_annotation"])
+def test_what_ran_while_no_operator_did_is_named(cat: str, tmp_path: Path) -> None:
+    # GIVEN 3 ms in a frame or an annotation within others, 2 ms in which only the outermost is
+    # open, and another thread that waits all the time
+    program = Program()
+    with program.within("train.py(1): main", "python_function"):
+        operator(program, 1_000)
+        with program.within("outer", cat), program.within("decode_images", cat):
+            program.work(3_000)
+        operator(program, 1_000)
+        program.work(2_000)
+        operator(program, 1_000)
+    program.thread = 300
+    program.event("threading.py(355): wait", "python_function", 1_500, 5_000)
+    # WHEN the host's time is summed up
+    found = host_of(program.trace(tmp_path))
+    # THEN the innermost event that fills the time is named, of the thread with the operators
+    assert found.parts == {host.OPERATORS: 3_000 * US, host.OTHER: 5_000 * US}
+    assert found.filled == {
+        host.OTHER: {"decode_images": 3_000 * US, "train.py(1): main": 2_000 * US}
+    }
+    (finding,) = found.findings()
+    assert finding.code == "host.other"
+    assert [each.event for each in finding.evidence] == ["decode_images", "train.py(1): main"]
+    assert found.to_dict()["instead_of_operators_us"]["other"]["decode_images"] == 3_000
+
+
+def test_marks_of_steps_name_nothing(tmp_path: Path) -> None:
+    # GIVEN 3 ms without any event but the mark of the step
+    program = Program()
+    with program.within("ProfilerStep#1", "user_annotation"):
+        operator(program, 1_000)
+        program.work(3_000)
+        operator(program, 1_000)
+    # WHEN the host's time is summed up
+    found = host_of(program.trace(tmp_path))
+    # THEN nothing is known of that time
+    assert found.parts == {host.OPERATORS: 2_000 * US, host.UNSEEN: 3_000 * US}
+    assert [f.code for f in found.findings()] == ["host.unseen"]
+
+
+def test_starting_the_loader_is_not_loading(tmp_path: Path) -> None:
+    # GIVEN two passes over a loader with workers: starting it takes 30 ms, a batch 5 ms
+    program = Program()
+    for _ in range(2):
+        with (
+            program.within("torch/utils/data/dataloader.py(492): __iter__", "python_function"),
+            program.within("torch/utils/data/dataloader.py(1101): __init__", "python_function"),
+        ):
+            program.work(30_000)
+        name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        with program.within(name, "user_annotation"):
+            program.work(5_000)
+        operator(program, 1_000)
+    # WHEN the host's time is summed up
+    found = host_of(program.trace(tmp_path))
+    # THEN they are told apart; what came before the first operator is not counted
+    assert found.parts == {
+        host.DATA_LOADING: 5_000 * US,
+        host.LOADER_START: 30_000 * US,
+        host.OPERATORS: 2_000 * US,
+    }
+    start, load = found.findings()
+    assert (start.code, load.code) == ("host.loader_start", "host.data_loader")
+    assert "persistent_workers" in start.sentence
+    assert "More workers" in load.sentence
+
+
+@pytest.mark.parametrize("name", ["gloo:all_reduce", "mpi:broadcast", "nccl:all_to_all"])
+def test_communication_that_nothing_hides(name: str, tmp_path: Path) -> None:
+    # GIVEN a collective of 2 ms between operators
+    program = Program()
+    for _ in range(3):
+        operator(program, 1_000)
+        with program.within(name, "user_annotation"), program.within("c10d::allreduce_"):
+            program.work(2_000)
+    operator(program, 1_000)
+    # WHEN the host's time is summed up
+    found = host_of(program.trace(tmp_path))
+    # THEN it is communication, not an operator
+    assert found.parts == {host.OPERATORS: 4_000 * US, host.COMMUNICATION: 6_000 * US}
+    (finding,) = found.findings()
+    assert finding.evidence[0].event in {name, "c10d::allreduce_"}
+
+
+def test_tiny_operators_and_loading(tmp_path: Path) -> None:
+    # GIVEN 200 operators of 2 µs each with 10 between them, and a loader that uses operators too
+    program = Program()
+    for _ in range(200):
+        operator(program, 2)
+        program.work(10)
+    with program.within("enumerate(DataLoader)#x", "user_annotation"):
+        operator(program, 300)
+        program.work(700)
+    operator(program, 2)
+    # WHEN the host's time is summed up
+    found = host_of(program.trace(tmp_path))
+    # THEN passing from one to the next took the most time, and loading is loading
+    assert found.parts == {
+        host.DATA_LOADING: 1_000 * US,
+        host.OPERATORS: 402 * US,
+        host.BETWEEN_OPERATORS: 2_000 * US,
+    }
+    assert "there are 202 of them, and the median takes 2.000 µs" in found.findings()[0].sentence
+
+
+def test_with_a_device_and_without_operators_it_has_nothing_to_say(tmp_path: Path) -> None:
+    program = Program()
+    program.operator()
+    assert isinstance(host.analyze(program.trace(tmp_path)), Unavailable)
+    program = Program()
+    with program.within("step", "user_annotation"):
+        program.work(10)
+    assert isinstance(host.analyze(program.trace(tmp_path)), Unavailable)
+
+
+def test_a_sleep_that_torch_has_profiled(tmp_path: Path) -> None:
+    # GIVEN three steps of a real program that sleeps 30 ms after each
+    torch = pytest.importorskip("torch")
+    value = torch.ones(64, 64)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU],
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=4),
+    ) as profile:
+        profile.step()
+        for _ in range(3):
+            value = (value @ value).tanh()
+            time.sleep(0.03)
+            profile.step()
+    path = tmp_path / "torch.json"
+    profile.export_chrome_trace(str(path))
+    # WHEN the host's time is summed up
+    found = host_of(read_trace(path))
+    # THEN both sleeps between operators are seen, each for what it is
+    assert found.parts[host.BETWEEN_STEPS] >= 2 * 30_000 * US
+    longest = [each.figure for each in found.evidence[host.BETWEEN_STEPS]]
+    assert len(longest) == 2
+    assert all(figure is not None and figure >= 30_000 * US for figure in longest)

@@ -1,0 +1,139 @@
+"""Every analysis takes n log n time and linear memory, also of traces that no program writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+from hostile import (
+    HOSTILE,
+    Events,
+    many_arrows,
+    many_devices,
+    many_processes,
+    many_streams,
+    many_threads,
+    nested_annotations,
+)
+
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analyses import stages
+from stagespan.trace.analyses.flame import Flame
+from stagespan.trace.analyses.stages import Stages
+from stagespan.trace.analysis import Analysis, analyze
+from stagespan.trace.compare import compare
+from stagespan.trace.render.markdown import markdown
+
+TIMES = 4
+# What any trace costs, whatever is in it.
+SPARED_CALLS, SPARED_BYTES = 10_000, 1 << 19
+DEEP = [make for make in HOSTILE if make.__name__.startswith(("nested", "crossing", "one_time"))]
+CROWDED = (many_arrows, many_devices, many_processes, many_streams, many_threads)
+WATCHDOG_S = 120
+
+
+def everything(trace: Trace) -> None:
+    """All analyses, and all that is written of them."""
+    analysis = analyze(trace)
+    json.dumps(analysis.to_dict())
+    markdown(analysis)
+    folded = analysis.results["flame"]
+    if isinstance(folded, Flame):
+        folded.folded()
+    found = compare(trace, trace)
+    json.dumps(Analysis(trace, {"against": found}).to_dict())
+    found.tables()
+
+
+def calls_of(trace: Trace) -> int:
+    """How many functions, of Python and of C, all of it runs."""
+    count = 0
+
+    def counted(_frame: FrameType, event: str, _argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(counted)
+    try:
+        everything(trace)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def peak_of(trace: Trace) -> int:
+    """The most memory that all of it takes, in bytes."""
+    tracemalloc.start()
+    try:
+        everything(trace)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def read(folder: Path, events: Events) -> Trace:
+    path = folder / "hostile.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return read_trace(path)
+
+
+def name_of(make: Callable[[int], Events]) -> str:
+    return str(make.__name__)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", DEEP, ids=name_of)
+def test_memory_grows_with_the_number_of_events(
+    make: Callable[[int], Events], tmp_path: Path
+) -> None:
+    # GIVEN a deep trace, and one that is four times as deep
+    small, large = read(tmp_path, make(400)), read(tmp_path, make(TIMES * 400))
+    everything(small)
+    # WHEN both are analysed THEN memory grows about as the trace does, not by its square
+    assert peak_of(large) <= 1.5 * TIMES * (peak_of(small) + SPARED_BYTES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [make for make in HOSTILE if make not in DEEP], ids=name_of)
+def test_work_grows_with_the_number_of_events(
+    make: Callable[[int], Events], tmp_path: Path
+) -> None:
+    # GIVEN a crowded trace, and one of four times the size
+    small, large = read(tmp_path, make(100)), read(tmp_path, make(TIMES * 100))
+    everything(small)
+    # WHEN both are analysed THEN the calls grow about as the trace does, not by its square
+    assert calls_of(large) <= 1.5 * TIMES * (calls_of(small) + SPARED_CALLS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", HOSTILE, ids=name_of)
+def test_no_trace_takes_for_ever(make: Callable[[int], Events], tmp_path: Path) -> None:
+    # GIVEN a trace so large that work by the square would take minutes
+    trace = read(tmp_path, make(16_000 if make in CROWDED else 2_500))
+    # WHEN it is analysed THEN the watchdog, which is far above what it takes, does not bite
+    worker = threading.Thread(target=everything, args=(trace,), daemon=True)
+    worker.start()
+    worker.join(WATCHDOG_S)
+    assert not worker.is_alive(), "the analyses take more than n log n time"
+
+
+def test_deep_annotations_close(tmp_path: Path) -> None:
+    # GIVEN annotations 1,500 deep, of which each launches one kernel, and as many behind them
+    found = stages.analyze(read(tmp_path, nested_annotations(1_500)))
+    # WHEN they are summed up THEN no path is deeper than 100, and what lies deeper is counted
+    assert isinstance(found, Stages)
+    assert max(len(stage.path) for stage in found.stages) == 100
+    assert found.deeper == 1_400
+    assert sum(stage.calls for stage in found.stages) == 100
+    # AND all device time and the host's is somewhere
+    assert sum(stage.device_self_ns or 0 for stage in found.stages) == 3_000 * 1_000
+    assert sum(stage.host_self_ns for stage in found.stages) == found.stages[0].host_ns
+    (table,) = found.tables()
+    assert "1,400 annotations" in table.note

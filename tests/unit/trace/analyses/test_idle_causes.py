@@ -1,0 +1,475 @@
+"""Programs with one known fault each: the idle time by cause is exactly what was planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from planted import CALL, LATENCY, MAIN, Program
+
+from stagespan.trace import Trace, device_use
+from stagespan.trace.analyses import idle, verdict
+from stagespan.trace.analyses.idle import Idle
+from stagespan.trace.analyses.verdict import Verdict
+from stagespan.trace.analysis import analyze
+from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.step_ranges import step_ranges
+from stagespan.trace.result import Unavailable
+
+US = 1_000
+
+
+def idle_of(trace: Trace) -> Idle:
+    found = idle.analyze(trace)
+    assert isinstance(found, Idle)
+    assert sum(found.by_cause.values()) == found.idle_ns == device_use(trace).idle_ns
+    assert sum(found.gaps_by_cause.values()) == found.gaps
+    assert all(sum(gap.parts.values()) == gap.dur_ns for gap in found.largest)
+    return found
+
+
+def verdict_of(trace: Trace) -> Verdict:
+    found = verdict.analyze(trace)
+    assert isinstance(found, Verdict)
+    assert sum(found.times_ns.values()) == sum(found.parts_ns.values()) == found.whole_ns
+    return found
+
+
+def busy_start(program: Program, us: int = 1_000) -> None:
+    """So much work that what follows is launched in time."""
+    program.launch("first", us)
+
+
+def test_a_program_that_runs_ahead_has_no_findings(tmp_path: Path) -> None:
+    # GIVEN a host that launches faster than the device works
+    program = Program()
+    busy_start(program)
+    for _ in range(40):
+        program.operator(us=100)
+    # WHEN the trace is analysed
+    trace = program.trace(tmp_path)
+    # THEN nothing is wrong, and the device was never idle
+    assert idle_of(trace).by_cause == {}
+    assert verdict_of(trace).verdict == "device-busy"
+    assert analyze(trace).findings() == []
+
+
+def test_hundreds_of_tiny_operators_are_launch_bound(tmp_path: Path) -> None:
+    # GIVEN operators of which each takes the host 15 µs and the device 2
+    program = Program()
+    for _ in range(300):
+        program.operator("aten::add", us=2)
+    trace = program.trace(tmp_path)
+    # WHEN it is asked why the device was idle
+    found = idle_of(trace)
+    # THEN launching is the only cause, and the verdict says so
+    assert found.by_cause == {causes.LAUNCH: 299 * 13 * US}
+    assert {gap.issued for gap in found.largest} == {"after"}
+    assert {gap.culprit for gap in found.largest} == {"aten::add"}
+    assert verdict_of(trace).verdict == "launch-bound"
+    (finding,) = found.findings()
+    assert finding.severity == "high"
+    assert "300" not in finding.sentence
+    assert "299 gaps" in finding.sentence
+    assert "the median kernel takes 2.000 µs" in finding.sentence
+    assert finding.evidence[0].figure == 13 * US
+
+
+def test_item_in_a_loop_is_a_wait_named_by_operator_and_line(tmp_path: Path) -> None:
+    # GIVEN a loop that asks for a result after every kernel
+    program = Program()
+    with program.within("train.py(12): step", "python_function"):
+        for _ in range(50):
+            program.operator(us=100)
+            with (
+                program.within("torch/_tensor.py(33): wrapped", "python_function"),
+                program.within("aten::item"),
+                program.within("aten::_local_scalar_dense"),
+            ):
+                program.wait(tail=2)
+    trace = program.trace(tmp_path)
+    # WHEN it is asked why the device was idle
+    found = idle_of(trace)
+    # THEN each gap, from the kernel's end to the next one's begin, is the wait's
+    gap = 2 + 10 + CALL + LATENCY
+    assert found.by_cause == {causes.SYNCHRONISATION: 49 * gap * US}
+    (group,) = found.groups
+    assert (group.operator, group.call) == ("aten::item", "cudaStreamSynchronize")
+    assert (group.line, group.calls) == ("train.py(12): step", 49)
+    assert group.idle_ns == 49 * gap * US
+    (finding,) = found.findings()
+    assert "aten::item (cudaStreamSynchronize), train.py(12): step" in finding.sentence
+    assert finding.evidence[0].event == "aten::item, train.py(12): step"
+
+
+def test_a_copy_that_blocks_the_host_is_a_wait(tmp_path: Path) -> None:
+    # GIVEN copies to pageable memory, which return when they are done
+    program = Program()
+    for _ in range(10):
+        program.operator(us=100)
+        with program.within("aten::to"):
+            program.launch("Memcpy DtoH", 30, cat="gpu_memcpy", call="cudaMemcpyAsync", call_us=140)
+            end = program.free[7]
+            program.events[-2]["dur"] = end + 2 - program.events[-2]["ts"]
+            program.now = end + 2
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN the gaps behind the copies are the copies' fault
+    waits = {gap.culprit for gap in found.largest if gap.cause == causes.SYNCHRONISATION}
+    assert waits == {"aten::to"}
+    assert found.by_cause[causes.SYNCHRONISATION] >= 9 * (2 + 10 + CALL + LATENCY) * US
+
+
+def test_item_is_a_wait_where_the_trace_has_no_waiting_calls(tmp_path: Path) -> None:
+    # GIVEN a loop with item, of a backend that writes no call of a synchronisation
+    program = Program()
+    for _ in range(10):
+        program.operator(us=100)
+        with program.within("aten::item"):
+            program.now = program.free[7] + 2
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN the operator is the wait
+    assert found.by_cause == {causes.SYNCHRONISATION: 9 * (2 + 10 + CALL + LATENCY) * US}
+    assert (found.groups[0].call, found.groups[0].calls) == ("aten::item", 9)
+
+
+def test_a_sleep_between_steps(tmp_path: Path) -> None:
+    # GIVEN steps of one kernel, and a host that sleeps for 5 ms after each
+    program = Program()
+    for step in range(10):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            program.operator(us=200)
+            program.work(5_000)
+    trace = program.trace(tmp_path)
+    # WHEN it is asked why the device was idle
+    found = idle_of(trace)
+    # THEN the sleep is work between steps, but for the time that the kernel hid
+    sleep = 5_000 - 200 - LATENCY
+    launch = 10 + CALL + LATENCY
+    assert found.by_cause == {
+        causes.BETWEEN_STEPS: 9 * sleep * US,
+        causes.LAUNCH: 9 * launch * US,
+    }
+    assert all(gap.crosses_step for gap in found.largest)
+    assert verdict_of(trace).verdict == "host-bound"
+    assert verdict_of(trace).cause == causes.BETWEEN_STEPS
+
+
+def test_two_annotations_of_one_name_are_no_steps(tmp_path: Path) -> None:
+    # GIVEN two annotated calls of a function with 3 ms between them, which tell no steps
+    program = Program()
+    for _ in range(2):
+        with program.within("forward", "user_annotation"):
+            program.operator(us=20)
+        program.work(3_000)
+    trace = program.trace(tmp_path)
+    # WHEN it is asked why the device was idle
+    found = idle_of(trace)
+    # THEN no step is claimed here either
+    assert step_ranges(trace) is None
+    assert found.by_cause == {
+        causes.HOST_UNSEEN: (3_000 - 20 - LATENCY) * US,
+        causes.LAUNCH: (10 + CALL + LATENCY) * US,
+    }
+    assert not found.largest[0].crosses_step
+
+
+def test_a_sleep_within_a_step_is_other_work_of_the_host(tmp_path: Path) -> None:
+    # GIVEN one step that sleeps between two kernels, with Python's stack
+    program = Program()
+    with program.within("ProfilerStep#1", "user_annotation"):
+        program.operator(us=20)
+        with program.within("<built-in function sleep>", "python_function"):
+            program.work(3_000)
+        program.operator(us=20)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN it is other work, and the function is named
+    assert found.by_cause == {
+        causes.HOST_WORK: (3_000 - 20 - LATENCY) * US,
+        causes.LAUNCH: (10 + CALL + LATENCY) * US,
+    }
+    assert found.largest[0].culprit == "<built-in function sleep>"
+    assert not found.largest[0].crosses_step
+
+
+def test_many_small_operators_on_the_host_are_no_launching(tmp_path: Path) -> None:
+    # GIVEN 3 ms of operators that launch nothing between two kernels
+    program = Program()
+    program.operator(us=20)
+    for _ in range(100):
+        with program.within("aten::add"):
+            program.work(30)
+    program.operator(us=20)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN it was the host's other work
+    assert set(found.by_cause) == {causes.HOST_WORK, causes.LAUNCH}
+    assert found.by_cause[causes.LAUNCH] == (CALL + LATENCY) * US
+
+
+@pytest.mark.parametrize(
+    ("cat", "loader"),
+    [
+        ("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"),
+        ("cpu_op", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"),
+        ("user_annotation", "[pl][profile][_TrainingEpochLoop].train_dataloader_next"),
+        ("user_annotation", "## data_load ##"),
+        ("user_annotation", "get_batch"),
+        ("user_annotation", "Data loading"),
+        ("python_function", "torch/utils/data/dataloader.py(701): __next__"),
+    ],
+)
+def test_the_data_loader(cat: str, loader: str, tmp_path: Path) -> None:
+    # GIVEN a loader that takes 2 ms a batch; in old traces its event is an operator
+    program = Program()
+    for _ in range(5):
+        with program.within(loader, cat):
+            program.work(2_000)
+        program.operator(us=100)
+    trace = program.trace(tmp_path)
+    # WHEN it is asked why the device was idle
+    found = idle_of(trace)
+    # THEN the loader is the cause, but for what the kernel hid
+    assert found.by_cause == {
+        causes.DATA_LOADING: 4 * (2_000 - 100 - LATENCY) * US,
+        causes.LAUNCH: 4 * (10 + CALL + LATENCY) * US,
+    }
+    assert loader[:50] in found.findings()[0].sentence
+    assert verdict_of(trace).verdict == "host-bound"
+
+
+@pytest.mark.parametrize(
+    "call", ["cudaMalloc", "cudaFree", "hipMalloc", "hipFree", "cuMemAlloc_v2"]
+)
+def test_memory_allocation(call: str, tmp_path: Path) -> None:
+    # GIVEN an operator that allocates for 300 µs before each launch
+    program = Program()
+    for _ in range(5):
+        with program.within("aten::empty"):
+            program.call(call, 300)
+        program.operator(us=50)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN the call is the cause, and of the launch after it, as the device ran dry within it
+    gap = 300 - 50 - LATENCY + 10 + CALL + LATENCY
+    assert found.by_cause == {causes.MEMORY_ALLOCATION: 4 * gap * US}
+    assert (found.groups[0].operator, found.groups[0].call) == ("aten::empty", call)
+    assert found.groups[0].calls == 4
+
+
+def test_a_dependency_on_another_stream(tmp_path: Path) -> None:
+    # GIVEN work on one stream that was launched long before, and waits for another stream's
+    program = Program()
+    for _ in range(10):
+        program.launch("produce", 500, stream=7)
+        program.launch("consume", 100, stream=20, after=7)
+        program.free[7] = program.free[20]
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN it passed from stream to stream, and nobody launched late
+    assert found.by_cause == {causes.DEPENDENCY: 10 * LATENCY * US}
+    assert {gap.issued for gap in found.largest} == {"before"}
+    assert {gap.culprit for gap in found.largest} == {"produce"}
+
+
+def test_parts_of_a_graph_have_no_launches_of_their_own(tmp_path: Path) -> None:
+    # GIVEN graphs of four kernels with gaps of 2 µs in them, launched in time
+    program = Program()
+    busy_start(program)
+    for _ in range(10):
+        program.graph([50, 50, 50, 50], gap=2)
+    trace = program.trace(tmp_path)
+    # WHEN it is asked why the device was idle
+    found = idle_of(trace)
+    # THEN the gaps within are the graphs', and no launch is blamed
+    assert found.by_cause == {causes.GRAPH: 10 * 3 * 2 * US}
+    assert found.findings() == []
+    # AND the launch delay is that of single launches alone
+    launches = analyze(trace, ["launches"]).results["launches"].to_dict()
+    assert launches["launched"] == 1
+    assert launches["graphs"] == [
+        {"call": "cudaGraphLaunch", "launches": 10, "device_events": 40, "device_us": 2000.0}
+    ]
+
+
+def test_a_graph_that_is_launched_late_is_launched_late(tmp_path: Path) -> None:
+    # GIVEN graphs, each launched 100 µs after the one before was done
+    program = Program()
+    for _ in range(5):
+        program.graph([20, 20], gap=2)
+        program.work(142)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN the gaps between graphs are the host's, and those within are not
+    between = 142 - 42 - LATENCY + CALL + LATENCY
+    assert found.by_cause == {causes.LAUNCH: 4 * between * US, causes.GRAPH: 5 * 2 * US}
+
+
+def test_many_things_in_one_gap_are_told_apart(tmp_path: Path) -> None:
+    # GIVEN a gap in which the host prepares, allocates, waits for nothing, and loads data
+    program = Program()
+    program.operator(us=10)
+    program.now += LATENCY + 10
+    program.work(30)
+    program.call("cudaMalloc", 100)
+    program.work(20)
+    program.call("cudaStreamSynchronize", 7)
+    with program.within("enumerate(DataLoader)#x", "user_annotation"):
+        program.work(60)
+        program.call("cudaMalloc", 40)
+    program.operator(us=10)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN each has its own time, and an allocation within the loader is an allocation
+    assert found.by_cause == {
+        causes.MEMORY_ALLOCATION: 140 * US,
+        causes.LAUNCH: (30 + 20 + 10 + CALL + LATENCY) * US,
+        causes.DATA_LOADING: 60 * US,
+        causes.SYNCHRONISATION: 7 * US,
+    }
+    assert [(g.call, g.idle_ns, g.calls) for g in found.groups] == [
+        ("cudaMalloc", 140 * US, 2),
+        ("cudaStreamSynchronize", 7 * US, 1),
+    ]
+
+
+def test_a_thread_at_work_as_the_gap_begins_is_alone_to_blame(tmp_path: Path) -> None:
+    # GIVEN a thread that is in a long operator, and another that launches and then loads data
+    program = Program()
+    program.operator("aten::mm", us=20)
+    begin = program.now
+    with program.within("enumerate(DataLoader)#x", "user_annotation"):
+        program.work(1_000)
+    program.thread, program.now = 200, begin
+    program.operator("aten::sort", us=20, before=1_100)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN the operator is, for nothing begins or ends in it for long
+    assert found.by_cause == {
+        causes.HOST_WORK: (1_100 - 20 - LATENCY) * US,
+        causes.LAUNCH: (CALL + LATENCY) * US,
+    }
+    assert found.largest[0].culprit == "aten::sort"
+
+
+def test_compiling_and_a_long_call_of_the_runtime(tmp_path: Path) -> None:
+    # GIVEN a compilation of 4 ms, and a first launch that takes 2 ms
+    program = Program()
+    program.operator(us=10)
+    with program.within("backend_compile (dynamo_timed)", "user_annotation"):
+        program.work(4_000)
+    program.operator(us=10)
+    program.launch("kernel", 10, call_us=2_000)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN both are told apart
+    assert found.by_cause == {
+        causes.COMPILATION: (4_000 - 10 - LATENCY) * US,
+        causes.RUNTIME_CALL: (2_000 - 10 - LATENCY) * US,
+        causes.LAUNCH: (10 + CALL + LATENCY + LATENCY) * US,
+    }
+
+
+def test_overhead_of_the_profiler_and_of_loading_kernels(tmp_path: Path) -> None:
+    # GIVEN two gaps in which what belongs to no thread took the time
+    program = Program()
+    program.operator(us=10)
+    for name in ("Activity Buffer Request", "Lazy Function Loading"):
+        begin = program.now
+        program.work(400)
+        program.thread = 0
+        program.event(name, "overhead", begin, program.now)
+        program.thread = MAIN
+        program.operator(us=10)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN each has its name
+    assert found.by_cause == {
+        causes.PROFILER: (400 - 10 - LATENCY) * US,
+        causes.KERNEL_LOADING: (400 - 10 - LATENCY) * US,
+        causes.LAUNCH: 2 * (10 + CALL + LATENCY) * US,
+    }
+
+
+def test_only_the_thread_that_launched_is_blamed(tmp_path: Path) -> None:
+    # GIVEN tiny operators, and another thread that waits and allocates all the time
+    program = Program()
+    for _ in range(50):
+        program.operator(us=2)
+    begin, end = 1_000, program.now
+    program.thread = 200
+    program.event("cudaStreamSynchronize", "cuda_runtime", begin, end)
+    program.event("aten::item", "cpu_op", begin, end)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN the other thread is not the cause
+    assert set(found.by_cause) == {causes.LAUNCH}
+    assert found.groups == []
+
+
+def test_a_thread_that_takes_over_is_not_blamed_for_the_one_before(tmp_path: Path) -> None:
+    # GIVEN a main thread that loads data, and then an autograd thread that launches
+    program = Program()
+    program.operator(us=20)
+    with program.within("enumerate(DataLoader)#Iter.__next__", "user_annotation"):
+        program.work(1_000)
+    program.thread = 200
+    program.operator("aten::mul", us=20)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN the main thread's loading is seen
+    assert found.by_cause == {
+        causes.DATA_LOADING: (1_000 - 20 - LATENCY) * US,
+        causes.LAUNCH: (10 + CALL + LATENCY) * US,
+    }
+
+
+def test_work_whose_launch_is_not_in_the_trace(tmp_path: Path) -> None:
+    # GIVEN kernels that were launched before the window
+    program = Program()
+    for _ in range(5):
+        program.launch("early", 10, known=False)
+        program.now += 100
+    trace = program.trace(tmp_path)
+    # WHEN it is asked why the device was idle
+    found = idle_of(trace)
+    # THEN nobody is blamed, and the verdict cannot tell
+    assert set(found.by_cause) == {causes.NOT_TRACED}
+    (finding,) = found.findings()
+    assert (finding.code, finding.severity) == ("idle.unexplained", "high")
+    assert found.patterns[0].issued == (0, 0, 4)
+    assert verdict_of(trace).verdict == "cannot tell"
+    assert isinstance(analyze(trace).results["launches"], Unavailable)
+
+
+def test_launched_in_time_and_begun_much_later_is_not_traced(tmp_path: Path) -> None:
+    # GIVEN a kernel that was launched in time on the same stream and begins 5 ms late
+    program = Program()
+    program.launch("first", 100)
+    program.free[7] += 5_000
+    program.launch("late", 100)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN the trace does not show why
+    assert found.by_cause == {causes.NOT_TRACED: 5_000 * US}
+    assert found.largest[0].issued == "before"
+
+
+def test_without_device_events_nothing_is_said(tmp_path: Path) -> None:
+    # GIVEN a trace of the host alone
+    program = Program()
+    with program.within("aten::mm"):
+        program.work(100)
+    # WHEN it is analysed
+    analysis = analyze(program.trace(tmp_path))
+    # THEN the analyses of the device say that they know nothing
+    for name in ("verdict", "device_use", "idle", "launches"):
+        assert isinstance(analysis.results[name], Unavailable), name
+        assert analysis.results[name].to_dict()["unknown"]
+    # AND the device's times are null, not 0
+    use = analysis.results["device_use"].to_dict()
+    assert use["events"] == 1
+    assert use["busy_us"] is None
+    assert use["idle_us"] is None

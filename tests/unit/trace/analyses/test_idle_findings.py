@@ -1,0 +1,411 @@
+"""What is said of idle time: planted programs of one known kind each, and public traces."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from planted import CALL, LATENCY, Program
+
+from stagespan.trace import Trace, device_use, read_trace
+from stagespan.trace.analyses import idle
+from stagespan.trace.analyses.idle import Idle
+from stagespan.trace.analyses.launches import Launches
+from stagespan.trace.analysis import analyze
+from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.device import COMPUTE, COPY, device_work
+from stagespan.trace.result import Evidence, Finding, merged
+
+US, MS = 1_000, 1_000_000
+
+
+def idle_of(trace: Trace) -> Idle:
+    found = idle.analyze(trace)
+    assert isinstance(found, Idle)
+    assert sum(found.by_cause.values()) == found.idle_ns == device_use(trace).idle_ns
+    for finding in found.findings():
+        assert finding.evidence
+        assert finding.code.startswith("idle.")
+    return found
+
+
+def codes(found: Idle) -> list[str]:
+    return [finding.code for finding in found.findings()]
+
+
+# Which gaps belong to which cause
+
+
+def test_kernels_launched_before_the_trace_were_queued(tmp_path: Path) -> None:
+    # GIVEN 20 kernels 12 µs apart whose launch is not in the trace, and then one that was launched
+    program = Program()
+    for _ in range(20):
+        program.launch("early", 100, known=False)
+        program.free[7] += 12
+    program.launch("late", 100)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN it passed from one to the next
+    assert found.by_cause == {causes.QUEUED: 20 * 12 * US}
+    assert codes(found) == ["idle.queued"]
+
+
+def test_where_no_launch_is_in_the_trace_nothing_was_queued_for_sure(tmp_path: Path) -> None:
+    # GIVEN a trace of the device alone
+    program = Program()
+    for _ in range(20):
+        program.launch("early", 100, known=False)
+        program.free[7] += 8
+    # WHEN it is asked why the device was idle
+    # THEN it is not known: the host may have launched late
+    assert set(idle_of(program.trace(tmp_path)).by_cause) == {causes.NOT_TRACED}
+
+
+def test_a_host_without_any_event_is_not_said_to_do_other_work(tmp_path: Path) -> None:
+    # GIVEN 20 ms in which the trace has no event of the host, and 20 ms with a frame of Python
+    program = Program()
+    program.operator(us=20)
+    program.work(20_000)
+    program.operator(us=20)
+    with program.within("train.py(3): prepare", "python_function"):
+        program.work(20_000)
+    program.operator(us=20)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN they are told apart
+    one = (20_000 - 20 - LATENCY) * US
+    assert found.by_cause[causes.HOST_UNSEEN] == one
+    assert found.by_cause[causes.HOST_WORK] == one
+    assert set(codes(found)) == {"idle.host_unseen", "idle.host_work"}
+    unseen = next(f for f in found.findings() if f.code == "idle.host_unseen")
+    assert unseen.evidence[0].event == "no event of the host"
+
+
+def test_a_call_that_holds_operators_is_no_long_call_of_the_runtime(tmp_path: Path) -> None:
+    # GIVEN a runtime that writes down a whole task of the program as if it were a call
+    program = Program()
+    program.operator(us=20)
+    with program.within("service::run", "cuda_runtime"):
+        program.work(3_000)
+        with program.within("aten::cat"):
+            program.work(5)
+        with program.within("aten::cat"):
+            program.work(5)
+        program.operator(us=20)
+    # WHEN it is asked why the device was idle
+    found = idle_of(program.trace(tmp_path))
+    # THEN it is work of the host
+    assert causes.RUNTIME_CALL not in found.by_cause
+    assert found.by_cause[causes.HOST_WORK] > 2_900 * US
+
+
+# Findings
+
+
+def test_idle_time_without_a_reason_is_told_with_all_that_is_known(tmp_path: Path) -> None:
+    # GIVEN six steps, in each of which one kernel that was launched in time begins 5 ms late, while
+    # the host is blocked in a copy
+    program = Program()
+    for step in range(6):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            program.launch("first", 400)
+            program.free[7] += 5_000
+            program.launch("late", 400)
+            with program.within("## exchange ##", "user_annotation"), program.within("aten::copy_"):
+                program.wait("cudaMemcpyAsync")
+        program.work(50)
+    # WHEN it is analysed
+    found = idle_of(program.trace(tmp_path))
+    # THEN one finding says how many gaps there are, where, and what the host did
+    assert codes(found)[0] == "idle.unexplained"
+    (pattern,) = [each for each in found.patterns if each.cause == causes.NOT_TRACED]
+    assert (pattern.gaps, pattern.idle_ns, pattern.next) == (6, 6 * 5 * MS, "late")
+    assert pattern.issued == (6, 0, 0)
+    assert pattern.one_a_step
+    assert (pattern.host_call, pattern.host_gaps) == ("cudaMemcpyAsync", 6)
+    assert (pattern.host_operator, pattern.host_annotation) == ("aten::copy_", "## exchange ##")
+    assert found.to_dict()["patterns"][0]["every_us"] == pattern.every_ns / 1000
+
+
+def test_idle_time_for_many_small_reasons_has_one_finding(tmp_path: Path) -> None:
+    # GIVEN 2 % of gaps in a queue, and 2 % at a wait
+    program = Program()
+    for _ in range(20):
+        program.launch("kernel", 1_000)
+        program.free[7] += 28
+    for _ in range(4):
+        program.operator(us=1_000)
+        program.wait(tail=110)
+    # WHEN it is analysed
+    found = idle_of(program.trace(tmp_path))
+    # THEN none is worth a finding, but all together are
+    assert max(found.by_cause.values()) < 0.03 * found.span_ns < found.idle_ns
+    assert codes(found) == ["idle.several"]
+    assert len(found.findings()[0].evidence) >= 2
+
+
+def warm_up(program: Program) -> None:
+    program.operator("aten::relu", us=20)
+    with program.within("aten::conv2d"):
+        program.call("cudaHostAlloc", 2)
+        program.call("cudaFree", 30_000)
+        program.call("cudaFree", 20_000)
+        program.launch("conv", 20)
+
+
+def test_a_first_call_is_the_start_and_no_fault_of_the_allocator(tmp_path: Path) -> None:
+    # GIVEN a library that frees for 50 ms in the first call of an operator, and ten quick ones
+    program = Program()
+    warm_up(program)
+    for _ in range(10):
+        with program.within("aten::conv2d"):
+            program.launch("conv", 20)
+    # WHEN it is analysed
+    found = idle_of(program.trace(tmp_path))
+    # THEN it is one finding, about the start, and names the call that took the time
+    assert codes(found)[0] == "idle.start_up"
+    assert "idle.memory_allocation" not in codes(found)
+    assert found.start is not None
+    assert (found.start.where, found.start.first_call) == ("aten::conv2d", True)
+    free = found.findings()[0].evidence[0]
+    # The first kernel ran on for so long beside it.
+    hidden = 20 + LATENCY - 2
+    assert (free.event, free.figure) == ("cudaFree", 50 * MS - hidden * US)
+
+
+@pytest.mark.parametrize("mark", ["warmup", "[model|0|warmup|forward]", "Warm-up of the engine"])
+def test_what_is_marked_as_a_warm_up_is_one(mark: str, tmp_path: Path) -> None:
+    # GIVEN the same in an annotation that says so, and no second call
+    program = Program()
+    program.operator("aten::relu", us=20)
+    with program.within(mark, "user_annotation"):
+        warm_up(program)
+    # WHEN it is analysed
+    found = idle_of(program.trace(tmp_path))
+    # THEN it is the start
+    assert codes(found)[0] == "idle.start_up"
+    assert found.start is not None
+    assert (found.start.where, found.start.first_call) == (mark, False)
+
+
+def test_an_allocator_that_gives_everything_back(tmp_path: Path) -> None:
+    # GIVEN a program that allocates and frees in each of 100 operators
+    program = Program()
+    for _ in range(100):
+        with program.within("aten::conv2d"):
+            program.call("hipMalloc", 100)
+            program.launch("conv", 20)
+            program.call("hipFree", 200)
+    # WHEN it is analysed
+    found = idle_of(program.trace(tmp_path))
+    # THEN it is said of the allocator, with the numbers of the calls
+    (finding,) = [f for f in found.findings() if f.code == "idle.memory_allocation"]
+    assert "100 calls took memory from the device and 100 gave it back" in finding.sentence
+    assert found.start is None
+    assert finding.evidence[0].event == "hipFree"
+    # Within the gap: from the kernel's end, and of the next call until the next kernel begins.
+    assert finding.evidence[0].figure == (200 - 20 - LATENCY + LATENCY) * US
+
+
+def test_a_wait_says_what_of_it_is_the_call(tmp_path: Path) -> None:
+    # GIVEN waits that end 2 µs after the device is done, and 300 µs of Python after each
+    program = Program()
+    for _ in range(10):
+        with program.within("train.py(3): step", "python_function"):
+            program.operator(us=100)
+            program.wait(tail=2)
+            program.work(300)
+    # WHEN it is analysed
+    found = idle_of(program.trace(tmp_path))
+    # THEN the part within the call is told apart
+    (group,) = found.groups
+    assert group.in_call_ns == 9 * 2 * US
+    assert group.idle_ns >= group.in_call_ns + 9 * (10 + CALL + LATENCY) * US
+
+
+def test_the_same_lost_time_is_one_finding() -> None:
+    # GIVEN findings of two analyses, of which one says that it tells of the same, and a third
+    launch = Finding("medium", "Launch.", (Evidence("a", 1, 2.0, "ns"),), "idle.launch")
+    stage = Finding(
+        "high", "Stage.", (Evidence("b", 1, 2.0, "ns"),), "stages.launch", "idle.launch"
+    )
+    other = Finding("low", "Other.", (Evidence("c", 1, 2.0, "ns"),), "memory.growth")
+    bare = Finding("low", "Without a code.", (Evidence("d", 1, 2.0, "ns"),))
+    # WHEN they are merged
+    found = merged([launch, stage, other, bare, bare])
+    # THEN the first has the evidence of both and the higher severity
+    assert [(f.code, f.severity) for f in found[:2]] == [
+        ("idle.launch", "high"),
+        ("memory.growth", "low"),
+    ]
+    assert found[2:] == [bare, bare]
+    assert [each.event for each in found[0].evidence] == ["a", "b"]
+    # AND without the first the second stands
+    assert merged([stage, other, bare]) == [stage, other, bare]
+
+
+# Devices that are no GPUs
+
+
+def accelerator(tmp_path: Path, **names: str) -> Trace:
+    """A host that launches three pieces of work on a device with categories of its own."""
+    base: dict[str, Any] = {"ph": "X", "pid": 1, "tid": 1, "cat": "mtia_runtime", "dur": 5}
+    work: dict[str, Any] = {
+        "ph": "X",
+        "pid": 17,
+        "tid": 3536,
+        "cat": names.get("cat", "npx_events"),
+    }
+    stream = {"stream": 101} if "thread" not in names else {}
+    events: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 17, "tid": 0, "args": {"name": "MTIA 17"}},
+        {"ph": "M", "name": "thread_name", "pid": 17, "tid": 3536,
+         "args": {"name": names.get("thread", "lane")}},
+        {"ph": "X", "pid": 1, "tid": 1, "cat": "cpu_op", "name": "aten::mm", "ts": 0, "dur": 90},
+        base | {"name": "runFunction", "ts": 10, "args": {"correlation": 1}},
+        base | {"name": "memcpyHtoDAsync", "ts": 20, "args": {"correlation": 2}},
+        work | {"name": "pe_exe", "ts": 30, "dur": 100, "args": {"correlation": 1, **stream}},
+        work | {"name": "dma_request", "ts": 140, "dur": 20, "args": {"correlation": 2, **stream}},
+        work | {"name": "event_wait", "ts": 160, "dur": 40, "args": stream},
+        # On the device's process, but of no stream: the queue from which it is fed.
+        base | {"name": "synchronize", "pid": 17, "tid": 3534, "ts": 300, "args": {"device": 17}},
+    ]  # fmt: skip
+    path = tmp_path / "accelerator.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return read_trace(path)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [{"cat": "mtia_ccp_events"}, {"cat": "npx_events"}, {"thread": "Stream 101"},
+     {"thread": "stream 7", "cat": ""}],
+)  # fmt: skip
+def test_whatever_has_streams_is_a_device(names: dict[str, str], tmp_path: Path) -> None:
+    # GIVEN work with a stream as argument, or on a thread that is named as one
+    trace = accelerator(tmp_path, **names)
+    # WHEN its use is summed up
+    work, use = device_work(trace), device_use(trace)
+    # THEN it is device work by its name, and its launches are known
+    assert [trace.names[int(code)] for code in trace.events.name[work.kernels]] == ["pe_exe"]
+    assert work.kind[work.rows].tolist() == [COMPUTE, COPY, COMPUTE]
+    assert (use.span_ns, use.busy_ns, use.copy_ns) == (170 * US, 160 * US, 20 * US)
+    assert use.without_launch == 1
+    assert isinstance(analyze(trace, ["launches"]).results["launches"], Launches)
+
+
+def test_events_of_the_host_with_a_stream_are_no_device(tmp_path: Path) -> None:
+    # GIVEN operators, annotations and waits that name a stream
+    base: dict[str, Any] = {"ph": "X", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
+    args = {"args": {"stream": 7}}
+    events = [
+        base | args | {"name": "record_param_comms", "cat": "cpu_op"},
+        base | args | {"name": "step", "cat": "gpu_user_annotation", "pid": 0},
+        base | args | {"name": "Stream Wait Event", "cat": "cuda_sync", "pid": 0},
+        base | args | {"name": "xpuWait", "cat": "xpu_sync", "pid": 0},
+        base | args | {"name": "call", "cat": "xpu_runtime", "pid": 0},
+        base | args | {"name": "note", "cat": "mine"},
+    ]
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps(events))
+    # WHEN device work is looked for
+    # THEN there is none
+    assert not device_work(read_trace(path)).kind.any()
+
+
+# Public traces
+
+
+def real(name: str, traces: Path) -> Trace:
+    path = traces / f"{name}.json.gz"
+    if not path.exists():
+        path = traces.parent / "review" / "traces" / f"{name}.json.gz"
+    if not path.exists():
+        pytest.skip(f"no trace {name}")
+    return read_trace(path)
+
+
+def test_mtia(traces: Path) -> None:
+    # GIVEN an inference on MTIA: kernels, DMA and waits on twelve streams
+    trace = real("mtia_inference", traces)
+    # WHEN its use is summed up
+    use = device_use(trace)
+    # THEN it is what brute force gives for the 1,313 events of its device
+    assert use.device_events == {"mtia_ccp_events": 1_313}
+    assert (use.busy_ns, use.span_ns) == (424_229_939, 443_275_704)
+    work = device_work(trace)
+    name = np.array(trace.names)[trace.events.name[work.rows]]
+    time = trace.events.dur_ns[work.rows]
+    sums = {each: int(time[name == each].sum()) for each in set(name.tolist())}
+    assert (sums["pe_exe"], sums["dma_request"]) == (107_685_728, 45_371_190)
+    assert sums["event_wait"] == 352_569_592
+    findings = analyze(trace).findings()
+    assert not [f for f in findings if f.code.startswith("host.")]
+
+
+def test_a_host_blocked_in_one_copy(traces: Path) -> None:
+    # GIVEN a decoding step whose first kernels wait for the step before, which is not in the trace
+    found = idle_of(real("rocm_mi300_sglang_decode", traces))
+    # WHEN it is asked why the device was idle for 97.8 %
+    (finding,) = found.findings()
+    # THEN the finding says what is known: the copy, the line, the launch before the time
+    assert (finding.code, finding.severity) == ("idle.unexplained", "high")
+    pattern = found.patterns[0]
+    assert (pattern.host_call, pattern.host_operator) == ("hipMemcpyWithStream", "aten::copy_")
+    assert 463.0 * MS < (pattern.host_call_ns or 0) < 463.1 * MS
+    assert pattern.told_by == "hipStreamWaitEvent"
+    assert "cuda_graph_runner.py(276)" in (pattern.line or "")
+    assert "hipMemcpyWithStream" in [each.event for each in finding.evidence]
+
+
+def test_six_equal_gaps(traces: Path) -> None:
+    # GIVEN a training with 63 to 65 ms of idle time before each backward graph
+    found = idle_of(real("cuda_a100_cudagraph_triton_nccl", traces))
+    # WHEN gaps that the trace does not explain are grouped
+    pattern = found.patterns[0]
+    # THEN they are one pattern: once a step, launched before, the host blocked in the exchange
+    assert (pattern.next, pattern.gaps) == ("Memset (Device)", 6)
+    assert pattern.one_a_step
+    assert (pattern.least_ns, pattern.most_ns) == (63_324 * US, 64_652 * US)
+    assert pattern.issued == (5, 0, 1)
+    assert (pattern.host_call, pattern.host_gaps) == ("cudaMemcpyAsync", 5)
+    assert pattern.host_annotation == "## sparse_data_dist ##"
+    assert {"idle.unexplained", "idle.graph"} <= set(codes(found))
+
+
+def test_the_event_that_took_the_time_is_named(traces: Path) -> None:
+    # GIVEN two benchmarks of which the warm-up holds the first call of cuDNN
+    for name, least in (("cuda_a100_simple_add", 7.98e9), ("cuda_a100_alexnet", 6.5e9)):
+        found = idle_of(real(name, traces))
+        # WHEN the findings are read
+        # THEN the start is one finding, which names cudaFree with its time, and no other is there
+        assert codes(found) == ["idle.start_up"], name
+        first = found.findings()[0].evidence[0]
+        assert first.event == "cudaFree", name
+        assert least < (first.figure or 0) < 1.02 * least, name
+
+
+def test_no_event_of_the_host_for_18_ms(traces: Path) -> None:
+    found = idle_of(real("cuda_a100_sync_multi_stream", traces))
+    assert codes(found) == ["idle.host_unseen"]
+    assert found.by_cause[causes.HOST_UNSEEN] == 18_446 * US
+
+
+def test_gaps_of_a_microsecond_between_kernels_from_before(traces: Path) -> None:
+    # GIVEN a trace of which 508 gaps lie between kernels that were launched before it began
+    found = idle_of(real("cuda_h100_qwen", traces))
+    # WHEN it is asked why the device was idle
+    # THEN none of them is unknown
+    assert causes.NOT_TRACED not in found.by_cause
+    assert codes(found) == ["idle.queued"]
+
+
+def test_a_stage_and_all_of_the_trace_say_one_thing_once(traces: Path) -> None:
+    # GIVEN a trace that is launch-bound as a whole, and in its only stage
+    findings = analyze(real("cuda_b200_vllm_eager", traces), ["idle", "stages"]).findings()
+    # WHEN the findings are counted
+    # THEN the stage stands in the evidence of the one
+    assert [f.code for f in findings if "launch" in f.code] == ["idle.launch"]
+    assert any("execute_context" in each.event for each in findings[0].evidence)

@@ -1,0 +1,103 @@
+"""Public traces: what was found by eye on their timelines is what the analyses say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stagespan.trace import read_trace
+from stagespan.trace.analyses.idle import Idle
+from stagespan.trace.analyses.verdict import Verdict
+from stagespan.trace.analysis import Analysis, analyze
+from stagespan.trace.derived import idle_causes as causes
+
+_SEEN: dict[str, Analysis] = {}
+
+
+def analysis_of(name: str, traces: Path) -> tuple[Idle, Verdict]:
+    if name not in _SEEN:
+        trace = read_trace(traces / f"{name}.json.gz")
+        _SEEN[name] = analyze(trace, ["idle", "verdict", "device_use"])
+    idle, verdict = _SEEN[name].results["idle"], _SEEN[name].results["verdict"]
+    assert isinstance(idle, Idle)
+    assert isinstance(verdict, Verdict)
+    return idle, verdict
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict"),
+    [
+        # 60 kernels of 5 µs, each launched some 60 µs after the one before ended.
+        ("cuda_h100_bert", "launch-bound"),
+        ("cuda_h100_vit", "launch-bound"),
+        # Eager vLLM: kernels of 6 µs, launches 80 µs apart.
+        ("cuda_b200_vllm_eager", "launch-bound"),
+        # Most of the step prepares a video, before the device gets its first work.
+        ("cuda_h100_timesformer", "host-bound"),
+        # The device is never idle for more than some us once it started.
+        ("cuda_v100_train_ns", "device-busy"),
+        ("rocm_mi300_triton_compile", "device-busy"),
+        ("rocm_mi300_vllm_piecewise", "device-busy"),
+        # Every convolution allocates and frees its workspace: 1,360 hipFree of 2 ms.
+        ("rocm_mi300_ddp_resnet", "host-bound"),
+        # The loader resizes images between the batches.
+        ("rocm_mi300_owlv2", "host-bound"),
+        # cudnn's first use: cudaMalloc, cudaFree and calls of seconds.
+        ("cuda_a100_alexnet", "host-bound"),
+        # Decoding by one graph, which begins 463 ms after its launch; why is not in the trace.
+        ("rocm_mi300_sglang_decode", "cannot tell"),
+    ],
+)
+def test_verdicts(name: str, verdict: str, traces: Path) -> None:
+    # GIVEN a trace whose timeline was looked at
+    # WHEN it is analysed
+    _, found = analysis_of(name, traces)
+    # THEN the verdict is what the timeline shows
+    assert found.verdict == verdict
+
+
+def test_more_workers_took_the_loading_away(traces: Path) -> None:
+    # GIVEN two runs of one training, without and with four workers that load data
+    slow, _ = analysis_of("old_v100_resnet_workers0", traces)
+    fast, _ = analysis_of("old_v100_resnet_workers4", traces)
+    # WHEN their causes are compared
+    # THEN a fifth of the steps' time was waiting for the loader, and is gone
+    assert 280e6 < slow.by_cause[causes.DATA_LOADING] < 290e6
+    assert fast.by_cause[causes.DATA_LOADING] < 3e6
+    assert [f.severity for f in slow.findings() if "data loader" in f.sentence] == ["high"]
+    assert not [f for f in fast.findings() if "data loader" in f.sentence]
+
+
+def test_waits_are_named_by_operator_and_line(traces: Path) -> None:
+    # GIVEN traces with waits, with stacks of Python
+    bert, _ = analysis_of("cuda_h100_bert", traces)
+    resnet, _ = analysis_of("rocm_mi300_ddp_resnet", traces)
+    # WHEN the calls are listed
+    waits = [group for group in resnet.groups if group.cause == causes.SYNCHRONISATION]
+    # THEN operator, call and line are known
+    assert bert.groups[0].words == (
+        "aten::is_nonzero (cudaStreamSynchronize), transformers/modeling_attn_mask_utils.py(429):"
+        " _prepare_4d_attention_mask_for_sdpa"
+    )
+    assert (waits[0].operator, waits[0].line) == ("aten::item", "train_single_gpu.py(41): main")
+    assert waits[0].calls == 5
+    assert resnet.groups[0].call == "hipFree"
+
+
+def test_traces_without_a_fault_have_no_finding_about_idle_time(traces: Path) -> None:
+    # GIVEN traces in which the device is busy all the time
+    for name in ("cuda_h100_timesformer", "rocm_mi300_triton_compile", "cuda_v100_train_ns"):
+        # WHEN they are analysed
+        found, _ = analysis_of(name, traces)
+        # THEN there is nothing to find
+        assert found.findings() == [], name
+
+
+def test_no_launch_gap_is_invented_within_graphs(traces: Path) -> None:
+    # GIVEN a decoding of which one launch of a graph stands for 544 kernels
+    found, _ = analysis_of("rocm_mi300_sglang_decode", traces)
+    # WHEN gaps are counted by cause
+    # THEN those within the graph are the graph's
+    assert found.gaps_by_cause[causes.GRAPH] > 500
+    assert found.gaps_by_cause.get(causes.LAUNCH, 0) < 10

@@ -1,0 +1,304 @@
+"""Stages of planted programs: host and device time, own and with what is within, to the ns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from planted import CALL, Program
+
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analyses import stages
+from stagespan.trace.analyses.stages import Stage, Stages
+from stagespan.trace.analysis import analyze
+from stagespan.trace.result import Unavailable
+
+US = 1_000
+NOTE = "user_annotation"
+
+
+def stages_of(trace: Trace) -> Stages:
+    found = stages.analyze(trace)
+    assert isinstance(found, Stages)
+    if found.on_device:
+        own = sum(stage.device_self_ns or 0 for stage in found.stages)
+        assert own + found.outside[1] == found.device_ns
+    return found
+
+
+def by_path(found: Stages) -> dict[str, Stage]:
+    return {"/".join(stage.path): stage for stage in found.stages}
+
+
+def test_own_and_nested_time(tmp_path: Path) -> None:
+    # GIVEN two steps of a stage that holds another one, and a kernel outside of both
+    program = Program()
+    for number in range(2):
+        with program.within(f"ProfilerStep#{number}", NOTE):
+            with program.within("outer", NOTE):
+                program.operator(us=40)
+                with program.within("inner", NOTE):
+                    program.operator(us=100 + 10 * number)
+                    program.operator(us=7)
+                program.work(9)
+            program.operator(us=3)
+    # WHEN its stages are summed up
+    found = stages_of(program.trace(tmp_path))
+    # THEN every figure is as by hand: an operator takes the host 10 µs and a call
+    inner, outer = by_path(found)["outer/inner"], by_path(found)["outer"]
+    one = 10 + CALL
+    assert (outer.calls, outer.host_ns, outer.host_self_ns) == (
+        2, 2 * (3 * one + 9) * US, 2 * (one + 9) * US,
+    )  # fmt: skip
+    assert (inner.host_ns, inner.host_self_ns) == (2 * 2 * one * US, 2 * 2 * one * US)
+    assert (outer.device_ns, outer.device_self_ns) == ((80 + 210 + 14) * US, 80 * US)
+    assert (inner.device_ns, inner.launched, inner.launched_self) == (224 * US, 4, 4)
+    assert (outer.launched, outer.launched_self) == (6, 2)
+    # AND per step the median of both
+    assert (inner.steps, inner.step_host_ns, inner.step_device_ns) == (2, 2 * one * US, 112 * US)
+    assert outer.step_device_ns == 152 * US
+    # AND what no stage launched stands apart
+    assert found.outside == (2, 6 * US)
+    assert [stage.path for stage in found.stages] == [("outer",), ("outer", "inner")]
+    assert found.findings() == []
+
+
+def test_idle_time_within_stages(tmp_path: Path) -> None:
+    # GIVEN a stage of 30 µs with one of 10 µs in it, as the device has nothing to do yet
+    program = Program()
+    with program.within("outer", NOTE):
+        program.work(20)
+        with program.within("inner", NOTE):
+            program.work(10)
+    program.operator()
+    # WHEN its stages are summed up THEN each has its own idle time
+    found = by_path(stages_of(program.trace(tmp_path)))
+    assert found["outer"].idle_self_ns == 20 * US
+    assert found["outer/inner"].idle_self_ns == 10 * US
+
+
+def test_idle_time_of_stages_that_cross(tmp_path: Path) -> None:
+    # GIVEN stages of which each begins in the one before, and ends after it
+    program = Program()
+    for name, begin, end in (("a", 0, 1_000), ("b", 500, 1_500), ("c", 900, 1_600)):
+        program.event(name, NOTE, begin, end)
+    # AND one around a pair that crosses
+    for name, begin, end in (("d", 3_000, 3_100), ("e", 3_010, 3_050), ("f", 3_040, 3_070)):
+        program.event(name, NOTE, begin, end)
+    # AND a device that is idle but for 10 µs here and there
+    for at in (0, 1_200, 1_990, 3_060):
+        program.event("gemm", "kernel", at, at + 10, device=0, stream=7)
+    # WHEN its stages are summed up
+    found = by_path(stages_of(program.trace(tmp_path)))
+    # THEN the one begun last has the idle time, and all together have it once
+    assert {path: stage.idle_self_ns for path, stage in found.items()} == {
+        "a": 490 * US, "a/b": 400 * US, "a/b/c": 690 * US,
+        "d": 40 * US, "d/e": 30 * US, "d/e/f": 20 * US,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "is_stage"),
+    [
+        ("## Call CompiledFxGraph abc ##", False),
+        ("nccl:all_reduce", False),
+        ("gloo:all_reduce", False),
+        ("Iteration#7", False),
+        ("ProfilerStep#7", False),
+        ("_compile.inner (dynamo_timed)", False),
+        ("## forward ##", True),
+        ("Optimizer.step#SGD.step", True),
+    ],
+)
+@pytest.mark.parametrize("cat", [NOTE, "cpu_op"])
+def test_stages_are_those_of_the_kernels(
+    name: str, is_stage: bool, cat: str, tmp_path: Path
+) -> None:
+    # GIVEN a stage around an annotation, which may be the framework's own, around a kernel
+    program = Program()
+    with program.within("forward", NOTE):
+        program.operator(us=10)
+        with program.within(name, cat):
+            program.operator(us=30)
+    # WHEN stages and kernels are summed up
+    trace = program.trace(tmp_path)
+    found = {s.path[-1]: s.device_self_ns for s in stages_of(trace).stages if s.device_self_ns}
+    by_stage = analyze(trace, ["kernels"]).results["kernels"].to_dict()["by_stage"]
+    # THEN both tables say the same, and what the framework writes by itself is no stage
+    is_stage &= cat == NOTE or "#" in name
+    inner = {name: 30 * US} if is_stage else {}
+    assert found == {"forward": (10 if is_stage else 40) * US} | inner
+    assert {each["stage"]: each["time_us"] * US for each in by_stage} == found
+
+
+def test_backward_counts_to_the_stage_that_called_it(tmp_path: Path) -> None:
+    # GIVEN a stage that waits while autograd's thread launches, and a thread of someone else
+    program = Program()
+    with program.within("backward", NOTE):
+        begin = program.now
+        program.work(100)
+    program.now, program.thread = begin + 5, 200
+    program.operator("autograd::engine::evaluate_function: MmBackward0", us=30)
+    program.now, program.thread = begin + 50, 300
+    program.operator("aten::add", us=20)
+    # WHEN its stages are summed up
+    found = stages_of(program.trace(tmp_path))
+    # THEN only autograd's launch is the stage's
+    (stage,) = found.stages
+    assert (stage.device_ns, stage.launched, found.by_time) == (30 * US, 1, 1)
+    assert found.outside == (1, 20 * US)
+    assert "launched by other threads" in found.tables()[0].note
+
+
+def test_spans_of_stagespan_hold_annotations(tmp_path: Path) -> None:
+    # GIVEN a span in the lane that stagespan draws, around an annotation of the program
+    program = Program()
+    begin = program.now
+    program.work(2)
+    with program.within("denoise", NOTE):
+        program.operator(us=40)
+    program.operator(us=5)
+    program.work(2)
+    program.event("dit", NOTE, begin, program.now)
+    program.events[-1].update(pid="stagespan", tid=1)
+    program.operator(us=1)
+    # WHEN its stages are summed up
+    found = by_path(stages_of(program.trace(tmp_path)))
+    # THEN the span is the stage around
+    assert found.keys() == {"dit", "dit/denoise"}
+    assert (found["dit"].device_ns, found["dit"].device_self_ns) == (45 * US, 5 * US)
+
+
+def test_spans_of_several_threads_are_told_by_time(tmp_path: Path) -> None:
+    # GIVEN spans of two threads, whose numbers are not the profiler's; at times both are open
+    program = Program()
+    begin = program.now
+    program.operator(us=10)
+    middle = program.now
+    program.operator(us=20)
+    program.event("first", NOTE, begin, program.now)
+    program.event("second", NOTE, middle, program.now)
+    for entry, number in zip(program.events[-2:], (1, 2), strict=True):
+        entry.update(pid="stagespan", tid=number)
+    # WHEN they are summed up
+    found = stages_of(program.trace(tmp_path))
+    # THEN only what one of them alone can have launched is given to it
+    assert by_path(found)["first"].device_ns == 10 * US
+    assert found.outside == (1, 20 * US)
+
+
+def small_work(tmp_path: Path) -> Stages:
+    program = Program()
+    for _ in range(3):
+        with program.within("build_past", NOTE):
+            for _ in range(40):
+                program.operator("aten::zeros", us=2, before=30)
+        with program.within("forward", NOTE):
+            program.operator(us=900)
+            program.wait()
+    return stages_of(program.trace(tmp_path))
+
+
+def test_a_stage_of_many_small_kernels_is_named(tmp_path: Path) -> None:
+    # GIVEN a stage that launches 40 kernels of 2 µs, 35 µs apart, and one of a large kernel
+    # WHEN its stages are looked at
+    found = small_work(tmp_path)
+    # THEN the first one is found, with how long the device was idle in it
+    (finding,) = found.findings()
+    assert "The stage build_past took the host 4.200 ms to launch 120 kernels" in finding.sentence
+    idle = by_path(found)["build_past"].idle_self_ns
+    # The last kernel of each call runs behind it.
+    assert idle == 3 * (40 * 35 - 39 * 2) * US
+
+
+def test_a_stage_that_works_on_the_host_is_not_blamed_for_its_launches(tmp_path: Path) -> None:
+    # GIVEN a stage that resizes images for long, and launches some small kernels
+    program = Program()
+    with program.within("preprocess", NOTE):
+        for _ in range(30):
+            program.work(2_000)
+            program.operator("aten::to", us=3)
+    # WHEN it is looked at THEN nothing is said about its launches
+    assert stages_of(program.trace(tmp_path)).findings() == []
+
+
+def test_a_graph_is_one_launch(tmp_path: Path) -> None:
+    # GIVEN a stage that launches 30 kernels at once and then sleeps
+    program = Program()
+    with program.within("decode", NOTE):
+        program.graph([1] * 30, gap=1)
+        program.work(250)
+    # WHEN it is looked at THEN nothing is said about its launches
+    found = stages_of(program.trace(tmp_path))
+    assert (found.stages[0].launched, found.stages[0].calls_made) == (30, 1)
+    assert found.findings() == []
+
+
+def test_a_trace_without_annotations_says_how_to_make_them(tmp_path: Path) -> None:
+    program = Program()
+    program.operator()
+    found = stages.analyze(program.trace(tmp_path))
+    assert isinstance(found, Unavailable)
+    assert "record_function" in found.reason
+
+
+def test_thousands_of_names_with_numbers_are_one_stage(tmp_path: Path) -> None:
+    program = Program()
+    for number in range(400):
+        with program.within(f"request {number}", NOTE):
+            program.work(1)
+    (stage,) = stages_of(program.trace(tmp_path)).stages
+    assert (stage.path, stage.calls) == (("request #",), 400)
+
+
+@pytest.mark.parametrize("count", [41, 1_200])
+def test_of_stages_that_all_take_as_long_some_are_shown(count: int, tmp_path: Path) -> None:
+    # GIVEN more stages than a page and the JSON hold, each of the same length
+    program = Program()
+    letters = [chr(97 + number // 26**at % 26) for number in range(count) for at in range(3)]
+    for number in range(count):
+        with program.within("".join(letters[3 * number : 3 * number + 3]), NOTE):
+            program.work(7)
+    found = stages_of(program.trace(tmp_path))
+    # WHEN they are written THEN as many are there as there is room for, and the others are counted
+    (table,) = found.tables()
+    assert len(table.rows) == 40
+    written = found.to_dict()
+    assert len(written["stages"]) == min(count, 1_000)
+    assert written["stages_left_out"] == count - len(written["stages"])
+
+
+def test_real_traces(traces: Path) -> None:
+    # GIVEN public traces
+    said = {}
+    for path in sorted(traces.glob("*.json.gz")):
+        trace = read_trace(path)
+        # WHEN stages are summed up THEN device time closes on each
+        if not isinstance(stages.analyze(trace), Unavailable):
+            said[path.name.split(".")[0]] = stages_of(trace)
+    # AND launches of the backward pass are known
+    train = by_path(said["cuda_v100_train_ns"])
+    assert train["## backward ##"].launched == 3_750
+    assert said["cuda_v100_train_ns"].outside == (0, 0)
+    # AND only the eager server's step is one that launches small work
+    assert [name for name, each in said.items() if each.findings()] == ["cuda_b200_vllm_eager"]
+
+
+def test_torch_writes_the_tree(tmp_path: Path) -> None:
+    # GIVEN annotations of a real program
+    torch = pytest.importorskip("torch")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        for _ in range(3):
+            with torch.profiler.record_function("model"):
+                with torch.profiler.record_function("layer"):
+                    torch.ones(8, 8) @ torch.ones(8, 8)
+                torch.ones(8)
+    path = tmp_path / "torch.json"
+    profile.export_chrome_trace(str(path))
+    # WHEN its trace is summed up
+    found = by_path(stages_of(read_trace(path)))
+    # THEN it is their tree, without a word about a device
+    assert {path: stage.calls for path, stage in found.items()} == {"model": 3, "model/layer": 3}
+    model, layer = found["model"], found["model/layer"]
+    assert model.host_ns == model.host_self_ns + layer.host_ns
+    assert model.device_ns is None

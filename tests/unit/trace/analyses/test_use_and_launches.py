@@ -1,0 +1,518 @@
+"""Device use, launches and verdicts of planted programs, to the nanosecond."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from planted import CALL, LATENCY, Program
+
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analyses import device_use, launches, verdict
+from stagespan.trace.analyses.device_use import Use
+from stagespan.trace.analyses.idle import Idle
+from stagespan.trace.analyses.launches import Launches
+from stagespan.trace.analyses.verdict import Verdict
+from stagespan.trace.analysis import analyze
+from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.device import launch_of
+from stagespan.trace.derived.gaps import gaps
+from stagespan.trace.result import Unavailable
+
+US = 1_000
+
+
+def use_of(trace: Trace) -> Use:
+    found = device_use.analyze(trace)
+    assert isinstance(found, Use)
+    return found
+
+
+def device_only(tmp_path: Path, *work: tuple[str, str, int, int, int]) -> Trace:
+    """A trace of device events: name, category, stream, begin and end in us."""
+    path = tmp_path / "device.json"
+    entries = [
+        {"ph": "X", "name": name, "cat": cat, "ts": begin, "dur": end - begin, "pid": 0,
+         "tid": stream, "args": {"device": 0, "stream": stream}}
+        for name, cat, stream, begin, end in work
+    ]  # fmt: skip
+    path.write_text(json.dumps(entries))
+    return read_trace(path)
+
+
+def test_communication_that_nothing_hides(tmp_path: Path) -> None:
+    # GIVEN 400 µs of communication, of which 100 run beside computation
+    trace = device_only(
+        tmp_path,
+        ("gemm", "kernel", 7, 0, 200),
+        ("ncclDevKernel_AllReduce", "kernel", 20, 100, 500),
+        ("gemm", "kernel", 7, 500, 600),
+    )
+    # WHEN its device's use is summed up
+    use = use_of(trace)
+    # THEN overlap, and what is hidden of communication, are exact
+    written = use.to_dict()
+    assert written["comm_union_us"] == 400
+    assert written["exposed_comm_us"] == 300
+    assert written["hidden_comm_us"] == written["overlap_us"] == 100
+    assert written["hidden_comm_percent"] == 25
+    # AND it is a finding, with the communication as its evidence
+    (finding,) = use.findings()
+    assert (finding.severity, finding.code) == ("medium", "device_use.exposed_communication")
+    assert "For 300.000 µs of the trace's 600.000 µs (50.0 %)" in finding.sentence
+    assert "25.0 % of all communication was hidden" in finding.sentence
+    assert [each.figure for each in finding.evidence] == [300 * US, 400 * US]
+    # AND without launches the verdict still holds
+    found = verdict.analyze(trace)
+    assert isinstance(found, Verdict)
+    assert (found.verdict, found.time_ns) == ("device-busy", 300 * US)
+
+
+def test_hidden_communication_is_no_finding(tmp_path: Path) -> None:
+    # GIVEN communication that runs beside computation all the time
+    trace = device_only(
+        tmp_path,
+        ("gemm", "kernel", 7, 0, 600),
+        ("ncclDevKernel_AllReduce", "kernel", 20, 100, 500),
+    )
+    # WHEN its device's use is summed up
+    use = use_of(trace)
+    # THEN all of it is hidden
+    assert use.to_dict()["hidden_comm_percent"] == 100
+    assert use.findings() == []
+
+
+def test_without_communication_its_hidden_share_is_unknown(tmp_path: Path) -> None:
+    # GIVEN computation alone
+    trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600))
+    # WHEN its device's use is summed up
+    # THEN there is no share to tell
+    assert use_of(trace).to_dict()["hidden_comm_percent"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "cat", "expected"),
+    [
+        ("gemm", "kernel", "device-busy"),
+        ("rcclKernel", "kernel", "communication-bound"),
+        ("Memcpy HtoD (Pageable -> Device)", "gpu_memcpy", "copy-bound"),
+    ],
+)
+def test_what_takes_the_most_time_is_the_verdict(
+    name: str, cat: str, expected: str, tmp_path: Path
+) -> None:
+    # GIVEN a device that does one thing for 60 % of its time
+    other = ("gemm", "kernel") if cat == "gpu_memcpy" else ("Memcpy DtoD", "gpu_memcpy")
+    trace = device_only(tmp_path, (name, cat, 7, 0, 600), (*other, 7, 600, 1_000))
+    # WHEN it is judged
+    found = verdict.analyze(trace)
+    # THEN the verdict says so with that figure
+    assert isinstance(found, Verdict)
+    assert found.verdict == expected
+    assert found.to_dict()["percent"] == 60
+    assert "600.000 µs of the trace's 1.000 ms (60.0 %)" in found.sentence
+
+
+def test_idle_time_between_work_that_was_launched_in_time(tmp_path: Path) -> None:
+    # GIVEN a device that pauses 40 µs between kernels of 10 µs, all launched long before
+    program = Program()
+    for _ in range(20):
+        program.launch("tiny", 10)
+        program.free[7] += 40
+    # WHEN it is judged
+    found = verdict.analyze(program.trace(tmp_path))
+    # THEN the host is not blamed for launches that the pauses hide
+    assert isinstance(found, Verdict)
+    assert (found.verdict, found.cause) == ("cannot tell", "queued")
+    assert found.times_ns == {
+        "cannot tell": 19 * 40 * US,
+        "device-busy": 20 * 10 * US,
+        "launch-bound": (CALL + LATENCY) * US,
+    }
+    assert "the device passed from one kernel to the next" in found.sentence
+
+
+def test_several_devices_are_told_apart(tmp_path: Path) -> None:
+    # GIVEN two devices, of which one is idle half of its time
+    path = tmp_path / "two.json"
+    base: dict[str, Any] = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7}
+    path.write_text(
+        json.dumps(
+            [
+                base | {"ts": 10, "dur": 100, "args": {"device": 0, "stream": 7}},
+                base | {"ts": 10, "dur": 25, "args": {"device": 1, "stream": 7}},
+                base | {"ts": 85, "dur": 25, "args": {"device": 1, "stream": 7}},
+            ]
+        )
+    )
+    # WHEN the use is summed up
+    written = use_of(read_trace(path)).to_dict()
+    # THEN each device has its own figures, and all together are never idle
+    nothing = {"comm": 0, "exposed_comm": 0, "memcpy": 0, "exposed_memcpy": 0}
+    assert written["per_device_us"] == {
+        "0": {"busy": 100, "idle": 0, "span": 100, "compute": 100, **nothing},
+        "1": {"busy": 50, "idle": 50, "span": 100, "compute": 50, **nothing},
+    }
+    assert written["idle_us"] == 0
+    assert written["overlap_us"] == 50
+
+
+def devices_only(tmp_path: Path, *work: tuple[str, int, int, int]) -> Trace:
+    """A trace of kernels and copies: name, device, begin and end in us."""
+    path = tmp_path / "devices.json"
+    entries = [
+        {"ph": "X", "name": name, "cat": "gpu_memcpy" if "Memcpy" in name else "kernel",
+         "ts": begin, "dur": end - begin, "pid": device, "tid": 7,
+         "args": {"device": device, "stream": 7}}
+        for name, device, begin, end in work
+    ]  # fmt: skip
+    path.write_text(json.dumps(entries))
+    return read_trace(path)
+
+
+def judged(trace: Trace) -> Verdict:
+    found = verdict.analyze(trace)
+    assert isinstance(found, Verdict)
+    return found
+
+
+def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: Path) -> None:
+    # GIVEN a device that does nothing but communicate while another computes
+    trace = devices_only(tmp_path, ("ncclKernel", 0, 0, 1_000), ("gemm", 1, 0, 1_000))
+    # WHEN the use is summed up
+    use = use_of(trace)
+    written = use.to_dict()
+    # THEN each device has its own times, and nothing is hidden
+    none = {"busy": 1_000, "idle": 0, "span": 1_000, "memcpy": 0, "exposed_memcpy": 0}
+    assert written["per_device_us"] == {
+        "0": none | {"compute": 0, "comm": 1_000, "exposed_comm": 1_000},
+        "1": none | {"compute": 1_000, "comm": 0, "exposed_comm": 0},
+    }
+    assert list(written["per_stream_us"]) == list(written["per_stream_busy_us"]) == ["0/7", "1/7"]
+    assert written["per_stream_us"]["0/7"] == written["per_device_us"]["0"]
+    assert (written["hidden_comm_us"], written["hidden_comm_percent"]) == (0, 0)
+    # AND the keys of all devices as one are as they were
+    assert (written["compute_union_us"], written["exposed_comm_us"]) == (1_000, 0)
+    # AND the finding names the device
+    (finding,) = use.findings()
+    assert finding.severity == "high"
+    assert finding.sentence.startswith(
+        "For 1.000 ms of the trace's 1.000 ms (100.0 %) device 0, the worst of 2, did nothing but"
+        " communication: 0.0 % of all its communication was hidden"
+    )
+    assert finding.evidence[1].event == "ncclKernel"
+    # AND so does the verdict, which is of the devices' sums
+    found = judged(trace)
+    assert found.sentence == (
+        "Communication-bound: for 1.000 ms of 2.000 ms (50.0 %; 2 devices times the trace's"
+        " 1.000 ms) the devices communicated while nothing computed. They computed for 1.000 ms"
+        " (50.0 %). Not so device 1: for 1.000 ms of its 1.000 ms"
+        " (100.0 %) it computed."
+    )
+    # AND of several that differ the first is named, and the others counted
+    found = replace(found, differs=("device 1: it computed", "device 2", "device 3"))
+    assert found.sentence.endswith("Not so device 1: it computed; and 2 other devices.")
+    # AND a table has them beside each other
+    titles = [table.title for table in use.tables()]
+    assert titles == ["Device", "Devices", "Streams"]
+    assert use.tables()[1].rows[0] == ("device 0", 0, US * 1_000, 0, 0, US * 1_000, US * 1_000, 0)
+    assert "The times are the sums over 2 devices." in use.tables()[0].note
+
+
+def test_devices_that_are_idle_together(tmp_path: Path) -> None:
+    # GIVEN two devices that get a kernel each, 5 µs apart, from a host that then works for 3 ms
+    program = Program()
+    for _ in range(2):
+        for device in (0, 1):
+            program.launch("gemm", 20, stream=device)
+            program.events[-1]["args"]["device"] = device
+        program.work(3_000)
+    trace = program.trace(tmp_path)
+    # WHEN it is asked why
+    idle = analyze(trace, ["idle"]).results["idle"]
+    assert isinstance(idle, Idle)
+    # THEN the causes are of the time in which both are idle, and called so
+    both = 3_000 - 20 - LATENCY
+    assert idle.by_cause == {
+        causes.HOST_UNSEEN: both * US,
+        causes.LAUNCH: (CALL + LATENCY) * US,
+    }
+    assert idle.tables()[0].title == "Why all devices were idle"
+    (finding,) = idle.findings()
+    assert finding.sentence.startswith("All 2 devices were idle for 2.977 ms (98.1 % of their time")
+    # AND in the verdict they count for each, as do the first launch and its latency, and 5 µs for
+    # each in which the other one worked: behind both first kernels, and before and behind all
+    found = judged(trace)
+    assert (found.verdict, found.cause, found.differs) == ("host-bound", causes.HOST_UNSEEN, ())
+    assert found.times_ns == {
+        "host-bound": 2 * both * US,
+        "device-busy": 4 * 20 * US,
+        "launch-bound": 2 * 2 * (CALL + LATENCY) * US,
+        "cannot tell": 4 * 5 * US,
+    }
+
+
+def test_a_device_that_was_idle_as_long_as_it_computed_is_not_named(tmp_path: Path) -> None:
+    # GIVEN a device that is mostly idle, and one that is idle half of its time
+    trace = devices_only(
+        tmp_path, ("gemm", 0, 0, 1), ("gemm", 0, 19, 20), ("gemm", 1, 0, 5), ("gemm", 1, 15, 20)
+    )
+    # WHEN they are judged by their idle time
+    found = judged(trace)
+    # THEN the second is no exception
+    assert (found.verdict, found.cause, found.differs) == ("cannot tell", "not_traced", ())
+
+
+def test_a_device_that_differs_from_most_is_named(tmp_path: Path) -> None:
+    # GIVEN three devices that compute, one that communicates, one that copies for a moment
+    trace = devices_only(
+        tmp_path,
+        ("ncclKernel", 2, 0, 1_000),
+        *(("gemm", device, 0, 1_000) for device in (0, 1, 3)),
+        ("Memcpy HtoD", 4, 0, 10),
+    )
+    # WHEN they are judged
+    # THEN the one is named, and the moment is not
+    assert judged(trace).sentence == (
+        "Device-busy: for 3.000 ms of 5.000 ms (60.0 %; 5 devices times the trace's 1.000 ms) the"
+        " devices computed. Not so device 2: for 1.000 ms of its 1.000 ms (100.0 %) it"
+        " communicated while nothing computed."
+    )
+
+
+def test_devices_that_take_turns(tmp_path: Path) -> None:
+    # GIVEN two devices of which one works at a time, and a gap with both idle
+    trace = devices_only(
+        tmp_path,
+        ("gemm", 0, 0, 100),
+        ("gemm", 1, 100, 200),
+        ("gemm", 0, 250, 300),
+        ("gemm", 1, 300, 400),
+    )
+    # WHEN they are judged
+    found = judged(trace)
+    # THEN a device that is idle while the other works is told apart from both being idle
+    assert (found.span_ns, found.whole_ns) == (600 * US, 800 * US)
+    assert found.times_ns == {"cannot tell": 450 * US, "device-busy": 350 * US}
+    assert found.parts_ns["idle_beside"] == 350 * US
+    # AND where most time is of that kind it is said
+    late = judged(
+        devices_only(
+            tmp_path,
+            ("gemm", 0, 0, 10),
+            ("gemm", 1, 10, 100),
+            ("gemm", 0, 100, 110),
+            ("gemm", 2, 0, 10),
+            ("gemm", 2, 105, 110),
+        )
+    )
+    assert (late.verdict, late.cause) == ("cannot tell", None)
+    assert late.sentence.startswith(
+        "Cannot tell: for 205.000 µs of 330.000 µs (62.1 %; 3 devices times the trace's 110.000 µs)"
+        " the devices were idle while another device worked. They computed for 125.000 µs (37.9 %)."
+        " Not so device 1:"
+    )
+
+
+def test_time_between_the_work_of_two_devices_counts_for_both(tmp_path: Path) -> None:
+    # GIVEN a device that begins when the other one is long done
+    trace = devices_only(tmp_path, ("gemm", 0, 0, 10), ("gemm", 1, 990, 1_000))
+    # WHEN they are judged
+    found = judged(trace)
+    # THEN the time between is not lost, though it is in neither's span
+    assert (found.span_ns, found.whole_ns) == (1_000 * US, 2_000 * US)
+    assert found.times_ns == {"cannot tell": 1_980 * US, "device-busy": 20 * US}
+    assert found.parts_ns["idle_beside"] == 20 * US
+    assert found.cause == "not_traced"
+
+
+def test_device_events_without_a_duration_have_no_verdict(tmp_path: Path) -> None:
+    # GIVEN kernels that begin and end at one time
+    trace = device_only(tmp_path, ("gemm", "kernel", 7, 5, 5), ("gemm", "kernel", 7, 9, 9))
+    # WHEN they are judged
+    found = verdict.analyze(trace)
+    # THEN nothing is claimed
+    assert isinstance(found, Unavailable)
+    assert "device events have no duration" in found.reason
+
+
+def test_kernels_that_communicate_without_nccl(tmp_path: Path) -> None:
+    # GIVEN an all-reduce of oneCCL, then a little computation
+    trace = device_only(
+        tmp_path,
+        ("oneccl_allreduce_kernel", "kernel", 7, 0, 900),
+        ("gemm", "kernel", 7, 900, 1_000),
+    )
+    # WHEN it is looked at
+    use = use_of(trace)
+    written = use.to_dict()
+    # THEN it is communication to the verdict and the findings
+    assert judged(trace).sentence.startswith("Communication-bound: for 900.000 µs")
+    assert use.findings()[0].sentence.startswith("For 900.000 µs of the trace's 1.000 ms (90.0 %)")
+    assert use.tables()[0].rows[1] == ("communicating, nothing else", 900 * US, 90)
+    # AND the keys that count NCCL's alone stay so, beside the figure of the others
+    assert (written["comm_union_us"], written["compute_union_us"]) == (0, 1_000)
+    assert written["custom_comm_us"] == written["per_device_us"]["0"]["comm"] == 900
+    assert "900.000 µs of communication is of kernels other than NCCL's" in use.tables()[0].note
+
+
+def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
+    # GIVEN a trace of an NPU, whose communication is a process of its own
+    path = tmp_path / "npu.json"
+    entries: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "Ascend Hardware"}},
+        {"ph": "M", "name": "process_name", "pid": 2, "args": {"name": "Communication"}},
+        {"ph": "M", "name": "thread_name", "pid": 2, "tid": 9, "args": {"name": "Group 0"}},
+        {"ph": "X", "name": "MatMul", "pid": 1, "tid": 3, "ts": 0, "dur": 100,
+         "args": {"Task Type": "AI_CORE"}},
+        {"ph": "X", "name": "hcom_allReduce_", "pid": 2, "tid": 9, "ts": 40, "dur": 90},
+    ]  # fmt: skip
+    path.write_text(json.dumps(entries))
+    # WHEN the use is summed up
+    written = use_of(read_trace(path)).to_dict()
+    # THEN they are one device, which computed beside 60 of 90 µs of communication
+    assert written["per_device_us"] == {
+        "0": {
+            "busy": 130, "idle": 0, "span": 130, "compute": 100, "comm": 90, "exposed_comm": 30,
+            "memcpy": 0, "exposed_memcpy": 0,
+        }
+    }  # fmt: skip
+    assert written["hidden_comm_us"] == 60
+    assert judged(read_trace(path)).devices == 1
+
+
+def test_a_gap_is_where_no_stream_runs(tmp_path: Path) -> None:
+    # GIVEN short kernels on one stream within a long one on another, and then one more
+    trace = device_only(
+        tmp_path,
+        ("long", "kernel", 7, 0, 500),
+        ("short", "kernel", 20, 100, 150),
+        ("short", "kernel", 20, 300, 320),
+        ("last", "kernel", 7, 600, 700),
+    )
+    # WHEN the gaps are found
+    found = gaps(trace)
+    # THEN there is one, between the long kernel and the last
+    assert (found.begin_ns.tolist(), found.end_ns.tolist()) == ([500 * US], [600 * US])
+    names = [trace.names[trace.events.name[found.rows[at[0]]]] for at in (found.last, found.first)]
+    assert names == ["long", "last"]
+
+
+def test_work_launched_before_the_window_is_counted_apart(tmp_path: Path) -> None:
+    # GIVEN two kernels whose launches are not in the trace, and one whose launch is
+    program = Program()
+    program.launch("early", 30, known=False)
+    program.launch("early", 30, known=False)
+    program.launch("late", 30)
+    # WHEN the use is summed up
+    use = use_of(program.trace(tmp_path))
+    # THEN they are told apart, and are part of the sums
+    assert use.before_window == 2
+    assert use.to_dict()["gpu_events_without_launch_us"] == 60
+    assert use.to_dict()["kernel_dur_sum_us"] == 90
+    assert "2 of its events (60.000 µs) were launched outside the trace" in use.tables()[0].note
+
+
+def test_processes_with_the_same_correlations_do_not_get_each_others_launches(
+    tmp_path: Path,
+) -> None:
+    # GIVEN two processes in one file that both count their launches from 1; one counts further
+    path = tmp_path / "processes.json"
+    entries: list[dict[str, Any]] = []
+    for pid, device, count in ((100, 0, 1), (200, 1, 2)):
+        for number in range(1, count + 1):
+            begin = 1_000 * number + pid
+            args = {"correlation": number}
+            call = {"ph": "X", "name": "cudaLaunchKernel", "cat": "cuda_runtime", "pid": pid}
+            entries.append(call | {"tid": pid, "ts": begin, "dur": device + 5, "args": args})
+            kernel = {"ph": "X", "name": "gemm", "cat": "kernel", "pid": device, "tid": 7}
+            args = args | {"device": device, "stream": 7}
+            entries.append(kernel | {"ts": begin + 20, "dur": 50, "args": args})
+    path.write_text(json.dumps(entries))
+    trace = read_trace(path)
+    # WHEN the kernels are joined with their launches
+    kernels = [row for row, entry in enumerate(entries) if entry["cat"] == "kernel"]
+    found = launch_of(trace, np.array(kernels))
+    # THEN only the one whose correlation one process alone has is, and the others are unknown
+    assert found.tolist() == [-1, -1, 4]
+    assert use_of(trace).before_window == 2
+    # AND where none is left all are unknown
+    path.write_text(json.dumps(entries[:4]))
+    assert launch_of(read_trace(path), np.array(kernels[:2])).tolist() == [-1, -1]
+
+
+def test_a_queue_that_grows(tmp_path: Path) -> None:
+    # GIVEN ten kernels of 100 µs, launched 5 µs apart
+    program = Program()
+    for _ in range(10):
+        program.launch("gemm", 100)
+    # WHEN the launches are looked at
+    found = launches.analyze(program.trace(tmp_path))
+    # THEN delay and depth are those of the queue: the n-th waits for n kernels
+    assert isinstance(found, Launches)
+    delays = [LATENCY + n * (100 - CALL) for n in range(10)]
+    assert found.delay_ns is not None
+    assert found.delay_ns[2] == delays[-1] * US
+    assert found.delay_ns[0] == (delays[4] + delays[5]) * US // 2
+    # As the second is launched the first has not begun; it has as the third is.
+    assert found.depth == ((0 + 1 + 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8) / 10, 8)
+    assert found.found_empty == 1
+
+
+@pytest.mark.parametrize(
+    "call", ["hipMemcpyAsync", "cudaLaunchKernelExC", "cuLaunchKernel", "urEnqueueKernelLaunch"]
+)
+def test_a_copy_in_two_parts_is_no_graph(call: str, tmp_path: Path) -> None:
+    # GIVEN a call that the device does in two parts of 30 µs, 4 µs apart, with nothing else there
+    program = Program()
+    program.launch("Memcpy HtoD", 30, cat="gpu_memcpy", call=call)
+    first = program.events[-1]
+    program.events.append(first | {"ts": first["ts"] + 34})
+    trace = program.trace(tmp_path)
+    # WHEN its launches are looked at, and why the device was idle
+    found = analyze(trace, ["launches", "idle"]).results
+    # THEN there is no graph, and the gap is not one's
+    assert isinstance(found["launches"], Launches)
+    assert (found["launches"].graphs, found["launches"].launched) == ([], 2)
+    assert isinstance(found["idle"], Idle)
+    assert found["idle"].by_cause == {causes.QUEUED: 4 * US}
+
+
+def test_an_operator_of_several_kernels_is_no_graph_on_ascend(traces: Path) -> None:
+    # GIVEN a real rank, whose operators are compiled as they run: 5 calls, 10 kernels
+    folder = traces / "ascend_level1" / "rank0_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
+    trace = read_trace(folder / "trace_view.json.gz")
+    # WHEN its launches are looked at THEN none is a graph's
+    found = launches.analyze(trace)
+    assert isinstance(found, Launches)
+    assert found.graphs == []
+
+
+def test_a_starved_device_is_found_empty(tmp_path: Path) -> None:
+    # GIVEN kernels that are done before the next is launched
+    program = Program()
+    for _ in range(10):
+        program.launch("gemm", 2)
+        program.work(100)
+    # WHEN the launches are looked at
+    found = launches.analyze(program.trace(tmp_path))
+    # THEN every one found nothing to do
+    assert isinstance(found, Launches)
+    assert (found.found_empty, found.depth) == (10, (0.0, 0))
+    assert found.delay_ns == (LATENCY * US,) * 3
+    assert found.call_ns == (CALL * US,) * 3
+
+
+def test_a_name_that_is_no_analysis(tmp_path: Path) -> None:
+    # GIVEN a trace
+    trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600))
+    # WHEN an analysis is asked for that there is none of
+    # THEN it is refused; and one alone runs alone
+    with pytest.raises(KeyError, match="no analysis 'idel'"):
+        analyze(trace, ["idel"])
+    assert list(analyze(trace, ["idle"]).results) == ["idle"]
+    assert not isinstance(analyze(trace, ["idle"]).results["idle"], Unavailable)

@@ -1,0 +1,156 @@
+"""Why an Ascend device was free: synthetic traces in which the host is late in one way each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from synthetic_ascend import QUEUE, SyntheticAscend
+
+from stagespan.trace.ascend import cores as ascend_cores
+from stagespan.trace.ascend import free_time as ascend_free
+from stagespan.trace.ascend.free_time import Free
+from stagespan.trace.result import Unavailable
+
+
+def free_in(it: SyntheticAscend, folder: Path) -> Free:
+    found = ascend_free.analyze(it.trace(folder))
+    assert isinstance(found, Free)
+    return found
+
+
+def test_a_gap_is_split_along_the_next_operators_way(tmp_path: Path) -> None:
+    # GIVEN a gap from 100 to 1,000 µs: asked for at 400, taken at 550, launched until 750
+    it = SyntheticAscend()
+    it.kernel("a_Mul", 0, 100_000)
+    it.kernel(
+        "b_Mul",
+        1_000_000,
+        1_200_000,
+        launched=(600_000, 750_000),
+        tid=QUEUE,
+        queued=(400_000, 550_000),
+    )
+    # WHEN the free time is split
+    found = free_in(it, tmp_path)
+    # THEN each part is known to the nanosecond, and they sum to it
+    assert found.parts == {
+        "framework": 300_000,
+        "launched": 250_000,
+        "launching": 200_000,
+        "task_queue": 150_000,
+    }
+    assert sum(found.parts.values()) == found.free_ns == 900_000
+    assert (found.host_ns, found.span_ns, found.gaps) == (650_000, 1_200_000, 1)
+    (gap,) = found.largest
+    assert (gap.begin_ns, gap.time_ns, gap.following.event) == (100_000, 900_000, "b_Mul")
+
+
+def test_level_0_shows_where_calls_began(tmp_path: Path) -> None:
+    # GIVEN the same gap on level 0, which has arrows and no calls
+    it = SyntheticAscend(level=0)
+    it.kernel("a_Mul", 0, 100_000)
+    queued = (400_000, 550_000)
+    launched = (600_000, 750_000)
+    it.kernel("b_Mul", 1_000_000, 1_200_000, launched=launched, tid=QUEUE, queued=queued)
+    found = free_in(it, tmp_path)
+    # THEN what the call took counts as launched
+    assert found.parts == {
+        "launched": 400_000,
+        "framework": 300_000,
+        "task_queue": 150_000,
+        "launching": 50_000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("launched", "queued", "part", "words"),
+    [
+        ((970_000, 980_000), (950_000, 960_000), "framework", "had not yet asked"),
+        ((970_000, 980_000), (50_000, 960_000), "task_queue", "waited in the host's task queue"),
+        ((70_000, 980_000), (50_000, 60_000), "launching", "prepared and launched"),
+    ],
+)
+def test_host_bound_says_which_part_of_the_host(
+    launched: tuple[int, int], queued: tuple[int, int], part: str, words: str, tmp_path: Path
+) -> None:
+    # GIVEN operators of 5 µs with 900 µs between them, all late in one way
+    it = SyntheticAscend()
+    for number in range(10):
+        at = number * 1_000_000
+        it.kernel(
+            "a_Mul",
+            at + 1_000_000,
+            at + 1_005_000,
+            launched=(at + launched[0], at + launched[1]),
+            tid=QUEUE,
+            queued=(at + queued[0], at + queued[1]),
+        )
+    # WHEN it is analysed
+    found = free_in(it, tmp_path)
+    # THEN it is host-bound, and by what
+    assert max(found.parts, key=lambda name: found.parts[name]) == part
+    (finding,) = found.findings()
+    assert finding.severity == "high"
+    assert finding.sentence.startswith("Host-bound: ")
+    assert words in finding.sentence
+    assert "10 of its 10 operators take less than 10 µs" in finding.sentence
+    assert finding.evidence[0].event == "free before a_Mul"
+
+
+def test_work_that_was_launched_in_time_is_not_the_hosts(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    for number in range(5):
+        at = number * 100_000
+        it.kernel("a_Mul", at, at + 50_000, launched=(1_000 * number, 1_000 * number + 500))
+    found = free_in(it, tmp_path)
+    assert found.parts == {"launched": 200_000}
+    (finding,) = found.findings()
+    assert "it waited for an event or for the device itself" in finding.sentence
+
+
+def test_copies_are_free_time_and_said_to_be(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    it.kernel("a_Mul", 0, 100_000)
+    it.wait("MEMCPY_ASYNC", 100_000, 150_000)
+    it.kernel("b_Mul", 160_000, 260_000)
+    found = free_in(it, tmp_path)
+    assert found.parts == {"copying": 50_000, "unknown": 10_000}
+    assert found.free_ns == 60_000
+    assert found.findings() == []
+
+
+def test_a_busy_device_has_no_finding(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    for number in range(20):
+        at = number * 100_000
+        it.kernel("a_Mul", at, at + 99_000, launched=(at, at + 1_000))
+    found = free_in(it, tmp_path)
+    assert found.free_ns == 19_000
+    assert found.findings() == []
+    empty = SyntheticAscend()
+    empty.host("aten::mm", 0, 1_000)
+    assert isinstance(ascend_free.analyze(empty.trace(tmp_path)), Unavailable)
+
+
+def test_operators_of_the_ai_cpu_are_named(tmp_path: Path) -> None:
+    # GIVEN a trace in which two operators of nine run on the AI CPU, for 30 % of the time
+    it = SyntheticAscend()
+    for number in range(7):
+        it.kernel("a_Mul", number * 100_000, number * 100_000 + 100_000)
+    it.kernel("b_Nonzero", 700_000, 900_000, core="AI_CPU")
+    it.kernel("c_Unique", 900_000, 1_000_000, core="AI_CPU")
+    found = ascend_cores.analyze(it.trace(tmp_path))
+    # WHEN cores are told apart
+    assert found.to_dict()["cores"] == [
+        {"core": "AI_CORE", "operators": 7, "total_us": 700.0},
+        {"core": "AI_CPU", "operators": 2, "total_us": 300.0},
+    ]
+    # THEN the finding names them
+    (finding,) = found.findings()
+    assert finding.severity == "medium"
+    assert "300.000 µs (30.0 % of all operators' time): b_Nonzero, c_Unique." in finding.sentence
+    # AND without them there is none
+    it = SyntheticAscend()
+    it.kernel("a_Mul", 0, 100_000)
+    assert ascend_cores.analyze(it.trace(tmp_path)).findings() == []

@@ -1,0 +1,226 @@
+"""Steps on an Ascend device: three ways to the same figures, and files that say something else."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_ascend import QUEUE, SyntheticAscend
+
+from stagespan.trace import read_trace
+from stagespan.trace.ascend import free_time as ascend_free
+from stagespan.trace.ascend import steps as ascend_steps
+from stagespan.trace.ascend.csv_tables import read_table
+from stagespan.trace.ascend.overlap import minus
+from stagespan.trace.ascend.steps import AscendSteps
+from stagespan.trace.read.intervals import merged
+from stagespan.trace.result import Unavailable
+
+# Computing, not overlapped, overlapped, communication, free, stage, bubble, without receive,
+# preparing.
+FIRST = (350_000, 100_000, 50_000, 150_000, 450_000, 900_000, 0, 100_000, 200_000)
+SECOND = (200_000, 60_000, 0, 60_000, 40_000, 240_000, 60_000, 0, 100_000)
+
+
+def program() -> SyntheticAscend:
+    """Two steps; a collective overlaps a kernel in the first, the second receives."""
+    it = SyntheticAscend()
+    it.host("ProfilerStep#7", 0, 1_000_000)
+    it.host("aten::mm", 10_000, 100_000)
+    it.kernel("mm_MatMulV2", 200_000, 400_000, launched=(50_000, 60_000))
+    it.kernel("add_Add", 500_000, 650_000, launched=(90_000, 95_000))
+    it.collective("hcom_allReduce__1", 600_000, 750_000)
+    it.kernel("add_Add", 500_000, 520_000, stream=3, launched=(80_000, 85_000))
+    # Free from the first step's last to what comes next is its own until it ends.
+    it.collective("hcom_allReduce__2", 800_000, 800_000)
+    it.host("ProfilerStep#8", 1_000_000, 1_500_000)
+    it.kernel("mm_MatMulV2", 1_100_000, 1_300_000, launched=(1_020_000, 1_030_000))
+    it.collective("hcom_receive__1", 1_340_000, 1_400_000)
+    return it
+
+
+def steps_of(
+    folder: Path, rows: dict[str, tuple[int, ...]] | None, lanes: bool = True
+) -> AscendSteps:
+    it = program()
+    trace = it.trace(folder, lanes=lanes)
+    table = None
+    if rows is not None:
+        path = it.write(folder, rows) / "ASCEND_PROFILER_OUTPUT" / "step_trace_time.csv"
+        table = read_table(path)
+    found = ascend_steps.analyze(trace, table)
+    assert isinstance(found, AscendSteps)
+    return found
+
+
+def figures(steps: AscendSteps) -> list[tuple[int | None, ...]]:
+    return [tuple(step.figures().values()) for step in steps.steps]
+
+
+def test_lanes_and_operators_give_the_same_steps(tmp_path: Path) -> None:
+    # GIVEN two steps with figures known by hand
+    found = steps_of(tmp_path, None)
+    # WHEN the lanes are summed up
+    assert found.source == "lanes"
+    assert [step.step for step in found.steps] == ["7", "8"]
+    # THEN all figures are those; the time from the last work of a step to the next is the first's
+    assert figures(found) == [FIRST, SECOND]
+    # AND the operators alone, in a trace without lanes, give the same
+    without = steps_of(tmp_path, None, lanes=False)
+    assert without.source == "operators"
+    assert figures(without) == [FIRST, SECOND]
+    assert found.differences == []
+
+
+def test_the_file_agrees_or_its_difference_is_said(tmp_path: Path) -> None:
+    # GIVEN a step_trace_time.csv with these figures
+    (tmp_path / "a").mkdir()
+    found = steps_of(tmp_path / "a", {"7": FIRST, "8": SECOND})
+    # THEN nothing differs, and both checks are named
+    assert found.differences == []
+    assert "Checked against the operators in the trace, step_trace_time.csv: all agree" in (
+        found.tables()[0].note
+    )
+    # AND GIVEN one that says 2 ns more computing, which is more than 1e-6 of it
+    (tmp_path / "b").mkdir()
+    changed = (350_002, *FIRST[1:])
+    found = steps_of(tmp_path / "b", {"7": changed, "8": SECOND})
+    # THEN it is said, once
+    (difference,) = found.differences
+    assert (difference.figure, difference.step) == ("Computing", "step 7")
+    assert (difference.time_ns, difference.other_ns) == (350_000, 350_002)
+    (finding,) = [f for f in found.findings() if "step_trace_time.csv" in f.sentence]
+    assert finding.severity == "medium"
+    assert finding.sentence.startswith("1 figure of steps not as step_trace_time.csv has it: Comp")
+
+
+def test_stage_and_preparing_are_as_coarse_as_the_file_has_them(tmp_path: Path) -> None:
+    # GIVEN a file whose Stage is off by what a double of today's time cannot hold
+    first = (*FIRST[:5], 900_250, 0, 100_000, 199_750)
+    found = steps_of(tmp_path, {"7": first, "8": SECOND})
+    assert found.differences == []
+
+
+def test_a_lane_that_does_not_fit_the_operators_is_found(tmp_path: Path) -> None:
+    # GIVEN lanes of which one is longer than its operator by 10 µs
+    it = program()
+    entries = it.entries()
+    lane = next(e for e in entries if e.get("name") == "Computing")
+    lane["dur"] += 10
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(entries))
+    found = ascend_steps.analyze(read_trace(path))
+    assert isinstance(found, AscendSteps)
+    assert [d.figure for d in found.differences] == ["Computing"]
+
+
+def test_without_steps_all_is_one(tmp_path: Path) -> None:
+    # GIVEN a trace without steps, whose first operator begins at 30 µs
+    it = SyntheticAscend()
+    it.host("aten::mm", 30_000, 90_000)
+    it.kernel("mm_MatMulV2", 130_000, 150_000)
+    found = ascend_steps.analyze(it.trace(tmp_path))
+    assert isinstance(found, AscendSteps)
+    assert found.steps[0].name == "the whole trace"
+    assert figures(found) == [(20_000, 0, 0, 0, 0, 20_000, 0, 0, 100_000)]
+
+
+def test_what_a_queue_launches_belongs_to_the_step_that_asked(tmp_path: Path) -> None:
+    # GIVEN work that the first step asks for, and that ends behind the second's begin
+    it = SyntheticAscend()
+    it.host("ProfilerStep#0", 0, 100_000)
+    queued = (20_000, 40_000)
+    it.kernel("a_Mul", 150_000, 250_000, launched=(50_000, 60_000), tid=QUEUE, queued=queued)
+    it.host("ProfilerStep#1", 100_000, 300_000)
+    it.kernel("b_Mul", 260_000, 290_000, launched=(110_000, 120_000))
+    found = ascend_steps.analyze(it.trace(tmp_path))
+    assert isinstance(found, AscendSteps)
+    assert [step.computing_ns for step in found.steps] == [100_000, 30_000]
+    # AND the free time between the two began as the first step ended
+    assert [step.free_ns for step in found.steps] == [0, 0]
+
+
+def test_free_time_without_a_trace_has_a_finding_where_there_is_much(tmp_path: Path) -> None:
+    # GIVEN a folder whose files tell that the device was free for 30 %, or for 5 %
+    for free, severities in ((300, ["medium"]), (35, [])):
+        file = tmp_path / "step_trace_time.csv"
+        file.write_text(f"Step,Computing,Communication(Not Overlapped),Free\n1,600,100,{free}\n")
+        # WHEN there is no trace that tells why
+        found = ascend_steps.analyze(SyntheticAscend().trace(tmp_path), read_table(file))
+        # THEN that is said
+        assert [finding.severity for finding in found.findings()] == severities
+    # AND with a trace the free time has its own analysis
+    it = SyntheticAscend()
+    it.kernel("a_Mul", 0, 10_000)
+    it.kernel("a_Mul", 100_000, 110_000)
+    assert ascend_steps.analyze(it.trace(tmp_path)).findings() == []
+    (finding,) = ascend_free.analyze(it.trace(tmp_path)).findings()
+    assert "For 90.000 µs (81.8 % of its time) the device was free" in finding.sentence
+    assert "the trace does not show the next operator's launch" in finding.sentence
+
+
+def test_the_screen_has_a_line_a_step(tmp_path: Path) -> None:
+    found = steps_of(tmp_path, None)
+    assert found.headlines[0] == (
+        "step 7: computing 350.000 µs, communicating alone 100.000 µs, free 450.000 µs,"
+        " stage 900.000 µs, preparing 200.000 µs"
+    )
+    many = AscendSteps("lanes", found.steps * 5, {})
+    assert many.headlines[4:] == ["and 6 more: see --markdown"]
+
+
+def test_devices_are_told_apart(tmp_path: Path) -> None:
+    # GIVEN one trace with the operators of two devices, named by their processes' labels
+    entries = []
+    for device in (0, 1):
+        it = SyntheticAscend()
+        it.kernel("a_Mul", 0, 100_000 + 50_000 * device)
+        it.kernel("b_Mul", 200_000, 250_000)
+        for entry in it.entries():
+            if entry["name"] == "process_labels" and entry["args"]["labels"] == "NPU":
+                entry["args"]["labels"] = f"NPU {device}"
+            entries.append(entry | {"pid": entry["pid"] + 10_000 * device})
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(entries))
+    (tmp_path / "step_trace_time.csv").write_text(
+        "Device_id,Step,Computing,Free\n0,,150,100\n1,,200.1,50\n"
+    )
+    # WHEN they are summed up
+    table = read_table(tmp_path / "step_trace_time.csv")
+    found = ascend_steps.analyze(read_trace(path), table)
+    assert isinstance(found, AscendSteps)
+    # THEN each has its own figures
+    assert [(s.device, s.computing_ns, s.free_ns) for s in found.steps] == [
+        ("0", 150_000, 100_000),
+        ("1", 200_000, 50_000),
+    ]
+    # AND is compared with its own row
+    (difference,) = found.differences
+    assert (difference.step, difference.figure) == ("the whole trace, device 1", "Computing")
+
+
+def test_a_trace_without_a_device(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    it.host("aten::mm", 0, 10)
+    assert isinstance(ascend_steps.analyze(it.trace(tmp_path)), Unavailable)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_differences_of_intervals_against_counting(seed: int) -> None:
+    # GIVEN disjoint random intervals
+    draw = random.Random(seed)
+    sets = []
+    for _ in range(2):
+        begin = np.array([draw.randrange(60) for _ in range(draw.randrange(8))], dtype=np.int64)
+        sets.append(merged(begin, begin + draw.randrange(1, 9)))
+    # WHEN one is taken from the other
+    begin, end = minus(*sets)
+    # THEN what is left are the moments that only the first holds
+    points = [
+        {p for b, e in zip(*map(list, each), strict=True) for p in range(b, e)} for each in sets
+    ]
+    left = {p for b, e in zip(begin, end, strict=True) for p in range(b, e)}
+    assert left == points[0] - points[1]

@@ -1,0 +1,243 @@
+"""Waits on an Ascend device and for it: synthetic traces with exact answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from synthetic_ascend import QUEUE, SyntheticAscend
+
+from stagespan.trace import Trace
+from stagespan.trace.analysis import analyze
+from stagespan.trace.ascend import host_waits as ascend_host_waits
+from stagespan.trace.ascend import waits as ascend_waits
+from stagespan.trace.ascend.host_waits import HostWaits
+from stagespan.trace.ascend.waits import StreamWaits
+from stagespan.trace.result import Unavailable
+
+SYNCHRONISE = "AscendCL@aclrtSynchronizeStreamWithTimeout"
+
+
+def waits_in(trace: Trace) -> StreamWaits:
+    found = ascend_waits.analyze(trace)
+    assert isinstance(found, StreamWaits)
+    return found
+
+
+def host_waits_in(trace: Trace) -> HostWaits:
+    found = ascend_host_waits.analyze(trace)
+    assert isinstance(found, HostWaits)
+    return found
+
+
+def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:
+    # GIVEN a stream that waits 600 µs for a collective, while another computes for 100 of them
+    it = SyntheticAscend()
+    it.kernel("a_MatMul", 0, 100_000)
+    it.wait("EVENT_WAIT", 100_000, 700_000)
+    it.collective("hcom_allReduce__1", 100_000, 690_000)
+    it.kernel("b_Add", 150_000, 250_000, stream=3)
+    it.kernel("c_Mul", 700_000, 1_000_000)
+    # WHEN waits are listed
+    found = waits_in(it.trace(tmp_path))
+    # THEN the wait, what waited and what it waited beside are known
+    (wait,) = found.largest
+    assert (wait.event.event, wait.event.time_ns, wait.event.figure) == (
+        "EVENT_WAIT",
+        100_000,
+        600_000,
+    )
+    assert (wait.operator, wait.beside, wait.stream) == ("c_Mul", "hcom_allReduce__1", "Stream 2")
+    assert (found.total_ns, found.exposed_ns) == ({"event": 600_000}, {"event": 500_000})
+    assert wait.exposed_ns == 500_000
+    # AND the 10 µs of it in which no collective ran are told apart
+    assert found.communicating_ns == {"event": 490_000}
+
+
+def test_a_wait_for_other_work_is_a_finding(tmp_path: Path) -> None:
+    # GIVEN a stream that waits 600 µs, while nothing ran
+    it = SyntheticAscend()
+    it.kernel("a_MatMul", 0, 100_000)
+    it.wait("EVENT_WAIT", 100_000, 700_000)
+    it.kernel("c_Mul", 700_000, 1_000_000)
+    # WHEN waits are listed
+    found = waits_in(it.trace(tmp_path))
+    # THEN it is told, with the operator that waited
+    (finding,) = found.findings()
+    assert (finding.code, finding.severity) == ("ascend.event_wait", "high")
+    assert "before c_Mul" in finding.sentence
+    assert [(e.event, e.figure) for e in finding.evidence] == [("EVENT_WAIT", 600_000)]
+
+
+def test_waits_within_a_collective_are_one_finding(tmp_path: Path) -> None:
+    # GIVEN a collective of 700 µs that waits for other ranks and for which a stream waits
+    it = SyntheticAscend()
+    it.kernel("a_MatMul", 0, 300_000)
+    it.collective("hcom_allReduce__1", 300_000, 1_000_000)
+    it.wait("Notify Wait", 310_000, 900_000, stream=4)
+    it.wait("EVENT_WAIT", 300_000, 1_000_000)
+    it.kernel("b_Add", 1_000_000, 1_100_000)
+    # WHEN the trace is analysed as a whole
+    findings = analyze(it.trace(tmp_path)).findings()
+    # THEN one finding tells of them all, and each is in its evidence
+    told = [f for f in findings if f.severity == "high"]
+    assert [each.code for each in told] == ["ascend.exposed_communication"]
+    figures = {each.event.partition(",")[0]: each.figure for each in reversed(told[0].evidence)}
+    assert figures["exposed communication of the whole trace"] == 700_000
+    assert (figures["EVENT_WAIT"], figures["Notify Wait"]) == (700_000, 590_000)
+    # AND none of the others is there a second time
+    codes = {each.code for each in findings}
+    assert codes.isdisjoint(
+        {"ascend.event_wait", "ascend.notify_wait", "device_use.exposed_communication"}
+    )
+
+
+def test_waits_for_other_ranks_are_told_apart(tmp_path: Path) -> None:
+    # GIVEN a collective that waits for most of its time, in two planes at once
+    it = SyntheticAscend()
+    it.kernel("a_MatMul", 0, 300_000)
+    it.collective("hcom_allReduce__1", 300_000, 1_000_000)
+    it.wait("Notify Wait", 310_000, 900_000, stream=4)
+    it.wait("Notify Wait", 310_000, 410_000, stream=5)
+    found = waits_in(it.trace(tmp_path))
+    # THEN their sum counts both, the time that they took one
+    assert found.count == {"notify": 2}
+    assert (found.total_ns, found.exposed_ns) == ({"notify": 690_000}, {"notify": 590_000})
+    assert found.largest[0].operator == "hcom_allReduce__1"
+    # AND all of it is exposed communication, whose finding tells of it
+    assert found.communicating_ns == {"notify": 590_000}
+    assert found.findings() == []
+
+
+def test_a_wait_for_other_ranks_outside_of_collectives_is_a_finding(tmp_path: Path) -> None:
+    # GIVEN a trace of level 0, which has no lanes of collectives
+    it = SyntheticAscend(level=0)
+    it.kernel("a_MatMul", 0, 300_000)
+    it.wait("Notify Wait", 310_000, 900_000, stream=4)
+    it.kernel("b_Add", 900_000, 1_000_000)
+    # WHEN waits are listed
+    (finding,) = waits_in(it.trace(tmp_path)).findings()
+    # THEN the wait is told by itself
+    assert (finding.code, finding.severity) == ("ascend.notify_wait", "high")
+    assert "compare the ranks" in finding.sentence
+
+
+def test_waits_that_computation_hides_are_no_finding(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    it.kernel("a_MatMul", 0, 1_000_000)
+    it.wait("EVENT_WAIT", 100_000, 900_000, stream=3)
+    it.kernel("b_Add", 900_000, 910_000, stream=3)
+    found = waits_in(it.trace(tmp_path))
+    assert found.exposed_ns == {"event": 0}
+    assert found.findings() == []
+    clean = SyntheticAscend()
+    clean.kernel("a_MatMul", 0, 1_000_000)
+    assert isinstance(ascend_waits.analyze(clean.trace(tmp_path)), Unavailable)
+
+
+def item(it: SyntheticAscend, begin: int, wait: int, name: str = "aten::item") -> None:
+    """An operator that waits for the device."""
+    it.host(name, begin, begin + wait + 20_000)
+    it.host("aten::_local_scalar_dense", begin + 5_000, begin + wait + 15_000)
+    it.cann(SYNCHRONISE, begin + 10_000, begin + 10_000 + wait)
+
+
+def test_item_and_to_are_named_with_their_waits(tmp_path: Path) -> None:
+    # GIVEN three times item, of which the device is busy for a quarter, and once to
+    it = SyntheticAscend()
+    for number in range(3):
+        begin = number * 1_000_000
+        item(it, begin, 400_000)
+        it.kernel("a_Mul", begin + 10_000, begin + 110_000)
+    item(it, 3_000_000, 100_000, name="aten::to")
+    it.host("aten::mm", 3_900_000, 4_000_000)
+    # WHEN waits of the host are listed
+    found = host_waits_in(it.trace(tmp_path))
+    # THEN they are grouped by operator and call
+    assert [(g.operator, g.call, g.waits, g.total_ns, g.busy_ns) for g in found.groups] == [
+        ("aten::item", SYNCHRONISE, 3, 1_200_000, 300_000),
+        ("aten::to", SYNCHRONISE, 1, 100_000, 0),
+    ]
+    assert (found.total_ns, found.window_ns) == (1_300_000, 4_000_000)
+    assert [(name, wait.time_ns, wait.figure) for name, wait in found.longest] == [
+        ("aten::item", 10_000, 400_000),
+        ("aten::item", 1_010_000, 400_000),
+        ("aten::item", 2_010_000, 400_000),
+        ("aten::to", 3_010_000, 100_000),
+    ]
+    (finding,) = found.findings()
+    assert finding.severity == "high"
+    assert f"most of it in aten::item ({SYNCHRONISE}): 1.200 ms in 3 calls" in finding.sentence
+    assert "The device was busy for only 25 % of that" in finding.sentence
+
+
+def test_a_wait_for_a_busy_device_is_told_with_less_weight(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    item(it, 0, 900_000)
+    it.kernel("a_Mul", 0, 1_000_000)
+    (finding,) = host_waits_in(it.trace(tmp_path)).findings()
+    assert finding.severity == "low"
+    assert "The device was busy for 100 % of that" in finding.sentence
+
+
+def test_level_0_has_no_calls_then_the_operators_time_counts(tmp_path: Path) -> None:
+    # GIVEN the same on level 0, a to of 5 ms, and one that is too short to have waited
+    it = SyntheticAscend(level=0)
+    item(it, 0, 2_000_000)
+    it.host("aten::to", 3_000_000, 8_000_000)
+    it.host("aten::copy_", 3_100_000, 7_900_000)
+    it.host("aten::to", 9_000_000, 9_100_000)
+    it.kernel("a_Mul", 0, 10_000_000)
+    found = host_waits_in(it.trace(tmp_path))
+    # THEN operators that last are named, the outermost of each, without a call
+    assert [(g.operator, g.call, g.waits, g.total_ns) for g in found.groups] == [
+        ("aten::to", None, 1, 5_000_000),
+        ("aten::item", None, 1, 2_020_000),
+    ]
+
+
+def test_a_to_that_does_other_things_is_no_wait_where_calls_are_seen(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    item(it, 0, 100_000)
+    it.host("aten::to", 1_000_000, 9_000_000)
+    it.kernel("a_Mul", 0, 10_000_000)
+    found = host_waits_in(it.trace(tmp_path))
+    assert [group.operator for group in found.groups] == ["aten::item"]
+    assert found.findings() == []
+
+
+def test_an_operator_beside_one_whose_wait_is_seen(tmp_path: Path) -> None:
+    # GIVEN an item with its wait, and on the same thread one that crosses it and one that touches
+    it = SyntheticAscend()
+    item(it, 0, 2_000_000)
+    it.host("aten::item", 2_010_000, 3_500_000)
+    it.host("aten::is_nonzero", 2_020_000, 3_920_000)
+    # AND one on another thread at that time
+    it.host("aten::item", 500_000, 1_700_000, tid=QUEUE)
+    # WHEN waits of the host are listed
+    found = host_waits_in(it.trace(tmp_path))
+    # THEN that which crosses is not one more
+    assert [(g.operator, g.call, g.waits, g.total_ns) for g in found.groups] == [
+        ("aten::item", SYNCHRONISE, 1, 2_000_000),
+        ("aten::is_nonzero", None, 1, 1_900_000),
+        ("aten::item", None, 1, 1_200_000),
+    ]
+
+
+def test_many_long_operators(tmp_path: Path) -> None:
+    # GIVEN 30,000 items whose waits are seen, and as many whose are not
+    it = SyntheticAscend()
+    for number in range(30_000):
+        item(it, 4_000_000 * number, 1_000_000)
+        it.host("aten::item", 4_000_000 * number + 2_000_000, 4_000_000 * number + 3_500_000)
+    trace = it.trace(tmp_path)
+    # WHEN waits of the host are listed
+    found = host_waits_in(trace)
+    # THEN all are there
+    assert [(g.call, g.waits) for g in found.groups] == [(None, 30_000), (SYNCHRONISE, 30_000)]
+
+
+def test_a_trace_without_waits(tmp_path: Path) -> None:
+    it = SyntheticAscend()
+    it.host("aten::mm", 0, 10_000)
+    it.kernel("a_Mul", 0, 10_000)
+    assert isinstance(ascend_host_waits.analyze(it.trace(tmp_path)), Unavailable)

@@ -1,0 +1,357 @@
+"""Head overhead of compiled calls: synthetic traces with exact answers; no public one has them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_ascend import QUEUE, SyntheticAscend
+
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analysis import analyze
+from stagespan.trace.ascend import graph_mode as head_overhead
+from stagespan.trace.ascend.graph_mode import HeadOverhead
+from stagespan.trace.result import Unavailable
+
+
+def found_in(trace: Trace) -> HeadOverhead:
+    result = head_overhead.analyze(trace)
+    assert isinstance(result, HeadOverhead)
+    return result
+
+
+def parts(tmp_path: Path, program: SyntheticAscend) -> dict[str, Any]:
+    written: dict[str, Any] = found_in(program.trace(tmp_path)).to_dict()
+    return written
+
+
+def test_a_call_is_split_at_the_events_that_mark_its_parts(tmp_path: Path) -> None:
+    # GIVEN a synthetic call: look-up 50, region 100, Python 200, C++ 80, run 150, after 30 µs
+    program = SyntheticAscend()
+    executed = program.call(1_000_000)
+    program.kernel(
+        "graph_Add", executed + 400_000, executed + 500_000, launched=(executed, executed + 9)
+    )
+    # WHEN its head is split
+    found = parts(tmp_path, program)
+    # THEN each part has its time, and what is within others is apart
+    assert found["totals"] == {
+        "framework_us": 150.0,
+        "framework_cache_lookup_us": 50.0,
+        "framework_guards_us": 0.0,
+        "torchair_us": 280.0,
+        "torchair_python_us": 200.0,
+        "torchair_cpp_us": 80.0,
+        "ge_to_compiler_end_us": 180.0,
+        "ge_execute_us": 150.0,
+        "ge_to_first_operator_us": 400.0,
+        "graph_replay_us": None,
+        "unknown_us": 0.0,
+    }
+    assert found["medians"] == found["totals"]
+    # AND the head is all before the first operator
+    assert found["head_us"] == 150 + 280 + 400
+    call = found["per_call"][0]
+    assert (call["first_operator"], call["first_operator_by"]) == ("graph_Add", "launch")
+    assert (call["region"], call["execute"]) == ("Torch-Compiled Region: 0/0", "ExecuteGraph")
+
+
+@pytest.mark.parametrize(
+    "compiler",
+    ["npu_fx_compiler inference", "npu_fx_compiler_inference", "cache_compiler inference"],
+)
+@pytest.mark.parametrize("run", ["ExecuteGraph", "RunGraph", "RunGraphWithStreamAsync"])
+def test_all_spellings_and_executors(compiler: str, run: str, tmp_path: Path) -> None:
+    program = SyntheticAscend()
+    program.call(0, compiler=compiler, run=run)
+    found = parts(tmp_path, program)
+    assert found["totals"]["torchair_us"] == 280.0
+    assert found["totals"]["ge_to_compiler_end_us"] == 180.0
+    assert found["per_call"][0]["execute"] == run
+
+
+def test_conversions_of_inputs_are_named(tmp_path: Path) -> None:
+    # GIVEN two inputs that are numbers, and one that is not contiguous
+    program = SyntheticAscend()
+    program.call(0)
+    python = 150_000
+    for number in range(2):
+        at = python + 10_000 + 20_000 * number
+        program.host("aten::scalar_tensor", at, at + 15_000)
+        program.host("aten::empty", at + 2_000, at + 8_000)
+    program.host("aten::contiguous", python + 100_000, python + 170_000)
+    program.host("aten::clone", python + 105_000, python + 165_000)
+    program.host("aten::empty_like", python + 110_000, python + 120_000)
+    # AND in C++ what is no conversion
+    program.host("AssembleInputs", python + 200_000 + 5_000, python + 200_000 + 25_000)
+    program.host("aten::empty", python + 200_000 + 30_000, python + 200_000 + 35_000)
+    # WHEN it is split
+    found = parts(tmp_path, program)
+    # THEN only the outermost are counted, in Python alone
+    assert found["scalar_inputs"] == {"operators": 2, "time_us": 30.0}
+    assert found["non_contiguous_inputs"] == {"operators": 1, "time_us": 70.0}
+    assert found["other_events_us"] == {"AssembleInputs": 20.0}
+
+
+def test_the_look_up_belongs_to_the_region_only_where_it_found_it(tmp_path: Path) -> None:
+    # GIVEN a look-up, then another operator, then a region
+    program = SyntheticAscend()
+    program.host("TorchDynamo Cache Lookup", 0, 40_000)
+    program.host("aten::add", 50_000, 60_000)
+    program.call(70_000, lookup=0)
+    # AND guards with an event of their own in the region, and a look-up of a nested frame
+    program.host("check_guards", 80_000, 95_000)
+    program.host("TorchDynamo Cache Lookup", 100_000, 120_000)
+    found = parts(tmp_path, program)
+    # THEN the framework's part begins with the region
+    assert found["totals"]["framework_us"] == 100.0
+    assert found["totals"]["framework_cache_lookup_us"] == 20.0
+    assert found["totals"]["framework_guards_us"] == 15.0
+
+
+def test_what_a_trace_does_not_hold_is_unknown(tmp_path: Path) -> None:
+    # GIVEN a call without region and look-up, without Run, without a graph's run
+    program = SyntheticAscend()
+    program.host("npu_fx_compiler inference", 0, 500_000)
+    found = parts(tmp_path, program)
+    # THEN nothing is claimed
+    assert found["totals"].pop("unknown_us") == found["head_us"] == 500.0
+    assert set(found["totals"].values()) - {0.0} == {None}
+    assert found["totals"]["framework_us"] is None
+    assert found["totals"]["torchair_us"] is None
+    # AND with the run alone Python and C++ are not told apart
+    program = SyntheticAscend()
+    program.host("npu_fx_compiler inference", 0, 500_000)
+    program.host("ExecuteGraph", 300_000, 450_000)
+    found = parts(tmp_path, program)
+    assert found["totals"]["torchair_us"] == 300.0
+    assert found["totals"]["torchair_python_us"] is None
+    assert found["totals"]["ge_to_first_operator_us"] is None
+    note = found_in(program.trace(tmp_path)).tables()[0].note
+    assert "TorchNpuGraphBase::Run is not in the trace" in note
+    assert "what entered the compiled call is not in the trace" in note
+
+
+def test_a_captured_graph_is_replayed_without_ge(tmp_path: Path) -> None:
+    program = SyntheticAscend()
+    program.host("Torch-Compiled Region: 0/0", 0, 600_000)
+    program.host("npu_fx_compiler inference", 100_000, 500_000)
+    program.host("acl_graph_replay", 180_000, 450_000)
+    found = parts(tmp_path, program)
+    assert found["totals"]["framework_us"] == 100.0
+    assert found["totals"]["torchair_us"] == 80.0
+    assert found["totals"]["graph_replay_us"] == 270.0
+    assert found["totals"]["unknown_us"] == 50.0
+    assert found["totals"]["ge_to_compiler_end_us"] is None
+    assert "GE" not in found_in(program.trace(tmp_path)).tables()[0].note
+
+
+def test_a_further_call_of_a_region_begins_where_the_one_before_ended(tmp_path: Path) -> None:
+    program = SyntheticAscend()
+    program.host("Torch-Compiled Region: 0/0", 0, 900_000)
+    for begin in (100_000, 500_000):
+        program.host("npu_fx_compiler inference", begin, begin + 300_000)
+        program.host("ExecuteGraph", begin + 50_000, begin + 200_000)
+    found = parts(tmp_path, program)
+    assert [call["framework_us"] for call in found["per_call"]] == [100.0, 100.0]
+    assert found["totals"]["torchair_us"] == 100.0
+
+
+def test_old_traces_without_regions(tmp_path: Path) -> None:
+    program = SyntheticAscend()
+    program.call(0, name="")
+    found = parts(tmp_path, program)
+    assert found["totals"]["framework_us"] == 150.0
+    assert found["totals"]["framework_cache_lookup_us"] == 50.0
+
+
+def test_the_first_operator_is_the_graphs_own(tmp_path: Path) -> None:
+    # GIVEN an operator that was launched before, and begins after the graph is run
+    program = SyntheticAscend()
+    executed = program.call(1_000_000)
+    program.kernel("eager_Mul", executed + 20_000, executed + 90_000, launched=(900_000, 950_000))
+    program.kernel(
+        "graph_Add", executed + 90_000, executed + 200_000, launched=(executed + 5, executed + 9)
+    )
+    # WHEN the launches are known
+    found = parts(tmp_path, program)
+    # THEN it is not the graph's
+    assert found["totals"]["ge_to_first_operator_us"] == 90.0
+    # AND WHEN they are not, as on level 0, it is the next in time, and so said
+    program = SyntheticAscend(level=0)
+    executed = program.call(1_000_000)
+    program.kernel("graph_Add", executed + 70_000, executed + 200_000)
+    found = parts(tmp_path, program)
+    assert found["totals"]["ge_to_first_operator_us"] == 70.0
+    assert found["per_call"][0]["first_operator_by"] == "time"
+
+
+def test_a_graph_that_launches_later_on_another_thread(tmp_path: Path) -> None:
+    # GIVEN an operator that the graph's own thread launches after the call returned
+    program = SyntheticAscend()
+    executed = program.call(1_000_000)
+    later = executed + 300_000
+    program.kernel("eager_Mul", executed + 9, executed + 99, launched=(900_000, 950_000))
+    program.kernel("graph_Add", later + 50_000, later + 90_000, launched=(later, later + 9), tid=7)
+    found = parts(tmp_path, program)
+    # THEN it is the first that was launched since, told by its time
+    assert found["totals"]["ge_to_first_operator_us"] == 350.0
+    assert found["per_call"][0]["first_operator_by"] == "time"
+
+
+def test_calls_that_compiled_are_left_out(tmp_path: Path) -> None:
+    # GIVEN a first call that compiles for long, and three that do not
+    program = SyntheticAscend()
+    program.call(0, python=90_000_000)
+    program.host("TorchNpuGraphBase::Compile", 200_000, 80_000_000)
+    for number in range(3):
+        program.call(100_000_000 + number * 1_000_000)
+    found = parts(tmp_path, program)
+    # THEN sums and medians are of the three
+    assert (found["calls"], found["calls_that_compiled"], found["counted_calls"]) == (4, 1, 3)
+    assert found["totals"]["torchair_python_us"] == 600.0
+    assert found["medians"]["torchair_python_us"] == 200.0
+
+
+def busy(program: SyntheticAscend, calls: int) -> None:
+    """Calls, the device busy all the time with what was launched before."""
+    for number in range(calls):
+        executed = program.call(number * 1_000_000)
+        end = number * 1_000_000 + 1_300_000
+        program.kernel("graph_Add", end - 1_000_000, end, launched=(executed, executed + 9))
+
+
+def test_a_head_that_the_device_hides_is_no_finding(tmp_path: Path) -> None:
+    program = SyntheticAscend()
+    busy(program, 20)
+    found = found_in(program.trace(tmp_path))
+    assert found.findings() == []
+    # AND one in which the device is idle is, and says whose it is
+    program = SyntheticAscend()
+    for number in range(20):
+        executed = program.call(number * 1_000_000, python=400_000)
+        at = executed + 100_000
+        program.kernel("graph_Add", at, at + 50_000, launched=(executed, executed + 9))
+    found = found_in(program.trace(tmp_path))
+    (finding,) = found.findings()
+    assert finding.severity == "high"
+    assert (
+        "20 calls of compiled graphs spent 14.600 ms before their first operators"
+        in finding.sentence
+    )
+    assert (
+        "framework 3.000 ms, TorchAir's Python 8.000 ms, TorchAir's C++ 1.600 ms, GE 2.000 ms"
+        in (finding.sentence)
+    )
+    assert "Most of it is TorchAir's Python" in finding.sentence
+    assert finding.evidence[0].figure == 730_000
+
+
+@pytest.mark.parametrize(
+    ("marks", "told", "most"),
+    [
+        (
+            {},
+            "what the trace does not tell apart 12.000 ms",
+            "what the trace does not tell apart. The events that would tell whose it is are not",
+        ),
+        (
+            {"TorchNpuGraphBase::Run": (500_000, 690_000)},
+            "TorchAir's Python 8.000 ms, what the trace does not tell apart 4.000 ms",
+            "TorchAir's Python. Pass tensors",
+        ),
+        (
+            {"acl_graph_replay": (200_000, 600_000)},
+            "TorchAir 2.000 ms, the replay of captured graphs 8.000 ms, what the trace does not",
+            "the replay of captured graphs. Look at what is copied",
+        ),
+        (
+            {"TorchNpuGraphBase::Run": (200_000, 690_000), "ExecuteGraph": (250_000, 600_000)},
+            "TorchAir's Python 2.000 ms, TorchAir's C++ 1.000 ms, GE 9.000 ms",
+            "GE. Look at",
+        ),
+    ],
+)
+def test_parts_sum_to_the_heads(
+    marks: dict[str, tuple[int, int]], told: str, most: str, tmp_path: Path
+) -> None:
+    # GIVEN 20 calls of 150 µs of framework and 600 of compiler, in which some marks are missing
+    program = SyntheticAscend()
+    for at in range(0, 20_000_000, 1_000_000):
+        program.host("TorchDynamo Cache Lookup", at, at + 50_000)
+        program.host("Torch-Compiled Region: 0/0", at + 50_000, at + 750_000)
+        program.host("npu_fx_compiler inference", at + 150_000, at + 750_000)
+        for name, (begin, end) in marks.items():
+            program.host(name, at + 50_000 + begin, at + 50_000 + end)
+    # WHEN their heads are split
+    found = found_in(program.trace(tmp_path))
+    # THEN the parts sum to them, and nobody is blamed for what is unknown
+    (finding,) = found.findings()
+    assert "20 calls of compiled graphs spent 15.000 ms until the compiler's event ended" in (
+        finding.sentence
+    )
+    assert f": the framework 3.000 ms, {told}" in finding.sentence
+    assert f". Most of it is {most}" in finding.sentence
+    assert sum(found._parts().values()) == sum(call.head_ns for call in found.counted) == 15_000_000
+
+
+def test_threads_do_not_mix(tmp_path: Path) -> None:
+    # GIVEN a call in one thread, and the same events of another thread within its time
+    program = SyntheticAscend()
+    program.call(0)
+    program.host("TorchNpuGraphBase::Run", 160_000, 170_000, tid=QUEUE)
+    program.host("ExecuteGraph", 161_000, 169_000, tid=QUEUE)
+    found = parts(tmp_path, program)
+    assert found["totals"]["torchair_python_us"] == 200.0
+
+
+def test_other_traces_are_not_asked(tmp_path: Path) -> None:
+    program = SyntheticAscend()
+    program.kernel("Add", 0, 10)
+    assert isinstance(head_overhead.analyze(program.trace(tmp_path)), Unavailable)
+    assert "head_overhead" in analyze(program.trace(tmp_path)).results
+
+
+def test_a_trace_of_torch_itself_has_the_events_where_they_are_looked_for(tmp_path: Path) -> None:
+    # GIVEN a compiled function whose backend marks TorchAir's parts and takes known times in them
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    def backend(module: Any, _: Any) -> Any:
+        def run(*args: Any) -> Any:
+            with record_function("npu_fx_compiler inference"):
+                time.sleep(0.002)
+                args[0].t().contiguous()
+                with record_function("TorchNpuGraphBase::Run"):
+                    time.sleep(0.001)
+                    with record_function("ExecuteGraph"):
+                        time.sleep(0.003)
+                return module.forward(*args)
+
+        return run
+
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: x * 2 + 1, backend=backend)
+    x = torch.randn(64, 32)
+    compiled(x)
+    # WHEN torch's own profiler records it
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(3):
+            compiled(x)
+    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
+    trace = read_trace(tmp_path / "trace.json")
+    # THEN the parts are found, dynamo's look-up among them, and the parts sum to the head
+    found = analyze(trace).results["head_overhead"].to_dict()
+    assert found["counted_calls"] == 3
+    for call in found["per_call"]:
+        assert call["region"].startswith("Torch-Compiled Region")
+        assert 0 < call["framework_cache_lookup_us"] < call["framework_us"]
+        assert call["torchair_python_us"] > 2000
+        assert call["torchair_cpp_us"] > 1000
+        assert call["ge_execute_us"] > 3000
+        assert call["head_us"] == pytest.approx(
+            call["framework_us"] + call["torchair_us"] + call["ge_to_compiler_end_us"]
+        )
+    assert found["non_contiguous_inputs"]["operators"] == 3

@@ -1,0 +1,110 @@
+"""``stagespan analyze B --against A``: a page, files, and a sentence where nothing is compared."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from commands import fits, run
+from planted import Program
+from rich.console import Console
+from training import training
+
+from stagespan.trace.paths import analyze_path
+from stagespan.trace.render.json_schema import json_schema
+from stagespan.trace.render.terminal import print_comparison
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    training(tmp_path, "before")
+    training(tmp_path, "after", load=100, gemm=140, extra=True, kernel="other_gemm")
+    return tmp_path / "before" / "planted.json", tmp_path / "after" / "planted.json"
+
+
+def test_the_page(pair: tuple[Path, Path]) -> None:
+    before, after = pair
+    status, out, error = run(after, "--against", before)
+    assert (status, error) == (0, "")
+    out = " ".join(out.split())
+    assert "A step takes 340.000 µs, 230.000 µs less than before (570.000 µs, -40.4 %)." in out
+    assert "-300.000 (-75.0 %)" in out
+    assert "all 570.000 340.000 -230.000 (-40.4 %)" in out
+    assert "other_gemm (was kernel_gemm)" in out
+
+
+@pytest.mark.parametrize(("height", "width"), [(24, 80), (30, 100), (50, 200)])
+def test_the_page_fits_the_screen(height: int, width: int, pair: tuple[Path, Path]) -> None:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=width, height=height)
+    print_comparison(analyze_path(pair[1], pair[0]), console)
+    assert len(text.getvalue().splitlines()) < max(height, 30)
+    assert "230.000 µs less" in text.getvalue()
+
+
+def test_json_and_markdown(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    before, after = pair
+    files = {kind: tmp_path / f"page.{kind}" for kind in ("json", "markdown", "html")}
+    options = [str(each) for kind, file in files.items() for each in (f"--{kind}", file)]
+    status, _, _ = run(after, "--against", before, *options)
+    assert status == 0
+    written = json.loads(files["json"].read_text())
+    fits(written, json_schema())
+    against = written["against"]
+    assert (against["before"]["path"], against["before"]["steps"]) == (str(before), 4)
+    assert against["before"]["each_step_us"] == [570.0] * 4
+    assert sum(part["change_us"] for part in against["parts"]) == pytest.approx(-230)
+    assert against["renamed_kernels"][0]["old_name"] == "kernel_gemm"
+    page = files["markdown"].read_text()
+    assert "What explains the change, per step" in page
+    assert "other\\_gemm, before: kernel\\_gemm" in page
+    assert "What explains the change, per step" in files["html"].read_text()
+
+
+def test_what_cannot_be_compared_is_said_above_the_page(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    program = Program()
+    with program.within("aten::mm"):
+        program.work(10)
+    (tmp_path / "host").mkdir()
+    program.trace(tmp_path / "host")
+    status, out, error = run(pair[1], "--against", tmp_path / "host" / "planted.json")
+    assert (status, error) == (0, "")
+    assert out.startswith("Only the second of the two traces has device events")
+    assert "planted.json: " in out
+
+
+def test_no_trace_to_compare_with(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    status, out, error = run(pair[0], "--against", tmp_path / "none.json")
+    assert (status, out) == (2, "")
+    assert f"There is no file {tmp_path / 'none.json'}" in error
+
+
+def test_folders(pair: tuple[Path, Path], traces: Path, tmp_path: Path) -> None:
+    # A folder with one trace is that trace.
+    status, out, _ = run(pair[1].parent, "--against", pair[0].parent / "planted.json")
+    assert status == 0
+    assert "230.000 µs less" in " ".join(out.split())
+    # Results of Ascend are compared, and what they say beyond the trace stays.
+    ascend = [traces / "ascend_level1" / f"rank{rank}_ascend_pt" for rank in (1, 0)]
+    target = tmp_path / "ascend.json"
+    status, out, _ = run(ascend[0], "--against", ascend[1], "--json", target)
+    assert status == 0
+    written = json.loads(target.read_text())
+    parts = written["against"]["parts"]
+    assert sum(part["change_us"] for part in parts) == pytest.approx(
+        written["against"]["change_us"]
+    )
+    assert any(name.startswith("ascend") for name in written)
+    names = [f"rank{n}_ascend_pt/ASCEND_PROFILER_OUTPUT/trace_view.json.gz" for n in (1, 0)]
+    assert " ".join(out.split()).startswith(" against ".join(names))
+    collectives = [k for k in written["against"]["kernels"] if k["name"].startswith("hcom")]
+    assert [(k["name"], k["before_count"]) for k in collectives] == [("hcom_allReduce", 4)]
+    # Many ranks are not.
+    ranks = traces / "nccl_dlrm_8rank"
+    status, _, error = run(ranks, "--against", ranks / "rank0.json.gz")
+    assert status == 2
+    assert "holds the traces of many ranks: compare the trace of one rank" in error

@@ -1,0 +1,488 @@
+"""Before and after: planted changes of a program come out to the nanosecond."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from planted import Program
+from training import training
+
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.compare import Comparison, compare
+from stagespan.trace.compare.comparison import percent_of
+from stagespan.trace.result import Unavailable
+
+US = 1_000
+NOTE = "user_annotation"
+LOADING = "idle: the host waited for the data loader"
+LAUNCHING = "idle: the host could not launch work fast enough"
+MATMUL = "computing: matrix products"
+
+
+def against(before: Trace, after: Trace) -> Comparison:
+    found = compare(before, after)
+    assert isinstance(found, Comparison)
+    return found
+
+
+def test_the_parts_explain_the_change(tmp_path: Path) -> None:
+    # GIVEN a program that then loads 300 µs faster and multiplies 40 µs slower
+    before = training(tmp_path, "before")
+    after = training(tmp_path, "after", load=100, gemm=140)
+    # WHEN they are compared
+    found = against(before, after)
+    # THEN the mean step goes from 570 to 310 µs
+    assert (found.before_ns, found.after_ns) == (570 * US, 310 * US)
+    # AND loading and multiplying explain it, nothing else changed
+    changes = {part.name: part.change_ns for part in found.parts() if part.change_ns}
+    assert changes == {LOADING: -300 * US, MATMUL: 40 * US}
+    # AND it is told so
+    first, second, third = found.findings()
+    assert (first.severity, first.code) == ("better", "comparison.step")
+    assert first.sentence == (
+        "A step takes 310.000 µs, 260.000 µs less than before (570.000 µs, -45.6 %). What made it:"
+        f" {LOADING} (-300.000 µs). Against it: {MATMUL} (+40.000 µs)."
+    )
+    assert [str(each) for each in first.evidence][:2] == ["before: 4 steps", "after: 4 steps"]
+    assert "300.000 µs less a step (400.000 µs before, 100.000 µs after)" in second.sentence
+    assert (second.severity, second.code) == ("better", "comparison.idle.data_loading")
+    assert (third.severity, third.code) == ("medium", "comparison.compute.matmul")
+    # AND the kernel is named that took the time
+    assert [str(each) for each in third.evidence] == ["kernel_gemm, more: 40.000 µs"]
+    # AND no figure of a sentence is its own evidence
+    for finding in (first, second, third):
+        assert not {400 * US, 100 * US, 140 * US, 570 * US, 310 * US} & {
+            each.figure for each in finding.evidence if each.unit == "ns"
+        }
+    # AND by stage, operator and kernel the device's change is the same
+    stages = {each.name: each.change_ns for each in found.stages()}
+    operators = {each.name: each.change_ns for each in found.operators()}
+    kernels = {(each.name, each.operator): each.change_ns for each in found.kernels()}
+    assert stages == {"forward": 40 * US}
+    assert operators == {"aten::mm": 40 * US, "aten::add": 0}
+    assert kernels == {("kernel_gemm", "aten::mm"): 40 * US, ("kernel_add", "aten::add"): 0}
+    assert {each.before_count for each in found.kernels()} == {1}
+    # AND on the host only what lies outside of the operators, waiting, changed
+    assert {each.name: each.change_ns for each in found.host()} == {
+        "outside of operators": -260 * US,
+        "aten::mm": 0,
+        "aten::add": 0,
+    }
+
+
+def test_a_trace_against_itself(tmp_path: Path) -> None:
+    # GIVEN a trace
+    trace = training(tmp_path, "one")
+    # WHEN it is compared with itself
+    found = against(trace, trace)
+    # THEN nothing changed, and there is nothing to say
+    assert found.change_ns == 0
+    assert all(part.change_ns == 0 for part in found.parts())
+    assert found.findings() == []
+    assert "as before" in found.tables()[0].note
+
+
+def test_another_number_of_steps(tmp_path: Path) -> None:
+    # GIVEN 4 steps before, and 6 steps after that compute 10 µs longer
+    before = training(tmp_path, "before")
+    after = training(tmp_path, "after", steps=6, gemm=110, first=7)
+    # WHEN they are compared
+    found = against(before, after)
+    # THEN it is per step, which is said
+    assert found.change_ns == 10 * US
+    assert sum(part.change_ns for part in found.parts()) == 10 * US
+    assert "4 and 6 steps" in found.remarks[0]
+    assert {k.name: (k.before_count, k.after_count) for k in found.kernels()} == {
+        "kernel_gemm": (1, 1),
+        "kernel_add": (1, 1),
+    }
+
+
+def test_new_and_vanished_kernels(tmp_path: Path) -> None:
+    # GIVEN a program that later launches one kernel more
+    before = training(tmp_path, "before")
+    after = training(tmp_path, "after", extra=True)
+    # WHEN they are compared, either way round
+    found, back = against(before, after), against(after, before)
+    # THEN it is new, or vanished
+    (new,) = found.new_kernels()
+    assert (new.name, new.change_ns, new.after_count) == ("kernel_relu", 30 * US, 1)
+    assert found.vanished_kernels() == []
+    (gone,) = back.vanished_kernels()
+    assert (gone.name, gone.change_ns) == ("kernel_relu", -30 * US)
+    assert any("1 kernel came, with 30.000 µs a step" in f.sentence for f in found.findings())
+    assert any("1 kernel vanished" in f.sentence for f in back.findings())
+
+
+def test_a_kernel_under_another_name(tmp_path: Path) -> None:
+    # GIVEN the same program with another library's matrix product
+    before = training(tmp_path, "before")
+    after = training(tmp_path, "after", gemm=160, kernel="cutlass_gemm_128x64")
+    # WHEN they are compared
+    found = against(before, after)
+    # THEN the two are one row, which says so
+    (renamed,) = found.renamed_kernels()
+    assert (renamed.name, renamed.old_name) == ("cutlass_gemm_128x64", "kernel_gemm")
+    assert (renamed.before_ns, renamed.after_ns) == (100 * US, 160 * US)
+    assert found.new_kernels() == found.vanished_kernels() == []
+    assert any(
+        f.sentence.startswith("cutlass_gemm_128x64 is taken for kernel_gemm")
+        for f in found.findings()
+    )
+
+
+def test_a_kernel_of_another_kind_is_not_taken_for_the_old(tmp_path: Path) -> None:
+    # GIVEN a kernel that is no matrix product in the place of one
+    before = training(tmp_path, "before")
+    after = training(tmp_path, "after", kernel="layer_norm_kernel")
+    # WHEN they are compared
+    found = against(before, after)
+    # THEN one is new and the other vanished
+    assert found.renamed == {}
+    assert [each.name for each in found.new_kernels()] == ["layer_norm_kernel"]
+    assert [each.name for each in found.vanished_kernels()] == ["kernel_gemm"]
+
+
+@pytest.mark.parametrize("shapes", [("[[2, 2]]", "[[2, 2]]"), ("[[2, 2]]", "[[4, 4]]")])
+def test_a_kernel_for_the_same_shapes(shapes: tuple[str, str], tmp_path: Path) -> None:
+    # GIVEN another kernel for inputs of the same, or of other shapes
+    before, after = (
+        shaped(tmp_path, name, kernel, shape)
+        for name, kernel, shape in zip(
+            ("before", "after"), ("gemm_64", "gemm_128"), shapes, strict=True
+        )
+    )
+    # WHEN they are compared
+    found = against(before, after)
+    # THEN it is taken for the old one only for the same
+    assert found.renamed == ({"gemm_128": "gemm_64"} if shapes[0] == shapes[1] else {})
+
+
+def test_a_kernel_for_other_shapes_is_not_taken_for_the_old(tmp_path: Path) -> None:
+    test_a_kernel_for_the_same_shapes(("[[2, 2]]", "[[4, 4]]"), tmp_path)
+
+
+def shaped(folder: Path, name: str, kernel: str, shape: str) -> Trace:
+    program = Program()
+    for step in range(2):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            with program.within("aten::mm"):
+                program.launch(kernel, 100)
+            program.wait()
+    for event in program.events:
+        if event["name"] == "aten::mm":
+            event["args"] = {"Input Dims": json.loads(shape)}
+    (folder / name).mkdir(exist_ok=True)
+    return program.trace(folder / name)
+
+
+def test_calls_that_wait(tmp_path: Path) -> None:
+    # GIVEN a step that later waits 200 µs longer behind the device's end
+    def waiting(name: str, tail: int) -> Trace:
+        program = Program()
+        for step in range(4):
+            with program.within(f"ProfilerStep#{step}", "user_annotation"):
+                program.operator("aten::mm", 100)
+                with program.within("aten::item"):
+                    program.wait(tail=tail)
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN they are compared
+    found = against(waiting("before", 12), waiting("after", 212))
+    # THEN the call is named: of four steps three waits lie between work of the device
+    (wait,) = found.waits
+    assert wait.name == "aten::item (cudaStreamSynchronize)"
+    assert wait.change_ns == 3 * 200 * US // 4
+    assert (wait.before_count, wait.after_count) == (0.75, 0.75)
+    told = next(f for f in found.findings() if "waited for the device" in f.sentence[:60])
+    assert "aten::item (cudaStreamSynchronize), more: 150.000 µs" in map(str, told.evidence)
+    titles = [table.title for table in found.tables()]
+    assert "Idle time by calls that wait or allocate" in titles
+    # AND steps are told one by one
+    assert found.tables()[1].title == "Steps, in their order"
+    assert [row[3] for row in found.tables()[1].rows] == [200 * US] * 4
+
+
+def test_other_devices_are_said(tmp_path: Path) -> None:
+    # GIVEN one program on two devices
+    paths = []
+    for name, device in (("before", "Tesla V100"), ("after", "H100")):
+        training(tmp_path, name)
+        path = tmp_path / name / "planted.json"
+        events = json.loads(path.read_text())["traceEvents"]
+        path.write_text(
+            json.dumps({"traceEvents": events, "deviceProperties": [{"id": 0, "name": device}]})
+        )
+        paths.append(path)
+    # WHEN they are compared
+    found = against(*map(read_trace, paths))
+    # THEN it says so
+    assert found.remarks == ("The devices are not the same: Tesla V100 before, H100 after.",)
+
+
+def test_layers_and_stages_are_paths(tmp_path: Path) -> None:
+    # GIVEN two layers of one module in a numbered batch, one of which gets slower
+    def model(name: str, us: int, batch: int) -> Trace:
+        program = Program()
+        for step in range(2):
+            with program.within(f"ProfilerStep#{step}", "user_annotation"):
+                with program.within(f"batch {batch + step}", "user_annotation"):
+                    program.work(1)
+                    with (
+                        program.within("layer 1", "user_annotation"),
+                        program.within("nn.Module: Net_0", "python_function"),
+                    ):
+                        for layer, time in enumerate((100, us)):
+                            program.work(1)
+                            with program.within(f"nn.Module: Linear_{layer}", "python_function"):
+                                program.operator("aten::addmm", time)
+                program.wait()
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN it is compared
+    found = against(model("before", 100, 1), model("after", 150, 40))
+    # THEN the change is that layer's, and the batches are one stage
+    assert {each.name: each.change_ns for each in found.layers()} == {
+        "Net_0 / Linear_1": 50 * US,
+        "Net_0 / Linear_0": 0,
+    }
+    assert {each.name: each.change_ns for each in found.stages()} == {"batch # / layer 1": 50 * US}
+
+
+@pytest.mark.parametrize(
+    ("outer", "stage"),
+    [
+        # The annotation that repeats is the step itself ...
+        ("train {}", "forward"),
+        # ... and where several repeat they are the step's stages.
+        (None, "forward"),
+    ],
+)
+def test_stages_of_steps_that_annotations_tell(
+    outer: str | None, stage: str, tmp_path: Path
+) -> None:
+    # GIVEN three steps of a program without the profiler's marks, which later computes longer
+    def model(name: str, us: int) -> Trace:
+        program = Program()
+        for step in range(3):
+            with program.within(outer.format(step), NOTE) if outer else nullcontext():
+                with program.within("forward", NOTE):
+                    program.operator("aten::addmm", us)
+                    program.work(300)
+                with program.within("wait", NOTE):
+                    program.wait()
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN it is compared
+    found = against(model("before", 100), model("after", 150))
+    # THEN the change is that of the stage
+    assert {each.name: each.change_ns for each in found.stages()} == {stage: 50 * US}
+
+
+def test_one_kernel_of_two_operators(tmp_path: Path) -> None:
+    # GIVEN a kernel that two operators launch, and that one of them later launches twice
+    def launched(name: str, times: int) -> Trace:
+        program = Program()
+        for step in range(2):
+            with program.within(f"ProfilerStep#{step}", "user_annotation"):
+                for operator in ["aten::mul"] * times + ["aten::add"]:
+                    with program.within(operator):
+                        program.launch("vectorized_elementwise", 100)
+                program.wait()
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN they are compared
+    found = against(launched("before", 1), launched("after", 2))
+    # THEN the change is that operator's
+    assert {(k.operator, k.change_ns, k.before_count, k.after_count) for k in found.kernels()} == {
+        ("aten::mul", 100 * US, 1, 2),
+        ("aten::add", 0, 1, 1),
+    }
+    assert found.change_ns == 100 * US
+
+
+def test_a_change_within_the_variation_of_the_steps(tmp_path: Path) -> None:
+    # GIVEN steps of 470 to 770 µs, and after that the same but for the last
+    def varied(name: str, last: int) -> Trace:
+        program = Program()
+        for step, load in enumerate((300, 500, 400, last)):
+            with program.within(f"ProfilerStep#{step}", "user_annotation"):
+                with program.within("enumerate(DataLoader)#x", "user_annotation"):
+                    program.work(load)
+                program.operator("aten::mm", 100)
+                program.operator("aten::add", 50)
+                program.wait()
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN they are compared
+    found = against(varied("before", 600), varied("after", 400))
+    # THEN the change is there, but no more than low
+    assert found.change_ns == -50 * US
+    assert found.within_variation()
+    assert {finding.severity for finding in found.findings()} == {"low"}
+    assert "may be chance" in found.findings()[0].sentence
+
+
+def test_without_a_device_operators_are_compared(tmp_path: Path) -> None:
+    # GIVEN a program on the host whose operator takes 30 µs longer afterwards
+    def hosted(name: str, us: int) -> Trace:
+        program = Program()
+        for step in range(3):
+            with program.within(f"ProfilerStep#{step}", "user_annotation"):
+                with program.within("aten::linear"):
+                    program.work(5)
+                    with program.within("aten::addmm"):
+                        program.work(us)
+                program.work(20)
+            # Another thread, which has little to do.
+            program.thread += 1
+            program.event("aten::copy_", "cpu_op", program.now - 40, program.now - 30)
+            program.thread -= 1
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN they are compared
+    found = against(hosted("before", 100), hosted("after", 130))
+    # THEN its own time explains the change
+    assert (found.before_ns, found.after_ns) == (125 * US, 155 * US)
+    assert {each.name: each.change_ns for each in found.operators()} == {
+        "aten::addmm": 30 * US,
+        "aten::linear": 0,
+    }
+    assert {part.name: part.change_ns for part in found.parts() if part.change_ns} == {
+        "operators: matrix products": 30 * US
+    }
+    assert found.kernels() == []
+
+
+def test_a_device_on_one_side_only(tmp_path: Path) -> None:
+    # GIVEN a trace with device events and one without
+    program = Program()
+    with program.within("aten::mm"):
+        program.work(10)
+    host, device = program.trace(tmp_path), training(tmp_path, "device")
+    # WHEN they are compared
+    found = compare(host, device)
+    # THEN nothing is, and it says why
+    assert isinstance(found, Unavailable)
+    assert "Only the second of the two traces has device events" in found.reason
+
+
+def test_windows_without_steps_that_hold_different_work(tmp_path: Path) -> None:
+    # GIVEN traces without steps, of which one holds three times the work
+    def launched(name: str, times: int, us: int = 20) -> Trace:
+        program = Program()
+        for number in range(times):
+            program.operator(f"aten::op{number % 7}", us)
+        (tmp_path / name).mkdir(exist_ok=True)
+        return program.trace(tmp_path / name)
+
+    # WHEN they are compared
+    found = compare(launched("before", 7), launched("after", 21))
+    # THEN their totals are not
+    assert isinstance(found, Unavailable)
+    assert "7 launches of kernels and copies before, 21 after" in found.reason
+    # AND where the work is the same, all of it is compared, which is said
+    same = against(launched("fast", 7), launched("slow", 7, us=30))
+    assert same.unit == "trace"
+    assert same.change_ns == 70 * US
+    assert "All of each trace is compared" in same.remarks[0]
+    assert same.tables()[0].title == "What explains the change"
+    assert "more (" in same.findings()[1].sentence
+
+
+def test_unlike_programs_are_said_to_be(tmp_path: Path) -> None:
+    # GIVEN two programs with steps and nothing else in common
+    program = Program()
+    for step in range(4):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            program.operator("aten::conv2d", 300)
+            program.wait()
+    (tmp_path / "other").mkdir(exist_ok=True)
+    other = program.trace(tmp_path / "other")
+    # WHEN they are compared
+    found = against(training(tmp_path, "one"), other)
+    # THEN it is said first, and nothing is made much of
+    assert "Only 0 % of the kernels" in found.remarks[0]
+    assert not found.alike
+    assert {finding.severity for finding in found.findings()} == {"low"}
+
+
+def test_the_known_pair(traces: Path) -> None:
+    # GIVEN a training without and with four workers that load data
+    before = read_trace(traces / "old_v100_resnet_workers0.json.gz")
+    after = read_trace(traces / "old_v100_resnet_workers4.json.gz")
+    # WHEN they are compared
+    found = against(before, after)
+    # THEN the mean step is what is known about them
+    assert found.before_ns == pytest.approx(177_592.167 * US, abs=US)
+    assert found.after_ns == 141_068 * US
+    # AND the loader is why, and all parts sum to the change
+    assert found.parts()[0].name == LOADING
+    assert found.parts()[0].change_ns < -57e6
+    # AND the figures that docs/compare.md tells, to the microsecond
+    launching = next(part for part in found.parts() if part.name == LAUNCHING)
+    assert [round(each / US) for each in (found.change_ns, found.parts()[0].change_ns)] == [
+        -36_524,
+        -57_556,
+    ]
+    assert round(launching.change_ns / US) == 9_662
+    assert sum(part.change_ns for part in found.parts()) == found.change_ns
+    # AND cudnn chose other kernels, which is not a change of the program
+    assert len(found.vanished_kernels()) == 6
+    assert not found.within_variation()
+
+
+_UNLIKE = (
+    ("cuda_h100_bert", "cuda_h100_vit"),
+    ("cuda_h100_vit", "cuda_h100_timesformer"),
+    ("cuda_h100_bert", "cuda_h100_timesformer"),
+    ("cuda_h100_bert", "old_v100_resnet_workers4"),
+    ("cuda_v100_nccl_train", "cuda_v100_train_ns"),
+    ("rocm_mi300_owlv2", "cuda_h100_timesformer"),
+    ("rocm_mi300_sglang_decode", "rocm_mi300_vllm_piecewise"),
+    ("cuda_v100_nccl_train", "old_v100_resnet_workers0"),
+)
+
+
+@pytest.mark.parametrize(("first", "second"), _UNLIKE)
+def test_programs_that_only_share_operators_are_unlike(
+    first: str, second: str, traces: Path
+) -> None:
+    # GIVEN traces of different models, which are all made of the same operators
+    trace, other = (read_trace(traces / f"{name}.json.gz") for name in (first, second))
+    # WHEN they are compared, either way round
+    for found in (compare(trace, other), compare(other, trace)):
+        # THEN they are said to be unlike, or to hold different work, and nothing is made of it
+        if isinstance(found, Unavailable):
+            assert "hold different work" in found.reason
+            continue
+        assert not found.alike
+        assert found.remarks[0].startswith("Only ")
+        assert {finding.severity for finding in found.findings()} <= {"low"}
+
+
+def test_a_program_stays_itself_when_it_is_changed(tmp_path: Path) -> None:
+    # GIVEN a program, and the same with other kernels, another size, and compiled in part
+    before = training(tmp_path, "before")
+    for name, after in (
+        ("other kernels", training(tmp_path, "k", kernel="cutlass_gemm_128x64")),
+        ("one more", training(tmp_path, "e", extra=True)),
+        ("longer", training(tmp_path, "l", gemm=900, steps=9)),
+    ):
+        assert against(before, after).alike, name
+
+
+def test_next_to_nothing_has_no_percentage() -> None:
+    assert percent_of(1_500_000, 40_000, 100_000_000) == ""
+    assert percent_of(20_000_000, 10_000_000, 100_000_000) == " (+200.0 %)"
+    assert percent_of(200_000_000, 10_000_000, 100_000_000) == ""
+    assert percent_of(5, 0, 100) == ""

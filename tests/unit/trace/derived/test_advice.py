@@ -1,0 +1,202 @@
+"""No advice contradicts the trace under which it stands: each is checked on the raw events."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stagespan.trace import read_trace
+from stagespan.trace.analysis import analyze
+from stagespan.trace.derived.advice import EVERY
+from stagespan.trace.result import Finding
+
+Entry = dict[str, Any]
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "Kernel", "Memcpy", "Memset")
+RUNTIME = ("cuda_runtime", "cuda_driver", "Runtime", "mtia_runtime")
+OPERATOR = ("cpu_op", "Operator")
+
+
+class Raw:
+    """A trace by Python's own json, and simple questions to it."""
+
+    def __init__(self, path: Path) -> None:
+        text = json.loads(gzip.decompress(path.read_bytes()))
+        entries = text if isinstance(text, list) else text["traceEvents"]
+        self.entries = [e for e in entries if isinstance(e, dict) and e.get("ph") == "X"]
+        self.begin = min((float(e["ts"]) for e in self.entries), default=0.0)
+
+    def named(self, pattern: str, *categories: str) -> list[Entry]:
+        found = re.compile(pattern)
+        return [
+            e
+            for e in self.entries
+            if found.search(e["name"]) and (not categories or e.get("cat") in categories)
+        ]
+
+    def of(self, *categories: str) -> list[Entry]:
+        return self.named("", *categories)
+
+    @property
+    def span(self) -> float:
+        device = self.of(*DEVICE)
+        return max(e["ts"] + e["dur"] for e in device) - min(e["ts"] for e in device)
+
+    @property
+    def compiled(self) -> bool:
+        return bool(self.named("^Torch-Compiled Region|^CompiledFunction|CompiledFxGraph"))
+
+    @property
+    def graphs(self) -> bool:
+        return bool(self.named("GraphLaunch|GraphExec", *RUNTIME))
+
+    @property
+    def stacks(self) -> bool:
+        return bool(self.of("python_function"))
+
+    def allocations(self) -> tuple[list[float], int, int]:
+        """Durations of all calls that take or give device memory, and how many take and give."""
+        calls = self.named("^(cuda|hip|cu|aclrt)(Mem)?(Malloc|Alloc|Free)", *RUNTIME)
+        calls = [e for e in calls if "Host" not in e["name"]]
+        frees = [e for e in calls if "Free" in e["name"]]
+        return [e["dur"] for e in calls], len(calls) - len(frees), len(frees)
+
+
+def few_calls_are_most(times: list[float]) -> bool:
+    return 2 * sum(sorted(times)[-3:]) > sum(times)
+
+
+def caches_nothing(raw: Raw, finding: Finding) -> bool:
+    times, taken, given = raw.allocations()
+    said = [
+        int(number.replace(",", ""))
+        for number in re.findall(r"[\d,]+(?= calls| gave)", finding.sentence)
+    ]
+    return (
+        taken >= 50
+        and 2 * given >= taken
+        and not few_calls_are_most(times)
+        and (said == [taken, given])
+    )
+
+
+def started(raw: Raw, finding: Finding) -> bool:
+    """Some evidence is an annotated warm-up, or the first and by far the longest of its name."""
+    for each in finding.evidence:
+        assert each.time_ns is not None
+        mine = [e for e in raw.entries if e["name"] == each.event]
+        first = min(mine, key=lambda e: float(e["ts"]))
+        if "warmup" in each.event:
+            return True
+        others = [e["dur"] for e in mine if e is not first]
+        is_first = abs((first["ts"] - raw.begin) * 1000 - each.time_ns) < 1000
+        if is_first and others and first["dur"] >= 10 * statistics.median(others):
+            return True
+    return False
+
+
+def pageable_share(raw: Raw) -> float:
+    copies = raw.named("Pageable", "gpu_memcpy", "Memcpy")
+    return 100 * sum(e["dur"] for e in copies) / raw.span
+
+
+CHECKS: dict[str, Callable[[Raw, Finding], bool]] = {
+    "launch.compile_or_graph": lambda raw, _: not raw.compiled and not raw.graphs,
+    "launch.graph": lambda raw, _: not raw.graphs,
+    "launch.larger": lambda raw, _: raw.graphs,
+    "launch.stacks": lambda raw, _: raw.stacks,
+    "wait.later": lambda raw, _: bool(
+        raw.named("ynchroni|Memcpy|Event", *RUNTIME) or raw.named("^aten::item", *OPERATOR)
+    ),
+    "steps.overlap": lambda raw, _: len(raw.named("#|^step|^execute_")) > 1,
+    "loader.workers": lambda raw, _: bool(raw.named("_SingleProcessDataLoaderIter"))
+    and not raw.named("_MultiProcessingDataLoaderIter"),
+    "loader.more_workers": lambda raw, _: bool(raw.named("_MultiProcessingDataLoaderIter")),
+    "loader.ahead": lambda raw, _: not raw.named("_(Single|Multi)Process\\w*DataLoaderIter"),
+    "loader.persistent": lambda raw, _: len(raw.named("dataloader.py.*: __iter__")) > 1,
+    "loader.pin": lambda raw, _: pageable_share(raw) > 1,
+    "memory.caching": caches_nothing,
+    "memory.growing": lambda raw, _: raw.allocations()[1] > 3,
+    "memory.once": lambda raw, _: few_calls_are_most(raw.allocations()[0]),
+    "queue.compile_or_graph": lambda raw, _: not raw.compiled and not raw.graphs,
+    "queue.larger": lambda raw, _: raw.compiled or raw.graphs,
+    "unseen.stacks": lambda raw, _: not raw.stacks,
+    "unseen.annotate": lambda raw, _: raw.stacks,
+    "operators.compile": lambda raw, _: not raw.compiled,
+    "operators.larger": lambda raw, _: raw.compiled,
+    "operators.stacks": lambda raw, _: raw.stacks,
+    "profiler.cost": lambda raw, _: bool(raw.of("overhead")),
+    "start_up.warm_up": started,
+}  # fmt: skip
+
+
+def said_in(finding: Finding) -> list[str]:
+    """The names of all advice that stands in a finding."""
+    return [
+        advice.name
+        for advice in EVERY
+        if re.search(re.sub(r"\\\{\w+:,\\\}", r"[\\d,]+", re.escape(advice.text)), finding.sentence)
+    ]
+
+
+def contradictions(raw: Raw, findings: list[Finding]) -> list[tuple[str, str]]:
+    return [
+        (name, finding.sentence)
+        for finding in findings
+        for name in said_in(finding)
+        if not CHECKS[name](raw, finding)
+    ]
+
+
+def test_each_advice_has_a_check() -> None:
+    assert set(CHECKS) == {advice.name for advice in EVERY}
+
+
+def every_trace(traces: Path) -> list[Path]:
+    review = traces.parent / "review" / "traces"
+    found = [*traces.glob("*.json.gz"), *traces.glob("nccl_dlrm_8rank/*.json.gz")]
+    return sorted([*found, *review.glob("*.json.gz")])
+
+
+def test_no_advice_contradicts_a_real_trace(traces: Path) -> None:
+    # GIVEN all public traces, and the same events by Python's json
+    given: set[str] = set()
+    for path in every_trace(traces):
+        raw = Raw(path)
+        # WHEN they are analysed
+        findings = analyze(read_trace(path), ["idle", "host", "memory", "device_use"]).findings()
+        # THEN what is advised is true of the events, and each finding has a code and evidence
+        assert contradictions(raw, findings) == [], path.name
+        assert all(each.evidence for each in findings), path.name
+        own = [f for f in findings if f.code.split(".")[0] in ("idle", "host", "memory")]
+        assert len(own) == len({f.code for f in own}), path.name
+        given |= {name for finding in own for name in said_in(finding)}
+    # AND the traces put the kinds of advice to the test
+    assert {
+        "launch.compile_or_graph", "launch.graph", "launch.stacks", "wait.later", "loader.workers",
+        "memory.caching", "queue.compile_or_graph", "unseen.stacks", "start_up.warm_up",
+    } <= given  # fmt: skip
+
+
+def test_advice_on_copies_looks_at_them(traces: Path) -> None:
+    # GIVEN the traces with findings about copies, and the copies' time by sort from raw events
+    for path in every_trace(traces):
+        findings = analyze(read_trace(path), ["device_use"]).findings()
+        copies = [f for f in findings if f.code.endswith("exposed_copies")]
+        if not copies:
+            continue
+        raw = Raw(path)
+        rows = raw.of("gpu_memcpy", "Memcpy")
+        pageable = sum(e["dur"] for e in rows if "Pageable" in e["name"])
+        within = sum(e["dur"] for e in rows if "DtoD" in e["name"])
+        whole = sum(e["dur"] for e in rows)
+        for finding in copies:
+            # WHEN pinned memory is advised
+            # THEN pageable copies take the most time, and not those within the device
+            if "pinned memory" in finding.sentence.lower():
+                assert 2 * pageable > whole, path.name
+                assert pageable > within, path.name

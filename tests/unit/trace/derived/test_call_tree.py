@@ -1,0 +1,69 @@
+"""Trees of events, against a slow look at each."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagespan.trace.derived.threads import Paths, Tree, levels
+
+_rows = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12), st.integers(0, 2)),
+    max_size=25,
+)
+
+
+def columns(rows: list[tuple[int, int, int, int]]) -> tuple[np.ndarray, ...]:  # type: ignore[type-arg]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 4)
+    lane, begin, length, word = table.T
+    return lane, begin, begin + length, word
+
+
+@settings(deadline=None, max_examples=200)
+@given(_rows, st.integers(0, 45), st.integers(0, 2))
+def test_what_is_innermost_at_a_time(
+    rows: list[tuple[int, int, int, int]], time: int, asked: int
+) -> None:
+    # GIVEN intervals in lanes, which may cross
+    lane, begin, end, _ = columns(rows)
+    tree = Tree(begin, end, lane)
+    # WHEN one asks what is innermost at a time
+    (found,) = tree.at(np.array([asked]), np.array([time]))
+    # THEN it is the one begun last of those around it; of those begun together the shortest
+    around = [n for n in range(len(rows)) if lane[n] == asked and begin[n] <= time < end[n]]
+    if not around:
+        assert found == -1
+    else:
+        last = max((begin[n], -end[n]) for n in around)
+        assert (begin[found], -end[found], lane[found]) == (*last, asked)
+
+
+@settings(deadline=None, max_examples=200)
+@given(_rows)
+def test_parents_levels_and_paths(rows: list[tuple[int, int, int, int]]) -> None:
+    # GIVEN the same
+    lane, begin, end, word = columns(rows)
+    tree = Tree(begin, end, lane)
+    parent = tree.parent.tolist()
+
+    def way(at: int) -> list[int]:
+        return [] if at < 0 else [*way(parent[at]), int(word[at])]
+
+    # WHEN levels and nodes are told
+    level, paths = levels(tree.parent), Paths(tree.parent, word)
+    own = np.arange(1, len(rows) + 1)
+    total = paths.inclusive(paths.sums(own))
+    # THEN a parent began before its child, a level is the length of the way, and a node is a way
+    for at, above in enumerate(parent):
+        assert level[at] == len(way(at)) - 1
+        if above >= 0:
+            assert begin[above] <= begin[at] < end[above]
+            assert lane[above] == lane[at]
+    ways = {tuple(way(at)) for at in range(len(rows))}
+    assert len(paths) == len(ways) == len(set(paths.node.tolist()))
+    # AND a node's figure is that of all ways that begin with it
+    for at, node in enumerate(paths.node.tolist()):
+        start = way(at)
+        below = [n for n in range(len(rows)) if way(n)[: len(start)] == start]
+        assert total[node] == own[below].sum()

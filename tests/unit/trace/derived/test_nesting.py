@@ -1,0 +1,88 @@
+"""The forest of a thread's events, against looking at each moment by itself."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from stagespan.trace.derived.kernel_kinds import grouped, prevailing
+from stagespan.trace.derived.threads import Axis, Nesting
+
+AXIS = Axis(0, 40, 1)
+
+
+def forest(begins: list[int], ends: list[int]) -> Nesting:
+    return Nesting(AXIS, np.arange(len(begins)), np.array(begins), np.array(ends))
+
+
+def test_nested_and_crossing_events_against_every_moment() -> None:
+    # GIVEN many small sets of events that nest, touch, cross or coincide
+    source = random.Random(7)
+    for _ in range(500):
+        begins = [source.randint(0, 12) for _ in range(source.randint(0, 8))]
+        ends = [begin + source.randint(0, 8) for begin in begins]
+        found = forest(begins, ends)
+        # WHEN the forest is asked what is innermost at each moment
+        innermost = found.at(np.arange(22)).tolist()
+        # THEN it is the event that began last of those that are open
+        for moment, index in enumerate(innermost):
+            is_open = (found.begin <= moment) & (moment < found.end)
+            assert index == (int(np.flatnonzero(is_open).max()) if is_open.any() else -1)
+        # AND own times sum to the moments at which any is open
+        covered = {moment for b, e in zip(begins, ends, strict=True) for moment in range(b, e)}
+        assert found.own_ns().sum() == len(covered)
+
+
+def test_the_innermost_chosen_one_and_the_one_around_a_stretch() -> None:
+    # GIVEN 0..20 around 2..10 around 3..5, and 12..15
+    found = forest([0, 2, 3, 12], [20, 10, 5, 15])
+    # WHEN chosen ones are looked for from each outwards
+    chosen = np.array([True, False, True, False])
+    # THEN each finds itself or the next around it
+    assert found.first_around(chosen).tolist() == [0, 0, 2, 0]
+    assert found.first_around(np.array([True, False, False, False])).tolist() == [0, 0, 0, 0]
+    assert found.first_around(np.array([False, False, True, False])).tolist() == [-1, -1, 2, -1]
+    assert found.own_ns().tolist() == [9, 6, 2, 3]
+
+
+@pytest.mark.parametrize("length", [15, 40_000, 400_000])
+def test_a_long_chain_of_crossing_events(length: int) -> None:
+    # GIVEN 40,000 events, each begun before the one before has ended
+    count = 40_000
+    begins = 10 * np.arange(count)
+    axis = Axis(0, 1_000_000, 1)
+    found = Nesting(axis, np.arange(count), begins, begins + length)
+    # WHEN it is asked what is innermost at many moments, and what is around each
+    places = begins + 3
+    inside = found.at(places)
+    behind = found.at(places + begins[-1] + length)
+    first = found.first_around(np.arange(count) == 7)
+    # THEN it is the last begun, and behind all of them none
+    assert inside.tolist() == list(range(count))
+    assert behind.tolist() == [-1] * count
+    assert found.parent.tolist() == list(range(-1, count - 1))
+    # AND what is open all the time is around all that follow
+    assert length < 10 * count or first.tolist() == [-1] * 7 + [7] * (count - 7)
+
+
+def test_very_deep_events() -> None:
+    # GIVEN 3,000 events, each in the one before
+    index = np.arange(3_000)
+    found = Nesting(Axis(0, 9_000, 1), index, index, 9_000 - index)
+    # WHEN it is asked what is innermost THEN it is as with few
+    assert found.at(np.array([0, 2_999, 6_000, 6_001, 8_999, 9_000])).tolist() == [
+        0, 2_999, 2_999, 2_998, 0, -1,
+    ]  # fmt: skip
+    assert found.own_ns().tolist() == [2] * 2_999 + [9_000 - 2 * 2_999]
+
+
+def test_groups_and_what_prevails_in_them() -> None:
+    code, other = np.array([5, 3, 5, 3, 5]), np.array([1, 0, 2, -1, 2])
+    time = np.array([10, 7, 6, 100, 5])
+    rows = [(g.code, g.time_ns, g.count, g.shortest_ns, g.longest_ns) for g in grouped(code, time)]
+    assert rows == [(3, 107, 2, 7, 100), (5, 21, 3, 5, 10)]
+    assert prevailing(code, other, time) == {3: 0, 5: 2}
+    assert grouped(code[:0], time[:0]) == []
+    assert prevailing(code[:0], other[:0], time[:0]) == {}

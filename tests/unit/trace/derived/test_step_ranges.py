@@ -1,0 +1,259 @@
+"""What tells steps: marks, annotations, the optimizer, and sequences that repeat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from planted import Program
+
+from stagespan.trace.analyses import steps
+from stagespan.trace.analyses.steps import Steps
+from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
+from stagespan.trace.result import Unavailable
+
+US = 1_000
+NOTE = "user_annotation"
+
+
+def ranges_of(program: Program, folder: Path) -> StepRanges:
+    trace = program.trace(folder)
+    found = step_ranges(trace)
+    assert found is not None
+    split = steps.analyze(trace)
+    assert isinstance(split, Steps)
+    for step in split.steps:
+        assert sum(step.parts.values()) == step.dur_ns
+    return found
+
+
+def test_an_annotation_that_repeats(tmp_path: Path) -> None:
+    # GIVEN requests that are annotated, each with an inner annotation, after a warm-up
+    program = Program()
+    with program.within("warm up", NOTE):
+        program.operator()
+    for number in range(5):
+        with program.within(f"request {number}", NOTE):
+            program.work(1)
+            with program.within("model", NOTE):
+                program.operator()
+                program.wait()
+    # WHEN steps are told THEN each request is one, under its own name
+    found = ranges_of(program, tmp_path)
+    assert found.source == "annotation"
+    assert found.names == [f"request {number}" for number in range(5)]
+    assert "request 0 repeats" in found.how
+    assert not found.inferred
+
+
+def test_annotations_that_follow_each_other(tmp_path: Path) -> None:
+    # GIVEN a loop of three annotated parts, within one annotation of all
+    program = Program()
+    begins = []
+    with program.within("train", NOTE):
+        for _ in range(4):
+            begins.append(program.now * US)
+            for part in ("load", "forward", "backward"):
+                with program.within(part, NOTE):
+                    program.operator()
+                program.work(5)
+        program.wait()
+    # WHEN steps are told THEN once through the parts is a step
+    found = ranges_of(program, tmp_path)
+    assert found.begin_ns.tolist() == begins
+    assert found.names == ["step 1", "step 2", "step 3", "step 4"]
+    assert "3 annotations repeat, from load to backward" in found.how
+    # AND the parts are stages, no marks of steps
+    assert found.marks.tolist() == []
+
+
+def test_an_annotation_that_repeats_now_and_then(tmp_path: Path) -> None:
+    # GIVEN steps with a checkpoint between some of them
+    program = Program()
+    for number in range(7):
+        with program.within("train step", NOTE):
+            program.operator()
+            program.wait()
+        if number in (0, 1, 3, 5):
+            with program.within("checkpoint", NOTE):
+                program.work(9 if number < 5 else 2)
+            program.work(number)
+            if number == 3:
+                with program.within("log", NOTE):
+                    program.work(2)
+    # WHEN steps are told THEN the steps are those, without the checkpoints
+    found = ranges_of(program, tmp_path)
+    assert (found.source, len(found)) == ("annotation", 7)
+    marked = [program.events[row]["name"] for row in found.marks]
+    assert marked == ["train step"] * 7
+
+
+def test_marks_of_the_framework_are_no_steps(tmp_path: Path) -> None:
+    # GIVEN collectives that repeat, and two calls of a function
+    program = Program()
+    for _ in range(9):
+        with program.within("nccl:all_reduce", NOTE):
+            program.operator("aten::a")
+        program.work(3)
+    # WHEN steps are looked for THEN there are none
+    assert step_ranges(program.trace(tmp_path)) is None
+
+
+def test_requests_that_overlap_on_several_threads_are_no_steps(tmp_path: Path) -> None:
+    # GIVEN a server with two threads that are in the same annotation at the same time
+    program = Program()
+    for thread in (100, 101):
+        program.thread, program.now = thread, 1_000 + thread % 100 * 30
+        for _ in range(6):
+            with program.within("serve", NOTE):
+                program.operator()
+                program.work(60)
+    # WHEN steps are looked for THEN there are none
+    assert step_ranges(program.trace(tmp_path)) is None
+
+
+def test_annotations_of_a_small_part_are_no_steps(tmp_path: Path) -> None:
+    # GIVEN an annotated loop of 0.2 ms in a program of 10 ms
+    program = Program()
+    for _ in range(4):
+        with program.within("small", NOTE):
+            program.operator()
+    program.operator(us=5_000)
+    program.work(10_000)
+    program.operator()
+    # WHEN steps are looked for THEN there are none
+    assert step_ranges(program.trace(tmp_path)) is None
+
+
+def test_from_one_end_of_the_optimizer_to_the_next(tmp_path: Path) -> None:
+    # GIVEN a training without marks, but the optimizer's
+    program = Program()
+    ends = []
+    for number in range(4):
+        program.operator(us=30 + number)
+        with program.within("Optimizer.zero_grad#SGD.zero_grad", NOTE):
+            program.work(4)
+        with program.within("Optimizer.step#SGD.step", NOTE):
+            program.operator("aten::add_")
+        ends.append(program.now * US)
+    # WHEN steps are told THEN the first, of which the begin is unknown, is left out
+    found = ranges_of(program, tmp_path)
+    assert (found.source, found.inferred) == ("optimizer", True)
+    assert found.begin_ns.tolist() == ends[:-1]
+    assert found.end_ns.tolist() == ends[1:]
+
+
+def decoding(program: Program, steps: int, with_item: bool) -> None:
+    for _ in range(steps):
+        program.operator("aten::embedding")
+        for _ in range(3):
+            for name in ("norm", "qkv", "attention", "mlp"):
+                program.operator(f"aten::{name}")
+        program.operator("aten::argmax")
+        if with_item:
+            with program.within("aten::item"):
+                program.wait()
+
+
+def test_operators_that_repeat_with_a_wait_in_each(tmp_path: Path) -> None:
+    # GIVEN decoding, nothing marked, each token of which is read by the host
+    program = Program()
+    program.operator("aten::load")
+    decoding(program, 5, with_item=True)
+    # WHEN steps are told THEN a token is a step, and it is said how that is known
+    found = ranges_of(program, tmp_path)
+    assert (found.source, found.inferred, len(found)) == ("operators", True, 5)
+    assert "15 operators, from aten::embedding on" in found.how
+
+
+def test_a_trace_that_begins_in_a_step(tmp_path: Path) -> None:
+    # GIVEN decoding of which the trace has the end of one token, and five whole ones
+    program = Program()
+    program.operator("aten::mlp")
+    program.operator("aten::argmax")
+    with program.within("aten::item"):
+        program.wait()
+    begin = program.now
+    decoding(program, 5, with_item=True)
+    # WHEN steps are told THEN they begin behind the wait
+    found = ranges_of(program, tmp_path)
+    assert found.begin_ns[0] == begin * US
+    assert "from aten::embedding on" in found.how
+
+
+def test_decoding_on_the_host_alone(tmp_path: Path) -> None:
+    # GIVEN the same without a device, and one without a value that is read
+    for reads in (True, False):
+        program = Program()
+        for _ in range(4):
+            for name in ("embedding", "a", "b", "c", "d", "e", "f", "argmax"):
+                with program.within(f"aten::{name}"):
+                    program.work(10)
+            if reads:
+                with program.within("aten::item"):
+                    program.work(1)
+        # WHEN steps are looked for THEN only the first has any
+        found = step_ranges(program.trace(tmp_path))
+        assert (found is not None and len(found) == 4) == reads
+
+
+def test_layers_that_repeat_are_no_steps(tmp_path: Path) -> None:
+    # GIVEN one forward pass with many equal layers, and a loop that moves parameters
+    program = Program()
+    for _ in range(6):
+        for name in "abcdefghij":
+            program.operator(f"aten::{name}")
+    assert step_ranges(program.trace(tmp_path)) is None
+    program = Program()
+    for _ in range(40):
+        program.launch("Memcpy HtoD", 9, cat="gpu_memcpy", call="cudaMemcpyAsync")
+    # WHEN steps are looked for THEN there are none
+    assert step_ranges(program.trace(tmp_path)) is None
+
+
+def test_kernels_that_repeat_with_a_copy_in_each(tmp_path: Path) -> None:
+    # GIVEN a trace of the device alone: a copy to it, and ten kernels, four times
+    program = Program()
+    for _ in range(4):
+        program.launch("Memcpy HtoD", 9, cat="gpu_memcpy", known=False)
+        for name in "abcdefghij":
+            program.launch(f"kernel_{name}", 20, known=False)
+    # WHEN steps are told
+    found = ranges_of(program, tmp_path)
+    # THEN they are the device's, and nothing is said about the host
+    assert (found.source, len(found)) == ("kernels", 4)
+    split = steps.analyze(program.trace(tmp_path))
+    assert isinstance(split, Steps)
+    assert [step.host_ns for step in split.steps] == [None] * 4
+    assert {step.parts["computation"] for step in split.steps} == {200 * US}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_profiler_step_is_a_step(count: int, tmp_path: Path) -> None:
+    program = Program()
+    for number in range(count):
+        with program.within(f"ProfilerStep#{number}", NOTE):
+            program.operator()
+    assert len(ranges_of(program, tmp_path)) == count
+
+
+def test_marks_that_overlap_and_marks_of_two_threads(tmp_path: Path) -> None:
+    # GIVEN the same steps marked on two threads
+    program = Program()
+    for number in range(3):
+        begin = program.now
+        with program.within(f"ProfilerStep#{number}", NOTE):
+            program.operator()
+        program.thread = 101
+        program.event(f"ProfilerStep#{number}", NOTE, begin, program.now)
+        program.thread = 100
+    # WHEN steps are told THEN each counts once
+    assert ranges_of(program, tmp_path).names == [f"ProfilerStep#{n}" for n in range(3)]
+
+
+def test_a_trace_without_steps_says_how_to_mark_them(tmp_path: Path) -> None:
+    program = Program()
+    program.operator()
+    found = steps.analyze(program.trace(tmp_path))
+    assert isinstance(found, Unavailable)
+    assert "profiler.step()" in found.reason

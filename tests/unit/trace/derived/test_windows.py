@@ -1,0 +1,324 @@
+"""What verdict and steps are of: the steps, without work from before the trace, and all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from planted import CALL, LATENCY, Program
+
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analyses import device_use, steps, verdict
+from stagespan.trace.analyses.device_use import Use
+from stagespan.trace.analyses.steps import Steps
+from stagespan.trace.analyses.verdict import Verdict
+from stagespan.trace.analysis import analyze
+from stagespan.trace.derived.windows import steps_of
+
+US = 1_000
+
+
+def judged(trace: Trace) -> Verdict:
+    found = verdict.analyze(trace)
+    assert isinstance(found, Verdict)
+    assert sum(found.times_ns.values()) == sum(found.parts_ns.values()) == found.whole_ns
+    assert sum(time for _, time, _ in found.bar()) == found.whole_ns
+    return found
+
+
+def split(trace: Trace) -> Steps:
+    found = steps.analyze(trace)
+    assert isinstance(found, Steps)
+    return found
+
+
+def trace_of(name: str, traces: Path) -> Trace:
+    """A real trace, of either folder."""
+    for folder in (traces, traces.parent / "review" / "traces"):
+        path = folder / f"{name}.json.gz"
+        if path.is_file():
+            return read_trace(path)
+    pytest.skip(f"no trace {name}")
+
+
+def test_the_verdict_is_of_the_step_with_what_lies_before_and_behind(tmp_path: Path) -> None:
+    # GIVEN a step: 2 ms of preparation, a kernel of 1 ms, 0.4 ms of Python behind it
+    program = Program()
+    with program.within("ProfilerStep#1", "user_annotation"):
+        with program.within("preprocess.py(3): resize", "python_function"):
+            program.work(2_000)
+        program.operator(us=1_000)
+        program.wait()
+        program.work(400)
+    # WHEN it is judged
+    found = judged(program.trace(tmp_path))
+    # THEN the step is the whole, and preparing it is what bounds it
+    whole = 2_000 + 10 + CALL + LATENCY + 1_000 + 2 + 400
+    assert (found.base.steps, found.whole_ns) == (1, whole * US)
+    assert found.parts_ns == {
+        "preparation": 2_010 * US,
+        "computing": 1_000 * US,
+        "finishing": 402 * US,
+        "launch": (CALL + LATENCY) * US,
+    }
+    assert (found.verdict, found.cause) == ("host-bound", "preparation")
+    assert found.preparing == "preprocess.py(3): resize"
+    # AND the device's own span is told as before
+    written = found.to_dict()
+    assert written["span_us"] == 1_000
+    assert written["whole_us"] == whole
+    assert written["percent"] == pytest.approx(100 * 2_412 / whole)
+    assert [name for name, _, _ in found.bar()] == ["computing", "idle", "preparing", "finishing"]
+
+
+def test_without_steps_the_verdict_is_of_the_trace(tmp_path: Path) -> None:
+    # GIVEN one operator, whose kernel begins after 18 µs of host time
+    program = Program()
+    program.operator(us=50)
+    # WHEN it is judged THEN all of the trace counts
+    found = judged(program.trace(tmp_path))
+    assert (found.base.steps, found.whole_ns) == (0, (10 + CALL + LATENCY + 50) * US)
+    assert found.to_dict()["base"]["of"] == "trace"
+    assert found.verdict == "device-busy"
+
+
+def test_steps_that_hold_little_of_the_work_are_not_what_the_verdict_is_of(tmp_path: Path) -> None:
+    # GIVEN a step with a kernel of 10 µs, in a trace of 20 more such kernels
+    program = Program()
+    with program.within("ProfilerStep#1", "user_annotation"):
+        program.operator(us=10)
+        program.wait()
+    for _ in range(20):
+        program.operator(us=10)
+    # WHEN it is judged THEN it is of the trace
+    assert judged(program.trace(tmp_path)).base.steps == 0
+
+
+def test_time_between_steps_is_part_of_the_verdict(tmp_path: Path) -> None:
+    # GIVEN annotated steps of 70 µs with 5 ms between them
+    program = Program()
+    for _ in range(6):
+        with program.within("step", "user_annotation"):
+            program.operator(us=50)
+            program.wait()
+        program.work(5_000)
+    # WHEN they are judged THEN the time between them is not lost
+    found = judged(program.trace(tmp_path))
+    assert (found.base.steps, found.verdict, found.cause) == (6, "host-bound", "between_steps")
+    assert found.parts_ns["computing"] == 300 * US
+
+
+def test_the_first_step_begins_behind_work_launched_before_the_trace(tmp_path: Path) -> None:
+    # GIVEN two steps of kernels of 100 µs, and earlier kernels of 400 and 90 µs on two streams
+    program = Program()
+    program.launch("before", 400, known=False)
+    program.launch("before", 90, stream=20, known=False)
+    for number in range(2):
+        with program.within(f"ProfilerStep#{number}", "user_annotation"):
+            program.operator(us=100)
+    trace = program.trace(tmp_path)
+    # WHEN they are split
+    found = split(trace)
+    # THEN that work is in neither of them, and said to be
+    assert [step.dur_ns for step in found.steps] == [100 * US, 100 * US]
+    assert [step.parts["computation"] for step in found.steps] == [100 * US, 100 * US]
+    assert found.outside == (2, 490 * US)
+    written = found.to_dict()
+    assert written["earlier_work_us"] == LATENCY + 400 - CALL
+    assert written["earlier_work_recorded"] is True
+    # AND the verdict and a comparison go by the same steps
+    assert judged(trace).whole_ns == 200 * US
+    windows = steps_of(trace)
+    assert windows is not None
+    assert windows.dur_ns.tolist() == [100 * US, 100 * US]
+
+
+def test_work_without_a_launch_within_the_trace_cuts_nothing(tmp_path: Path) -> None:
+    # GIVEN steps, and kernels without a launch behind the stream's first launched one
+    program = Program()
+    for number in range(2):
+        with program.within(f"ProfilerStep#{number}", "user_annotation"):
+            program.operator(us=100)
+            program.launch("unknown", 30, known=False)
+            program.wait()
+    # WHEN they are split THEN the first step begins with its mark
+    found = split(program.trace(tmp_path))
+    assert found.steps[0].begin_ns == 0
+    assert found.to_dict()["earlier_work_us"] is None
+
+
+def test_a_first_kernel_that_waited_for_work_of_before_the_trace(tmp_path: Path) -> None:
+    # GIVEN a step whose first kernel begins 20 ms after its launch, on a device without events
+    program = Program()
+    program.free[7] = program.now + 20_000
+    with program.within("ProfilerStep#1", "user_annotation"):
+        program.work(30)
+        for _ in range(3):
+            program.operator(us=1_000)
+    trace = program.trace(tmp_path)
+    # WHEN it is split
+    found = split(trace)
+    # THEN the device is not called idle: it was busy with work that the trace does not hold
+    (step,) = found.steps
+    assert (step.begin_ns, step.dur_ns) == (20_000 * US, 3_000 * US)
+    assert step.parts["computation"] == step.dur_ns
+    assert found.to_dict()["earlier_work_recorded"] is False
+    assert found.findings() == []
+    # AND the verdict says so
+    said = judged(trace)
+    assert (said.verdict, said.whole_ns) == ("device-busy", 3_000 * US)
+    assert said.base.unrecorded_ns == 20_000 * US
+    assert said.to_dict()["base"]["unrecorded_work_us"] == 20_000
+
+
+def test_a_first_kernel_that_waited_without_steps(tmp_path: Path) -> None:
+    # GIVEN the same without a step, and without anything before it
+    program = Program()
+    program.free[7] = program.now + 20_000
+    program.operator(us=1_000)
+    # WHEN it is judged THEN that time is not the device's idle time
+    found = judged(program.trace(tmp_path))
+    assert (found.whole_ns, found.base.unrecorded_ns) == (1_000 * US, 20_000 * US)
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_short_trace_has_no_grave_finding(marked: bool, tmp_path: Path) -> None:
+    # GIVEN one kernel of 50 µs behind 200 µs of Python, and a copy
+    program = Program()
+
+    def run() -> None:
+        with program.within("main.py(1): main", "python_function"):
+            program.work(200)
+            program.operator(us=50)
+            program.launch("Memcpy DtoH", 60, cat="gpu_memcpy", call="cudaMemcpyAsync")
+            program.wait()
+
+    if marked:
+        with program.within("ProfilerStep#1", "user_annotation"):
+            run()
+    else:
+        run()
+    # WHEN steps and device are looked at
+    found = analyze(program.trace(tmp_path), ["device_use", "steps", "kernels"]).findings()
+    # THEN what they find is of little weight, as it is of little time
+    assert {finding.severity for finding in found} <= {"low"}
+
+
+def test_copies_get_the_advice_that_fits_them(tmp_path: Path) -> None:
+    # GIVEN devices that mostly copy: within the device, from pageable memory, from pinned memory
+    said = {}
+    for number, name in enumerate(
+        (
+            "Memcpy DtoD (Device -> Device)",
+            "Memcpy HtoD (Pageable -> Device)",
+            "Memcpy HtoD (Pinned -> Device)",
+        )
+    ):
+        program = Program()
+        program.operator(us=500)
+        program.launch(name, 2_000, stream=20, cat="gpu_memcpy", call="cudaMemcpyAsync", after=7)
+        # WHEN they are looked at
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        use = device_use.analyze(program.trace(folder))
+        assert isinstance(use, Use)
+        (finding,) = use.findings()
+        assert finding.code == "device_use.exposed_copies"
+        assert finding.evidence[1].event == name
+        said[name] = "pinned memory" in finding.sentence
+    # THEN pinned memory is the advice for the second alone
+    assert list(said.values()) == [False, True, False]
+
+
+def test_every_finding_has_a_code_and_evidence(traces: Path) -> None:
+    # GIVEN all real traces WHEN device, kernels, torch.compile, steps and layers are looked at
+    names = ("device_use", "kernels", "compiled", "steps", "layers")
+    codes = set()
+    folders = (traces, traces.parent / "review" / "traces")
+    for path in sorted(path for folder in folders for path in folder.glob("*.json.gz")):
+        found = analyze(read_trace(path), names)
+        for name, result in found.results.items():
+            for finding in result.findings():
+                # THEN every finding has a code, of its analysis, and what it rests on
+                assert finding.code.startswith(f"{name}."), (path.name, finding)
+                assert finding.evidence, (path.name, finding)
+                codes.add(finding.code)
+    assert {"steps.before_device", "device_use.exposed_copies", "kernels.memory_bound"} <= codes
+
+
+@pytest.mark.parametrize(
+    ("name", "first_us", "second_us"),
+    [
+        # The end of the step's own work, less the end of the last kernel without a launch.
+        ("cuda_h100_qwen", 35_183.5, None),
+        ("cuda_v100_trace_diff", 118_128, 117_128),
+        ("cuda_a100_cudagraph_triton_nccl", 216_286, 215_570),
+    ],
+)
+def test_the_first_step_of_real_traces(
+    name: str, first_us: float, second_us: float | None, traces: Path
+) -> None:
+    # GIVEN a trace that begins while the device is busy with earlier work
+    trace = trace_of(name, traces)
+    # WHEN its steps are split
+    written = split(trace).to_dict()
+    # THEN the first is as long as the work that it launched, like the others
+    assert written["steps"][0]["step_us"] == pytest.approx(first_us, abs=1)
+    if second_us is not None:
+        assert written["steps"][1]["step_us"] == pytest.approx(second_us, abs=1)
+    # AND a comparison goes by the same
+    windows = steps_of(trace)
+    assert windows is not None
+    assert [int(each) / 1000 for each in windows.dur_ns] == [
+        step["step_us"] for step in written["steps"]
+    ]
+
+
+def test_qwen_computes_for_its_own_time(traces: Path) -> None:
+    written = split(trace_of("cuda_h100_qwen", traces)).to_dict()
+    assert sum(written["parts_us"][part] for part in ("computation", "copies")) == pytest.approx(
+        31_905, abs=1
+    )
+
+
+def test_a_video_is_prepared_for_most_of_the_step(traces: Path) -> None:
+    # GIVEN a step that prepares a video for 218 of its 382.5 ms
+    found = judged(trace_of("cuda_h100_timesformer", traces))
+    # THEN that is what bounds it, with the function; computing has its share of the step
+    written = found.to_dict()
+    assert (found.verdict, found.cause) == ("host-bound", "preparation")
+    assert found.preparing is not None
+    assert found.preparing.endswith("preprocess")
+    whole = written["whole_us"]
+    assert whole == pytest.approx(382_536, abs=1)
+    assert 100 * written["parts_us"]["preparation"] / whole == pytest.approx(57.0, abs=0.05)
+    assert 100 * written["parts_us"]["computing"] / whole == pytest.approx(40.5, abs=0.05)
+
+
+def test_a_server_whose_device_was_busy_before(traces: Path) -> None:
+    # GIVEN a prefill whose first copy began 149 ms after its launch
+    trace = trace_of("rocm_mi300_vllm_piecewise", traces)
+    # WHEN it is split THEN the device is never called idle for long
+    (step,) = split(trace).steps
+    assert step.dur_ns == pytest.approx(156_466_000, abs=1_000)
+    assert step.parts["computation"] > 0.99 * step.dur_ns
+    found = judged(trace)
+    assert (found.verdict, found.base.steps) == ("device-busy", 1)
+    assert found.base.unrecorded_ns == pytest.approx(151_231_000, abs=1_000)
+
+
+def test_all_real_verdicts_close(traces: Path) -> None:
+    folders = (traces, traces.parent / "review" / "traces")
+    for path in sorted(path for folder in folders for path in folder.glob("*.json.gz")):
+        # GIVEN a real trace WHEN it is judged THEN its parts sum to its steps, or to itself
+        trace = read_trace(path)
+        found = verdict.analyze(trace)
+        if isinstance(found, Verdict):
+            judged(trace)
+            use = device_use.analyze(trace)
+            assert isinstance(use, Use)
+            # AND the table about the device has the same figures, with the same shares
+            rows = {row[0]: row[1:] for row in use.tables()[0].rows}
+            computing = found.times_ns.get("device-busy", 0)
+            percent = 100 * computing / found.whole_ns
+            assert rows["computing"] == (computing, pytest.approx(percent)), path.name

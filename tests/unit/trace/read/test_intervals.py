@@ -1,0 +1,94 @@
+"""Unions and exclusive times against a count of every single nanosecond."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagespan.trace.read.intervals import _Edges, covered, exclusive, merged
+
+_INTERVALS = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 15), st.integers(0, 2)), max_size=12
+)
+
+
+def arrays(rows: list[tuple[int, int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 0] + table[:, 1], table[:, 2]
+
+
+@settings(max_examples=300, deadline=None)
+@given(_INTERVALS)
+def test_union(rows: list[tuple[int, int, int]]) -> None:
+    # GIVEN any intervals
+    begin, end, _ = arrays(rows)
+    inside = {t for b, d, _ in rows for t in range(b, b + d)}
+    # WHEN they are merged
+    starts, ends = merged(begin, end)
+    # THEN the union is what they cover, ascending and disjoint
+    assert covered(begin, end) == len(inside)
+    assert {t for b, e in zip(starts, ends, strict=True) for t in range(b, e)} == inside
+    assert np.all(starts[1:] > ends[:-1])
+
+
+@settings(max_examples=500, deadline=None)
+@given(_INTERVALS)
+def test_exclusive_time_belongs_to_the_interval_begun_last(
+    rows: list[tuple[int, int, int]],
+) -> None:
+    # GIVEN any intervals in lanes, nested or crossing
+    begin, end, lane = arrays(rows)
+    expected = [0] * len(rows)
+    for which in {row[2] for row in rows}:
+        for t in range(60):
+            # The innermost is begun last; of those begun together the shortest, then the last.
+            covering = [
+                (b, -d, i) for i, (b, d, at) in enumerate(rows) if at == which and b <= t < b + d
+            ]
+            if covering:
+                expected[max(covering)[2]] += 1
+    # WHEN their own times are taken
+    # THEN each nanosecond has one owner
+    assert exclusive(begin, end, lane).tolist() == expected
+
+
+def test_nested_siblings_that_touch() -> None:
+    # GIVEN a parent with two children that touch each other and its end, and one of no length
+    begin = np.array([0, 0, 4, 4, 10], dtype=np.int64)
+    end = np.array([10, 4, 10, 4, 12], dtype=np.int64)
+    # WHEN own times are taken
+    own = exclusive(begin, end, np.zeros(5, dtype=np.int64))
+    # THEN the parent has none left
+    assert own.tolist() == [0, 4, 6, 0, 2]
+
+
+@st.composite
+def _nested(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """Intervals of one lane that nest, as the calls of a thread do."""
+    rows: list[tuple[int, int, int]] = []
+
+    def fill(begin: int, end: int, depth: int) -> None:
+        at = begin
+        while at < end and draw(st.booleans()):
+            first = draw(st.integers(at, end - 1))
+            last = draw(st.integers(first + 1, end))
+            rows.append((first, last - first, 0))
+            if depth < 4:
+                fill(first, last, depth + 1)
+            at = last
+
+    fill(0, 50, 0)
+    return rows
+
+
+@settings(max_examples=200, deadline=None)
+@given(_nested())
+def test_nesting_is_seen(rows: list[tuple[int, int, int]]) -> None:
+    # GIVEN intervals that nest
+    edges = _Edges(*arrays(rows))
+    # WHEN the owners are looked for without a loop
+    owner, nested = edges.innermost()
+    # THEN that succeeds, and finds what the loop finds
+    assert nested
+    assert owner.tolist() == edges.innermost_of_crossing().tolist()

@@ -1,0 +1,188 @@
+"""``stagespan analyze``: one screen, files whole, and one sentence for what it cannot read."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from commands import fits, run
+from planted import Program
+from rich.console import Console
+
+from stagespan.trace import read_trace
+from stagespan.trace.analysis import analyze
+from stagespan.trace.render.markdown import markdown
+from stagespan.trace.render.terminal import print_analysis
+
+
+@pytest.fixture
+def planted(tmp_path: Path) -> Path:
+    """A program with several faults."""
+    program = Program()
+    for step in range(20):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            with program.within("enumerate(DataLoader)#x", "user_annotation"):
+                program.work(800)
+            program.operator(us=100)
+            with program.within("aten::item"):
+                program.wait(tail=200)
+            program.launch("ncclKernel", 500, stream=20)
+            program.work(700)
+    program.trace(tmp_path)
+    return tmp_path / "planted.json"
+
+
+def test_the_page_names_verdict_causes_and_evidence(planted: Path) -> None:
+    status, out, error = run(planted)
+    assert (status, error) == (0, "")
+    assert out.startswith("planted.json: ")
+    out = " ".join(out.split())
+    assert "Host-bound: for " in out
+    assert "the host waited for the data loader" in out
+    assert "aten::item (cudaStreamSynchronize)" in out
+    assert "hidden behind computation" in out
+
+
+@pytest.mark.parametrize(("height", "width"), [(24, 80), (30, 100), (50, 200), (10, 40)])
+def test_the_page_fits_the_screen(height: int, width: int, planted: Path) -> None:
+    # GIVEN a terminal
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=width, height=height)
+    # WHEN the page is printed on it
+    print_analysis(analyze(read_trace(planted)), console)
+    lines = text.getvalue().splitlines()
+    # THEN it is no longer than the terminal (or twenty lines), and says what is missing
+    assert len(lines) < max(height, 24) or width < 80
+    assert "Host-bound" in text.getvalue()
+
+
+def test_json_holds_everything(planted: Path, tmp_path: Path) -> None:
+    target = tmp_path / "new" / "analysis.json"
+    status, out, _ = run(planted, "--json", target)
+    assert status == 0
+    assert "Host-bound" in out
+    written = json.loads(target.read_text())
+    assert written["schema_version"] == 1
+    assert written["trace"]["path"] == str(planted)
+    assert written["device_use"]["span_us"] == (
+        written["device_use"]["compute_union_us"]
+        + written["device_use"]["exposed_comm_us"]
+        + written["device_use"]["exposed_memcpy_us"]
+        + written["device_use"]["idle_us"]
+    )
+    assert sum(c["idle_us"] for c in written["idle"]["by_cause"].values()) == pytest.approx(
+        written["device_use"]["idle_us"], abs=1e-6
+    )
+    assert written["findings"][0].keys() == {"code", "severity", "sentence", "evidence"}
+    assert written["findings"][0]["evidence"][0].keys() == {"event", "time_us", "figure", "unit"}
+
+
+def test_json_fits_its_schema(planted: Path, tmp_path: Path) -> None:
+    # GIVEN the schema that the command prints
+    status, text, _ = run("--json-schema")
+    assert status == 0
+    schema = json.loads(text)
+    # WHEN a trace is written as JSON, and one without a device
+    _, full, _ = run(planted, "--json", "-")
+    none = tmp_path / "none.json"
+    none.write_text("[]")
+    _, empty, _ = run(none, "--json", "-")
+    none.write_text('[{"ph":"X","name":"aten::mm","cat":"cpu_op","ts":1,"dur":2,"pid":1,"tid":1}]')
+    _, without_device, _ = run(none, "--json", "-")
+    fits(json.loads(without_device), schema)
+    described = schema["properties"]["host"]["anyOf"][1]["properties"]
+    assert described.keys() == json.loads(without_device)["host"].keys()
+    # THEN all fit, and what is changed does not
+    fits(json.loads(full), schema)
+    fits(json.loads(empty), schema)
+    for where, wrong in ((("verdict", "verdict"), "fast"), (("idle", "idle_us"), "1")):
+        changed = json.loads(full)
+        changed[where[0]][where[1]] = wrong
+        with pytest.raises(AssertionError):
+            fits(changed, schema)
+    # AND every key of the analyses that it describes is described
+    for name in ("verdict", "device_use", "idle", "launches"):
+        described = schema["properties"][name]["anyOf"][1]["properties"]
+        assert described.keys() == json.loads(full)[name].keys(), name
+
+
+def test_a_dash_is_standard_output_alone(planted: Path) -> None:
+    _, text, _ = run(planted, "--json", "-")
+    assert json.loads(text)["verdict"]["verdict"] == "host-bound"
+    _, page, _ = run(planted, "--markdown", "-")
+    assert page == markdown(analyze(read_trace(planted)))
+
+
+def test_hostile_names_steer_neither_terminal_nor_markdown(tmp_path: Path) -> None:
+    # GIVEN events whose names hold escape codes, markup, tables and new lines
+    name = "\x1b[31mred\n| a | **b** | [bold]c[/bold] <script>alert(1)</script> `d`" * 3
+    program = Program()
+    for _ in range(20):
+        program.operator(f"{name}aten::mm", us=2)
+        with program.within(name):
+            program.wait(call=f"cudaStreamSynchronize{name}")
+    path = tmp_path / "planted.json"
+    program.trace(tmp_path)
+    # WHEN its pages are made
+    status, out, _ = run(path)
+    page = markdown(analyze(read_trace(path)))
+    # THEN nothing of it does anything
+    assert status == 0
+    assert "\x1b" not in out + page
+    assert "<script" not in page.replace("\\<script", "")
+    tables = re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE)
+    assert len(tables) > 5
+    for table in tables:
+        cells = {len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}
+        assert len(cells) == 1, table
+    assert "[bold]" in out or "red" in out
+
+
+def test_what_cannot_be_analysed_gets_one_sentence(planted: Path, tmp_path: Path) -> None:
+    whole = planted.read_bytes()
+    bad = {
+        "missing.json": None,
+        "empty.json": b"",
+        "text.json": b"hello",
+        "other.json": b'{"a": 1}',
+        "numbers.json": b"[1, 2]",
+        "binary.json": bytes(range(256)),
+        "cut.json.gz": gzip.compress(whole)[:20],
+    }
+    for name, content in bad.items():
+        # GIVEN a file that is no trace
+        path = tmp_path / name
+        if content is not None:
+            path.write_bytes(content)
+        # WHEN it is analysed
+        status, out, error = run(path)
+        # THEN the status is 2, and one sentence says what to do
+        assert (status, out) == (2, ""), name
+        assert error.startswith("Error: "), name
+        assert error.count("\n") == 1, name
+    # AND so do a folder without a trace, and a target that cannot be written
+    (tmp_path / "folder").mkdir()
+    assert run(tmp_path / "folder")[0] == 2
+    status, _, error = run(planted, "--json", tmp_path / "text.json" / "x.json")
+    assert (status, error.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("content", [b"[]", b'{"traceEvents": []}'])
+def test_an_empty_list_of_events(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    path.write_bytes(content)
+    status, out, _ = run(path)
+    assert status == 0
+    assert "Cannot tell: the trace has no device events" in out
+
+
+def test_a_trace_that_is_cut_off_says_so(planted: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.json"
+    path.write_bytes(planted.read_bytes()[: planted.stat().st_size // 2])
+    status, out, _ = run(path)
+    assert status == 0
+    assert "is incomplete: the file ends in the middle of its events" in " ".join(out.split())

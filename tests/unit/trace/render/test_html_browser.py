@@ -1,0 +1,422 @@
+"""The HTML page in a real browser: what is seen, searched and sorted, and that nothing leaves."""
+
+from __future__ import annotations
+
+import http.server
+import socketserver
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser, program
+from planted import Program
+from test_html_page import HOSTILE, a_program, data_of, lanes_of
+
+from stagespan.trace import read_trace
+from stagespan.trace.analysis import analyze
+from stagespan.trace.render import html
+
+pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(program() is None, reason="no Chromium here to open a page in"),
+]
+
+BARS = "document.querySelectorAll('#timeline .bars path').length"
+RANGE = "document.querySelector('#timeline .chart').layout.xaxis.range"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("browser")) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _fresh(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test begins with a clean record, and ends with nothing asked for but its own file."""
+    browser: Browser = request.getfixturevalue("browser")
+    browser.call("Page.navigate", url="about:blank")
+    browser.evaluate("1")
+    browser.requests.clear()
+    browser.complaints.clear()
+    browser.size(1280, 900)
+    browser.media()
+    yield
+    assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
+
+
+def page_of(program: Program, folder: Path) -> Path:
+    page = folder / "page.html"
+    page.write_text(html.html_page(analyze(program.trace(folder))))
+    return page
+
+
+def many_calls() -> Program:
+    """Sixty waits in different operators; after the last of them there is no gap."""
+    program = Program()
+    for number in range(60):
+        program.operator(us=10)
+        with program.within(f"aten::wait_{number:02}"):
+            program.wait(call=f"cudaStreamSynchronize{number}", tail=50 + number)
+        program.work(number)
+    return program
+
+
+def rows(browser: Browser, title: str) -> list[list[str]]:
+    """What a table shows."""
+    found: list[list[str]] = browser.evaluate(
+        f"[...document.querySelectorAll('[role=group][aria-label=\"{title}\"] tbody tr')]"
+        ".map((row) => [...row.cells].map((cell) => cell.innerText))"
+    )
+    return found
+
+
+def test_the_bar_of_several_devices_says_so(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN a page about two devices
+    program = Program()
+    for device in (0, 1):
+        program.launch("gemm", 80)
+        program.events[-1]["args"]["device"] = device
+    # WHEN it is opened
+    browser.open(page_of(program, tmp_path))
+    # THEN the bar's note says of what its figures are
+    shown = browser.evaluate("document.querySelector('.device').parentElement.textContent")
+    said = "computing 47.6 % (160.000 µs)idle 52.4 % (176.000 µs)"
+    assert shown.endswith(f"{said}Sums over 2 devices.")
+
+
+def test_all_sections_are_there_without_a_complaint(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN the page of a program with waits and unhidden communication
+    analysis = analyze(a_program().trace(tmp_path))
+    browser.open(page_of(a_program(), tmp_path))
+    # WHEN a reader looks at it
+    headings = browser.text("h2")
+    # THEN verdict, findings, timeline and each analysis that has tables are there
+    assert browser.text(".verdict strong") == ["Host-bound"]
+    shown = [n.replace("_", " ") for n, r in analysis.results.items() if r.tables()]
+    assert [each.lower() for each in headings][:3] == ["summary", "findings", "timeline"]
+    assert set(shown) <= {each.lower() for each in headings}
+    assert browser.text("nav a")[:3] == ["Summary", "Findings", "Timeline"]
+    assert len(browser.text(".findings > li")) == len(analysis.findings())
+    assert analysis.findings()[0].sentence in browser.text(".findings > li")[0]
+    # AND the charts are drawn
+    assert browser.evaluate("document.documentElement.dataset.ready") == "yes"
+    assert browser.evaluate(BARS) > 80
+    ticks = browser.evaluate(
+        "document.querySelector('#analysis-idle .yaxislayer-above').textContent"
+    )
+    assert "did other work between steps" in ticks
+    assert "loader" not in ticks
+    # AND the browser had nothing to complain about, and asked for nothing but the file
+    assert browser.complaints == []
+    assert {url for url in browser.requests if not url.startswith("data:")} == {
+        (tmp_path / "page.html").as_uri()
+    }
+
+
+# Of each lane how much of it is coloured, as the browser has laid out the bars.
+COLOURED = """(() => {
+  const tracks = [...document.querySelectorAll('#timeline .shapelayer path')]
+    .map((each) => each.getBoundingClientRect());
+  const areas = DATA.lanes.map(() => 0);
+  for (const bar of document.querySelectorAll('#timeline .bars path')) {
+    const box = bar.getBoundingClientRect();
+    const at = tracks.findIndex((each) => box.top >= each.top - 1 && box.bottom <= each.bottom + 1);
+    const width = Math.min(box.right, tracks[0].right) - Math.max(box.left, tracks[0].left);
+    if (at >= 0 && width > 0) areas[at] += width * box.height;
+  }
+  return areas.map((area, at) => (100 * area) / (tracks[at].width * tracks[at].height));
+})()"""
+
+
+def busy_in(data: dict[str, Any], name: str, begin: float, end: float) -> float:
+    """How much of a stretch of a lane its bars fill, in percent, where none sums up several."""
+    bars = lanes_of(data)[name]["bars"]
+    return 100 * sum(max(min(e, end) - max(b, begin), 0) for b, e, *_ in bars) / (end - begin)
+
+
+def test_a_lane_is_filled_as_far_as_it_is_busy(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN a device that computes in short kernels, a fifth of the time or a half, and copies
+    program = Program()
+    for number in range(3_000):
+        program.operator(us=4 if number < 1_500 else 20, before=20 + number % 9)
+        if number % 20 == 0:
+            program.launch("Memcpy HtoD", 200, stream=9, cat="gpu_memcpy")
+    page = page_of(program, tmp_path)
+    data = data_of(page.read_text())
+    window = data["window_ns"]
+    # WHEN it is shown as a whole, and nearer and nearer
+    browser.open(page)
+    for begin, end in ((0, window), (window / 2, window), (0, window / 50), (0, window / 400)):
+        browser.evaluate(f"showTimes({begin}, {end}); new Promise((r) => setTimeout(r, 400))")
+        drawn = dict(zip(data["lanes"], browser.evaluate(COLOURED), strict=True))
+        # THEN of each lane as much is coloured as it is busy for
+        for name, percent in drawn.items():
+            assert percent == pytest.approx(busy_in(data, name, begin, end), abs=2), (name, begin)
+    # AND nearer there are the events themselves, with their names
+    texts = browser.evaluate("timelineNode.data.flatMap((trace) => trace.text)")
+    assert any(text.startswith("kernel_mm<br>at ") for text in texts)
+    assert browser.complaints == []
+
+
+def test_a_real_lane_is_filled_as_far_as_it_is_busy(
+    browser: Browser, traces: Path, tmp_path: Path
+) -> None:
+    # GIVEN a trace with more events than a page has bars
+    analysis = analyze(read_trace(traces / "cuda_v100_nccl_train.json.gz"))
+    page = tmp_path / "page.html"
+    page.write_text(html.html_page(analysis))
+    assert page.stat().st_size < 2_600_000
+    data = data_of(page.read_text())
+    use = analysis.to_dict()["device_use"]
+    # WHEN it is shown THEN each stream's lane, and that of idleness, has the share of the tables
+    browser.open(page)
+    drawn = dict(zip(data["lanes"], browser.evaluate(COLOURED), strict=True))
+    streams = {name.rsplit("/")[-1]: time for name, time in use["per_stream_busy_us"].items()}
+    for name, time in (*streams.items(), ("idle", use["idle_us"])):
+        lane = name if name == "idle" else f"stream {name}"
+        assert drawn[lane] == pytest.approx(100_000 * time / data["window_ns"], abs=2), lane
+
+
+def test_a_page_can_be_used_with_a_screen_reader(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page_of(many_calls(), tmp_path))
+    # WHEN the page is looked at as a screen reader does
+    # THEN there is one main heading, no control within a picture, and no two landmarks of one name
+    assert browser.evaluate("document.querySelectorAll('h1').length") == 1
+    controls = "'[role=img] :is(a, button, [tabindex], [role=button]), [role=img][tabindex]'"
+    assert browser.evaluate(f"document.querySelectorAll({controls}).length") == 0
+    landmarks = browser.evaluate(
+        "[...document.querySelectorAll('section, nav, [role=region]')].map((e) => e.ariaLabel"
+        " || document.getElementById(e.getAttribute('aria-labelledby'))?.textContent)"
+    )
+    assert len(landmarks) == len(set(landmarks))
+
+
+def test_a_search_filters_and_a_heading_sorts(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN a long table
+    browser.open(page_of(many_calls(), tmp_path))
+    title = "Calls that the device was idle for"
+    table = f"document.querySelector('[role=group][aria-label=\"{title}\"]').parentNode"
+    assert len(rows(browser, title)) == 15
+    assert browser.evaluate(f"{table}.querySelector('.tools span').innerText") == "59 rows"
+    # WHEN words are typed into its search
+    browser.evaluate(f"{table}.querySelector('input').focus()")
+    browser.type("WAIT_1 cuda")
+    # THEN only the rows that hold all of them stay
+    assert [row[0] for row in rows(browser, title)] == [
+        f"aten::wait_{number}" for number in range(19, 9, -1)
+    ]
+    assert browser.evaluate(f"{table}.querySelector('.tools span').innerText") == "10 of 59 rows"
+    # WHEN a heading is clicked, once and again
+    button = f"[...{table}.querySelectorAll('th button')].find((b) => b.innerText == 'operator')"
+    browser.evaluate(f"{button}.click()")
+    # THEN they are in its order, and in the other
+    assert [row[0] for row in rows(browser, title)] == [f"aten::wait_{n}" for n in range(10, 20)]
+    assert browser.evaluate(f"{button}.parentNode.ariaSort") == "ascending"
+    browser.evaluate(f"{button}.click()")
+    assert rows(browser, title)[0][0] == "aten::wait_19"
+    # WHEN the search ends with Escape, and all is asked for
+    browser.evaluate(f"{table}.querySelector('input').focus()")
+    browser.press("Escape")
+    browser.evaluate(f"[...{table}.querySelectorAll('.tools button')][0].click()")
+    # THEN every row is there, figures as figures: largest first
+    assert len(rows(browser, title)) == 59
+    heads = browser.evaluate(f"[...{table}.querySelectorAll('th')].map((head) => head.innerText)")
+    idle = next(at for at, head in enumerate(heads) if head.startswith("idle ("))
+    browser.evaluate(f"[...{table}.querySelectorAll('th button')][{idle}].click()")
+    times = [float(row[idle]) for row in rows(browser, title)]
+    assert times == sorted(times, reverse=True)
+    assert browser.complaints == []
+
+
+def test_the_keyboard_reaches_everything(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page_of(many_calls(), tmp_path))
+    # WHEN / is pressed THEN the next search has the focus, and Escape leaves it
+    browser.press("/")
+    assert browser.evaluate("document.activeElement.type") == "search"
+    browser.type("nothing like this")
+    assert browser.evaluate("document.activeElement.value") == "nothing like this"
+    browser.press("Escape")
+    assert browser.evaluate("document.activeElement.tagName") == "BODY"
+    # WHEN t is pressed THEN the scheme changes, and the charts with it
+    light = browser.evaluate("document.querySelector('#timeline .chart').layout.font.color")
+    browser.press("t")
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    assert browser.evaluate("document.querySelector('#timeline .chart').layout.font.color") != light
+    # WHEN n is pressed THEN the page goes to the next section
+    browser.evaluate("scrollTo(0, 0)")
+    browser.press("n")
+    assert browser.evaluate("scrollY") > 0
+    # WHEN + and 0 are pressed in the timeline THEN it shows half, and all again
+    whole = browser.evaluate(RANGE)
+    browser.evaluate("document.querySelector('#timeline .chart').focus()")
+    browser.press("+")
+    half = browser.evaluate(RANGE)
+    assert half[1] - half[0] == pytest.approx((whole[1] - whole[0]) / 2)
+    browser.press("0")
+    assert browser.evaluate(RANGE) == pytest.approx(whole)
+    # AND every control can be reached with the Tab key and has a name
+    unnamed = browser.evaluate(
+        "[...document.querySelectorAll('main button, main input, main a, main [tabindex]')]"
+        ".filter((e) => !(e.innerText || e.ariaLabel || e.title || e.placeholder)).length"
+    )
+    assert unnamed == 0
+
+
+def test_a_time_leads_into_the_timeline(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN a finding with the time of its evidence
+    program = a_program()
+    finding = analyze(program.trace(tmp_path)).findings()[0]
+    browser.open(page_of(program, tmp_path))
+    # WHEN its time is clicked
+    browser.evaluate("document.querySelector('.findings button.at').click()")
+    # THEN the timeline shows just that
+    at = next(each for each in finding.evidence if each.time_ns is not None)
+    begin, end = browser.evaluate(RANGE)
+    assert begin * 1e6 < (at.time_ns or 0) < end * 1e6
+    assert (end - begin) * 1e6 < 4 * (at.figure or 0) + 1e6
+    assert browser.complaints == []
+
+
+def test_hostile_names_do_nothing(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN a trace whose names are scripts, tags, escape codes and 10,000 letters
+    browser.open(page_of(a_program(HOSTILE), tmp_path))
+    # WHEN it is shown
+    # THEN nothing of it ran, and no tag or link of it exists
+    assert browser.evaluate("typeof window.hostile") == "undefined"
+    assert (
+        browser.evaluate("document.querySelectorAll('main img, main b, main script').length") == 0
+    )
+    links = browser.evaluate(
+        "[...document.querySelectorAll('a')].map((a) => a.outerHTML.split('>')[0]).join()"
+    )
+    assert "example.invalid" not in links
+    assert browser.complaints == []
+    # AND it is there to be read, and no name makes the page wider than the window
+    everything = browser.evaluate("document.body.textContent")
+    assert "</script><script>window.hostile" in everything
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 1280
+    # AND the labels that appear over the bars show tags as text
+    browser.evaluate(
+        "Plotly.Fx.hover(document.querySelector('#timeline .chart'),"
+        " document.querySelector('#timeline .chart').data.map((_, i) =>"
+        " ({ curveNumber: i, pointNumber: 0 })))"
+    )
+    assert browser.evaluate("typeof window.hostile") == "undefined"
+    assert browser.evaluate("document.querySelectorAll('.hoverlayer a').length") == 0
+
+
+def test_nothing_can_leave_the_page(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN a server that counts who asks it
+    asked: list[str] = []
+
+    class Counting(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    class Server(socketserver.ThreadingTCPServer):
+        # The browser may open a connection before it looks at the policy, and never use it.
+        daemon_threads = True
+        block_on_close = False
+
+    server = Server(("127.0.0.1", 0), Counting)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        browser.open(page_of(a_program(), tmp_path))
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        # WHEN a script within the page tries to reach it in every way
+        done = browser.evaluate(
+            f"""(async () => {{
+              const tried = [];
+              await fetch("{url}fetch").catch(() => tried.push("fetch"));
+              navigator.sendBeacon("{url}beacon");
+              for (const [tag, key] of [["img", "src"], ["script", "src"], ["iframe", "src"]]) {{
+                const made = document.createElement(tag);
+                made[key] = "{url}" + tag;
+                document.body.append(made);
+              }}
+              const style = document.createElement("style");
+              style.textContent = 'body {{ background: url("{url}css") }}';
+              document.head.append(style);
+              const inline = document.createElement("script");
+              inline.textContent = "window.hostile = 1";
+              document.body.append(inline);
+              await new Promise((resolve) => setTimeout(resolve, 500));
+              return tried;
+            }})()"""
+        )
+    finally:
+        server.shutdown()
+        server.server_close()
+    # THEN nothing arrives, and a script that is not the page's own does not run
+    assert done == ["fetch"]
+    assert asked == []
+    assert browser.evaluate("typeof window.hostile") == "undefined"
+    browser.requests.clear()  # the refused ones are listed, too
+
+
+@pytest.mark.parametrize("width", [360, 800])
+def test_a_narrow_window_needs_no_scrolling_sideways(
+    width: int, browser: Browser, tmp_path: Path
+) -> None:
+    browser.size(width, 700)
+    browser.open(page_of(a_program((*HOSTILE, "one")), tmp_path))
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    outside = browser.evaluate(
+        "[...document.querySelectorAll('.findings p, .verdict, .note, .device')]"
+        f".filter((e) => e.getBoundingClientRect().right > {width}).length"
+    )
+    assert outside == 0
+
+
+def test_a_dark_screen_and_paper(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN a reader whose system is dark
+    browser.media(scheme="dark")
+    browser.open(page_of(a_program(), tmp_path))
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    # WHEN the page is printed
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+    browser.media("print", "dark")
+    # THEN it is dark on white, without what only works on a screen
+    assert (
+        browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    )
+    hidden = "[...document.querySelectorAll('nav, #scheme, .tools')].every((e) => !e.offsetHeight)"
+    assert browser.evaluate(hidden)
+    browser.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert browser.complaints == []
+
+
+def test_an_old_browser_shows_all_but_the_charts(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN a browser that cannot unpack the charts
+    script = browser.call(
+        "Page.addScriptToEvaluateOnNewDocument", source="delete window.DecompressionStream"
+    )["identifier"]
+    try:
+        # WHEN it opens the page
+        browser.open(page_of(a_program(), tmp_path))
+    finally:
+        browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+    # THEN it says so, and findings and tables are there
+    assert browser.evaluate("document.documentElement.dataset.ready") == "no charts"
+    assert "charts cannot be drawn" in browser.text(".notice")[0]
+    assert len(rows(browser, "Device")) == 4
+
+
+def test_a_trace_that_is_cut_off_says_so_first(browser: Browser, tmp_path: Path) -> None:
+    a_program().trace(tmp_path)
+    path = tmp_path / "planted.json"
+    path.write_bytes(path.read_bytes()[:20_000])
+    page = tmp_path / "page.html"
+    page.write_text(html.html_page(analyze(read_trace(path))))
+    browser.open(page)
+    assert "is incomplete" in browser.text("main > .notice")[0]
+    assert browser.complaints == []

@@ -1,0 +1,362 @@
+"""The HTML page as text: what is in it, what cannot be in it, and how large it gets."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import importlib.util
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from planted import Program
+
+from stagespan.cli import command
+from stagespan.trace import Trace, read_trace
+from stagespan.trace.analysis import analyze
+from stagespan.trace.render import html
+from stagespan.trace.render.html import data as contents
+from stagespan.trace.render.html import timeline as lanes
+from stagespan.trace.render.markdown import markdown
+from stagespan.trace.result import Table
+
+pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
+
+HOSTILE = (
+    "</script><script>window.hostile = 1</script>",
+    "<img src=x onerror='window.hostile = 1'>",
+    "\"'`;window.hostile=1//${window.hostile=1}",
+    "\x1b[31mred\x07\u202egnirts\u2066",
+    "<b>bold</b><a href='http://example.invalid/'>link</a>&lt;i&gt;",
+    "<!--<script>",
+    "x" * 10_000,
+    "\ud83d\ude80 שלום 模型 {{ data }}",
+)
+
+
+def data_of(page: str) -> dict[str, Any]:
+    """The page's data block, as a browser finds it."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    data: dict[str, Any] = json.loads(found[1])
+    return data
+
+
+def a_program(names: tuple[str, ...] = ("one", "two")) -> Program:
+    """Two streams, waits, steps and stages, whose names hold what is given."""
+    program = Program()
+    for step in range(12):
+        with program.within(f"ProfilerStep#{step}", "user_annotation"):
+            for name in names:
+                stage = program.within(f"stage {name}", "user_annotation")
+                with stage, program.within(f"aten::{name}"):
+                    program.launch(f"kernel {name}", 80)
+                    program.launch(f"ncclKernel {name}", 200, stream=20)
+                with program.within("aten::item"):
+                    program.wait(call=f"cudaStreamSynchronize{name}", tail=150)
+            program.work(900)
+    return program
+
+
+def hostile_trace(folder: Path) -> Trace:
+    return a_program(HOSTILE).trace(folder)
+
+
+def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
+    # GIVEN a page
+    page = html.html_page(analyze(a_program().trace(tmp_path)))
+    # WHEN the scripts in it are hashed, plotly's as it is unpacked
+    texts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    packed = re.search(r'id="charts" data-hash="[^"]*">(.*?)</script>', page, re.DOTALL)
+    assert packed is not None
+    texts.append(gzip.decompress(base64.b64decode(packed[1])).decode())
+    # THEN the policy names these hashes and no others, and allows no connection
+    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert found is not None
+    policy = dict(each.strip().split(" ", 1) for each in found[1].split(";"))
+    hashes = {base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts}
+    assert set(policy["script-src"].split()) == {f"'sha256-{each}'" for each in hashes}
+    assert policy["default-src"] == "'none'"
+    assert policy["img-src"] == "data: blob:"
+    assert not {"connect-src", "font-src", "frame-src"} & policy.keys()
+    # AND outside of the charts no address of the network is named
+    rest = page.replace(packed[1], "")
+    assert re.findall(r"https?://|//cdn|@import|url\(", rest) == []
+
+
+def test_hostile_names_stay_in_the_data(tmp_path: Path) -> None:
+    # GIVEN names that would end a script, open tags, or fill a slot of the page
+    analysis = analyze(hostile_trace(tmp_path))
+    # WHEN the page is made
+    page = html.html_page(analysis)
+    # THEN its own scripts are all there are, nothing opens a tag, and the page is plain ASCII data
+    assert len(re.findall(r"<script\b", page)) == 3
+    start = page.index('id="data">') + len('id="data">')
+    block = page[start : page.index("</script>", start)]
+    assert "<" not in block
+    assert block.isascii()
+    # AND the names are whole up to their limit, without what would steer a terminal or turn text
+    data = data_of(page)
+    texts = json.dumps(data, ensure_ascii=False)
+    assert "</script><script>window.hostile" in texts
+    assert "\x1b" not in texts
+    assert "\u202e" not in texts
+    assert "{{ data }}" in texts
+    assert max(map(len, re.findall(r"x+", texts))) <= contents.LONGEST_TEXT
+    assert len(page) < 3_000_000
+
+
+def test_everything_that_was_found_is_in_the_page(tmp_path: Path) -> None:
+    # GIVEN what was found out about a trace
+    analysis = analyze(a_program().trace(tmp_path))
+    # WHEN the page is made
+    data = data_of(html.html_page(analysis))
+    # THEN it holds every finding with its evidence, every table and every reason
+    assert analysis.findings()
+    assert [each["sentence"] for each in data["findings"]] == [
+        each.sentence for each in analysis.findings()
+    ]
+    for shown, finding in zip(data["findings"], analysis.findings(), strict=True):
+        assert shown["evidence"] == [
+            [each.event, each.time_ns, each.figure, each.unit] for each in finding.evidence
+        ]
+    assert [each["name"] for each in data["sections"]] == list(analysis.results)
+    for shown, result in zip(data["sections"], analysis.results.values(), strict=True):
+        assert shown["unknown"] == getattr(result, "reason", None)
+        assert [t["title"] for t in shown["tables"]] == [t.title for t in result.tables()]
+        for written, table in zip(shown["tables"], result.tables(), strict=True):
+            assert written["rows"] == [list(row) for row in table.rows]
+            assert written["columns"] == [list(column) for column in table.columns]
+    # AND the parts of the bar sum to what the verdict is of
+    whole = analysis.to_dict()["verdict"]["whole_us"]
+    assert sum(time for _, time, _ in data["device"]) == whole * 1000
+
+
+def test_the_bar_of_several_devices_is_of_their_sums(tmp_path: Path) -> None:
+    # GIVEN two devices that work 80 µs each, one after the other
+    program = Program()
+    for device in (0, 1):
+        program.launch("gemm", 80)
+        program.events[-1]["args"]["device"] = device
+    # WHEN the page is made
+    data = data_of(html.html_page(analyze(program.trace(tmp_path))))
+    # THEN the bar is of both, which the page is told
+    assert data["device"] == [["computing", 160_000, "computing"], ["idle", 176_000, "idle"]]
+    assert data["devices"] == 2
+
+
+def lanes_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The page's lanes by name: begin, end and words of each bar, as a browser unpacks them."""
+    found = json.loads(gzip.decompress(base64.b64decode(data["timeline"])))
+    for lane in found["lanes"]:
+        at, bars = 0, []
+        for bar, (gap, length, key, name) in enumerate(
+            zip(lane["gaps"], lane["lengths"], lane["keys"], lane["names"], strict=True)
+        ):
+            begin, at = at + gap, at + gap + length
+            words = found["names"][name] if name < len(found["names"]) else ""
+            several = lane["several"].get(str(bar))
+            parts = (
+                [(key, length)]
+                if several is None
+                else zip(several[1::2], several[2::2], strict=True)
+            )
+            busy = {found["keys"][kind][0]: time for kind, time in parts}
+            bars.append((begin, at, words, busy, 1 if several is None else several[0]))
+        lane["bars"] = bars
+    return {lane["name"]: lane for lane in found["lanes"]}
+
+
+def test_the_timeline_has_every_lane_and_its_times(tmp_path: Path) -> None:
+    # GIVEN a program of twelve steps with two stages each
+    analysis = analyze(a_program().trace(tmp_path))
+    # WHEN its timeline is made
+    found = lanes_of(contents.page_data(analysis))
+    # THEN there are lanes for steps, stages, streams, idle time and the host
+    assert list(found) == ["steps", "stages", "stream 20", "stream 7", "idle", "main thread 100"]
+    assert [len(found[name]["bars"]) for name in ("steps", "stages", "stream 7")] == [12, 24, 24]
+    # It is launched for 5 µs, and begins 3 later; the other stream ends at 213 µs, the wait 150 µs
+    # behind that, and the next kernel begins 8 µs later.
+    assert found["stream 7"]["bars"][0] == (8_000, 88_000, "kernel one", {"computing": 80_000}, 1)
+    assert found["stream 20"]["bars"][0][3] == {"communicating": 200_000}
+    assert found["idle"]["bars"][0][:2] == (213_000, 371_000)
+    assert {key for bar in found["idle"]["bars"] for key in bar[3]} >= {
+        "synchronisation",
+        "between_steps",
+    }
+    # AND the idle bars are the idle time, to the nanosecond
+    idle = analysis.to_dict()["idle"]["idle_us"]
+    assert sum(end - begin for begin, end, *_ in found["idle"]["bars"]) == idle * 1000
+    assert all(lane["note"] == "" for lane in found.values())
+
+
+def test_steps_that_no_profiler_marked_have_their_lane(tmp_path: Path) -> None:
+    # GIVEN a program that names its own steps
+    program = Program()
+    for step in range(4):
+        with program.within(f"iteration {step}", "user_annotation"):
+            program.operator()
+            program.wait()
+    analysis = analyze(program.trace(tmp_path))
+    # WHEN the page is made THEN they are on top, where the analysis of steps has them
+    found = lanes_of(contents.page_data(analysis))
+    steps = analysis.to_dict()["steps"]["steps"]
+    assert len(steps) == 4
+    assert next(iter(found)) == "steps"
+    assert [(begin, end - begin, words) for begin, end, words, *_ in found["steps"]["bars"]] == [
+        (step["time_us"] * 1000, step["step_us"] * 1000, step["name"]) for step in steps
+    ]
+
+
+def test_of_more_events_than_a_page_holds_no_time_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a page with room for fewer bars than there are events
+    monkeypatch.setattr(lanes, "MOST_BARS", 600)
+    program = Program()
+    for number in range(1_500):
+        program.operator(us=2 if number % 3 else 9, before=5 + number % 7)
+        if number % 5 == 0:
+            program.launch("Memcpy HtoD", 3, cat="gpu_memcpy")
+    analysis = analyze(program.trace(tmp_path))
+    # WHEN the timeline is made
+    found = lanes_of(contents.page_data(analysis))
+    # THEN there are no more bars than that, each lane says so, and all events are counted
+    assert sum(len(lane["bars"]) for lane in found.values()) <= 600
+    stream = found["stream 7"]
+    assert sum(bar[4] for bar in stream["bars"]) == 1_800
+    assert stream["note"] == f"stream 7: 1,800 events in {len(stream['bars'])} bars."
+    # AND the time of each kind, and of idleness by cause, is what the analysis says
+    device = analysis.to_dict()["device_use"]
+    busy: dict[str, int] = {}
+    for bar in stream["bars"]:
+        assert sum(bar[3].values()) <= bar[1] - bar[0]
+        for key, time in bar[3].items():
+            busy[key] = busy.get(key, 0) + time
+    assert busy == {
+        "computing": device["compute_union_us"] * 1000,
+        "copying": device["memcpy_union_us"] * 1000,
+    }
+    causes: dict[str, int] = {}
+    for bar in found["idle"]["bars"]:
+        for key, time in bar[3].items():
+            causes[key] = causes.get(key, 0) + time
+    assert sum(causes.values()) == device["idle_us"] * 1000
+
+
+@pytest.mark.parametrize("name", ["ProfilerStep#{}", "iteration {}"])
+@pytest.mark.parametrize("steps", [600, 601, 2_100])
+def test_any_number_of_steps_gets_a_page(steps: int, name: str, tmp_path: Path) -> None:
+    # GIVEN a trace with many steps
+    program = Program()
+    for number in range(steps):
+        with program.within(name.format(number), "user_annotation"):
+            program.operator(us=20)
+            program.wait()
+    # WHEN its page is made THEN the steps have their lane
+    data = data_of(html.html_page(analyze(program.trace(tmp_path))))
+    assert data["lanes"][0] == "steps"
+    assert sum(bar[4] for bar in lanes_of(data)["steps"]["bars"]) == steps
+
+
+def test_a_lane_is_parted_at_its_largest_gaps() -> None:
+    # GIVEN five events with gaps of 1, 30, 2 and 20, the second the longest of its stretch
+    begin = np.array([0, 6, 46, 58, 88])
+    end = np.array([5, 16, 56, 68, 98])
+    # WHEN they are drawn as three bars THEN those are parted at 30 and 20
+    bars = lanes.summed_up(begin, end, 3)
+    assert bars.begin.tolist() == [0, 46, 88]
+    assert bars.end.tolist() == [16, 68, 98]
+    assert bars.count.tolist() == [2, 2, 1]
+    assert bars.longest.tolist() == [1, 2, 4]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 50), st.integers(1, 60)), min_size=1, max_size=80),
+    st.integers(2, 30),
+)
+def test_stretches_cover_what_their_events_cover(times: list[tuple[int, int]], most: int) -> None:
+    # GIVEN events that do not overlap, by the gap before each and its length
+    edges = np.cumsum([each for pair in times for each in pair])
+    begin, end = edges[::2], edges[1::2]
+    # WHEN they are summed up
+    bars = lanes.summed_up(begin, end, most)
+    # THEN there are no more than asked for, and each event is in one, within its bounds
+    assert len(bars.begin) == min(most, len(begin))
+    assert bars.count.sum() == len(begin)
+    assert (np.diff(bars.of) >= 0).all()
+    assert (bars.begin[bars.of] <= begin).all()
+    assert (bars.end[bars.of] >= end).all()
+    for number, at in enumerate(bars.longest):
+        assert bars.of[at] == number
+        assert end[at] - begin[at] == (end - begin)[bars.of == number].max()
+    # AND they are parted at the largest gaps
+    gaps = begin[1:] - end[:-1]
+    chosen = np.sort(gaps[np.flatnonzero(np.diff(bars.of))])[::-1]
+    assert chosen.tolist() == np.sort(gaps)[::-1][: most - 1].tolist()
+
+
+def test_a_page_names_no_folder_of_the_machine(tmp_path: Path) -> None:
+    # GIVEN a trace in some folder
+    analysis = analyze(a_program().trace(tmp_path))
+    # WHEN pages are made of it THEN they name the file alone
+    page = html.html_page(analysis)
+    assert "planted.json" in page
+    assert str(tmp_path) not in page
+    assert str(tmp_path) not in markdown(analysis).replace("\\", "")
+
+
+def test_figures_that_json_or_a_browser_lacks() -> None:
+    # GIVEN cells with what JSON has no word for, and an integer that a browser would round
+    table = Table("t", (("a", ""), ("b", "ns")), [(2**60 + 1, math.nan), (None, -math.inf)], "n")
+    # WHEN they are written
+    written = contents.written_table(table)
+    # THEN they are unknown, and the integer is exact as text
+    assert written["rows"] == [["1,152,921,504,606,846,977", None], [None, None]]
+    json.dumps(written, allow_nan=False)
+
+
+def test_long_tables_are_cut_and_say_so() -> None:
+    rows = [(number,) for number in range(contents.MOST_ROWS + 7)]
+    written = contents.written_table(Table("t", (("a", ""),), rows, "A note."))
+    assert len(written["rows"]) == contents.MOST_ROWS
+    assert written["note"].startswith("A note. The first 5,000 of 5,007 rows are here")
+
+
+def test_without_the_charts_one_sentence_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN an installation without plotly
+    a_program().trace(tmp_path)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name)
+    )
+    html._plotly.cache_clear()
+    # WHEN a page is asked for
+    target = tmp_path / "page.html"
+    arguments = ["analyze", str(tmp_path / "planted.json"), "--html", str(target)]
+    result = CliRunner().invoke(command, arguments)
+    html._plotly.cache_clear()
+    # THEN one sentence says what to install, and nothing is written
+    assert result.exit_code == 2
+    assert "pip install plotly" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("content", [b"[]", b'[{"ph":"X","name":"a","ts":1,"dur":2}]'])
+def test_a_trace_with_next_to_nothing_gets_a_page(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    path.write_bytes(content)
+    data = data_of(html.html_page(analyze(read_trace(path))))
+    assert data["verdict"]["word"] == "cannot tell"
+    assert data["findings"] == []

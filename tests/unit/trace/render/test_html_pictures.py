@@ -1,0 +1,193 @@
+"""The page's pictures: their figures are those of the analyses, and a browser draws each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import Browser, program
+from planted import Program
+
+from stagespan.trace.analysis import Analysis, analyze
+from stagespan.trace.paths import analyze_path
+from stagespan.trace.render import html
+from stagespan.trace.render.html import charts as module
+from stagespan.trace.render.html.charts import MOST_STEPS, charts
+
+pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if program() is None:
+        pytest.skip("no Chromium here to open a page in")
+    with Browser(tmp_path_factory.mktemp("browser")) as started:
+        yield started
+
+
+def a_trace(
+    folder: Path, steps: int = 3, us: int = 40, tail: int = 100, name: str = "planted"
+) -> Path:
+    """Steps with waits, stacks of Python, and memory that comes and goes."""
+    made = Program()
+    used = 0
+    for step in range(steps):
+        begin = made.now
+        with made.within(f"ProfilerStep#{step}", "user_annotation"):
+            made.operator(us=us + 10 * step)
+            for size in (3 << 20, -(1 << 20)):
+                used += size
+                made.events.append({
+                    "ph": "i", "name": "[memory]", "pid": 100, "tid": 100, "ts": made.now,
+                    "s": "t", "args": {"Total Reserved": 1 << 26, "Total Allocated": used,
+                                       "Bytes": size, "Addr": 7 * step + 1, "Device Id": 0,
+                                       "Device Type": 1},
+                })  # fmt: skip
+                made.work(5)
+            with made.within("aten::item"):
+                made.wait(tail=tail)
+        for line, outset in ((1, 2), (2, 1)):
+            made.event(f"train.py({line}): f{line}", "python_function", begin - outset,
+                       made.now + outset, **{"Python id": 2 * step + line,
+                                            "Python parent id": 2 * step + line - 1})  # fmt: skip
+        made.work(300)
+    made.trace(folder)
+    return (folder / "planted.json").rename(folder / f"{name}.json")
+
+
+def by_kind(analysis: Analysis) -> dict[str, dict[str, Any]]:
+    return {picture["kind"]: picture for picture in charts(analysis)}
+
+
+def test_pictures_hold_the_figures_of_the_analyses(tmp_path: Path) -> None:
+    # GIVEN a trace with steps, memory, stacks and idle time
+    analysis = analyze_path(a_trace(tmp_path))
+    figures = analysis.to_dict()
+    # WHEN its pictures are made
+    drawn = by_kind(analysis)
+    # THEN there is one for each
+    assert list(drawn) == ["idle_causes", "steps", "memory", "flame"]
+    # AND the idle causes sum to the idle time, the steps' parts to each step
+    assert sum(time for _, _, time, _ in drawn["idle_causes"]["causes"]) == round(
+        figures["idle"]["idle_us"] * 1000
+    )
+    steps = drawn["steps"]
+    assert steps["names"] == ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"]
+    for at, step in enumerate(figures["steps"]["steps"]):
+        assert sum(times[at] for _, _, times in steps["parts"]) == round(step["step_us"] * 1000)
+    # AND the flame graph's own times sum to all of it, callers standing before what they call
+    flame = drawn["flame"]
+    assert sum(flame["self_ns"]) == round(figures["flame"]["total_us"] * 1000)
+    assert all(parent < at for at, parent in enumerate(flame["parents"]))
+    assert flame["names"][0] == "all"
+    called = flame["names"].index("train.py(2): f2")
+    assert flame["names"][flame["parents"][called]] == "train.py(1): f1"
+    # AND the curve's highest point is the peak: two steps left 2 MiB each, and 3 more
+    (device,) = drawn["memory"]["devices"]
+    assert max(size for _, size in device["curve"]) == (2 + 2 + 3) << 20
+    assert figures["memory"]["devices"][0]["peak_bytes"] == (2 + 2 + 3) << 20
+
+
+def test_a_change_is_drawn_from_before_to_after(tmp_path: Path) -> None:
+    # GIVEN a program before and after its kernels became slower
+    before = a_trace(tmp_path, us=40, name="before")
+    after = a_trace(tmp_path, us=90, tail=300, name="after")
+    # WHEN the change is drawn
+    analysis = analyze_path(after, before)
+    change = by_kind(analysis)["change"]
+    # THEN the parts lead from one time to the other
+    assert change["before"] + sum(time for _, time in change["parts"]) == pytest.approx(
+        change["after"], abs=len(change["parts"])
+    )
+    assert change["after"] > change["before"]
+    # AND where they are more than are drawn, the largest are, and the others stand as one
+    whole = change["parts"]
+    most, module.MOST_PARTS = module.MOST_PARTS, 1
+    try:
+        short = by_kind(analysis)["change"]["parts"]
+    finally:
+        module.MOST_PARTS = most
+    assert short[0] == max(whole, key=lambda part: abs(part[1]))
+    assert short[1][0] == f"{len(whole) - 1} smaller parts"
+    assert change["before"] + sum(time for _, time in short) == change["after"]
+
+
+def test_many_steps_are_cut_and_say_so(tmp_path: Path) -> None:
+    analysis = analyze_path(a_trace(tmp_path, steps=MOST_STEPS + 20))
+    steps = by_kind(analysis)["steps"]
+    assert len(steps["names"]) <= MOST_STEPS
+    left = analysis.to_dict()["steps"]["count"] - len(steps["names"])
+    assert steps["note"] == f"Not drawn: {left:,} steps."
+
+
+def test_no_picture_without_figures(tmp_path: Path) -> None:
+    path = tmp_path / "none.json"
+    path.write_text("[]")
+    assert charts(analyze_path(path)) == []
+
+
+@pytest.mark.slow
+def test_a_browser_draws_each(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN the page of a change, which has every picture of one trace
+    before = a_trace(tmp_path, us=40, name="before")
+    analysis = analyze_path(a_trace(tmp_path, us=90, name="after"), before)
+    page = tmp_path / "page.html"
+    page.write_text(html.html_page(analysis))
+    # WHEN it is opened
+    browser.open(page)
+    # THEN every chart has its traces in it, and nothing complained
+    drawn = json.loads(browser.evaluate(
+        "JSON.stringify([...document.querySelectorAll('.chart')].map((chart) =>"
+        " [chart.ariaLabel, chart.data[0].type, chart.querySelectorAll('path').length > 2]))"
+    ))  # fmt: skip
+    assert drawn == [
+        ["What made the change", "waterfall", True],
+        ["Timeline of steps, stages, device and host", "bar", True],
+        ["Idle time by cause", "bar", True],
+        ["Time of each step by part", "bar", True],
+        ["Memory over time", "scatter", True],
+        ["Flame graph of the recorded stacks", "icicle", True],
+    ]
+    assert browser.complaints == []
+    # AND the flame graph shows the lines of Python
+    assert "train.py(2): f2" in browser.evaluate(
+        "document.querySelector('#analysis-flame .chart').textContent"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["cuda_h100_bert.json.gz", "rocm_mi300_sglang_decode.json.gz", "cpu_only.json.gz",
+     "mtia_inference.json.gz", "nccl_dlrm_8rank", "ascend_level1", "ascend_level1/rank0_ascend_pt"],
+)  # fmt: skip
+def test_real_traces_are_drawn_without_a_complaint(
+    name: str, traces: Path, browser: Browser, tmp_path: Path
+) -> None:
+    analysis = analyze_path(traces / name, jobs=1)
+    page = tmp_path / "page.html"
+    page.write_text(html.html_page(analysis))
+    browser.complaints.clear()
+    browser.requests.clear()
+    browser.open(page)
+    assert browser.evaluate("document.documentElement.dataset.ready") == "yes"
+    assert browser.complaints == []
+    assert [url for url in browser.requests if not url.startswith(("file:", "data:"))] == []
+    assert len(browser.text(".findings > li")) == len(analysis.findings())
+    tables = sum(len(result.tables()) for result in analysis.results.values())
+    assert len(browser.text(".table")) == tables
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_analyses_that_are_added_appear_by_themselves(tmp_path: Path) -> None:
+    # GIVEN an analysis that the page does not know
+    known = analyze(Program().trace(tmp_path))
+    other = analyze_path(a_trace(tmp_path)).results["kernels"]
+    analysis = Analysis(known.trace, {"something_new": other})
+    # WHEN the page is made THEN its tables are in it
+    page = html.html_page(analysis)
+    assert '"heading":"Something new"' in page
+    assert other.tables()[0].title in page

@@ -1,0 +1,75 @@
+"""Real traces written as JSON and as Markdown: valid, described, and complete."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stagespan.trace.analysis import Analysis
+from stagespan.trace.paths import analyze_path
+from stagespan.trace.render.json_schema import json_schema
+from stagespan.trace.render.markdown import escaped, markdown
+
+jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+
+AGAINST = ("old_v100_resnet_workers4.json.gz", "old_v100_resnet_workers0.json.gz")
+FOLDERS = ("nccl_dlrm_8rank", "ascend_level1", "ascend_level1/rank0_ascend_pt")
+
+
+def analysed(traces: Path) -> list[tuple[str, Analysis]]:
+    """Every trace and folder there is, and a comparison."""
+    names = [*sorted(path.name for path in traces.glob("*.json.gz")), *FOLDERS]
+    found = [(name, analyze_path(traces / name, jobs=1)) for name in names]
+    after, before = (traces / name for name in AGAINST)
+    return [*found, ("a comparison", analyze_path(after, before))]
+
+
+@pytest.fixture(scope="module")
+def results(traces: Path) -> list[tuple[str, Analysis]]:
+    return analysed(traces)
+
+
+def test_json_is_valid_and_described(results: list[tuple[str, Analysis]]) -> None:
+    # GIVEN the schema, which is one
+    schema: dict[str, Any] = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    seen = set()
+    for name, analysis in results:
+        # WHEN a trace is written as JSON, as other languages read it: without NaN
+        written = json.loads(json.dumps(analysis.to_dict(), allow_nan=False))
+        # THEN it fits
+        problems = [f"{list(e.path)}: {e.message[:200]}" for e in validator.iter_errors(written)]
+        assert problems == [], name
+        # AND the schema tells of every analysis, and of every key in it
+        for key, figures in written.items():
+            assert key in schema["properties"], (name, key)
+            described = schema["properties"][key].get("anyOf", [{}])[-1].get("properties")
+            if described is not None and "unknown" not in figures:
+                assert set(figures) <= set(described), (name, key)
+                seen.add(key)
+    assert {"kernels", "steps", "stages", "memory", "flame", "compiled", "ranks", "against"} <= seen
+
+
+def test_markdown_is_complete_and_well_formed(results: list[tuple[str, Analysis]]) -> None:
+    for name, analysis in results:
+        # GIVEN a trace WHEN its page is written
+        page = markdown(analysis)
+        # THEN every finding, table and reason is in it
+        for finding in analysis.findings():
+            assert escaped(finding.sentence) in page, name
+        tables = [table for result in analysis.results.values() for table in result.tables()]
+        for table in tables:
+            assert f"### {escaped(table.title)}" in page, (name, table.title)
+        rows = len(re.findall(r"^\|", page, re.MULTILINE))
+        assert rows == sum(len(table.rows) + 2 for table in tables), name
+        for result in analysis.results.values():
+            assert escaped(getattr(result, "reason", "")) in page, name
+        # AND every table has as many cells in each row
+        for block in re.findall(r"(?:^\|.*\n)+", page, re.MULTILINE):
+            cells = {len(re.findall(r"(?<!\\)\|", row)) for row in block.splitlines()}
+            assert len(cells) == 1, (name, block[:200])

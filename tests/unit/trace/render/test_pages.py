@@ -1,0 +1,85 @@
+"""What every page says the same way: what is missing, what was ignored, and how wide it is."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from planted import Program
+from rich.console import Console
+
+from stagespan.trace import read_trace
+from stagespan.trace.analysis import Analysis, analyze
+from stagespan.trace.render.markdown import ignored, markdown, missing
+from stagespan.trace.render.terminal import print_analysis, print_page
+from stagespan.trace.result import Evidence, Finding, in_words
+
+
+def a_trace(folder: Path) -> Analysis:
+    program = Program()
+    for _ in range(12):
+        program.operator(us=20)
+        with program.within("aten::item"):
+            program.wait(tail=200)
+    program.events += [
+        {"ph": "M", "name": "process_sort_index", "pid": 100, "args": {"sort_index": 1}}
+        for _ in range(3)
+    ]
+    return analyze(program.trace(folder))
+
+
+def printed(analysis: Analysis) -> list[str]:
+    text = io.StringIO()
+    print_analysis(analysis, Console(file=text))
+    return text.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("columns", "width"), [("60", 60), ("140", 140), ("x", 100), ("7", 40)])
+def test_a_piped_page_is_as_wide_as_columns_say(
+    columns: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = printed(a_trace(tmp_path))
+    assert max(map(len, lines)) <= width
+    if width >= 100:
+        assert max(map(len, lines)) > width - 25
+
+
+def test_no_line_of_a_page_ends_in_blanks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert [line for line in printed(a_trace(tmp_path)) if line != line.rstrip()] == []
+
+
+def test_what_was_ignored_stands_at_the_end(tmp_path: Path) -> None:
+    # GIVEN a trace with entries that hold nothing
+    analysis = a_trace(tmp_path)
+    # WHEN its pages are made THEN they are counted at the end, in plain words
+    assert ignored(analysis.trace) == ["Ignored: 3 metadata entries."]
+    assert printed(analysis)[-2] == "Ignored: 3 metadata entries."
+    assert markdown(analysis).rstrip().endswith("Ignored: 3 metadata entries.")
+
+
+def test_what_is_missing_is_said_with_how_to_record_it(tmp_path: Path) -> None:
+    (said,) = missing(a_trace(tmp_path))
+    assert said == (
+        "Not in this trace: steps (call profiler.step()), stages (use record_function or"
+        " stagespan.span), modules (with_stack=True), memory (profile_memory=True), Python stacks"
+        " (with_stack=True)."
+    )
+    path = tmp_path / "host.json"
+    path.write_text('[{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":1,"dur":9,"pid":1,"tid":1}]')
+    (said,) = missing(analyze(read_trace(path)))
+    assert "device events (record the device's activity), steps" in said
+
+
+def test_one_thing_is_not_many(tmp_path: Path) -> None:
+    # GIVEN more findings than a screen has room for, by one
+    findings = [Finding("low", f"Finding {n}.", (Evidence("e", None, 1, "steps"),)) for n in "ab"]
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=80, height=5, no_color=True)
+    print_page([], [findings[0]] * 20 + [findings[1]], [], console)
+    shown = text.getvalue().splitlines()
+    assert "more finding" in shown[-1]
+    assert in_words(1, "steps") == "1 step"
+    assert in_words(2, "steps") == "2 steps"

@@ -1,0 +1,98 @@
+"""The page on a terminal: it fits, says the most important, and what else there is."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from test_html_pictures import a_trace
+
+from stagespan.trace.analysis import Analysis
+from stagespan.trace.paths import analyze_path
+from stagespan.trace.render.terminal import one_liners, print_comparison
+
+SIZES = [(24, 80), (40, 120), (24, 200)]
+REAL = [
+    "cuda_b200_vllm_eager.json.gz", "rocm_mi300_ddp_resnet.json.gz", "cpu_only.json.gz",
+    "cuda_v100_nccl_train.json.gz", "ascend_level1/rank0_ascend_pt",
+]  # fmt: skip
+
+
+def printed(analysis: Analysis, height: int, width: int) -> list[str]:
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=width, height=height, no_color=True)
+    print_comparison(analysis, console)
+    return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+def test_a_trace_with_every_analysis_fits(height: int, width: int, tmp_path: Path) -> None:
+    # GIVEN a trace with steps, memory, stacks and waits
+    analysis = analyze_path(a_trace(tmp_path))
+    # WHEN it is printed on a terminal
+    lines = printed(analysis, height, width)
+    # THEN the prompt still has its line, and nothing is broken by the edge
+    assert len(lines) < height
+    assert max(map(len, lines)) <= width
+    # AND verdict, the device's bar, a finding with its evidence, and what else there is are there
+    text = " ".join(" ".join(lines).split())
+    assert analysis.to_dict()["verdict"]["sentence"] in text
+    assert "why it was idle" in text
+    assert analysis.findings()[0].sentence in text
+    tables = sum(len(result.tables()) for result in analysis.results.values())
+    assert f"{tables} tables and all evidence: --html, --markdown or --json FILE." in text
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+def test_a_comparison_fits(height: int, width: int, tmp_path: Path) -> None:
+    before = a_trace(tmp_path, us=40, name="before")
+    analysis = analyze_path(a_trace(tmp_path, us=900, name="after"), before)
+    lines = printed(analysis, height, width)
+    assert len(lines) < height
+    assert max(map(len, lines)) <= width
+    assert any(line.startswith("all ") for line in lines)
+
+
+def test_where_there_is_room_each_analysis_has_a_line(tmp_path: Path) -> None:
+    # GIVEN a tall terminal
+    analysis = analyze_path(a_trace(tmp_path))
+    figures = analysis.to_dict()
+    # WHEN the page is printed THEN kernels, steps and memory have their line, as JSON has them
+    told = dict(one_liners(analysis))
+    assert list(told) == ["Kernels", "Steps", "Memory"]
+    assert told["Kernels"] == "matrix products 100.0 % of the 150.000 µs of 3 device events"
+    median = figures["steps"]["step_us"]["median"]
+    assert told["Steps"].startswith(f"{figures['steps']['count']}, {median:.3f} µs in the median")
+    # 2 µs before the first step, steps of 158 and 168 µs, 300 behind each, 15 into the third.
+    assert told["Memory"] == "at most 7.00 MiB on cuda:0, at 943.000 µs"
+    lines = printed(analysis, 50, 120)
+    assert [line for line in lines if line.startswith("Steps ")] == [f"Steps    {told['Steps']}"]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_traces_fit(name: str, traces: Path) -> None:
+    analysis = analyze_path(traces / name)
+    for height, width in SIZES:
+        assert len(printed(analysis, height, width)) < height, (height, width)
+
+
+def test_the_bar_and_its_words_are_one_line(traces: Path) -> None:
+    # GIVEN a device that computed, communicated, copied and was idle
+    analysis = analyze_path(traces / "cuda_b200_vllm_eager.json.gz")
+    # WHEN it is printed as wide as to a file
+    lines = printed(analysis, 60, 100)
+    # THEN the line holds a bar and all four
+    (line,) = [line for line in lines if line.startswith("Device ")]
+    assert line.count("#") > 20
+    words = ["computing", "communicating", "copying", "idle"]
+    assert re.findall(r"([a-z]+) [\d.]+ %", line) == words
+
+
+def test_a_real_comparison_fits(traces: Path) -> None:
+    before, after = (traces / f"old_v100_resnet_workers{n}.json.gz" for n in (0, 4))
+    analysis = analyze_path(after, before)
+    for height, width in SIZES:
+        assert len(printed(analysis, height, width)) < height, (height, width)
