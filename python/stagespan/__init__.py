@@ -34,13 +34,13 @@ from stagespan.context import disable, enable, set_debug
 from stagespan.device import set_device_every
 from stagespan.live import open_spans
 from stagespan.requests import current_request, request, request_ids
-from stagespan.settings import (
+from stagespan.run import (
     output_dir as get_profiler_output_dir,
 )
-from stagespan.settings import (
+from stagespan.run import (
     set_output_dir as set_profiler_output_dir,
 )
-from stagespan.settings import (
+from stagespan.run import (
     set_pipeline_name,
 )
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from stagespan import _core, forks, imports, settings
+from stagespan import _core, forks, imports, run, settings
 from stagespan._core import MISSING
 from stagespan.dynamo import leave_alone
 from stagespan.errors import SettingsError
@@ -296,7 +296,7 @@ def _torch_was_imported() -> None:
 
 def _start() -> None:
     _core.require_main_interpreter()
-    settings.check()
+    run.check_settings()
     _core.set_context_hooks(_enter, _leave, _exit)
     _core.set_decorator(_decorate)
     _core.set_service_start(_service_is_needed)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from stagespan import _core, settings
+from stagespan import _core, run, settings
 
 State = Literal["works", "absent", "note", "fails"]
 """`absent` is not there and not expected; `note` works, with something to know; `fails` should
@@ -352,7 +352,7 @@ def _tools() -> _Rows:
             f"perf_event_paranoid is {level}"
             + (": own processes, without the kernel" if level not in ("-1", "0", "1") else ""),
         )
-    folder = settings.output_dir()
+    folder = run.output_dir()
     above = next((p for p in (folder, *folder.absolute().parents) if p.exists()), Path("/"))
     if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
         yield "output folder", "works", str(folder)

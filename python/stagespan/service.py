@@ -25,7 +25,7 @@ from stagespan import (
     live,
     memory,
     requests,
-    settings,
+    run,
     termination,
 )
 from stagespan.history import SPACING_S, History
@@ -158,7 +158,7 @@ class _Service:
         records = [lines.duration_line(stage, begin_ns, end_ns, request)]
         if peak >= 0:
             kind = "Peak Memory" if is_device else "Peak RSS"
-            records.append(lines.memory_line(stage, settings.rank(), kind, peak, request))
+            records.append(lines.memory_line(stage, run.rank(), kind, peak, request))
         name = self._thread_names.get(thread, f"Thread-{native}")
         for record in records:
             lines.date(record, end_ns, thread, name)

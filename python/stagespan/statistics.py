@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from stagespan import _core, imports, settings
+from stagespan import _core, imports, run
 from stagespan.distribution import Distribution
 from stagespan.lines import one_line
 
@@ -173,7 +173,7 @@ def stats(window_s: float | None = None) -> Stats:
 
 
 def _lifetime(now: _core.Snapshot) -> Stats:
-    began_s = settings.process_start_s(os.getpid())
+    began_s = run.process_start_s(os.getpid())
     window_s = None if began_s is None else max(now.time_ns / 1e9 - began_s, 0.0)
     return Stats(*_read(now), window_s, is_lifetime=True)
 

@@ -15,7 +15,7 @@ PACKAGE = ROOT / "python" / "stagespan"
 # From below to above: a room may import from its own line and those before it.
 ROOMS = (
     "errors atomic forks imports files distribution _core",
-    "settings dynamo history platforms termination console",
+    "settings run dynamo history platforms termination console",
     "context requests live threads decorators trampoline lines memory device synchronize",
     "service statistics",
     "trace signature profiling",

@@ -51,19 +51,19 @@ def command(
     if debug:
         os.environ["STAGESPAN_DEBUG"] = "true"  # for workers as well
 
-    from stagespan import settings, termination
+    from stagespan import run, termination
 
     if output is not None:
-        settings.set_output_dir(output)
+        run.set_output_dir(output)
     wrapper = named.Wrapper(wanted, _decorator_for(debug), program if as_module else "")
     script.set_search_path(os.getcwd() if as_module else str(Path(program).resolve().parent))
     wrapper.install()
-    run = script.Program.module(program) if as_module else script.Program.script(program)
+    started = script.Program.module(program) if as_module else script.Program.script(program)
     ending = _Ending(wrapper, write=output is not None)
     termination.watch(ending.after_signal)
     # Run last of all handlers and after the script's threads, whatever way the script ends.
     atexit.register(ending.tell)
-    run.run(arguments, wrapper.prepare_main, wrapper.main_globals())
+    started.run(arguments, wrapper.prepare_main, wrapper.main_globals())
 
 
 def _decorator_for(debug: bool) -> Callable[[str], Decorator]:
@@ -106,14 +106,14 @@ class _Ending:
 def _tell(wrapper: Wrapper, write: bool) -> None:
     from rich.console import Console
 
-    from stagespan import is_debug, settings, timing_report
+    from stagespan import is_debug, run, timing_report
     from stagespan.report import exit as at_exit
     from stagespan.report.tables import print_report
 
     report = timing_report()
     # Debug mode writes them itself.
     written = at_exit.write_reports() if write and not is_debug() else []
-    if settings.rank() == 0:
+    if run.rank() == 0:
         if report["stages"]:
             print_report(report, Console(stderr=True))
         else:

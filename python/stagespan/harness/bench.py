@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stagespan import settings
+from stagespan import run
 from stagespan.errors import HarnessError, StagespanError
 from stagespan.files import stage_path
 from stagespan.harness.adapters import Step, StepAdapter, adapter_for
@@ -87,7 +87,7 @@ class StageBenchHarness:
     def output_dir(self) -> Path:
         """Folder that the files go to."""
         chosen = self.config.output_dir
-        return settings.output_dir() if chosen is None else Path(chosen).expanduser()
+        return run.output_dir() if chosen is None else Path(chosen).expanduser()
 
     def setup(self) -> None:
         """Make the inputs and the step.
@@ -225,7 +225,7 @@ class StageBenchHarness:
         return window
 
     def _path(self, suffix: str) -> Path:
-        return stage_path(self.output_dir, self.stage_name, settings.whose_file() + suffix)
+        return stage_path(self.output_dir, self.stage_name, run.whose_file() + suffix)
 
     def _tell(self, part: str, done: int, total: int | None = None) -> None:
         if self.config.progress is not None:

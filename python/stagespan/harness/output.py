@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from stagespan import settings
+from stagespan import run
 from stagespan.files import safe_name, write_whole
 from stagespan.harness.adapters import StepAdapter
 from stagespan.harness.config import HarnessConfig
@@ -46,7 +46,7 @@ def write_script(
     folder: Path,
 ) -> Path:
     """Write ``profile_{stage}.py``; returns its path, raises OSError when it cannot be written."""
-    stem = safe_name(signature.stage_name) + settings.whose_file()
+    stem = safe_name(signature.stage_name) + run.whose_file()
     step = adapter.script(stage, signature.arguments) if adapter is not None else None
     text = script_text(signature, step, config, stem=stem)
     # The script has the values of arguments in it.

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from stagespan import lines, settings
+from stagespan import lines, run, settings
 from stagespan.errors import StagespanError
 from stagespan.files import stage_path, write_whole
 from stagespan.profiling.controller import Window, profile_window
@@ -81,8 +81,8 @@ class ProfiledHook:
         self._write(window, call.stage, {call.span_id: call.end_ns})
 
     def _write(self, window: Window, stage: str, finished: dict[int, int]) -> None:
-        whose = settings.whose_file()
-        folder = settings.output_dir()
+        whose = run.whose_file()
+        folder = run.output_dir()
         try:
             target = stage_path(folder, stage, f"{whose}_trace.json.gz")
             trace = window.export(target, finished)

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stagespan import _core, imports, lines, service, settings, termination
+from stagespan import _core, imports, lines, run, service, termination
 from stagespan.errors import StagespanError
 from stagespan.report import timing
 
@@ -23,7 +23,7 @@ def write_reports() -> list[Path]:
     They go to the output folder; with several ranks, and in workers, their names tell whose they
     are. A file that cannot be written costs one warning. Returns the paths that were written.
     """
-    folder = settings.output_dir()
+    folder = run.output_dir()
     tag = _tag(folder)
     done = []
     for label, name, write in _contents():
@@ -52,9 +52,9 @@ def _contents() -> list[tuple[str, str, Any]]:
 
 def _tag(folder: Path) -> str:
     """What file names need so that no two processes of a run write the same one."""
-    rank = settings.rank_in_names()
+    rank = run.rank_in_names()
     tag = "" if rank is None else f"_rank{rank}"
-    if settings.worker_in_names() is not None or _is_taken(folder / f"timing{tag}.json"):
+    if run.worker_in_names() is not None or _is_taken(folder / f"timing{tag}.json"):
         tag += f"_pid{os.getpid()}"
     return tag
 
@@ -63,7 +63,7 @@ def _is_taken(path: Path) -> bool:
     """Whether the file was written since this process began, and holds a report of its own."""
     if timing.holds_current_report(path):
         return False
-    began_s = settings.process_start_s(os.getpid())
+    began_s = run.process_start_s(os.getpid())
     try:
         return began_s is not None and path.stat().st_mtime >= began_s
     except (OSError, ValueError):

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stagespan import _core, files, forks, imports, memory, requests, service, settings
+from stagespan import _core, files, forks, imports, memory, requests, run, service
 from stagespan.errors import ReportError, SettingsError
 from stagespan.report.entries import RequestEntry, RequestStageEntry, TimingReport
 from stagespan.report.environment import environment
@@ -104,8 +104,8 @@ def timing_report() -> TimingReport:
         "wall_clock_ms": _wall_clock_ms(report, now_ns),
         "total_stages_ms": sum(top_level_ns(name, figures) for name in figures) / 1e6,
         "num_stages": len(entries),
-        "rank": settings.rank(),
-        "world_size": settings.world_size(),
+        "rank": run.rank(),
+        "world_size": run.world_size(),
         "stages": entries,
         "requests": _requests(report.begin_ns or 0),
         "memory_snapshots": memory.snapshots(),
@@ -155,7 +155,7 @@ def _identity(path: Path) -> tuple[int, int, int]:
 def _wall_clock_ms(report: _Report, now_ns: int) -> float | None:
     if report.begin_ns is not None:
         return (now_ns - report.begin_ns) / 1e6
-    began_s = settings.process_start_s(os.getpid())
+    began_s = run.process_start_s(os.getpid())
     return None if began_s is None else max(now_ns / 1e6 - began_s * 1e3, 0.0)
 
 

@@ -39,8 +39,8 @@ def work() -> Callable[[], None]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """The run's output folder."""
-    from stagespan import settings
+    from stagespan import run
 
-    settings.set_output_dir(tmp_path / "out")
+    run.set_output_dir(tmp_path / "out")
     yield tmp_path / "out"
-    settings.set_output_dir(None)
+    run.set_output_dir(None)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import stagespan
-from stagespan import ProfilingContext, ProfilingContext4Debug, enable_profiler_for_names, settings
+from stagespan import ProfilingContext, ProfilingContext4Debug, enable_profiler_for_names, run
 from stagespan.trace import breakdown, read_trace
 
 Work = Callable[[], None]
@@ -41,7 +41,7 @@ def test_workers_do_not_write_each_others_files(
     work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN a process that another one started, and a stage that is named for the profiler
-    monkeypatch.setattr(settings, "_run", settings.run()._replace(owner=os.getpid() + 1))
+    monkeypatch.setattr(run, "_run", run.current()._replace(owner=os.getpid() + 1))
     enable_profiler_for_names("denoise")
 
     # WHEN the stage runs
