@@ -44,6 +44,7 @@ for _variable in ("PYTHONPATH", "VIRTUAL_ENV"):
 
 OTHER_PYTHONS = ("3.12", "3.13")
 OLD_PIP = "22.0.2"
+PYTEST_LIMIT = "45m"  # pyproject.toml limits each test; this ends a pytest that hangs outside one
 WHEELS = STATE / "wheels"
 SANITIZERS = {"plain": "", "asan": "address,undefined", "tsan": "thread"}
 SANITIZER_OPTIONS = {
@@ -69,10 +70,12 @@ def run_pytest(session: nox.Session, name: str, python: str, *arguments: str) ->
     folder = STATE / "pytest"
     folder.mkdir(parents=True, exist_ok=True)
     session.run(
+        *("timeout", "--kill-after=60", PYTEST_LIMIT),
         *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--dist", "worksteal"),
         *(*arguments, *session.posargs),
         # The workers fill the cores: more threads in torch would only wait for each other.
         env={"STAGESPAN_TEST_REPORT": str(folder / f"{name}.json"), "OMP_NUM_THREADS": "1"},
+        external=True,
     )
 
 
@@ -115,7 +118,7 @@ def cpp(session: nox.Session, variant: str) -> None:
     session.run("cmake", "--build", build, "-j", "2", silent=True)
     session.run(
         *(*prefix, "ctest", "--test-dir", build, "--output-on-failure", "-j", "3"),
-        "--no-tests=error",
+        *("--timeout", "600", "--no-tests=error"),
         env=SANITIZER_OPTIONS,
         external=True,
         silent=True,
