@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <unordered_map>
 #include <vector>
 
@@ -494,7 +495,9 @@ PyObject* inheritance(PyObject*, PyObject*) {
 PyObject* adopt(PyObject*, PyObject* value) {
   Inherited inherited;
   if (value != Py_None && !decode(value, inherited)) Py_RETURN_NONE;
-  auto adoption = std::make_unique<Adoption>();
+  if (current_thread().is_stand_in()) Py_RETURN_NONE;  // other threads have it, too
+  std::unique_ptr<Adoption> adoption(new (std::nothrow) Adoption);
+  if (!adoption) return PyErr_NoMemory();
   const Ref capsule(PyCapsule_New(adoption.get(), kAdoption, [](PyObject* object) {
     delete static_cast<Adoption*>(PyCapsule_GetPointer(object, kAdoption));
   }));
