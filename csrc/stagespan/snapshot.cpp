@@ -203,7 +203,8 @@ Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
     sums = read_blocks(arena);
     read_work(arena, sums);
     load_fence();
-    if (is_last || header.fold_version.load(relaxed) == before) break;
+    snapshot.is_exact = (before & 1) == 0 && header.fold_version.load(relaxed) == before;
+    if (is_last || snapshot.is_exact) break;
   }
   snapshot.unix_ns = fit.unix_ns(snapshot.ticks);
   snapshot.ns_per_tick = fit.ns_per_tick();

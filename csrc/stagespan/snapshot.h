@@ -51,10 +51,11 @@ struct Snapshot {
   double ns_per_tick = 1;
   std::map<std::uint32_t, StageFigures> stages;  // only those that have run
   std::uint32_t resets = 0;                      // how often the arena had been reset
+  bool is_exact = true;                          // false: figures of a leaving thread may be missing or double
 };
 
-/// Waits for a thread that is leaving to hand its figures over. When threads leave faster than all figures can be
-/// read, those of one may be missing or double; holding Recorder::cold_mutex() rules that out.
+/// Waits for a thread that is leaving to hand its figures over. If threads leave faster than all figures can be read,
+/// it gives up after a second and says so in `is_exact`; a caller that holds Recorder::cold_mutex() never has to wait.
 Snapshot take_snapshot(ArenaView arena, const ClockFit& fit);
 
 /// What happened between two snapshots of one arena; all of `later` if there was a reset between them. The
