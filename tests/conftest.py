@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +21,12 @@ for _name in set(os.environ) - _OWN:
     if _name.startswith(("STAGESPAN_", "TELEFUSER_")) or _name == "ENABLE_PROFILER_NAMES":
         del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def pytest_configure() -> None:
+    """Let tests interrupt programs, also if a shell runs the tests in the background."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
