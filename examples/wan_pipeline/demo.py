@@ -212,11 +212,11 @@ def run_script(folder: Path, results: Any) -> dict[str, float]:
     if done.returncode != 0:
         raise SystemExit(f"The script failed with status {done.returncode}:\n{done.stderr}")
     console.print(done.stdout.rstrip(), markup=False, style="dim", soft_wrap=True)
-    median = re.search(r"Average iteration time:.*p50 ([\d.]+)", done.stdout)
+    median = re.search(r"Median iteration time: ([\d.,]+) ms", done.stdout)
     if median is None:
-        raise SystemExit("The script printed no average iteration time.")
+        raise SystemExit("The script printed no median iteration time.")
     trace = read_trace(folder / "denoise_script_trace.json.gz")
-    return figures(float(median.group(1)), breakdown(trace, "denoise").to_dict())
+    return figures(float(median.group(1).replace(",", "")), breakdown(trace, "denoise").to_dict())
 
 
 MEANINGS = {

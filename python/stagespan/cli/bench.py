@@ -30,9 +30,11 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
 @click.option(
     "--factory", required=True, metavar="MODULE:CALLABLE", help="Returns the loaded stage."
 )
-@click.option("--warmup", default=1, show_default=True, help="Iterations before measuring.")
+@click.option(
+    "--warmup", type=int, help="Iterations before measuring. [default: until the times settle]"
+)
 @click.option("--steps", default=1, show_default=True, help="Iterations under the profiler.")
-@click.option("--timing-steps", type=int, help="Timed iterations. [default: what fits into 5 s]")
+@click.option("--timing-steps", type=int, help="Timed iterations. [default: 20 or more]")
 @click.option("--output", type=click.Path(), help="Folder of the files. [default: the run's]")
 @click.option("--device", help="Where the inputs are made. [default: where they were captured]")
 @click.option("--dtype", help="Element type of floating-point inputs. [default: the captured]")
@@ -44,14 +46,17 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
 )
 @click.option(
     "--step",
-    metavar="MODULE:CALLABLE",
-    help="Function of stage and inputs that runs one iteration.",
+    metavar="STEP",
+    help="Step of the stage's own loop: first, second, middle, last or its number; whole for the "
+    "whole call; or MODULE:CALLABLE, a function of stage and inputs that runs one iteration. "
+    "[default: second, if there is a loop]",
 )
+@click.option("--explain", is_flag=True, help="Say which adapters were asked, and their answers.")
 def command(
     signature_file: str,
     stage_name: str | None,
     factory: str,
-    warmup: int,
+    warmup: int | None,
     steps: int,
     timing_steps: int | None,
     output: str | None,
@@ -60,6 +65,7 @@ def command(
     seed: int,
     profile_compile: bool,
     step: str | None,
+    explain: bool,
 ) -> None:
     """Replay one iteration of a stage of SIGNATURE_FILE, time it and profile it.
 
@@ -74,7 +80,7 @@ def command(
     with _log_lines(console), _progress(console) as progress:
         try:
             stage = load_stage(factory)
-            step_fn = load(step) if step is not None else None
+            step_fn = load(step) if step is not None and ":" in step else None
         except ReplayError as error:
             raise HarnessError(_sentence(str(error))) from error
         config = HarnessConfig(
@@ -87,12 +93,13 @@ def command(
             seed=seed,
             profile_compile=profile_compile,
             step_fn=step_fn,
+            step=step if step_fn is None else None,
             progress=progress,
         )
         harness = StageBenchHarness(signature, stage, config)
         harness.setup()
         result = harness.profile()
-    _print(result)
+    _print(result, explain)
 
 
 def _signature(path: str, stage_name: str | None) -> Any:
@@ -160,7 +167,7 @@ def _progress(console: Console) -> Iterator[Any]:
         yield tell
 
 
-def _print(result: HarnessResult) -> None:
+def _print(result: HarnessResult, explain: bool) -> None:
     from rich.console import Console
 
     from stagespan.console import set_width, trimmed
@@ -168,12 +175,34 @@ def _print(result: HarnessResult) -> None:
     console = Console()
     set_width(console, 160)
     with trimmed(console):
+        if explain:
+            _print_answers(result, console)
         _print_result(result, console)
+
+
+def _print_answers(result: HarnessResult, console: Console) -> None:
+    """Which adapters were asked, in order, and what each one said."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not result.answers:
+        console.print(f"No adapter was asked: the step is {result.adapter}.", highlight=False)
+        return
+    table = Table(title="How the step was found: the first adapter that matches is taken")
+    for name in ("adapter", "taken", "because"):
+        table.add_column(name, overflow="fold")
+    for answer in result.answers:
+        table.add_row(
+            Text(answer.adapter), "yes" if answer.fits else "no", Text(printable(answer.reason))
+        )
+    console.print(table, highlight=False)
 
 
 def _print_result(result: HarnessResult, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
+
+    from stagespan.harness.replay import spread
 
     timing = result.timing_ms
     table = Table(
@@ -188,16 +217,37 @@ def _print_result(result: HarnessResult, console: Console) -> None:
         share = f"{100 * row['ms'] / total:.1f}" if total else "-"
         table.add_row(Text(row["name"]), f"{row['ms']:.3f}", share, f"{row['count']:,}")
     console.print(table, highlight=False)
-    console.print(
-        f"One iteration takes {timing['mean']:.2f} ms (min {timing['min']:.2f}, p50 "
-        f"{timing['p50']:.2f}, max {timing['max']:.2f}; {timing['iterations']} iterations without "
-        f"the profiler, inputs on {result.device}).",
-        highlight=False,
-        markup=False,
+    _print_line(console, f"One iteration is {result.iteration} (adapter {result.adapter}).")
+    if result.step is not None and result.step["number"] == 2:
+        what = "The prefill" if result.adapter == "generate" else "All before it, with step 1,"
+        _print_line(console, f"{what} takes {result.step['before_ms']:,.2f} ms.")
+    _print_line(
+        console,
+        f"One iteration takes {spread(timing)}; {timing['iterations']} iterations without the "
+        f"profiler, inputs on {result.device}.",
     )
+    _print_line(
+        console,
+        f"CPU time of its thread: {spread(timing['cpu'])}.{_first_run(result)}",
+    )
+    if timing["busy"]:
+        _print_line(console, timing["busy"])
     if result.compile is not None:
         sentence = _compile_sentence(result.compile)
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+
+def _first_run(result: HarnessResult) -> str:
+    """What the warm-up showed."""
+    first, settled = result.warmup["first_ms"], result.warmup["settled"]
+    said = "" if first is None else f" The first run took {first:,.2f} ms."
+    if settled is False:
+        said += f" The times did not settle in {result.warmup['iterations']} runs before."
+    return said
+
+
+def _print_line(console: Console, text: str) -> None:
+    console.print(printable(text), highlight=False, markup=False, soft_wrap=True)
 
 
 def _compile_sentence(found: dict[str, Any]) -> str:

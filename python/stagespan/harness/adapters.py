@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
     from stagespan.harness.config import HarnessConfig
 
 Step = Callable[[], Any]
+WHOLE = "whole"
+"""In place of a step: the whole call."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,18 @@ class StepAdapter(ABC):
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
         """Whether this adapter knows how to run one iteration of the stage on such inputs."""
 
+    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
+        """The same with a reason, for ``stagespan bench --explain``."""
+        fits = self.matches(stage, inputs)
+        return Answer(self.name, fits, "it matches" if fits else "it does not match")
+
     @abstractmethod
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
         """A callable that runs one iteration.
 
         One that keeps state has a ``reset()``, which is called before each run, outside the clock.
+        One of which only a part is to be measured has a ``run_between(begin, end, count)``, which
+        calls ``begin`` and ``end`` around that part and returns how many iterations were in it.
         Raises ReplayError (one sentence) when the inputs do not fit the stage.
         """
 
@@ -49,10 +57,107 @@ class StepAdapter(ABC):
         return None
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What an adapter said when it was asked for a stage."""
+
+    adapter: str
+    fits: bool
+    reason: str
+
+
+class LoopAdapter(StepAdapter):
+    """Stages with a scheduler: one step of their own loop, between two returns of its ``step``."""
+
+    name = "loop"
+
+    def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
+        """There is something to call, and a scheduler that it may use."""
+        from stagespan.harness import own_loop
+        from stagespan.harness.steps import function_of
+
+        function = function_of(stage)
+        return function is not None and bool(own_loop.SchedulerReturns(stage, function))
+
+    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
+        """No adapter of loops matches if the whole stage is wanted."""
+        from stagespan.harness import own_loop
+        from stagespan.harness.steps import function_of
+
+        if config.step == WHOLE:
+            return Answer(self.name, False, "the whole call was asked for")
+        function = function_of(stage)
+        if function is None:
+            return Answer(self.name, False, "the stage has nothing to call whose loop could be run")
+        watched = own_loop.SchedulerReturns(stage, function)
+        if not watched:
+            return Answer(self.name, False, "the stage holds no scheduler with a step method")
+        return Answer(self.name, True, f"the stage may call {watched.title}")
+
+    def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
+        """The stage, left after the wanted step."""
+        from stagespan.harness.own_loop import loop_step
+
+        return loop_step(stage, inputs, self.name, config.step, config.optional)
+
+    def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
+        """The same, by its own text."""
+        from stagespan.harness import own_loop, steps
+        from stagespan.signature import fit
+
+        return ScriptStep(
+            (fit, steps, own_loop), f'loop_step(stage, inputs, "{self.name}", step, OPTIONAL)'
+        )
+
+
+class GenerateAdapter(LoopAdapter):
+    """``generate`` of language models: the prefill, or one decode step, between two forwards."""
+
+    name = "generate"
+
+    def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
+        """A method of this name that may call a model."""
+        from stagespan.harness import own_loop
+        from stagespan.harness.steps import function_of
+
+        function = function_of(stage)
+        return _is_generate(function) and bool(own_loop.ForwardReturns(stage, function))
+
+    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
+        """Other methods with a loop over a model match if a step is asked for."""
+        from stagespan.harness import own_loop
+        from stagespan.harness.steps import function_of
+
+        if config.step == WHOLE:
+            return Answer(self.name, False, "the whole call was asked for")
+        function = function_of(stage)
+        if not _is_generate(function) and config.step is None:
+            return Answer(self.name, False, "what is called is not named generate")
+        if function is None or (function is stage and hasattr(stage, "_modules")):
+            return Answer(self.name, False, "what is called is the model's forward itself")
+        watched = own_loop.ForwardReturns(stage, function)
+        if not watched:
+            return Answer(self.name, False, "the stage holds no torch module")
+        return Answer(self.name, True, f"the stage may call {watched.title} in a loop")
+
+
 class DenoiseAdapter(StepAdapter):
     """Stages with ``dit``, ``transformer`` or ``unet`` and a ``scheduler``: one step of a loop."""
 
     name = "denoise"
+
+    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
+        """Only for stages without a loop of their own: the model's arguments are guessed."""
+        from stagespan.harness.steps import function_of
+
+        if config.step is not None:
+            return Answer(self.name, False, "only the stage's own loop has steps to choose from")
+        if function_of(stage) is not None:
+            return Answer(self.name, False, "the stage can be called, so nothing is guessed")
+        if not self.matches(stage, inputs):
+            reason = "the stage holds no model with a scheduler, or the inputs no latents"
+            return Answer(self.name, False, reason)
+        return Answer(self.name, True, "model and scheduler without a loop: arguments are guessed")
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
         """Model, scheduler and something to denoise are there; for a method, a loop's arguments."""
@@ -94,38 +199,38 @@ class CallAdapter(StepAdapter):
 
     def matches(self, stage: Any, inputs: Mapping[str, Any]) -> bool:
         """Anything with something to call."""
-        return _entrance(stage) is not None
+        from stagespan.harness.steps import function_of
+
+        return function_of(stage) is not None
+
+    def answer(self, stage: Any, inputs: Mapping[str, Any], config: HarnessConfig) -> Answer:
+        """A step of a loop cannot be had by a whole call."""
+        if config.step not in (None, WHOLE):
+            return Answer(self.name, False, f"step {config.step} of a loop was asked for")
+        if not self.matches(stage, inputs):
+            return Answer(self.name, False, "there is no process, no forward, nothing to call")
+        return Answer(self.name, True, "the stage can be called whole")
 
     def build(self, stage: Any, inputs: dict[str, Any], config: HarnessConfig) -> Step:
         """One whole call."""
-        from stagespan.harness.steps import CallStep
+        from stagespan.harness.steps import CallStep, function_of
 
-        entrance = _entrance(stage)
-        function = getattr(stage, entrance) if entrance else stage
-        return CallStep(function, inputs, optional=config.optional)
+        return CallStep(function_of(stage), inputs, optional=config.optional)
 
     def script(self, stage: Any, inputs: Mapping[str, Any]) -> ScriptStep:
         """The same call."""
         from stagespan.harness import steps
         from stagespan.signature import fit
 
-        entrance = _entrance(stage)
-        function = f"stage.{entrance}" if entrance else "stage"
-        return ScriptStep((fit, steps), f"CallStep({function}, inputs, optional=OPTIONAL)")
+        return ScriptStep((fit, steps), "CallStep(function_of(stage), inputs, optional=OPTIONAL)")
 
 
-def _entrance(stage: Any) -> str | None:
-    """Name of the method to call, an empty one for the stage itself, None if there is none."""
-    if inspect.isroutine(stage) or isinstance(stage, type):
-        return ""
-    if callable(getattr(stage, "process", None)):
-        return "process"
-    if callable(stage):  # a torch module too: its hooks belong to the call
-        return ""
-    return "forward" if callable(getattr(stage, "forward", None)) else None
+def _is_generate(function: Any) -> bool:
+    return "generate" in str(getattr(function, "__name__", ""))
 
 
-_adapters: list[StepAdapter] = [DenoiseAdapter(), CallAdapter()]
+_BUILT_IN: list[StepAdapter] = [LoopAdapter(), GenerateAdapter(), DenoiseAdapter(), CallAdapter()]
+_adapters: list[StepAdapter] = [*_BUILT_IN]
 
 
 def register_adapter(adapter: StepAdapter) -> None:
@@ -138,12 +243,46 @@ def unregister_adapter(adapter: StepAdapter) -> None:
     _adapters.remove(adapter)
 
 
-def adapter_for(stage: Any, inputs: Mapping[str, Any], stage_name: str) -> StepAdapter:
-    """The adapter of a stage; raises HarnessError for one without a step to run."""
+def ask_adapters(
+    stage: Any, inputs: Mapping[str, Any], config: HarnessConfig, refused: Mapping[str, str]
+) -> tuple[StepAdapter | None, list[Answer]]:
+    """The adapter that is taken, and what each one said until then.
+
+    ``refused`` tells of adapters that have matched and then found nothing to run, and why.
+    """
+    answers: list[Answer] = []
     for adapter in _adapters:
-        if adapter.matches(stage, inputs):
-            return adapter
+        if adapter.name in refused:
+            answers.append(Answer(adapter.name, False, refused[adapter.name]))
+            continue
+        answer = adapter.answer(stage, inputs, config)
+        answers.append(answer)
+        if answer.fits:
+            return adapter, answers
+    return None, answers
+
+
+def adapter_for(
+    stage: Any,
+    inputs: Mapping[str, Any],
+    stage_name: str,
+    config: HarnessConfig | None = None,
+    refused: Mapping[str, str] | None = None,
+) -> StepAdapter:
+    """The adapter of a stage; raises HarnessError for one without a step to run."""
+    from stagespan.harness.config import HarnessConfig
+
+    config = config or HarnessConfig()
+    adapter, answers = ask_adapters(stage, inputs, config, refused or {})
+    if adapter is not None:
+        return adapter
     kind = type(stage).__qualname__
+    if config.step not in (None, WHOLE):
+        why = "; ".join(f"{answer.adapter}: {answer.reason}" for answer in answers)
+        raise HarnessError(
+            f"Stage {stage_name!r} has no loop to take step {config.step} of ({why}); leave step "
+            f"out to replay the whole call, or give the step with HarnessConfig(step_fn=...)."
+        )
     raise HarnessError(
         f"Stage {stage_name!r} has no step to run: a {kind} has no 'dit', 'transformer' or 'unet' "
         f"with a 'scheduler', no 'process', no 'forward', and cannot be called; pass the stage's "

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import statistics
 import tempfile
 from collections.abc import Iterator
 from functools import partial
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stagespan import run
 from stagespan.errors import HarnessError, StagespanError
 from stagespan.files import stage_path
-from stagespan.harness.adapters import Step, StepAdapter, adapter_for
+from stagespan.harness.adapters import Answer, Step, StepAdapter, adapter_for, ask_adapters
 from stagespan.harness.config import LARGEST_TRACE, HarnessConfig, HarnessResult
 from stagespan.harness.first_call import (
     init_for_cuda_graphs,
@@ -29,7 +30,7 @@ from stagespan.signature.fit import ReplayError
 from stagespan.signature.model import SignatureFile, StageSignature
 
 if TYPE_CHECKING:
-    from stagespan.harness.replay import Replay
+    from stagespan.harness.replay import Replay, Run
 
 _log = logging.getLogger("stagespan")
 
@@ -58,6 +59,8 @@ class StageBenchHarness:
         )
         self._replay: Replay | None = None
         self._adapter: StepAdapter | None = None
+        self._refused: dict[str, str] = {}
+        self._profiled = 0
         self._device = "cpu"
         self._shown = printable(self.stage_name)
 
@@ -133,8 +136,58 @@ class StageBenchHarness:
 
             return FunctionStep(self.config.step_fn, self.stage_instance, inputs)
         if self._adapter is None:
-            self._adapter = adapter_for(self.stage_instance, inputs, self.stage_name)
+            self._adapter = adapter_for(
+                self.stage_instance, inputs, self.stage_name, self.config, self._refused
+            )
         return self._adapter.build(self.stage_instance, inputs, self.config)
+
+    def _find_loop(self, replay: Replay) -> None:
+        """Run the stage once if its own loop is to be run: does it have one, and which steps?
+
+        A stage that holds a scheduler and never calls it is replayed by the next adapter.
+        """
+        from stagespan.harness.own_loop import NoLoopError
+
+        while hasattr(replay.step, "run_between") and self._adapter is not None:
+            try:
+                replay.run(replay.prepare())
+                return
+            except NoLoopError as error:
+                if self.config.step is not None:
+                    raise
+                self._refused[self._adapter.name] = str(error)
+                self._adapter = None
+                replay.remake()
+
+    def _warm_up(self, replay: Replay) -> dict[str, Any]:
+        from stagespan.harness.replay import is_settled
+
+        wanted = self.config.warmup
+        if wanted is None:
+            say("[Harness] Warming up until the times settle...")
+        else:
+            say("[Harness] Running %d warmup iteration(s)...", wanted)
+        runs = replay.warm_up(wanted, partial(self._tell, "warm-up", total=wanted))
+        return {
+            "first_ms": runs[0].wall_ms if runs else None,
+            "iterations": len(runs),
+            "settled": is_settled(runs) if wanted is None else None,
+        }
+
+    def _answers(self) -> list[Answer]:
+        """What the adapters said, for `--explain`."""
+        if self._adapter is None or self._replay is None:
+            return []
+        inputs = self._replay.inputs
+        return ask_adapters(self.stage_instance, inputs, self.config, self._refused)[1]
+
+    def _iteration(self, replay: Replay) -> str:
+        if self.config.step_fn is not None or self._adapter is None:
+            return "one call of step_fn"
+        says = getattr(replay.step, "says", None)
+        if says is not None:
+            return str(says())
+        return f"one step made by the adapter {self._adapter.name!r}"
 
     def profile(self) -> HarnessResult:
         """Warm up, time without the profiler, then run under it; write trace, breakdown and script.
@@ -146,18 +199,18 @@ class StageBenchHarness:
             self.setup()
         replay, config = self._replay, self.config
         assert replay is not None
-        from stagespan.harness.replay import random_state_kept, summary
+        from stagespan.harness.replay import random_state_kept, spread, summary
 
         with recorder_off(), random_state_kept(), self._failures("raised in its single step"):
             init_for_cuda_graphs()
+            self._find_loop(replay)
             first = (
                 run_first_call(replay, self.stage_name, self._device)
                 if config.profile_compile
                 else None
             )
-            say("[Harness] Running %d warmup iteration(s)...", config.warmup)
-            replay.measure(config.warmup, partial(self._tell, "warm-up", total=config.warmup))
-            times = replay.measure(
+            warm = self._warm_up(replay)
+            runs = replay.measure(
                 config.timing_steps, partial(self._tell, "timing", total=config.timing_steps)
             )
             say("[Harness] Running %d profile iteration(s)...", config.profile_steps)
@@ -180,7 +233,7 @@ class StageBenchHarness:
         with self._writing():
             breakdown_path = self._path("_breakdown.json")
             breakdown = write_breakdown(
-                trace_path, breakdown_path, self.stage_name, config.profile_steps, self._device
+                trace_path, breakdown_path, self.stage_name, self._profiled, self._device
             )
         say("[Harness] Kernel breakdown saved to: %s", breakdown_path)
         with self._writing():
@@ -188,14 +241,19 @@ class StageBenchHarness:
                 self.signature, self.stage_instance, self._adapter, config, self.output_dir
             )
         say("[Harness] Test script saved to: %s", script_path)
-        timing = summary(times)
+        timing = summary(runs, self._device)
         say("[Harness] Average iteration time: %.2f ms", timing["mean"])
+        say("[Harness] Median iteration time: %s", spread(timing))
         return HarnessResult(
             stage=self.stage_name,
             device=self._device,
             adapter="step_fn" if self._adapter is None else self._adapter.name,
+            iteration=self._iteration(replay),
+            answers=self._answers(),
+            step=step_of(replay.step, runs),
             timing_ms=timing,
-            times_ms=times,
+            times_ms=[run.wall_ms for run in runs],
+            warmup=warm,
             breakdown=breakdown,
             trace_path=trace_path,
             trace_bytes=trace_bytes,
@@ -205,23 +263,27 @@ class StageBenchHarness:
         )
 
     def _run_under_profiler(self, replay: Replay) -> Any:
-        from stagespan.harness.replay import run_context, seed_all, synchronize
+        from stagespan.harness.replay import synchronize
         from stagespan.profiling.controller import profile_window
 
-        count = self.config.profile_steps
-        steps = replay.prepare_several(count)
-        synchronize(self._device)
         window = profile_window(
             self.stage_name,
             record_shapes=self.config.record_shapes,
             with_stack=self.config.with_stack,
         )
-        with window, run_context(replay.context):
-            for done, step in enumerate(steps, start=1):
-                seed_all(self.config.seed)
-                step()
-                self._tell("profile", done, total=count)
+
+        def begin() -> None:
+            window.start()
+
+        def end() -> None:
             synchronize(self._device)
+            window.stop()
+
+        try:
+            self._profiled = replay.run_between(self.config.profile_steps, begin, end)
+        finally:
+            window.stop()
+        self._tell("profile", self._profiled, total=self._profiled)
         return window
 
     def _path(self, suffix: str) -> Path:
@@ -260,6 +322,19 @@ class StageBenchHarness:
                 f"is room in {str(self.output_dir)!r}, or choose another folder with "
                 f"HarnessConfig(output_dir=...)."
             ) from error
+
+
+def step_of(step: Any, runs: list[Run]) -> dict[str, Any] | None:
+    """Which step of a loop was run; None where there is no loop."""
+    if not hasattr(step, "run_between") or not hasattr(step, "total"):
+        return None
+    shortened = step.shortened
+    return {
+        "number": step.number,
+        "of": step.total,
+        "before_ms": statistics.median(run.before_ms for run in runs),
+        "run_with": {} if shortened is None else {shortened[0]: shortened[2]},
+    }
 
 
 @contextlib.contextmanager

@@ -61,7 +61,8 @@ def _defined(statement: ast.stmt) -> set[str]:
     if isinstance(statement, _Definition):
         return {statement.name}
     if isinstance(statement, ast.Assign):
-        return {target.id for target in statement.targets if isinstance(target, ast.Name)}
+        targets = [node for target in statement.targets for node in ast.walk(target)]
+        return {node.id for node in targets if isinstance(node, ast.Name)}
     return set()
 
 

@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import HarnessError
+from stagespan.harness.adapters import Answer
 
 LARGEST_TRACE = 10 * 1000 * 1000
 """Bytes: a larger trace of one step is warned about."""
+STEPS = ("first", "second", "middle", "last", "whole")
 
 
 @dataclass
 class HarnessConfig:
     """Settings of a replay. Raises HarnessError for values that cannot be used."""
 
-    warmup: int = 1
-    """Iterations before anything is measured, at least 0."""
+    warmup: int | None = None
+    """Iterations before anything is measured, at least 0; by default until their times settle."""
     profile_steps: int = 1
     """Iterations under the profiler, at least 1; they go into the trace and the breakdown alone."""
     output_dir: str | os.PathLike[str] | None = None
@@ -34,8 +36,12 @@ class HarnessConfig:
     """Values by argument name, in place of mock ones: what no signature can describe goes here."""
     step_fn: Callable[[Any, dict[str, Any]], Any] | None = None
     """``step_fn(stage, inputs)`` runs one iteration, in place of what the harness would find."""
+    step: int | str | None = None
+    """Which step of the stage's own loop: its number from 1, ``first``, ``second``, ``middle`` or
+    ``last``; ``whole`` is the whole call. By default the second, and the whole call where there is
+    no loop."""
     timing_steps: int | None = None
-    """Timed iterations, at least 1; by default as many as fit into 5 s, at least 3, at most 20."""
+    """Timed iterations, at least 1; by default 20 or more in 1 s, fewer if they take 5 s."""
     record_shapes: bool = True
     """Whether the trace holds the shapes of each operator's inputs."""
     with_stack: bool = False
@@ -50,7 +56,7 @@ class HarnessConfig:
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("profile_steps", 1), ("timing_steps", 1)):
             value = getattr(self, name)
-            if value is None and name == "timing_steps":
+            if value is None and name != "profile_steps":
                 continue
             if type(value) is not int or value < least:
                 raise HarnessError(
@@ -59,6 +65,15 @@ class HarnessConfig:
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
             raise HarnessError(
                 f"HarnessConfig(seed={self.seed!r}) must be a whole number from 0 to 2**63 - 1."
+            )
+        if isinstance(self.step, str) and self.step.isdecimal():
+            self.step = int(self.step)
+        if not (
+            self.step is None or self.step in STEPS or (type(self.step) is int and self.step > 0)
+        ):
+            raise HarnessError(
+                f"HarnessConfig(step={self.step!r}) must be {', '.join(STEPS)} or the step's "
+                f"number, from 1."
             )
         for name in ("device", "dtype"):
             value = getattr(self, name)
@@ -82,11 +97,23 @@ class HarnessResult(Mapping[str, Any]):
     stage: str
     device: str
     adapter: str
-    """How the step was made: ``denoise``, ``call``, ``step_fn``, or a registered adapter's name."""
+    """How the step was made: ``loop``, ``generate``, ``denoise``, ``call``, ``step_fn``, or a
+    registered adapter's name."""
+    iteration: str
+    """What one iteration is, in words."""
+    answers: list[Answer]
+    """What each adapter said that was asked, until one matched."""
+    step: dict[str, Any] | None
+    """Of a loop: ``number``, ``of`` (None if not known), ``before_ms`` (median time from the
+    stage's call to the beginning of the step), ``run_with`` (arguments that were changed)."""
     timing_ms: dict[str, Any]
-    """``mean``, ``min``, ``max``, ``p50`` in ms and ``iterations``, without the profiler."""
+    """``p50``, ``p25``, ``p75``, ``mean``, ``min``, ``max`` in ms and ``iterations``, without the
+    profiler; the same of the thread's CPU time under ``cpu``; ``waited_ms`` (for a core, None where
+    the system does not tell) and ``busy`` (a sentence if the machine was busy)."""
     times_ms: list[float]
     """Each of these iterations, in order."""
+    warmup: dict[str, Any]
+    """``first_ms`` of the first run, ``iterations``, ``settled`` (None: a number was asked for)."""
     breakdown: dict[str, Any]
     """The content of the breakdown file."""
     trace_path: Path

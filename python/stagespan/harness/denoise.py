@@ -95,6 +95,11 @@ class DenoiseStep:
                 self.conditions.append(self._conditions(self._negated()))
         self.reset()
 
+    def says(self) -> str:
+        """What one iteration is."""
+        model, scheduler = type(self.model).__qualname__, type(self.scheduler).__qualname__
+        return f"one step of {model} and {scheduler}, whose arguments were guessed from their names"
+
     def reset(self) -> None:
         """Set the scheduler to the beginning of a loop of two steps, outside the clock."""
         parameters = signature_of(self.scheduler.set_timesteps).parameters

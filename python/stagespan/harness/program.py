@@ -17,8 +17,7 @@ from stagespan.harness.loading import load, load_stage
 from stagespan.harness.replay import (
     Replay,
     random_state_kept,
-    run_context,
-    seed_all,
+    spread,
     summary,
     synchronize,
 )
@@ -29,47 +28,50 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def profile_replay(
-    replay: Replay, *, warmup: int, steps: int, timing_steps: int | None, trace_path: Path
+    replay: Replay, *, warmup: int | None, steps: int, timing_steps: int | None, trace_path: Path
 ) -> dict[str, Any]:
     """Warm up, time without the profiler, then run under it; prints figures, returns them.
 
     Without steps no profiler is started: another tool may be measuring.
     """
     with random_state_kept():
-        say(f"Running {warmup} warmup iteration(s)...")
-        replay.measure(warmup)
-        times = replay.measure(timing_steps)
+        say("Warming up..." if warmup is None else f"Running {warmup} warmup iteration(s)...")
+        first = replay.warm_up(warmup)
+        runs = replay.measure(timing_steps)
         if steps:
             say(f"Running {steps} profile iteration(s)...")
             write_trace(replay, steps, trace_path)
-    timing = summary(times)
+    timing = summary(runs, replay.device)
     if steps:
         say(f"Chrome trace saved to: {trace_path}")
         print_table(trace_path)
-    say(
-        f"Average iteration time: {timing['mean']:.2f} ms (min {timing['min']:.2f}, "
-        f"p50 {timing['p50']:.2f}, max {timing['max']:.2f}, {timing['iterations']} iterations)"
-    )
+    says = getattr(replay.step, "says", None)
+    if says is not None:
+        say(f"One iteration is {says()}.")
+    if first:
+        say(f"The first run took {first[0].wall_ms:,.2f} ms.")
+    say(f"Median iteration time: {spread(timing)}, {timing['iterations']} iterations")
+    say(f"Median CPU time of the thread: {spread(timing['cpu'])}")
+    if timing["busy"]:
+        say(timing["busy"])
+    times = [run.wall_ms for run in runs]
     written = str(trace_path) if steps else None
     return {"timing_ms": timing, "times_ms": times, "trace_path": written}
 
 
 def write_trace(replay: Replay, steps: int, path: Path) -> None:
     """Run the steps under torch.profiler and export a Chrome trace, gzipped."""
-    ready = replay.prepare_several(steps)
     path.parent.mkdir(parents=True, exist_ok=True)
-    synchronize(replay.device)
     activities = torch.profiler.supported_activities()
     # Marks of its start and stop, which Kineto writes to the terminal: level 6 is above them.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    with (
-        torch.profiler.profile(activities=activities, record_shapes=True) as profiler,
-        run_context(replay.context),
-    ):
-        for step in ready:
-            seed_all(replay.seed)
-            step()
+    profiler = torch.profiler.profile(activities=activities, record_shapes=True)
+
+    def end() -> None:
         synchronize(replay.device)
+        profiler.stop()
+
+    replay.run_between(steps, profiler.start, end)
     profiler.export_chrome_trace(str(path))
 
 
@@ -129,14 +131,17 @@ def main(profile_stage: Callable[..., Any], stage_name: str) -> int:
     parser.add_argument(
         "--factory", metavar="MODULE:NAME", required=True, help="callable that returns the stage"
     )
-    parser.add_argument("--warmup", type=int, default=1, help="iterations before measuring")
+    parser.add_argument("--warmup", type=int, default=None, help="iterations before measuring")
     parser.add_argument("--steps", type=int, default=1, help="iterations under the profiler, or 0")
     parser.add_argument("--timing-steps", type=int, default=None, help="timed iterations")
     parser.add_argument("--device", default=None, help="where the inputs are made")
     parser.add_argument("--output", default=None, help="folder of the trace")
     parser.add_argument("--seed", type=int, default=None, help="seed of the inputs")
     parser.add_argument(
-        "--step", metavar="MODULE:NAME", default=None, help="function of stage and inputs to run"
+        "--step",
+        default=None,
+        help="step of the stage's loop: first, second, middle, last or a number; "
+        "or MODULE:NAME, a function of stage and inputs to run instead",
     )
     options = parser.parse_args()
     for name, count, least in (
@@ -146,8 +151,16 @@ def main(profile_stage: Callable[..., Any], stage_name: str) -> int:
     ):
         if count is not None and count < least:
             parser.error(f"{name} {count} is too few: give {least} or more")
-    settings = {"seed": options.seed} if options.seed is not None else {}
+    settings: dict[str, Any] = {} if options.seed is None else {"seed": options.seed}
+    step_fn = None
+    if options.step is not None and ":" not in options.step:
+        number = options.step.isdecimal() and int(options.step)
+        if not number and options.step not in ("first", "second", "middle", "last"):
+            parser.error(f"--step {options.step} is not first, second, middle, last or a number")
+        settings["step"] = number or options.step
     try:
+        if options.step is not None and "step" not in settings:
+            step_fn = load(options.step)
         profile_stage(
             load_stage(options.factory),
             warmup=options.warmup,
@@ -155,7 +168,7 @@ def main(profile_stage: Callable[..., Any], stage_name: str) -> int:
             timing_steps=options.timing_steps,
             device=options.device,
             output_dir=options.output,
-            step_fn=load(options.step) if options.step is not None else None,
+            step_fn=step_fn,
             **settings,
         )
     except (ReplayError, LookupError, OSError) as error:

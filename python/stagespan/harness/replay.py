@@ -8,22 +8,26 @@ import statistics
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
-# How many timed iterations, unless told: as many as fit into the seconds, within these bounds.
-FEWEST_TIMED = 3
-MOST_TIMED = 20
-SECONDS_TIMED = 5.0
+# Timed iterations, unless a number is given: some, and for some time, but not for long.
+FEWEST_TIMED, USUALLY_TIMED, MOST_TIMED = 3, 20, 1000
+LEAST_SECONDS, SECONDS_TIMED, SECONDS_IN_ALL = 1.0, 5.0, 20.0
+# Warm-up, unless a number is given: until two medians of a few runs each are alike.
+SETTLED_RUNS, SETTLED_WITHIN = 3, 0.02
+MOST_WARM_UP, SECONDS_WARM_UP = 30, 5.0
+BUSY_WAITS = 0.1  # of the time
 
 
 class Replay:
     """Runs one step, each time from the same state: inputs, random numbers, scheduler.
 
     ``make_inputs`` gives the inputs by name, ``make_step`` turns them into a step: a callable, with
-    a ``reset`` method if it keeps state. ``context`` is how torch was set when the stage was
+    a ``reset`` method if it keeps state, and a ``run_between(begin, end, count)`` if only a part of
+    what it runs is measured. ``context`` is how torch was set when the stage was
     captured: ``grad``, ``inference``, ``autocast`` by kind of device. ``device`` is waited for
     around every run.
     """
@@ -52,64 +56,236 @@ class Replay:
         if state_of(self.inputs) != self._state:
             self._changes_inputs = True
             self.inputs = self.make_inputs()
-            self.step = self.make_step(self.inputs)
+            self.step = self._another(self.inputs)
             self._state = state_of(self.inputs)
         return self._ready(self.step)
+
+    def remake(self) -> None:
+        """Make the inputs and the step anew, without what the last step has learned."""
+        self.inputs = self.make_inputs()
+        self.step = self.make_step(self.inputs)
+        self._state = state_of(self.inputs)
 
     def prepare_several(self, count: int) -> list[Callable[[], Any]]:
         """Steps that are ready to run one after the other, nothing between them."""
         steps = [self.prepare()]
         while len(steps) < count:
             inputs = self.make_inputs() if self._changes_inputs else self.inputs
-            steps.append(self._ready(self.make_step(inputs)))
+            steps.append(self._ready(self._another(inputs)))
         return steps
+
+    def _another(self, inputs: dict[str, Any]) -> Callable[[], Any]:
+        step = self.make_step(inputs)
+        learn_from = getattr(step, "learn_from", None)
+        if learn_from is not None:
+            learn_from(self.step)
+        return step
 
     def _ready(self, step: Callable[[], Any]) -> Callable[[], Any]:
         with run_context(self.context):
             getattr(step, "reset", lambda: None)()
         return step
 
-    def run(self, step: Callable[[], Any]) -> float:
-        """Run a step that is ready; returns its milliseconds, its device's work included."""
+    def run(self, step: Callable[[], Any]) -> Run:
+        """Run a step that is ready, and measure it, its device's work included."""
+        stamps: list[Stamp] = []
+
+        def begin() -> None:
+            synchronize(self.device)
+            stamps[1:] = [stamp()]
+
+        def end() -> None:
+            synchronize(self.device)
+            stamps.append(stamp(at_end=True))
+
+        synchronize(self.device)
+        stamps.append(stamp())
+        self._between([step], begin, end)
+        called, began, ended = stamps
+        return Run(
+            wall_ms=(ended.wall_ns - began.wall_ns) / 1e6,
+            cpu_ms=(ended.cpu_ns - began.cpu_ns) / 1e6,
+            waited_ms=None
+            if ended.waited_ns is None or began.waited_ns is None
+            else (ended.waited_ns - began.waited_ns) / 1e6,
+            before_ms=(began.wall_ns - called.wall_ns) / 1e6,
+        )
+
+    def run_between(self, count: int, begin: Callable[[], None], end: Callable[[], None]) -> int:
+        """Run several steps with ``begin`` called before the first and ``end`` after the last.
+
+        Returns how many were run; a loop may have fewer.
+        """
+        is_loop = hasattr(self.step, "run_between")
+        return self._between(self.prepare_several(1 if is_loop else count), begin, end, count)
+
+    def _between(
+        self,
+        steps: list[Callable[[], Any]],
+        begin: Callable[[], None],
+        end: Callable[[], None],
+        count: int = 1,
+    ) -> int:
         seed_all(self.seed)
         with run_context(self.context):
             synchronize(self.device)
-            begin = time.perf_counter_ns()
-            step()
-            synchronize(self.device)
-            end = time.perf_counter_ns()
-        return (end - begin) / 1e6
+            in_loop = getattr(steps[0], "run_between", None)
+            if in_loop is not None:
+                return int(in_loop(begin, end, count))
+            begin()
+            for done, step in enumerate(steps):
+                if done:
+                    seed_all(self.seed)
+                step()
+            end()
+        return len(steps)
+
+    def warm_up(
+        self, iterations: int | None = None, progress: Callable[[int], None] = lambda done: None
+    ) -> list[Run]:
+        """Run several times, or until the times settle; ``progress`` is called with the number."""
+        runs: list[Run] = []
+        deadline = time.perf_counter() + SECONDS_WARM_UP
+        while len(runs) < iterations if iterations is not None else not is_settled(runs):
+            late = len(runs) >= MOST_WARM_UP or time.perf_counter() > deadline
+            if iterations is None and len(runs) > 1 and late:
+                break
+            runs.append(self.run(self.prepare()))
+            progress(len(runs))
+        return runs
 
     def measure(
         self, iterations: int | None = None, progress: Callable[[int], None] = lambda done: None
-    ) -> list[float]:
-        """Times of several runs in milliseconds; ``progress`` is told how many are done."""
-        times: list[float] = []
-        while not _enough(times, iterations):
-            times.append(self.run(self.prepare()))
-            progress(len(times))
-        return times
+    ) -> list[Run]:
+        """Run several times; ``progress`` is called with the number of runs so far."""
+        runs: list[Run] = []
+        began = time.perf_counter()
+        while not _enough(runs, iterations, time.perf_counter() - began):
+            runs.append(self.run(self.prepare()))
+            progress(len(runs))
+        return runs
 
 
-def _enough(times: list[float], iterations: int | None) -> bool:
-    if iterations is not None:
-        return len(times) >= iterations
-    if len(times) < FEWEST_TIMED:
+class Stamp(NamedTuple):
+    """Readings of one moment, in ns."""
+
+    wall_ns: int
+    cpu_ns: int
+    waited_ns: int | None
+
+
+class Run(NamedTuple):
+    """What one run took."""
+
+    wall_ms: float
+    cpu_ms: float
+    """CPU time of the thread that ran it."""
+    waited_ms: float | None
+    """Of the wall time: ready to run, but without a core; None where the system does not tell."""
+    before_ms: float
+    """From the call to the beginning of what is measured."""
+
+
+def stamp(at_end: bool = False) -> Stamp:
+    """Read the clocks, the wall clock last at a beginning and first at an end."""
+    if at_end:
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        return Stamp(wall, cpu, waited_ns())
+    waited, cpu = waited_ns(), time.thread_time_ns()
+    return Stamp(time.perf_counter_ns(), cpu, waited)
+
+
+def waited_ns() -> int | None:
+    """How long this thread has been ready to run without getting a core; None if not known."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def is_settled(runs: Sequence[Run]) -> bool:
+    """Whether the median of the last runs is close to that of the runs before them."""
+    if len(runs) < 1 + 2 * SETTLED_RUNS:  # the first run is not compared
         return False
-    return len(times) >= MOST_TIMED or sum(times) > SECONDS_TIMED * 1000
+    halves = runs[-2 * SETTLED_RUNS : -SETTLED_RUNS], runs[-SETTLED_RUNS:]
+    for name in ("wall_ms", "cpu_ms"):  # on a busy machine the CPU time tells more
+        before, after = (statistics.median(getattr(run, name) for run in half) for half in halves)
+        if abs(after - before) <= SETTLED_WITHIN * before:
+            return True
+    return False
 
 
-def summary(times: list[float]) -> dict[str, Any]:
-    """Mean, min, max and p50 in milliseconds, and how many runs there were; None without any."""
+def _enough(runs: Sequence[Run], iterations: int | None, elapsed: float) -> bool:
+    if iterations is not None:
+        return len(runs) >= iterations
+    if len(runs) < FEWEST_TIMED:
+        return False
+    measured = sum(run.wall_ms for run in runs) / 1000
+    if measured >= SECONDS_TIMED or elapsed >= SECONDS_IN_ALL or len(runs) >= MOST_TIMED:
+        return True
+    return len(runs) >= USUALLY_TIMED and elapsed >= LEAST_SECONDS
+
+
+def summary(runs: Sequence[Run], device: str = "cpu") -> dict[str, Any]:
+    """Figures of several runs; each is None without any."""
+    found: dict[str, Any] = figures([run.wall_ms for run in runs])
+    found["cpu"] = figures([run.cpu_ms for run in runs])
+    found["waited_ms"] = waited_ms(runs)
+    found["busy"] = busy(runs, device)
+    return found
+
+
+def figures(times: list[float]) -> dict[str, Any]:
+    """Median, quartiles, mean, min and max in milliseconds, and the number of runs."""
     if not times:
-        return {"mean": None, "min": None, "max": None, "p50": None, "iterations": 0}
+        names = ("p50", "p25", "p75", "mean", "min", "max")
+        return {**dict.fromkeys(names), "iterations": 0}
+    ordered = sorted(times)
+    quartiles = statistics.quantiles(ordered, method="inclusive") if len(ordered) > 1 else None
     return {
-        "mean": statistics.fmean(times),
-        "min": min(times),
-        "max": max(times),
-        "p50": statistics.median(times),
-        "iterations": len(times),
+        "p50": statistics.median(ordered),
+        "p25": ordered[0] if quartiles is None else quartiles[0],
+        "p75": ordered[0] if quartiles is None else quartiles[2],
+        "mean": statistics.fmean(ordered),
+        "min": ordered[0],
+        "max": ordered[-1],
+        "iterations": len(ordered),
     }
+
+
+def waited_ms(runs: Sequence[Run]) -> float | None:
+    """How long several runs have waited for a core; None where the system does not tell."""
+    waits = [run.waited_ms for run in runs if run.waited_ms is not None]
+    return sum(waits) if waits and len(waits) == len(runs) else None
+
+
+def busy(runs: Sequence[Run], device: str = "cpu") -> str | None:
+    """A sentence if the runs had to share the machine's cores; None if not, or if not known."""
+    wall = sum(run.wall_ms for run in runs)
+    if not wall:
+        return None
+    share = sum(run.cpu_ms for run in runs) / wall
+    waits = waited_ms(runs)
+    if waits is not None:
+        waited = waits / wall
+        if waited < BUSY_WAITS:
+            return None
+        return (
+            f"The machine was busy: the thread had {share:.0%} of a core and waited for one "
+            f"{waited:.0%} of the time, so compare CPU times."
+        )
+    if not device.startswith("cpu") or share > 1 - BUSY_WAITS:
+        return None
+    return (
+        f"The thread ran only {share:.0%} of the time: the machine was busy, or the stage waits "
+        f"for something; compare CPU times."
+    )
+
+
+def spread(found: Mapping[str, Any]) -> str:
+    """The headline of figures: the median and the middle half of the runs."""
+    return f"{found['p50']:,.2f} ms (middle half {found['p25']:,.2f} to {found['p75']:,.2f})"
 
 
 def synchronize(device: str = "cpu") -> None:

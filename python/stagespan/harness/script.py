@@ -34,7 +34,9 @@ def create_inputs(seed: int = SEED, device: str | None = None) -> dict[str, Any]
 
 _STEP = '''
 
-def make_step(stage: Any, inputs: dict[str, Any]) -> Callable[[], Any]:
+def make_step(
+    stage: Any, inputs: dict[str, Any], step: int | str | None = STEP
+) -> Callable[[], Any]:
     """What one iteration runs."""
     {body}
 '''
@@ -43,7 +45,7 @@ _PROFILE = '''
 
 def profile_stage(
     stage: Any,
-    warmup: int = {warmup},
+    warmup: int | None = {warmup},
     steps: int = {steps},
     timing_steps: int | None = {timing_steps},
     device: str | None = DEVICE,
@@ -51,14 +53,16 @@ def profile_stage(
     seed: int = SEED,
     inputs: dict[str, Any] | None = None,
     step_fn: Callable[[Any, dict[str, Any]], Any] | None = None,
+    step: int | str | None = STEP,
 ) -> dict[str, Any]:
     """Profile one step of a loaded stage; returns its times in milliseconds and the trace's path.
 
-    `inputs` replaces mock inputs by name, `step_fn(stage, inputs)` the step.
+    `inputs` replaces mock inputs by name, `step_fn(stage, inputs)` what one iteration runs; `step`
+    is the number of a loop's step from 1, or "first", "second", "middle", "last".
     """
 
     def step_of(made: dict[str, Any]) -> Callable[[], Any]:
-        return FunctionStep(step_fn, stage, made) if step_fn else make_step(stage, made)
+        return FunctionStep(step_fn, stage, made) if step_fn else make_step(stage, made, step)
 
     def inputs_of() -> dict[str, Any]:
         return without_missing({{**create_inputs(seed, device), **(inputs or {{}})}})
@@ -112,6 +116,7 @@ def script_text(
         "DEVICE": config.device,
         "DTYPE": config.dtype,
         "CONTEXT": signature.context,
+        "STEP": config.step,
         "OPTIONAL": list(config.optional),
     }
     if step is None or "OPTIONAL" not in step.expression:

@@ -20,6 +20,11 @@ class CallStep:
         self.function = function
         self.args, self.kwargs = fit(function, inputs, optional)
 
+    def says(self) -> str:
+        """What one iteration is."""
+        named = getattr(self.function, "__qualname__", None) or type(self.function).__qualname__
+        return f"one whole call of {named}"
+
     def reset(self) -> None:
         """Nothing to put back."""
 
@@ -44,6 +49,30 @@ class FunctionStep:
     def __call__(self) -> Any:
         """Run it to its end; returns what it returned."""
         return drain(self.step_fn(self.stage, self.inputs))
+
+
+def function_of(stage: Any) -> Any:
+    """What a whole call of a stage calls: its ``process``, itself, its ``forward``, or None."""
+    if inspect.isroutine(stage) or isinstance(stage, type):
+        return stage
+    if callable(getattr(stage, "process", None)):
+        return stage.process
+    if callable(stage):  # a torch module too: its hooks belong to the call
+        return stage
+    found = getattr(stage, "forward", None)
+    return found if callable(found) else None
+
+
+def with_method(stage: Any, method: str | None) -> Any:
+    """The stage's method of this name, if that is not what is called anyway; else the stage."""
+    if method is None or inspect.isroutine(stage) or isinstance(stage, type):
+        return stage
+    if method == "forward" or (method == "__call__" and hasattr(stage, "_modules")):
+        method = "__call__" if hasattr(stage, "_modules") else method
+        if not callable(getattr(stage, "process", None)):
+            return stage
+    found = getattr(stage, method, None)
+    return found if callable(found) and method != "process" else stage
 
 
 def drain(result: Any) -> Any:

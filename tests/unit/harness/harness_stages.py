@@ -28,5 +28,5 @@ def signature_of(name: str = "mlp", **inputs: Any) -> StageSignature:
 def harness(
     stage: Any, signature: StageSignature, folder: Path, **config: Any
 ) -> StageBenchHarness:
-    settings = {"timing_steps": 3, "output_dir": folder, **config}
+    settings = {"warmup": 1, "timing_steps": 3, "output_dir": folder, **config}
     return StageBenchHarness(signature, stage, HarnessConfig(**settings))

@@ -44,21 +44,18 @@ def name_of(stage: Any, inputs: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("model", ["dit", "transformer", "unet"])
 def test_a_model_with_a_scheduler_is_run_one_step_at_a_time(model: str) -> None:
-    # GIVEN a stage that holds both, or its method
+    # GIVEN a stage that holds both, its method, and an object that holds both without a loop
     pipe = Pipe(model)
+    parts = SimpleNamespace(**{model: torch.nn.Identity()}, scheduler=Scheduler())
 
     # WHEN / THEN
-    assert name_of(pipe, LOOP) == "denoise"
-    assert name_of(pipe.denoise, LOOP) == "denoise"
+    assert name_of(pipe, LOOP) == "loop"
+    assert name_of(pipe.denoise, LOOP) == "loop"
+    assert name_of(parts, LOOP) == "denoise"
 
 
-def test_what_does_not_loop_is_called_whole() -> None:
-    # GIVEN a pipeline's other methods, and inputs with nothing to denoise
-    pipe = Pipe("transformer")
-
-    # WHEN / THEN
-    assert name_of(pipe.decode, {"latents": torch.zeros(1)}) == "call"
-    assert name_of(pipe, {"prompt": "a dog"}) == "call"
+def test_what_holds_no_scheduler_is_called_whole() -> None:
+    # GIVEN / WHEN / THEN
     assert name_of(SimpleNamespace(transformer=None, process=len), LOOP) == "call"
 
 

@@ -104,6 +104,26 @@ def test_bench_writes_the_files_and_prints_where_the_time_went(folder: Path, fac
     assert json.loads(Path("out/denoise_breakdown.json").read_text())["profile_steps"] == 2
 
 
+def test_bench_says_which_adapters_were_asked(folder: Path) -> None:
+    # GIVEN / WHEN
+    done = bench("--explain", "--timing-steps", "1", "--warmup", "1")
+
+    # THEN the table has those that were asked, and the page what one iteration is
+    assert done.exit_code == 0, done.output
+    for text in ("How the step was found", "holds no scheduler", "can be called whole"):
+        assert text in done.stdout
+    assert "One iteration is one whole call of Stage.process (adapter call)." in done.stdout
+    assert "CPU time of its thread" in done.stdout
+
+
+def test_bench_takes_the_step_of_a_loop(folder: Path) -> None:
+    # GIVEN a stage without a loop / WHEN / THEN
+    assert bench("--step", "whole", "--timing-steps", "1", "--warmup", "1").exit_code == 0
+    done = bench("--step", "third")
+    assert done.exit_code == 2
+    assert "step='third'" in done.stderr
+
+
 def test_bench_takes_seed_device_dtype_and_step(folder: Path) -> None:
     # GIVEN / WHEN
     done = bench(
