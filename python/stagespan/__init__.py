@@ -1,4 +1,4 @@
-"""stagespan times the stages of PyTorch pipelines at next to no cost.
+"""stagespan measures how long each stage of a PyTorch pipeline takes.
 
 Names that need more than the timing core are imported when they are first used.
 """
@@ -137,7 +137,7 @@ __all__ = [
 
 
 def get_include() -> str:
-    """Return the folder of the C++ headers; `#include <stagespan/python.h>` to time C++ code."""
+    """Return the folder of the C++ headers. Include `<stagespan/python.h>` to time C++ code."""
     return os.path.join(os.path.dirname(_core.__file__), "include")
 
 
@@ -151,17 +151,18 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, and the module's attributes that every module has."""
+    """Return the public names, and the attributes that every module has."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
-# Upper rooms that register their hooks when the first need arises.
-_context.lazy_hook("debug", "stagespan.profiling.hook")
-_context.lazy_hook("debug", "stagespan.signature.hook")
+# Hooks of higher packages, which are imported on first use.
+_context.lazy_hook("debug", "stagespan.profiling.profiled:ProfiledHook")
+_context.lazy_hook("debug", "stagespan.signature.recorder:SignatureHook")
 _context.lazy_hook("debug", "stagespan.report.exit")
-# The last to enter and the first to leave: nothing of ours stands between the device and the clock.
-_context.lazy_hook("debug", "stagespan.synchronize")
-_context.lazy_hook("profiled", "stagespan.profiling.hook")
+# This hook enters last and leaves first, so that no other hook runs between the device and the
+# clock.
+_context.lazy_hook("debug", "stagespan.synchronize:SynchronizeHook")
+_context.lazy_hook("profiled", "stagespan.profiling.profiled:ProfiledHook")
 _context.lazy_hook("memory", "stagespan.memory")
 _context.lazy_hook("service", "stagespan.service")
 _dynamo.install()
@@ -169,5 +170,5 @@ _device.install()
 if _settings.get("STAGESPAN_PROPAGATE_TO_THREADS"):
     _imports.load("stagespan.threads").propagate_to_threads()
 if is_debug():
-    # Switched on by the environment: the files at exit are due even if no debug context ever runs.
+    # The environment turned debug mode on: reports are written even if no debug context runs.
     _context.need("debug")

@@ -1,8 +1,8 @@
-"""The contexts themselves, switches, and the hooks through which upper rooms take part.
+"""Contexts, switches, and the hooks through which higher packages take part in stages.
 
-The hot objects come from the extension as they are. Python code runs around a stage only where a
-hook is wanted: in debug mode, for stages that a profiler was asked for, for `capture_memory`, and
-on accelerators.
+The objects of the hot path come from the extension. Python code runs around a stage only if a hook
+wants to take part: in debug mode, for stages that are named for the profiler, with
+`capture_memory`, and on accelerators.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _log = logging.getLogger("stagespan")
 
 
 class Call:
-    """One run of a stage as the hooks see it.
+    """One run of a stage, as hooks see it.
 
     `function`, `args` and `kwargs` are None, () and {} for a `with` block. `result` is MISSING
-    until the call has returned, for a block that gave no output, and when it raised. `begin_ns`
-    and `end_ns` are Unix time, known in `exit` only.
+    until the call has returned, if a block named no output, and if the call raised an exception.
+    `begin_ns` and `end_ns` are Unix time and known in `exit` only.
     """
 
     __slots__ = (
@@ -76,14 +76,14 @@ class Call:
 
 
 class Hook(Protocol):
-    """What an upper room does around a stage. An exception in it is counted and warned of once."""
+    """Code of a higher package around a stage. An exception in it is counted and warned of once."""
 
     @property
     def name(self) -> str:
-        """Tells hooks apart."""
+        """Unique name of the hook."""
 
     def wants(self, call: Call) -> bool:
-        """Tell whether this hook takes part in the call."""
+        """Return whether this hook takes part in the call."""
 
     def enter(self, call: Call) -> None:
         """Act before the clock starts."""
@@ -95,62 +95,69 @@ class Hook(Protocol):
         """Act after the clock has stopped, with the result or the error known."""
 
 
-_hooks: list[Hook] = []
+_hooks: dict[str, Hook] = {}
+"""By name, in the order of registration."""
 _lazy: dict[str, list[str]] = {"debug": [], "profiled": [], "memory": [], "service": []}
+_lazily_made: dict[str, Hook] = {}
 _warned = False
 
 
 def register_hook(hook: Hook) -> None:
     """Add a hook; `enter` runs in the order of registration, `leave` and `exit` in reverse.
 
-    A hook of the same name takes the place of the earlier one.
+    A hook replaces an earlier hook of the same name.
     """
-    for index, known in enumerate(_hooks):
-        if known.name == hook.name:
-            _hooks[index] = hook
-            return
-    _hooks.append(hook)
+    _hooks[hook.name] = hook
 
 
-def lazy_hook(event: str, module: str) -> None:
-    """Have `module`, which registers its hooks when imported, imported when `event` needs it.
+def lazy_hook(event: str, target: str) -> None:
+    """Import `target` when `event` first occurs.
 
-    Events: "debug" (a debug context runs), "profiled" (a profiler was asked for by name), "memory"
-    (an accelerator is there, or a context captures memory), "service" (a first context has finished
-    and its log line waits).
+    "package.module:Class" registers an object of this class as a hook. "package.module" is only
+    imported. Events: "debug" (a debug context runs), "profiled" (a stage is named for the
+    profiler), "memory" (an accelerator is in use, or a context captures memory), "service" (the
+    first context has finished, and its log line waits).
     """
-    _lazy[event].append(module)
+    _lazy[event].append(target)
 
 
 def need(event: str) -> None:
-    """Import the modules that wait for `event`.
+    """Import the targets of `lazy_hook` that wait for `event`.
 
-    Not where a signal handler or a finalizer has interrupted such an import in this thread: a stage
-    that it runs is timed without those hooks.
+    If a signal handler or a finalizer has interrupted such an import in this thread, this does
+    nothing: a stage that the handler runs is timed without those hooks.
     """
     if not _lazy[event] or imports.is_loading():
         return
-    # Taken off the list afterwards: who needs them meanwhile in another thread waits for them.
-    for module in tuple(_lazy[event]):
+    # A target is removed after its import, so that other threads that need it wait for it.
+    for target in tuple(_lazy[event]):
         try:
-            imports.load(module)
+            _load_hook(target)
         except Exception as error:
             if "partially initialized module" in str(error):
-                # Interrupted in an import of the application's: it is there the next time.
+                # An import of the application was interrupted; try again the next time.
                 continue
-            hook_failed(module, error)
+            hook_failed(target, error)
         with contextlib.suppress(ValueError):
-            _lazy[event].remove(module)
+            _lazy[event].remove(target)
+
+
+def _load_hook(target: str) -> None:
+    module, _, name = target.partition(":")
+    loaded = imports.load(module)
+    if name:
+        # Several events can name one class, and threads can come here at the same time.
+        register_hook(_lazily_made.setdefault(target, getattr(loaded, name)()))
 
 
 def hook_failed(name: str, error: BaseException) -> None:
-    """Count an exception in a hook, and warn of the first one."""
+    """Count an exception in a hook, and log a warning for the first one."""
     global _warned
     _core.count_lost("hook_errors")
     if not _warned:
         _warned = True
         _log.warning(
-            "stagespan's %s failed with %s: %s; the pipeline goes on without it (told once).",
+            "stagespan's %s failed with %s: %s; the pipeline continues without it (logged once).",
             name,
             type(error).__name__,
             error,
@@ -163,7 +170,7 @@ def _run(hook: Hook, step: Callable[[Call], Any], call: Call) -> Any:
     except Exception as error:
         hook_failed(f"hook {hook.name!r}", error)
     except BaseException as error:
-        # KeyboardInterrupt and its like are meant for the program; the other hooks get their turn.
+        # KeyboardInterrupt and similar are meant for the program. The other hooks run first.
         _core.raise_later(error)
     return None
 
@@ -180,7 +187,7 @@ def _enter(
     if span.capture_memory or span.kind == "debug":
         need("memory")
     call = Call(span, function, args, kwargs)
-    for hook in _hooks:
+    for hook in _hooks.copy().values():
         if _run(hook, hook.wants, call):
             call.hooks.append(hook)
             _run(hook, hook.enter, call)
@@ -206,7 +213,7 @@ def _exit(
     call.span_id, call.begin_ns, call.end_ns = span_id, begin_ns, end_ns
     for hook in reversed(call.hooks):
         _run(hook, hook.exit, call)
-    # The flags go on; what the stage worked on must not live longer because it was timed.
+    # Only the flags are kept: timing a stage must not keep its data alive.
     call.args, call.kwargs, call.inputs, call.result, call.error = (), {}, None, MISSING, None
     return call.flags
 
@@ -215,7 +222,7 @@ _start_service: Callable[[], None] | None = None
 
 
 def register_service(start: Callable[[], None]) -> None:
-    """Have `start` called once a process, when its first context has finished."""
+    """Have `start` called once per process, when its first context has finished."""
     global _start_service
     _start_service = start
 

@@ -1,6 +1,6 @@
-"""Debug contexts wait for the device at both ends, so that their host time is the whole time.
+"""Debug contexts wait for the device at both ends, so that their host time covers all their work.
 
-Importing this registers the hook; `context` does so in debug mode. Always-on contexts never wait.
+Always-on contexts never wait.
 """
 
 from __future__ import annotations
@@ -47,6 +47,3 @@ def _is_compiling() -> bool:
     compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
     is_compiling = getattr(compiler, "is_compiling", None)
     return bool(is_compiling()) if is_compiling is not None else False
-
-
-context.register_hook(SynchronizeHook())

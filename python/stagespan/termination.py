@@ -5,12 +5,11 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
-import os
 import signal
 from collections.abc import Callable
 from typing import Any
 
-from stagespan import _core
+from stagespan import _core, forks
 
 WRITING_S = 3.0
 """How long a writer should wait for other threads and devices. The process ends after 8 s."""
@@ -74,7 +73,6 @@ def _at_exit() -> None:
     _writers.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+forks.after_in_child(_after_fork_in_child)
 # Registered before the handlers of those that import this module, so it runs after them.
 atexit.register(_at_exit)

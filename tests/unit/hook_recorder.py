@@ -50,12 +50,13 @@ def hooks() -> Iterator[tuple[Recorder, Recorder]]:
     first, second = Recorder(OURS[0], log), Recorder(OURS[1], log)
     stagespan.set_debug(True)
     context.need("debug")  # registers the hooks of debug mode, which other tests need later
-    before = list(context._hooks)
+    before = dict(context._hooks)
     _core.reset()
     register_hook(first)
     register_hook(second)
     yield first, second
-    context._hooks[:] = before
+    context._hooks.clear()
+    context._hooks.update(before)
     stagespan.set_debug(False)
 
 

@@ -196,6 +196,28 @@ def test_a_lazy_module_is_imported_once(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert builtins.lazily == 1  # type: ignore[attr-defined]
 
 
+def test_a_lazy_class_becomes_one_hook_for_all_events(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    # GIVEN a class of hooks that two events name
+    (tmp_path / "lazy_class_of_a_test.py").write_text("class Lazy:\n    name = 'lazy'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(context, "_lazily_made", {})
+    monkeypatch.setattr(context, "_hooks", {})
+    for event in ("memory", "debug"):
+        monkeypatch.setitem(context._lazy, event, [])
+        context.lazy_hook(event, "lazy_class_of_a_test:Lazy")
+    assert "lazy_class_of_a_test" not in sys.modules
+
+    # WHEN both events occur
+    context.need("memory")
+    first = context._hooks["lazy"]
+    context.need("debug")
+
+    # THEN the object of the first event is still the hook
+    assert context._hooks == {"lazy": first}
+
+
 def test_threads_wait_for_a_module_that_another_imports(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

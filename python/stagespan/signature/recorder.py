@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from stagespan import imports
+from stagespan import _core, imports
 from stagespan.signature.bind import bind_arguments
 from stagespan.signature.capture import capture
 from stagespan.signature.key import key_of
@@ -36,8 +36,12 @@ class SignatureHook:
 
     name = "signature"
 
-    def __init__(self, missing: object, first_of_shape: int) -> None:
-        """``missing`` is what ``result`` is without one, ``first_of_shape`` the flag's bit."""
+    def __init__(
+        self,
+        missing: object = _core.MISSING,
+        first_of_shape: int = _core.FLAG_FIRST_OF_SHAPE,
+    ) -> None:
+        """``missing`` is the value of ``result`` without one, ``first_of_shape`` the flag's bit."""
         self._missing = missing
         self._first_of_shape = first_of_shape
 
