@@ -366,6 +366,7 @@ _FUSED = re.compile(
 )
 _LAYOUT_SHARES: tuple[tuple[float, Severity], ...] = ((20.0, "high"), (5.0, "medium"))
 _ASCEND_LAYOUT = re.compile("TransData")
+_MIOPEN_LAYOUT = re.compile(r"^batched_transpose_\d")
 _COMPILED = re.compile(r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph")
 _SINGLE = re.compile(
     r"(?:^|_)(?:volta|turing|ampere|hopper|sm[789]\d)_s(?:gemm|cudnn)_|cutlass_[789]\d_simt_sgemm"
@@ -419,8 +420,8 @@ def _dominant(kernels: Kernels) -> Finding | None:
     return Finding(
         "medium",
         f"One kernel, {name}{launched} takes {in_words(first.time_ns, 'ns')}"
-        f" ({percent:.1f} % of device work) in {first.count:,} launches: whether it uses the"
-        " device well, Nsight Compute or its like would tell first.",
+        f" ({percent:.1f} % of device work) in {first.count:,} launches. A kernel profiler, such as"
+        " Nsight Compute or rocprof-compute, shows whether it uses the device well.",
         (_longest(kernels, mine), Evidence("all its launches", None, first.time_ns, "ns")),
         "kernels.dominant",
     )
@@ -489,13 +490,18 @@ def _layout(kernels: Kernels) -> Finding | None:
     severity = _severity(percent, _LAYOUT_SHARES)
     if severity is None:
         return None
-    ascend = _named(kernels, _ASCEND_LAYOUT)[chosen].any()
-    advice = (
-        "see whether torch.npu.config.allow_internal_format = False avoids them"
-        if ascend
-        else "keep model and inputs in the layout that the convolutions use"
-        " (memory_format=torch.channels_last)"
-    )
+    if _named(kernels, _ASCEND_LAYOUT)[chosen].any():
+        advice = "see whether torch.npu.config.allow_internal_format = False avoids them"
+    elif _named(kernels, _MIOPEN_LAYOUT)[chosen].any():
+        advice = (
+            "keep model and inputs in memory_format=torch.channels_last, and set"
+            " PYTORCH_MIOPEN_SUGGEST_NHWC=1, without which MIOpen is given the other layout"
+        )
+    else:
+        advice = (
+            "keep model and inputs in the layout that the convolutions use"
+            " (memory_format=torch.channels_last)"
+        )
     return Finding(
         of_size(severity, time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"

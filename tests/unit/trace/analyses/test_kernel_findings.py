@@ -162,7 +162,7 @@ def test_findings_on_real_traces(traces: Path) -> None:
         # All of it in float32 on a V100; a third of the time in ReLU, batch norm and sums.
         "cuda_v100_train_ns": ["torch.compile", "autocast to float16"],
         # MIOpen turns every tensor of the NCHW model around.
-        "rocm_mi300_ddp_resnet": ["channels_last"],
+        "rocm_mi300_ddp_resnet": ["PYTORCH_MIOPEN_SUGGEST_NHWC=1"],
         # Compiled, or with fused attention.
         "rocm_mi300_triton_compile": [],
         "rocm_mi300_sglang_decode": [],

@@ -134,6 +134,87 @@ CHECKS: dict[str, Callable[[Raw, Finding], bool]] = {
 }  # fmt: skip
 
 
+def computes_where(raw: Raw, pattern: str) -> bool:
+    """Whether most time of the work of a name is on streams that compute for longer than that."""
+    times: dict[Any, list[float]] = {}
+    for e in raw.of(*DEVICE):
+        args = e.get("args", {})
+        mine = times.setdefault((args.get("device"), args.get("stream", e["tid"])), [0.0, 0.0])
+        if re.search(pattern, e["name"]):
+            mine[0] += e["dur"]
+        elif e["cat"] in ("kernel", "Kernel"):
+            mine[1] += e["dur"]
+    shared = sum(of for of, other in times.values() if other > of)
+    return 2 * shared > sum(of for of, _ in times.values())
+
+
+def communicates_apart(raw: Raw, finding: Finding) -> bool:
+    shared = computes_where(raw, "nccl|rccl")
+    return shared == ("on a stream that computes" in finding.sentence)
+
+
+def share_of_kernels(raw: Raw, pattern: str) -> float:
+    kernels = raw.of("kernel", "Kernel")
+    named = [e["dur"] for e in kernels if re.search(pattern, e["name"], re.IGNORECASE)]
+    return 100 * sum(named) / sum(e["dur"] for e in raw.of(*DEVICE))
+
+
+def percent_in(finding: Finding) -> float:
+    found = re.search(r"([\d.]+) % of (?:device work|those|what)", finding.sentence)
+    assert found is not None
+    return float(found[1])
+
+
+LAYOUTS = "nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose_"
+
+
+def changes_layout(raw: Raw, finding: Finding) -> bool:
+    share = share_of_kernels(raw, LAYOUTS)
+    is_amd = bool(raw.named("^hip|^Cijk_|^batched_transpose_"))
+    return abs(share - percent_in(finding)) < 0.1 and is_amd == ("MIOPEN" in finding.sentence)
+
+
+def attends_in_parts(raw: Raw, finding: Finding) -> bool:
+    fused = raw.named("(?i)flash|fmha|attention|efficient_att|aotriton|sdpa", "kernel", "Kernel")
+    return not fused and abs(share_of_kernels(raw, "softmax") - percent_in(finding)) < 0.1
+
+
+def uses_no_matrix_units(raw: Raw, finding: Finding) -> bool:
+    name = finding.evidence[0].event
+    return (
+        any(e["name"].startswith(name) for e in raw.of("kernel", "Kernel"))
+        and re.search("tf32|h884|1688|16816|f16|bf16|half|tensorop", name) is None
+    )
+
+
+def is_dominant(raw: Raw, finding: Finding) -> bool:
+    kernels = raw.named(re.escape(finding.evidence[0].event), "kernel", "Kernel")
+    times = sum(e["dur"] for e in kernels)
+    whole = sum(e["dur"] for e in raw.of(*DEVICE))
+    return abs(100 * times / whole - percent_in(finding)) < 0.1
+
+
+# What findings of other analyses advise, by their codes.
+OF_CODES: dict[str, Callable[[Raw, Finding], bool]] = {
+    "device_use.exposed_communication": communicates_apart,
+    "device_use.exposed_copies": lambda raw, _: bool(raw.named("Mem", "gpu_memcpy", "Memcpy")),
+    "kernels.layout": changes_layout,
+    "kernels.attention_in_parts": attends_in_parts,
+    "kernels.single_precision": uses_no_matrix_units,
+    "kernels.memory_bound": lambda raw, _: not raw.compiled and not raw.named("^triton_"),
+    "kernels.dominant": is_dominant,
+    "kernels.tiny": lambda raw, _: any(e["dur"] < 5 for e in raw.of("kernel", "Kernel")),
+    "compiled.no_inductor": lambda raw, _: raw.compiled and not raw.named("^triton_", "kernel"),
+    "compiled.graph_break": lambda raw, _: raw.compiled,
+    "compiled.recompiled": lambda raw, _: bool(raw.named("compile_frame|_compile.compile_inner")),
+    "compiled.fallback": lambda raw, _: raw.compiled,
+    "compiled.guards": lambda raw, _: bool(raw.named("TorchDynamo Cache Lookup")),
+    "compiled.in_window": lambda raw, _: bool(raw.named("compile|dynamo")),
+    "compiled.variants": lambda raw, _: raw.compiled,
+    "compiled.recompile_limit": lambda raw, _: raw.compiled,
+}
+
+
 def said_in(finding: Finding) -> list[str]:
     """The names of all advice that stands in a finding."""
     return [
@@ -165,13 +246,19 @@ def every_trace(traces: Path) -> list[Path]:
 def test_no_advice_contradicts_a_real_trace(traces: Path) -> None:
     # GIVEN all public traces, and the same events by Python's json
     given: set[str] = set()
+    codes: set[str] = set()
     for path in every_trace(traces):
         raw = Raw(path)
         # WHEN they are analysed
-        findings = analyze(read_trace(path), ["idle", "host", "memory", "device_use"]).findings()
+        names = ["idle", "host", "memory", "device_use", "kernels", "compiled"]
+        findings = analyze(read_trace(path), names).findings()
         # THEN what is advised is true of the events, and each finding has a code and evidence
         assert contradictions(raw, findings) == [], path.name
         assert all(each.evidence for each in findings), path.name
+        for each in findings:
+            if not each.code.startswith(("idle.", "host.", "memory.")):
+                assert OF_CODES[each.code](raw, each), (path.name, each.sentence)
+                codes.add(each.code)
         own = [f for f in findings if f.code.split(".")[0] in ("idle", "host", "memory")]
         assert len(own) == len({f.code for f in own}), path.name
         given |= {name for finding in own for name in said_in(finding)}
@@ -180,6 +267,11 @@ def test_no_advice_contradicts_a_real_trace(traces: Path) -> None:
         "launch.compile_or_graph", "launch.graph", "launch.stacks", "wait.later", "loader.workers",
         "memory.caching", "queue.compile_or_graph", "unseen.stacks", "start_up.warm_up",
     } <= given  # fmt: skip
+    assert {
+        "compiled.no_inductor", "device_use.exposed_communication", "device_use.exposed_copies",
+        "kernels.attention_in_parts", "kernels.dominant", "kernels.layout", "kernels.memory_bound",
+        "kernels.single_precision",
+    } <= codes  # fmt: skip
 
 
 def test_advice_on_copies_looks_at_them(traces: Path) -> None:
