@@ -102,12 +102,17 @@ _lazily_made: dict[str, Hook] = {}
 _warned = False
 
 
-def register_hook(hook: Hook) -> None:
+def register_hook(hook: Hook, *, first: bool = False) -> None:
     """Add a hook; `enter` runs in the order of registration, `leave` and `exit` in reverse.
 
-    A hook replaces an earlier hook of the same name.
+    A hook replaces an earlier hook of the same name. With ``first`` a new hook comes before all
+    others.
     """
-    _hooks[hook.name] = hook
+    global _hooks
+    if first and hook.name not in _hooks:
+        _hooks = {hook.name: hook, **_hooks}
+    else:
+        _hooks[hook.name] = hook
 
 
 def lazy_hook(event: str, target: str) -> None:

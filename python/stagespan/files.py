@@ -13,17 +13,21 @@ from typing import BinaryIO
 from stagespan.imports import importing
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+# A single blank between other characters is left alone.
+_UNSAFE_BUT_BLANKS = re.compile(r"(?:[^A-Za-z0-9._ -]| (?= )|(?<= ) )+")
 _LONGEST_STEM = 100
 
 
-def safe_name(stage: str) -> str:
+def safe_name(stage: str, *, blanks: bool = False) -> str:
     """Turn any stage name into the stem of a file name.
 
     Letters, digits, ``.``, ``_`` and ``-`` stay, every other run of characters becomes one ``_``.
-    A name that had to be changed gets eight hexadecimal digits of its own hash, so that two stages
-    never share a file. The result is never empty, never starts with a dot and holds no separator.
+    With ``blanks``, single blanks between words stay as well. A name that had to be changed gets
+    eight hexadecimal digits of its own hash, so that two stages never share a file. The result is
+    never empty, never starts with a dot and holds no separator.
     """
-    stem = _UNSAFE.sub("_", stage).strip("._")[:_LONGEST_STEM]
+    unsafe = _UNSAFE_BUT_BLANKS if blanks else _UNSAFE
+    stem = unsafe.sub("_", stage).strip("._ ")[:_LONGEST_STEM].rstrip()
     if stem == stage:
         return stem
     # Most processes that import stagespan never come this far.

@@ -94,6 +94,20 @@ def is_wanted() -> bool:
     return LOGGER.isEnabledFor(logging.INFO) if is_configured() else _core.is_debug()
 
 
+_leaves_out_runs = False
+
+
+def leave_out_runs() -> None:
+    """Write no lines of single runs from now on: another module writes its own."""
+    global _leaves_out_runs
+    _leaves_out_runs = True
+
+
+def tells_runs() -> bool:
+    """Whether each run of a context has its lines."""
+    return not _leaves_out_runs
+
+
 def emit(record: logging.LogRecord) -> None:
     """Hand a record to logging; where nobody configured it, debug mode shows it on stderr.
 

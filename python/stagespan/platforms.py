@@ -11,9 +11,74 @@ import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from stagespan import imports
+
+_AcceleratorT = TypeVar("_AcceleratorT", bound="Accelerator")
+
+
+@dataclass(frozen=True)
+class Device:
+    """What is known of one kind of device, in one row."""
+
+    name: str
+    device_type: str
+    """torch's name, as in ``torch.device("cuda")``."""
+    activity: str = "CPU"
+    """Member of `torch.profiler.ProfilerActivity` that records the device's work."""
+    profilers: tuple[str, ...] = ("torch.profiler",)
+    """Modules that can profile the device, the preferred one first."""
+    dispatch_key: str = "PrivateUse1"
+    communication: str = "gloo"
+    """Backend of torch.distributed."""
+    visible_variable: str = ""
+    """Environment variable that limits which devices a process sees."""
+    capture_check: str = "is_current_stream_capturing"
+    """Function of torch's module that says whether a device graph is being captured."""
+    trace_launches: tuple[str, ...] = ()
+    """Beginnings of the names that launches of kernels have in a trace."""
+
+
+CPU = Device("cpu", "cpu", dispatch_key="CPU", visible_variable="CPU_VISIBLE_MEMORY_NODES")
+CUDA = Device(
+    "cuda",
+    "cuda",
+    "CUDA",
+    dispatch_key="CUDA",
+    communication="nccl",
+    visible_variable="CUDA_VISIBLE_DEVICES",
+    trace_launches=("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cuGraphLaunch"),
+)
+ROCM = Device(
+    "rocm",
+    "cuda",
+    "CUDA",
+    dispatch_key="CUDA",
+    communication="nccl",
+    visible_variable="CUDA_VISIBLE_DEVICES",
+    trace_launches=("hipLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel"),
+)
+XPU = Device(
+    "xpu",
+    "xpu",
+    "XPU",
+    dispatch_key="XPU",
+    communication="xccl",
+    visible_variable="ZE_AFFINITY_MASK",
+    trace_launches=("zeCommandListAppendLaunchKernel", "urEnqueueKernelLaunch"),
+)
+NPU = Device(
+    "npu",
+    "npu",
+    "PrivateUse1",
+    ("torch_npu.profiler", "torch.profiler"),
+    communication="hccl",
+    visible_variable="ASCEND_RT_VISIBLE_DEVICES",
+    trace_launches=("aclnn", "Node@launch"),
+)
+DEVICES = (CPU, CUDA, ROCM, XPU, NPU)
+"""The devices that stagespan knows. Any other accelerator of torch gets a row when it is found."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +94,94 @@ class DeviceMemory:
 class Platform:
     """The CPU, and what every platform offers."""
 
-    name: str = "cpu"
-    device_type: str = "cpu"
+    device: Device = CPU
+
+    @property
+    def name(self) -> str:
+        """The platform's name: cpu, cuda, rocm, xpu, npu, or that of another accelerator."""
+        return self.device.name
+
+    device_name = name
+    """The same."""
+
+    @property
+    def device_type(self) -> str:
+        """torch's name of the kind of device; ROCm's is cuda."""
+        return self.device.device_type
+
+    @property
+    def dispatch_key(self) -> str:
+        """torch's dispatch key of the device."""
+        return self.device.dispatch_key
+
+    @property
+    def dist_backend(self) -> str:
+        """Backend of torch.distributed for the device, such as nccl."""
+        return self.device.communication
+
+    @property
+    def full_dist_backend(self) -> str:
+        """The same with the device, as ``init_process_group(backend=...)`` takes it."""
+        return f"{self.device_type}:{self.dist_backend}"
+
+    @property
+    def device_control_env_var(self) -> str:
+        """Environment variable that limits which devices a process sees."""
+        return self.device.visible_variable
+
+    def is_accelerator_available(self) -> bool:
+        """Whether this platform is an accelerator."""
+        return False
+
+    def device_count(self) -> int:
+        """Number of accelerators that the process sees; 0 on a CPU."""
+        return 0
+
+    def default_device(self) -> Any:
+        """The ``torch.device`` of the platform, without an index."""
+        with imports.importing():
+            import torch
+        return torch.device(self.device_type)
+
+    def set_device(self, device: Any) -> None:
+        """Make ``device`` the current one; nothing on a CPU."""
+
+    def device_ctx(self, device: Any) -> contextlib.AbstractContextManager[Any]:
+        """A context in which ``device`` is the current one; empty on a CPU."""
+        return contextlib.nullcontext()
+
+    def get_device_name(self) -> str:
+        """The device's product name; on a CPU ``CPU``."""
+        return "CPU"
+
+    def get_device_properties(self, device: Any = None) -> Any:
+        """What torch knows of the device; None on a CPU."""
+        return None
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int] | None:
+        """The device's compute capability; None if it has none."""
+        return None
+
+    def get_device_total_memory(self, device: Any = None) -> int:
+        """Bytes of memory that the accelerator has; 0 on a CPU."""
+        return 0
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        """Highest number of bytes that tensors held on the accelerator; 0 on a CPU."""
+        return 0
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """Start `max_memory_allocated` anew; nothing on a CPU."""
+
+    def ipc_collect(self) -> None:
+        """Free memory that other processes have released; nothing where torch cannot."""
 
     def in_use(self) -> bool:
         """Whether this process has an accelerator's context already."""
         return False
 
-    def synchronize(self) -> None:
-        """Wait for the current device; nothing where the process has not used one."""
+    def synchronize(self, device: Any = None) -> None:
+        """Wait for ``device`` (the current one); nothing where the process has not used one."""
 
     def is_capturing(self) -> bool:
         """Whether a device graph is being captured on the current stream: do not wait then."""
@@ -77,12 +221,10 @@ class Platform:
 class Accelerator(Platform):
     """A device that torch drives through a module of its own, such as ``torch.cuda``."""
 
-    def __init__(self, torch: Any, module: Any, name: str, device_type: str, activity: str) -> None:
-        self.name = name
-        self.device_type = device_type
+    def __init__(self, torch: Any, module: Any, device: Device) -> None:
+        self.device = device
         self._torch = torch
         self._module = module
-        self._activity = activity
 
     def in_use(self) -> bool:
         """Whether torch has set the device up in this very process, not in one it forked from."""
@@ -91,14 +233,68 @@ class Accelerator(Platform):
         except Exception:
             return False
 
-    def synchronize(self) -> None:
-        """Wait for the current device; nothing where the process has not used one."""
+    def as_kind(self, kind: type[_AcceleratorT]) -> _AcceleratorT:
+        """The same device as an instance of a subclass."""
+        return kind(self._torch, self._module, self.device)
+
+    def is_accelerator_available(self) -> bool:
+        """Whether torch can use the device."""
+        return bool(self._module.is_available())
+
+    def device_count(self) -> int:
+        """Number of devices that the process sees."""
+        return int(self._module.device_count())
+
+    def set_device(self, device: Any) -> None:
+        """Make ``device`` (an index, a name or a ``torch.device``) the current one."""
+        self._module.set_device(device)
+
+    def device_ctx(self, device: Any) -> contextlib.AbstractContextManager[Any]:
+        """A context in which ``device`` is the current one."""
+        context: contextlib.AbstractContextManager[Any] = self._module.device(device)
+        return context
+
+    def get_device_name(self) -> str:
+        """The current device's product name."""
+        return str(self._module.get_device_name())
+
+    def get_device_properties(self, device: Any = None) -> Any:
+        """What torch knows of ``device`` (the current one)."""
+        return self._module.get_device_properties(_index(self._module, device))
+
+    def get_device_capability(self, device: Any = None) -> tuple[int, int] | None:
+        """The compute capability of ``device`` (the current one); None if torch has none."""
+        ask = getattr(self._module, "get_device_capability", None)
+        found = None if ask is None else ask(device)
+        return found if isinstance(found, tuple) else None
+
+    def get_device_total_memory(self, device: Any = None) -> int:
+        """Bytes of memory that ``device`` (the current one) has."""
+        return int(self.get_device_properties(device).total_memory)
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        """Highest number of bytes that tensors held since the last reset; 0 before first use."""
+        owner = self._memory_owner() if self.in_use() else None
+        return 0 if owner is None else int(owner.max_memory_allocated(device))
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        """Start `max_memory_allocated` anew; nothing before the device's first use."""
+        self.reset_peak_memory(device)
+
+    def ipc_collect(self) -> None:
+        """Free memory that other processes have released; nothing where torch cannot."""
+        collect = getattr(self._module, "ipc_collect", None)
+        if collect is not None and self.in_use():
+            collect()
+
+    def synchronize(self, device: Any = None) -> None:
+        """Wait for ``device`` (the current one); nothing where the process has not used one."""
         if self.in_use():
-            self._module.synchronize()
+            self._module.synchronize(*(() if device is None else (device,)))
 
     def is_capturing(self) -> bool:
         """Whether a device graph is being captured on the current stream."""
-        capturing = getattr(self._module, "is_current_stream_capturing", None)
+        capturing = getattr(self._module, self.device.capture_check, None)
         return bool(capturing()) if capturing is not None and self.in_use() else False
 
     def empty_cache(self) -> None:
@@ -157,7 +353,7 @@ class Accelerator(Platform):
 
     def profiler_activities(self) -> tuple[str, ...]:
         """``("CPU", ...)`` with the accelerator's own activity."""
-        return ("CPU", self._activity)
+        return ("CPU", self.device.activity)
 
     def _memory_owner(self) -> Any:
         """Who offers torch's memory functions: the device's module, else torch.accelerator."""
@@ -165,6 +361,11 @@ class Accelerator(Platform):
             if hasattr(owner, "max_memory_allocated"):
                 return owner
         return None
+
+
+def _index(module: Any, device: Any) -> Any:
+    # Older versions of torch take no None here.
+    return module.current_device() if device is None else device
 
 
 _CPU = Platform()
@@ -192,22 +393,22 @@ def _cuda(torch: Any) -> Accelerator | None:
     # device_count() asks NVML and so leaves the process fit to fork, unlike is_available().
     if not torch.backends.cuda.is_built() or torch.cuda.device_count() < 1:
         return None
-    name = "rocm" if getattr(torch.version, "hip", None) else "cuda"
-    return Accelerator(torch, torch.cuda, name, "cuda", "CUDA")
+    return Accelerator(torch, torch.cuda, ROCM if getattr(torch.version, "hip", None) else CUDA)
+
+
+def _with_module(torch: Any, device: Device) -> Accelerator | None:
+    module = getattr(torch, device.device_type, None)  # torch_npu puts torch.npu there
+    if module is None or module.device_count() < 1:
+        return None
+    return Accelerator(torch, module, device)
 
 
 def _xpu(torch: Any) -> Accelerator | None:
-    module = getattr(torch, "xpu", None)
-    if module is None or module.device_count() < 1:
-        return None
-    return Accelerator(torch, module, "xpu", "xpu", "XPU")
+    return _with_module(torch, XPU)
 
 
 def _npu(torch: Any) -> Accelerator | None:
-    module = getattr(torch, "npu", None)  # torch_npu puts itself there
-    if module is None or module.device_count() < 1:
-        return None
-    return Accelerator(torch, module, "npu", "npu", "PrivateUse1")
+    return _with_module(torch, NPU)
 
 
 def _other(torch: Any) -> Accelerator | None:
@@ -217,7 +418,9 @@ def _other(torch: Any) -> Accelerator | None:
     module = torch.get_device_module(device)
     if not module.is_available():
         return None
-    return Accelerator(torch, module, device.type, device.type, _activity_of(torch, device.type))
+    return Accelerator(
+        torch, module, Device(device.type, device.type, _activity_of(torch, device.type))
+    )
 
 
 def _activity_of(torch: Any, device_type: str) -> str:

@@ -220,9 +220,21 @@ def output_dir() -> Path:
         folder = Path("work_dirs", "profiler_output", safe_name(pipeline_name()), _run.stamp)
     else:
         folder = Path(chosen).expanduser()
-    if folder.is_absolute() or _working_folder() == _run.root:
-        return folder
-    return Path(_run.root) / folder
+    return _from_root(folder)
+
+
+def timing_report_path() -> Path:
+    """Return the file of the report at exit: STAGESPAN_TIMING_REPORT, or else the folder's."""
+    chosen = settings.get("STAGESPAN_TIMING_REPORT")
+    if chosen is None:
+        return output_dir() / "timing.json"
+    return _from_root(Path(chosen).expanduser())
+
+
+def _from_root(path: Path) -> Path:
+    if path.is_absolute() or _working_folder() == _run.root:
+        return path
+    return Path(_run.root) / path
 
 
 def set_output_dir(path: str | os.PathLike[str] | None) -> None:

@@ -63,6 +63,35 @@ VARIABLES: tuple[Variable, ...] = (
         "how many runs of each of these stages are profiled",
     ),
     Variable(
+        "STAGESPAN_PROFILER_RECORD_SHAPES",
+        ("TELEFUSER_TORCH_PROFILER_RECORD_SHAPES",),
+        "switch",
+        False,
+        "whether their traces hold the shapes of each operator's inputs",
+    ),
+    Variable(
+        "STAGESPAN_PROFILER_PROFILE_MEMORY",
+        ("TELEFUSER_TORCH_PROFILER_PROFILE_MEMORY",),
+        "switch",
+        False,
+        "whether their traces hold each allocation",
+    ),
+    Variable(
+        "STAGESPAN_PROFILER_WITH_STACK",
+        ("TELEFUSER_TORCH_PROFILER_WITH_STACK",),
+        "switch",
+        False,
+        "whether their traces hold Python stacks, which make them many times larger",
+    ),
+    Variable(
+        "STAGESPAN_TIMING_REPORT",
+        ("TELEFUSER_TIMING_REPORT",),
+        "text",
+        None,
+        "file of the timing report at exit, which is then written out of debug mode as well; by "
+        "default timing.json in the output folder, in debug mode only",
+    ),
+    Variable(
         "STAGESPAN_REDACT",
         (),
         "choice",
@@ -123,13 +152,16 @@ _FALSE = frozenset(("0", "false", "no", "off"))
 _warned: set[tuple[str, str]] = set()
 
 
-def get(name: str) -> Any:
+def get(name: str, default: Any = None) -> Any:
     """Return the value of the variable ``name`` (its ``STAGESPAN_`` spelling), read now.
 
     An empty value counts as not set. An invalid value gives the default and one warning per
-    process. Raises KeyError if ``name`` is not in the table.
+    process. ``default`` replaces the default of the table if it is not None. Raises KeyError if
+    ``name`` is not in the table.
     """
     variable = _BY_NAME[name]
+    if default is not None:
+        variable = variable._replace(default=default)
     for spelling in (variable.name, *variable.aliases):
         text = os.environ.get(spelling, "").strip(_BLANKS)
         if text:

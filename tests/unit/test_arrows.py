@@ -20,7 +20,7 @@ ROOMS = (
     "service statistics",
     "trace signature profiling",
     "harness report export",
-    "doctor",
+    "doctor compat",
     "cli __main__",
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}
@@ -39,6 +39,7 @@ TRACE = (
 TRACE_LEVEL = {part: level for level, parts in enumerate(TRACE) for part in parts.split()}
 # What needs torch to be of any use; everything else imports it where it is needed.
 NEED_TORCH = {
+    *("compat/telefuser/platforms.py", "compat/telefuser/profiler.py"),
     *("harness/replay.py", "harness/denoise.py", "harness/program.py"),
     *("signature/values.py", "signature/mock.py"),
 }

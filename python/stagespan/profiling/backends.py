@@ -31,6 +31,8 @@ class Backend(Protocol):
 
     missing: tuple[str, ...]
     """Activities that were asked for and that this profiler cannot record here."""
+    profiler: Any
+    """The profiler object of torch or torch_npu."""
 
     def start(self) -> None:
         """Begin to record."""
@@ -65,7 +67,7 @@ class TorchProfiler:
         )
         self._tracker = getattr(torch.autograd.profiler, "KinetoStepTracker", None)
         self._counted = _counts_steps(self._tracker)
-        self._profile: Any = profiler.profile(
+        self.profiler: Any = profiler.profile(
             activities=chosen,
             record_shapes=options.record_shapes,
             with_stack=options.with_stack,
@@ -75,18 +77,18 @@ class TorchProfiler:
     def start(self) -> None:
         """Begin to record."""
         with _quiet_kineto():
-            self._profile.start()
+            self.profiler.start()
 
     def stop(self) -> None:
         """End; torch waits for the device's work first."""
-        self._profile.stop()
+        self.profiler.stop()
         if self._tracker is not None and not self._counted:
             # As leaving a `with` block does; an application's own profiler keeps its count.
             self._tracker.erase_step_count("ProfilerStep")
 
     def write(self, path: Path) -> None:
         """Write what was recorded as a Chrome trace, uncompressed."""
-        self._profile.export_chrome_trace(str(path))
+        self.profiler.export_chrome_trace(str(path))
 
 
 class NpuProfiler:
@@ -103,7 +105,7 @@ class NpuProfiler:
             # Intermediate files of a capture are many times the size of what is read afterwards.
             data_simplification=True,
         )
-        self._profile: Any = profiler.profile(
+        self.profiler: Any = profiler.profile(
             activities=chosen,
             record_shapes=options.record_shapes,
             with_stack=options.with_stack,
@@ -113,18 +115,18 @@ class NpuProfiler:
 
     def start(self) -> None:
         """Begin to record."""
-        self._profile.start()
+        self.profiler.start()
 
     def stop(self) -> None:
         """End, after waiting for the device's work: torch_npu does not wait by itself."""
         import torch
 
         torch.npu.synchronize()
-        self._profile.stop()
+        self.profiler.stop()
 
     def write(self, path: Path) -> None:
         """Write what was recorded as a Chrome trace, uncompressed."""
-        self._profile.export_chrome_trace(str(path))
+        self.profiler.export_chrome_trace(str(path))
 
 
 @contextlib.contextmanager

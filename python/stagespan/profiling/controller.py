@@ -57,6 +57,11 @@ class Window:
         self._deadline: Deadline | None = None
         self._running: list[Backend] = []  # whoever takes it out stops it
 
+    @property
+    def profiler(self) -> object:
+        """The profiler object of torch or torch_npu behind the window; None before `start`."""
+        return None if self._backend is None else self._backend.profiler
+
     def start(self) -> bool:
         """Open the window; False, with `skipped` set, when it cannot be opened."""
         holder = _turn.setdefault(_OPEN, self)
@@ -224,6 +229,11 @@ def profile_window(
     chosen = current_platform.profiler_activities() if activities is None else activities
     options = Options(("CPU", *chosen), record_shapes, with_stack, profile_memory)
     return Window(name, options, max_seconds, max_bytes)
+
+
+def open_window() -> Window | None:
+    """The window that is open in this process; None without one."""
+    return _turn.get(_OPEN)
 
 
 def forget_warnings() -> None:

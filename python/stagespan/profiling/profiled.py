@@ -44,25 +44,41 @@ class ProfiledHook:
     name = "profiled"
 
     def __init__(self) -> None:
+        self.options = {"record_shapes": False, "profile_memory": False, "with_stack": False}
+        """What the windows record unless the environment says otherwise."""
         self._runs: dict[str, dict[int, object]] = {}
         """Of each stage the runs that are profiled or were, by number."""
         self._warned: set[str] = set()
 
     def wants(self, call: Call) -> bool:
         """Whether the stage is named and has runs left."""
-        return is_profiled(call.stage) and len(self._runs.get(call.stage, ())) < self._limit()
+        return is_profiled(call.stage) and len(self._runs.get(call.stage, ())) < self.limit()
 
     def enter(self, call: Call) -> None:
         """Open the window, unless another profiler runs."""
         # Without a lock, which a finalizer that runs a stage meanwhile would wait for: of those who
         # want the same number one gets it.
         runs, mine = self._runs.setdefault(call.stage, {}), object()
-        number = next((n for n in range(self._limit()) if runs.setdefault(n, mine) is mine), None)
+        number = next(
+            (n for n in range(len(runs), self.limit()) if runs.setdefault(n, mine) is mine), None
+        )
         if number is None:
             return
-        window = profile_window(call.stage, max_seconds=MAX_SECONDS, max_bytes=MAX_TRACE_BYTES)
+        chosen = {
+            option: bool(settings.get(f"STAGESPAN_PROFILER_{option.upper()}", default))
+            for option, default in self.options.items()
+        }
+        window = profile_window(
+            call.stage,
+            record_shapes=chosen["record_shapes"],
+            profile_memory=chosen["profile_memory"],
+            with_stack=chosen["with_stack"],
+            max_seconds=MAX_SECONDS,
+            max_bytes=MAX_TRACE_BYTES,
+        )
         if window.start():
             call.state[self.name] = window
+            self.say_started(call.stage)
             return
         runs.pop(number, None)
 
@@ -81,15 +97,14 @@ class ProfiledHook:
         self._write(window, call.stage, {call.span_id: call.end_ns})
 
     def _write(self, window: Window, stage: str, finished: dict[int, int]) -> None:
-        whose = run.whose_file()
         folder = run.output_dir()
         try:
-            target = stage_path(folder, stage, f"{whose}_trace.json.gz")
-            trace = window.export(target, finished)
-            lines.say("[Profiler] Chrome trace saved to: %s", trace)
-            target = stage_path(folder, stage, f"{whose}_breakdown.json")
-            write_breakdown(trace, stage, target)
-            lines.say("[Profiler] Kernel breakdown saved to: %s", target)
+            trace = window.export(self.path(folder, stage, "trace.json.gz"), finished)
+            self.say_written("Chrome trace", trace)
+            target = self.path(folder, stage, "breakdown.json")
+            table = self.breakdown(trace, stage)
+            write_whole(target, msgspec.json.format(msgspec.json.encode(table), indent=2))
+            self.say_written("Kernel breakdown", target)
         except OSError as error:
             self._warn_once(
                 f"The profile of stage {stage!r} could not be written to {folder}"
@@ -99,16 +114,26 @@ class ProfiledHook:
         except StagespanError as error:
             self._warn_once(f"The profile of stage {stage!r} was not written: {error}")
 
-    def _limit(self) -> int:
+    def path(self, folder: Path, stage: str, kind: str) -> Path:
+        """File for a stage's ``trace.json.gz`` or ``breakdown.json``."""
+        return stage_path(folder, stage, f"{run.whose_file()}_{kind}")
+
+    def breakdown(self, trace: Path, stage: str) -> dict[str, Any]:
+        """The content of a stage's ``breakdown.json``."""
+        return dict(breakdown(read_trace(trace), stage).to_dict())
+
+    def say_started(self, stage: str) -> None:
+        """Nothing; a subclass may log that the profiler runs."""
+
+    def say_written(self, what: str, path: Path) -> None:
+        """Log where a file is."""
+        lines.say("[Profiler] %s saved to: %s", what, path)
+
+    def limit(self) -> int:
+        """How many runs of each stage are profiled."""
         return int(settings.get("STAGESPAN_PROFILER_RUNS"))
 
     def _warn_once(self, sentence: str) -> None:
         if sentence not in self._warned:
             self._warned.add(sentence)
             LOGGER.warning("[Profiler] %s", sentence)
-
-
-def write_breakdown(trace: Path, stage: str, target: Path) -> Path:
-    """Write the breakdown of the trace file `trace` to `target` as JSON."""
-    table = breakdown(read_trace(trace), stage).to_dict()
-    return write_whole(target, msgspec.json.format(msgspec.json.encode(table), indent=2))

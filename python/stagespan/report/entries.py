@@ -49,7 +49,7 @@ class StageEntry(TypedDict):
     parent: str | None
     parents: list[ParentEntry]
     signatures: list[dict[str, Any]]
-    parallel_info: None
+    parallel_info: dict[str, Any] | None
 
 
 class RequestStageEntry(TypedDict):

@@ -10,24 +10,28 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stagespan import _core, imports, lines, run, service, termination
+from stagespan import _core, imports, lines, run, service, settings, termination
 from stagespan.errors import StagespanError
 from stagespan.report import timing
 
 _LOGGER = logging.getLogger("stagespan")
+LABELS = {"timing": "Timing report", "signatures": "I/O signature"}
+"""What the log lines call the files."""
+_is_left_out = False
 
 
 def write_reports() -> list[Path]:
     """Write ``timing.json`` and, where there are signatures, ``timing_io_signature.json``.
 
-    They go to the output folder; with several ranks, and in workers, their names tell whose they
-    are. A file that cannot be written costs one warning. Returns the paths that were written.
+    They go to the output folder, or beside the file that STAGESPAN_TIMING_REPORT names; with
+    several ranks, and in workers, their names tell whose they are. A file that cannot be written
+    costs one warning. Returns the paths that were written.
     """
-    folder = run.output_dir()
-    tag = _tag(folder)
+    report = run.timing_report_path()
+    stem, suffix = report.stem + _tag(report), report.suffix or ".json"
     done = []
-    for label, name, write in _contents():
-        path = folder / f"{name.format(tag=tag)}.json"
+    for label, part, write in _contents():
+        path = report.with_name(stem + part + suffix)
         try:
             write(path)
         except (StagespanError, OSError, ValueError) as error:
@@ -41,20 +45,20 @@ def write_reports() -> list[Path]:
 
 
 def _contents() -> list[tuple[str, str, Any]]:
-    contents: list[tuple[str, str, Any]] = [
-        ("Timing report", "timing{tag}", timing.dump_timing_report)
-    ]
+    contents: list[tuple[str, str, Any]] = [(LABELS["timing"], "", timing.dump_timing_report)]
     store = imports.loaded("stagespan.signature.store")
     if store is not None and store.get_io_signatures():
-        contents.append(("I/O signature", "timing{tag}_io_signature", store.dump_io_signatures))
+        contents.append((LABELS["signatures"], "_io_signature", store.dump_io_signatures))
     return contents
 
 
-def _tag(folder: Path) -> str:
+def _tag(report: Path) -> str:
     """What file names need so that no two processes of a run write the same one."""
     rank = run.rank_in_names()
     tag = "" if rank is None else f"_rank{rank}"
-    if run.worker_in_names() is not None or _is_taken(folder / f"timing{tag}.json"):
+    if run.worker_in_names() is not None or _is_taken(
+        report.with_name(report.stem + tag + (report.suffix or ".json"))
+    ):
         tag += f"_pid{os.getpid()}"
     return tag
 
@@ -70,9 +74,18 @@ def _is_taken(path: Path) -> bool:
         return False
 
 
+def leave_out() -> None:
+    """Write nothing when this process ends: another process reports what it did."""
+    global _is_left_out
+    _is_left_out = True
+
+
 def _write_at_exit() -> None:
+    if _is_left_out:
+        return
+    is_wanted = _core.is_debug() or settings.get("STAGESPAN_TIMING_REPORT") is not None
     has_stages = any(stage.count for stage in _core.snapshot().stages().values())
-    if has_stages and (_core.is_debug() or len(_contents()) > 1):
+    if has_stages and (is_wanted or len(_contents()) > 1):
         write_reports()
 
 

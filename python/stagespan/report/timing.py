@@ -9,7 +9,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -41,6 +41,27 @@ _dumped: dict[Path, tuple[_Report, tuple[int, int, int]]] = {}
 """By path what this process wrote last: which report, and which file."""
 
 
+class Source(Protocol):
+    """What another module adds to the reports, see `register_source`."""
+
+    def begin(self) -> None:
+        """A new report begins."""
+
+    def collect(self) -> None:
+        """A report is about to be made: record what it is to count."""
+
+    def complete(self, report: dict[str, Any]) -> None:
+        """Add to a report that has been made."""
+
+
+_sources: list[Source] = []
+
+
+def register_source(source: Source) -> None:
+    """Have `source` take part in all reports of this process from now on."""
+    _sources.append(source)
+
+
 def _forget_parent() -> None:
     # The child's recorder starts empty, so what was counted before the fork is not in it.
     global _report
@@ -66,9 +87,16 @@ def reset_timing_registry(request_id: str = "", metadata: Mapping[str, Any] | No
     )
     _report = fresh
     memory.reset()
+    for source in _sources:
+        source.begin()
     store = imports.loaded("stagespan.signature.store")
     if store is not None:
         store.reset_signatures(fresh.request_id)
+
+
+def request_id() -> str:
+    """What `reset_timing_registry` was given for the current report; "" without it."""
+    return _report.request_id
 
 
 def set_timing_metadata(key: str, value: Any) -> None:
@@ -88,6 +116,8 @@ def timing_report() -> TimingReport:
             print(name, stage["count"], stage["mean_ms"])
         ```
     """
+    for source in _sources:
+        source.collect()
     service.settle()
     report = _report
     snapshot = _core.snapshot()
@@ -97,7 +127,7 @@ def timing_report() -> TimingReport:
     figures = {name: stage for name, stage in snapshot.stages().items() if stage.count}
     entries = stage_entries(figures, memory.stages_memory().get, _signatures())
     timestamp = datetime.datetime.fromtimestamp(now_ns / 1e9, datetime.timezone.utc)
-    return {
+    made: TimingReport = {
         "schema_version": SCHEMA_VERSION,
         "request_id": report.request_id,
         "timestamp": timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -115,6 +145,9 @@ def timing_report() -> TimingReport:
             cause: count - report.lost_before.get(cause, 0) for cause, count in _core.lost().items()
         },
     }
+    for source in _sources:
+        source.complete(cast(dict[str, Any], made))
+    return made
 
 
 def dump_timing_report(path: str | os.PathLike[str]) -> Path:

@@ -1,0 +1,128 @@
+"""What happens around every stage once `stagespan.compat.telefuser.profiler` is imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stagespan import (
+    _core,
+    context,
+    lines,
+    platforms,
+    run,
+    service,
+    settings,
+    synchronize,
+)
+from stagespan.compat.telefuser import memory_snapshot, messages, registry, workers
+from stagespan.files import safe_name
+from stagespan.lines import one_line
+from stagespan.profiling.profiled import ProfiledHook
+from stagespan.report import exit as exit_reports
+from stagespan.report import timing
+from stagespan.signature.recorder import CallLike, SignatureHook
+
+_KINDS = ("profiling", "debug")
+
+
+class TimingHook:
+    """The log line of each run, the checkpoints around it, and what a worker tells its parent."""
+
+    name = "telefuser"
+
+    def wants(self, call: context.Call) -> bool:
+        """All contexts, but no plain spans."""
+        return call.kind in _KINDS
+
+    def enter(self, call: context.Call) -> None:
+        """Take the checkpoint before the run."""
+        if call.capture_memory:
+            memory_snapshot.record_memory_snapshot(f"before_{call.stage}")
+
+    def leave(self, call: context.Call) -> None:
+        """Nothing: the clock is still running."""
+
+    def exit(self, call: context.Call) -> None:
+        """Log the run, and tell the parent of a worker."""
+        snapshot = memory_snapshot.capture_memory_snapshot()
+        if call.peak_bytes is not None:
+            # Its own peak: an inner context has reset the counter since.
+            snapshot.peak_allocated_mb = call.peak_bytes / (1 << 20)
+            snapshot.peak_reserved_mb = max(snapshot.peak_reserved_mb, snapshot.peak_allocated_mb)
+        if call.capture_memory:
+            memory_snapshot.record_memory_snapshot(f"after_{call.stage}")
+        if workers.is_worker():
+            workers.write(call.stage, call.begin_ns, call.end_ns, snapshot.peak_reserved_gb)
+        memory = ""
+        if platforms.accelerator_in_use() is not None:
+            memory = f", memory: {memory_snapshot.figures(snapshot)}"
+        milliseconds = (call.end_ns - call.begin_ns) / 1e6
+        messages.info(
+            f"[Rank {run.rank()}] [Timing] {one_line(call.stage)}: {milliseconds:.2f} ms{memory}"
+        )
+
+
+class AllSignatures(SignatureHook):
+    """Signatures also of contexts that run out of debug mode."""
+
+    def wants(self, call: CallLike) -> bool:
+        """All contexts of the main process; workers' signatures are not reported."""
+        return call.kind in _KINDS and not workers.is_worker()
+
+
+class AlwaysSynchronize(synchronize.SynchronizeHook):
+    """Waits for the device also around contexts that run out of debug mode."""
+
+    def wants(self, call: context.Call) -> bool:
+        """Whether the process has a device to wait for."""
+        return call.kind in _KINDS and platforms.accelerator_in_use() is not None
+
+
+class NamedStages(ProfiledHook):
+    """Traces of named stages with TeleFuser's contents, file names and log lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.options = dict.fromkeys(self.options, True)
+
+    def limit(self) -> int:
+        """Every run, unless STAGESPAN_PROFILER_RUNS says otherwise; each replaces the files."""
+        return int(settings.get("STAGESPAN_PROFILER_RUNS", 10**9))
+
+    def path(self, folder: Path, stage: str, kind: str) -> Path:
+        """``{stage}_rank{rank}.trace.json.gz`` and its like."""
+        return folder / f"{safe_name(stage, blanks=True)}_rank{run.rank()}.{kind}"
+
+    def breakdown(self, trace: Path, stage: str) -> dict[str, Any]:
+        """The breakdown with the rank."""
+        return {**super().breakdown(trace, stage), "rank": run.rank()}
+
+    def say_started(self, stage: str) -> None:
+        """Log that the profiler runs."""
+        messages.info(
+            f"[Rank {run.rank()}] [Profiler] Started torch.profiler for '{one_line(stage)}'"
+        )
+
+    def say_written(self, what: str, path: Path) -> None:
+        """Log where a file is."""
+        messages.info(f"[Rank {run.rank()}] [Profiler] {what}: {path}")
+
+
+def install() -> None:
+    """Register everything; once a process."""
+    context.need("debug")  # the reports at exit are due out of debug mode as well
+    context.need("memory")
+    context.need("profiled")
+    context.register_hook(NamedStages())
+    context.register_hook(AllSignatures())
+    context.register_hook(AlwaysSynchronize())
+    context.register_hook(TimingHook(), first=True)
+    _core.set_memory_hook(True)  # has the hooks asked for every context
+    timing.register_source(registry.WORKERS)
+    timing.register_source(registry.CheckpointSource())
+    exit_reports.LABELS.update(timing="Layer 1 timing report", signatures="Stage I/O signatures")
+    lines.leave_out_runs()
+    workers.announce()
+    service.on_exit(workers.remove)
+    messages.follow_loguru()

@@ -1,0 +1,65 @@
+"""Log lines through loguru where the program uses it, as TeleFuser does, else through logging."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+from stagespan import lines
+
+_log = logging.getLogger("stagespan")
+
+
+def loguru_logger() -> Any:
+    """loguru's logger if the program has imported loguru, else None."""
+    return getattr(sys.modules.get("loguru"), "logger", None)
+
+
+def info(message: str) -> None:
+    """Write one line at INFO."""
+    _write("INFO", message)
+
+
+def warning(message: str) -> None:
+    """Write one line at WARNING."""
+    _write("WARNING", message)
+
+
+def _write(level: str, message: str) -> None:
+    follow_loguru()
+    logger = loguru_logger()
+    if logger is not None:
+        # The caller's caller is whom a sink names as the origin.
+        logger.opt(depth=2).log(level, "{}", message)
+    elif level == "INFO":
+        lines.say("%s", message)
+    else:
+        _log.warning("%s", message)
+
+
+class _ToLoguru(logging.Handler):
+    """Hands stagespan's own lines to loguru."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        logger = loguru_logger()
+        if logger is None:
+            return
+        level = record.levelname if record.levelname in _LEVELS else record.levelno
+        logger.opt(exception=record.exc_info).log(level, "{}", record.getMessage())
+
+
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_handler: _ToLoguru | None = None
+
+
+def follow_loguru() -> None:
+    """Send the lines of the logger ``stagespan`` to loguru from the time it has been imported."""
+    global _handler
+    if _handler is not None or loguru_logger() is None:
+        return
+    _handler = _ToLoguru()
+    _log.addHandler(_handler)
+    _log.propagate = False
+    if _log.level == logging.NOTSET:
+        _log.setLevel(logging.INFO)

@@ -1,0 +1,66 @@
+"""``telefuser.platforms``: the current platform as an instance of a class for its kind."""
+
+from __future__ import annotations
+
+import torch
+
+from stagespan import platforms
+from stagespan.platforms import Accelerator
+from stagespan.platforms import Platform as BasePlatform
+
+__all__ = [
+    "BasePlatform",
+    "CpuPlatform",
+    "CudaPlatform",
+    "NPUPlatform",
+    "RocmPlatform",
+    "XpuPlatform",
+    "current_platform",
+]
+
+
+class CpuPlatform(BasePlatform):
+    """A machine without an accelerator: `synchronize` and the memory functions do nothing."""
+
+
+class CudaPlatform(Accelerator):
+    """NVIDIA GPUs."""
+
+    @staticmethod
+    def init_cudnn_optimizations() -> None:
+        """Prefer speed: TF32, reduced-precision sums, and the fastest convolution by trial."""
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+
+
+class RocmPlatform(Accelerator):
+    """AMD GPUs, which torch drives through ``torch.cuda``."""
+
+
+class XpuPlatform(Accelerator):
+    """Intel GPUs."""
+
+
+class NPUPlatform(Accelerator):
+    """Ascend NPUs."""
+
+
+_CLASSES: dict[str, type[Accelerator]] = {
+    "cuda": CudaPlatform,
+    "rocm": RocmPlatform,
+    "xpu": XpuPlatform,
+    "npu": NPUPlatform,
+}
+
+
+def _current() -> BasePlatform:
+    found = platforms.loaded_platform()
+    if not isinstance(found, Accelerator):
+        return CpuPlatform()
+    return found.as_kind(_CLASSES.get(found.name, Accelerator))
+
+
+current_platform: BasePlatform = _current()
+"""The platform of this process, found when this module was imported; creates no device context."""

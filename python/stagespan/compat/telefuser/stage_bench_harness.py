@@ -1,0 +1,268 @@
+"""``telefuser.utils.stage_bench_harness``: one stage alone, with TeleFuser's results and files."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from stagespan import run
+from stagespan.compat.telefuser import messages
+from stagespan.compat.telefuser.signatures import (
+    StageIOSignature,
+    TensorSignature,
+    from_entry,
+    to_stage,
+)
+from stagespan.errors import HarnessError
+from stagespan.files import safe_name
+from stagespan.harness import HarnessConfig as _Config
+from stagespan.harness import StageBenchHarness as _Harness
+from stagespan.harness.loading import load_stage
+from stagespan.signature import SignatureFile, StageSignature, make_inputs
+
+__all__ = ["HarnessConfig", "StageBenchHarness", "StageIOSignature", "TensorSignature", "main"]
+
+
+@dataclass
+class HarnessConfig:
+    """Settings of a replay, as TeleFuser has them."""
+
+    warmup: int = 1
+    profile_steps: int = 1
+    output_dir: str | None = None
+    """Folder of the files; filled in with the run's output folder if it is None."""
+    capture_output: bool = False
+    """Whether the results hold the signature of the stage's output, as ``output_signature``."""
+
+    def __post_init__(self) -> None:
+        if self.output_dir is None:
+            self.output_dir = str(run.output_dir())
+
+
+class StageBenchHarness:
+    """Replays one iteration of a stage: `setup`, then `profile`.
+
+    The replay itself is that of `stagespan.StageBenchHarness`.
+    """
+
+    def __init__(
+        self,
+        stage_name: str,
+        io_signature: StageIOSignature,
+        stage_instance: Any = None,
+        config: HarnessConfig | None = None,
+    ) -> None:
+        self.stage_name = stage_name
+        self.io_signature = io_signature
+        self.stage_instance = stage_instance
+        self.config = config or HarnessConfig()
+        self._signature: StageSignature | None = None  # that of the file, which holds more
+        self._inputs: dict[str, Any] = {}
+
+    @classmethod
+    def from_signature_file(
+        cls,
+        signature_path: str | os.PathLike[str],
+        stage_name: str,
+        stage_instance: Any = None,
+        config: HarnessConfig | None = None,
+    ) -> StageBenchHarness:
+        """A harness for a stage of a signature file, stagespan's or TeleFuser's.
+
+        Raises ValueError for a stage that is not in it, and SignatureError for a file that cannot
+        be read.
+        """
+        stages = SignatureFile.read(signature_path).stages
+        if stage_name not in stages:
+            raise ValueError(
+                f"There is no stage {stage_name!r} in the signature file {str(signature_path)!r};"
+                f" it holds {', '.join(map(repr, stages)) or 'no stages'}."
+            )
+        found = stages[stage_name]
+        made = cls(stage_name, from_entry(stage_name, found.to_json()), stage_instance, config)
+        made._signature = found
+        return made
+
+    def setup(self) -> None:
+        """Make the mock inputs, and with a stage the step as well. Raises HarnessError."""
+        if self.stage_instance is None:
+            self._inputs = make_inputs(self._stage_signature(), None, 0)
+            messages.info(f"[Harness] Setup complete for stage '{self.stage_name}'")
+        else:
+            harness = self._harness(1, 1, Path(self._folder()))
+            harness.setup()
+            self._inputs = harness.inputs
+        messages.info(f"[Harness] Mock inputs: {list(self._inputs)}")
+
+    def run_single_step(self, inputs: dict[str, Any] | None = None) -> Any:
+        """Run one step on ``inputs`` (the mock ones) and return what the stage returns.
+
+        Raises RuntimeError without a stage or before `setup`.
+        """
+        if self.stage_instance is None:
+            raise RuntimeError("There is no stage to run: pass stage_instance=.")
+        if not self._inputs:
+            raise RuntimeError("There are no inputs yet: call setup() first.")
+        from stagespan.harness.adapters import adapter_for
+        from stagespan.harness.replay import run_context
+
+        given = self._inputs if inputs is None else inputs
+        signature = self._stage_signature()
+        step = adapter_for(self.stage_instance, given, self.stage_name).build(
+            self.stage_instance, given, _Config()
+        )
+        with run_context(signature.context):
+            getattr(step, "reset", lambda: None)()
+            return step()
+
+    def profile(
+        self,
+        warmup: int | None = None,
+        profile_steps: int | None = None,
+        output_suffix: str = "",
+    ) -> dict[str, Any]:
+        """Warm up, time, run under the profiler, and write trace, breakdown and script.
+
+        Args:
+            warmup: Iterations before anything is measured; by default the configuration's.
+            profile_steps: Iterations that are timed, and then as many under the profiler.
+            output_suffix: Part of the names of the trace and the breakdown, after the stage's.
+
+        Returns:
+            ``stage_name``, ``warmup``, ``profile_steps``, ``timing_ms`` (one number for each
+            iteration, without the profiler), ``kernel_breakdown``, and more: ``adapter``,
+            ``device``, ``trace_path``, ``breakdown_path``, ``script_path``. All of it is JSON.
+
+        Raises:
+            HarnessError: If there is no stage, the stage raises, or a file cannot be written.
+        """
+        warmup = warmup or self.config.warmup
+        steps = profile_steps or self.config.profile_steps
+        folder = Path(self._folder())
+        harness = self._harness(warmup, steps, folder)
+        harness.setup()
+        self._inputs = harness.inputs
+        harness.suffix = output_suffix
+        found = harness.profile()
+        stem = safe_name(self.stage_name, blanks=True)
+        paths = {
+            "trace_path": folder / f"{stem}{output_suffix}_trace.json.gz",
+            "breakdown_path": folder / f"{stem}{output_suffix}_breakdown.json",
+            "script_path": folder / f"profile_{stem}.py",
+        }
+        for name, path in paths.items():
+            os.replace(getattr(found, name), path)
+        results: dict[str, Any] = {
+            "stage_name": self.stage_name,
+            "warmup": warmup,
+            "profile_steps": steps,
+            "timing_ms": [float(time) for time in found.times_ms],
+            "kernel_breakdown": found.breakdown,
+            "adapter": found.adapter,
+            "device": found.device,
+            **{name: str(path) for name, path in paths.items()},
+        }
+        if self.config.capture_output:
+            output = self.io_signature.output_signature
+            results["output_signature"] = None if output is None else output.to_dict()
+        return results
+
+    def generate_test_script(self) -> str:
+        """The text of ``profile_{stage}.py``."""
+        from stagespan.harness.adapters import adapter_for
+        from stagespan.harness.output import write_script
+
+        signature = self._stage_signature()
+        adapter = None
+        if self.stage_instance is not None:
+            adapter = adapter_for(self.stage_instance, signature.arguments, self.stage_name)
+        config = _Config(warmup=self.config.warmup, profile_steps=self.config.profile_steps)
+        with tempfile.TemporaryDirectory() as folder:
+            path = write_script(signature, self.stage_instance, adapter, config, Path(folder))
+            return path.read_text(encoding="utf-8")
+
+    def _folder(self) -> str:
+        return self.config.output_dir or str(run.output_dir())
+
+    def _stage_signature(self) -> StageSignature:
+        return to_stage(self.io_signature) if self._signature is None else self._signature
+
+    def _harness(self, warmup: int, steps: int, folder: Path) -> _NamedAsInTeleFuser:
+        config = _Config(warmup=warmup, profile_steps=steps, timing_steps=steps, output_dir=folder)
+        signature = dataclasses.replace(self._stage_signature())
+        return _NamedAsInTeleFuser(signature, self.stage_instance, config)
+
+
+class _NamedAsInTeleFuser(_Harness):
+    """Writes the trace and the breakdown under TeleFuser's names."""
+
+    suffix = ""
+
+    def _path(self, suffix: str) -> Path:
+        stem = safe_name(self.stage_name, blanks=True)
+        return self.output_dir / f"{stem}{self.suffix}{suffix}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """``python -m stagespan.compat.telefuser.stage_bench_harness``; see its ``--help``."""
+    parser = argparse.ArgumentParser(description="Replay one stage of a signature file.")
+    parser.add_argument("--signature", required=True, help="the signature file")
+    parser.add_argument("--stage", help="name of the stage")
+    parser.add_argument("--warmup", type=int, default=1, help="iterations before the measurement")
+    parser.add_argument("--profile_steps", type=int, default=1, help="iterations that are measured")
+    parser.add_argument("--output_dir", help="folder of the files")
+    parser.add_argument("--list_stages", action="store_true", help="list the stages and exit")
+    parser.add_argument("--factory", help="module:callable that returns the loaded stage")
+    given = parser.parse_args(arguments)
+    if given.list_stages:
+        click.echo(f"Available stages in {given.signature}:")
+        for name in SignatureFile.read(given.signature).stages:
+            click.echo(f"  - {name}")
+        return
+    if given.stage is None:
+        parser.error("the following arguments are required: --stage")
+    config = HarnessConfig(given.warmup, given.profile_steps, given.output_dir)
+    stage = None if given.factory is None else load_stage(given.factory)
+    harness = StageBenchHarness.from_signature_file(given.signature, given.stage, stage, config)
+    if stage is not None:
+        times = harness.profile()["timing_ms"]
+        click.echo(f"{given.stage}: {sum(times) / len(times):.2f} ms a step, {len(times)} steps")
+        return
+    _print_signature(harness.io_signature)
+    messages.warning(
+        "There is no stage to run: pass --factory module:callable, or use StageBenchHarness with"
+        " the loaded stage."
+    )
+
+
+def _print_signature(signature: StageIOSignature) -> None:
+    click.echo(f"\nStage: {signature.stage_name}\n\nInput Signatures:")
+    for name, value in signature.input_signatures.items():
+        click.echo(f"  {name}: {_shown(value)}")
+    if signature.output_signature is not None:
+        click.echo(f"\nOutput Signature:\n  {_shown(signature.output_signature)}")
+    if signature.metadata:
+        click.echo("\nMetadata:")
+        for name, value in signature.metadata.items():
+            click.echo(f"  {name}: {value}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, TensorSignature):
+        return f"shape={value.shape}, dtype={value.dtype}, device={value.device}"
+    return str(value)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except HarnessError as error:
+        raise SystemExit(str(error)) from None

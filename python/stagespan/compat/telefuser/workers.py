@@ -1,0 +1,199 @@
+"""Timings of worker processes, which the process that started them puts into its report.
+
+A worker appends one line for each run to a file of its own, in a folder that it learns of through
+an environment variable. The files are never written by two processes, and only the process that
+made the folder removes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+from stagespan import _core, forks, run
+from stagespan.report import exit as exit_reports
+
+_VARIABLE = "_STAGESPAN_WORKER_TIMINGS"
+
+
+class RankEntry(TypedDict):
+    """What one rank did in a stage: the sum of its runs, and its highest memory."""
+
+    rank: int
+    duration_ms: float
+    peak_memory_gb: float
+    count: int
+
+
+@dataclass(frozen=True)
+class _Run:
+    begin_ns: int
+    end_ns: int
+    peak_memory_gb: float
+
+
+@dataclass
+class _Stage:
+    """The runs of a stage by rank, in order."""
+
+    runs: dict[int, list[_Run]] = field(default_factory=dict)
+    recorded: int = 0
+    """How many of them have been recorded as spans of this process."""
+    given: dict[int, dict[str, Any]] | None = None
+    """Figures by rank that were given instead, see `WorkerTimings.give`."""
+
+
+_is_worker = False
+_file: tuple[int, int, int] | None = None  # of a worker: process id, rank, file descriptor
+
+
+def announce() -> None:
+    """Let the workers that this process starts from now on know where to write."""
+    owner, _, folder = os.environ.get(_VARIABLE, "").partition(" ")
+    is_mine = owner == str(os.getpid())
+    # A worker keeps to its parent's folder; another program that was started by us does not.
+    if is_mine or (folder and run.is_worker()):
+        return
+    name = f"stagespan-workers-{os.getpid()}-{secrets.token_hex(8)}"
+    os.environ[_VARIABLE] = f"{os.getpid()} {Path(tempfile.gettempdir(), name)}"
+
+
+def mark() -> None:
+    """Make this process a worker: it writes no report when it ends."""
+    global _is_worker
+    _is_worker = True
+    exit_reports.leave_out()
+
+
+def is_worker() -> bool:
+    """Whether this process has been marked as a worker."""
+    return _is_worker
+
+
+def write(stage: str, begin_ns: int, end_ns: int, peak_memory_gb: float) -> None:
+    """Tell the process that started this worker of one run. Raises OSError."""
+    owner, _, folder = os.environ.get(_VARIABLE, "").partition(" ")
+    if not folder or owner == str(os.getpid()):
+        return  # nobody reads it
+    global _file
+    rank = run.rank()
+    if _file is None or _file[:2] != (os.getpid(), rank):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        path = Path(folder, f"rank{rank}_{os.getpid()}.jsonl")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        _file = (os.getpid(), rank, os.open(path, flags, 0o600))
+    line = json.dumps([stage, rank, begin_ns, end_ns, peak_memory_gb]) + "\n"
+    os.write(_file[2], line.encode())
+
+
+class WorkerTimings:
+    """The source of a report that adds what workers did since the report began."""
+
+    def __init__(self) -> None:
+        self._stages: dict[str, _Stage] = {}
+        self._read: dict[Path, int] = {}
+        """How many bytes of each file have been read."""
+        self._since_ns = 0
+
+    def begin(self) -> None:
+        """Forget everything that began before now."""
+        self._stages = {}
+        self._since_ns = time.time_ns()
+
+    def give(self, stage: str, ranks: dict[int, dict[str, Any]]) -> None:
+        """Put figures by rank into the report that were measured elsewhere."""
+        self._stages.setdefault(stage, _Stage()).given = ranks
+
+    def collect(self) -> None:
+        """Record what is new: for the n-th run of a stage, the rank that took the longest."""
+        if _is_worker:
+            return
+        self._read_files()
+        for name, stage in self._stages.items():
+            most = max(map(len, stage.runs.values()), default=0)
+            for number in range(stage.recorded, most):
+                runs = [of[number] for of in stage.runs.values() if number < len(of)]
+                slowest = max(runs, key=lambda run: run.end_ns - run.begin_ns)
+                _core.record(name, slowest.begin_ns, slowest.end_ns)
+            stage.recorded = most
+
+    def complete(self, report: dict[str, Any]) -> None:
+        """Fill in ``parallel_info``."""
+        for name, info in self.parallel_info().items():
+            if name in report["stages"]:
+                report["stages"][name]["parallel_info"] = info
+
+    def parallel_info(self) -> dict[str, dict[str, Any]]:
+        """``num_ranks`` and ``ranks`` of each stage that ran in workers."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, stage in self._stages.items():
+            if stage.given is not None:
+                ranks: list[Any] = [
+                    {"rank": r, **given} for r, given in sorted(stage.given.items())
+                ]
+            else:
+                ranks = [_entry(rank, runs) for rank, runs in sorted(stage.runs.items())]
+            if ranks:
+                found[name] = {"num_ranks": len(ranks), "ranks": ranks}
+        return found
+
+    def _read_files(self) -> None:
+        folder = _own_folder()
+        for path in sorted(folder.glob("*.jsonl")) if folder is not None else ():
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._read.get(path, 0))
+                    text = file.read()
+            except OSError:
+                continue
+            whole = text[: text.rfind(b"\n") + 1]  # a line may be in the middle of being written
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                self._add(line)
+
+    def _add(self, line: bytes) -> None:
+        try:
+            stage, rank, begin_ns, end_ns, peak_memory_gb = json.loads(line)
+            run = _Run(int(begin_ns), int(end_ns), float(peak_memory_gb))
+            if run.begin_ns < self._since_ns or run.end_ns < run.begin_ns:
+                return
+            runs = self._stages.setdefault(str(stage), _Stage()).runs
+            runs.setdefault(int(rank), []).append(run)
+        except (ValueError, TypeError):
+            return
+
+
+def _entry(rank: int, runs: list[_Run]) -> RankEntry:
+    return {
+        "rank": rank,
+        "duration_ms": sum(run.end_ns - run.begin_ns for run in runs) / 1e6,
+        "peak_memory_gb": max(run.peak_memory_gb for run in runs),
+        "count": len(runs),
+    }
+
+
+def _own_folder() -> Path | None:
+    owner, _, folder = os.environ.get(_VARIABLE, "").partition(" ")
+    return Path(folder) if folder and owner == str(os.getpid()) else None
+
+
+def remove() -> None:
+    """Remove the folder of this process's workers, when the reports have been written."""
+    folder = _own_folder()
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _forget_parent() -> None:
+    global _file
+    _file = None  # the descriptor is the parent's
+
+
+forks.after_in_child(_forget_parent)

@@ -1,0 +1,348 @@
+"""`stagespan.compat.telefuser` answers TeleFuser's calls with TeleFuser's results."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+HERE = Path(__file__).parent
+MASK = {"shape": [2], "dtype": "float32", "device": "cpu", "requires_grad": False}
+RANKS = [
+    {"rank": 0, "duration_ms": 5.0, "peak_memory_gb": 1.0},
+    {"rank": 1, "duration_ms": 7.0, "peak_memory_gb": 2.0},
+]
+NOTHING = {"allocated_mb": 0.0, "reserved_mb": 0.0, "peak_allocated_mb": 0.0}
+COMPARISON = """\
+### Performance Comparison
+
+| Metric | Baseline | New | Diff |
+|--------|----------|-----|------|
+| Total (ms) | 300.0 | 200.0 | -33.3% 🟢 |
+| Peak Memory (GB) | 0.00 | 0.00 | - |
+
+### Stage Breakdown
+
+| Stage | Baseline (ms) | New (ms) | Diff (%) |
+|-------|---------------|----------|----------|
+| dit | 300.0 | 200.0 | -33.3% 🟢 |"""
+
+EXPECTED: dict[str, Any] = {
+    "a_block_gives_the_context": True,
+    "an_async_block": True,
+    "a_decorated_function_keeps_its_name": [8, "work", "Doubles."],
+    "a_decorated_coroutine": [True, 3],
+    "an_error_passes_through": ["'mine'", 1],
+    "a_debug_method": [2, 8],
+    "get_timing_report": [True, "calls", {"model": "small"}, True],
+    "dump_timing_report": True,
+    "set_timing_metadata": "1a2b",
+    "reset_gives_the_registry": [True, "r1", 0],
+    "reset_makes_a_request_id": True,
+    "registry_record": 12.5,
+    "registry_record_with_memory": True,
+    "registry_record_parallel_stage": [7.0, {"num_ranks": 2, "ranks": RANKS}],
+    "registry_set_metadata_and_finalize": {"a": 1},
+    "registry_dump": True,
+    "registry_summary": [True, True],
+    "print_timing_summary": None,
+    "compare_timing_reports": COMPARISON,
+    "get_io_signatures": [True, True, True, [MASK, MASK], 3.0, {"scale": 3.0}, "float32"],
+    "signature_to_dict": [
+        ["input_signatures", "metadata", "output_signature", "stage_name"],
+        {**MASK, "shape": [2, 8]},
+    ],
+    "tensor_signature_from_tensor": {**MASK, "shape": [1, 2], "dtype": "bfloat16"},
+    "registry_signatures": ["made", "vae decode"],
+    "dump_io_signatures": ["made", "vae decode"],
+    "contexts_capture_signatures_too": [3],
+    "capture_memory_snapshot": [True, {**NOTHING, "peak_reserved_mb": 0.0}, True],
+    "memory_snapshot_class": [1.0, 4.0, 1024.0, 50.0],
+    "record_memory_snapshot": ["before"],
+    "set_memory_baseline": 0.0,
+    "get_memory_analysis": [0.0, 0.0, 0.0, ["before"], True],
+    "print_memory_analysis": None,
+    "reset_peak_memory_stats": None,
+    "reset_memory_registry": {},
+    "get_memory_info": [
+        *("allocated_mb", "peak_allocated_mb", "peak_reserved_mb", "reserved_mb"),
+    ],
+    "enable_profiler_for_names": [
+        "",
+        ["named stage_rank0.breakdown.json", "named stage_rank0.trace.json.gz"],
+    ],
+    "set_profiler_output_dir": [True, True],
+    "set_pipeline_name": "wan21",
+    "harness_config": [True, False],
+    "harness_by_its_signature": ["made", None],
+    "harness_of_an_unknown_stage": True,
+    "harness_run_single_step": [[2, 8], [3, 8]],
+    "harness_single_step_without_a_stage": "RuntimeError",
+    "harness_profile": [
+        *("vae decode", 1, 3, 3, True, ["name", "num_kernels", "top_kernels"]),
+        ["profile_vae decode.py", "vae decode_b_breakdown.json", "vae decode_b_trace.json.gz"],
+    ],
+    "harness_generate_test_script": True,
+    "current_platform": [
+        *(True, False, "cpu", "gloo", "cpu:gloo", "CPU", "CPU_VISIBLE_MEMORY_NODES"),
+        *(False, 0, 0, None, "cpu", "CPU"),
+    ],
+    "analyze_ncu_report": [
+        "memory_bound",
+        90.0,
+        [
+            *("bottleneck", "dram_throughput_pct", "metrics"),
+            *("recommendation", "sm_throughput_pct"),
+        ],
+    ],
+    "ncu_key_metrics": 4,
+}
+
+
+def run(
+    code: str | Path, folder: Path, *arguments: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """A program of its own: the drop-in changes how the stages of a process behave."""
+    script = code if isinstance(code, Path) else folder / "script.py"
+    if isinstance(code, str):
+        script.write_text(textwrap.dedent(code))
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@functools.lru_cache(maxsize=1)
+def outcomes(folder: Path) -> dict[str, Any]:
+    done = run(HERE / "telefuser_calls.py", folder, TELEFUSER_PROFILE_DEBUG="true")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("telefuser")
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_call_gives_what_it_gives_in_telefuser(name: str, folder: Path) -> None:
+    assert outcomes(folder)[name] == {"value": EXPECTED[name]}
+
+
+def test_every_call_is_checked(folder: Path) -> None:
+    assert sorted(outcomes(folder)) == sorted(EXPECTED)
+
+
+# --- the whole program --------------------------------------------------------------------------
+
+ONE_STAGE = """
+    import torch
+    from stagespan.compat.telefuser.profiler import ProfilingContext
+
+    @ProfilingContext("decode")
+    def decode(latents):
+        return latents + 1
+
+    decode(torch.zeros(2))
+"""
+
+
+def test_the_report_goes_where_the_variable_says(tmp_path: Path) -> None:
+    # WHEN debug mode is off, as in TeleFuser's example
+    run(ONE_STAGE, tmp_path, TELEFUSER_TIMING_REPORT="reports/mine.json")
+
+    # THEN both files are there
+    assert sorted(path.name for path in (tmp_path / "reports").iterdir()) == [
+        "mine.json",
+        "mine_io_signature.json",
+    ]
+
+
+def test_each_run_has_a_line_of_telefusers(tmp_path: Path) -> None:
+    done = run(ONE_STAGE, tmp_path, TELEFUSER_PROFILE_DEBUG="true")
+    first, *others = done.stderr.splitlines()
+    assert first.startswith("[Rank 0] [Timing] decode: ")
+    assert first.endswith(" ms")
+    assert not [line for line in others if line.startswith(("[Profile] ", "Rank 0"))]
+    assert "[Profiler] Layer 1 timing report saved to: " in done.stderr
+
+
+def test_lines_go_to_loguru_if_the_program_uses_it(tmp_path: Path) -> None:
+    pytest.importorskip("loguru", reason="loguru is not installed")
+    code = """
+        import sys
+        from loguru import logger
+
+        logger.remove()
+        logger.add(sys.stdout, format="{level} <{message}>")
+        import logging
+        from stagespan.compat.telefuser.profiler import ProfilingContext
+
+        with ProfilingContext("{braces} 100%"):
+            pass
+        logging.getLogger("stagespan").warning("a %s", "warning")
+    """
+    done = run(code, tmp_path)
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("INFO <[Rank 0] [Timing] {braces} 100%: ")
+    assert "WARNING <a warning>" in lines
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_variables_choose_what_traces_hold(tmp_path: Path, shown: bool) -> None:
+    code = """
+        import gzip, json, torch
+        from stagespan.compat.telefuser.profiler import ProfilingContext, get_profiler_output_dir
+
+        with ProfilingContext("decode"):
+            torch.zeros(3, 3) @ torch.zeros(3, 3)
+        with gzip.open(get_profiler_output_dir() / "decode_rank0.trace.json.gz") as file:
+            trace = json.load(file)
+        names = {event["name"] for event in trace["traceEvents"]}
+        shapes = any("Input Dims" in event.get("args", {}) for event in trace["traceEvents"])
+        print(shapes, "[memory]" in names, bool(trace.get("with_stack")))
+    """
+    options = ("RECORD_SHAPES", "PROFILE_MEMORY", "WITH_STACK")
+    variables = {} if shown else {f"TELEFUSER_TORCH_PROFILER_{name}": "0" for name in options}
+    done = run(code, tmp_path, ENABLE_PROFILER_NAMES="decode", **variables)
+    assert done.stdout.split() == [str(shown)] * 3
+
+
+def test_names_of_the_environment_hold_from_the_next_context_on(tmp_path: Path) -> None:
+    code = """
+        import os
+        from stagespan.compat.telefuser.profiler import ProfilingContext
+
+        context = ProfilingContext("decode")
+        os.environ["ENABLE_PROFILER_NAMES"] = "decode"
+        with context:
+            print(context._profiler is not None)
+        print(context._profiler)
+    """
+    assert run(code, tmp_path).stdout.split() == ["True", "None"]
+
+
+WORKERS = """
+    import json, multiprocessing, os, sys, time
+
+    def work(rank, rounds):
+        from stagespan.compat.telefuser.profiler import (
+            ProfilingContext4Debug, mark_as_worker_process,
+        )
+        mark_as_worker_process()
+        os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), "2"
+
+        @ProfilingContext4Debug("dit")
+        def step():
+            time.sleep(0.02 * (rank + 1))
+
+        for _ in range(rounds):
+            step()
+
+    def start(rounds):
+        context = multiprocessing.get_context(sys.argv[1])
+        ranks = [context.Process(target=work, args=(rank, rounds)) for rank in range(2)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(120)
+
+    if __name__ == "__main__":
+        from stagespan.compat.telefuser import profiler
+
+        start(1)                                # of an earlier request: not in the report
+        profiler.reset_timing_registry("two")
+        with profiler.ProfilingContext("pipeline"):
+            start(2)
+        stages = profiler.get_timing_report()["stages"]
+        profiler.get_timing_report()            # asking again does not count them again
+        json.dump([stages, profiler.get_timing_report()["stages"]["dit"]["count"]], sys.stdout)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_timings_of_workers_are_in_the_report_of_their_parent(tmp_path: Path, method: str) -> None:
+    # WHEN
+    done = run(
+        WORKERS, tmp_path, method, TELEFUSER_PROFILE_DEBUG="true", TMPDIR=str(tmp_path / "tmp")
+    )
+
+    # THEN the stage took as long as its slowest rank
+    stages, count = json.loads(done.stdout)
+    info = stages["dit"]["parallel_info"]
+    slow, fast = info["ranks"][1], info["ranks"][0]
+    assert (info["num_ranks"], count, slow["count"], fast["rank"]) == (2, 2, 2, 0)
+    assert slow["duration_ms"] >= 80 > 40 <= fast["duration_ms"]
+    assert stages["dit"]["duration_ms"] == pytest.approx(slow["duration_ms"], rel=0.2)
+    assert stages["pipeline"]["parallel_info"] is None
+    # and only the parent has written files; none are left elsewhere
+    (folder,) = (tmp_path / "work_dirs" / "profiler_output" / "default").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "timing.json",
+        "timing_io_signature.json",
+    ]
+    assert not list(tmp_path.glob("tmp/stagespan-*"))
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    signatures = {
+        "stages": {
+            "decode": {
+                "input_signatures": {
+                    "latents": {"shape": [2, 4], "dtype": "float32", "device": "cpu"},
+                    "scale": 2.0,
+                },
+                "metadata": {"scale": 2.0},
+            }
+        }
+    }
+    (tmp_path / "s.json").write_text(json.dumps(signatures))
+    (tmp_path / "stages.py").write_text(
+        "class Decode:\n    def process(self, latents, scale):\n        return latents * scale\n"
+    )
+    module = "stagespan.compat.telefuser.stage_bench_harness"
+
+    def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", module, "--signature", "s.json", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+
+    listed = cli("--list_stages")
+    assert (listed.returncode, listed.stdout) == (0, "Available stages in s.json:\n  - decode\n")
+    shown = cli("--stage", "decode", "--warmup", "2", "--profile_steps", "3")
+    assert "  latents: shape=(2, 4), dtype=float32, device=cpu\n  scale: 2.0" in shown.stdout
+    replayed = cli("--stage", "decode", "--factory", "stages:Decode", "--output_dir", "out")
+    assert replayed.returncode == 0, replayed.stderr
+    assert (tmp_path / "out" / "decode_trace.json.gz").is_file()
+    assert cli("--stage", "dekode").returncode != 0
+
+
+def test_importing_the_package_changes_nothing(tmp_path: Path) -> None:
+    code = """
+        import logging
+        import stagespan.compat.telefuser
+        from stagespan import context
+
+        print(len(context._hooks), logging.getLogger("stagespan").handlers)
+    """
+    assert run(code, tmp_path).stdout.split() == ["0", "[]"]
