@@ -76,7 +76,8 @@ def test_own_spelling_wins_over_the_alias(
     name: str, alias: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # GIVEN both spellings with different values
-    first, second = ("true", "false") if name == "STAGESPAN_DEBUG" else ("a", "b")
+    is_switch = next(v for v in settings.VARIABLES if v.name == name).kind == "switch"
+    first, second = ("true", "false") if is_switch else ("a", "b")
     monkeypatch.setenv(alias, second)
     from_alias = settings.get(name)
     # WHEN the own spelling is set as well
