@@ -189,21 +189,18 @@ def mark_as_worker_process() -> None:
 
 def set_pipeline_name(name: str) -> None:
     """Name the pipeline: a part of the default output folder, also of processes started later."""
-
     run.set_pipeline_name(name)
     os.environ["TELEFUSER_PIPELINE_NAME"] = name
 
 
 def set_profiler_output_dir(path: str) -> None:
     """Choose the output folder, also for processes started later."""
-
     run.set_output_dir(path)
     os.environ["TELEFUSER_PROFILER_OUTPUT_DIR"] = str(path)
 
 
 def get_profiler_output_dir() -> Path:
     """The output folder; fixed once a process unless one of the two functions above is called."""
-
     return run.output_dir()
 
 
