@@ -36,7 +36,7 @@ def markdown(analysis: Analysis) -> str:
             lines += [*markdown_table(table), ""]
     unknown = {n: r.reason for n, r in analysis.results.items() if isinstance(r, Unavailable)}
     if unknown:
-        lines += ["## Not known", ""]
+        lines += ["## Not in this trace", ""]
         lines += [f"- {heading(name)}: {escaped(reason)}" for name, reason in unknown.items()]
         lines.append("")
     full = _full_names(analysis)

@@ -104,7 +104,7 @@ function sections(first) {
     }
   }
   if (!unknown.length) return;
-  section("unknown", "Not known", element("ul", {}, ...unknown.map(([heading, reason]) =>
+  section("unknown", "Not in this trace", element("ul", {}, ...unknown.map(([heading, reason]) =>
     element("li", {}, element("strong", {}, `${heading}: `), reason))));
 }
 
