@@ -244,6 +244,13 @@ CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
     causes.NOT_TRACED: "idle.unexplained",
 }
 """By cause the code of its finding."""
+# The analysis of an Ascend device's free time finds the same idle time, with more detail.
+_SAME_ON_ASCEND = {
+    causes.LAUNCH: "ascend.host_bound",
+    causes.HOST_WORK: "ascend.host_bound",
+    causes.HOST_UNSEEN: "ascend.host_bound",
+    causes.NOT_TRACED: "ascend.free_unexplained",
+}
 _NOT_SEEN = {
     causes.NOT_TRACED: "and the trace does not show why",
     causes.HOST_UNSEEN: "the host launched nothing in that time, and the trace holds nothing of it"
@@ -322,7 +329,8 @@ class Known:
             sentence += _of_pattern(pattern)
             shown = pattern.evidence
         advice = advice_on(cause, self.facts)
-        return Finding(severity, f"{sentence} {advice}".rstrip(), shown, CODES[cause])
+        same_as = _SAME_ON_ASCEND.get(cause, "")
+        return Finding(severity, f"{sentence} {advice}".rstrip(), shown, CODES[cause], same_as)
 
     def _most(self, cause: str) -> str:
         """Where most of a cause's time went."""

@@ -508,6 +508,7 @@ def _layout(kernels: Kernels) -> Finding | None:
         f" {int(chosen.sum()):,} kernels that only change the layout of tensors: {advice}.",
         (_longest(kernels, chosen), Evidence("changes of layout", None, percent, "%")),
         "kernels.layout",
+        same_as="ascend.conversions",
     )
 
 

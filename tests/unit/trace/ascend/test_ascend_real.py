@@ -101,3 +101,14 @@ def test_what_an_expert_sees_in_the_real_folder(traces: Path) -> None:
     assert "(74.7 %)" in told[0]["sentence"]
     # AND nothing is said about compiled calls, of which there are none
     assert "unknown" in found["head_overhead"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_device_that_waits_for_the_host_gets_one_finding(rank: int, traces: Path) -> None:
+    # GIVEN a folder in which two analyses find the idle time that the host caused
+    found = analysed(traces / "ascend_level1" / f"rank{rank}_ascend_pt")
+    # THEN the one with more detail is shown, also for changes of format
+    codes = [finding["code"] for finding in found["findings"]]
+    assert len(codes) == len(set(codes))
+    assert {"ascend.host_bound", "ascend.conversions"} <= set(codes)
+    assert not {"idle.host_unseen", "idle.host_work", "idle.launch", "kernels.layout"} & set(codes)
