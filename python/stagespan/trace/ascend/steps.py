@@ -160,7 +160,7 @@ class StepTime:
     step: str
     computing_ns: int | None
     exposed_ns: int | None
-    """Communication beside which nothing computed."""
+    """Communication during which nothing computed."""
     overlapped_ns: int | None
     communication_ns: int | None
     free_ns: int | None
@@ -390,7 +390,7 @@ class AscendSteps:
 
     @property
     def exposed_ns(self) -> int:
-        """Communication beside which nothing computed, in the steps whose stage is known."""
+        """Communication during which nothing computed, in the steps whose stage is known."""
         return sum(step.exposed_ns or 0 for step in self._staged)
 
     @property
@@ -473,7 +473,7 @@ class AscendSteps:
         return [Finding(severity, sentence, evidence, "ascend.free")]
 
     def _exposed(self) -> list[Finding]:
-        """Communication beside which nothing computed, with all that is known about it."""
+        """Communication during which nothing computed, with all that is known about it."""
         percent = share(self.exposed_ns, self.stage_ns)
         severity = next((s for least, s in _EXPOSED if percent >= least), None)
         if severity is None:

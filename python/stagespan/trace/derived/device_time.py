@@ -49,7 +49,7 @@ class DeviceTime:
 
     @property
     def hidden_communication_ns(self) -> int:
-        """Communication beside which something computed."""
+        """Communication during which something computed."""
         return self.communication_ns - self.exposed_communication_ns
 
     def to_dict(self) -> dict[str, float]:

@@ -389,6 +389,7 @@ _CAUSED: tuple[tuple[float, Severity], ...] = ((10.0, "high"), (5.0, "medium"), 
 _IMBALANCE: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
 # Of the ranks' time, or of their stages; without the waiting for each other.
 _EXPOSED: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_OF_COMMON = "of the time between their first and last common collective"
 EXPOSED_COMMUNICATION = "ranks.exposed_communication"
 # Of all waiting: from here on that for ranks that began later is told.
 _MUCH_BEFORE = 25.0
@@ -456,15 +457,17 @@ def headline(found: Ranks) -> str:
     percent = share(found.lost_ns, found.common_ns)
     return (
         f"{ranks} ranks, {found.matched.count:,} collectives:"
-        f" {in_words(found.lost_ns, 'ns')} ({percent:.1f} %) of the ranks' time went to waiting for"
-        f" each other in them{_hidden(found)}."
+        f" {in_words(found.lost_ns, 'ns')} ({percent:.1f} % {_OF_COMMON}) went to waiting for each"
+        f" other in them{_hidden(found)}."
     )
 
 
 def _hidden(found: Ranks) -> str:
-    """What is said of waiting beside which the rank computed."""
+    """What is said of waiting during which the rank also computed."""
     hidden = int(found.waits.waited_ns.sum()) - found.lost_ns
-    return f", besides {in_words(hidden, 'ns')} beside which they computed" if hidden else ""
+    return (
+        f", and another {in_words(hidden, 'ns')} during which they also computed" if hidden else ""
+    )
 
 
 def findings(found: Ranks) -> list[Finding]:
@@ -488,7 +491,7 @@ def _waiting(found: Ranks) -> list[Finding]:
     lost = sum(each.lost_ns for each in worst)
     sentence = (
         f"Waiting for each other in collectives took {in_words(found.lost_ns, 'ns')}"
-        f" ({percent:.1f} %) of the ranks' time, most of it in {_named(op, group)}"
+        f" ({percent:.1f} % {_OF_COMMON}), most of it in {_named(op, group)}"
         f" ({in_words(lost, 'ns')} in {counted(len(worst), 'call')})."
     )
     before = int(found.waits.reasons_ns[:, _BEFORE].sum())

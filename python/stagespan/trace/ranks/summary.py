@@ -51,13 +51,13 @@ class Usage:
     """How many steps that is; 0 if it is all of the trace."""
     computing_ns: int
     communicating_ns: int
-    """Communication beside which nothing computed."""
+    """Communication during which nothing computed."""
     copying_ns: int
-    """Copies beside which nothing computed or communicated."""
+    """Copies during which nothing computed or communicated."""
     stage_ns: int | None = None
     """On Ascend the stages of the steps, as step_trace_time.csv has them."""
     stage_communicating_ns: int | None = None
-    """Communication in the stages beside which nothing computed."""
+    """Communication in the stages during which nothing computed."""
 
     @property
     def idle_ns(self) -> int:
