@@ -40,7 +40,7 @@ TRACE_LEVEL = {part: level for level, parts in enumerate(TRACE) for part in part
 # What needs torch to be of any use; everything else imports it where it is needed.
 NEED_TORCH = {
     *("compat/telefuser/platforms.py", "compat/telefuser/profiler.py"),
-    *("harness/replay.py", "harness/denoise.py", "harness/program.py"),
+    *("harness/replay.py", "harness/denoise.py", "harness/own_loop.py", "harness/program.py"),
     *("signature/values.py", "signature/mock.py"),
 }
 # In C++ the same: whose headers each folder may include.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 
 from stagespan.errors import HarnessError
 from stagespan.harness.config import HarnessConfig, HarnessResult
+from stagespan.harness.live import live_runs
 from stagespan.harness.loading import load, load_stage
 from stagespan.signature.describe import printable
 from stagespan.signature.fit import ReplayError
@@ -51,6 +53,19 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
     "whole call; or MODULE:CALLABLE, a function of stage and inputs that runs one iteration. "
     "[default: second, if there is a loop]",
 )
+@click.option(
+    "--variant",
+    help="Which signature of the stage: its number or key as in `stagespan stages`, largest, "
+    "smallest, or NAME=SIZE. [default: the one that ran most]",
+)
+@click.option(
+    "--inputs",
+    metavar="MODULE:CALLABLE",
+    help="Function that returns inputs by name, in place of mock ones; called for each iteration "
+    "that needs new ones.",
+)
+@click.option("--any-callable", is_flag=True, help="Replay something else than what was captured.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--explain", is_flag=True, help="Say which adapters were asked, and their answers.")
 def command(
     signature_file: str,
@@ -66,6 +81,10 @@ def command(
     profile_compile: bool,
     step: str | None,
     explain: bool,
+    variant: str | None,
+    inputs: str | None,
+    any_callable: bool,
+    as_json: bool,
 ) -> None:
     """Replay one iteration of a stage of SIGNATURE_FILE, time it and profile it.
 
@@ -75,11 +94,12 @@ def command(
 
     from stagespan.harness.bench import StageBenchHarness
 
-    signature = _signature(signature_file, stage_name)
+    signature = _signature(signature_file, stage_name, variant)
     console = Console(stderr=True)
     with _log_lines(console), _progress(console) as progress:
         try:
             stage = load_stage(factory)
+            make_inputs = None if inputs is None else load(inputs)
             step_fn = load(step) if step is not None and ":" in step else None
         except ReplayError as error:
             raise HarnessError(_sentence(str(error))) from error
@@ -92,24 +112,30 @@ def command(
             dtype=dtype,
             seed=seed,
             profile_compile=profile_compile,
+            inputs=make_inputs,
+            any_callable=any_callable,
             step_fn=step_fn,
             step=step if step_fn is None else None,
             progress=progress,
         )
         harness = StageBenchHarness(signature, stage, config)
+        harness.live = live_runs(signature_file, signature)
         harness.setup()
         result = harness.profile()
-    _print(result, explain)
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=2))
+    else:
+        _print(result, explain)
 
 
-def _signature(path: str, stage_name: str | None) -> Any:
+def _signature(path: str, stage_name: str | None, variant: str | None) -> Any:
     file = SignatureFile.read(path)
     if stage_name is None:
         if len(file.stages) == 1:
-            return next(iter(file.stages.values()))
+            return file.stage(next(iter(file.stages)), variant)
         listed = ", ".join(map(repr, file.stages)) or "none"
         raise HarnessError(f"Which stage? Name it with --stage; the file holds {listed}.")
-    return file.stage(stage_name)
+    return file.stage(stage_name, variant)
 
 
 def _sentence(text: str) -> str:
@@ -232,6 +258,7 @@ def _print_result(result: HarnessResult, console: Console) -> None:
     )
     if timing["busy"]:
         _print_line(console, timing["busy"])
+    _print_line(console, result.fidelity["line"])
     if result.compile is not None:
         sentence = _compile_sentence(result.compile)
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import os
-import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from stagespan.harness.first_call import (
     run_first_call,
     write_first_call,
 )
+from stagespan.harness.live import live_runs
 from stagespan.harness.output import write_breakdown, write_script
 from stagespan.lines import say
 from stagespan.signature.describe import printable
@@ -30,7 +31,7 @@ from stagespan.signature.fit import ReplayError
 from stagespan.signature.model import SignatureFile, StageSignature
 
 if TYPE_CHECKING:
-    from stagespan.harness.replay import Replay, Run
+    from stagespan.harness.replay import Replay
 
 _log = logging.getLogger("stagespan")
 
@@ -59,8 +60,10 @@ class StageBenchHarness:
         )
         self._replay: Replay | None = None
         self._adapter: StepAdapter | None = None
+        self.live: dict[str, Any] = {"missing": "no timing report was named"}
         self._refused: dict[str, str] = {}
         self._profiled = 0
+        self._target: Any = stage_instance
         self._device = "cpu"
         self._shown = printable(self.stage_name)
 
@@ -71,13 +74,19 @@ class StageBenchHarness:
         stage_name: str,
         stage_instance: Any = None,
         config: HarnessConfig | None = None,
+        *,
+        variant: str | int | None = None,
     ) -> StageBenchHarness:
         """A harness for a stage of a ``timing_io_signature.json``, TeleFuser's included.
 
-        Raises SignatureError for a file that cannot be read and for a stage that is not in it.
+        ``variant`` chooses one of the stage's signatures, see `StageSignature.variant`; by default
+        the one that ran most. The live times come from the ``timing.json`` beside the file. Raises
+        SignatureError for a file that cannot be read and for a stage that is not in it.
         """
-        signature = SignatureFile.read(signature_path).stage(stage_name)
-        return cls(signature, stage_instance, config)
+        signature = SignatureFile.read(signature_path).stage(stage_name, variant)
+        harness = cls(signature, stage_instance, config)
+        harness.live = live_runs(signature_path, signature)
+        return harness
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -120,9 +129,10 @@ class StageBenchHarness:
             self.config.seed,
             dtype=self.config.dtype,
         )
+        self._target = self._what_was_captured()
         with self._failures("cannot be set up"):
             self._replay = Replay(
-                lambda: make(inputs=_copied(self.config.inputs)),
+                lambda: make(inputs=given_inputs(self.config.inputs)),
                 self._make_step,
                 context=self.signature.context,
                 seed=self.config.seed,
@@ -137,9 +147,40 @@ class StageBenchHarness:
             return FunctionStep(self.config.step_fn, self.stage_instance, inputs)
         if self._adapter is None:
             self._adapter = adapter_for(
-                self.stage_instance, inputs, self.stage_name, self.config, self._refused
+                self._target, inputs, self.stage_name, self.config, self._refused
             )
-        return self._adapter.build(self.stage_instance, inputs, self.config)
+        return self._adapter.build(self._target, inputs, self.config)
+
+    def _what_was_captured(self) -> Any:
+        """The stage, or its method that was captured; raises HarnessError if it is neither."""
+        from stagespan.harness.steps import function_of, with_method
+        from stagespan.signature.target import method_name, mismatch
+
+        captured = self.signature.target
+        stage = with_method(self.stage_instance, method_name(captured))
+        if self.config.any_callable or self.config.step_fn is not None:
+            return stage
+        wrong = mismatch(captured, function_of(stage))
+        if wrong is None:
+            return stage
+        raise HarnessError(
+            f"Stage {self._shown!r}: {printable(wrong)}; let the factory return the object whose "
+            f"method was captured, or the method itself, or allow another callable with "
+            f"HarnessConfig(any_callable=True) (--any-callable)."
+        )
+
+    def _fidelity(self, timing: dict[str, Any], launches: int, replay: Replay) -> dict[str, Any]:
+        from stagespan.harness import fidelity, live
+        from stagespan.harness.replay import step_of
+
+        step = step_of(replay.step)
+        per_iteration = launches // max(self._profiled, 1)
+        found = fidelity.fidelity(self.live, timing, step, per_iteration)
+        reasons = [self.live["missing"]] if "missing" in self.live else []
+        if not reasons:
+            differences = live.differences(self.live, self.signature.context)
+            reasons = fidelity.likely_reasons(found, timing, differences, step)
+        return {**found, "reasons": reasons, "line": fidelity.fidelity_line(found, reasons)}
 
     def _find_loop(self, replay: Replay) -> None:
         """Run the stage once if its own loop is to be run: does it have one, and which steps?
@@ -179,7 +220,7 @@ class StageBenchHarness:
         if self._adapter is None or self._replay is None:
             return []
         inputs = self._replay.inputs
-        return ask_adapters(self.stage_instance, inputs, self.config, self._refused)[1]
+        return ask_adapters(self._target, inputs, self.config, self._refused)[1]
 
     def _iteration(self, replay: Replay) -> str:
         if self.config.step_fn is not None or self._adapter is None:
@@ -199,7 +240,7 @@ class StageBenchHarness:
             self.setup()
         replay, config = self._replay, self.config
         assert replay is not None
-        from stagespan.harness.replay import random_state_kept, spread, summary
+        from stagespan.harness.replay import random_state_kept, spread, step_of, summary
 
         with recorder_off(), random_state_kept(), self._failures("raised in its single step"):
             init_for_cuda_graphs()
@@ -233,12 +274,12 @@ class StageBenchHarness:
         with self._writing():
             breakdown_path = self._path("_breakdown.json")
             breakdown = write_breakdown(
-                trace_path, breakdown_path, self.stage_name, self._profiled, self._device
+                trace_path, breakdown_path, self.stage_name, self._profiled, self._device, self.live
             )
         say("[Harness] Kernel breakdown saved to: %s", breakdown_path)
         with self._writing():
             script_path = write_script(
-                self.signature, self.stage_instance, self._adapter, config, self.output_dir
+                self.signature, self._target, self._adapter, config, self.output_dir, self.live
             )
         say("[Harness] Test script saved to: %s", script_path)
         timing = summary(runs, self._device)
@@ -259,6 +300,7 @@ class StageBenchHarness:
             trace_bytes=trace_bytes,
             breakdown_path=breakdown_path,
             script_path=script_path,
+            fidelity=self._fidelity(timing, breakdown["num_launches"], replay),
             compile=compiled,
         )
 
@@ -324,19 +366,6 @@ class StageBenchHarness:
             ) from error
 
 
-def step_of(step: Any, runs: list[Run]) -> dict[str, Any] | None:
-    """Which step of a loop was run; None where there is no loop."""
-    if not hasattr(step, "run_between") or not hasattr(step, "total"):
-        return None
-    shortened = step.shortened
-    return {
-        "number": step.number,
-        "of": step.total,
-        "before_ms": statistics.median(run.before_ms for run in runs),
-        "run_with": {} if shortened is None else {shortened[0]: shortened[2]},
-    }
-
-
 @contextlib.contextmanager
 def recorder_off() -> Iterator[None]:
     """Record nothing meanwhile, in the whole process.
@@ -355,14 +384,36 @@ def recorder_off() -> Iterator[None]:
             context.enable()
 
 
-def _copied(inputs: Any) -> dict[str, Any]:
-    """The user's own inputs, tensors copied: a stage that writes to its inputs leaves his alone."""
+def given_inputs(inputs: Any) -> dict[str, Any]:
+    """Copies of the user's own inputs: what the stage writes to is not his, and anew each time.
+
+    What they share they share in the copies as well. Torch modules and what refuses to be copied
+    are given as they are; a function is asked for inputs each time.
+    """
     import torch
 
-    return {
-        name: value.detach().clone() if isinstance(value, torch.Tensor) else value
-        for name, value in dict(inputs or {}).items()
-    }
+    if callable(inputs) and not isinstance(inputs, Mapping):
+        made = inputs()
+        if not isinstance(made, Mapping):
+            raise ReplayError(
+                f"the function for the inputs returned a {type(made).__name__}, not a mapping from "
+                f"argument names to values"
+            )
+        return dict(made)
+    given = dict(inputs or {})
+    memo: dict[int, Any] = {}
+    for value in given.values():
+        if isinstance(value, torch.nn.Module):
+            memo[id(value)] = value
+        elif isinstance(value, torch.Tensor) and not value.is_leaf:
+            memo[id(value)] = value.detach().clone()
+    copied: dict[str, Any] = {}
+    for name, value in given.items():
+        try:
+            copied[name] = copy.deepcopy(value, memo)
+        except Exception:  # locks, engines, handles
+            copied[name] = value
+    return copied
 
 
 def check_writable(folder: Path) -> None:

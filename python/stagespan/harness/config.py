@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,11 @@ class HarnessConfig:
     """Element type of all floating-point inputs; by default the captured one."""
     seed: int = 0
     """The same seed gives the same inputs, here and in the script."""
-    inputs: Mapping[str, Any] | None = None
-    """Values by argument name, in place of mock ones: what no signature can describe goes here."""
+    inputs: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None
+    """Values by argument name, in place of mock ones: what no signature can describe goes here. Or
+    a function that returns them, called each time that inputs are made."""
+    any_callable: bool = False
+    """Whether something else than what was captured may be replayed."""
     step_fn: Callable[[Any, dict[str, Any]], Any] | None = None
     """``step_fn(stage, inputs)`` runs one iteration, in place of what the harness would find."""
     step: int | str | None = None
@@ -79,10 +83,11 @@ class HarnessConfig:
             value = getattr(self, name)
             if value is not None:  # torch.device("cpu") and torch.float16 are meant by their names
                 setattr(self, name, str(value).removeprefix("torch."))
-        if self.inputs is not None and not isinstance(self.inputs, Mapping):
+        given = self.inputs
+        if given is not None and not isinstance(given, Mapping) and not callable(given):
             raise HarnessError(
-                f"HarnessConfig(inputs=...) must be a mapping from argument names to values, not a "
-                f"{type(self.inputs).__name__}."
+                f"HarnessConfig(inputs=...) must be a mapping from argument names to values, or a "
+                f"function that returns one, not a {type(given).__name__}."
             )
         if self.step_fn is not None and not callable(self.step_fn):
             raise HarnessError(
@@ -120,10 +125,18 @@ class HarnessResult(Mapping[str, Any]):
     trace_bytes: int
     breakdown_path: Path
     script_path: Path
+    fidelity: dict[str, Any]
+    """``live_p50_ms``, ``live_runs``, ``live_steps``, ``ratio``, ``live_launches``, ``launches``
+    (None where not known), ``reasons`` that may explain a difference, and a ``line`` with all."""
     compile: dict[str, Any] | None = None
     """With `profile_compile`: ``first_call_ms``, ``compile_ms``, ``phases_ms``, ``frames``,
     ``recompilations``, ``graph_breaks``, ``trace_path``, ``times_path``; None if nothing was
     compiled."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain JSON, with a ``schema_version``."""
+        content = {"schema_version": 1, **self, "answers": [asdict(each) for each in self.answers]}
+        return json.loads(json.dumps(content, default=str)) or {}
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.__dataclass_fields__:

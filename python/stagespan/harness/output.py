@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ _log = logging.getLogger("stagespan")
 
 
 def write_breakdown(
-    trace_path: Path, path: Path, stage: str, steps: int, device: str
+    trace_path: Path,
+    path: Path,
+    stage: str,
+    steps: int,
+    device: str,
+    live: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Break the exported trace down and write it; returns the file's content.
 
@@ -28,6 +34,8 @@ def write_breakdown(
 
     found = breakdown(read_trace(trace_path), stage)
     content = {**found.to_dict(), "profile_steps": steps}
+    if live and live.get("launches") is not None:  # the file may replace the one of the live run
+        content["live_launches"] = live["launches"]
     if not device.startswith("cpu") and not found.on_device:
         _log.warning(
             "[Harness] The trace holds no kernel of %s, so the breakdown tells operators of the "
@@ -44,10 +52,11 @@ def write_script(
     adapter: StepAdapter | None,
     config: HarnessConfig,
     folder: Path,
+    live: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write ``profile_{stage}.py``; returns its path, raises OSError when it cannot be written."""
     stem = safe_name(signature.stage_name) + run.whose_file()
     step = adapter.script(stage, signature.arguments) if adapter is not None else None
-    text = script_text(signature, step, config, stem=stem)
+    text = script_text(signature, step, config, stem=stem, live=live)
     # The script has the values of arguments in it.
     return write_whole(folder / f"profile_{stem}.py", text, private=True)

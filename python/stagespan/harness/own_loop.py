@@ -396,7 +396,13 @@ def _held(value: Any) -> list[Any]:
         children = list(attributes.get("_modules", {}).values())[:MOST_ITEMS]
         plain = [v for name, v in attributes.items() if not name.startswith("_")]
         return plain + (children if holds_the_loop(value) else [])
-    return list(attributes.values())
+    shared = [vars(kind) for kind in type(value).__mro__ if kind.__module__ != "builtins"]
+    of_class = [item for held in shared for item in held.values() if not _is_code(item)]
+    return list(attributes.values()) + of_class[:MOST_ITEMS]
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, LEAVES) or inspect.isroutine(value) or hasattr(type(value), "__get__")
 
 
 def holds_the_loop(module: Any) -> bool:

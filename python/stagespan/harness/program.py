@@ -7,17 +7,19 @@ import gzip
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from stagespan.harness.fidelity import fidelity, fidelity_line, likely_reasons
 from stagespan.harness.loading import load, load_stage
 from stagespan.harness.replay import (
     Replay,
     random_state_kept,
     spread,
+    step_of,
     summary,
     synchronize,
 )
@@ -28,7 +30,13 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def profile_replay(
-    replay: Replay, *, warmup: int | None, steps: int, timing_steps: int | None, trace_path: Path
+    replay: Replay,
+    *,
+    warmup: int | None,
+    steps: int,
+    timing_steps: int | None,
+    trace_path: Path,
+    live: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Warm up, time without the profiler, then run under it; prints figures, returns them.
 
@@ -54,9 +62,12 @@ def profile_replay(
     say(f"Median CPU time of the thread: {spread(timing['cpu'])}")
     if timing["busy"]:
         say(timing["busy"])
+    found = fidelity(live, timing, step_of(replay.step))
+    reasons = likely_reasons(found, timing, [], step_of(replay.step))
+    say(fidelity_line(found, reasons or list((live or {}).get("missing", "").splitlines())))
     times = [run.wall_ms for run in runs]
     written = str(trace_path) if steps else None
-    return {"timing_ms": timing, "times_ms": times, "trace_path": written}
+    return {"timing_ms": timing, "fidelity": found, "times_ms": times, "trace_path": written}
 
 
 def write_trace(replay: Replay, steps: int, path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import random
 import statistics
 import sys
 import time
+import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ LEAST_SECONDS, SECONDS_TIMED, SECONDS_IN_ALL = 1.0, 5.0, 20.0
 SETTLED_RUNS, SETTLED_WITHIN = 3, 0.02
 MOST_WARM_UP, SECONDS_WARM_UP = 30, 5.0
 BUSY_WAITS = 0.1  # of the time
+MOST_LOOKED_AT = 10_000  # values among the inputs, to see whether a run has changed them
 
 
 class Replay:
@@ -288,6 +291,19 @@ def spread(found: Mapping[str, Any]) -> str:
     return f"{found['p50']:,.2f} ms (middle half {found['p25']:,.2f} to {found['p75']:,.2f})"
 
 
+def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
+    """Which step of a loop was run; None where there is no loop."""
+    if not hasattr(step, "run_between") or not hasattr(step, "total"):
+        return None
+    shortened = step.shortened
+    return {
+        "number": step.number,
+        "of": step.total,
+        "before_ms": statistics.median(run.before_ms for run in runs) if runs else None,
+        "run_with": {} if shortened is None else {shortened[0]: shortened[2]},
+    }
+
+
 def synchronize(device: str = "cpu") -> None:
     """Wait for the device of the inputs and the current ones; makes no device context."""
     for kind in ("cuda", "xpu", "npu"):
@@ -335,24 +351,62 @@ def run_context(context: Mapping[str, Any]) -> Iterator[None]:
             dtype = getattr(torch, str(name), None)
             if isinstance(dtype, torch.dtype) and device in ("cpu", "cuda", "xpu", "npu"):
                 stack.enter_context(torch.autocast(device_type=device, dtype=dtype))
+        for is_set, set_to, wanted in kernel_settings(context):
+            before = is_set()
+            if before != wanted:
+                stack.callback(set_to, before)
+                set_to(wanted)
         yield
 
 
-def state_of(value: Any) -> list[Any]:
-    """What tells whether a run has changed its inputs: writes to tensors, lengths, plain values."""
-    if isinstance(value, torch.Tensor):
-        return [] if value.is_inference() else [value._version]
-    if isinstance(value, torch.Generator):
-        return [zlib.crc32(value.get_state().numpy().tobytes())]
+def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
+    """(getter, setter, captured value) of what decides which kernels run, as far as captured."""
+    found: list[tuple[Any, Any, Any]] = []
+    sdpa = context.get("sdpa")
+    backends = torch.backends.cuda
+    enabled_then = sdpa if isinstance(sdpa, list) else None
+    for name in ("flash", "mem_efficient", "math", "cudnn") if enabled_then is not None else ():
+        enabled = getattr(backends, f"{name}_sdp_enabled", None)
+        enable = getattr(backends, f"enable_{name}_sdp", None)
+        if enabled is not None and enable is not None:
+            found.append((enabled, enable, name in (enabled_then or ())))
+    precision = context.get("matmul_precision")
+    if precision in ("highest", "high", "medium"):
+        setter = torch.set_float32_matmul_precision
+        found.append((torch.get_float32_matmul_precision, setter, precision))
+    if isinstance(context.get("deterministic"), bool):
+        is_on = torch.are_deterministic_algorithms_enabled
+        found.append((is_on, torch.use_deterministic_algorithms, context["deterministic"]))
+    return found
+
+
+def state_of(value: Any, seen: dict[int, Any] | None = None) -> list[Any]:
+    """What tells whether a run has changed its inputs: tensors, lengths, plain values, attributes.
+
+    Tensors that were written to, or replaced by others, are told apart; torch modules are not
+    looked into.
+    """
+    seen = {} if seen is None else seen
     if isinstance(value, (bool, int, float, str)):
         return [repr(value)]
-    if hasattr(value, "__dataclass_fields__") and not isinstance(value, Mapping):
-        value = [getattr(value, name, None) for name in value.__dataclass_fields__]
-    if isinstance(value, Mapping):
-        value = [part for pair in value.items() for part in pair]
-    if isinstance(value, (list, tuple)):
-        return [len(value), *(state for item in value for state in state_of(item))]
+    if value is None or id(value) in seen or len(seen) > MOST_LOOKED_AT:
+        return []
+    seen[id(value)] = value
+    if isinstance(value, torch.Tensor):
+        return [id(value), *([] if value.is_inference() else [value._version])]
+    if isinstance(value, torch.Generator):
+        return [zlib.crc32(value.get_state().numpy().tobytes())]
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray) and value.nbytes <= 1 << 20:
-        return [zlib.crc32(value.tobytes())]
-    return []
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return [zlib.crc32(value.tobytes())] if value.nbytes <= 1 << 20 else []
+    parts: list[Any] = []
+    if isinstance(value, Mapping):
+        parts += [part for pair in value.items() for part in pair]
+    elif isinstance(value, (list, tuple, collections.deque)):
+        parts += value
+    state: list[Any] = [len(parts)]
+    attributes = getattr(value, "__dict__", None)
+    is_plain = not isinstance(value, (type, types.ModuleType, torch.nn.Module))
+    if isinstance(attributes, dict) and is_plain and not callable(value):
+        parts += attributes.values()
+    return state + [found for part in parts for found in state_of(part, seen)]

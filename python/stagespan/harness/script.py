@@ -6,6 +6,7 @@ come the parts that belong to the stage: its inputs, its step, and the function 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from stagespan.harness import source
@@ -14,6 +15,7 @@ from stagespan.harness.bundle import bundle
 from stagespan.harness.config import HarnessConfig
 from stagespan.signature.capture import capture
 from stagespan.signature.model import UNREPLAYABLE, StageSignature
+from stagespan.signature.target import method_name
 
 _HEAD = '''"""Profiles one step of a stage on mock inputs: warm-up, times, trace and table.
 
@@ -38,6 +40,7 @@ def make_step(
     stage: Any, inputs: dict[str, Any], step: int | str | None = STEP
 ) -> Callable[[], Any]:
     """What one iteration runs."""
+    stage = with_method(stage, METHOD)
     {body}
 '''
 
@@ -77,6 +80,7 @@ def profile_stage(
         steps=steps,
         timing_steps=timing_steps,
         trace_path=folder / f"{{FILE_STEM}}_script_trace.json.gz",
+        live=LIVE,
     )
 '''
 
@@ -92,22 +96,29 @@ _NO_STEP = """raise ReplayError(
 
 
 def script_text(
-    signature: StageSignature, step: ScriptStep | None, config: HarnessConfig, *, stem: str
+    signature: StageSignature,
+    step: ScriptStep | None,
+    config: HarnessConfig,
+    *,
+    stem: str,
+    live: Mapping[str, Any] | None = None,
 ) -> str:
     """The script. ``stem`` is the stage's name as a part of a file name.
 
     Nothing of the signature becomes code: names and strings are literals, values are calls of known
     functions. Raises SignatureError for a signature that no inputs could be made from.
     """
-    from stagespan.harness import loading, missing, program, replay, steps
+    from stagespan.harness import fidelity, loading, missing, program, replay, steps
     from stagespan.signature import fit, values
     from stagespan.signature.mock import captured_device
 
     nodes = dict(signature.arguments)
-    nodes.update((name, capture(value)) for name, value in (config.inputs or {}).items())
+    given = config.inputs() if callable(config.inputs) else config.inputs
+    nodes.update((name, capture(value)) for name, value in (given or {}).items())
     inputs = [(f"{source.quoted(name)}: ", _input(node, name)) for name, node in nodes.items()]
     extra = step.modules if step is not None else ()
-    modules = dict.fromkeys((values, fit, *extra, steps, missing, replay, loading, program))
+    shared = (steps, missing, replay, fidelity, loading, program)
+    modules = dict.fromkeys((values, fit, *extra, *shared))
     constants = {
         "STAGE": signature.stage_name,
         "FILE_STEM": stem,
@@ -117,6 +128,8 @@ def script_text(
         "DTYPE": config.dtype,
         "CONTEXT": signature.context,
         "STEP": config.step,
+        "METHOD": method_name(signature.target),
+        "LIVE": {k: v for k, v in (live or {}).items() if k in ("p50_ms", "count", "missing")},
         "OPTIONAL": list(config.optional),
     }
     if step is None or "OPTIONAL" not in step.expression:

@@ -9,6 +9,7 @@ from typing import Any
 
 from stagespan import imports
 from stagespan.signature.fit import signature_of
+from stagespan.signature.target import is_method_of
 
 _OWN = ("self", "cls", "mcs")
 _PLAIN = (type(None), bool, int, float, str)
@@ -54,6 +55,26 @@ def _parameters(function: Callable[..., Any]) -> _Parameters | None:
     return found
 
 
+def undecorated(function: Any) -> Any:
+    """The decorated function that a trampoline of stagespan stands for, else itself."""
+    decorators = imports.loaded("stagespan.decorators")
+    return function if decorators is None else decorators.decorated_function(function)
+
+
+def receives(function: Any, name: str, value: Any) -> bool:
+    """Whether a call's first argument is the object, or class, whose method it is."""
+    return name in _OWN or is_method_of(function, value)
+
+
+def receiver_of(function: Callable[..., Any] | None, args: tuple[Any, ...]) -> Any:
+    """The object, or class, whose method was called; None if there is none."""
+    function = undecorated(function)
+    parameters = _parameters(function) if function is not None and args else None
+    if parameters is None or not parameters.positional:
+        return None
+    return args[0] if receives(function, parameters.positional[0], args[0]) else None
+
+
 def bind_arguments(
     function: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
@@ -62,14 +83,12 @@ def bind_arguments(
     Plain defaults count as passed: a replay, and who reads the file, can tell the number of steps.
     Never raises: a call that does not fit its function fails by itself a moment later.
     """
-    decorators = imports.loaded("stagespan.decorators")
-    if decorators is not None:
-        function = decorators.decorated_function(function)
+    function = undecorated(function)
     parameters = _parameters(function) if function is not None else None
     positional = parameters.positional if parameters is not None else []
     bound: dict[str, Any] = dict(zip(positional, args))  # noqa: B905 - either may be longer
     surplus = list(args[len(positional) :])
-    if positional and positional[0] in _OWN:
+    if args and positional and receives(function, positional[0], args[0]):
         bound.pop(positional[0], None)
     if surplus:
         bound[parameters.rest if parameters is not None else "*args"] = surplus

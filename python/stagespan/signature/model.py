@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -187,6 +188,8 @@ class StageSignature:
     key: str | None = None
     count: int | None = None
     """Runs seen with this signature."""
+    target: dict[str, Any] = field(default_factory=dict)
+    """What was called: ``module``, ``qualname``, and ``of``, the class of a method's object."""
     variants: list[StageSignature] = field(default_factory=list)
     """The stage's other signatures, those that ran most first."""
 
@@ -194,6 +197,33 @@ class StageSignature:
     def arguments(self) -> dict[str, Any]:
         """Every argument of the call: the inputs, and what only ``metadata`` tells."""
         return {**{k: v for k, v in self.metadata.items() if k not in self.inputs}, **self.inputs}
+
+    def variant(self, wanted: str) -> StageSignature:
+        """One of the stage's signatures: by key or its beginning, number, size, or input's size.
+
+        ``0`` is the one that ran most, ``1`` the next; ``largest`` and ``smallest`` count the
+        elements of its tensors; ``NAME=SIZE`` has a tensor ``NAME`` with a dimension of that size.
+        Raises SignatureError for one that is not there, or not unique.
+        """
+        every = [self, *self.variants]
+        if wanted in ("largest", "smallest"):
+            ordered = sorted(every, key=lambda each: _elements(each.inputs))
+            return ordered[-1 if wanted == "largest" else 0]
+        name, equals, size = wanted.partition("=")
+        if equals and size.isdecimal():
+            found = [each for each in every if int(size) in _sizes_of(each.inputs.get(name))]
+        elif wanted.isdecimal() and int(wanted) < len(every):
+            return every[int(wanted)]
+        else:
+            found = [each for each in every if wanted and (each.key or "").startswith(wanted)]
+        if len(found) == 1:
+            return found[0]
+        keys = ", ".join(f"{at} ({each.key})" for at, each in enumerate(every[:8]))
+        raise SignatureError(
+            f"The variant {wanted!r} of stage {self.stage_name!r} is "
+            f"{'not there' if not found else 'one of several'}: give a number or key of {keys}"
+            f"{', ...' if len(every) > 8 else ''}, largest, smallest, or NAME=SIZE."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The stage's entry in the file."""
@@ -205,6 +235,8 @@ class StageSignature:
         }
         if self.context:
             entry["context"] = self.context
+        if self.target:
+            entry["callable"] = self.target
         if self.key is not None:
             entry["key"] = self.key
         if self.count is not None:
@@ -232,6 +264,7 @@ class StageSignature:
             output=entry.get("output_signature"),
             metadata=_object(entry, "metadata", where),
             context=_object(entry, "context", where),
+            target=_object(entry, "callable", where),
             key=key if isinstance(key, str) else None,
             count=count if type(count) is int else None,
             variants=[cls.from_json(name, {**_as_object(v), "variants": []}) for v in variants],
@@ -324,11 +357,14 @@ class SignatureFile:
         text = json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
         return write_whole(path, text, private=True)
 
-    def stage(self, name: str) -> StageSignature:
-        """One stage; raises SignatureError with the known ones and the closest name."""
+    def stage(self, name: str, variant: str | int | None = None) -> StageSignature:
+        """One stage, or one of its variants, see `StageSignature.variant`.
+
+        Raises SignatureError with the known ones and the closest name.
+        """
         found = self.stages.get(name)
         if found is not None:
-            return found
+            return found if variant is None else found.variant(str(variant))
         raise SignatureError(
             f"There is no stage {name!r} in the signature file; {_known(name, self.stages)}."
         )
@@ -351,6 +387,21 @@ def _object(entry: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SignatureError(f"{where}: {key!r} is {_kind(value)}, not an object.")
     return value
+
+
+def _elements(node: Any) -> int:
+    """How many elements the tensors of a node have."""
+    if is_tensor(node):
+        sizes = [size for size in _sizes_of(node) if size >= 0]
+        return math.prod(sizes)
+    if isinstance(node, dict):
+        return sum(map(_elements, node.values()))
+    return sum(map(_elements, node)) if isinstance(node, list) else 0
+
+
+def _sizes_of(node: Any) -> list[int]:
+    shape = node.get("shape") if isinstance(node, dict) else None
+    return [size for size in shape if type(size) is int] if isinstance(shape, list) else []
 
 
 def _as_object(value: object) -> dict[str, Any]:

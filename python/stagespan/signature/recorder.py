@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from stagespan import _core, imports
-from stagespan.signature.bind import bind_arguments
+from stagespan.signature.bind import bind_arguments, receiver_of, undecorated
 from stagespan.signature.capture import capture
 from stagespan.signature.key import key_of
 from stagespan.signature.model import StageSignature
 from stagespan.signature.store import STORE
+from stagespan.signature.target import callable_of
 
 _SCALARS = (bool, int, float, str)
 
@@ -53,7 +54,7 @@ class SignatureHook:
         """Describe the arguments, before the clock starts; a `with` block tells its own later."""
         if call.function is not None:
             arguments = bind_arguments(call.function, call.args, call.kwargs)
-            call.state[self.name] = _begin(call.stage, arguments)
+            call.state[self.name] = _begin(call.stage, arguments, call)
 
     def leave(self, call: CallLike) -> None:
         """Nothing: the clock is still running."""
@@ -68,25 +69,43 @@ class SignatureHook:
             call.flags |= self._first_of_shape
         if call.error is not None:
             return
+        inside = _mode_inside(call.result)
+        if inside:
+            STORE.ran_inside(call.stage, key, inside)
         described = call.result is not self._missing and STORE.needs_output(call.stage, key)
         output = capture(call.result, read_values=False) if described else None
         STORE.end(call.stage, key, call.end_ns - call.begin_ns, output, described)
 
 
-def _begin(stage: str, arguments: dict[str, Any]) -> tuple[str, bool]:
+def _begin(stage: str, arguments: dict[str, Any], call: CallLike | None = None) -> tuple[str, bool]:
     """Keep the signature of these arguments; returns its key and whether its shape is new."""
     nodes = {name: capture(value, read_values=False) for name, value in arguments.items()}
     key = key_of(nodes)
+    target: dict[str, str] = {}
     if not STORE.knows(stage, key):  # only now read values, which may wait for a device
         nodes = {name: capture(value) for name, value in arguments.items()}
+        if call is not None:
+            function = undecorated(call.function)
+            target = callable_of(function, receiver_of(call.function, call.args))
     signature = StageSignature(
         stage_name=stage,
         inputs=nodes,
         metadata={name: node for name, node in nodes.items() if type(node) in _SCALARS},
         context=run_context(),
         key=key,
+        target=target,
     )
     return key, STORE.begin(signature)
+
+
+def _mode_inside(result: Any) -> dict[str, bool]:
+    """What a result tells of the mode in which it was made, which a decorator may have set."""
+    torch = imports.loaded("torch")
+    tensor = getattr(torch, "Tensor", None)
+    for value in (result, *(result[:1] if type(result) in (list, tuple) else ())):
+        if tensor is not None and isinstance(value, tensor) and value.is_inference():
+            return {"inference": True, "grad": False}
+    return {}
 
 
 def signature_key(call: CallLike) -> str:
@@ -118,4 +137,23 @@ def run_context() -> dict[str, Any]:
             continue
     if autocast:
         context["autocast"] = autocast
+    context.update(_settings(torch))
     return context
+
+
+def _settings(torch: Any) -> dict[str, Any]:
+    """What decides which kernels run, as far as this torch tells it."""
+    found: dict[str, Any] = {}
+    try:
+        backends = torch.backends.cuda
+        found["sdpa"] = [
+            name
+            for name in ("flash", "mem_efficient", "math", "cudnn")
+            if getattr(backends, f"{name}_sdp_enabled", bool)()
+        ]
+        found["matmul_precision"] = str(torch.get_float32_matmul_precision())
+        found["deterministic"] = bool(torch.are_deterministic_algorithms_enabled())
+        found["threads"] = int(torch.get_num_threads())
+    except (AttributeError, RuntimeError, TypeError):
+        pass
+    return found

@@ -30,6 +30,8 @@ class _Entry:
     def __init__(self, signature: StageSignature | None) -> None:
         self.signature = signature  # None for OTHER
         self.latest = _Scalars({}, {}) if signature is None else _Scalars.of(signature)
+        self.inside: dict[str, bool] = {}
+        self.first_ns: int | None = None
         self.output: tuple[Any] | None = None  # the node, once it has been described
         self.ended = Count()
         self.order = Highest()  # of the latest run, to tell entries with equal counts apart
@@ -44,6 +46,7 @@ class _Entry:
         found.metadata = dict(latest.metadata)
         if self.output is not None:
             found.output = copy.deepcopy(self.output[0])
+        found.context.update(self.inside)
         found.count = self.ended.value
         return found
 
@@ -114,6 +117,12 @@ class SignatureStore:
         mine = object()
         return seen.setdefault(key, mine) is mine
 
+    def ran_inside(self, stage: str, key: str, mode: dict[str, bool]) -> None:
+        """A run's result told in which mode of torch it was made."""
+        entry = self._stages.get(stage, {}).get(key)
+        if entry is not None and entry.signature is not None and not entry.inside:
+            entry.inside = mode
+
     def end(self, stage: str, key: str, duration_ns: int, output: Any, described: bool) -> None:
         """A run has ended well, after ``duration_ns``; ``output`` is its node if ``described``."""
         entries = self._stages.get(stage, {})
@@ -122,6 +131,8 @@ class SignatureStore:
             return
         if described and entry.signature is not None:
             entry.output = (output,)
+        if entry.first_ns is None:
+            entry.first_ns = duration_ns
         entry.durations_ns.append(duration_ns)
         entry.order.raise_to(self._runs.add())
         entry.ended.add()
@@ -145,22 +156,12 @@ class SignatureStore:
         return found
 
     def stats(self) -> dict[str, list[dict[str, Any]]]:
-        """Per stage and signature ``key``, ``count`` and ``p50_ms`` (None before a good end)."""
+        """Per stage and signature: key, count, the first run, median and percentiles in ms."""
         return {
-            stage: [
-                {
-                    "key": key,
-                    "count": count,
-                    "p50_ms": statistics.median(durations) / 1e6 if durations else None,
-                }
-                for key, count, durations in sorted(
-                    (
-                        (key, entry.ended.value, entry.durations_ns.copy())
-                        for key, entry in entries.copy().items()
-                    ),
-                    key=lambda row: -row[1],
-                )
-            ]
+            stage: sorted(
+                (_figures(key, entry) for key, entry in entries.copy().items()),
+                key=lambda row: -row["count"],
+            )
             for stage, entries in self._stages.copy().items()
         }
 
@@ -169,6 +170,18 @@ class SignatureStore:
         self._stages = {}
         if forget_shapes:
             self._seen = {}
+
+
+def _figures(key: str, entry: _Entry) -> dict[str, Any]:
+    """Figures of one signature's runs; None before a run has ended well."""
+    ordered = sorted(entry.durations_ns.copy())
+    found: dict[str, Any] = {"key": key, "count": entry.ended.value, "p50_ms": None}
+    if ordered:
+        found["p50_ms"] = statistics.median(ordered) / 1e6
+    for name, part in (("p25_ms", 0.25), ("p75_ms", 0.75), ("p95_ms", 0.95)):
+        found[name] = ordered[int(part * (len(ordered) - 1))] / 1e6 if ordered else None
+    found["first_ms"] = None if entry.first_ns is None else entry.first_ns / 1e6
+    return found
 
 
 STORE = SignatureStore()
@@ -204,7 +217,10 @@ def dump_io_signatures(path: str | os.PathLike[str], request_id: str | None = No
 
 
 def signature_stats() -> dict[str, list[dict[str, Any]]]:
-    """Per stage a list of ``{"key", "count", "p50_ms"}``, the signature that ran most first."""
+    """Per stage a list of figures by signature, the one that ran most first.
+
+    Each has ``key``, ``count``, ``p50_ms``, ``p25_ms``, ``p75_ms``, ``p95_ms`` and ``first_ms``.
+    """
     return STORE.stats()
 
 

@@ -199,11 +199,16 @@ def test_how_torch_was_set_is_kept() -> None:
         run(function=denoise, args=(1,))
 
     # WHEN / THEN
-    assert get_io_signatures()["denoise"]["context"] == {
+    context = get_io_signatures()["denoise"]["context"]
+    assert {name: context[name] for name in ("grad", "inference", "autocast")} == {
         "grad": False,
         "inference": False,
         "autocast": {"cpu": "bfloat16"},
     }
+    assert context["threads"] == torch.get_num_threads()
+    assert "math" in context["sdpa"]
+    assert context["matmul_precision"] == torch.get_float32_matmul_precision()
+    assert context["deterministic"] is False
 
 
 def test_the_file_is_written_whole(tmp_path: Path) -> None:
