@@ -32,7 +32,7 @@ std::unique_ptr<device::EventBackend> make_backend(const std::string& kind, std:
 
 bool attach(const std::string& kind) {
   if (kind.empty() || kind == "cpu") {
-    g_reason = "a CPU has no device time apart from the host's";
+    g_reason = "a CPU has only host time";
     return false;
   }
   if (device::is_forked()) {

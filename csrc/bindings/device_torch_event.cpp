@@ -252,12 +252,12 @@ std::unique_ptr<TorchEventBackend> TorchEventBackend::find(const std::string& ki
   // An accelerator without events that can tell the time, such as SYCL before 2025.0, says so here.
   StreamRef where;
   if (made->current_stream(where) == StreamState::kFailed) {
-    reason = "torch does not tell the current stream of " + kind + ": use the device before it is timed";
+    reason = "torch does not know the current stream of " + kind + ": use the device before you time it";
     return nullptr;
   }
   const Event event = made->create_event(where);
   if (event == nullptr) {
-    reason = "torch cannot make events that tell the time on " + kind;
+    reason = "torch cannot create timing events on " + kind;
     return nullptr;
   }
   made->destroy_event(event);

@@ -12,13 +12,13 @@ With a name, the result is a context manager for `with` and `async with`, and a 
 functions, methods, coroutine functions and generators. Without a name it is a decorator only,
 and the stage gets the function's qualified name (`__qualname__`).
 
-Spans are recorded unless `disable` was called. A span measures host time, and the device's time
-where an accelerator is in use. It never waits for a device.
+Spans are recorded unless `disable` was called. A span measures host time, and device time if an
+accelerator is in use. It never waits for a device.
 
 Args:
     name: Name of the stage; or, without parentheses (`@span`), the function to decorate. An
         empty name, or an object that is neither a string nor callable, is counted and replaced
-        by "(invalid name)"; the program goes on.
+        by "(invalid name)"; the program continues.
     compile_safe: On Python 3.10 and 3.11, keep the decorated function a plain function, so that
         torch.compile with fullgraph=True accepts it. Each call then costs more. It makes no
         difference from Python 3.12 on.
@@ -50,9 +50,9 @@ memory. Runs of stages that `enable_profiler_for_names` lists are recorded by to
 
 Args:
     name: Name of the stage. Without it, a decorated function's qualified name, as in `span`.
-    reset_peak_memory: Begin a new peak of the accelerator's memory for each run. The peak of an
-        outer context stays right.
-    capture_memory: Also note the memory before and after each run.
+    reset_peak_memory: Reset the peak of the accelerator's memory for each run. An outer context
+        still reports its own peak.
+    capture_memory: Also record the memory before and after each run.
     compile_safe: As in `span`.
 
 Raises:
@@ -75,14 +75,14 @@ inline constexpr const char* kProfilingContext4Debug =
 Time a stage as `ProfilingContext` does, in debug mode only.
 
 In debug mode (`set_debug`, or STAGESPAN_DEBUG=true) the device is synchronised before and after
-each run, and the signatures of inputs and outputs are captured. Out of debug mode a decorated
+each run, and the signatures of inputs and outputs are captured. Outside debug mode, a decorated
 function costs nothing.
 
 Args:
     name: Name of the stage. Without it, a decorated function's qualified name, as in `span`.
-    reset_peak_memory: Begin a new peak of the accelerator's memory for each run. The peak of an
-        outer context stays right.
-    capture_memory: Also note the memory before and after each run.
+    reset_peak_memory: Reset the peak of the accelerator's memory for each run. An outer context
+        still reports its own peak.
+    capture_memory: Also record the memory before and after each run.
 
 Raises:
     TypeError: If it decorates a class, a property or an object that cannot be called.
@@ -101,8 +101,9 @@ Example:
 
 inline constexpr const char* kSpanType = R"doc(A timed context: `with`, `async with`, or a decorator.
 
-`span`, `ProfilingContext` and `ProfilingContext4Debug` make it. It may be entered again,
-recursively, and by several threads and tasks at the same time. `with` gives the span itself.
+`span`, `ProfilingContext` and `ProfilingContext4Debug` return it. You can enter it several
+times, recursively, and in several threads and tasks at the same time. `with` returns the span
+itself.
 )doc";
 
 inline constexpr const char* kSpanAdd = R"doc(add($self, /, **work)
@@ -149,11 +150,11 @@ Args:
 )doc";
 
 inline constexpr const char* kUnnamedSpan =
-    R"doc(What `span()` and its siblings return without a name: a decorator only.)doc";
+    R"doc(A decorator, which `span()` and its siblings return if you pass no name.)doc";
 
 inline constexpr const char* kToken = R"doc(An open span that `begin` returned. `end` closes it, in any scope or thread.
 
-A token that is thrown away before `end` leaves no span; it is counted as lost ("abandoned").
+If a token is freed before `end`, no span is recorded, and it is counted as lost ("abandoned").
 )doc";
 
 inline constexpr const char* kBegin = R"doc(begin(name, /)
@@ -161,8 +162,8 @@ inline constexpr const char* kBegin = R"doc(begin(name, /)
 
 Open a span that `end` closes, in any scope or thread.
 
-The span's parent is the innermost span that is open where `begin` is called. It does not become
-the parent of other spans.
+The parent is the innermost span that is open when you call `begin`. The new span does not
+become the parent of other spans.
 
 Args:
     name: Name of the stage.
@@ -185,7 +186,7 @@ Close a span that `begin` opened.
 A second `end` of the same token does nothing and is counted as lost ("unmatched").
 
 Args:
-    token: What `begin` returned.
+    token: The result of `begin`.
     error: Whether the span failed. It then counts in the stage's `errors`.
 
 Raises:
@@ -195,7 +196,7 @@ Raises:
 inline constexpr const char* kRecord = R"doc(record(name, begin_ns, end_ns, *, error=False)
 --
 
-Record a span that was timed elsewhere.
+Record a span that you have timed yourself.
 
 Args:
     name: Name of the stage.
@@ -215,22 +216,22 @@ Example:
 )doc";
 
 inline constexpr const char* kIsEnabled =
-    R"doc(Tell whether spans are recorded: True unless `disable` or STAGESPAN_ENABLED=false said no.)doc";
+    R"doc(Return whether spans are recorded: True unless `disable` or STAGESPAN_ENABLED=false.)doc";
 
 inline constexpr const char* kIsDebug =
-    R"doc(Tell whether debug mode is on: by `set_debug` or STAGESPAN_DEBUG=true.)doc";
+    R"doc(Return whether debug mode is on, by `set_debug` or STAGESPAN_DEBUG=true.)doc";
 
 inline constexpr const char* kStageNames =
     R"doc(Return the names of all stages; the `stage` column of `spans` is an index into this list.
 
-A stage keeps its index as long as the process lives. The first names stand for spans that have
-no usable name, and for those beyond the largest number of stages.
+A stage keeps its index while the process lives. The first names are those of spans without a
+valid name, and of spans beyond the largest number of stages.
 )doc";
 
-inline constexpr const char* kLost = R"doc(Return how much the recorder did not keep since the process began, by cause.
+inline constexpr const char* kLost = R"doc(Return how much the recorder has lost since the process began, by cause.
 
-All causes are in it, with 0 where nothing was lost. What each one means and what to do about it
-is in the documentation ("Run it in production").
+The result contains all causes, including those with 0. The page "Run it in production" of the
+documentation describes them.
 )doc";
 
 }  // namespace stagespan::python::docs

@@ -87,7 +87,7 @@ void lose_by_name(const std::string& cause, std::uint64_t n) {
     Recorder::get().lose(static_cast<Cause>(i), n);
     return;
   }
-  throw py::value_error("there is no counter of losses named '" + cause + "'");
+  throw py::value_error("'" + cause + "' is not a cause of losses");
 }
 
 using RequestRow = std::tuple<py::object, std::uint64_t, std::int64_t, std::uint64_t, bool>;
@@ -189,7 +189,7 @@ void define_reading(py::module_& module) {
              "Finished contexts, those of each thread in order; those that await their device only if asked for.");
   module.def(
       "drop_completions", [](bool everything) { take_completions(everything); }, py::arg("everything") = false,
-      "The same where nobody reads lines: take them and forget them.");
+      "Remove the finished contexts without returning them.");
   module.def("peak_rss_bytes", peak_rss_bytes, "Each stage's highest peak RSS in bytes since forget_peak_rss().");
   module.def("forget_peak_rss", forget_peak_rss);
   module.def(

@@ -21,8 +21,9 @@ PyObject* g_stages = nullptr;  // dict: name -> stage; at most as many entries a
 
 void warn_of_invalid(PyObject* name) {
   const char* const sentence =
-      "stagespan: a stage was named by %s, which is no usable name; its spans are kept under '(invalid name)': pass "
-      "a string that is not empty (told once)";
+      "stagespan: a stage was named by %s, which is not a valid name; its spans are counted under '(invalid name)': "
+      "pass "
+      "a string that is not empty (shown once)";
   // The object itself is not printed: a tensor's text is long, and a device would have to be waited for.
   const Ref what(PyUnicode_Check(name) ? PyUnicode_FromString("an empty string")
                                        : PyUnicode_FromFormat("an object of type '%s'", Py_TYPE(name)->tp_name));

@@ -165,7 +165,7 @@ PyObject* await_termination(PyObject*, PyObject*) {
 
 PyMethodDef g_termination_functions[] = {
     {"watch_termination", watch_termination, METH_O,
-     "watch_termination(write)\n--\n\nHave write() called in a thread of its own before SIGTERM ends the process. "
+     "watch_termination(write)\n--\n\nCall write() in a separate thread before SIGTERM ends the process. "
      "False "
      "if the program handles or ignores SIGTERM: then nothing is changed."},
     {"unwatch_termination", unwatch_termination, METH_NOARGS,

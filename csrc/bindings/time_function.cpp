@@ -189,7 +189,7 @@ PyObject* time_function(PyObject*, PyObject* const* args, Py_ssize_t count) {
   const Py_ssize_t wanted = PyTuple_GET_SIZE(args[1]);
   for (Py_ssize_t i = 0; i < wanted; ++i) {
     if (is_span(PyTuple_GET_ITEM(args[1], i))) continue;
-    PyErr_Format(PyExc_TypeError, "%R is no span", PyTuple_GET_ITEM(args[1], i));
+    PyErr_Format(PyExc_TypeError, "%R is not a span", PyTuple_GET_ITEM(args[1], i));
     return nullptr;
   }
   auto found = table().find(function);

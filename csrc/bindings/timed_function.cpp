@@ -209,7 +209,8 @@ PyMethodDef g_timed_function_functions[] = {
     {"time_function", as_method(time_function), METH_FASTCALL,
      "time_function(function, spans, /)\n--\n\nTime all calls of a plain function, innermost span first; () to stop."},
     {"share_version", as_method(share_version), METH_FASTCALL,
-     "share_version(function, original, /)\n--\n\nHave a function that was made of another's parts called as fast."},
+     "share_version(function, original, /)\n--\n\nMake the calls of a copy of a function as fast as those of the "
+     "original."},
 #endif
     {nullptr, nullptr, 0, nullptr},
 };

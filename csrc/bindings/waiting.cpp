@@ -202,10 +202,11 @@ PyObject* spans(PyObject*, PyObject* args, PyObject* kwargs) {
     return spans_since(*cursor_of(cursor.get()));
   }
   if (since != Py_None) {
-    PyErr_Format(PyExc_TypeError,
-                 "spans(since=...) takes a SpanCursor(), not %R: spans end in another order than they begin in, so "
-                 "that no id or time tells which ones have been read",
-                 since);
+    PyErr_Format(
+        PyExc_TypeError,
+        "spans(since=...) takes a SpanCursor(), not %R: because spans do not end in the order in which they begin, an "
+        "id or a time cannot say which spans have been read",
+        since);
     return nullptr;
   }
   std::vector<SpanCopy> copies;
@@ -252,7 +253,7 @@ PyObject* resolve_device(PyObject*, PyObject* args, PyObject* kwargs) {
 
 bool init_waiting(PyObject* module) {
   g_cursor_type.tp_doc =
-      "SpanCursor(*, from_now=False)\n--\n\nHow far a reader has come: spans(since=cursor) gives each span once.";
+      "SpanCursor(*, from_now=False)\n--\n\nThe position of a reader: spans(since=cursor) returns each span once.";
   g_cursor_type.tp_new = cursor_new;
   g_cursor_type.tp_dealloc = cursor_dealloc;
   g_cursor_type.tp_getset = g_cursor_getset;
@@ -267,7 +268,8 @@ PyMethodDef g_waiting_functions[] = {
     {"wait_for_work", as_method(wait_for_work), METH_VARARGS | METH_KEYWORDS,
      "wait_for_work(timeout_s)\n--\n\nSleep until a context has finished or the time is over; True if there is work."},
     {"resolve_device", as_method(resolve_device), METH_VARARGS | METH_KEYWORDS,
-     "resolve_device(timeout_s=0.0)\n--\n\nResolve device spans, waiting for them up to timeout_s; gives how many are "
+     "resolve_device(timeout_s=0.0)\n--\n\nResolve device spans, waiting for them up to timeout_s; returns how many "
+     "are "
      "still pending."},
     {nullptr, nullptr, 0, nullptr},
 };

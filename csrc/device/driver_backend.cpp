@@ -127,7 +127,7 @@ std::unique_ptr<DriverBackend> DriverBackend::find(const std::string& kind, std:
     return nullptr;
   }
   if (!of_torch.find(api.current_stream, {"aoti_torch_get_current_cuda_stream", "aoti_torch_get_current_hip_stream"})) {
-    reason = torch_name + " has no aoti_torch_get_current_cuda_stream: torch is too old to tell its current stream";
+    reason = torch_name + " has no aoti_torch_get_current_cuda_stream: torch is too old to report its current stream";
     return nullptr;
   }
   return std::unique_ptr<DriverBackend>(new DriverBackend(api, std::move(symbols)));

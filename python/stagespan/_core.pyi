@@ -1,6 +1,6 @@
-"""The extension: hot objects written by hand against the C API, cold calls through pybind11.
+"""The extension. Objects of the hot path use the C API, other functions use pybind11.
 
-Times are in nanoseconds; absolute ones are Unix time. Every function may be called from any thread.
+Times are in nanoseconds; absolute times are Unix time. You can call every function in any thread.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ FLAG_FIRST_OF_SHAPE: int
 FLAG_DEBUG: int
 FLAG_RECORDED: int
 COMPLETION_DEVICE_MEMORY: int
-"""In a completion's flags: the peak is an accelerator's, not the process's."""
+"""In the flags of a completion: the peak is that of an accelerator, not of the process."""
 
 MISSING: object
-"""Stands for "no result" where a block gave none or an exception passed."""
+"""The value of "no result", if a block has none or an exception was raised."""
 
 @final
 class Span:
     """A timed context: `with`, `async with`, or a decorator.
 
-    `span`, `ProfilingContext` and `ProfilingContext4Debug` make it. It may be entered again,
-    recursively, and by several threads and tasks at the same time. `with` gives the span itself.
+    `span`, `ProfilingContext` and `ProfilingContext4Debug` return it. You can enter it several
+    times, recursively, and in several threads and tasks at the same time. `with` returns the span
+    itself.
     """
 
     @property
@@ -42,13 +43,13 @@ class Span:
         """The stage's name."""
     @property
     def kind(self) -> Literal["span", "profiling", "debug"]:
-        """Which function made it: "span", "profiling" (ProfilingContext) or "debug"."""
+        """Which function returned it: "span", "profiling" (ProfilingContext) or "debug"."""
     @property
     def reset_peak_memory(self) -> bool:
-        """Whether each run begins a new peak of the accelerator's memory."""
+        """Whether each run resets the peak of the accelerator's memory."""
     @property
     def capture_memory(self) -> bool:
-        """Whether the memory before and after each run is noted."""
+        """Whether the memory before and after each run is recorded."""
     @property
     def compile_safe(self) -> bool:
         """Whether a decorated function stays a plain function on Python 3.10 and 3.11."""
@@ -106,7 +107,7 @@ class Span:
 
 @final
 class UnnamedSpan:
-    """What `span()` and its siblings return without a name: a decorator only."""
+    """A decorator, which `span()` and its siblings return if you pass no name."""
 
     def __call__(self, function: _F, /) -> _F: ...
 
@@ -114,7 +115,7 @@ class UnnamedSpan:
 class Token:
     """An open span that `begin` returned. `end` closes it, in any scope or thread.
 
-    A token that is thrown away before `end` leaves no span; it is counted as lost ("abandoned").
+    If a token is freed before `end`, no span is recorded, and it is counted as lost ("abandoned").
     """
 
     @property
@@ -132,13 +133,13 @@ def span(name: str, *, compile_safe: bool = ...) -> Span:
     functions, methods, coroutine functions and generators. Without a name it is a decorator only,
     and the stage gets the function's qualified name (`__qualname__`).
 
-    Spans are recorded unless `disable` was called. A span measures host time, and the device's time
-    where an accelerator is in use. It never waits for a device.
+    Spans are recorded unless `disable` was called. A span measures host time, and device time if an
+    accelerator is in use. It never waits for a device.
 
     Args:
         name: Name of the stage; or, without parentheses (`@span`), the function to decorate. An
             empty name, or an object that is neither a string nor callable, is counted and replaced
-            by "(invalid name)"; the program goes on.
+            by "(invalid name)"; the program continues.
         compile_safe: On Python 3.10 and 3.11, keep the decorated function a plain function, so that
             torch.compile with fullgraph=True accepts it. Each call then costs more. It makes no
             difference from Python 3.12 on.
@@ -178,9 +179,9 @@ def ProfilingContext(
 
     Args:
         name: Name of the stage. Without it, a decorated function's qualified name, as in `span`.
-        reset_peak_memory: Begin a new peak of the accelerator's memory for each run. The peak of an
-            outer context stays right.
-        capture_memory: Also note the memory before and after each run.
+        reset_peak_memory: Reset the peak of the accelerator's memory for each run. An outer context
+            still reports its own peak.
+        capture_memory: Also record the memory before and after each run.
         compile_safe: As in `span`.
 
     Raises:
@@ -215,14 +216,14 @@ def ProfilingContext4Debug(
     """Time a stage as `ProfilingContext` does, in debug mode only.
 
     In debug mode (`set_debug`, or STAGESPAN_DEBUG=true) the device is synchronised before and after
-    each run, and the signatures of inputs and outputs are captured. Out of debug mode a decorated
+    each run, and the signatures of inputs and outputs are captured. Outside debug mode, a decorated
     function costs nothing.
 
     Args:
         name: Name of the stage. Without it, a decorated function's qualified name, as in `span`.
-        reset_peak_memory: Begin a new peak of the accelerator's memory for each run. The peak of an
-            outer context stays right.
-        capture_memory: Also note the memory before and after each run.
+        reset_peak_memory: Reset the peak of the accelerator's memory for each run. An outer context
+            still reports its own peak.
+        capture_memory: Also record the memory before and after each run.
 
     Raises:
         TypeError: If it decorates a class, a property or an object that cannot be called.
@@ -250,8 +251,8 @@ def ProfilingContext4Debug(
 def begin(name: str, /) -> Token:
     """Open a span that `end` closes, in any scope or thread.
 
-    The span's parent is the innermost span that is open where `begin` is called. It does not become
-    the parent of other spans.
+    The parent is the innermost span that is open when you call `begin`. The new span does not
+    become the parent of other spans.
 
     Args:
         name: Name of the stage.
@@ -272,7 +273,7 @@ def end(token: Token, *, error: bool = ...) -> None:
     A second `end` of the same token does nothing and is counted as lost ("unmatched").
 
     Args:
-        token: What `begin` returned.
+        token: The result of `begin`.
         error: Whether the span failed. It then counts in the stage's `errors`.
 
     Raises:
@@ -280,7 +281,7 @@ def end(token: Token, *, error: bool = ...) -> None:
     """
 
 def record(name: str, begin_ns: int, end_ns: int, *, error: bool = ...) -> None:
-    """Record a span that was timed elsewhere.
+    """Record a span that you have timed yourself.
 
     Args:
         name: Name of the stage.
@@ -302,8 +303,8 @@ def record(name: str, begin_ns: int, end_ns: int, *, error: bool = ...) -> None:
 # Decorated functions. `decorators` decides which of these a function gets.
 @final
 class TimedFunction:
-    """A C callable that times the calls of another callable; a method where it is found in a
-    class.
+    """A C callable that times the calls of another callable. It becomes a method if it is
+    an attribute of a class.
     """
 
     __name__: str
@@ -317,14 +318,14 @@ def timed_by(function: object, /) -> Span | None:
 
 if sys.version_info >= (3, 12):
     def time_function(function: FunctionType, spans: tuple[Span, ...], /) -> None:
-        """Time the calls of `function` by `spans`, innermost first; () ends that.
+        """Time the calls of `function` with `spans`, innermost first; () stops timing.
 
-        The function's own code runs with its own defaults, and nothing that it has changes. Nothing
-        is kept that refers to the function: it is freed like any other.
+        The function does not change: its own code runs with its own defaults. Nothing refers to
+        the function, so it is freed like any other.
         """
 
     def share_version(function: FunctionType, original: FunctionType, /) -> None:
-        """Have a function that was made of another's code and defaults called as fast as it."""
+        """Make the calls of a copy of a function as fast as those of the original."""
 
 def call_timed(
     span: Span, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], /
@@ -337,7 +338,7 @@ def timed_coroutine(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Coroutine[Any, Any, Any]:
-    """Call a coroutine function; what it returns is timed from its first step to its last."""
+    """Call a coroutine function. The coroutine is timed from its first step to its last."""
 
 def timed_generator(
     span: Span,
@@ -345,7 +346,7 @@ def timed_generator(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Generator[Any, Any, Any]:
-    """Call a generator function; what it returns is timed from its first step to its last."""
+    """Call a generator function. The generator is timed from its first step to its last."""
 
 def timed_async_generator(
     span: Span,
@@ -353,7 +354,7 @@ def timed_async_generator(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> AsyncGenerator[Any, Any]:
-    """Call an async generator function; what it returns is timed from its first step to its
+    """Call an async generator function. The generator is timed from its first step to its
     last.
     """
 
@@ -361,25 +362,25 @@ def timed_async_generator(
 def enable() -> None: ...
 def disable() -> None: ...
 def is_enabled() -> bool:
-    """Tell whether spans are recorded: True unless `disable` or STAGESPAN_ENABLED=false said no."""
+    """Return whether spans are recorded: True unless `disable` or STAGESPAN_ENABLED=false."""
 
 def set_debug(on: bool) -> None: ...
 def is_debug() -> bool:
-    """Tell whether debug mode is on: by `set_debug` or STAGESPAN_DEBUG=true."""
+    """Return whether debug mode is on, by `set_debug` or STAGESPAN_DEBUG=true."""
 
 def set_profiled_names(names: Sequence[str]) -> None:
-    """Stages whose always-on contexts go through the hooks because a profiler wants them; `*` is
-    all.
+    """Send the always-on contexts of these stages through the hooks, for the profiler; `*`
+    means all.
     """
 
 def set_torch_callback(callback: Callable[[], None] | None) -> None:
     """Call back once, when a context first runs after torch has been imported."""
 
 def set_service_start(start: Callable[[], bool] | None) -> None:
-    """Call this once a process, when the first context has finished."""
+    """Set the function that is called once per process, when the first context has finished."""
 
 def set_decorator(decorate: Callable[[Span, Any], Any] | None) -> None:
-    """`decorate(span, function)` is what a span called with a function does."""
+    """Set the function `decorate(span, function)` that runs when a span is used as decorator."""
 
 def set_memory_hook(on: bool) -> None:
     """Send every always-on context through the hooks, because an accelerator's memory must be
@@ -397,14 +398,14 @@ def set_context_hooks(
     """
 
 def raise_later(error: BaseException) -> None:
-    """Raise `error` as soon as the program's own code goes on in this thread; in threads other than
-    the main one, an exception of its type.
+    """Raise `error` as soon as the program's own code continues in this thread; in threads other
+    than the main one, an exception of its type.
     """
 
 # Requests
 def request_enter(request: int) -> int:
-    """Make `request` (a number above 0) current in this execution context; returns the one
-    before.
+    """Make `request` (a number above 0) current in this execution context. Returns the previous
+    one.
     """
 
 def request_exit(request: int, before: int) -> None:
@@ -413,28 +414,28 @@ def request_exit(request: int, before: int) -> None:
 def request_figures(
     request: int, since_ns: int
 ) -> tuple[list[tuple[str, int, int, int, bool]], bool]:
-    """(stage, count, total_ns, errors, top_level) of what the rings hold of a request, and whether
-    that is all of it: False when a ring has wrapped since `since_ns`.
+    """Return (stage, count, total_ns, errors, top_level) of a request's spans in the rings, and
+    whether they are complete: False if a ring has wrapped since `since_ns`.
     """
 
 def request_number() -> int:
-    """The number of the request that the calling code belongs to, or 0. It may be known where no
-    context variable tells, as in a greenlet.
+    """Return the number of the request that the calling code belongs to, or 0. It can be known
+    without a context variable, as in a greenlet.
     """
 
 # Threads
 def inheritance() -> object:
-    """The innermost open span and the request of the calling code, for `adopt`; None if there is
-    neither.
+    """Return the innermost open span and the request of the calling code, for `adopt`; None if
+    there is neither.
     """
 
 def adopt(inheritance: object, /) -> object:
-    """Open spans of the calling code as children of what `inheritance` noted, in its request, until
-    `give_up` is called with what this returns. None, and nothing changes, in a forked child.
+    """Open spans of the calling code as children of the span in `inheritance`, in its request,
+    until `give_up` is called with the result. In a forked child, return None and do nothing.
     """
 
 def give_up(adopted: object, /) -> None:
-    """End what `adopt` began in this thread."""
+    """Undo `adopt` in this thread."""
 
 # Reading
 class Summary:
@@ -457,7 +458,7 @@ class Summary:
     @property
     def p99_ns(self) -> float: ...
     def quantile_ns(self, q: float) -> float:
-        """The duration that a share q of the runs, 0 to 1, does not exceed; within 3 %."""
+        """Return the q quantile, with q from 0 to 1 and an error of at most 3 %."""
 
 class StageSummary:
     """One stage's figures of at least one run, host time in ns."""
@@ -481,20 +482,18 @@ class StageSummary:
     @property
     def p99_ns(self) -> float: ...
     def quantile_ns(self, q: float) -> float:
-        """The duration that a share q of the runs, 0 to 1, does not exceed; within 3 %."""
+        """Return the q quantile, with q from 0 to 1 and an error of at most 3 %."""
     @property
     def errors(self) -> int: ...
     @property
     def suspended_ns(self) -> int: ...
     @property
     def children_ns(self) -> int:
-        """Part of `total_ns` that is covered by child spans which ran in the span's own execution
-        context.
-        """
+        """The part of `total_ns` during which child spans ran in the same execution context."""
     @property
     def parents(self) -> dict[str | None, tuple[int, int]]:
-        """(count, total_ns) by the parent stage's name; None is top level. "(several)" collects
-        beyond the fourth.
+        """(count, total_ns) by the name of the parent stage. None is top level. "(several)"
+        stands for parents beyond the fourth.
         """
     @property
     def work(self) -> dict[str, float]: ...
@@ -513,18 +512,18 @@ class Snapshot:
     def stages(self) -> dict[str, StageSummary]:
         """The stages that have run at least once, by name."""
     def since(self, earlier: Snapshot) -> Snapshot:
-        """What happened between `earlier` and this; min and max are then bounds of histogram
-        buckets.
+        """Return the figures between `earlier` and this snapshot. Minimum and maximum are then
+        bounds of histogram buckets.
         """
 
 def snapshot() -> Snapshot: ...
 
 @final
 class SpanCursor:
-    """How far a reader has come: `spans(since=cursor)` returns each span once.
+    """The position of a reader: `spans(since=cursor)` returns each span once.
 
-    The first reading with a new cursor returns what the rings hold; with `from_now`, what ends
-    after the cursor was made.
+    The first call with a new cursor returns all spans in the rings; with `from_now`, only spans
+    that end after the cursor was created.
     """
 
     def __new__(cls, *, from_now: bool = ...) -> SpanCursor: ...
@@ -533,35 +532,35 @@ class SpanCursor:
         """Spans that a ring lost before they could be read with this cursor."""
 
 def spans(*, since: SpanCursor | None = ...) -> NDArray[np.void]:
-    """The rings' spans by begin: stage, thread, begin_ns, end_ns, id, parent, request,
-    suspended_ns, depth, flags, and as float64 device_elapsed_ns, device_queue_ns, device_tail_ns,
-    which are NaN where they are not known. A span's times are the same in each reading.
+    """Return the spans in the rings, ordered by begin: stage, thread, begin_ns, end_ns, id, parent,
+    request, suspended_ns, depth, flags, and as float64 device_elapsed_ns, device_queue_ns,
+    device_tail_ns, which are NaN if unknown. The times of a span are the same in each call.
 
-    With a cursor, only spans that have ended since the last reading with that cursor.
+    With a cursor, return only spans that have ended since the last call with that cursor.
     """
 
 def open_spans() -> list[dict[str, Any]]:
-    """What every thread is in right now, outermost first: thread, thread_name (the system's; None
-    where detached), stage, id, parent, request (its number, or 0), depth, begin_ns, elapsed_ns,
+    """Return the open spans of every thread, outermost first: thread, thread_name (the system's;
+    None if detached), stage, id, parent, request (its number, or 0), depth, begin_ns, elapsed_ns,
     detached.
     """
 
 def stage_names() -> list[str]:
     """Return the names of all stages; the `stage` column of `spans` is an index into this list.
 
-    A stage keeps its index as long as the process lives. The first names stand for spans that have
-    no usable name, and for those beyond the largest number of stages.
+    A stage keeps its index while the process lives. The first names are those of spans without a
+    valid name, and of spans beyond the largest number of stages.
     """
 
 def lost() -> dict[str, int]:
-    """Return how much the recorder did not keep since the process began, by cause.
+    """Return how much the recorder has lost since the process began, by cause.
 
-    All causes are in it, with 0 where nothing was lost. What each one means and what to do about it
-    is in the documentation ("Run it in production").
+    The result contains all causes, including those with 0. The page "Run it in production" of the
+    documentation describes them.
     """
 
 def reset() -> None:
-    """Start afresh: statistics, rings and losses back to nothing. For tests; not for a running
+    """Clear statistics, rings and losses. For tests, not for a running
     service.
     """
 
@@ -569,65 +568,66 @@ def count_lost(cause: str, n: int = ...) -> None: ...
 
 # Devices
 def device_attach(kind: str) -> bool:
-    """Time the device's part of all spans from now on; starts the service thread.
+    """Measure the device time of all spans from now on. Starts the service thread.
 
     ``kind`` is "cuda" or "rocm", which work through the driver, or the type of another accelerator
     of torch, such as "npu" or "xpu", which works through ``torch.Event``. Call it once torch has
-    set the device up (``torch.cuda.is_initialized()``): nothing here creates a device context.
-    False where it cannot be done; ``device_info()["reason"]`` says why, in one sentence. Attaching
-    what is attached already changes nothing.
+    initialised the device (``torch.cuda.is_initialized()``): this never creates a device context.
+    Returns False if it is not possible; ``device_info()["reason"]`` says why. A second call for the
+    same device does nothing.
     """
 
 def device_detach() -> None:
-    """Time no device any more. Spans that are pending are still resolved."""
+    """Stop measuring device times. Pending spans are still resolved."""
 
 def device_info() -> dict[str, Any]:
-    """What is known of device timing, for `doctor`.
+    """Return the state of device timing, for `doctor`.
 
     attached (bool), kind, backend ("driver", "torch.Event" or None), reason (why not, or None),
     symbols (name: found), pending (spans), resolved (spans), event_pairs, event_pairs_limit,
     threads, base_error_ns (uncertainty of a position on the host's timeline; None: unknown),
     base_age_s, device_every, is_forked, max_connections (``CUDA_DEVICE_MAX_CONNECTIONS`` as a
-    number; None where it is not set, or no number), last_error (the driver's latest unexpected
+    number; None if it is not set or not a number), last_error (the driver's latest unexpected
     status, or None).
     """
 
 def resolve_device(timeout_s: float = ...) -> int:
-    """Resolve spans whose device work is done, waiting for the others up to ``timeout_s``; gives
-    the number of spans that are still pending. Without the GIL, except where a backend needs it.
+    """Resolve spans whose device work is done, and wait up to ``timeout_s`` for the others. Returns
+    the number of pending spans. Runs without the GIL, unless a backend needs it.
     """
 
 def device_every(every: int | None = ...) -> int:
-    """Time the device's part of every n-th span of a stage in a thread; 0 is none, 1 (the default)
-    all. Gives the number in force, and changes it where one is given. Raises ValueError below 0.
+    """Measure the device time of every n-th span of a stage in a thread; 0 for no spans, 1 (the
+    default) for all. Returns the current number; sets it if one is passed. Raises ValueError for
+    numbers below 0.
     """
 
 # Service
 def drain_completions(
     everything: bool = ...,
 ) -> list[tuple[str, int, int, int, int, int, int, int]]:
-    """Finished contexts: (stage, begin_ns, end_ns, thread_ident, native thread id,
+    """Return the finished contexts: (stage, begin_ns, end_ns, thread_ident, native thread id,
     peak_rss_bytes or -1, flags, number of the request or 0).
 
-    Each thread's are in order. ``end_ns`` is the later of the host's and the device's end: a
-    context whose device time is pending is kept back, with those of its thread behind it, until
-    it is resolved or ``everything`` is asked for.
+    Those of one thread are in order. ``end_ns`` is the later of the host's and the device's end. A
+    context whose device time is pending, and later ones of its thread, are returned when it is
+    resolved or if ``everything`` is True.
     """
 
 def drop_completions(everything: bool = ...) -> None:
-    """The same where nobody reads lines: take them and forget them."""
+    """Remove the finished contexts without returning them."""
 
 def peak_rss_bytes() -> dict[str, int]:
-    """Each stage's highest peak RSS in bytes since `forget_peak_rss` was called, also of runs whose
-    lines are not written yet."""
+    """Return the highest peak RSS of each stage in bytes since `forget_peak_rss`, including runs
+    whose lines are not written yet."""
 
 def forget_peak_rss() -> None: ...
 def never_free(object: object) -> None:
-    """Keep an object until the process ends, also while the interpreter shuts down."""
+    """Keep an object alive until the process ends, even while the interpreter shuts down."""
 
 def wait_for_work(timeout_s: float) -> bool:
-    """Sleep, without the GIL, until a context has finished or the time is over; True if there is
-    work. Resolves device spans meanwhile.
+    """Sleep without the GIL until a context has finished or the time is over. Returns whether there
+    is work. Resolves device spans meanwhile.
     """
 
 def wake_service() -> None: ...
@@ -635,39 +635,39 @@ def wake_service() -> None: ...
 # Facts
 def clock_info() -> dict[str, Any]:
     """source ("tsc", "cntvct", "monotonic"), ns_per_tick, bracket_ns (the clock's own
-    uncertainty), resolution_ns (its smallest step; None if the system does not say)."""
+    uncertainty), resolution_ns (its smallest step; None if unknown)."""
 
 def whole_number(text: str) -> int | None:
-    """The number that an environment variable's text stands for; None if it is not one of up to 18
-    digits."""
+    """Return the integer in the text of an environment variable; None if it is not an integer of
+    up to 18 digits."""
 
 RING_SPANS_DEFAULT: int
 RING_SPANS_LEAST: int
 RING_SPANS_MOST: int
 
 def now_ns() -> int:
-    """Unix time on the recorder's clock."""
+    """Return the Unix time of the recorder's clock."""
 
 def arena_info() -> dict[str, int]:
-    """size_bytes, ring_spans and frames_per_thread as they were reserved, which may be less than
-    was asked for; stages, thread_slots and statistics_blocks in use. Empty if nothing could be
+    """size_bytes, ring_spans and frames_per_thread as they were reserved, which can be less than
+    requested; stages, thread_slots and statistics_blocks in use. Empty if nothing could be
     reserved."""
 
 def watch_termination(write: Callable[[], None]) -> bool:
-    """Have `write` called in a thread of its own before SIGTERM ends the process. False if the
-    program handles or ignores SIGTERM: then nothing is changed."""
+    """Call `write` in a separate thread before SIGTERM ends the process. Returns False, and does
+    nothing, if the program handles or ignores SIGTERM."""
 
 def unwatch_termination() -> None:
-    """Let SIGTERM end the process at once again."""
+    """Let SIGTERM end the process at once."""
 
 def await_termination() -> None:
     """If SIGTERM has been received, wait until it ends the process."""
 
 def require_main_interpreter() -> None:
-    """Raise ImportError in a sub-interpreter: what is recorded belongs to the process."""
+    """Raise ImportError in a sub-interpreter, because the recorder belongs to the process."""
 
 def c_api() -> object:
-    """Capsule that other extensions attach to (`stagespan/python.h`)."""
+    """Return the capsule that other extensions attach to (`stagespan/python.h`)."""
 
 # Traces of profilers
 SCAN_MORE: int
@@ -675,29 +675,29 @@ SCAN_CLOSED: int
 SCAN_ODD: int
 
 class TraceColumn:
-    """Values of one type, as a buffer that numpy takes over without a copy."""
+    """Values of one type, as a buffer that numpy uses without a copy."""
 
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class TraceScanner:
-    """Reads a trace's list of events, piece by piece, into columns; without the GIL."""
+    """Reads the list of events of a trace, piece by piece, into columns, without the GIL."""
 
     def scan(self, buffer: bytes, start: int) -> tuple[int, int]:
         """Read whole entries from ``start``, a position within the list before an entry or a comma.
 
-        (How far it came, a state): ``SCAN_MORE``, what follows is not a whole entry;
-        ``SCAN_CLOSED``, the list has ended; ``SCAN_ODD``, an entry that is not JSON follows.
+        Returns the new position and a state: ``SCAN_MORE``, the next entry is incomplete;
+        ``SCAN_CLOSED``, the list has ended; ``SCAN_ODD``, the next entry is not JSON.
         """
 
     def leave_out(self, cause: str, count: int) -> None:
-        """Count entries that are in no table."""
+        """Count entries that are not in any table."""
 
     def take(self) -> dict[str, Any]:
-        """Everything that was read; the scanner is as a new one afterwards."""
+        """Return everything that was read, and reset the scanner."""
 
     @property
     def total(self) -> int:
-        """Entries so far, whatever became of them."""
+        """The number of entries so far."""
     @property
     def looks_like_a_trace(self) -> bool:
-        """Whether some entry was an event."""
+        """Whether any entry was an event."""

@@ -1,8 +1,8 @@
 """Numbers that threads, signal handlers and finalizers change without a lock.
 
-Each change is one call of a function written in C on plain integers, which the interpreter neither
-interrupts nor lets another thread into. A lock would not do: a signal handler or a finalizer that
-runs while its own thread holds the lock would wait for it forever.
+Each change is one call of a C function on plain integers. Neither a signal handler nor another
+thread can interrupt it. A lock would not work: a signal handler or a finalizer that runs while its
+own thread holds the lock would wait for it forever.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 
 
 class Highest:
-    """The highest of the numbers that it was given."""
+    """The highest of the numbers passed to `raise_to`."""
 
     __slots__ = ("_heap",)
 
@@ -25,8 +25,8 @@ class Highest:
         return self._heap[0]
 
     def raise_to(self, value: int) -> None:
-        """Take a number in."""
-        # Puts the number in and takes the lower of the two out.
+        """Add a number."""
+        # Adds the number and removes the lower of the two.
         heapq.heappushpop(self._heap, value)
 
 
@@ -45,7 +45,7 @@ class Count:
         return self._given.value
 
     def add(self) -> int:
-        """Count one call; returns its number, from 1 on, which no other call gets."""
+        """Count one call. Returns its unique number, starting from 1."""
         number = next(self._numbers)
         self._given.raise_to(number)
         return number

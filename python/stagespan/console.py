@@ -1,4 +1,4 @@
-"""Pages of text: how wide they are where there is no terminal, and without blanks at line ends."""
+"""The width of pages that are not printed on a terminal, without trailing blanks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def columns() -> int | None:
-    """The width that ``COLUMNS`` asks for, or None."""
+    """Return the width in ``COLUMNS``, or None."""
     text = os.environ.get("COLUMNS", "").strip()
     return int(text) if text.isascii() and text.isdigit() and 0 < int(text) < 10_000 else None
 
@@ -25,7 +25,7 @@ def set_width(console: Console, width: int) -> None:
 
 @contextlib.contextmanager
 def trimmed(console: Console) -> Iterator[None]:
-    """Leave out the blanks that tables put at the ends of lines, except on a terminal."""
+    """Remove the blanks that tables put at the ends of lines, except on a terminal."""
     if console.is_terminal or console.is_jupyter:
         yield
         return

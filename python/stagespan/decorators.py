@@ -51,7 +51,7 @@ class _Timed:
         return known
 
     def active(self) -> tuple[Span, ...]:
-        """The spans that time the function as the recorder and debug mode are now."""
+        """Return the spans that time the function in the current state of the switches."""
         if not _core.is_enabled():
             return ()
         if _core.is_debug():
@@ -65,18 +65,17 @@ _functions: weakref.WeakKeyDictionary[FunctionType, _Timed] = weakref.WeakKeyDic
 def decorate(span: Span, function: _F) -> _F:
     """Return a callable of the same kind as `function` whose calls `span` times.
 
-    A plain function gives a plain function, a bound method, `functools.partial`, classmethod or
-    staticmethod one of its own type, any other callable a C callable. Raises TypeError for what
-    cannot be timed as it is: a class, a property, something that cannot be called.
+    The result for a plain function is a plain function. Bound methods, `functools.partial`,
+    classmethods and staticmethods keep their type. The result for any other callable is a C
+    callable. Raises TypeError for a class, a property, and an object that cannot be called.
     """
     return cast(_F, _decorate(span, function))
 
 
 def follow_switches() -> None:
-    """Time the decorated functions, or stop timing them, as the recorder and debug mode are now."""
-    # No lock, which a function that is decorated in a signal handler would wait for: `_apply` looks
-    # again at how the switches are, and each function was put into the table before it was looked
-    # at for the first time.
+    """Time the decorated functions, or stop timing them, after a switch has changed."""
+    # Without a lock, because a signal handler that decorates a function would wait for it. `_apply`
+    # checks the switches again, and each function is in the table before its first check.
     for reference in _functions.keyrefs():
         function = reference()
         timed = None if function is None else _functions.get(function)
@@ -85,7 +84,7 @@ def follow_switches() -> None:
 
 
 def contexts_of(function: object) -> tuple[Span, ...]:
-    """Return the contexts that time a callable as decorators do, innermost first."""
+    """Return the contexts that decorate a callable, innermost first."""
     if type(function) is FunctionType:
         return _spans_of(function)
     if isinstance(function, (classmethod, staticmethod, MethodType)):
@@ -123,7 +122,7 @@ def _decorate(span: Span, function: Any) -> Any:
     _refuse(span, function)
     call = type(function).__call__
     if type(call) is FunctionType and call.__code__.co_flags & _NOT_SYNCHRONOUS:
-        # A bound method is still taken for a coroutine or generator function, a C callable is not.
+        # `inspect` recognises a bound method as a coroutine function, but not a C callable.
         return MethodType(_decorate_function(span, call), function)
     return _core.TimedFunction(span, function)
 
@@ -161,9 +160,9 @@ def _decorate_function(span: Span, function: FunctionType) -> Any:
 
 
 def fresh_function(function: FunctionType) -> FunctionType:
-    """Return a new function that shares all but its identity with `function`.
+    """Return a new function that shares everything except its identity with `function`.
 
-    It has no `__wrapped__`: its `__dict__` is the original's own, and its signature is its own too.
+    It has no `__wrapped__`, because it has the `__dict__` and the signature of the original.
     """
     fresh = FunctionType(
         function.__code__,
@@ -188,10 +187,10 @@ def fresh_function(function: FunctionType) -> FunctionType:
 
 
 def decorated_function(target: Any) -> Any:
-    """Return the decorated function that a trampoline's `target` stands for, else `target` itself.
+    """Return the decorated function that a trampoline's `target` runs, or `target` itself.
 
-    The target has the code and the closure alone; the function also has defaults, attributes and
-    what `functools.wraps` noted, so that only it tells the signature that callers see.
+    The target has only the code and the closure. The function also has defaults, attributes and
+    the data of `functools.wraps`, so only it has the signature that callers see.
     """
     if type(target) is not FunctionType:
         return target
@@ -200,7 +199,7 @@ def decorated_function(target: Any) -> Any:
     return target if function is None else function
 
 
-# A trampoline makes its target anew at each call, of parts that stay: the code and the cells.
+# A trampoline creates its target at each call from the same parts: the code and the cells.
 _by_parts: dict[tuple[int, ...], weakref.ref[FunctionType]] = {}
 
 
@@ -213,7 +212,7 @@ def _remember_parts(function: FunctionType) -> None:
     parts = _parts(function)
 
     def forget(gone: weakref.ref[FunctionType]) -> None:
-        # Comes before the parts are freed, and so before others can have their ids.
+        # Runs before the parts are freed, and so before other objects can get their ids.
         if _by_parts.get(parts) is gone:
             del _by_parts[parts]
 
@@ -226,7 +225,7 @@ def _spans_of(function: FunctionType) -> tuple[Span, ...]:
     timed = _functions.get(function)
     if timed is not None:
         return timed.spans
-    # A copy that somebody made of a function while it was timed.
+    # A copy of a function that was made while the function was timed.
     return tuple(trampoline.spans[key] for key in trampoline.layers(function.__code__)[1])
 
 
@@ -234,8 +233,8 @@ def _apply(function: FunctionType, timed: _Timed) -> None:
     try:
         active = timed.active()
         _time_by(function, timed, active)
-        # Another thread, or a handler that interrupted this one, may have switched meanwhile, and
-        # have come here before.
+        # Another thread, or a handler that interrupted this one, may have changed the switches
+        # meanwhile, and have been here first.
         while timed.active() != active:
             active = timed.active()
             _time_by(function, timed, active)

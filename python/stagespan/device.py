@@ -1,7 +1,7 @@
-"""Device time, begun when the application has set its accelerator up; never before, never by us.
+"""Device time, which starts when the application has initialised its accelerator.
 
-Spans that are timed on no device keep their host time. Why they are is counted in `lost()`, told by
-`stagespan doctor`, and warned of once.
+stagespan never initialises a device. Spans without device time have host time only. `lost()` counts
+the reasons, `stagespan doctor` shows them, and one warning is logged.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stagespan")
 
-# Modules of torch that run what was left with them once their device is set up.
+# Modules of torch that run queued callbacks once their device is initialised.
 _MODULES = ("cuda", "xpu", "npu")
 _TROUBLES = {
     "device_failed": "the driver refused their events",
-    "device_timeout": "their work did not end within the time that it is waited for",
+    "device_timeout": "their work did not end within the time limit",
 }
 
 _asked: set[str] = set()
@@ -34,7 +34,7 @@ _every: int | None = None  # None: as the environment says
 
 
 def install() -> None:
-    """Wait for torch and for its accelerator; to be called once, when stagespan is imported."""
+    """Watch for torch and its accelerator. Called once, when stagespan is imported."""
     if "torch" in sys.modules:
         _torch_is_there()
     for name in ("torch", "torch_npu"):  # the second puts torch.npu into the first
@@ -43,9 +43,9 @@ def install() -> None:
 
 
 def watch() -> None:
-    """Look whether there is a device to time that did not say so itself, and whether it works.
+    """Check for a device that gave no callback, and for problems with the current one.
 
-    The service thread calls this each time it wakes.
+    The service thread calls this each time it wakes up.
     """
     if not _is_attached:
         from stagespan import platforms
@@ -58,30 +58,31 @@ def watch() -> None:
 
 
 def wait(timeout_s: float) -> bool:
-    """Wait for the device time of spans that have ended; False where some of it is still pending.
+    """Wait for the device times of ended spans; False if some of them are still pending.
 
-    At once where no device is timed. Waits for what was queued, and for nothing of the device else.
+    Returns at once if no device is timed. Waits only for work that was already queued.
     """
     return not _is_attached or _core.resolve_device(timeout_s) == 0
 
 
 def is_attached() -> bool:
-    """Whether the device's part of spans is timed in this process."""
+    """Whether this process measures device times."""
     return _is_attached
 
 
 def set_device_every(every: int) -> None:
-    """Time the device's part of every ``every``-th span of a stage in a thread from now on.
+    """Measure the device time of every ``every``-th span of a stage in a thread from now on.
 
-    0 is none, 1 is all. Until it is called ``STAGESPAN_DEVICE_EVERY`` holds. Raises ValueError for
-    a number that is negative or does not fit 32 bits, TypeError for what is no whole number.
+    0 turns device time off, and 1 measures all spans. The default is ``STAGESPAN_DEVICE_EVERY``.
+    Raises ValueError if the number is negative or does not fit into 32 bits, and TypeError if it is
+    not an integer.
     """
     global _every
     _every = _core.device_every(every)
 
 
 def _torch_is_there() -> None:
-    """Leave word with torch's accelerators. Asks no driver: that could hinder a later fork."""
+    """Register with torch's accelerators. Calling a driver here could break a later fork."""
     torch: Any = sys.modules.get("torch")
     for name in _MODULES:
         module = getattr(torch, name, None)
@@ -94,7 +95,7 @@ def _torch_is_there() -> None:
 
 
 def _guarded_attach(kind: str) -> None:
-    # An exception in here would surface in the application's first use of its device.
+    # An exception here would appear in the application's first use of its device.
     try:
         _attach(kind)
     except Exception as error:
@@ -130,7 +131,7 @@ def _look_for_trouble() -> None:
         if lost.get(cause, 0):
             error = _core.device_info()["last_error"]
             status = f" (last status {error})" if error else ""
-            _warn("of %d spans it is unknown, because %s%s", lost[cause], meaning, status)
+            _warn("it is unknown for %d spans, because %s%s", lost[cause], meaning, status)
             return
     info = _core.device_info()
     if not info["attached"] and info["reason"]:
@@ -142,8 +143,8 @@ def _warn(reason: str, *arguments: object) -> None:
     if not _has_warned:
         _has_warned = True
         _log.warning(
-            "[Profiler] device time is not complete: " + reason + ". Host time goes on; "
-            "`stagespan doctor` tells more (told once).",
+            "[Profiler] device time is not complete: " + reason + ". Host time is still measured; "
+            "`stagespan doctor` shows more (logged once).",
             *arguments,
         )
 
@@ -153,18 +154,18 @@ def _warn_of_connections(kind: str) -> None:
         _log.warning(
             "[Profiler] CUDA_DEVICE_MAX_CONNECTIONS=1: events that time spans can keep "
             "communication and kernels from overlapping. Set STAGESPAN_DEVICE_EVERY to a larger "
-            "number, or to 0, if steps get slower (told once)."
+            "number, or to 0, if steps get slower (logged once)."
         )
 
 
 def max_connections() -> int | None:
-    """``CUDA_DEVICE_MAX_CONNECTIONS`` as a number; None where it is not set, or no number."""
+    """Return ``CUDA_DEVICE_MAX_CONNECTIONS``, or None if it is not set or not a number."""
     number: int | None = _core.device_info()["max_connections"]
     return number
 
 
 def _forget_parent() -> None:
-    # No driver works on both sides of a fork. A child whose parent used no device may begin.
+    # Drivers do not survive a fork. A child can use a device only if its parent did not.
     global _is_attached, _is_forked
     _is_forked = _is_forked or _is_attached
     _is_attached = False

@@ -1,4 +1,4 @@
-"""What is known of the distribution of a time, whoever computed it."""
+"""The interface of a distribution of durations."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Protocol
 
 
 class Distribution(Protocol):
-    """A time in ns, of at least one run."""
+    """Durations in ns, of at least one run."""
 
     @property
     def count(self) -> int:
-        """Runs of which the time is known; at least 1."""
+        """The number of runs with a known duration; at least 1."""
 
     @property
     def total_ns(self) -> int: ...

@@ -1,7 +1,7 @@
-"""What stagespan finds on this machine: what works, what does not, and why.
+"""What works on this machine, what does not, and why.
 
-The doctor runs in a process of its own, so it may set a device up to try it out. It never raises:
-what cannot be asked is a finding too.
+The doctor runs in a separate process, so it can initialise a device to test it. It never raises an
+exception: a check that fails is a finding.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 from stagespan import _core, run, settings
 
 State = Literal["works", "absent", "note", "fails"]
-"""`absent` is not there and not expected; `note` works, with something to know; `fails` should
-work here and does not."""
+"""`absent`: not there, and not expected. `note`: works, with a remark. `fails`: should work here,
+but does not."""
 
 
 _COARSE_TICK_NS = 10.0
@@ -35,7 +35,7 @@ class Finding(NamedTuple):
 
 
 def examine(*, use_device: bool = True) -> list[Finding]:
-    """Everything that is found; with ``use_device`` a device that torch knows is tried out."""
+    """Return all findings; with ``use_device``, test the device that torch finds."""
     found: list[Finding] = []
     for area, look in (
         ("recorder", _recorder),
@@ -52,7 +52,7 @@ def examine(*, use_device: bool = True) -> list[Finding]:
 
 
 def is_well(findings: list[Finding]) -> bool:
-    """Whether everything works that should work here."""
+    """Whether everything that should work here works."""
     return all(finding.state != "fails" for finding in findings)
 
 
@@ -74,7 +74,7 @@ def _recorder() -> _Rows:
     yield _memory(_core.arena_info())
     lost = {cause: n for cause, n in _core.lost().items() if n}
     causes = ", ".join(f"{cause} {n:,}" for cause, n in lost.items())
-    yield "spans not kept", "note" if lost else "works", causes or "none"
+    yield "lost spans", "note" if lost else "works", causes or "none"
 
 
 def _clock(clock: dict[str, Any]) -> tuple[str, State, str]:
@@ -91,14 +91,18 @@ def _clock(clock: dict[str, Any]) -> tuple[str, State, str]:
 
 def _memory(sizes: dict[str, int]) -> tuple[str, State, str]:
     if not sizes:
-        return "memory", "fails", "no address space for the recorder: nothing is recorded"
+        return (
+            "memory",
+            "fails",
+            "the system refused address space for the recorder: nothing is recorded",
+        )
     ring, wanted = sizes["ring_spans"], settings.get("STAGESPAN_RING_SPANS")
     text = (
         f"the latest {ring:,} spans of each thread; {sizes['size_bytes'] / 2**20:,.0f} MiB of "
-        "address space, of which only what is used takes memory"
+        "address space, of which only the used part takes memory"
     )
     if ring < wanted:
-        return "memory", "note", f"{text}; there was no address space for {wanted:,}"
+        return "memory", "note", f"{text}; the system refused address space for {wanted:,}"
     return "memory", "works", text
 
 
@@ -115,12 +119,12 @@ def _imported_torch() -> Any:
 def _torch() -> _Rows:
     torch = _imported_torch()
     if torch is None:
-        yield "torch", "absent", "not installed: spans time the host, and need nothing else"
+        yield "torch", "absent", "not installed: spans measure host time only"
         return
     made_for = [f"CUDA {torch.version.cuda}" if torch.version.cuda else ""]
     made_for += [f"ROCm {torch.version.hip}" if getattr(torch.version, "hip", None) else ""]
     made_for += ["XPU" if getattr(torch.version, "xpu", None) else ""]
-    yield "version", "works", f"{torch.__version__}, made for {_listed(made_for) or 'CPU only'}"
+    yield "version", "works", f"{torch.__version__}, built for {_listed(made_for) or 'CPU only'}"
     compiles = hasattr(importlib.import_module("torch._dynamo"), "substitute_in_graph")
     yield (
         "torch.compile",
@@ -135,14 +139,14 @@ def _torch() -> _Rows:
 
     here = platforms.loaded_platform()
     if here.device_type == "cpu":
-        yield "accelerator", "absent", "torch sees none"
+        yield "accelerator", "absent", "torch finds none"
     else:
         count = getattr(torch, here.device_type).device_count()
         yield "accelerator", "works", f"{here.name}, {count} device{'' if count == 1 else 's'}"
 
 
 def _there(name: str, is_there: bool, since: str) -> tuple[str, State, str]:
-    return (name, "works", "there") if is_there else (name, "note", f"missing: needs {since}")
+    return (name, "works", "available") if is_there else (name, "note", f"missing: needs {since}")
 
 
 def _listed(parts: list[str]) -> str:
@@ -160,24 +164,24 @@ def _device(use_device: bool) -> _Rows:
     here = platforms.loaded_platform()
     every = settings.get("STAGESPAN_DEVICE_EVERY")
     if here.device_type == "cpu":
-        why = "torch sees no accelerator"
+        why = "torch finds no accelerator"
         if driver and _imported_torch() is not None:
-            yield "timing", "note", f"{why}, although there is a driver: look at torch's own build"
+            yield "timing", "note", f"{why}, although there is a driver: check how torch was built"
         else:
-            yield "timing", "absent", f"{why}: device fields are null"
+            yield "timing", "absent", f"{why}: device times are null"
         return
     if every == 0:
         yield "timing", "note", "turned off by STAGESPAN_DEVICE_EVERY=0"
         return
     if not use_device:
-        yield "timing", "note", "not tried, as asked"
+        yield "timing", "note", "not tested (--no-device)"
         return
     if not _core.is_enabled():
-        yield "timing", "note", "not tried: recording is off (STAGESPAN_ENABLED)"
+        yield "timing", "note", "not tested: recording is off (STAGESPAN_ENABLED)"
         return
     yield from _tried(here)
     if every > 1:
-        yield "sample", "note", f"every {every:,}th span of a stage in a thread is timed"
+        yield "sample", "note", f"every {every:,}th span of a stage in a thread is measured"
     if here.name == "cuda":
         one = device.max_connections() == 1
         yield (
@@ -191,7 +195,7 @@ def _device(use_device: bool) -> _Rows:
 
 
 def _tried(here: Any) -> _Rows:
-    """Set the device up, time a few spans on it, and compare."""
+    """Initialise the device, time a few spans on it, and compare."""
     from stagespan import device, service
 
     torch = _imported_torch()
@@ -202,7 +206,7 @@ def _tried(here: Any) -> _Rows:
                 getattr(module, set_up)()
                 break
     except Exception as error:
-        yield "timing", "fails", f"the device cannot be set up: {_one_line(error)}"
+        yield "timing", "fails", f"the device cannot be initialised: {_one_line(error)}"
         return
     device.watch()
     info = _core.device_info()
@@ -213,13 +217,13 @@ def _tried(here: Any) -> _Rows:
         yield (
             "timing",
             "fails",
-            str(info["reason"] or "the device was not attached, without a reason"),
+            str(info["reason"] or "device timing did not start, for an unknown reason"),
         )
         return
     yield (
         "backend",
         "works",
-        f"{info['backend']} ({info['kind']}), {len(info['symbols'])} symbols looked for",
+        f"{info['backend']} ({info['kind']}), {len(info['symbols'])} symbols",
     )
     before = _core.device_info()["resolved"]
     truth_ms = _known_work(torch, here)
@@ -227,11 +231,11 @@ def _tried(here: Any) -> _Rows:
     summary = _core.snapshot().stages()[_STAGE].device_elapsed_ns
     if summary is None or not summary.count or summary.min_ns is None:
         lost = {cause: n for cause, n in _core.lost().items() if n and cause.startswith("device_")}
-        why = _listed([f"{cause} {n:,}" for cause, n in lost.items()]) or "nothing was counted"
+        why = _listed([f"{cause} {n:,}" for cause, n in lost.items()]) or "for an unknown reason"
         yield (
             "timing",
             "fails",
-            f"no span's device time came back ({'pending' if not is_over else why})",
+            f"no span got a device time ({'pending' if not is_over else why})",
         )
         return
     info = _core.device_info()
@@ -243,13 +247,13 @@ def _tried(here: Any) -> _Rows:
     if truth_ms is not None:
         got_ms = (summary.max_ns or 0) / 1e6
         is_right = abs(got_ms - truth_ms) <= max(0.01 * truth_ms, 0.05)
-        text = f"{got_ms:.3f} ms, and {truth_ms:.3f} ms by torch's own synchronised events"
+        text = f"{got_ms:.3f} ms; torch's own synchronised events give {truth_ms:.3f} ms"
         yield "accuracy", "works" if is_right else "fails", text
     slack_ns = info["base_error_ns"]
     yield (
-        "place on the host's timeline",
+        "position on the host's timeline",
         "note" if slack_ns is None else "works",
-        "unknown: queue and tail are null" if slack_ns is None else f"±{slack_ns / 1e3:,.1f} us",
+        "unknown: queue and tail are null" if slack_ns is None else f"±{slack_ns / 1e3:,.1f} µs",
     )
 
 
@@ -257,7 +261,7 @@ _STAGE = "stagespan doctor"
 
 
 def _known_work(torch: Any, here: Any) -> float | None:
-    """Run spans on the device; gives the longest one's time in ms where it is known otherwise."""
+    """Run spans on the device. Returns the longest time in ms by torch's own events, or None."""
     if here.device_type != "cuda" or not hasattr(torch.cuda, "_sleep"):
         for _ in range(3):
             with _core.span(_STAGE):
@@ -267,7 +271,7 @@ def _known_work(torch: Any, here: Any) -> float | None:
     torch.cuda._sleep(1000)
     torch.cuda.synchronize()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(20_000_000)  # so that what follows is queued without a gap
+    torch.cuda._sleep(20_000_000)  # so that the following work is queued without a gap
     begin.record()
     with _core.span(_STAGE):
         torch.cuda._sleep(20_000_000)
@@ -277,7 +281,7 @@ def _known_work(torch: Any, here: Any) -> float | None:
 
 
 def _driver() -> str | None:
-    """What the system says of an accelerator's driver, without loading it."""
+    """Return what the system says about an accelerator's driver, without loading it."""
     parts = []
     for path, name in (
         ("/proc/driver/nvidia/version", "NVIDIA"),
@@ -325,7 +329,7 @@ def _profilers() -> _Rows:
         yield (
             "torch_npu.profiler",
             "works" if has_own else "note",
-            "there" if has_own else "missing",
+            "available" if has_own else "missing",
         )
 
 
@@ -338,13 +342,13 @@ def _tools() -> _Rows:
         yield (
             "GPU counters",
             "note" if restricted else "works",
-            "for root only (RmProfilingAdminOnly: 1): ncu will refuse others"
+            "for root only (RmProfilingAdminOnly: 1): ncu refuses other users"
             if restricted
-            else "open to all users",
+            else "available to all users",
         )
     level = _first_line(Path("/proc/sys/kernel/perf_event_paranoid"))
     if level is None:
-        yield "perf events", "absent", "not offered by this system"
+        yield "perf events", "absent", "not available on this system"
     else:
         yield (
             "perf events",

@@ -1,7 +1,7 @@
-"""Contexts in code that torch.compile captures: no-ops there, and never a graph break.
+"""Contexts in code that torch.compile captures: they do nothing there and do not break the graph.
 
-`torch._dynamo` is told which Python functions stand in for the built-in ones of `_core` in a graph.
-That can only be said once it is imported, which this module waits for and never causes.
+`torch._dynamo` gets Python functions that replace the built-in ones of `_core` in a graph. This is
+possible only after its import. This module waits for the import and never causes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _left_alone: list[CodeType] = []
 
 
 class NoSpan:
-    """What a context is inside a compiled graph: everything can be called, nothing is measured."""
+    """A context inside a compiled graph: it has all methods and measures nothing."""
 
     def __enter__(self) -> NoSpan:
         return self
@@ -51,7 +51,7 @@ class NoSpan:
 
 
 class NoToken:
-    """What `begin` returns inside a compiled graph."""
+    """The token that `begin` returns inside a compiled graph."""
 
 
 def _span(name: Any = None, *, compile_safe: bool = False) -> Any:
@@ -97,7 +97,7 @@ _STAND_INS: tuple[tuple[Callable[..., Any], Callable[..., Any]], ...] = (
 
 
 def compiling() -> bool:
-    """Tell whether torch.compile or torch.export is tracing the caller, without importing torch."""
+    """Return whether torch.compile or torch.export is tracing the caller. Never imports torch."""
     if "torch._dynamo" not in sys.modules:
         return False
     try:
@@ -107,16 +107,16 @@ def compiling() -> bool:
 
 
 def leave_alone(*functions: Callable[..., Any]) -> None:
-    """Have torch.compile pass over these functions and all that they call, wherever they run.
+    """Make torch.compile skip these functions and everything that they call.
 
-    A decorated function that is compiled itself has its hooks run with torch.compile at work, which
-    would take them for code of the model: fullgraph=True fails then.
+    If a decorated function is itself compiled, its hooks run under torch.compile, which would
+    compile them like code of the model. With fullgraph=True that fails.
     """
     _left_alone.extend(function.__code__ for function in functions)
 
 
 def install() -> None:
-    """Make contexts no-ops in compiled code: now if torch._dynamo is loaded, else once it is."""
+    """Make contexts no-ops in compiled code, now or as soon as torch._dynamo is imported."""
     if _DYNAMO in sys.modules:
         register()
     elif not any(isinstance(finder, _DynamoFinder) for finder in sys.meta_path):
@@ -124,24 +124,24 @@ def install() -> None:
 
 
 def register() -> None:
-    """Tell torch._dynamo about the stand-ins; call it only where torch._dynamo is in sys.modules.
+    """Register the replacements with torch._dynamo, once per process.
 
-    Once a process, and never raises: what goes wrong is logged, and compiled code that uses
-    contexts then breaks its graph there.
+    Call this only if torch._dynamo is in sys.modules. It never raises an exception: problems are
+    logged, and compiled code that uses contexts then breaks its graph there.
     """
     global _registered
     if _registered:
         return
     _registered = True
     try:
-        # Loaded already; where another thread is still at it, this waits for that thread.
+        # It is already loaded, or another thread is loading it: this waits for that thread.
         dynamo = importlib.import_module(_DYNAMO)
         substitute = getattr(dynamo, "substitute_in_graph", None)
         if substitute is None:  # before torch 2.5
             _log.debug("This torch has no substitute_in_graph: contexts break compiled graphs.")
             return
         for original, stand_in in _STAND_INS:
-            # The signatures are the same; a text signature of C would not compare equal.
+            # The signatures are the same, but that of a C function does not compare equal.
             substitute(original, skip_signature_check=True)(stand_in)
         _skip_left_alone()
     except Exception as error:
@@ -162,7 +162,7 @@ def _skip_left_alone() -> None:
 def _warn(error: Exception) -> None:
     _log.warning(
         "stagespan could not register its contexts with torch.compile (%s: %s): "
-        "compiled code that uses them will break its graph there.",
+        "compiled code that uses them breaks its graph there.",
         type(error).__name__,
         error,
     )

@@ -1,14 +1,14 @@
-"""The exceptions that stagespan raises on purpose; each is one sentence that says what to do."""
+"""The exceptions that stagespan raises. Each message is one sentence that says what to do."""
 
 from __future__ import annotations
 
 
 class StagespanError(Exception):
-    """Base of all errors that stagespan raises on purpose."""
+    """Base class of the exceptions that stagespan raises."""
 
 
 class SettingsError(StagespanError, ValueError):
-    """A setting or an argument has a value that cannot be used."""
+    """A setting or an argument has an invalid value."""
 
 
 class SignatureError(StagespanError, ValueError):

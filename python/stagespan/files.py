@@ -1,4 +1,4 @@
-"""Names of files from names of stages, and writing files whole or not at all."""
+"""File names from stage names, and files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _LONGEST_STEM = 100
 
 
 def safe_name(stage: str, *, blanks: bool = False) -> str:
-    """Turn any stage name into the stem of a file name.
+    """Return the stem of a file name for any stage name.
 
-    Letters, digits, ``.``, ``_`` and ``-`` stay, every other run of characters becomes one ``_``.
-    With ``blanks``, single blanks between words stay as well. A name that had to be changed gets
-    eight hexadecimal digits of its own hash, so that two stages never share a file. The result is
-    never empty, never starts with a dot and holds no separator.
+    Letters, digits, ``.``, ``_`` and ``-`` stay; other characters are replaced by ``_``. With
+    ``blanks``, single blanks between words stay too. If the name had to be changed, eight
+    hexadecimal digits of its hash are added, so that two stages never share a file. The result is
+    never empty, never starts with a dot, and contains no separator.
     """
     unsafe = _UNSAFE_BUT_BLANKS if blanks else _UNSAFE
     stem = unsafe.sub("_", stage).strip("._ ")[:_LONGEST_STEM].rstrip()
     if stem == stage:
         return stem
-    # Most processes that import stagespan never come this far.
+    # Imported here because most processes do not need it.
     with importing():
         import hashlib
 
@@ -39,26 +39,26 @@ def safe_name(stage: str, *, blanks: bool = False) -> str:
 
 
 def stage_path(folder: str | os.PathLike[str], stage: str, suffix: str) -> Path:
-    """Path of a stage's file in ``folder``: ``{stage}{suffix}``."""
+    """Return the path of a stage's file in ``folder``: ``{stage}{suffix}``."""
     return Path(folder) / f"{safe_name(stage)}{suffix}"
 
 
 @contextlib.contextmanager
 def whole_file(path: str | os.PathLike[str], *, private: bool = False) -> Iterator[BinaryIO]:
-    """A file to write to that stands at ``path`` whole or not at all; creates the folder.
+    """Open a file that appears at ``path`` completely or not at all; creates the folder.
 
-    A ``private`` file can be read by its owner only. Any other keeps the permissions of the file
-    that it replaces.
+    A ``private`` file can be read by its owner only. Other files keep the permissions of the file
+    that they replace.
 
-    The bytes go to a temporary file in the same folder which is renamed when the block ends, so a
-    reader never sees a part of it; an exception in the block leaves nothing behind. What is no file
-    (``/dev/null``, ``/dev/stdout``, a pipe) is not replaced but written to. Raises OSError when the
-    folder or file cannot be written.
+    The bytes go to a temporary file in the same folder, which is renamed when the block ends, so
+    readers never see a part of it. If the block raises an exception, nothing is left. If ``path``
+    is not a regular file (``/dev/null``, ``/dev/stdout``, a pipe), the bytes are written directly
+    to it. Raises OSError if the folder or file cannot be written.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     is_special = target.exists() and not target.is_file() and not target.is_dir()
-    # Names of what this process has open, which may be a file; /dev/shm is a folder as any other.
+    # Names of files that this process has open. /dev/shm is an ordinary folder.
     is_open = str(target.parent) in ("/dev", "/dev/fd") or target.is_relative_to("/proc")
     if is_special or is_open:
         with target.open("wb") as file:
@@ -89,7 +89,7 @@ def _permissions(path: Path) -> int | None:
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes | str, *, private: bool = False) -> Path:
-    """Write ``data`` to ``path`` as a `whole_file`; returns the path. Raises OSError."""
+    """Write ``data`` to ``path`` with `whole_file`. Returns the path. Raises OSError."""
     raw = data.encode("utf-8") if isinstance(data, str) else data
     with whole_file(path, private=private) as file:
         file.write(raw)

@@ -1,7 +1,7 @@
-"""What this package does when the process forks, in one place; nothing on systems without fork.
+"""What this package does when the process forks.
 
-A forked child has only the thread that called fork. What another thread held or had half done stays
-so in the child for good: its locks are never released, its imports never end.
+A forked child has only the thread that called fork. The state of other threads stays as it was at
+the fork: their locks are never released, and their imports never end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Handlers(NamedTuple):
 _around: list[_Handlers] = []
 _in_child: list[Callable[[], object]] = []
 _forking: list[int] = []
-"""Threads that are forking now; one that forks inside of its own fork handlers is in it twice."""
+"""Threads that are forking now. One that forks inside its own fork handlers is listed twice."""
 
 
 class _Entered(threading.local):
@@ -35,7 +35,7 @@ _entered = _Entered()
 
 
 def after_in_child(reset: Callable[[], object]) -> None:
-    """Have `reset` called in each forked child, before its own code goes on."""
+    """Call `reset` in each forked child, before its own code continues."""
     _in_child.append(reset)
 
 
@@ -44,7 +44,7 @@ def around(
     after_in_parent: Callable[[], object],
     after_in_child: Callable[[], object],
 ) -> None:
-    """Have `before` called in the thread that forks, and then one of the others in each process.
+    """Call `before` in the thread that forks, and then one of the others in each process.
 
     `before` must return within a few milliseconds. The others are called only if `before` was.
     """
@@ -52,7 +52,7 @@ def around(
 
 
 def is_forking_elsewhere() -> bool:
-    """Whether another thread is about to fork: do not begin now what a fork must not interrupt."""
+    """Whether another thread is about to fork. Do not begin work that a fork must not interrupt."""
     me = threading.get_ident()
     return any(thread != me for thread in _forking.copy())
 
@@ -60,15 +60,15 @@ def is_forking_elsewhere() -> bool:
 def is_forking_here() -> bool:
     """Whether this thread is forking, or is in a child that is not ready yet.
 
-    A collection may come there, and finalizers with it, before this package and Python's threading
-    know of the fork.
+    A garbage collection can run finalizers there before this package and Python's threading module
+    have handled the fork.
     """
     return threading.get_ident() in _forking
 
 
 def _before() -> None:
-    # From here on nobody begins what a fork must not interrupt: the handlers wait for what has
-    # begun already, and for nothing else.
+    # From here on, no thread begins work that a fork must not interrupt. The handlers wait only
+    # for the work that has already begun.
     _forking.append(threading.get_ident())
     entered: list[_Handlers] = []
     _entered.handlers.append(entered)
@@ -93,7 +93,7 @@ def _after_in_child() -> None:
 
 
 def _left() -> list[_Handlers]:
-    # Empty when this module was imported between the two.
+    # Empty if this module was imported between the two calls.
     return _entered.handlers.pop()[::-1] if _entered.handlers else []
 
 
@@ -101,7 +101,7 @@ def _tried(handler: Callable[[], object]) -> None:
     try:
         handler()
     except Exception:
-        # The interpreter, too, prints what a fork handler raises and goes on.
+        # Like the interpreter, print the exception of a fork handler and continue.
         sys.excepthook(*sys.exc_info())
 
 

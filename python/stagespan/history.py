@@ -1,4 +1,4 @@
-"""Snapshots of the past minutes, dense for the last seconds and sparse further back."""
+"""Snapshots of the last minutes, dense for the last seconds and sparse for older times."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Generic, Protocol, TypeVar
 _SECOND = 10**9
 
 SPACING_S = 2.5
-"""How far apart the newest snapshots are."""
+"""Seconds between the newest snapshots."""
 
-# (age up to which it holds, distance between snapshots), both in seconds: each window that people
-# ask for, 10 s, 1, 5 and 15 minutes, has its beginning in a row that is fine enough for it.
+# (age up to which it applies, distance between snapshots), both in seconds. The usual windows of
+# 10 s and 1, 5 and 15 minutes begin in a row that is fine enough for them.
 _LEVELS = ((15.0, SPACING_S), (80.0, 10.0), (400.0, 60.0), (1100.0, 180.0))
 
 
 class Timed(Protocol):
-    """Something that was taken at a time, such as a `_core.Snapshot`."""
+    """An object that was made at a certain time, such as a `_core.Snapshot`."""
 
     @property
     def time_ns(self) -> int: ...
@@ -26,7 +26,7 @@ _Snapshot = TypeVar("_Snapshot", bound=Timed)
 
 
 class History(Generic[_Snapshot]):
-    """The snapshots themselves, oldest first; at most a few dozen, however long it runs."""
+    """The snapshots, oldest first. There are at most a few dozen, however long the process runs."""
 
     def __init__(self) -> None:
         self._kept: list[_Snapshot] = []
@@ -35,9 +35,9 @@ class History(Generic[_Snapshot]):
         return len(self._kept)
 
     def add(self, snapshot: _Snapshot) -> None:
-        """Keep a snapshot that was taken after all others, and thin out those that got old.
+        """Add a snapshot that was taken after all others, and thin out old ones.
 
-        If the system's clock was set back since, those from then on are dropped.
+        If the system's clock was set back, snapshots with later times are dropped.
         """
         before = [old for old in self._kept if old.time_ns <= snapshot.time_ns]
         kept: list[_Snapshot] = []
@@ -46,7 +46,7 @@ class History(Generic[_Snapshot]):
             spacing_s = _spacing_s((snapshot.time_ns - old.time_ns) / _SECOND)
             if spacing_s is None:
                 continue
-            # Buckets are fixed in time, so that what is kept now is also what is kept later.
+            # Buckets are fixed in time, so that later calls keep the same snapshots.
             bucket = (spacing_s, int(old.time_ns // (spacing_s * _SECOND)))
             if bucket != last_bucket:
                 kept.append(old)
@@ -56,13 +56,13 @@ class History(Generic[_Snapshot]):
         self._kept = kept
 
     def view(self) -> History[_Snapshot]:
-        """The snapshots that there are now: none that is added later comes in."""
+        """Return the current snapshots, without those that are added later."""
         view: History[_Snapshot] = History()
         view._kept = self._kept  # add() replaces the list
         return view
 
     def nearest(self, time_ns: int) -> _Snapshot | None:
-        """The snapshot closest to a time; None when there is none at all."""
+        """Return the snapshot closest to a time, or None if there are no snapshots."""
         kept = self._kept
         after = bisect.bisect_left(kept, time_ns, key=lambda snapshot: snapshot.time_ns)
         around = kept[max(after - 1, 0) : after + 1]
@@ -70,5 +70,5 @@ class History(Generic[_Snapshot]):
 
 
 def _spacing_s(age_s: float) -> float | None:
-    """Distance between snapshots of that age; None when they are too old to keep."""
+    """Return the distance between snapshots of that age, or None if they are too old to keep."""
     return next((spacing for up_to, spacing in _LEVELS if age_s <= up_to), None)

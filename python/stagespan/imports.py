@@ -1,4 +1,4 @@
-"""Imports on first use, which forks wait for, and calls when a module has been imported."""
+"""Imports on first use, which forks wait for, and callbacks after the import of a module."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
 _LONGEST_FORK_WAIT_S = 1.0
-"""How long a fork waits for an import of ours. It happens once per module and process."""
+"""How long a fork waits for an import of this package, once per module and process."""
 _LONGEST_WAIT_FOR_FORKS_S = 1.0
 
 
 # --- imports on first use -------------------------------------------------------------------------
 
 _importing: dict[object, int] = {}
-"""The imports that are going on, each with its thread. Not a lock: importers wait for each other in
-the interpreter's own locks of modules, which notice when two threads wait for each other."""
+"""The imports in progress, each with its thread. This is not a lock: threads that import the same
+module wait in the interpreter's own import locks, which detect deadlocks."""
 _loading: dict[object, int] = {}
-"""The same of those that `load` has begun, which run no code of the application's."""
+"""The imports that `load` has begun, which do not run code of the application."""
 
 
 def loaded(name: str) -> Any:
-    """The module of that name if it has been imported, and completely; else None."""
+    """Return the module of that name if its import is complete, otherwise None."""
     module = sys.modules.get(name)
     is_partial = getattr(getattr(module, "__spec__", None), "_initializing", False)
     return None if is_partial else module
 
 
 def load(name: str) -> Any:
-    """Import a module on its first use, and keep forks from interrupting that.
+    """Import a module on first use, and prevent forks from interrupting the import.
 
-    Raises StagespanError where this thread is in the middle of such an import, which means that a
-    signal handler or a finalizer has interrupted it: the import cannot go on before that returns.
+    Raises StagespanError if this thread is already in such an import. A signal handler or a
+    finalizer has interrupted it then, and the import cannot continue before the handler returns.
     """
     module = loaded(name)
     if module is not None:
         return module
     if is_loading():
         raise StagespanError(
-            f"{name} is not imported yet, and cannot be now: this signal handler or finalizer has"
-            " interrupted an import of stagespan's. Call the function once when the program starts,"
+            f"{name} cannot be imported now, because this signal handler or finalizer has"
+            " interrupted an import of stagespan. Call the function once when the program starts,"
             " or call it again later."
         )
     token = object()
@@ -63,17 +63,17 @@ def load(name: str) -> Any:
 
 
 def is_loading() -> bool:
-    """Whether a signal handler or a finalizer has interrupted a `load` of this thread's."""
+    """Whether a signal handler or a finalizer has interrupted a `load` in this thread."""
     return threading.get_ident() in _loading.copy().values()
 
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Put this around an import inside a function: a fork in another thread waits for it."""
+    """Wrap an import inside a function, so that a fork in another thread waits for it."""
     token, until_s = object(), time.monotonic() + _LONGEST_WAIT_FOR_FORKS_S
     try:
         _importing[token] = threading.get_ident()
-        # In this order: either this thread sees the fork, or the one that forks sees the import.
+        # In this order, either this thread sees the fork, or the forking thread sees the import.
         while forks.is_forking_elsewhere() and time.monotonic() < until_s:
             del _importing[token]
             time.sleep(0.0005)
@@ -106,7 +106,7 @@ def _after_fork_in_child() -> None:
 
 
 def _forget_interrupted() -> None:
-    """Have modules imported anew whose import the fork has cut off, instead of waited for."""
+    """Forget modules whose import the fork interrupted, so that they are imported again."""
     bootstrap: Any = sys.modules.get("_frozen_importlib")
     me = threading.get_ident()
     for name, reference in dict(getattr(bootstrap, "_module_locks", {})).items():
@@ -119,13 +119,13 @@ def _forget_interrupted() -> None:
 forks.around(_before_fork, lambda: None, _after_fork_in_child)
 
 
-# --- being called when a module has been imported -------------------------------------------------
+# --- callbacks after the import of a module -------------------------------------------------------
 
 
 class ImportFinder:
-    """Sees one module being imported, leaves that to the real finders, then calls back.
+    """Waits for the import of one module, which the real finders do, and then calls back.
 
-    ``failed`` is told what goes wrong here; the import itself goes on.
+    An exception here is passed to ``failed`` and does not affect the import.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class ImportFinder:
         self._name = name
         self._callback = callback
         self._failed = failed
-        self._asking: set[int] = set()  # threads in which the real finders are being asked
+        self._asking: set[int] = set()  # threads that are calling the real finders
 
     def find_spec(
         self,
@@ -142,7 +142,7 @@ class ImportFinder:
         path: Sequence[str] | None = None,
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
-        """The real finders' answer; for the module that is waited for, with its loader watched."""
+        """Return the spec of the real finders, with a watched loader."""
         thread = threading.get_ident()
         if fullname != self._name or thread in self._asking:
             return None
@@ -172,7 +172,7 @@ class ImportFinder:
         return None
 
     def _watch(self, loader: Any) -> None:
-        """Shadow `exec_module` on the loader itself, for one call; all else stays its own."""
+        """Replace `exec_module` of this loader object for one call."""
         real = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The lines that a user reads, written through the standard library's ``logging``."""
+"""The log lines, written through the standard library's ``logging``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GIGABYTE = 1 << 30
 
 
 class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Standard error as it is when the line is written; a test or a tool may have replaced it."""
+    """The current ``sys.stderr``, which a test or a tool may have replaced."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self, logging.NOTSET)
@@ -30,7 +30,7 @@ _stderr = _Stderr()
 
 
 def _handlers() -> Iterator[logging.Handler]:
-    """The handlers that the lines go to."""
+    """Yield the handlers that receive the lines."""
     logger: logging.Logger | None = LOGGER
     while logger is not None:
         yield from logger.handlers.copy()
@@ -38,15 +38,15 @@ def _handlers() -> Iterator[logging.Handler]:
 
 
 def is_configured() -> bool:
-    """Whether somebody has told logging where these lines go."""
+    """Whether the program has configured a handler for these lines."""
     return any(not isinstance(handler, logging.NullHandler) for handler in _handlers())
 
 
 def is_in_handler() -> bool:
-    """Whether this thread is in one of the handlers: a signal handler or finalizer interrupted it.
+    """Whether this thread is inside a log handler, interrupted by a signal handler or finalizer.
 
-    It must neither write a line, which the handler's file would refuse, nor wait for one that
-    another thread writes, which may be waiting for this thread.
+    It must not write a line, because the handler's file would raise an error. It must not wait for
+    another thread that writes a line either, because that thread may be waiting for this one.
     """
     return any(is_mine(handler.lock) for handler in (*_handlers(), _stderr))
 
@@ -58,10 +58,10 @@ def is_mine(lock: object) -> bool:
 
 
 def renew_streams() -> None:
-    """Give the handlers streams whose locks are free, to the same files.
+    """Reopen the streams of the handlers, with free locks, for the same files.
 
-    For a child that was forked while another thread wrote a line. Logging makes its own locks anew,
-    but Python's files have locks as well, which that thread will never release here.
+    This is for a child that was forked while another thread was writing a line. Logging renews its
+    own locks, but the locks inside Python's file objects would stay taken in the child.
     """
     for handler in _handlers() if is_configured() else (_stderr,):
         stream = getattr(handler, "stream", None)
@@ -76,9 +76,9 @@ def renew_streams() -> None:
                 buffering=1 if stream.line_buffering else -1,
                 closefd=False,
             )
-        except (OSError, ValueError):  # it is closed, or no file of the system's
+        except (OSError, ValueError):  # it is closed, or not a file of the operating system
             continue
-        # Closing the old one, as freeing it would, waits for its lock.
+        # Closing or freeing the old stream would wait for its lock.
         _core.never_free(stream)
         for name in ("stdout", "stderr"):
             if getattr(sys, name, None) is stream:
@@ -88,7 +88,7 @@ def renew_streams() -> None:
 
 
 def is_wanted() -> bool:
-    """Whether a line at INFO would be seen by anybody."""
+    """Whether any handler would get a line at level INFO."""
     if LOGGER.disabled:
         return False
     return LOGGER.isEnabledFor(logging.INFO) if is_configured() else _core.is_debug()
@@ -109,9 +109,10 @@ def tells_runs() -> bool:
 
 
 def emit(record: logging.LogRecord) -> None:
-    """Hand a record to logging; where nobody configured it, debug mode shows it on stderr.
+    """Pass a record to logging. If logging is not configured, debug mode prints it to stderr.
 
-    The library adds no handler and sets no level, so that configuring logging later changes all.
+    The library does not add a handler or set a level, so that the program can configure logging at
+    any time.
     """
     if is_configured():
         if LOGGER.isEnabledFor(record.levelno):
@@ -152,7 +153,7 @@ def memory_line(
 
 
 def date(record: logging.LogRecord, time_ns: int, thread: int, thread_name: str) -> None:
-    """Give a record the time and the thread of what it tells, instead of the writer's."""
+    """Set the time and the thread of a record to those of the run, not of the writer."""
     created = time_ns / 1e9
     record.relativeCreated += (created - record.created) * 1000
     record.created = created
@@ -161,7 +162,7 @@ def date(record: logging.LogRecord, time_ns: int, thread: int, thread_name: str)
 
 
 def one_line(name: str) -> str:
-    """A name that can neither end its line nor steer a terminal."""
+    """Return a name without characters that end a line or control a terminal."""
     if name.isprintable():
         return name
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)

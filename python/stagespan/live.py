@@ -1,4 +1,4 @@
-"""What every thread is in right now, with the names that Python's threads have."""
+"""The spans that are open now, with the names of Python's threads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from stagespan.requests import id_of
 
 
 def threads() -> list[threading.Thread]:
-    """Python's threads that run now.
+    """Return the running threads of Python.
 
-    As `threading.enumerate` without its lock, for which a signal handler, or who it waits for,
-    would wait while the code that the signal has interrupted holds it.
+    This is `threading.enumerate` without its lock. A signal handler would wait forever for that
+    lock if the interrupted code holds it.
     """
     active: dict[int, threading.Thread] | None = getattr(threading, "_active", None)
     return threading.enumerate() if active is None else list(active.copy().values())
@@ -36,16 +36,16 @@ class OpenSpan(TypedDict):
 
 
 def open_spans() -> list[OpenSpan]:
-    """Return what every thread is in right now, outermost first.
+    """Return the spans that are open now: for each thread, outermost first.
 
     Each has ``stage``, ``thread`` (the system's id), ``thread_name``, ``id``, ``parent``,
     ``depth``, ``begin_ns`` (Unix time), ``elapsed_ns``, ``request`` (the id of its request, or
-    None), ``request_number`` (None outside of requests) and ``detached``: no thread's stack holds
-    it at the moment, as with tokens and suspended coroutines; its ``thread_name`` is None.
+    None), ``request_number`` (None outside of requests) and ``detached``. A span is detached if no
+    thread is inside it, as with tokens and suspended coroutines. Its ``thread_name`` is None then.
     """
     found = _core.open_spans()
     if found:
-        # The system knows Python's names from 3.14 on, and 15 characters of them.
+        # Before Python 3.14, the system does not know these names; later it knows 15 characters.
         names = {thread.native_id: thread.name for thread in threads()}
         for span in found:
             if span["thread_name"] is not None:

@@ -1,4 +1,4 @@
-"""Peak memory of contexts that nest and overlap, and snapshots of memory, for the report."""
+"""Peak memory of nested and overlapping contexts, and memory snapshots, for the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_RUNS_OF_A_STAGE = 16
 
 
 class _Peak:
-    """Highest bytes seen so far; an allocator's counter only knows those since its last reset."""
+    """The highest bytes seen so far. An allocator only knows those since its last reset."""
 
     __slots__ = ("allocated", "reserved")
 
@@ -47,12 +47,12 @@ class OpenPeak:
 
 
 class PeakWatch:
-    """Gives every context its own true peak, although they share one counter a device.
+    """Gives every context its own peak, although they share one counter per device.
 
-    A context that resets the counter first hands its value to all contexts that are open on the
-    device, whatever thread or task they belong to, so none of them loses its peak. No lock is held
-    while torch is asked, which runs Python code and with it collections and signal handlers. A peak
-    that falls between one thread's reading of the counter and its reset is lost to the others.
+    A context that resets the counter first passes its value to all contexts that are open on the
+    device, in any thread or task, so that none of them loses its peak. No lock is held while torch
+    is called, because torch runs Python code, and with it garbage collections and signal handlers.
+    A peak between one thread's reading of the counter and its reset is lost for the other threads.
     """
 
     def __init__(self) -> None:
@@ -60,9 +60,9 @@ class PeakWatch:
         self._process: dict[int, _Peak] = {}
 
     def enter(self, platform: Platform, *, reset: bool) -> OpenPeak | None:
-        """Start watching the current device; None where its memory is not known.
+        """Start watching the current device; None if its memory is unknown.
 
-        Without ``reset`` the peak is the process's: the highest since the device's first use.
+        Without ``reset``, the peak is the highest value since the device's first use.
         """
         device = platform.current_device()
         if self._read(platform, device) is None:
@@ -76,9 +76,9 @@ class PeakWatch:
         return entered
 
     def exit(self, entered: OpenPeak) -> DeviceMemory | None:
-        """Stop watching; what the device holds now, with the peaks since `enter`."""
-        # The others, too: one that interrupted this thread as it was about to reset the counter
-        # has not been handed this context's peak.
+        """Stop watching. Returns what the device holds now, with the peaks since `enter`."""
+        # This also updates the others: a context that interrupted this thread just before it reset
+        # the counter does not have this context's peak yet.
         memory = self._read(entered.platform, entered.device)
         self._open.get(entered.device, {}).pop(entered, None)
         if memory is None:
@@ -91,8 +91,8 @@ class PeakWatch:
         )
 
     def _read(self, platform: Platform, device: int) -> DeviceMemory | None:
-        """Read the counter, and hand its value to all who have been open since its last reset."""
-        # Looked up before: who enters from here on resets the counter after this value's time.
+        """Read the counter, and pass its value to all contexts open since its last reset."""
+        # Copied first: a context that enters later resets the counter after this value.
         watched = self._open.get(device, {}).copy()
         memory = platform.device_memory(device)
         if memory is not None:
@@ -108,7 +108,7 @@ class PeakWatch:
 
 
 class _StageMemory:
-    """Highest figures over a stage's runs, and what its last run left behind."""
+    """The highest figures over a stage's runs, and the state after its last run."""
 
     def __init__(self) -> None:
         self.latest: DeviceMemory | None = None
@@ -118,7 +118,7 @@ class _StageMemory:
         )
 
     def device(self) -> DeviceMemory:
-        """The figures of the device; None each where none is known."""
+        """Return the figures of the device; unknown ones are None."""
         latest = self.latest
         if latest is None:
             return _UNKNOWN
@@ -145,17 +145,17 @@ forks.after_in_child(_forget_parent)
 
 
 def reset() -> None:
-    """Forget all snapshots and all figures of stages; contexts that are open go on."""
+    """Remove all snapshots and all figures of stages. Open contexts continue."""
     _core.forget_peak_rss()
     _stages.clear()
     _snapshots.clear()
 
 
 def memory_snapshot(name: str) -> dict[str, Any]:
-    """Note what memory holds now under ``name``, for the report; returns it, in bytes.
+    """Record the memory in use now under ``name``, for the report. Returns it, in bytes.
 
     Never synchronises and never creates a device context: the figures of an accelerator are None
-    before its first use. The latest 1,000 snapshots are kept.
+    before its first use. The report contains the latest 1,000 snapshots.
     """
     taken = {"name": str(name), "time_ns": time.time_ns(), **_now()}
     _snapshots.append(taken)
@@ -173,13 +173,13 @@ def _now() -> dict[str, Any]:
         "peak_allocated_bytes": device.peak_allocated,
         "peak_reserved_bytes": device.peak_reserved,
         "rss_bytes": resident,
-        # The kernel raises the peak a little late.
+        # The kernel updates the peak with a delay.
         "peak_rss_bytes": max(peak, resident or 0),
     }
 
 
 def stages_memory() -> dict[str, dict[str, Any]]:
-    """The report's ``memory`` by stage, in MB of 2^20 bytes; without those not measured."""
+    """Return the report's ``memory`` by stage, in MB of 2^20 bytes, for the measured stages."""
     peak_rss_bytes, stages = _core.peak_rss_bytes(), _stages.copy()
     return {
         stage: _shown(stages.get(stage), peak_rss_bytes.get(stage))
@@ -205,7 +205,7 @@ def _shown(entry: _StageMemory | None, peak_rss_bytes: int | None) -> dict[str, 
 
 
 def snapshots() -> list[dict[str, Any]]:
-    """The report's ``memory_snapshots``, oldest first, in MB of 2^20 bytes."""
+    """Return the report's ``memory_snapshots``, oldest first, in MB of 2^20 bytes."""
     return [_in_mb(taken) for taken in _snapshots.copy()]
 
 
@@ -233,12 +233,12 @@ def _in_mb(taken: dict[str, Any]) -> dict[str, Any]:
 
 
 class MemoryHook:
-    """Watches an accelerator's peak in each context, and takes the snapshots around it."""
+    """Watches an accelerator's peak in each context, and takes snapshots before and after it."""
 
     name = "memory"
 
     def wants(self, call: context.Call) -> bool:
-        """Whether there is anything to read: on a CPU the extension reads the peak itself."""
+        """Whether there is anything to read. On a CPU, the extension itself reads the peak."""
         return bool(call.capture_memory) or platforms.accelerator_in_use() is not None
 
     def enter(self, call: context.Call) -> None:
@@ -249,7 +249,7 @@ class MemoryHook:
         call.state[self.name] = (before, watched)
 
     def leave(self, call: context.Call) -> None:
-        """Nothing: memory is read after the clock has stopped."""
+        """Do nothing: memory is read after the clock has stopped."""
 
     def exit(self, call: context.Call) -> None:
         """After the clock stopped: read the peak and take the second snapshot."""
@@ -270,9 +270,9 @@ _is_watching = False
 
 
 def watch_accelerator() -> None:
-    """Have contexts read an accelerator's memory as soon as the application has set one up.
+    """Make contexts read an accelerator's memory as soon as the application has initialised it.
 
-    To be called again, at no cost, until torch has been imported.
+    Call this again, at no cost, until torch has been imported.
     """
     global _is_watching
     if not _is_watching:

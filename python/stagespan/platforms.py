@@ -1,6 +1,6 @@
-"""The device that torch works on: cuda, rocm, xpu, npu, any other accelerator of torch, or the CPU.
+"""The device that torch uses: cuda, rocm, xpu, npu, another accelerator of torch, or the CPU.
 
-Nothing here creates a device context: an accelerator that the process has not used is left alone.
+Nothing here creates a device context: an accelerator that the process has not used is not touched.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ DEVICES = (CPU, CUDA, ROCM, XPU, NPU)
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes that torch's allocator holds on the current device; None where it does not tell."""
+    """Bytes that torch's allocator holds on the current device; None if unknown."""
 
     allocated: int | None
     reserved: int | None
@@ -92,7 +92,7 @@ class DeviceMemory:
 
 
 class Platform:
-    """The CPU, and what every platform offers."""
+    """The CPU, and the interface of every platform."""
 
     device: Device = CPU
 
@@ -177,41 +177,41 @@ class Platform:
         """Free memory that other processes have released; nothing where torch cannot."""
 
     def in_use(self) -> bool:
-        """Whether this process has an accelerator's context already."""
+        """Whether this process already has a context of the accelerator."""
         return False
 
     def synchronize(self, device: Any = None) -> None:
         """Wait for ``device`` (the current one); nothing where the process has not used one."""
 
     def is_capturing(self) -> bool:
-        """Whether a device graph is being captured on the current stream: do not wait then."""
+        """Whether a device graph is being captured on the current stream. Do not wait then."""
         return False
 
     def empty_cache(self) -> None:
-        """Give the allocator's unused device memory back; nothing where there is none."""
+        """Release the allocator's unused device memory, if there is a device."""
 
     def current_device(self) -> int:
-        """Index of the current device; 0 where there is only one or none in use."""
+        """Return the index of the current device; 0 if there is only one or none in use."""
         return 0
 
     def device_memory(self, device: int | None = None) -> DeviceMemory | None:
-        """What the allocator holds of ``device`` (the current one); None on a CPU or before use."""
+        """Return what the allocator holds on ``device`` (the current one by default), or None."""
         return None
 
     def memory_bytes(self) -> int | None:
-        """Bytes in use now: allocated on the accelerator, resident on a CPU; None if unknown."""
+        """Return the bytes in use: allocated on the accelerator, or resident on a CPU."""
         return resident_bytes()
 
     def peak_memory_bytes(self) -> int | None:
-        """Highest `memory_bytes` since the last reset, on a CPU since the process began."""
+        """Return the highest `memory_bytes` since the last reset, on a CPU since the start."""
         return peak_resident_bytes()
 
     def reset_peak_memory(self, device: int | None = None) -> bool:
-        """Start the peak anew; False where it cannot be reset, as on a CPU."""
+        """Reset the peak; False if it cannot be reset, as on a CPU."""
         return False
 
     def profiler_activities(self) -> tuple[str, ...]:
-        """Names of the `torch.profiler.ProfilerActivity` members that see this platform's work."""
+        """Return the names of this platform's `torch.profiler.ProfilerActivity` members."""
         return ("CPU",)
 
     def __repr__(self) -> str:
@@ -219,7 +219,7 @@ class Platform:
 
 
 class Accelerator(Platform):
-    """A device that torch drives through a module of its own, such as ``torch.cuda``."""
+    """A device with its own module in torch, such as ``torch.cuda``."""
 
     def __init__(self, torch: Any, module: Any, device: Device) -> None:
         self.device = device
@@ -227,7 +227,7 @@ class Accelerator(Platform):
         self._module = module
 
     def in_use(self) -> bool:
-        """Whether torch has set the device up in this very process, not in one it forked from."""
+        """Whether torch has initialised the device in this process, not before a fork."""
         try:
             return bool(self._module.is_initialized())
         except Exception:
@@ -298,16 +298,16 @@ class Accelerator(Platform):
         return bool(capturing()) if capturing is not None and self.in_use() else False
 
     def empty_cache(self) -> None:
-        """Give the allocator's unused device memory back; nothing before the device's first use."""
+        """Release the allocator's unused device memory, if the process has used the device."""
         if self.in_use():
             self._module.empty_cache()
 
     def current_device(self) -> int:
-        """Index of the current device; 0 before the device's first use."""
+        """Return the index of the current device; 0 before the device's first use."""
         return int(self._module.current_device()) if self.in_use() else 0
 
     def device_memory(self, device: int | None = None) -> DeviceMemory | None:
-        """What the allocator holds of ``device`` (the current one); None before its first use."""
+        """Return what the allocator holds on ``device``; None before its first use."""
         if not self.in_use():
             return None
         # The flat dictionary behind max_memory_allocated() is built and sorted in Python: the
@@ -344,7 +344,7 @@ class Accelerator(Platform):
         return None if memory is None else memory.peak_allocated
 
     def reset_peak_memory(self, device: int | None = None) -> bool:
-        """Start the peak of ``device`` (the current one) anew; False before its first use."""
+        """Reset the peak of ``device`` (the current one by default); False before its first use."""
         owner = self._memory_owner() if self.in_use() else None
         if owner is None:
             return False
@@ -352,11 +352,11 @@ class Accelerator(Platform):
         return True
 
     def profiler_activities(self) -> tuple[str, ...]:
-        """``("CPU", ...)`` with the accelerator's own activity."""
+        """Return ``("CPU", ...)`` with the accelerator's activity."""
         return ("CPU", self.device.activity)
 
     def _memory_owner(self) -> Any:
-        """Who offers torch's memory functions: the device's module, else torch.accelerator."""
+        """Return the module with torch's memory functions: the device's, or torch.accelerator."""
         for owner in (self._module, getattr(self._torch, "accelerator", None)):
             if hasattr(owner, "max_memory_allocated"):
                 return owner
@@ -372,7 +372,7 @@ _CPU = Platform()
 
 
 def resident_bytes() -> int | None:
-    """Resident set size of this process in bytes; None where the system does not tell."""
+    """Return the resident set size of this process in bytes; None if unknown."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -381,7 +381,7 @@ def resident_bytes() -> int | None:
 
 
 def peak_resident_bytes() -> int:
-    """Highest resident set size since the process began, in bytes. It cannot be reset."""
+    """Return the highest resident set size since the process began, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -390,7 +390,7 @@ def peak_resident_bytes() -> int:
 
 
 def _cuda(torch: Any) -> Accelerator | None:
-    # device_count() asks NVML and so leaves the process fit to fork, unlike is_available().
+    # device_count() uses NVML, so the process can still fork, unlike after is_available().
     if not torch.backends.cuda.is_built() or torch.cuda.device_count() < 1:
         return None
     return Accelerator(torch, torch.cuda, ROCM if getattr(torch.version, "hip", None) else CUDA)
@@ -444,9 +444,9 @@ def _detect(torch: Any) -> Platform:
 
 
 def loaded_platform() -> Platform:
-    """The platform of the torch that this process has imported; the CPU without one.
+    """Return the platform of the imported torch; the CPU if torch is not imported.
 
-    Never imports torch, so that the service thread and the contexts may ask at any time.
+    Never imports torch, so the service thread and the contexts can call this at any time.
     """
     global _found
     torch = imports.loaded("torch")
@@ -459,15 +459,16 @@ def loaded_platform() -> Platform:
 
 
 def accelerator_in_use() -> Platform | None:
-    """The accelerator whose context this process has; None without one. Never imports torch."""
+    """Return the accelerator whose context this process has, or None. Never imports torch."""
     platform = loaded_platform()
     return platform if platform.in_use() else None
 
 
 def on_first_use(callback: Callable[[], None]) -> bool:
-    """Call ``callback`` once torch sets its accelerator up, or now where it has done so.
+    """Call ``callback`` when torch initialises its accelerator, or now if it already has.
 
-    False when torch is not imported, has no accelerator, or does not tell: ask again later.
+    Returns False if torch is not imported, has no accelerator, or offers no callback. Call this
+    again later then.
     """
     platform = loaded_platform()
     if not isinstance(platform, Accelerator):
@@ -477,7 +478,7 @@ def on_first_use(callback: Callable[[], None]) -> bool:
         return True
 
     def safe_callback() -> None:
-        # An exception in here would surface in the application's first use of its device.
+        # An exception here would appear in the application's first use of its device.
         try:
             callback()
         except Exception:
@@ -494,7 +495,7 @@ def on_first_use(callback: Callable[[], None]) -> bool:
 
 
 class _CurrentPlatform:
-    """Stands for the platform and finds it at the first question, importing torch if installed."""
+    """A proxy that finds the platform on first use, and imports torch if it is installed."""
 
     def __getattr__(self, name: str) -> Any:
         if imports.loaded("torch") is None and not name.startswith("__"):
@@ -507,4 +508,4 @@ class _CurrentPlatform:
 
 
 current_platform: Platform = cast(Platform, _CurrentPlatform())
-"""The platform that torch works on here; asking for any of its attributes imports torch."""
+"""The platform that torch uses here. Reading any of its attributes imports torch."""

@@ -1,4 +1,4 @@
-"""Requests: the spans of one unit of work, whichever threads and tasks it runs in."""
+"""Requests: the spans of one unit of work, in all threads and tasks that it runs in."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class FinishedRequest(TypedDict):
-    """What is kept of a request: figures from the rings, complete unless one has wrapped since."""
+    """A request that has ended, with figures from the rings. Complete unless a ring has wrapped."""
 
     id: str
     number: int
@@ -41,7 +41,7 @@ finished_requests: deque[FinishedRequest] = deque(maxlen=MOST_FINISHED_REQUESTS)
 
 MOST_REQUEST_IDS = 16_384
 _numbers = itertools.count(1)
-# Numbers and ids, each dict used as a ring; copied at once, without a lock.
+# Numbers and ids. Each dict is used as a ring, and copied in one call without a lock.
 _begun_ids: dict[int, tuple[int, str]] = {}
 _ended_ids: dict[int, tuple[int, str]] = {}
 _ends = itertools.count()
@@ -54,13 +54,13 @@ _current: contextvars.ContextVar[request | None] = contextvars.ContextVar(
 class request:
     """Group the spans of one unit of work: `with request("req-1", user="a"):`, also `async with`.
 
-    Spans that open inside carry its number: in this thread, in tasks that are created inside, and
-    in threads that run in a copied context (`asyncio.to_thread`) or what `bind` returned. Its
-    figures are taken from the rings when it ends. Without an id it gets one made of its number. In
-    a graph that torch.compile captures it does nothing.
+    Spans that open inside belong to it: in this thread, in tasks that are created inside, in
+    threads that run in a copied context (`asyncio.to_thread`), and in functions that `bind`
+    returned. Its figures are taken from the rings when it ends. The default id contains its number.
+    It does nothing in a graph that torch.compile captures.
 
     As a decorator, `@request("nightly")` or `@request()`, it makes each call of a function or a
-    coroutine function a request of its own, with the same id and metadata.
+    coroutine function a separate request, with the same id and metadata.
 
     Raises TypeError if ``request_id`` is a function, as in a decorator without parentheses.
     """
@@ -68,7 +68,7 @@ class request:
     def __init__(self, request_id: str = "", **metadata: Any) -> None:
         if callable(request_id):
             raise TypeError('request was given a function: write @request() or @request("id").')
-        # A number taken while compiling would be part of the graph, and of its guards.
+        # A number taken during compilation would become part of the graph and its guards.
         self.number = 0 if compiling() else next(_numbers)
         self._given_id = str(request_id) if request_id else ""
         self.id = self._given_id or f"req_{self.number}"
@@ -82,7 +82,7 @@ class request:
             return self
         if self._before is not None:
             raise RuntimeError(
-                f"the request {self.id!r} is already open: make a new one for each unit of work."
+                f"the request {self.id!r} is already open: create a new one for each unit of work."
             )
         _alive[self.number] = self
         _begun_ids[self.number % MOST_REQUEST_IDS] = (self.number, self.id)
@@ -102,7 +102,7 @@ class request:
         _core.request_exit(self.number, self._before)
         self._before = None
         if self._token is not None:
-            # Ended in another context than it began in, as an async generator may: nothing to undo.
+            # It ended in a context other than the one it began in, as in an async generator.
             with contextlib.suppress(ValueError):
                 _current.reset(self._token)
             self._token = None
@@ -135,11 +135,11 @@ class request:
         self.__exit__(kind, error, traceback)
 
     def __call__(self, function: _F) -> _F:
-        """Decorate a function: each call is a request of its own."""
+        """Decorate a function: each call is a separate request."""
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(
-                f"{function.__qualname__} is a generator, whose caller runs in between: put "
-                f"`with request():` inside it, or around the loop that consumes it."
+                f"{function.__qualname__} is a generator function, which request cannot decorate: "
+                f"put `with request():` inside it, or around the loop that consumes it."
             )
         if isinstance(function, type) or not callable(function):
             raise TypeError(f"request decorates {function!r}, but only a function can be decorated")
@@ -166,7 +166,7 @@ def current_request() -> request | None:
     """Return the request that the calling code belongs to, or None."""
     found = _current.get()
     if found is None:
-        # A greenlet belongs to its creator's request, but has none of its context variables.
+        # A greenlet belongs to its creator's request, but does not have its context variables.
         number = _core.request_number()
         if number:
             found = _alive.get(number)
@@ -174,10 +174,10 @@ def current_request() -> request | None:
 
 
 def request_ids() -> dict[int, str]:
-    """Return the ids of requests by their numbers, which `spans()["request"]` holds.
+    """Return the ids of requests by number, as in `spans()["request"]`.
 
-    Known are all requests that are open, the latest 16,384 that have begun and the latest 1,024
-    that have ended. Number 0 stands for spans that belong to no request, and has no id.
+    The result contains all open requests, the latest 16,384 that have begun, and the latest 1,024
+    that have ended. Spans outside of requests have the number 0, which has no id.
     """
     alive = (reference() for reference in _alive.valuerefs())
     found = {one.number: one.id for one in alive if one is not None}
@@ -187,7 +187,7 @@ def request_ids() -> dict[int, str]:
 
 
 def id_of(number: int) -> str | None:
-    """Return the id of the request with this number; None for 0, and where it is not known."""
+    """Return the id of the request with this number; None for 0 and for unknown numbers."""
     begun = _begun_ids.get(number % MOST_REQUEST_IDS)
     if begun is not None and begun[0] == number:
         return begun[1]
@@ -196,13 +196,13 @@ def id_of(number: int) -> str | None:
 
 
 class UnboundThread(threading.Thread):
-    """A thread that belongs to nobody's request, whatever `propagate_to_threads` says."""
+    """A thread that `propagate_to_threads` does not bind."""
 
 
 class Carried:
-    """The request and the innermost span of the code that makes one, for code in another thread.
+    """The request and the innermost span of the code that creates it, for another thread.
 
-    Several threads may run code with the same one at the same time.
+    Several threads can use the same object at the same time.
     """
 
     __slots__ = ("_inheritance", "_request")
@@ -212,11 +212,11 @@ class Carried:
         self._request = current_request()
 
     def is_empty(self) -> bool:
-        """Tell whether there was no open span and no request."""
+        """Return whether there was neither an open span nor a request."""
         return self._inheritance is None and self._request is None
 
     def call(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call a function with them."""
+        """Call a function with this request and this span."""
         adopted, token = self.enter()
         try:
             return function(*args, **kwargs)
@@ -226,7 +226,7 @@ class Carried:
     async def wait_for(
         self, function: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs
     ) -> R:
-        """Call a coroutine function with them."""
+        """Await a coroutine function with this request and this span."""
         adopted, token = self.enter()
         try:
             return await function(*args, **kwargs)
@@ -234,17 +234,17 @@ class Carried:
             self.leave(adopted, token)
 
     def enter(self) -> tuple[object, contextvars.Token[request | None] | None]:
-        """Begin to run code with them; `leave` takes what this returns."""
+        """Make the request and the span current; pass the result to `leave`."""
         adopted = _core.adopt(self._inheritance)
         return adopted, None if adopted is None else _current.set(self._request)
 
     def leave(self, adopted: object, token: contextvars.Token[request | None] | None) -> None:
-        """Go back to what was current before."""
+        """Restore what was current before `enter`."""
         if token is not None:
             with contextlib.suppress(ValueError):
                 _current.reset(token)
         _core.give_up(adopted)
 
 
-# What the parent's requests came to is the parent's to report.
+# The parent reports its own requests.
 forks.after_in_child(finished_requests.clear)

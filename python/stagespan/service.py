@@ -1,7 +1,7 @@
-"""The one background thread: it writes the log lines and keeps the snapshots of the past.
+"""The background thread, which writes log lines and takes snapshots for time windows.
 
-It is a daemon, started when it is first needed, and asleep while nothing happens. A forked child
-has none until it needs one.
+It is a daemon thread that starts on first use and sleeps while nothing happens. A forked child
+starts its own thread when it needs one.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ _on_exit: list[Callable[[], None]] = []
 
 
 class _Service:
-    """What belongs to one process; a forked child gets a new one."""
+    """The state of one process; a forked child gets a new one."""
 
     def __init__(self) -> None:
         self.history: History[_core.Snapshot] = History()
-        # Handlers of logging run under these two, so that collections and signal handlers do. Both
-        # know their owner: see `drain` and `pause`.
-        self._draining = threading.RLock()  # held from the first line of a `drain` to the last
+        # Log handlers run while these two locks are held, so garbage collections and signal
+        # handlers can run too. Both locks know their owner: see `drain` and `pause`.
+        self._draining = threading.RLock()  # held during a `drain`
         self._line = threading.RLock()  # held while one line is written; a fork takes it
         self._threads: dict[str, threading.Thread] = {}
         self._finished: collections.deque[tuple[str, int, int, int, int, int, int, int]] = (
@@ -73,13 +73,13 @@ class _Service:
         if running is not None:
             self._threads.pop("service", None)
         thread = requests.UnboundThread(target=self._run, name="stagespan", daemon=True)
-        # Of those who come here at the same time one starts it. No lock: what interrupts that one
-        # may come here as well.
+        # If several callers get here at the same time, one of them starts the thread. There is no
+        # lock, because a handler that interrupts that caller may get here too.
         if self._threads.setdefault("service", thread) is not thread:
             return
         try:
             thread.start()
-        except RuntimeError:  # the interpreter is shutting down: the exit handler drains
+        except RuntimeError:  # the interpreter is shutting down, and the exit handler drains
             self._threads.pop("service", None)
 
     def _run(self) -> None:
@@ -92,14 +92,14 @@ class _Service:
             snapshot = _guarded(self._snapshot_if_due)
             if snapshot is not None:
                 spans = _spans_in(snapshot)
-                # Without spans nothing changes: sleep longer and longer, but never miss a minute.
+                # While there are no new spans, sleep longer and longer, but at most a minute.
                 sleep_s = SPACING_S if spans != before else min(2 * sleep_s, _LONGEST_SLEEP_S)
                 before = spans
 
     def _snapshot_if_due(self) -> _core.Snapshot | None:
         now = _core.now_ns()
         last = self.history.nearest(now)
-        # The system's clock may have been set back since.
+        # The system's clock may have been set back meanwhile.
         if last is not None and 0 <= now - last.time_ns < 0.9 * SPACING_S * 1e9:
             return None
         snapshot = _core.snapshot()
@@ -107,29 +107,29 @@ class _Service:
         return snapshot
 
     def pause(self, timeout_s: float) -> bool:
-        """Keep lines from being written until `resume`; False if that took too long to reach.
+        """Prevent lines from being written until `resume`; False if that took too long.
 
-        At once in a thread that writes a line itself, which a handler interrupted.
+        Does not wait in a thread that is itself writing a line and was interrupted by a handler.
         """
         return self._line.acquire(timeout=timeout_s)
 
     def resume(self) -> None:
-        """Let lines be written again; the thread that called `pause` calls it."""
+        """Allow lines to be written again. Call it in the thread that called `pause`."""
         self._line.release()
 
     # --- the lines ------------------------------------------------------------------------------
 
     def drain(self, timeout_s: float = -1, *, everything: bool = False) -> bool:
-        """Write the lines of all that has finished by now; False if that took too long.
+        """Write the lines of all runs that have finished; False if that took too long.
 
-        Lines whose device time is pending wait for it, unless ``everything`` is asked for. False at
-        once in a signal handler or finalizer that has interrupted this thread in logging: whoever
-        was at work there writes what is left.
+        Lines whose device time is pending wait for it, unless ``everything`` is True. Returns False
+        at once in a signal handler or finalizer that has interrupted this thread while it was
+        logging: the interrupted code writes the remaining lines.
         """
         if lines.is_mine(self._draining) or lines.is_in_handler() or forks.is_forking_here():
             return False
         until_s = time.monotonic() + timeout_s if timeout_s >= 0 else math.inf
-        # A last drain asks for all that there is; where no device is timed, nothing is kept back.
+        # The last drain takes everything. If no device is timed, no line waits.
         is_last = everything and device.is_attached()
         try:
             if not self._draining.acquire(timeout=timeout_s):
@@ -144,14 +144,14 @@ class _Service:
             while self._finished:
                 if (is_service and self._stopping) or time.monotonic() > until_s:
                     return False
-                self._tell(self._finished.popleft())
+                self._write_lines(self._finished.popleft())
             return True
         finally:
-            # Also where an interrupt came between taking the lock and noting that it was taken.
+            # Even if an interrupt came between taking the lock and returning from `acquire`.
             if lines.is_mine(self._draining):
                 self._draining.release()
 
-    def _tell(self, finished: tuple[str, int, int, int, int, int, int, int]) -> None:
+    def _write_lines(self, finished: tuple[str, int, int, int, int, int, int, int]) -> None:
         stage, begin_ns, end_ns, thread, native, peak, flags, number = finished
         is_device = bool(flags & _core.COMPLETION_DEVICE_MEMORY)
         request = requests.id_of(number)
@@ -166,14 +166,14 @@ class _Service:
 
     def _write(self, record: logging.LogRecord) -> None:
         until_s = time.monotonic() + _LONGEST_WAIT_FOR_FORKS_S
-        # Locks are not fair: whoever forks would hardly ever get this one.
+        # Locks are not fair: without this, a thread that forks would rarely get this one.
         while forks.is_forking_elsewhere() and time.monotonic() < until_s:
             time.sleep(0.0005)
         with self._line:
             _guarded(lambda: lines.emit(record))
 
     def _learn_thread_names(self) -> None:
-        # Threads that have ended since are remembered, as long as there are not too many.
+        # Names of threads that have ended are kept, up to a limit.
         if len(self._thread_names) > _MOST_THREAD_NAMES:
             self._thread_names.clear()
         for thread in live.threads():
@@ -183,12 +183,12 @@ class _Service:
     # --- the end --------------------------------------------------------------------------------
 
     def exit(self, within_s: float = math.inf) -> None:
-        """Stop the thread, write what is left, then let the reports be written. Once a process.
+        """Stop the thread, write the remaining lines, then run the exit callbacks once.
 
-        ``within_s`` limits how long this and every later `flush` wait in all.
+        ``within_s`` limits the total time that this and every later `flush` wait.
         """
         self._deadline_s = min(self._deadline_s, time.monotonic() + within_s)
-        # A thread that ends the process after SIGTERM may come here while the main thread exits.
+        # The SIGTERM thread can get here while the main thread exits.
         with self._ending:
             self._stopping = True
             thread = self._thread
@@ -204,12 +204,12 @@ class _Service:
                     _guarded(callback)
 
     def at_most(self, timeout_s: float) -> float:
-        """``timeout_s``, or less where the process has less time left."""
+        """Return ``timeout_s``, or less if the process has less time left."""
         return max(min(timeout_s, self._deadline_s - time.monotonic()), 0.0)
 
 
 def _guarded(callback: Callable[[], Any]) -> Any:
-    """Call, and count an exception instead of passing it on: nobody here could handle it."""
+    """Call, and count an exception instead of raising it, because no caller could handle it."""
     try:
         return callback()
     except Exception:
@@ -219,7 +219,7 @@ def _guarded(callback: Callable[[], Any]) -> Any:
 
 
 def _runs(thread: threading.Thread) -> bool:
-    """Whether a thread runs, or is being started."""
+    """Whether a thread is running or starting."""
     return thread.ident is None or thread.is_alive()
 
 
@@ -230,20 +230,20 @@ def _spans_in(snapshot: _core.Snapshot) -> int:
 _service = _Service()
 
 
-# --- what other rooms use -------------------------------------------------------------------------
+# --- the interface for other modules --------------------------------------------------------------
 
 
 def ensure_running() -> None:
-    """Start the background thread of this process if it does not run yet."""
+    """Start the background thread of this process if it is not running."""
     _service.start()
 
 
 def flush(timeout_s: float = 10.0) -> bool:
-    """Wait until the device time of spans that have ended is known, and their lines are written.
+    """Wait until the device times of ended spans are known and their log lines are written.
 
-    Returns False when that took longer than ``timeout_s`` seconds, because a device still works or
-    a log handler blocks, and where a signal handler or finalizer that has interrupted logging in
-    this thread calls it: the lines are then written once that goes on.
+    Returns False if that takes longer than ``timeout_s`` seconds, because a device is still working
+    or a log handler blocks. Also returns False if a signal handler or finalizer that has
+    interrupted logging in this thread calls it; the interrupted code then writes the lines.
     """
     timeout_s = _service.at_most(timeout_s)
     until = time.monotonic() + timeout_s
@@ -252,15 +252,15 @@ def flush(timeout_s: float = 10.0) -> bool:
 
 
 def settle(timeout_s: float = 10.0) -> bool:
-    """Wait until the device time of spans that have ended is known; writes no lines.
+    """Wait until the device times of ended spans are known, without writing log lines.
 
-    Returns False when that took longer than ``timeout_s`` seconds.
+    Returns False if that takes longer than ``timeout_s`` seconds.
     """
     return device.wait(max(timeout_s, 0.0))
 
 
 def history() -> History[_core.Snapshot]:
-    """The snapshots of this process's past."""
+    """Return the snapshots that this process has taken."""
     return _service.history
 
 
@@ -270,12 +270,12 @@ def on_tick(callback: Callable[[], None]) -> None:
 
 
 def on_exit(callback: Callable[[], None]) -> None:
-    """Call ``callback`` once when the process ends, after the last line and while logging works."""
+    """Call ``callback`` once when the process ends, after the last line, while logging works."""
     _on_exit.append(callback)
 
 
 def exit_soon() -> None:
-    """Do what is done when the process ends, without waiting long for anything."""
+    """Run the exit handler now, without waiting long for anything."""
     _service.exit(termination.WRITING_S)
 
 
@@ -287,14 +287,14 @@ def _exit() -> None:
 
 
 def _exit_as_worker(_: object = None) -> None:
-    """Have multiprocessing, whose children leave without atexit, call the exit handler."""
+    """Have multiprocessing call the exit handler, because its children end without atexit."""
     from multiprocessing import util
 
     util.Finalize(None, _exit, exitpriority=1)
 
 
 def _exit_once_started() -> None:
-    """Do so a bit later: multiprocessing clears the finalizers when it starts a worker's work."""
+    """Do this later: multiprocessing clears the finalizers before a worker starts its work."""
     from multiprocessing import util
 
     util.register_after_fork(_service, _exit_as_worker)
@@ -304,7 +304,7 @@ _paused = threading.local()
 
 
 def _before_fork() -> None:
-    # A file that the service thread is writing to at this moment would stay locked in the child.
+    # A file that the service thread is writing to at the fork would stay locked in the child.
     _paused.service = _service if _service.pause(_LONGEST_FORK_WAIT_S) else None
 
 
@@ -323,7 +323,7 @@ def _after_fork_in_child() -> None:
 
 
 def _prepare_worker() -> None:
-    """Be called at the end of a worker that multiprocessing started and that imports this late."""
+    """Register the exit handler in a worker of multiprocessing that imports this module late."""
     process = sys.modules.get("multiprocessing.process")
     if process is None:
         return
@@ -337,6 +337,6 @@ on_tick(memory.watch_accelerator)
 on_tick(device.watch)
 context.register_service(ensure_running)
 forks.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
-# logging registered its own handler when it was imported, above: this one runs before it.
+# This runs before the exit handler that logging registered when it was imported.
 atexit.register(_exit)
 _prepare_worker()

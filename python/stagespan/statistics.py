@@ -1,4 +1,4 @@
-"""Statistics of all stages, over the process's life or over the last seconds."""
+"""Statistics of all stages, since the process began or for a time window."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Summary(Distribution, Protocol):
     """Distribution of a time in ns, with any quantile."""
 
     def quantile_ns(self, q: float) -> float:
-        """Time in ns that the part ``q`` of the runs, 0 to 1, did not exceed."""
+        """Return the ``q`` quantile in ns, with ``q`` from 0 to 1."""
 
 
 @dataclass(frozen=True)
 class StageStats:
     """Figures of one stage that has run at least once: host time in ns.
 
-    The three device figures are None if the device's time is not known of any run. Each of them has
+    The three device figures are None if no run has a known device time. Each of them has
     ``count``, ``total_ns``, ``mean_ns``, ``min_ns``, ``max_ns``, ``p50_ns``, ``p95_ns``, ``p99_ns``
     and ``quantile_ns(q)``.
     """
@@ -45,17 +45,17 @@ class StageStats:
     suspended_ns: int
     work: dict[str, float]
     device_elapsed_ns: Summary | None
-    """From begin to end on the device's stream, gaps included, of the runs where it is known."""
+    """From begin to end on the device's stream, gaps included, for the runs with a known time."""
     device_queue_ns: Summary | None
-    """How long the device began after the host."""
+    """How much later than the host the device began."""
     device_tail_ns: Summary | None
-    """How long the device ended after the host."""
+    """How much later than the host the device ended."""
     lost: Mapping[str, int] = field(repr=False)
     """The losses of all stages together. Deprecated: use `Stats.lost` or `stagespan.lost()`."""
     _quantile: Callable[[float], float] = field(repr=False, compare=False)
 
     def quantile_ns(self, q: float) -> float:
-        """Return the duration in ns that the part ``q`` of the runs, 0 to 1, did not exceed.
+        """Return the ``q`` quantile of the duration in ns, with ``q`` from 0 to 1.
 
         Raises ValueError if ``q`` is not between 0 and 1.
         """
@@ -75,11 +75,11 @@ class Stats(Mapping[str, StageStats]):
     ) -> None:
         self._stages = stages
         self.lost: Mapping[str, int] = lost
-        """What the recorder did not keep since the process began, by cause."""
+        """What the recorder has lost since the process began, by cause."""
         self.window_s: float | None = window_s
-        """Seconds that the figures truly cover; None for a lifetime whose length is not known."""
+        """Seconds that the figures cover; None if the length of the process's life is unknown."""
         self.is_lifetime: bool = is_lifetime
-        """Whether they cover everything since the process began."""
+        """Whether the figures cover everything since the process began."""
 
     def __getitem__(self, name: str) -> StageStats:
         return self._stages[name]
@@ -102,7 +102,7 @@ class Stats(Mapping[str, StageStats]):
             times = (stage.device_elapsed_ns, stage.device_queue_ns, stage.device_tail_ns)
             row += ["" if time is None else _ms(time.mean_ns) for time in times]
             rows.append([*row, _work(stage)])
-        # The last five for those stages only that have any.
+        # The last five columns are shown only if a stage has a value there.
         shown = [i < 9 or any(row[i] for row in rows[1:]) for i in range(len(rows[0]))]
         rows = [
             [cell for cell, is_shown in zip(row, shown, strict=True) if is_shown] for row in rows
@@ -116,7 +116,7 @@ class Stats(Mapping[str, StageStats]):
             for row in rows
         )
         lost = ", ".join(f"{cause} {n:,}" for cause, n in self.lost.items() if n)
-        return f"{table}\nnot kept: {lost}" if lost else table
+        return f"{table}\nlost: {lost}" if lost else table
 
     def __repr__(self) -> str:
         span = "lifetime" if self.is_lifetime else f"last {self.window_s:.1f} s"
@@ -128,7 +128,7 @@ def _ms(ns: float) -> str:
 
 
 def _work(stage: StageStats) -> str:
-    """Amounts, and rates over the stage's own time: ``tokens 4,600 (230/s)``."""
+    """Return amounts, and rates per second of the stage's time: ``tokens 4,600 (230/s)``."""
     seconds = stage.total_ns / 1e9
     rates = {what: amount / seconds if seconds else math.inf for what, amount in stage.work.items()}
     return ", ".join(
@@ -139,20 +139,21 @@ def _work(stage: StageStats) -> str:
 
 
 def stats(window_s: float | None = None) -> Stats:
-    """Statistics by stage: since the process began, or over about the last ``window_s`` seconds.
+    """Return the statistics of all stages, since the process began or for a time window.
 
-    A window begins at the nearest snapshot that the service thread took, every few seconds while
-    spans happen and more rarely further back; without one it is counted from the rings, as long as
-    they still hold it. `Stats.window_s` says how long the window truly is. Raises ValueError when
-    ``window_s`` is not above 0.
+    A window covers about the last ``window_s`` seconds. It begins at the nearest snapshot of the
+    service thread, which takes one every few seconds while spans end, and keeps fewer of older
+    times. Without a suitable snapshot, the figures come from the rings if they reach back far
+    enough. `Stats.window_s` is the actual length of the window. Raises ValueError if ``window_s``
+    is not above 0.
     """
     if window_s is None:
         return _lifetime(_core.snapshot())
     if not window_s > 0:
         raise ValueError(f"window_s is {window_s!r}: give the seconds to look back, above 0")
     service = imports.load("stagespan.service")
-    service.ensure_running()  # so that the next question finds snapshots
-    # Looked at before: a snapshot that the service thread takes meanwhile is later than this one.
+    service.ensure_running()  # so that the next call finds snapshots
+    # Read first, because a snapshot that the service thread takes meanwhile would be later.
     past = service.history().view()
     now = _core.snapshot()
     lifetime = _lifetime(now)
@@ -216,7 +217,7 @@ def _from_summary(stage: _core.StageSummary, lost: dict[str, int]) -> StageStats
 
 
 def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
-    """Exact figures of the spans that ended in the window; None where the rings lost some."""
+    """Return exact figures of the spans that ended in the window; None if the rings lost some."""
     lost = _core.lost()
     spans = _core.spans()
     if lost.get("threads", 0):  # spans of threads that have no ring
@@ -245,15 +246,15 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
 
 
 def _distinct(column: Any) -> Any:
-    # Not numpy.unique: where the interpreter ends meanwhile, a daemon thread in its table of hashes
-    # takes the whole process down.
+    # Not numpy.unique: if the interpreter ends meanwhile, a daemon thread inside its hash table
+    # crashes the process.
     numpy = imports.load("numpy")
     in_order = numpy.sort(column)
     return in_order[numpy.append(True, in_order[1:] != in_order[:-1])[: len(in_order)]]
 
 
 def _reach_back(spans: Any, began_ns: int) -> bool:
-    """Whether each thread's ring holds a span from before the window, and so all those in it."""
+    """Whether each thread's ring reaches back to a time before the window."""
     in_order = spans[(spans["flags"] & _core.FLAG_RECORDED) == 0]
     threads = _distinct(in_order["thread"])
     ends = (in_order["end_ns"][in_order["thread"] == thread] for thread in threads)
@@ -261,7 +262,7 @@ def _reach_back(spans: Any, began_ns: int) -> bool:
 
 
 class _Durations:
-    """The same figures as the recorder's summaries, of durations that are all at hand."""
+    """The same figures as the recorder's summaries, computed from a list of durations."""
 
     def __init__(self, durations: Any) -> None:
         self._numpy = imports.load("numpy")
@@ -302,7 +303,7 @@ def _from_durations(
         host.p99_ns,
         errors,
         suspended_ns,
-        {},  # the rings hold no work
+        {},  # the rings do not contain work
         elapsed,
         queue,
         tail,

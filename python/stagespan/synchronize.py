@@ -17,19 +17,19 @@ class SynchronizeHook:
     name = "synchronize"
 
     def wants(self, call: context.Call) -> bool:
-        """Whether the process has a device to wait for."""
+        """Whether this is a debug context and the process uses a device."""
         return call.kind == "debug" and platforms.accelerator_in_use() is not None
 
     def enter(self, call: context.Call) -> None:
-        """Let what was queued before the stage end before its clock starts."""
+        """Wait for earlier work, before the clock starts."""
         _wait(call)
 
     def leave(self, call: context.Call) -> None:
-        """Let what the stage queued end before its clock stops."""
+        """Wait for the work of the stage, before the clock stops."""
         _wait(call)
 
     def exit(self, call: context.Call) -> None:
-        """Nothing: the clock has stopped."""
+        """Do nothing: the clock has stopped."""
 
 
 def _wait(call: context.Call) -> None:
@@ -37,7 +37,7 @@ def _wait(call: context.Call) -> None:
     if platform is None:
         return
     if _is_compiling() or platform.is_capturing():
-        # What runs now is compiled or captured, not executed, and waiting would break it.
+        # The code is being compiled or captured, not executed, and waiting would break that.
         call.flags |= _core.FLAG_CAPTURED
         return
     platform.synchronize()

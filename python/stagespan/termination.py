@@ -1,4 +1,4 @@
-"""Writing what is due before SIGTERM ends a process that does not handle SIGTERM itself."""
+"""Writing reports before SIGTERM ends a process that does not handle SIGTERM itself."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _writers: list[Callable[[], None]] = []
 
 
 def watch(writer: Callable[[], None]) -> None:
-    """Have ``writer`` called when SIGTERM is received while its action is the default one.
+    """Call ``writer`` when SIGTERM is received and the program does not handle it.
 
-    It runs in a thread of its own, while the program goes on. The process ends as SIGTERM ends it
-    once all writers have returned. A handler that the program sets, before or later, is called
-    instead of the writers. If the program restores the default action, they are called again.
+    It runs in a separate thread while the program continues. When all writers have returned,
+    SIGTERM ends the process. If the program sets a handler, that handler is called instead.
+    If the program restores the default action, the writers are called again.
     """
     if writer not in _writers:
         _writers.append(writer)
@@ -41,10 +41,10 @@ def _write() -> None:
 
 
 def _watch_signal_calls() -> None:
-    """Learn of the program's calls of `signal.signal`, which replaces whatever handler there is.
+    """Watch the program's calls of `signal.signal`.
 
-    Servers set a handler for the time they run, then restore the default and raise the signal
-    again: nothing else tells that the default action is back before it ends the process.
+    Servers set a handler while they run, then restore the default action and raise the signal
+    again. There is no other way to notice this before the signal ends the process.
     """
     set_handler: Any = signal.signal
     if getattr(set_handler, "_is_watched_by_stagespan", False):
@@ -67,12 +67,12 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
-    # The writers' own handlers have run by now: the process has nothing left to write.
+    # The exit handlers of the writers have run: the process has nothing left to write.
     _core.unwatch_termination()
     _core.await_termination()
     _writers.clear()
 
 
 forks.after_in_child(_after_fork_in_child)
-# Registered before the handlers of those that import this module, so it runs after them.
+# Registered before the exit handlers of modules that import this one, so it runs after them.
 atexit.register(_at_exit)

@@ -1,7 +1,7 @@
-"""Have functions run in other threads with the request and the span of the code that starts them.
+"""Run functions in other threads with the request and the span of the code that starts them.
 
-Threads of the standard library begin with no context variables, so a function that a pool runs
-knows neither the request nor the span of the code that submitted it.
+Threads of the standard library start without context variables. A function that a pool runs
+therefore does not know the request and the span of the code that submitted it.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ R = TypeVar("R")
 def bind(function: Callable[P, R]) -> Callable[P, R]:
     """Return a function that runs with the request and the innermost span of the code calling this.
 
-    Wherever the returned function runs, its spans are children of the span that is innermost now,
-    and belong to the request that is current now, or to none. It may be called any number of times,
-    also at the same time and after that span and that request have ended. Coroutine functions give
-    coroutine functions. Raises TypeError for generator functions, whose body runs elsewhere than
-    the call.
+    While the returned function runs, in any thread, its spans are children of the span that is
+    innermost now, and belong to the request that is current now, or to no request. You can call it
+    any number of times, at the same time, and after that span and that request have ended. For a
+    coroutine function, `bind` returns a coroutine function. Raises TypeError for generator
+    functions, because their body does not run during the call.
     """
     if not callable(function):
         raise TypeError(f"bind() takes a function, not {function!r}")
@@ -55,11 +55,11 @@ def _bound(function: Callable[P, R], carried: Carried) -> Callable[P, R]:
 
 
 class BoundExecutor(Executor):
-    """An executor that runs what it is given in another one, bound to the code that submitted it.
+    """An executor that binds every function to the code that submits it.
 
-    Use ``BoundExecutor(ThreadPoolExecutor(8))`` in place of the pool, for ``submit``, ``map`` and
-    ``loop.run_in_executor``. ``shutdown`` shuts the other one down. Raises TypeError for pools of
-    processes: spans of another process are recorded there.
+    Use ``BoundExecutor(ThreadPoolExecutor(8))`` instead of the pool, for ``submit``, ``map`` and
+    ``loop.run_in_executor``. ``shutdown`` shuts down the pool. Raises TypeError for pools of
+    processes, because another process records its own spans.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -74,16 +74,16 @@ class BoundExecutor(Executor):
         """The executor that runs the functions."""
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Have ``fn`` called with the caller's request and innermost span; see Executor.submit."""
+        """Submit ``fn`` with the caller's request and innermost span; see Executor.submit."""
         return self.executor.submit(_bound(fn, Carried()), *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Shut the other executor down; see Executor.shutdown."""
+        """Shut down the pool; see Executor.shutdown."""
         self.executor.shutdown(wait, cancel_futures=cancel_futures)
 
 
 def _runs_elsewhere(executor: Executor) -> bool:
-    """Whether the functions must be pickled on their way."""
+    """Whether functions must be pickled to run there."""
     for module, name in (("process", "ProcessPool"), ("interpreter", "InterpreterPool")):
         loaded: Any = sys.modules.get(f"concurrent.futures.{module}")
         kind = getattr(loaded, f"{name}Executor", None)
@@ -98,7 +98,7 @@ _is_on = False
 
 
 class _Making(threading.local):
-    """How many calls of a thread, one in another, may be starting a pool's workers."""
+    """How many nested calls of a thread may be starting the workers of a pool."""
 
     pools = 0
 
@@ -107,12 +107,12 @@ _making = _Making()
 
 
 def propagate_to_threads(enabled: bool = True) -> None:
-    """Bind all that threads and thread pools of the standard library run, from now on, or end that.
+    """Bind all functions that threads and thread pools run from now on, or stop doing so.
 
-    Covers ``threading.Thread``, ``concurrent.futures.ThreadPoolExecutor`` and
-    ``multiprocessing.pool.ThreadPool`` with their subclasses, also where a library uses them. A
-    thread is bound to the code that starts it, for as long as it runs. A pool's task is bound to
-    the code that submits it; the pool's threads are bound to nobody.
+    This covers ``threading.Thread``, ``concurrent.futures.ThreadPoolExecutor`` and
+    ``multiprocessing.pool.ThreadPool`` with their subclasses, even if a library uses them. A
+    thread is bound to the code that starts it, for as long as it runs. A task of a pool is bound to
+    the code that submits it. The threads of the pool are not bound.
     """
     global _is_on
     _is_on = enabled
@@ -137,7 +137,7 @@ _POOL_METHODS = (
     *("apply_async", "map", "map_async", "starmap", "starmap_async", "imap", "imap_unordered"),
 )
 _replaced: dict[tuple[type, str], tuple[Any, Any, bool]] = {}
-"""By class and name: what is there now, what was there, and whether the class itself had it."""
+"""By class and name: the replacement, the original, and whether the class itself had it."""
 
 
 def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> None:
@@ -151,7 +151,7 @@ def _replace(owner: type, name: str, make: Callable[[Any], Any]) -> None:
 
 def _uninstall() -> None:
     for (owner, name), (replacement, original, was_its_own) in tuple(_replaced.items()):
-        # Where somebody has wrapped ours since, it stays beneath, and passes all calls on.
+        # If another library has wrapped the replacement since, it stays and passes calls on.
         if vars(owner).get(name) is not replacement:
             continue
         if was_its_own:
@@ -168,7 +168,7 @@ def _bound_start(original: Callable[[threading.Thread], None]) -> Callable[..., 
         carried = Carried()
         if carried.is_empty():
             return original(self)
-        # Set on the object: classes have `run` methods of their own.
+        # Set on the object, because subclasses define their own `run`.
         run, before = self.run, vars(self).get("run")
 
         def put_back() -> None:
@@ -219,7 +219,7 @@ def _unbound_pool(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _making_workers(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call what may start the threads of a pool, which outlive the code that makes them start."""
+    """Make a call that may start threads of a pool, which outlive the code that starts them."""
     _making.pools += 1
     try:
         return call(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""Code objects that time a function where its calls cannot be intercepted: Python 3.10 and 3.11.
+"""Code objects that time a function on Python 3.10 and 3.11, where calls cannot be intercepted.
 
-A trampoline takes the place of a function's `__code__`. It has the same parameters, the same free
-variables and the same kind (function, coroutine, generator, async generator), and it carries the
-original code as a constant, from which each call makes the function that is timed:
+A trampoline replaces the `__code__` of a function. It has the same parameters, the same free
+variables and the same kind (function, coroutine, generator, async generator), and it contains the
+original code as a constant. Each call creates the timed function from this constant:
 
     def denoise(self, latents, /, *, steps, **options):
         try: import stagespan.trampoline as here
@@ -16,9 +16,9 @@ original code as a constant, from which each call makes the function that is tim
             )
         )
 
-So nothing outside the function refers to it (it is freed like any other), defaults stay those of
-the function itself, torch.compile finds only plain Python to inline, and a copy that cloudpickle
-made works in another process. KEY names the context by its parameters, never by identity.
+Therefore nothing outside the function refers to it, so it is freed like any other function. The
+function keeps its own defaults, torch.compile finds only plain Python to inline, and a copy made by
+cloudpickle works in another process. KEY contains the parameters of the context, not its identity.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from stagespan import _core, dynamo
 if TYPE_CHECKING:
     from stagespan._core import Span
 
-# What trampolines use when they run.
+# Trampolines use these names when they run.
 compiling = dynamo.compiling
 call_timed = _core.call_timed
 timed_coroutine = _core.timed_coroutine
@@ -49,7 +49,7 @@ anything = BaseException
 exhausted = StopAsyncIteration
 
 # "stagespan.trampoline:debug:100:name", with the digits of reset_peak_memory, capture_memory and
-# compile_safe: a text, because its hash is kept.
+# compile_safe. It is a string, because strings cache their hash.
 Key = str
 
 _MARK = "stagespan.trampoline:"
@@ -61,7 +61,7 @@ _MOST_KEPT = 1024
 
 
 class _Spans(dict[Key, "Span"]):
-    """The contexts of this process by their parameters; a key from elsewhere makes its own."""
+    """The contexts of this process by key. A key from another process creates a new context."""
 
     def __missing__(self, key: Key) -> Span:
         _, kind, digits, name = key.split(":", 3)
@@ -84,7 +84,7 @@ spans = _Spans()
 
 
 def key_of(span: Span) -> Key:
-    """Return the constant that stands for `span` in a trampoline, and remember `span` under it."""
+    """Return the constant that identifies `span` in a trampoline, and store `span` under it."""
     digits = (span.reset_peak_memory, span.capture_memory, span.compile_safe)
     key = f"{_MARK}{span.kind}:{''.join(str(int(digit)) for digit in digits)}:{span.name}"
     spans.setdefault(key, span)
@@ -92,7 +92,7 @@ def key_of(span: Span) -> Key:
 
 
 def can_time(code: CodeType) -> bool:
-    """Tell whether a trampoline can be written for `code`: all its names can stand in a source."""
+    """Return whether a trampoline can be written for `code`: its names must be identifiers."""
     names = (*_parameters(code), *code.co_freevars)
     return code.co_freevars == tuple(sorted(code.co_freevars)) and all(
         name.isidentifier() and not keyword.iskeyword(name) for name in names
@@ -102,16 +102,16 @@ def can_time(code: CodeType) -> bool:
 def timed_code(code: CodeType, qualname: str, key: Key) -> CodeType:
     """Return the trampoline that runs `code` under the context of `key`.
 
-    The same arguments give the same object as long as it is among the latest 1,024, so that
-    torch.compile, which tells code objects apart by identity, need not compile again.
+    The same arguments give the same object while it is among the latest 1,024. torch.compile
+    identifies code objects by identity, so it does not have to compile again.
     """
-    # The kept trampoline holds `code`, so its id cannot pass to another object meanwhile.
+    # The cached trampoline refers to `code`, so no other object can get its id meanwhile.
     recent = (id(code), qualname, key)
     kept = _kept.get(recent)
     if kept is None:
-        # Whoever made the same meanwhile was first.
+        # If another thread has made the same one meanwhile, that one is used.
         kept = _kept.setdefault(recent, _compile(code, qualname, key))
-    with contextlib.suppress(KeyError):  # another thread made room meanwhile
+    with contextlib.suppress(KeyError):  # another thread removed it meanwhile
         _kept.move_to_end(recent)
         while len(_kept) > _MOST_KEPT:
             _kept.popitem(last=False)
@@ -119,7 +119,7 @@ def timed_code(code: CodeType, qualname: str, key: Key) -> CodeType:
 
 
 def layers(code: CodeType) -> tuple[CodeType, tuple[Key, ...]]:
-    """Take trampolines off: the code below them, and their keys from the innermost outwards."""
+    """Return the code below all trampolines, and their keys from the innermost outwards."""
     keys: list[Key] = []
     while True:
         key = next((const for const in code.co_consts if _is_key(const)), None)
@@ -144,7 +144,7 @@ def _parameters(code: CodeType) -> tuple[str, ...]:
 
 
 class _Layout:
-    """The parameters of a code object as source text, for a definition and for passing them on."""
+    """The parameters of a code object as source text, for a definition and for a call."""
 
     def __init__(self, code: CodeType) -> None:
         rest = iter(_parameters(code))
@@ -170,7 +170,7 @@ class _Layout:
 
 
 class _Names:
-    """Local names for the trampoline's own use, none of which the function itself uses."""
+    """Local names for the trampoline that the function itself does not use."""
 
     def __init__(self, code: CodeType) -> None:
         self._taken = {*_parameters(code), *code.co_freevars}
@@ -203,11 +203,11 @@ def _source(code: CodeType, key: Key) -> str:
     lines = [
         f"def outer({', '.join(code.co_freevars)}):",
         f"  {'async ' if is_async else ''}def function({layout.definition}):",
-        # A third of what `from ... import` costs.
+        # This costs a third of `from ... import`.
         f"    try: import {__name__} as {here}",
-        # At the end of the interpreter, when a finalizer runs the function: it runs untimed.
+        # If a finalizer runs the function while the interpreter ends, it runs untimed.
         f"    except Exception: {here} = None",
-        # Only names the free variables; the original code takes the place of this function's.
+        # This only names the free variables. The original code replaces the code of this function.
         f"    def {target}(): {'; '.join(code.co_freevars) or 'pass'}",
         *(f"    {line}" for line in body),
     ]
@@ -215,10 +215,10 @@ def _source(code: CodeType, key: Key) -> str:
 
 
 def _async_delegation(call: str, own: _Names) -> list[str]:
-    """What `yield from` would do if async generators had it.
+    """Return the source of what `yield from` would do in an async generator.
 
-    The error is handed on outside of `except`, so that it does not become the context of what the
-    function raises later, and dropped at once, because its traceback refers to this frame.
+    The error is passed on outside of `except`, so that it does not become the context of later
+    exceptions of the function. It is dropped at once, because its traceback refers to this frame.
     """
     here, source, value, error = own["here"], own["source"], own["value"], own["error"]
     anything, exhausted = own["anything"], own["exhausted"]
@@ -239,7 +239,7 @@ def _async_delegation(call: str, own: _Names) -> list[str]:
         "    else:",
         "      try:",
         f"        {value} = await {source}.athrow({error})",
-        # A loop that shuts down may have closed it first: athrow returns None then on 3.10.
+        # An event loop that shuts down may have closed it first. On 3.10, athrow then returns None.
         f"        if {source}.ag_frame is None: raise {error}",
         "      finally:",
         f"        {error} = None",
@@ -253,7 +253,7 @@ def _compile(code: CodeType, qualname: str, key: Key) -> CodeType:
     line = code.co_firstlineno
     for node in ast.walk(tree):
         if hasattr(node, "lineno"):
-            # All on the line of the definition and without columns: a traceback shows that line.
+            # Everything is on the line of the definition, which tracebacks show.
             vars(node).update(lineno=line, end_lineno=line, col_offset=-1, end_col_offset=-1)
     module = compile(tree, code.co_filename, "exec", dont_inherit=True)
     outer = next(_codes(module))
@@ -266,7 +266,7 @@ def _compile(code: CodeType, qualname: str, key: Key) -> CodeType:
         if const is placeholder:
             consts.append(code)
         elif isinstance(const, str) and const.startswith("outer.<locals>."):
-            consts.append(qualname)  # 3.10 gives a nested function its qualified name so
+            consts.append(qualname)  # where 3.10 stores the qualified name of a nested function
         else:
             consts.append(const)
     flags = trampoline.co_flags & ~_INHERITED | code.co_flags & _INHERITED

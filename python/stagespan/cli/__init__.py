@@ -1,4 +1,4 @@
-"""The command ``stagespan``: one file a verb, imported when the verb is used."""
+"""The command ``stagespan``. Each subcommand has one file, which is imported when it is used."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ import click
 
 from stagespan.errors import StagespanError
 
-_VERBS = {
-    "analyze": "Say where the time of a trace went, and why the device was idle.",
-    "bench": "Replay one stage alone from its signature and profile it.",
+_COMMANDS = {
+    "analyze": "Show where the time of a trace went, and why the device was idle.",
+    "bench": "Replay one stage alone from its signature, and profile it.",
     "doctor": "Show what works on this machine, what does not, and why.",
-    "ncu": "Say what bounds a stage's top kernels, by Nsight Compute.",
-    "report": "Show a timing report as a table, or compare two.",
+    "ncu": "Show what limits the top kernels of a stage, with Nsight Compute.",
+    "report": "Show a timing report as a table, or compare two reports.",
     "run": "Run a script and time its stages without changing it.",
     "stages": "List the stages of a signature file.",
 }
 
 
 class _Refused(click.ClickException):
-    """What was asked for cannot be done: one sentence, and the exit status of a wrong usage."""
+    """An error that is shown as one sentence, with exit status 2."""
 
     exit_code = 2
 
 
-class _Verbs(click.Group):
-    """A group whose verbs are listed without being imported."""
+class _Commands(click.Group):
+    """A group that lists its commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_VERBS)
+        return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _VERBS:
+        if cmd_name not in _COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"stagespan.cli.{cmd_name}").command
         return command
@@ -47,16 +47,20 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        # An option that is not known is refused by click itself.
-        if name not in _VERBS and not name.startswith("-") and not ctx.resilient_parsing:
-            close = difflib.get_close_matches(name.lower(), _VERBS, n=1, cutoff=0.6)
-            hint = f"did you mean {close[0]!r}?" if close else f"the verbs are {', '.join(_VERBS)}."
+        # click itself refuses unknown options.
+        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(name.lower(), _COMMANDS, n=1, cutoff=0.6)
+            hint = (
+                f"did you mean {close[0]!r}?"
+                if close
+                else f"the commands are {', '.join(_COMMANDS)}."
+            )
             ctx.fail(f"No such command {name!r}; {hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(_VERBS.items()))
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -66,20 +70,22 @@ class _Verbs(click.Group):
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # What could not be written is tried once more when the interpreter ends.
+            # Otherwise the interpreter would try to write the rest again when it ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise _Refused(f"the output cannot be written: {error.strerror}; make room") from error
+            raise _Refused(
+                f"the output cannot be written: {error.strerror}; free some space"
+            ) from error
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="stagespan", message="stagespan %(version)s")
 def command() -> None:
-    """Time the stages of PyTorch pipelines: run, report, replay."""
+    """Measure the stages of PyTorch pipelines, replay them, and explain their traces."""
 
 
 def main() -> None:
-    """Entry point of the command; exits with its status."""
-    # Lines of tables and trees are beyond some encodings. A script that is run writes its own way.
+    """Run the command and exit with its status."""
+    # Some encodings lack the lines of tables. `run` does not change the output of its script.
     if sys.argv[1:2] != ["run"] and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     command(prog_name="stagespan")

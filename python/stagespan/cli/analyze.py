@@ -1,4 +1,4 @@
-"""``stagespan analyze``: what a trace says, on one screen and in files."""
+"""``stagespan analyze``: analyses a trace, and prints or writes the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _print_schema(context: click.Context, _: click.Parameter, asked: bool) -> No
 
 def _possible(context: click.Context, option: click.Parameter, jobs: int) -> int:
     if jobs == 0:
-        raise click.BadParameter("0 is not a number of traces: give 1 or more, or -1.")
+        raise click.BadParameter("0 is not allowed: use 1 or more, or -1 for one process per core.")
     source = context.get_parameter_source(option.name or "")
     if jobs != 1 and source is click.core.ParameterSource.COMMANDLINE:
         from importlib.util import find_spec
@@ -30,7 +30,7 @@ def _possible(context: click.Context, option: click.Parameter, jobs: int) -> int
         if find_spec("joblib") is None:
             raise click.BadParameter(
                 "reading several traces at a time needs joblib (the extra 'ranks'): install it "
-                "with `pip install joblib`, or leave the option out."
+                "with `pip install joblib`, or omit the option."
             )
     return jobs
 
@@ -41,14 +41,14 @@ def _possible(context: click.Context, option: click.Parameter, jobs: int) -> int
     "--against",
     metavar="BEFORE",
     type=click.Path(path_type=Path),
-    help="Say what changed since this trace of the same program, and why.",
+    help="Show what changed since this earlier trace of the same program, and why.",
 )
 @click.option(
     "--merge",
     "merge_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Of a folder write all ranks' timelines as one (.json.gz), for Perfetto.",
+    help="For a folder: write the timelines of all ranks into one file for Perfetto (.json.gz).",
 )
 @click.option(
     "--jobs",
@@ -56,27 +56,27 @@ def _possible(context: click.Context, option: click.Parameter, jobs: int) -> int
     type=int,
     callback=_possible,
     default=-1,
-    show_default="one a core",
-    help="Number of traces of a folder to read at a time (needs joblib).",
+    show_default="one per core",
+    help="For a folder: how many traces to read at a time (needs joblib).",
 )
 @click.option(
     "--json",
     "json_file",
     metavar="FILE",
-    help="Write all figures as JSON; - is standard output, without the page.",
+    help="Write all figures as JSON. - is standard output; the page is then not printed.",
 )
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write all tables as Markdown.")
 @click.option(
     "--html",
     "html_file",
     metavar="FILE",
-    help="Write one page with charts, which needs no network.",
+    help="Write one page with charts that works offline (needs plotly).",
 )
 @click.option(
     "--flame",
     "flame_file",
     metavar="FILE",
-    help="Write the recorded stacks, folded, as tools that draw flame graphs read them.",
+    help="Write the recorded stacks in folded form, for tools that draw flame graphs.",
 )
 @click.option(
     "--json-schema",
@@ -84,7 +84,7 @@ def _possible(context: click.Context, option: click.Parameter, jobs: int) -> int
     is_eager=True,
     expose_value=False,
     callback=_print_schema,
-    help="Print the JSON Schema of what --json writes.",
+    help="Print the JSON Schema of the output of --json.",
 )
 def command(
     path: Path,
@@ -96,10 +96,11 @@ def command(
     html_file: str | None,
     flame_file: str | None,
 ) -> None:
-    """Say where the time of a trace went and why the device was idle.
+    """Show where the time of a trace went, and why the device was idle.
 
-    PATH is what torch.profiler exported, .json or .json.gz; or the folder that torch_npu.profiler
-    wrote for a process; or one with the traces of many ranks: then it says who waited for whom.
+    PATH is a trace of torch.profiler (.json or .json.gz), a folder that torch_npu.profiler wrote
+    for one process, or a folder with the traces of many ranks. For many ranks, the page shows which
+    rank the others waited for.
     """
     from stagespan.trace.paths import analyze_path, merge_ranks
 

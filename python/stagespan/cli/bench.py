@@ -1,4 +1,4 @@
-"""``stagespan bench``: one stage alone, on inputs made from its signature."""
+"""``stagespan bench``: runs one stage alone, on inputs made from its signature."""
 
 from __future__ import annotations
 
@@ -28,23 +28,30 @@ _PHASES = ("dynamo", "autograd", "inductor", "kernels", "guards")
 
 @click.command("bench")
 @click.argument("signature_file", type=click.Path())
-@click.option("--stage", "stage_name", help="Name of the stage; may be left out if there is one.")
+@click.option("--stage", "stage_name", help="Name of the stage. Not needed if there is only one.")
 @click.option(
-    "--factory", required=True, metavar="MODULE:CALLABLE", help="Returns the loaded stage."
+    "--factory",
+    required=True,
+    metavar="MODULE:CALLABLE",
+    help="Function that returns the loaded stage.",
 )
 @click.option(
     "--warmup", type=int, help="Iterations before measuring. [default: until the times settle]"
 )
 @click.option("--steps", default=1, show_default=True, help="Iterations under the profiler.")
 @click.option("--timing-steps", type=int, help="Timed iterations. [default: 20 or more]")
-@click.option("--output", type=click.Path(), help="Folder of the files. [default: the run's]")
-@click.option("--device", help="Where the inputs are made. [default: where they were captured]")
-@click.option("--dtype", help="Element type of floating-point inputs. [default: the captured]")
+@click.option(
+    "--output",
+    type=click.Path(),
+    help="Folder for the files. [default: the run's]",
+)
+@click.option("--device", help="Device of the inputs. [default: the captured device]")
+@click.option("--dtype", help="Element type of floating-point inputs. [default: the captured type]")
 @click.option("--seed", default=0, show_default=True, help="Seed of the inputs.")
 @click.option(
     "--profile-compile",
     is_flag=True,
-    help="Profile the first call too, in which torch.compile works.",
+    help="Also profile the first call, in which torch.compile works.",
 )
 @click.option(
     "--step",

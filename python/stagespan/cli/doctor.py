@@ -14,13 +14,13 @@ _STYLES = {"works": "green", "absent": "dim", "note": "yellow", "fails": "bold r
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--no-device", is_flag=True, help="Do not set the device up to try it.")
+@click.option("--no-device", is_flag=True, help="Do not initialise the device to test it.")
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, no_device: bool) -> None:
-    """Show what was found here, what works, what does not and why.
+    """Show what works on this machine, what does not, and why.
 
-    Exits with 0 if everything works that should work here, else with 1. A device that torch knows
-    is tried out with a few spans.
+    The exit status is 0 if everything that should work here works, otherwise 1. If torch finds a
+    device, it is tested with a few spans.
     """
     from stagespan import doctor
 
@@ -59,7 +59,7 @@ def _print(findings: list[Finding], is_well: bool) -> None:
         table.add_row(area, Text(finding.name), state, Text(finding.text))
         before = finding.area
     console = Console()
-    set_width(console, 10_000)  # a pipe has no width: one line a finding
+    set_width(console, 10_000)  # a pipe has no width: one line per finding
     with trimmed(console):
         console.print(table, highlight=False)
     failing = [

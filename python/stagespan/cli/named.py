@@ -1,4 +1,4 @@
-"""Stages named on the command line, ``pkg.mod:Class.method``, and the timers put around them."""
+"""Stages named on the command line as ``pkg.mod:Class.method``, and how they are timed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _HOOK_NAME = "__stagespan_stage__"
 
 
 class NamedStage:
-    """A callable that is to be timed, and what became of it."""
+    """A callable to be timed, and the result."""
 
     def __init__(self, text: str) -> None:
-        """Read ``[NAME=]pkg.mod:Class.method``. Raises SettingsError when it is something else."""
+        """Read ``[NAME=]pkg.mod:Class.method``. Raises SettingsError for other texts."""
         match = _PATTERN.fullmatch(text)
         if match is None:
             raise SettingsError(
                 f"the stage {text!r} must be written as pkg.mod:Class.method or pkg.mod:function, "
-                "with NAME= before it to give it a name of its own"
+                "with NAME= in front for another stage name"
             )
         self.module: str = match["module"]
         self.path: str = match["path"]
@@ -43,12 +43,12 @@ class NamedStage:
 
     @property
     def target(self) -> str:
-        """Where the callable is, ``pkg.mod:Class.method``."""
+        """The path of the callable, ``pkg.mod:Class.method``."""
         return f"{self.module}:{self.path}"
 
 
 def named_stages(texts: Iterable[str]) -> list[NamedStage]:
-    """Read all stages; two that would share a name are told apart by their module."""
+    """Read all stages. If two stages have the same name, the second gets its path as name."""
     stages = {stage.target: stage for stage in map(NamedStage, texts)}
     taken: dict[str, NamedStage] = {}
     for stage in stages.values():
@@ -59,12 +59,12 @@ def named_stages(texts: Iterable[str]) -> list[NamedStage]:
 
 
 class Wrapper:
-    """Puts the stages' timers around their callables, whenever a module with some is loaded."""
+    """Wraps the callables of the stages when their modules are loaded."""
 
     def __init__(
         self, stages: Sequence[NamedStage], decorator_for: Callable[[str], Decorator], main: str
     ) -> None:
-        """``main`` is the module's name, besides ``__main__``, that the script runs under."""
+        """``main`` is the name of the module that runs as ``__main__``, if it has one."""
         self._decorator_for = decorator_for
         self._by_module: dict[str, list[NamedStage]] = {}
         for stage in stages:
@@ -73,7 +73,7 @@ class Wrapper:
         self._main_stages = self._by_module.pop("__main__", [])
 
     def install(self) -> None:
-        """Wrap what is loaded already, and be told of what will be."""
+        """Wrap the stages of loaded modules now, and of other modules when they are loaded."""
         for name in self._by_module:
             if name in sys.modules:
                 self.loaded(name)
@@ -85,16 +85,16 @@ class Wrapper:
         for stage in self._by_module[module_name]:
             try:
                 _wrap_in(module, stage, self._decorator_for)
-            except Exception as error:  # the script must not notice
+            except Exception as error:  # an error must not affect the script
                 stage.problem = _reason(error)
 
     def prepare_main(self, tree: ast.Module) -> ast.Module:
-        """Put decorators on the script's own stages; its line numbers stay what they were."""
+        """Decorate the stages of the script itself. Its line numbers do not change."""
         _Decorating({stage.path for stage in self._main_stages}).visit(tree)
         return tree
 
     def main_globals(self) -> dict[str, Any]:
-        """What the script's namespace needs so that `prepare_main`'s decorators work."""
+        """Return the names that the decorators of `prepare_main` need in the script."""
         return {_HOOK_NAME: self._decorate_main} if self._main_stages else {}
 
     def _decorate_main(self, path: str) -> Decorator:
@@ -112,11 +112,11 @@ class Wrapper:
         return decorate
 
     def has_stages(self) -> bool:
-        """Whether any were named."""
+        """Whether any stages were named."""
         return bool(self._by_module or self._main_stages)
 
     def missing(self) -> list[str]:
-        """A sentence for each stage that was never found, with what is close."""
+        """Return a sentence for each stage that was not found, with similar names."""
         places = (*self._by_module.items(), ("__main__", self._main_stages))
         return [
             _why_missing(module, stage)
@@ -126,7 +126,7 @@ class Wrapper:
         ]
 
     def notes(self) -> list[str]:
-        """A sentence for each stage that is not timed as the command line asked."""
+        """Return a sentence for each stage that is timed in another way than requested."""
         stages = (stage for found in self._by_module.values() for stage in found)
         return [stage.note for stage in (*stages, *self._main_stages) if stage.note is not None]
 
@@ -139,7 +139,7 @@ def _wrap_in(module: Any, stage: NamedStage, decorator_for: Callable[[str], Deco
     *parts, last = stage.path.split(".")
     for part in parts:
         owner = getattr(owner, part)
-    # A class would bind its methods, a lazy module only answers when it is asked.
+    # getattr would bind methods of a class, but lazy modules need it.
     find = inspect.getattr_static if isinstance(owner, type) else getattr
     raw = find(owner, last)
     timed = _timed_once(raw, stage, decorator_for)
@@ -149,7 +149,7 @@ def _wrap_in(module: Any, stage: NamedStage, decorator_for: Callable[[str], Deco
 
 
 def _timed_once(raw: Any, stage: NamedStage, decorator_for: Callable[[str], Decorator]) -> Any:
-    """``raw`` with the stage's timer; as it is if the program times it by this name already."""
+    """Return ``raw`` with the stage's timer, or unchanged if it already has this stage."""
     from stagespan.decorators import contexts_of
 
     wanted = decorator_for(stage.name)
@@ -159,14 +159,14 @@ def _timed_once(raw: Any, stage: NamedStage, decorator_for: Callable[[str], Deco
         return _wrapped(raw, wanted)
     if getattr(wanted, "kind", None) == "debug" and "debug" not in own:
         stage.note = (
-            f"{stage.target} is timed as {stage.name!r} by the program itself, without its inputs "
+            f"the program itself times {stage.target} as {stage.name!r}, without its inputs "
             "and outputs: decorate it with ProfilingContext4Debug to capture them"
         )
     return raw
 
 
 def _wrapped(raw: Any, decorator: Decorator) -> Any:
-    """``raw``, as it stands in a module or a class, with the timer around what it calls."""
+    """Return ``raw``, an attribute of a module or a class, with a timer around its calls."""
     if isinstance(raw, (staticmethod, classmethod)):
         return type(raw)(decorator(raw.__func__))
     if isinstance(raw, property) and raw.fget is not None:
@@ -189,7 +189,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: it lets the others find, and says when a wanted module is loaded."""
+    """Calls back after a wanted module is loaded. The other finders find the module."""
 
     def __init__(self, wanted: frozenset[str], loaded: Callable[[str], None]) -> None:
         self._wanted = wanted
@@ -222,7 +222,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             if getattr(module, "__name__", None) == fullname:
                 self._loaded(fullname)
 
-        # The loader itself stays, because tools ask modules for it; only this instance is changed.
+        # The loader object stays, because tools read it from modules. Only this object is changed.
         if execute is not None and not isinstance(loader, type):
             try:
                 loader.exec_module = exec_module
@@ -232,9 +232,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Decorating(ast.NodeTransformer):
-    """Adds a decorator to the functions and classes whose qualified names are wanted.
+    """Adds a decorator to the functions and classes with the wanted qualified names.
 
-    A class cannot be timed, but the decorator can say so.
+    A class cannot be timed. Its decorator reports this.
     """
 
     def __init__(self, wanted: set[str]) -> None:
@@ -268,7 +268,7 @@ class _Decorating(ast.NodeTransformer):
         for new in ast.walk(call):
             ast.copy_location(new, first)
             if isinstance(new, ast.expr):
-                # A definition's own end would stretch the decorator over the whole body.
+                # With the end of the definition, the decorator would cover the whole body.
                 new.end_lineno, new.end_col_offset = first.lineno, first.col_offset + 1
         node.decorator_list.insert(0, call)
 
@@ -295,8 +295,8 @@ def _why_missing(module_name: str, stage: NamedStage) -> str:
             prefix = ".".join(parts[:depth])
             names = [f"{prefix}.{name}" if prefix else name for name in close]
             return sentence + f"{where} has no {part!r}" + _suggest(names)
-    return sentence + (stage.problem or "it was defined after its module had been loaded")
+    return sentence + (stage.problem or "it was defined after its module was loaded")
 
 
 def _suggest(close: Sequence[str]) -> str:
-    return f"; close to it: {', '.join(close)}" if close else ""
+    return f"; similar names: {', '.join(close)}" if close else ""

@@ -1,4 +1,4 @@
-"""``stagespan ncu``: what bounds each of a stage's top kernels, by Nsight Compute."""
+"""``stagespan ncu``: what limits the top kernels of a stage, with Nsight Compute."""
 
 from __future__ import annotations
 
@@ -25,21 +25,38 @@ _FILE = click.Path(path_type=Path)
 
 @click.command("ncu")
 @click.argument("breakdown", metavar="[BREAKDOWN]", type=_FILE, required=False)
-@click.option("--csv", "csv_file", type=_FILE, help="Read this CSV file of ncu, run nothing.")
-@click.option("--report", "report_file", type=_FILE, help="Read this .ncu-rep file, through ncu.")
-@click.option("--factory", metavar="MODULE:CALLABLE", help="Returns the loaded stage.")
-@click.option("--script", type=_FILE, help="The stage's script. [default: beside BREAKDOWN]")
-@click.option("--step", metavar="MODULE:CALLABLE", help="Handed on to the script.")
-@click.option("--top", "count", default=5, show_default=True, help="How many kernels.")
+@click.option(
+    "--csv", "csv_file", type=_FILE, help="Read this CSV file of ncu instead of running ncu."
+)
+@click.option("--report", "report_file", type=_FILE, help="Read this .ncu-rep file with ncu.")
+@click.option(
+    "--factory", metavar="MODULE:CALLABLE", help="Function that returns the loaded stage."
+)
+@click.option(
+    "--script", type=_FILE, help="The script of the stage. [default: in BREAKDOWN's folder]"
+)
+@click.option("--step", metavar="MODULE:CALLABLE", help="Passed to the script.")
+@click.option("--top", "count", default=5, show_default=True, help="Number of kernels.")
 @click.option("--warmup", default=1, show_default=True, help="Iterations that are not measured.")
-@click.option("--launch-skip", type=int, help="Matching launches to skip. [default: the warm-up's]")
-@click.option("--launch-count", type=int, help="Launches to measure. [default: one iteration's]")
-@click.option("--set", "metric_set", help="A set of ncu, such as full, in place of sections.")
-@click.option("--metrics", help="More metrics, with commas.")
-@click.option("--output", type=_FILE, help="Folder of the files. [default: BREAKDOWN's]")
+@click.option(
+    "--launch-skip", type=int, help="Matching launches to skip. [default: those of the warm-up]"
+)
+@click.option(
+    "--launch-count", type=int, help="Launches to measure. [default: those of one iteration]"
+)
+@click.option("--set", "metric_set", help="A metric set of ncu, such as full, instead of sections.")
+@click.option("--metrics", help="More metrics, separated by commas.")
+@click.option("--output", type=_FILE, help="Folder for the files. [default: BREAKDOWN's folder]")
 @click.option("--dry-run", is_flag=True, help="Only print the commands.")
-@click.option("--trace", "trace_file", type=_FILE, help="Names operators. [default: the stage's]")
-@click.option("--json", "json_file", metavar="FILE", help="Write all figures; - is stdout.")
+@click.option(
+    "--trace",
+    "trace_file",
+    type=_FILE,
+    help="Trace with the operators. [default: the stage's trace]",
+)
+@click.option(
+    "--json", "json_file", metavar="FILE", help="Write all figures as JSON; - is standard output."
+)
 @click.option("--markdown", "markdown_file", metavar="FILE", help="Write the tables as Markdown.")
 @click.option("--svg", "svg_file", metavar="FILE", help="Draw the roofline.")
 @click.option("--html", "html_file", metavar="FILE", help="Write one page with the roofline.")
@@ -55,19 +72,23 @@ def command(
     html_file: str | None,
     **options: Any,
 ) -> None:
-    """Say for the top kernels of a stage what bounds them: memory, computing, latency, or both.
+    """Show what limits the top kernels of a stage: memory, computing, or latency.
 
-    BREAKDOWN is {stage}_breakdown.json. ncu measures the kernels while the stage's generated
-    script replays it; where there is no ncu, the commands are printed, to be run elsewhere.
+    BREAKDOWN is {stage}_breakdown.json. ncu measures the kernels while the generated script replays
+    the stage. If ncu is not installed, the commands are printed, so that you can run them on
+    another machine.
     """
     from stagespan.trace.ncu.command import read_breakdown
     from stagespan.trace.ncu.reading import parse, read_ncu
     from stagespan.trace.ncu.report import report
 
     if breakdown is None and csv_file is None and report_file is None:
-        raise TraceError("Name a stage's breakdown.json, or what ncu wrote with --csv or --report.")
+        raise TraceError(
+            "Name the {stage}_breakdown.json of a stage, or pass a file of ncu with --csv or"
+            " --report."
+        )
     if count < 1:
-        raise TraceError(f"--top {count} leaves no kernel: give 1 or more.")
+        raise TraceError(f"--top {count} selects no kernel: use 1 or more.")
     top = None if breakdown is None else read_breakdown(breakdown)
     if report_file is not None:
         reading = parse(_exported(report_file), str(report_file))
@@ -95,11 +116,13 @@ def _built(breakdown: Path, top: TopKernels, count: int, options: dict[str, Any]
     script = options["script"] or breakdown.with_name(f"profile_{stem}.py")
     if not script.is_file():
         raise TraceError(
-            f"{script} does not exist, and ncu needs it to replay the stage: name it with --script,"
+            f"{script} does not exist, but ncu needs it to replay the stage: name it with --script,"
             " or write it with `stagespan bench`."
         )
     if options["factory"] is None:
-        raise TraceError("Say what returns the loaded stage: --factory MODULE:CALLABLE.")
+        raise TraceError(
+            "Pass --factory MODULE:CALLABLE, a function that returns the loaded stage."
+        )
     program = commands.replay_program(
         script, options["factory"], options["warmup"], options["step"]
     )
@@ -121,13 +144,15 @@ def _print_commands(built: Command, breakdown: Path, there: bool) -> None:
     import shlex
 
     if not there:
-        click.echo("No ncu on this machine: run this where Nsight Compute is installed.", err=True)
+        click.echo(
+            "ncu is not installed here: run this on a machine with Nsight Compute.", err=True
+        )
     click.echo(built.text())
     click.echo(f"stagespan ncu {shlex.quote(str(breakdown))} --csv {shlex.quote(str(built.table))}")
 
 
 def _run(built: Command) -> Reading:
-    """Measure and export; what ncu and the program print passes through, to standard error."""
+    """Measure and export. The output of ncu and of the program goes to standard error."""
     from stagespan.files import write_whole
     from stagespan.trace.ncu.reading import parse
 
@@ -144,7 +169,7 @@ def _run(built: Command) -> Reading:
         errors="replace",
     ) as running:
         assert running.stdout is not None
-        # It takes minutes: each line is shown as it comes.
+        # Measuring takes minutes, so each line is shown at once.
         for line in running.stdout:
             said.append(line)
             click.echo(line, err=True, nl=False)
@@ -177,32 +202,32 @@ def _failure(output: str, status: int) -> str:
 
 
 def _exported(report: Path) -> str:
-    """A report of ncu's as CSV."""
+    """Return a report of ncu as CSV."""
     from stagespan.trace.ncu.command import exporting
 
     if not report.is_file():
         raise TraceError(f"{report} does not exist: name the report that ncu wrote.")
     if shutil.which("ncu") is None:
         raise TraceError(
-            f"{report} can only be read by ncu, which is not on this machine: where it is, run"
-            f" `ncu --import {report} --csv --page raw`, and pass what it prints with --csv."
+            f"{report} can only be read by ncu, which is not installed here: on a machine with"
+            f" ncu, run `ncu --import {report} --csv --page raw`, and pass its output with --csv."
         )
     done = subprocess.run(
         exporting(report), check=False, capture_output=True, text=True, errors="replace"
     )
     if done.returncode != 0:
         said = " ".join((done.stderr or done.stdout).split())[-300:]
-        raise TraceError(f"ncu cannot read {report}: {said or 'it does not say why'}")
+        raise TraceError(f"ncu cannot read {report}: {said or 'it gives no reason'}")
     return done.stdout
 
 
 def _launchers(
     breakdown: Path | None, trace_file: Path | None
 ) -> Mapping[str, tuple[str | None, str | None]]:
-    """Operator and stage by kernel, from the trace that the breakdown was made from."""
+    """Return operator and stage by kernel, from the trace of the breakdown."""
     if trace_file is None and breakdown is not None and breakdown.name.endswith(_SUFFIX):
-        beside = breakdown.with_name(f"{breakdown.name.removesuffix(_SUFFIX)}_trace.json.gz")
-        trace_file = beside if beside.is_file() else None
+        default = breakdown.with_name(f"{breakdown.name.removesuffix(_SUFFIX)}_trace.json.gz")
+        trace_file = default if default.is_file() else None
     if trace_file is None:
         return {}
     from stagespan.trace.analysis import analyze

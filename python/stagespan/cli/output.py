@@ -1,4 +1,4 @@
-"""What a verb writes where its user asked for it."""
+"""Writing the output of a command to a file or to standard output."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from stagespan.errors import StagespanError
 
 
 def write_to(file: str, text: str) -> None:
-    """Write a text to a file, whole or not at all; ``-`` is standard output.
+    """Write a text to a file, completely or not at all; ``-`` is standard output.
 
-    Raises StagespanError where the file cannot be written.
+    Raises StagespanError if the file cannot be written.
     """
     from stagespan.files import write_whole
 

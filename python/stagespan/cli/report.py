@@ -1,4 +1,4 @@
-"""``stagespan report``: a timing report as a table, or two of them compared."""
+"""``stagespan report``: prints a timing report, or compares two."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import click
 def command(timing: Path, against: Path | None) -> None:
     """Show a timing report as a table, or what changed since another one.
 
-    A folder stands for the timing report in it, if it holds only one.
+    You can pass a folder if it contains only one timing report.
     """
     if against is not None:
         from stagespan.report.compare import compare_timing_reports

@@ -1,4 +1,4 @@
-"""``stagespan run``: a script with its stages timed, the script itself unchanged."""
+"""``stagespan run``: runs a script and times its stages without changing it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
-@click.option("--debug", is_flag=True, help="Debug mode, with its files.")
+@click.option("--debug", is_flag=True, help="Turn debug mode on, and write its files.")
 @click.option(
     "--stage",
     "stages",
     metavar="[NAME=]PKG.MOD:CLASS.METHOD",
     multiple=True,
-    help="Time this callable as a stage; __main__:function for one of the script. May be repeated.",
+    help="Time this function as a stage; __main__:NAME for one of the script. Can be repeated.",
 )
-@click.option("--output", metavar="DIR", help="Output folder.")
-@click.option("-m", "as_module", is_flag=True, help="Run a module, as python -m does.")
+@click.option("--output", metavar="DIR", help="Write the files to this folder.")
+@click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
 @click.argument("program", metavar="SCRIPT.PY|MODULE")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -42,8 +42,8 @@ def command(
 ) -> None:
     """Run a script with its arguments and time its stages.
 
-    The script's exit status is kept. The table goes to standard error; the files go to the output
-    folder in debug mode or when --output is given.
+    The exit status of the script is kept. The table goes to standard error. Files are written in
+    debug mode and with --output.
     """
     from stagespan.cli import named, script
 
@@ -61,8 +61,8 @@ def command(
     started = script.Program.module(program) if as_module else script.Program.script(program)
     ending = _Ending(wrapper, write=output is not None)
     termination.watch(ending.after_signal)
-    # Run last of all handlers and after the script's threads, whatever way the script ends.
-    atexit.register(ending.tell)
+    # This runs after all other exit handlers and after the threads of the script.
+    atexit.register(ending.print_once)
     started.run(arguments, wrapper.prepare_main, wrapper.main_globals())
 
 
@@ -76,34 +76,34 @@ def _decorator_for(debug: bool) -> Callable[[str], Decorator]:
 
 
 class _Ending:
-    """What is told after the script: the table, the files, and the stages that were not found."""
+    """Prints the table, writes the files, and names the stages that were not found."""
 
     def __init__(self, wrapper: Wrapper, *, write: bool) -> None:
         self._wrapper = wrapper
         self._write = write
         self._owner = os.getpid()
         self._lock = threading.RLock()
-        self._is_told = False
+        self._is_printed = False
 
     def after_signal(self) -> None:
-        """Tell it in a thread of its own, because SIGTERM is about to end the script."""
+        """Print and write, in the thread that handles SIGTERM."""
         service: Any = sys.modules.get("stagespan.service")
         if service is not None:
             service.exit_soon()
-        self.tell()
+        self.print_once()
 
-    def tell(self) -> None:
-        """Tell it once, in the process that the command started."""
+    def print_once(self) -> None:
+        """Print and write once, in the process that the command started."""
         if os.getpid() != self._owner:
-            return  # a child that was forked runs its parent's handlers too
-        # SIGTERM may be received while the script ends by itself.
+            return  # a forked child runs the handlers of its parent too
+        # SIGTERM can arrive while the script ends by itself.
         with self._lock:
-            if not self._is_told:
-                self._is_told = True
-                _tell(self._wrapper, self._write)
+            if not self._is_printed:
+                self._is_printed = True
+                _print_and_write(self._wrapper, self._write)
 
 
-def _tell(wrapper: Wrapper, write: bool) -> None:
+def _print_and_write(wrapper: Wrapper, write: bool) -> None:
     from rich.console import Console
 
     from stagespan import is_debug, run, timing_report
@@ -111,7 +111,7 @@ def _tell(wrapper: Wrapper, write: bool) -> None:
     from stagespan.report.tables import print_report
 
     report = timing_report()
-    # Debug mode writes them itself.
+    # In debug mode, another handler writes the files.
     written = at_exit.write_reports() if write and not is_debug() else []
     if run.rank() == 0:
         if report["stages"]:
@@ -128,8 +128,7 @@ def _why_no_stage(wrapper: Wrapper) -> str:
     if wrapper.has_stages():
         return "no stage ran"
     return (
-        "no stage ran, because the script has none and --stage named none. Name the functions to "
-        "time, for example --stage __main__:main for a function of the script or --stage "
-        "package.module:Class.method for a method of a module that it imports; --stage may be "
-        "repeated."
+        "no stage ran, because neither the script nor --stage names one. Name the functions to "
+        "time: for example --stage __main__:main for a function of the script, or --stage "
+        "package.module:Class.method for a method of an imported module. --stage can be repeated."
     )

@@ -35,7 +35,7 @@ class Program:
 
     @staticmethod
     def script(path: str) -> Program:
-        """The file ``path``. Raises SettingsError when it cannot be read."""
+        """Read the file ``path``. Raises SettingsError if it cannot be read."""
         if os.path.isdir(path):
             raise SettingsError(f"{path} is a folder: name the script in it")
         try:
@@ -47,7 +47,7 @@ class Program:
 
     @staticmethod
     def module(name: str) -> Program:
-        """The module ``name``, a package by its ``__main__``. Raises SettingsError without one."""
+        """Find the module ``name``, or ``__main__`` of a package. May raise SettingsError."""
         try:
             spec = importlib.util.find_spec(name)
             if spec is not None and spec.submodule_search_locations is not None:
@@ -56,7 +56,7 @@ class Program:
             raise SettingsError(f"the module {name} cannot be imported: {error}") from None
         source = getattr(spec.loader, "get_source", lambda _: None)(spec.name) if spec else None
         if spec is None or source is None or spec.origin is None:
-            raise SettingsError(f"there is no module {name} that can be run: check the name")
+            raise SettingsError(f"the module {name} does not exist, or cannot be run: check it")
         return Program(spec.origin, spec.origin, source, spec, spec.parent)
 
     def run(self, arguments: Sequence[str], prepare: Prepare, more_globals: dict[str, Any]) -> None:
@@ -89,8 +89,8 @@ class Program:
 
 
 def set_search_path(first: str) -> None:
-    """Let imports start at ``first``, where the interpreter put the folder of its own script."""
-    if not getattr(sys.flags, "safe_path", False):  # with it, nothing is put there
+    """Put ``first`` in front of the search path, as the interpreter does for its script."""
+    if not getattr(sys.flags, "safe_path", False):  # with it, the interpreter adds no folder
         sys.path[0] = first
 
 
@@ -98,7 +98,7 @@ def _show(error: BaseException) -> None:
     error.__traceback__ = _without_own_frames(error.__traceback__)
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except Exception:  # a hook of the script that fails itself
+    except Exception:  # the script's own hook fails
         traceback.print_exception(type(error), error, error.__traceback__)
 
 

@@ -1,4 +1,4 @@
-"""``stagespan stages``: what a signature file holds."""
+"""``stagespan stages``: lists the contents of a signature file."""
 
 from __future__ import annotations
 

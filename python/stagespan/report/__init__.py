@@ -1,4 +1,4 @@
-"""The timing report: made, written, shown, compared."""
+"""The timing report: creating, writing, printing and comparing it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The types of a timing report, as `timing_report` returns it and ``timing.json`` holds it.
+"""The types of a timing report, as `timing_report` returns it and ``timing.json`` contains it.
 
-Times are in the unit of their name. None stands for what is not known.
+Times are in the unit of their name. None means unknown.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 
 class ParentEntry(TypedDict):
-    """A stage's runs under one parent stage; ``parent`` is None for those at the top."""
+    """A stage's runs under one parent stage; ``parent`` is None for top-level runs."""
 
     parent: str | None
     count: int
@@ -20,7 +20,7 @@ class StageEntry(TypedDict):
     """One stage of a report. ``duration_ms`` is ``children_ms`` + ``unattributed_ms``.
 
     ``percentage`` is None for a stage that only ran inside others. The device figures are sums and
-    means over the ``device_runs`` runs whose device time is known, and None if there are none.
+    means over the ``device_runs`` runs with a known device time, and None without such runs.
     """
 
     duration_ms: float
@@ -53,7 +53,7 @@ class StageEntry(TypedDict):
 
 
 class RequestStageEntry(TypedDict):
-    """What one stage did in one request."""
+    """The figures of one stage in one request."""
 
     duration_ms: float
     count: int
@@ -64,8 +64,8 @@ class RequestStageEntry(TypedDict):
 class RequestEntry(TypedDict):
     """One finished request.
 
-    ``total_stages_ms`` is None and ``complete`` False if some of its spans had been overwritten by
-    the time it ended.
+    ``total_stages_ms`` is None and ``complete`` is False if some of its spans were overwritten
+    before it ended.
     """
 
     request_number: int
@@ -80,7 +80,7 @@ class RequestEntry(TypedDict):
 
 
 class Environment(TypedDict):
-    """The machine and the software that a report's figures come from."""
+    """The machine and the software that produced a report."""
 
     python: str
     torch: str | None

@@ -1,4 +1,4 @@
-"""What a report says of the machine and the software that its figures come from."""
+"""The facts about the machine and the software in a report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stagespan.report.entries import Environment
 
 
 def environment() -> Environment:
-    """Facts of this process; what is not known is None. Imports nothing heavy, runs no program."""
+    """Return facts about this process; unknown ones are None. Does not import torch."""
     system = os.uname()
     device = platforms.loaded_platform()
     torch: Any = sys.modules.get("torch")
@@ -35,7 +35,7 @@ def environment() -> Environment:
 
 
 def version() -> str | None:
-    """Version of the installed stagespan; None where it runs without having been installed."""
+    """Return the version of the installed stagespan, or None if it is not installed."""
     try:
         return metadata.version("stagespan")
     except metadata.PackageNotFoundError:
@@ -43,7 +43,7 @@ def version() -> str | None:
 
 
 def cpu_model() -> str | None:
-    """Name of the processor as the kernel tells it; None where it does not."""
+    """Return the name of the processor from the kernel, or None if it gives none."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -56,7 +56,7 @@ def cpu_model() -> str | None:
 
 
 def _device_name(torch: Any, device: platforms.Platform) -> str | None:
-    # Asked only of a device in use: the name comes from a context that is already there.
+    # Only for a device in use, because the name needs a device context.
     if not device.in_use():
         return None
     try:
@@ -65,6 +65,6 @@ def _device_name(torch: Any, device: platforms.Platform) -> str | None:
         return None
 
 
-# Asked for here because it imports a part of the standard library, which a report in a signal
-# handler could find half imported, and a forked child as well.
+# Read at import, because it imports a part of the standard library. In a signal handler or a
+# forked child, that import could be incomplete.
 _VERSION = version()

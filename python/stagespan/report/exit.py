@@ -1,6 +1,6 @@
-"""The files that debug mode writes when the process ends, also by SIGTERM.
+"""The files that debug mode writes when the process ends, including by SIGTERM.
 
-Importing this module is what arms it: `context` does so when debug mode is first switched on.
+Importing this module registers the handlers. `context` imports it when debug mode is first on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _is_left_out = False
 
 
 def write_reports() -> list[Path]:
-    """Write ``timing.json`` and, where there are signatures, ``timing_io_signature.json``.
+    """Write ``timing.json`` and, if there are signatures, ``timing_io_signature.json``.
 
     They go to the output folder, or beside the file that STAGESPAN_TIMING_REPORT names; with
     several ranks, and in workers, their names tell whose they are. A file that cannot be written
@@ -38,7 +38,7 @@ def write_reports() -> list[Path]:
             _LOGGER.warning("[Profiler] %s not saved: %s", label, lines.one_line(str(error)))
             continue
         done.append((label, path))
-    # Afterwards: a log handler that blocks must not keep the second file from being written.
+    # Logged afterwards, so that a log handler that blocks does not delay the second file.
     for label, path in done:
         lines.say("[Profiler] %s saved to: %s", label, path)
     return [path for _, path in done]
@@ -53,7 +53,7 @@ def _contents() -> list[tuple[str, str, Any]]:
 
 
 def _tag(report: Path) -> str:
-    """What file names need so that no two processes of a run write the same one."""
+    """Return the part of file names that makes them unique among the processes of a run."""
     rank = run.rank_in_names()
     tag = "" if rank is None else f"_rank{rank}"
     if run.worker_in_names() is not None or _is_taken(
@@ -64,7 +64,7 @@ def _tag(report: Path) -> str:
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether the file was written since this process began, and holds a report of its own."""
+    """Whether another process has written the file since this process began."""
     if timing.holds_current_report(path):
         return False
     began_s = run.process_start_s(os.getpid())

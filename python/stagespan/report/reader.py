@@ -1,4 +1,4 @@
-"""Reading `timing.json`, those that TeleFuser wrote included."""
+"""Reading `timing.json`, including files that TeleFuser wrote."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stagespan.errors import ReportError
 
 
 def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a timing report; keys that its writer did not know are simply absent.
+    """Read a timing report, which may lack keys if another version wrote it.
 
-    A folder stands for the timing report in it, if it holds only one.
+    ``path`` can be a folder that contains only one timing report.
 
-    Raises ReportError, one sentence, when the file cannot be read or is no timing report.
+    Raises ReportError if the file cannot be read or is not a timing report.
     """
     file = Path(path)
     if file.is_dir():
@@ -33,19 +33,21 @@ def read_timing_report(path: str | os.PathLike[str]) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if raw.startswith(_GZIP) or b'"traceEvents"' in raw[:_HEAD_BYTES]:
             raise ReportError(_is_trace(file)) from None
-        raise ReportError(f"{file} is not whole JSON ({error}): write the report again") from None
+        raise ReportError(
+            f"{file} is not complete JSON ({error}): write the report again"
+        ) from None
     stages = report.get("stages") if isinstance(report, dict) else None
     if isinstance(report, dict) and "traceEvents" in report:
         raise ReportError(_is_trace(file))
     if not isinstance(stages, dict):
-        raise ReportError(f'{file} is no timing report: it has no "stages"; {_NAME_ONE}')
+        raise ReportError(f'{file} is not a timing report: it has no "stages"; {_NAME_ONE}')
     for name, stage in stages.items():
         problem = _problem(stage)
         if problem is not None:
             hint = _NAME_ONE
             if isinstance(stage, dict) and "input_signatures" in stage:
-                hint = "it is a signature file; name the timing.json that lies beside it"
-            raise ReportError(f"{file} is no timing report: stage {name!r} {problem}; {hint}")
+                hint = "it is a signature file; name the timing.json in the same folder"
+            raise ReportError(f"{file} is not a timing report: stage {name!r} {problem}; {hint}")
     return dict(report)
 
 
@@ -72,18 +74,18 @@ def _only_report(folder: Path) -> Path:
     more = len(found) - _MOST_NAMED
     listed = ", ".join(path.name for path in found[:_MOST_NAMED])
     raise ReportError(
-        f"{folder} holds {len(found)} timing reports: name one of {listed}"
+        f"{folder} contains {len(found)} timing reports: name one of {listed}"
         + (f" and {more} more" if more > 0 else "")
     )
 
 
 def _problem(stage: object) -> str | None:
-    """What is wrong with a stage's entry, as far as everything else that is read rests on it."""
+    """Return what is wrong with a stage's entry, or None. Checks only the keys that are needed."""
     if not isinstance(stage, dict) or number(stage.get("duration_ms")) is None:
         return 'has no "duration_ms"'
     parents = stage.get("parents")
     if parents is not None and not (isinstance(parents, list) and all(map(_is_place, parents))):
-        return 'has "parents" that are none'
+        return 'has invalid "parents"'
     return None
 
 
@@ -97,10 +99,10 @@ def _is_place(place: object) -> bool:
 
 
 def number(value: object) -> float | None:
-    """``value`` as a number; None for anything else, a truth value included."""
+    """Return ``value`` as a float, or None for anything else, including booleans."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         return float(value)
-    except OverflowError:  # more digits than any figure has
+    except OverflowError:  # too many digits
         return None

@@ -1,4 +1,4 @@
-"""A report's stages from the recorder's summaries, in figures that close."""
+"""The stages of a report from the recorder's summaries, in figures that add up."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stagespan.report.entries import StageEntry
 
 _MS = 1e6
 SEVERAL = "(several)"
-"""Parent under which the recorder collects those beyond the fourth."""
+"""The parent that stands for all parents beyond the fourth."""
 
 
 class StageFigures(Distribution, Protocol):
-    """What is read of a stage: `_core.StageSummary` has it."""
+    """The figures of a stage, as in `_core.StageSummary`."""
 
     @property
     def errors(self) -> int: ...
@@ -36,7 +36,7 @@ class StageFigures(Distribution, Protocol):
 
 
 def top_level_ns(name: str, stages: Mapping[str, StageFigures]) -> int:
-    """Time of the stage's runs at the top, in ns: without a parent, or with one that still runs."""
+    """Return the time in ns of runs without a parent, or with a parent that is still running."""
     return sum(ns for _, ns in _at_top(name, stages))
 
 
@@ -54,10 +54,10 @@ def stage_entries(
     memory_of: Callable[[str], dict[str, Any] | None],
     signatures: Mapping[str, list[dict[str, Any]]],
 ) -> dict[str, StageEntry]:
-    """The report's ``stages``, those that take the longest first.
+    """Return the report's ``stages``, the longest first.
 
-    ``percentage`` is the share of a stage's top-level runs in all top-level time; it is None for a
-    stage that only ran inside others, so that the shares add up to 100. For every stage
+    ``percentage`` is the share of a stage's top-level runs in all top-level time. It is None for a
+    stage that only ran inside others, so the percentages add up to 100. For every stage,
     ``duration_ms`` is ``children_ms`` + ``unattributed_ms``.
     """
     ran = {name: stage for name, stage in stages.items() if stage.count}
@@ -76,7 +76,7 @@ def _entry(
     memory: dict[str, Any] | None,
     signatures: list[dict[str, Any]],
 ) -> StageEntry:
-    # Clocks of parent and child are read one after the other, so a child may seem a hair longer.
+    # The clocks of parent and child are read one after the other, so a child can seem longer.
     children_ns = min(max(stage.children_ns, 0), stage.total_ns)
     parents = sorted(stage.parents.items(), key=lambda item: (-item[1][1], item[0] or ""))
     return {
@@ -93,7 +93,7 @@ def _entry(
         "suspended_ms": stage.suspended_ns / _MS,
         "children_ms": children_ns / _MS,
         "unattributed_ms": (stage.total_ns - children_ns) / _MS,
-        # With sampling, or where a device failed, these are sums over fewer runs than all.
+        # With sampling, or if a device failed, these are sums over some of the runs.
         "device_runs": _device_runs(stage.device_elapsed_ns),
         "device_elapsed_ms": _device_ms(stage.device_elapsed_ns),
         "device_queue_ms": _device_ms(stage.device_queue_ns),
@@ -117,7 +117,7 @@ def _entry(
 
 
 def _per_second(amount: float, total_ns: int) -> float | None:
-    """A rate over the stage's own time; None without any, or if no number is large enough."""
+    """Return a rate over the stage's time; None if it is not a finite number."""
     rate = amount / (total_ns / 1e9) if total_ns else math.inf
     return rate if math.isfinite(rate) else None
 
@@ -127,7 +127,7 @@ def _ms(ns: float | None) -> float | None:
 
 
 def _device_ms(summary: Distribution | None) -> float | None:
-    """Sum over the runs whose device time is known; None when it is known of none."""
+    """Return the sum over the runs with a known device time; None without such runs."""
     return None if summary is None else summary.total_ns / _MS
 
 
@@ -136,5 +136,5 @@ def _device_mean_ms(summary: Distribution | None) -> float | None:
 
 
 def _device_runs(summary: Distribution | None) -> int | None:
-    """Of how many runs the device time is known; None when it is known of none."""
+    """Return the number of runs with a known device time; None without such runs."""
     return None if summary is None else summary.count

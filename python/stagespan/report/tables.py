@@ -19,10 +19,10 @@ _Cell = Callable[[dict[str, Any]], str]
 
 
 def print_report(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a report, made here or read from a file, on ``console``, by default standard output.
+    """Print a report to ``console``, by default to standard output.
 
-    If a terminal, or ``COLUMNS``, is too narrow, the less important columns are left out. A file or
-    a pipe has no width.
+    If a terminal, or ``COLUMNS``, is too narrow, the less important columns are left out. The width
+    is not limited in a file or a pipe.
     """
     with importing():
         from rich.console import Console
@@ -50,25 +50,25 @@ def _print_report(report: Mapping[str, Any], console: Console) -> None:
             # rich would cut the table at 80 columns.
             console.width = max(console.width, _width(table, console))
         console.print(table, highlight=False)
-    told = _held(_lost(report.get("lost")), console.encoding)
-    if told:
-        console.print(Text(f"not kept: {told}"), soft_wrap=not is_limited)
+    lost = _held(_lost(report.get("lost")), console.encoding)
+    if lost:
+        console.print(Text(f"lost: {lost}"), soft_wrap=not is_limited)
 
 
 def _lost(lost: object) -> str:
-    """What was not kept, by cause; empty where all was."""
+    """Return what was lost, by cause; empty if nothing was."""
     counts = {cause: number(n) for cause, n in lost.items()} if isinstance(lost, dict) else {}
     return ", ".join(f"{one_line(cause)} {n:,.0f}" for cause, n in counts.items() if n)
 
 
 def _width(table: Table, console: Console) -> int:
-    """Columns of the terminal that a table takes when nothing limits it."""
+    """Return the width of a table without a limit, in columns."""
     unlimited = console.options.update(width=10_000)
     return console.measure(table, options=unlimited).maximum
 
 
 def print_timing_summary() -> None:
-    """Print the report of this process as a table: the tree of its stages, with their figures."""
+    """Print the report of this process as a table, with the stages as a tree."""
     print_report(load("stagespan.report.timing").timing_report())
 
 
@@ -116,7 +116,7 @@ def _table(report: Mapping[str, Any], left_out: list[str], encoding: str) -> Tab
 
 
 def _held(text: str, encoding: str) -> str:
-    """What an encoding can hold of ``text``: a program must not fail for a table."""
+    """Return ``text`` with characters that the encoding has, so that printing does not fail."""
     try:
         text.encode(encoding)
         return text
@@ -149,7 +149,7 @@ def _suspended(stage: dict[str, Any]) -> str:
 
 
 def _on_device(stage: dict[str, Any]) -> str:
-    """The device's sum, and of how many runs it is where these are not all."""
+    """Return the device time, with the number of runs if it does not cover all of them."""
     elapsed, known = number(stage.get("device_elapsed_ms")), number(stage.get("device_runs"))
     if elapsed is None:
         return ""
@@ -202,5 +202,5 @@ _FIRST_TO_GO = [
 
 
 def _is_worth(report: Mapping[str, Any], cell: _Cell) -> bool:
-    """Whether any stage has something to say in the column."""
+    """Whether any stage has a value in the column."""
     return any(cell(stage) for stage in report["stages"].values())

@@ -1,4 +1,4 @@
-"""The timing report: what is counted from where, and its writing."""
+"""Creating and writing the timing report."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _DEEPEST_METADATA = 8
 
 @dataclass(eq=False)
 class _Report:
-    """What a report is about, and from where it counts."""
+    """The request and metadata of a report, and the time from which it counts."""
 
     request_id: str = ""
     metadata: dict[str, Any] = field(default_factory=dict)
     begin_ns: int | None = None
-    """Unix time that it counts from; None is the beginning of the process."""
+    """Unix time from which it counts; None means from the start of the process."""
     baseline: _core.Snapshot | None = None
     lost_before: dict[str, int] = field(default_factory=dict)
 
 
-# No lock: a report is replaced as a whole, and its metadata changed by one call of dict's.
+# Without a lock: a report is replaced as a whole, and one call of dict changes its metadata.
 _report = _Report()
 _dumped: dict[Path, tuple[_Report, tuple[int, int, int]]] = {}
-"""By path what this process wrote last: which report, and which file."""
+"""By path: the report that this process wrote there last, and the identity of the file."""
 
 
 class Source(Protocol):
@@ -63,7 +63,7 @@ def register_source(source: Source) -> None:
 
 
 def _forget_parent() -> None:
-    # The child's recorder starts empty, so what was counted before the fork is not in it.
+    # The child's recorder starts empty, without the counts before the fork.
     global _report
     _dumped.clear()
     _report = _Report(_report.request_id, dict(_report.metadata))
@@ -73,10 +73,10 @@ forks.after_in_child(_forget_parent)
 
 
 def reset_timing_registry(request_id: str = "", metadata: Mapping[str, Any] | None = None) -> None:
-    """Start a new report: stages, requests, memory and losses are counted from here on.
+    """Start a new report, which counts stages, requests, memory and losses from now on.
 
-    ``stats()`` and ``spans()`` are not touched. A span that is open now counts once it ends. Raises
-    SettingsError when ``metadata`` is no mapping.
+    ``stats()`` and ``spans()`` do not change. A span that is open now counts when it ends. Raises
+    SettingsError if ``metadata`` is not a mapping.
     """
     global _report
     if metadata is not None and not isinstance(metadata, Mapping):
@@ -100,15 +100,15 @@ def request_id() -> str:
 
 
 def set_timing_metadata(key: str, value: Any) -> None:
-    """Put ``value`` under ``key`` into the report's ``metadata``; what is no JSON becomes text."""
+    """Set ``key`` in the report's ``metadata``. Values that are not JSON are converted to text."""
     _report.metadata[str(key)] = value
 
 
 def timing_report() -> TimingReport:
-    """Return the report of this process since its beginning, or since `reset_timing_registry`.
+    """Return the report of this process since it started, or since `reset_timing_registry`.
 
-    It is a dict with the keys of ``timing.json``: times in the unit of their name, None for what is
-    not known. It covers the spans that have ended.
+    It is a dict with the keys of ``timing.json``. Times are in the unit of their name, and None
+    means unknown. It covers the spans that have ended.
 
     Example:
         ```python
@@ -151,9 +151,9 @@ def timing_report() -> TimingReport:
 
 
 def dump_timing_report(path: str | os.PathLike[str]) -> Path:
-    """Write the report to ``path``, whole or not at all, and return the path.
+    """Write the report to ``path``, completely or not at all, and return the path.
 
-    Raises ReportError, one sentence, when it cannot be written; nothing is left behind then.
+    Raises ReportError if it cannot be written.
     """
     report = _report
     encoded = msgspec.json.format(msgspec.json.encode(plain(timing_report())), indent=2)
@@ -164,15 +164,15 @@ def dump_timing_report(path: str | os.PathLike[str]) -> Path:
         raise ReportError(
             f"the timing report cannot be written to {path}: {reason}; choose another folder"
         ) from error
-    with contextlib.suppress(OSError, RuntimeError):  # what was written may be gone already
+    with contextlib.suppress(OSError, RuntimeError):  # the file may already be gone
         _dumped[written.resolve()] = report, _identity(written)
     return written
 
 
 def holds_current_report(path: Path) -> bool:
-    """Whether ``path`` is a file that this process wrote since it began its current report.
+    """Whether this process has written ``path`` since it began its current report.
 
-    A later dump has everything in it that this one has.
+    A later file then contains everything that this one contains.
     """
     try:
         return _dumped.get(path.resolve()) == (_report, _identity(path))
@@ -193,7 +193,7 @@ def _wall_clock_ms(report: _Report, now_ns: int) -> float | None:
 
 
 def _signatures() -> dict[str, list[dict[str, Any]]]:
-    # Loaded by the first stage that ran in debug mode; nobody else has any.
+    # The first stage that runs in debug mode imports this. Without it there are no signatures.
     store = imports.loaded("stagespan.signature.store")
     return {} if store is None else dict(store.signature_stats())
 
@@ -219,7 +219,7 @@ def _requests(since_ns: int) -> list[RequestEntry]:
                 "request_number": request["number"],
                 "begin_ns": request["begin_ns"],
                 "duration_ms": duration_ms,
-                # Unknown where the rings had lost some of its spans by the time it ended.
+                # Unknown if the rings had lost some of its spans when it ended.
                 "total_stages_ms": sum(entry["top_level_ms"] for entry in stages.values())
                 if request["complete"]
                 else None,
@@ -233,13 +233,13 @@ def _requests(since_ns: int) -> list[RequestEntry]:
 
 
 def plain(value: Any, depth: int = _DEEPEST_METADATA * 2) -> Any:
-    """``value`` in what JSON can hold; anything else, and what is nested too deep, as its text."""
+    """Return ``value`` as JSON types; other objects, and deeply nested ones, become text."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, int):
-        # Integers beyond 64 bits are refused by many readers, the writer here among them.
+        # Many readers, and the writer used here, refuse integers beyond 64 bits.
         return int(value) if -(2**63) <= value < 2**64 else str(value)
     numpy = imports.loaded("numpy")
     if numpy is not None and isinstance(value, numpy.generic):

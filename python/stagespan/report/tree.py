@@ -12,7 +12,7 @@ from stagespan.report.stages import SEVERAL
 UNATTRIBUTED = "(unattributed)"
 OVERLAP = "(children at the same time)"
 ELSEWHERE = "(children listed elsewhere)"
-# Less than this part of a parent is rounding, and not worth a row.
+# A smaller fraction of a parent is a rounding error and gets no row.
 _WORTH_A_ROW = 1e-6
 
 
@@ -22,24 +22,24 @@ class Row:
 
     label: str
     guide: str
-    """Lines that lead to the label, for example ``"│  └─ "``."""
+    """Lines in front of the label, for example ``"│  └─ "``."""
     duration_ms: float
     share: float | None = None
-    """Part of the time of the row that this one stands below; None where that is not known."""
+    """Fraction of the parent row's time; None if unknown."""
     count: int | None = None
     stage: dict[str, Any] | None = None
-    """The stage's whole entry, where the row is all there is of the stage."""
+    """The entry of the stage, if this row covers all of its runs."""
     is_sum: bool = False
-    """Whether the row sums up a stage whose places stand elsewhere in the tree."""
+    """Whether the row is the total of a stage that is also listed under its parents."""
 
 
 def rows(report: Mapping[str, Any]) -> list[Row]:
-    """The tree of a report.
+    """Return the tree of a report.
 
-    Below a stage with children stands what they leave over, so that the rows below a row always add
-    up to it. Children that ran at the same time can cover more than there is: then a row takes the
-    excess off. A stage that ran under several parents stands closed under each of them, with what
-    it took there, and open at the end, summed up.
+    A stage with children has a row for the time that they do not account for, so that child rows
+    always add up to their parent. Children that ran at the same time can take more time than their
+    parent; a row then subtracts the overlap. A stage with several parents is listed under each of
+    them, without its children, and at the end with its total and its children.
     """
     stages: dict[str, dict[str, Any]] = report["stages"]
     places, homes = _places(stages)
@@ -66,7 +66,7 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
     found = list(below(None, total, ""))
     for is_sum in (True, False):
         for name, entry in stages.items():
-            # The others that are not open yet lie below these, or only inside each other.
+            # Other stages without a row are below these, or only inside each other.
             if name not in opened and (homes[name] != 1) is is_sum:
                 opened.add(name)
                 ms = entry["duration_ms"]
@@ -77,7 +77,7 @@ def rows(report: Mapping[str, Any]) -> list[Row]:
 
 @dataclass(frozen=True)
 class _Place:
-    """What a stage did under one parent."""
+    """The figures of a stage under one parent."""
 
     stage: str
     ms: float
@@ -87,11 +87,11 @@ class _Place:
 def _places(
     stages: dict[str, dict[str, Any]],
 ) -> tuple[dict[str | None, list[_Place]], dict[str, int]]:
-    """The places below each parent, longest first, and how many places each stage has."""
+    """Return the places below each parent, longest first, and the number of places per stage."""
     places: dict[str | None, list[_Place]] = {None: []}
     homes = dict.fromkeys(stages, 0)
     for name, entry in stages.items():
-        # Files of other writers know no parents.
+        # Files of other programs have no parents.
         for place in entry.get("parents") or [{**entry, "parent": None}]:
             if place["parent"] == SEVERAL:
                 homes[name] += 2  # at least two parents that are not named
@@ -122,7 +122,7 @@ def _left_over(entry: dict[str, Any], children: list[_Place]) -> list[tuple[str,
 
 
 def _guides(guide: str, is_last: bool, is_top: bool) -> tuple[str, str]:
-    """What stands before a row, and before the rows below it."""
+    """Return the guides of a row, and of the rows below it."""
     if is_top:
         return "", ""
     return guide + ("└─ " if is_last else "├─ "), guide + ("   " if is_last else "│  ")

@@ -97,14 +97,14 @@ class TensorSignature:
         dtype = node["dtype"]
         if not isinstance(dtype, str) or dtypes.canonical(dtype) not in dtypes.ELEMENT_BYTES:
             raise SignatureError(
-                f"{where}: mock inputs cannot be made of dtype {dtype!r}; "
+                f"{where}: mock inputs cannot have dtype {dtype!r}; "
                 f"{dtypes.unknown_dtype(str(dtype))} (or pass the tensor itself: "
                 f"HarnessConfig(inputs={{...}}))."
             )
         device = node.get("device", "cpu")
         if not isinstance(device, str):
             raise SignatureError(
-                f"{where}: device {device!r} is no string such as 'cuda:0' or 'cpu'."
+                f"{where}: device {device!r} is not a string such as 'cuda:0' or 'cpu'."
             )
         strides = node.get("strides")
         if strides is not None:
@@ -140,7 +140,7 @@ class TensorSignature:
 
 def _sizes(value: object, where: str, what: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(size) is int for size in value):
-        raise SignatureError(f"{where}: {what} {value!r} is no list of whole numbers.")
+        raise SignatureError(f"{where}: {what} {value!r} is not a list of integers.")
     for size in value:
         if size < 0:
             raise SignatureError(
@@ -162,7 +162,7 @@ def _range(value: object, where: str) -> tuple[int, int] | None:
         or not all(type(bound) is int for bound in value)
         or value[0] > value[1]
     ):
-        raise SignatureError(f"{where}: value_range {value!r} is no pair [smallest, largest].")
+        raise SignatureError(f"{where}: value_range {value!r} is not a pair [smallest, largest].")
     return value[0], value[1]
 
 
@@ -170,7 +170,7 @@ def _fraction(value: object, where: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        raise SignatureError(f"{where}: true_fraction {value!r} is no number from 0 to 1.")
+        raise SignatureError(f"{where}: true_fraction {value!r} is not a number from 0 to 1.")
     return float(value)
 
 
@@ -303,18 +303,20 @@ class SignatureFile:
             ) from None
         except ValueError as error:
             raise SignatureError(
-                f"The signature file {str(path)!r} holds no JSON: {error}."
+                f"The signature file {str(path)!r} is not JSON: {error}."
             ) from None
         try:
             return cls.from_json(data)
         except SignatureError as error:
-            raise SignatureError(f"The signature file {str(path)!r}: {error}") from None
+            raise SignatureError(
+                f"The signature file {str(path)!r} cannot be used: {error}"
+            ) from None
 
     @classmethod
     def from_json(cls, data: object) -> SignatureFile:
         """Read the parsed content of a file."""
         if not isinstance(data, dict):
-            raise SignatureError(f"it holds {_kind(data)}, not an object with 'stages'.")
+            raise SignatureError(f"it contains {_kind(data)}, not an object with 'stages'.")
         if "stages" not in data:
             raise SignatureError(
                 "it has no 'stages'; a signature file is the timing_io_signature.json of a run."
@@ -322,13 +324,13 @@ class SignatureFile:
         version = data.get("schema_version")
         if version is not None and (type(version) is not int or version > SCHEMA_VERSION):
             raise SignatureError(
-                f"its schema_version is {version!r}, this stagespan reads up to {SCHEMA_VERSION}; "
-                f"update stagespan."
+                f"its schema_version is {version!r}, but this stagespan reads only up to "
+                f"{SCHEMA_VERSION}; update stagespan."
             )
         stages = _object(data, "stages", "it")
         if any("duration_ms" in _as_object(entry) for entry in stages.values()):
             raise SignatureError(
-                "it is a timing report; name the timing_io_signature.json that lies beside it."
+                "it is a timing report; name the timing_io_signature.json in the same folder."
             )
         return cls(
             stages={
@@ -373,11 +375,11 @@ class SignatureFile:
 def _known(name: str, names: Iterable[str]) -> str:
     known = list(names)
     if not known:
-        return "it holds no stage at all, so run the pipeline in debug mode first"
+        return "the file has no stages, so run the pipeline in debug mode first"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     listed = ", ".join(repr(k) for k in known[:20]) + (", ..." if len(known) > 20 else "")
-    return f"{hint}it holds {listed}"
+    return f"{hint}The file has {listed}" if near else f"the file has {listed}"
 
 
 def _object(entry: dict[str, Any], key: str, where: str) -> dict[str, Any]:

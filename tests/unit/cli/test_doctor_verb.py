@@ -62,7 +62,7 @@ def test_the_size_of_the_rings_is_the_real_one(text: str, tmp_path: Path) -> Non
 
     real, told = done.stdout.splitlines()
     assert told.startswith(f"the latest {int(real):,} spans of each thread; "), done.stderr
-    assert "address space, of which only what is used takes memory" in told
+    assert "address space" in told
 
 
 def test_what_fails_gives_a_status_and_a_name(

@@ -271,7 +271,7 @@ def test_what_is_close_is_suggested(package: str) -> None:
 
     plane, runs, jsom = wrapper.missing()
 
-    assert f"{package} has no 'plane'; close to it: plain" in plane
+    assert f"{package} has no 'plane'; similar names: plain" in plane
     assert "has no 'runs'" in runs
     assert "Model.run" in runs
     assert "was never imported" in jsom

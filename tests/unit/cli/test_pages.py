@@ -115,7 +115,7 @@ def test_a_slip_in_a_verb_is_answered_with_the_near_one(
 def test_a_word_that_is_like_no_verb_gets_all_of_them(tmp_path: Path) -> None:
     done = stagespan("zzz", cwd=tmp_path)
     assert done.returncode == 2
-    assert "the verbs are analyze, bench, doctor" in done.stderr
+    assert "the commands are analyze, bench, doctor" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "cut.json"])
@@ -142,7 +142,7 @@ def test_a_folder_stands_for_the_only_report_in_it(folder: Path) -> None:
         (folder / "run" / f"timing_rank{rank}.json").write_text(report)
     done = stagespan("report", "run", cwd=folder)
     assert done.returncode == 2
-    assert "run holds 2 timing reports: name one of timing_rank0.json, timing_rank1.json" in (
+    assert "run contains 2 timing reports: name one of timing_rank0.json, timing_rank1.json" in (
         done.stderr
     )
     # and without any: THEN that is said

@@ -194,7 +194,7 @@ def test_a_stage_that_was_never_found_is_named_with_what_is_close(project: Path)
     assert any("script is the script itself; write __main__:denoise" in line for line in told)
     assert any("Model.step" in line for line in told)
     assert any("pipes.models" in line and "never imported" in line for line in told)
-    assert any("__main__ has no 'denoice'; close to it: denoise" in line for line in told)
+    assert any("__main__ has no 'denoice'; similar names: denoise" in line for line in told)
     assert any("Model is a class" in line for line in told)
 
 
@@ -279,7 +279,7 @@ def test_a_class_is_refused_with_the_reason(module: str, tmp_path: Path) -> None
         (("nowhere.py",), "nowhere.py cannot be read"),
         (("app",), "is a folder"),
         (("-m", "no.such.module"), "no.such"),
-        (("-m", "nosuch"), "there is no module nosuch"),
+        (("-m", "nosuch"), "the module nosuch does not exist"),
         (("--stage", "encode", "app/script.py"), "pkg.mod:Class.method"),
         (("--output", "", "app/script.py"), "output folder"),
     ],

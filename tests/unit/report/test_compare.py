@@ -122,10 +122,10 @@ def test_a_different_environment_is_shown(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         (None, "does not exist"),
-        (b"", "not whole JSON"),
-        (b'{"stages": {"a": {"duration_ms": 1', "not whole JSON"),
-        (b"\xff\xfe", "not whole JSON"),
-        (b"[" * 100_000, "not whole JSON"),
+        (b"", "not complete JSON"),
+        (b'{"stages": {"a": {"duration_ms": 1', "not complete JSON"),
+        (b"\xff\xfe", "not complete JSON"),
+        (b"[" * 100_000, "not complete JSON"),
         (b"[]", 'no "stages"'),
         (b'{"stages": []}', 'no "stages"'),
         (b'{"stages": {"a": 1}}', "stage 'a'"),
@@ -133,7 +133,7 @@ def test_a_different_environment_is_shown(tmp_path: Path) -> None:
         (b'{"stages": {"a": {"duration_ms": true}}}', "stage 'a'"),
         (b'{"stages": {"a": {"duration_ms": 1, "parents": 3}}}', '"parents"'),
         (b'{"stages": {"a": {"duration_ms": 1, "parents": [{}]}}}', '"parents"'),
-        (b'{"stages": {"a": {"input_signatures": {}}}}', r"name the timing\.json that lies beside"),
+        (b'{"stages": {"a": {"input_signatures": {}}}}', r"name the timing\.json in the same"),
     ],
 )
 def test_what_is_no_report_is_refused_in_one_sentence(

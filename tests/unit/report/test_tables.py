@@ -62,7 +62,7 @@ def test_losses_and_ranks_are_told() -> None:
         {"stages": {}, "rank": 3, "world_size": 8, "lost": {"overwritten": 1200, "orphans": 0}}
     )
     assert "rank 3 of 8" in text
-    assert "not kept: overwritten 1,200" in text
+    assert "lost: overwritten 1,200" in text
     assert "orphans" not in text
 
 

@@ -94,8 +94,8 @@ def test_values_that_telefuser_could_not_describe_are_unreplayable(tmp_path: Pat
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("{", "holds no JSON"),
-        ("", "holds no JSON"),
+        ("{", "is not JSON"),
+        ("", "is not JSON"),
         ("[" * 100_000, "nested too deeply"),
         ("[]", "holds a list"),
         ("null", "holds null"),
@@ -142,7 +142,7 @@ def test_an_unknown_stage_gets_the_known_ones_and_the_closest() -> None:
         file.stage("denoize")
 
     assert "did you mean 'denoise'?" in str(caught.value)
-    assert "it holds 'denoise', 'vae'" in str(caught.value)
+    assert "file has 'denoise', 'vae'" in str(caught.value)
 
 
 def test_an_empty_file_says_so() -> None:

@@ -97,7 +97,7 @@ def test_without_ncu_the_commands_are_printed(breakdown: Path) -> None:
     status, out, error = run(breakdown, "--factory", "my.pipe line:get", "--top", 2)
     # THEN it says so, and prints what to run elsewhere, as a shell reads it
     assert status == 0
-    assert error == "No ncu on this machine: run this where Nsight Compute is installed.\n"
+    assert error == "ncu is not installed here: run this on a machine with Nsight Compute.\n"
     measure, export, read = out.replace("\\\n", " ").splitlines()
     words = shlex.split(measure)
     assert words[0] == "ncu"
@@ -215,7 +215,7 @@ def test_bad_input_is_one_sentence(breakdown: Path, tmp_path: Path) -> None:
     lonely = tmp_path / "lonely_breakdown.json"
     lonely.write_text(breakdown.read_text())
     for arguments, says in (
-        ((), "Name a stage's breakdown.json"),
+        ((), "Name the {stage}_breakdown.json"),
         ((tmp_path / "none.json",), "cannot be read"),
         ((tmp_path / "text.json",), "is no JSON"),
         ((tmp_path / "deep.json",), "is no JSON"),
@@ -224,7 +224,7 @@ def test_bad_input_is_one_sentence(breakdown: Path, tmp_path: Path) -> None:
         ((no_kernels, "--factory", "m:f"), "no kernels of a device"),
         ((lonely, "--factory", "m:f"), "profile_lonely.py does not exist"),
         ((breakdown,), "--factory MODULE:CALLABLE"),
-        ((breakdown, "--factory", "m:f", "--top", "0"), "leaves no kernel"),
+        ((breakdown, "--factory", "m:f", "--top", "0"), "selects no kernel"),
         (("--csv", tmp_path / "none.csv"), "cannot be read"),
         (("--report", tmp_path / "none.ncu-rep"), "does not exist"),
         (("--csv", tmp_path / "text.json"), "is no CSV of ncu"),
