@@ -30,7 +30,7 @@ enum class StreamState : std::uint8_t {
 enum class EventState : std::uint8_t {
   kDone,
   kNotReady,
-  kLater,     // must not be asked now, for somebody's capture's sake
+  kLater,     // must not be called now, because of a capture
   kCaptured,  // was taken into a capture, and does not happen
   kFailed,
 };
@@ -59,7 +59,7 @@ class EventBackend {
   virtual EventState query(Event event, const StreamRef& where) noexcept = 0;
   /// Time from one event to another, both done; below zero if `end` came first.
   virtual bool elapsed_ns(Event begin, Event end, const StreamRef& where, double& ns) noexcept = 0;
-  /// Records on a stream of our own, on which nothing else runs. False where there is none.
+  /// Records on a separate stream, on which nothing else runs. False if there is none.
   virtual bool record_base(Event event, const StreamRef& where) noexcept = 0;
 
   /// What was looked for at run time, and whether it was found.

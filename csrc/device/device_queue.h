@@ -31,7 +31,7 @@ struct Pending {
   std::uint64_t begin_ticks;
   std::uint64_t end_ticks;
   std::uint32_t stage;
-  bool wanted;  // somebody will ask for its result by its id
+  bool wanted;  // its result will be requested by id
 };
 
 /// A ring between one thread that writes and one that reads.
@@ -57,7 +57,7 @@ class Ring {
   }
   /// From any thread: items that are pushed and popped meanwhile count, those that are in it all the time always do.
   std::uint32_t size() const noexcept {
-    // The head first, in a statement of its own: read after the tail it may have passed it.
+    // The head is read first, in its own statement: read after the tail, it could be ahead of the tail.
     const std::uint32_t head = head_.load(std::memory_order_seq_cst);
     return tail_.load(std::memory_order_seq_cst) - head;
   }
@@ -85,7 +85,7 @@ class DeviceQueue {
   // By the thread that has the queue.
   /// Whether the stage's next span is one of every `every`.
   bool is_due(std::uint32_t stage, std::uint32_t every) noexcept;
-  /// A free pair for a stream; null when there is none.
+  /// Returns a free pair for a stream, or null.
   EventPair* take(const StreamRef& where) noexcept;
   /// A new pair; null when none may be made.
   EventPair* make(const StreamRef& where, EventBackend& backend, std::atomic<std::uint32_t>& in_process) noexcept;
@@ -98,16 +98,16 @@ class DeviceQueue {
   bool knows(void* context) noexcept { return lane_of(context) != nullptr; }
   /// Whether it may have one more.
   bool has_room() const noexcept { return owned_.load(std::memory_order_relaxed) < kPairsPerThread; }
-  /// A free pair of any context, which is nobody's then; null when there is none.
+  /// Removes and returns a free pair of any context, or null.
   EventPair* give_up_one() noexcept;
-  /// All free pairs, which are nobody's then.
+  /// Removes and returns all free pairs.
   EventPair* release_free() noexcept;
   bool push(const Pending& pending) noexcept { return pending_.push(pending); }
 
   // By the resolver.
   bool pop(Pending& pending) noexcept { return pending_.pop(pending); }
   void give_back(EventPair& pair) noexcept { returned_.push(&pair); }
-  /// Whether it does without a pair that would come back to it, which is nobody's then.
+  /// Whether it gives up a pair that would return to it, which then has no owner.
   bool spares_one() noexcept;
   /// One of its pairs will not come home again.
   void lose_one() noexcept { owned_.fetch_sub(1, std::memory_order_relaxed); }

@@ -1,4 +1,4 @@
-// driver_backend.cpp: finding the driver's functions, and calling them so that nobody's capture is hurt.
+// driver_backend.cpp: finds the driver's functions, and calls them without breaking a graph capture.
 #include "driver_backend.h"
 
 #include <dlfcn.h>
@@ -174,7 +174,7 @@ bool DriverBackend::make_current(void* context) noexcept {
 StreamState DriverBackend::capture_state(void* stream) noexcept {
   int capturing = 0;
   const int status = api_.stream_is_capturing(stream, &capturing);
-  // Of the legacy stream nothing is told while another one captures; an event must not be recorded on it then.
+  // While another stream captures, the state of the legacy stream is unknown, and an event must not be recorded on it.
   if (is_about_capture(status)) return StreamState::kCapturing;
   if (!is_ok(status)) return StreamState::kFailed;
   return capturing == 0 ? StreamState::kOk : StreamState::kCapturing;

@@ -13,7 +13,7 @@ namespace stagespan::device {
 /// What is called of a driver; both vendors' functions have these shapes.
 struct DriverApi {
   bool is_hip = false;
-  // The context is CUDA's; HIP has a current device instead, and 1 + its index stands for the context.
+  // The context is CUDA's; HIP has a current device instead, and 1 + its index represents the context.
   int (*context_get)(void** context) = nullptr;
   int (*context_set)(void* context) = nullptr;
   int (*context_device)(int* device) = nullptr;

@@ -205,7 +205,7 @@ EventPair* Layer::take(DeviceQueue& queue, const StreamRef& where) noexcept {
   // A thread that has moved to another context has its events in the one that it left.
   const bool is_at_a_limit = !queue.is_refused() && queue.knows(where.context);
   if (!is_at_a_limit) return nullptr;
-  // One that has come back meanwhile need not be destroyed and made anew.
+  // A pair that has come back meanwhile need not be destroyed and created again.
   if (EventPair* const pair = queue.take(where)) return pair;
   return make_room(queue) ? queue.make(where, *backend_, pairs_) : nullptr;
 }
@@ -353,7 +353,7 @@ std::uint32_t resolve(double timeout_s) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                            std::chrono::duration<double>(std::clamp(timeout_s, 0.0, 1e9)));
-  // Time is counted in pauses as well: the clock may stand still, or be set back.
+  // The pauses are counted too, because the clock can stop or be set back.
   Clock::duration to_sleep = deadline - Clock::now();
   auto pause = std::chrono::microseconds(50);
   for (;;) {

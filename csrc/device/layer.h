@@ -29,7 +29,8 @@ class Layer {
 
   /// The calling thread's queue in this layer; null when there are too many threads.
   DeviceQueue* queue_of(ThreadState& thread) noexcept;
-  /// Two events for a span: from the thread's pool, from those that are nobody's, or new. Null when there are none.
+  /// Returns two events for a span, from the thread's pool, from those without an owner, or new; null if there are
+  /// none.
   EventPair* take(DeviceQueue& queue, const StreamRef& where) noexcept;
   /// Sends a pair home whose events are done; to those that all threads may have where many have been made, so that
   /// threads which stand still do not keep them. By the resolver.
@@ -68,7 +69,7 @@ class Layer {
   std::mutex registry_;
   std::vector<DeviceQueue*> queues_;  // with memory for all that there may be
   EventPair* abandoned_ = nullptr;
-  std::map<void*, EventPair*> spare_;  // nobody's, by context
+  std::map<void*, EventPair*> spare_;  // without an owner, by context
   EventPair* forgotten_ = nullptr;     // the resolver's
   std::atomic<bool> has_spare_{false};
   std::atomic<std::uint32_t> pairs_{0};
@@ -99,14 +100,14 @@ std::optional<DeviceResult> take_result(std::uint64_t id);
 /// Whether take_result() would give one.
 bool has_result(std::uint64_t id);
 
-/// Every n-th span of a stage in a thread is timed on the device; 0 is none.
+/// Every n-th span of a stage in a thread is timed on the device; 0 means no spans.
 void set_every(std::uint32_t every) noexcept;
 std::uint32_t every() noexcept;
 
 /// How long a span's device work is waited for, in seconds.
 void set_timeout(double seconds) noexcept;
 
-/// How whoever resolves is told that spans have come while it sleeps.
+/// Wakes the resolver if spans have come while it sleeps.
 struct Waker {
   std::atomic<bool> sleeps{false};  // set, in one order with the queues, before it looks at them a last time
   std::atomic<void (*)(bool urgent)> wake{nullptr};

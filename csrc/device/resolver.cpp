@@ -46,7 +46,7 @@ void add_figure(ArenaView arena, std::uint32_t index, DeviceFigure figure, std::
 
 void Results::put(std::uint64_t id, const DeviceResult& result) {
   const std::lock_guard lock(mutex_);
-  // Nobody came for them: their log lines were lost.
+  // They were never requested: their log lines were lost.
   if (kept_.size() >= kMostResults) kept_.clear();
   kept_.insert_or_assign(id, result);
 }

@@ -23,7 +23,7 @@ struct DeviceResult {
   std::int64_t tail_ns;
 };
 
-/// Results by span id, for those who asked to be told.
+/// Results by span id, for spans whose result was requested.
 class Results {
  public:
   void put(std::uint64_t id, const DeviceResult& result);
@@ -71,7 +71,7 @@ class Resolver {
 
   EventBackend& backend_;
   Results& results_;
-  std::atomic_flag is_passing_;  // set by the one that resolves. Nobody waits for it: see pass()
+  std::atomic_flag is_passing_;  // set by the thread that resolves. No thread waits for it: see pass()
   std::map<StreamRef, std::deque<Pending>> streams_;
   std::map<void*, TimeBase> bases_;
   std::vector<Settled> settled_;

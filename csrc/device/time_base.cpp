@@ -15,7 +15,7 @@ constexpr double kGoodEnough_ns = 8e3;
 constexpr double kShortestForRate_ns = 0.5e9;
 constexpr double kWildestRate = 1e-3;  // clocks that differ by more are not what they seem
 constexpr int kTries = 5;
-constexpr int kMostQueries = 20'000;  // more than fit into the longest spin: the clock may stand still
+constexpr int kMostQueries = 20'000;  // more than fit into the longest spin, in case the clock stops
 
 }  // namespace
 
@@ -29,7 +29,7 @@ bool TimeBase::measure(EventBackend& backend, const StreamRef& where, Point& poi
     const EventState state = backend.query(point.event, where);
     after = now_ticks();
     if (state == EventState::kDone) break;
-    // Behind other work, as with CUDA_DEVICE_MAX_CONNECTIONS=1: whoever waits longer learns nothing.
+    // Behind other work, as with CUDA_DEVICE_MAX_CONNECTIONS=1: waiting longer is useless.
     if (state != EventState::kNotReady || queries >= kMostQueries ||
         fit.duration_ns(static_cast<double>(ticks_between(before, after))) > kLongestSpin_ns)
       return false;

@@ -10,9 +10,9 @@
 
 namespace stagespan::device {
 
-/// Events of one context whose time on the host is known within a bracket, made anew every few seconds: a device
-/// tells the time between two events as a float, which gets coarse with length. Each is measured on its own, so no
-/// error adds up; two of them tell how the device's clock runs beside the host's. For the resolver alone.
+/// Events of one context whose host time is known within a bracket, renewed every few seconds: a device
+/// reports the time between two events as a float, which loses precision with length. Each is measured separately, so
+/// no error adds up; two of them give the rate of the device's clock relative to the host's. Only for the resolver.
 class TimeBase {
  public:
   /// Makes a new base if the last one is old. Call it between begin_resolving() and end_resolving(), and not while
@@ -23,7 +23,7 @@ class TimeBase {
   std::optional<double> after_ns(EventBackend& backend, Event event, const StreamRef& where, std::uint64_t begin_ticks,
                                  const ClockFit& fit, std::int64_t& origin_ns) noexcept;
 
-  /// How far a position may be off, as far as the brackets tell.
+  /// The error of a position, according to the brackets.
   std::optional<double> error_ns() const noexcept;
   std::uint64_t made_at_ticks() const noexcept { return made_ == 0 ? 0 : latest().ticks; }
 

@@ -11,7 +11,7 @@ namespace stagespan::trace {
 
 namespace {
 
-// Up to here doubles tell neighbouring integers apart.
+// Doubles are exact for integers up to here.
 constexpr std::int64_t kExact = std::int64_t{1} << 53;
 
 constexpr std::array<const char*, static_cast<std::size_t>(Role::kCount)> kRoleNames{
@@ -19,15 +19,15 @@ constexpr std::array<const char*, static_cast<std::size_t>(Role::kCount)> kRoleN
     "device", "stream",      "Python id",     "Python parent id", "Task Type"};
 
 std::int32_t text_of(std::int64_t value, Interner* texts) {
-  char room[24];
-  const auto result = std::to_chars(room, room + sizeof(room), value);
-  return static_cast<std::int32_t>(texts->code({room, static_cast<std::size_t>(result.ptr - room)}));
+  char buffer[24];
+  const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  return static_cast<std::int32_t>(texts->code({buffer, static_cast<std::size_t>(result.ptr - buffer)}));
 }
 
 std::int32_t text_of(double value, Interner* texts) {
-  char room[40];
-  const auto result = std::to_chars(room, room + sizeof(room), value);
-  std::string text(room, result.ptr);
+  char buffer[40];
+  const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  std::string text(buffer, result.ptr);
   if (text.find_first_of(".e") == std::string::npos) text += ".0";
   return static_cast<std::int32_t>(texts->code(text));
 }

@@ -87,7 +87,7 @@ class ArgumentKeys {
   std::uint32_t key(std::string_view text, bool plain);
   /// Goes back to the root, for the arguments of another entry.
   void restart() noexcept { ++entry_; }
-  /// The node below this one, for a key whose argument stands at `place`; kNoNode when the entry has had the key
+  /// The node below this one, for a key whose argument is at `place`; kNoNode if the entry already had the key
   /// before.
   std::uint32_t below(std::uint32_t node, std::uint32_t key, std::size_t place) {
     const std::uint32_t next = next_[node];
@@ -96,7 +96,7 @@ class ArgumentKeys {
       had_[key] = {entry_, place};
     return found;
   }
-  /// Where the argument stands that the entry has had under this key.
+  /// The position of the earlier argument of the entry with this key.
   std::size_t place(std::uint32_t key) const noexcept { return had_[key].place; }
   Role role(std::uint32_t key) const noexcept { return role_[key]; }
   Interner& texts() noexcept { return texts_; }

@@ -23,31 +23,31 @@ class Growing {
   Growing(Growing&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)),
         size_(std::exchange(other.size_, 0)),
-        room_(std::exchange(other.room_, 0)) {}
+        capacity_(std::exchange(other.capacity_, 0)) {}
   Growing& operator=(Growing&& other) noexcept {
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
-    std::swap(room_, other.room_);
+    std::swap(capacity_, other.capacity_);
     return *this;
   }
   ~Growing() { std::free(data_); }
 
   void push(T value) {
-    if (size_ == room_) make_room(size_ + 1);
+    if (size_ == capacity_) make_room(size_ + 1);
     data_[size_++] = value;
   }
   void append(const T* values, std::size_t count) {
     if (count == 0) return;
-    if (room_ - size_ < count) make_room(size_ + count);
+    if (capacity_ - size_ < count) make_room(size_ + count);
     for (std::size_t i = 0; i < count; ++i) data_[size_ + i] = values[i];
     size_ += count;
   }
-  /// Gives back the room that is not in use.
+  /// Frees the capacity that is not in use.
   void fit() noexcept {
-    if (size_ == 0 || size_ == room_) return;
+    if (size_ == 0 || size_ == capacity_) return;
     if (void* const moved = std::realloc(static_cast<void*>(data_), size_ * sizeof(T))) {
       data_ = static_cast<T*>(moved);
-      room_ = size_;
+      capacity_ = size_;
     }
   }
 
@@ -61,17 +61,17 @@ class Growing {
 
  private:
   void make_room(std::size_t least) {
-    std::size_t room = room_ + room_ / 2 + 16;
-    if (room < least) room = least;
-    void* const moved = std::realloc(static_cast<void*>(data_), room * sizeof(T));
+    std::size_t capacity = capacity_ + capacity_ / 2 + 16;
+    if (capacity < least) capacity = least;
+    void* const moved = std::realloc(static_cast<void*>(data_), capacity * sizeof(T));
     if (moved == nullptr) throw std::bad_alloc();
     data_ = static_cast<T*>(moved);
-    room_ = room;
+    capacity_ = capacity;
   }
 
   T* data_ = nullptr;
   std::size_t size_ = 0;
-  std::size_t room_ = 0;
+  std::size_t capacity_ = 0;
 };
 
 }  // namespace stagespan::trace

@@ -10,7 +10,7 @@ namespace {
 
 HashSecrets make_secrets() noexcept {
   HashSecrets secrets{};
-  // Early in a system's start there may be no random numbers yet, and nobody waits for them here.
+  // While a system boots, there may be no random numbers yet. This does not wait for them.
   if (getrandom(&secrets, sizeof(secrets), GRND_NONBLOCK) != static_cast<ssize_t>(sizeof(secrets))) {
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);

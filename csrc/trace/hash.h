@@ -23,7 +23,7 @@ std::uint64_t load(const char* at) noexcept {
   return word;
 }
 
-// Both halves of the product of 128 bits. Without knowing one of the factors, nobody can tell which others give the
+// Both halves of the product of 128 bits. Without knowing one of the factors, nobody can find others that give the
 // same, other than by chance.
 inline std::uint64_t product(std::uint64_t a, std::uint64_t b) noexcept {
   __extension__ using Wide = unsigned __int128;
@@ -40,7 +40,7 @@ inline std::uint64_t hash_of(std::string_view text, const HashSecrets& secrets) 
   const char* const end = at + text.size();
   std::uint64_t h = secrets.second;
   for (; end - at > 16; at += 16) h = product(load<std::uint64_t>(at) ^ secrets.first, load<std::uint64_t>(at + 8) ^ h);
-  // What is left is read from both of its ends, which may overlap; the length tells such texts apart.
+  // The rest is read from both of its ends, which can overlap. The length distinguishes such texts.
   std::uint64_t a = 0, b = 0;
   if (end - at >= 8) {
     a = load<std::uint64_t>(at);

@@ -54,7 +54,7 @@ std::int64_t long_nanoseconds(std::string_view written) noexcept {
   }
   const std::string_view mantissa = written.substr(0, mantissa_end);
   const std::size_t dot = std::min(mantissa.find('.'), mantissa.size());
-  // How many of the digits stand before the nanosecond's point.
+  // How many digits are before the decimal point of the nanoseconds.
   std::int64_t before = exponent + 3;
   for (std::size_t i = 0; i < dot; ++i) before += is_digit(mantissa[i]) ? 1 : 0;
   constexpr std::uint64_t kMostTenth = (kTimeLimitNs - 1) / 10;

@@ -1,4 +1,4 @@
-// number.h: numbers of JSON, and what they stand for in a trace.
+// number.h: numbers in JSON, and their meaning in a trace.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct Number {
   bool fits = true;   // `digits` and `exponent` hold all of it
 };
 
-/// Reads the number at `at` by the grammar of JSON; gives where it ends, or null when there is none. A number that ends
+/// Reads the number at `at` by the grammar of JSON. Returns its end, or null if there is no number. A number that ends
 /// at `end` may go on behind it.
 const char* read_number(const char* at, const char* end, Number* number) noexcept;
 

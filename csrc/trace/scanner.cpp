@@ -66,7 +66,7 @@ const char* behind_colon(const char* at, const char* end, bool* cut) noexcept {
   return nullptr;
 }
 
-// On the next key's quote, or on the brace that closes the object; `first` when no member stands before.
+// On the next key's quote, or on the brace that closes the object; `first` if it is the first member.
 const char* next_member(const char* at, const char* end, bool first, bool* cut) noexcept {
   at = skip_space(at, end);
   if (at < end && *at == '}') return at;
@@ -88,7 +88,7 @@ void settle(ArgumentKeys* keys, Entry* entry) {
     entry->shape = below;
     return;
   }
-  // Of a key that stands twice the last one counts.
+  // If a key occurs twice, the last one counts.
   entry->arguments[keys->place(last.key)].value = last.value;
   entry->arguments.pop_back();
 }

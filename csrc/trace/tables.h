@@ -14,7 +14,7 @@
 
 namespace stagespan::trace {
 
-/// One entry of the list of events, as it stands in the file.
+/// One entry of the list of events, as it is in the file.
 struct Entry {
   std::string_view written;
   Value phase, name, category, pid, tid, id, begin, duration;
@@ -61,7 +61,7 @@ class Tables {
  public:
   /// Takes an entry, and says what became of it in one of the tables or counts.
   void add(const Entry& entry);
-  /// Counts what is no object, or is malformed.
+  /// Counts entries that are not objects or are malformed.
   void leave_out(const char* cause, std::uint64_t count);
   /// Counts begins whose end did not come.
   void finish();

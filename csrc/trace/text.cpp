@@ -38,7 +38,7 @@ Block look(const char* at) noexcept {
 
 constexpr std::ptrdiff_t kStep = 8;
 
-// Nonzero when some byte of the word is none of the plain ones.
+// Nonzero if any byte of the word is not a plain one.
 std::uint64_t any_special(std::uint64_t word) noexcept {
   constexpr std::uint64_t ones = 0x0101010101010101, tops = 0x8080808080808080;
   const auto zeros = [](std::uint64_t w) { return (w - ones) & ~w & tops; };
@@ -66,7 +66,7 @@ int hex_digit(char c) noexcept {
   return -1;
 }
 
-// The number of a \uXXXX whose backslash is at `at`; -1 when there is none.
+// The number of a \uXXXX whose backslash is at `at`, or -1 if it has no number.
 int unit_at(std::string_view raw, std::size_t at) noexcept {
   if (raw.size() - at < 6 || raw[at] != '\\' || raw[at + 1] != 'u') return -1;
   int unit = 0;

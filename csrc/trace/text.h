@@ -28,7 +28,7 @@ inline const char* skip_space(const char* at, const char* end) noexcept {
 const char* string_end(const char* at, const char* end, bool* plain) noexcept;
 
 /// What a string that is not plain says, as UTF-8. What JSON does not allow is set right: a backslash before any other
-/// character stands for itself, control characters become spaces, and halves of surrogate pairs U+FFFD. Bytes that
+/// character represents itself, control characters become spaces, and halves of surrogate pairs U+FFFD. Bytes that
 /// are no UTF-8 stay.
 void unescape(std::string_view raw, std::string* into);
 

@@ -1,4 +1,4 @@
-// value.h: one value of JSON as it stands in the file.
+// value.h: one value of JSON as it is in the file.
 #pragma once
 
 #include <cstdint>

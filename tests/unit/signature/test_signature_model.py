@@ -97,8 +97,8 @@ def test_values_that_telefuser_could_not_describe_are_unreplayable(tmp_path: Pat
         ("{", "is not JSON"),
         ("", "is not JSON"),
         ("[" * 100_000, "nested too deeply"),
-        ("[]", "holds a list"),
-        ("null", "holds null"),
+        ("[]", "contains a list"),
+        ("null", "contains null"),
         ("{}", "no 'stages'"),
         ('{"stages": {"s": {"duration_ms": 1.0, "count": 1}}}', "is a timing report"),
         ('{"stages": []}', "'stages' is a list"),
@@ -147,7 +147,7 @@ def test_an_unknown_stage_gets_the_known_ones_and_the_closest() -> None:
 
 def test_an_empty_file_says_so() -> None:
     # GIVEN / WHEN / THEN
-    with pytest.raises(SignatureError, match="holds no stage at all"):
+    with pytest.raises(SignatureError, match="has no stages"):
         SignatureFile({}).stage("x")
 
 
