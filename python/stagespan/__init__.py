@@ -169,6 +169,8 @@ _dynamo.install()
 _device.install()
 if _settings.get("STAGESPAN_PROPAGATE_TO_THREADS"):
     _imports.load("stagespan.threads").propagate_to_threads()
+if _stall_s := _settings.get("STAGESPAN_STALL_S"):
+    _imports.load("stagespan.stalls").watch(_stall_s)
 if is_debug() or _settings.get("STAGESPAN_TIMING_REPORT") is not None:
     # The environment asks for reports: they are written even if no debug context runs.
     _context.need("debug")

@@ -114,11 +114,16 @@ def emit(record: logging.LogRecord) -> None:
     The library does not add a handler or set a level, so that the program can configure logging at
     any time.
     """
-    if is_configured():
+    if is_configured() or record.levelno >= logging.WARNING:
         if LOGGER.isEnabledFor(record.levelno):
             LOGGER.handle(record)
     elif _core.is_debug() and not LOGGER.disabled and sys.stderr is not None:
         _stderr.handle(record)
+
+
+def warning_line(message: str) -> logging.LogRecord:
+    """A record of level WARNING, which logging shows on standard error if nobody configured it."""
+    return _record("%s", (message,), logging.WARNING)
 
 
 def say(message: str, *args: object) -> None:
@@ -168,5 +173,5 @@ def one_line(name: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
-def _record(message: str, args: tuple[object, ...]) -> logging.LogRecord:
-    return LOGGER.makeRecord(LOGGER.name, logging.INFO, "(stagespan)", 0, message, args, None)
+def _record(message: str, args: tuple[object, ...], level: int = logging.INFO) -> logging.LogRecord:
+    return LOGGER.makeRecord(LOGGER.name, level, "(stagespan)", 0, message, args, None)

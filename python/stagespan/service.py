@@ -30,13 +30,14 @@ from stagespan import (
 )
 from stagespan.history import SPACING_S, History
 
-_LONGEST_SLEEP_S = 60.0
+_LONGEST_SLEEP_S = 60.0  # `tick_every` can shorten it
 _LONGEST_FORK_WAIT_S = 0.01
 _LONGEST_WAIT_FOR_FORKS_S = 1.0
 _LONGEST_DEVICE_WAIT_S = 2.0
 _LONGEST_EXIT_WAIT_S = 5.0
 _MOST_THREAD_NAMES = 1024
 
+_longest_sleep_s = _LONGEST_SLEEP_S
 _on_tick: list[Callable[[], None]] = []
 _on_exit: list[Callable[[], None]] = []
 
@@ -85,7 +86,7 @@ class _Service:
     def _run(self) -> None:
         sleep_s, before = SPACING_S, -1
         while not self._stopping:
-            _core.wait_for_work(sleep_s)
+            _core.wait_for_work(min(sleep_s, _longest_sleep_s))
             self.drain()
             for callback in tuple(_on_tick):
                 _guarded(callback)
@@ -162,9 +163,10 @@ class _Service:
         name = self._thread_names.get(thread, f"Thread-{native}")
         for record in records:
             lines.date(record, end_ns, thread, name)
-            self._write(record)
+            self.write(record)
 
-    def _write(self, record: logging.LogRecord) -> None:
+    def write(self, record: logging.LogRecord) -> None:
+        """Write a line; a fork waits for it, or it for the fork."""
         until_s = time.monotonic() + _LONGEST_WAIT_FOR_FORKS_S
         # Locks are not fair: without this, a thread that forks would rarely get this one.
         while forks.is_forking_elsewhere() and time.monotonic() < until_s:
@@ -267,6 +269,17 @@ def history() -> History[_core.Snapshot]:
 def on_tick(callback: Callable[[], None]) -> None:
     """Call ``callback`` in the background thread each time it wakes, at least once a minute."""
     _on_tick.append(callback)
+
+
+def tick_every(seconds: float) -> None:
+    """Have the background thread wake at least every ``seconds`` seconds."""
+    global _longest_sleep_s
+    _longest_sleep_s = min(_longest_sleep_s, max(seconds, 0.05))
+
+
+def warn(message: str) -> None:
+    """Log a warning from the background thread, with the care that forks need."""
+    _service.write(lines.warning_line(message))
 
 
 def on_exit(callback: Callable[[], None]) -> None:

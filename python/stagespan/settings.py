@@ -133,6 +133,15 @@ VARIABLES: tuple[Variable, ...] = (
         most=_core.RING_SPANS_MOST,
     ),
     Variable(
+        "STAGESPAN_STALL_S",
+        (),
+        "count",
+        0,
+        "log a line with the Python stack when a span has been open for that many seconds; 0 turns "
+        "it off",
+        least=0,
+    ),
+    Variable(
         "STAGESPAN_DEVICE_EVERY",
         (),
         "count",

@@ -1,0 +1,90 @@
+"""Log a line when a span has been open for longer than STAGESPAN_STALL_S.
+
+The service thread looks at the open spans. It reads the frames of other threads, takes none of
+their locks and interrupts none of them. While a thread holds Python's lock for good, the service
+thread cannot run either: `stagespan ps --stalled` finds such a process from outside.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterable
+from types import FrameType
+
+from stagespan import lines, live, service
+
+_MOST_FRAMES = 20
+_LEAST_BETWEEN_LINES_S = 60.0
+
+
+class StallWatch:
+    """Finds spans that have been open for too long, each once, and at most one a minute."""
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._reported: set[int] = set()
+        self._last_line_s: float | None = None
+
+    def check(self) -> None:
+        """Log the span that has been open longest, of those not logged yet."""
+        now_s = time.monotonic()
+        open_spans = live.open_spans()
+        self._reported &= {span["id"] for span in open_spans}
+        if self._last_line_s is not None and now_s - self._last_line_s < _LEAST_BETWEEN_LINES_S:
+            return
+        stalled = [span for span in open_spans if span["elapsed_ns"] >= self._stall_s * 1e9]
+        # Of spans within each other the innermost says most; the others are open because it is.
+        outer = {span["parent"] for span in stalled}
+        innermost = [span for span in stalled if span["id"] not in outer | self._reported]
+        if not innermost:
+            return
+        longest = max(innermost, key=lambda span: span["elapsed_ns"])
+        self._last_line_s = now_s
+        self._reported.add(longest["id"])
+        service.warn(_line(longest, open_spans))
+
+
+def _line(span: live.OpenSpan, open_spans: Iterable[live.OpenSpan]) -> str:
+    by_id = {each["id"]: each for each in open_spans}
+    path = [lines.one_line(span["stage"])]
+    outer = by_id.get(span["parent"])
+    while outer is not None:
+        path.append(lines.one_line(outer["stage"]))
+        outer = by_id.get(outer["parent"])
+    name = "' in '".join(path)
+    request = "" if span["request"] is None else f" for request {span['request']}"
+    said = f"[Profiler] '{name}' has been open for {span['elapsed_ns'] / 1e9:.1f} s{request}"
+    if span["detached"]:
+        return f"{said}; no thread runs it at the moment"
+    return f"{said} in thread {span['thread_name']}: {_stack_of(span['thread'])}"
+
+
+def _stack_of(thread: int) -> str:
+    """Where a thread is, innermost first, on one line."""
+    ident = next((each.ident for each in live.threads() if each.native_id == thread), None)
+    frame = None if ident is None else sys._current_frames().get(ident)
+    if frame is None:
+        return "its Python stack is unknown"
+    frames = list(itertools.islice(_frames(frame), _MOST_FRAMES + 1))
+    shown = [
+        f"{each.f_code.co_filename}:{each.f_lineno} {each.f_code.co_name}"
+        for each in frames[:_MOST_FRAMES]
+    ]
+    if len(frames) > _MOST_FRAMES:
+        shown.append("...")
+    return lines.one_line(" < ".join(shown))
+
+
+def _frames(frame: FrameType | None) -> Iterable[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def watch(stall_s: float) -> None:
+    """Check from now on, in the service thread of this process and of its forked children."""
+    service.on_tick(StallWatch(stall_s).check)
+    service.tick_every(min(stall_s / 4, 5.0))
+    service.ensure_running()

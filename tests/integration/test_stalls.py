@@ -1,0 +1,112 @@
+"""STAGESPAN_STALL_S: a span that stays open is logged once, with the stack of its thread."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+BEGIN = """
+    import asyncio, os, threading, time
+    import stagespan
+
+    def until_logged(path="stderr.txt", lines=1):
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            with open(path) as file:
+                if len(file.readlines()) >= lines:
+                    return
+            time.sleep(0.05)
+"""
+
+
+def stderr_of(code: str, folder: Path, **variables: str) -> list[str]:
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(BEGIN) + textwrap.dedent(code))
+    with (folder / "stderr.txt").open("w") as stderr:
+        subprocess.run(
+            [sys.executable, "script.py"],
+            env={**os.environ, "STAGESPAN_STALL_S": "1", **variables},
+            cwd=folder,
+            stderr=stderr,
+            timeout=120,
+            check=True,
+        )
+    return (folder / "stderr.txt").read_text().splitlines()
+
+
+def test_the_line_says_which_span_stands_where(tmp_path: Path) -> None:
+    # GIVEN a request whose innermost stage does not return
+    code = """
+    def waits_for_another_rank():
+        until_logged()
+
+    with stagespan.request("r-7"), stagespan.span("denoise"), stagespan.span("all_reduce"):
+        waits_for_another_rank()
+    """
+    # THEN one line says how long, in which stages, for which request, and in which code
+    (line,) = stderr_of(code, tmp_path)
+    assert line.startswith("[Profiler] 'all_reduce' in 'denoise' has been open for ")
+    assert " for request r-7 in thread MainThread: " in line
+    stack = re.search(
+        r"script\.py:\d+ until_logged < \S+script\.py:\d+ waits_for_another_rank"
+        r" < \S+script\.py:\d+ <module>$",
+        line,
+    )
+    assert stack is not None, line
+
+
+def test_spans_that_end_in_time_are_not_logged(tmp_path: Path) -> None:
+    code = """
+    until = time.monotonic() + 2.5
+    while time.monotonic() < until:
+        with stagespan.span("step"):
+            time.sleep(0.01)
+    """
+    assert stderr_of(code, tmp_path) == []
+
+
+def test_many_threads_that_stand_get_one_line_a_minute(tmp_path: Path) -> None:
+    # GIVEN eight threads that stand for longer than several checks
+    code = """
+    def stands():
+        with stagespan.span("stands"):
+            until_logged()
+            time.sleep(2)
+
+    threads = [threading.Thread(target=stands) for _ in range(8)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join(100)
+    """
+    assert len(stderr_of(code, tmp_path)) == 1
+
+
+def test_a_coroutine_that_waits_is_in_no_thread(tmp_path: Path) -> None:
+    code = """
+    @stagespan.span("waits")
+    async def waits(event):
+        await event.wait()
+
+    async def main():
+        event = asyncio.Event()
+        task = asyncio.ensure_future(waits(event))
+        await asyncio.get_running_loop().run_in_executor(None, until_logged)
+        event.set()
+        await task
+
+    asyncio.run(main())
+    """
+    (line,) = stderr_of(code, tmp_path)
+    assert line.startswith("[Profiler] 'waits' has been open for ")
+    assert line.endswith("; no thread runs it at the moment")
+
+
+def test_off_by_default(tmp_path: Path) -> None:
+    code = """
+    with stagespan.span("stands"):
+        time.sleep(2)
+    """
+    assert stderr_of(code, tmp_path, STAGESPAN_STALL_S="") == []
