@@ -27,6 +27,7 @@ LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.spli
 # The same for the folders and modules of `trace`, from below to above.
 TRACE = (
     "read kernel_names",
+    "view",
     "result",
     "derived",
     "breakdown",

@@ -40,6 +40,7 @@ from stagespan.trace.result import (
     merged,
     window_of,
 )
+from stagespan.trace.view import TraceView
 
 SCHEMA_VERSION = 1
 Analyze = Callable[[Trace], Result | Unavailable]
@@ -125,7 +126,8 @@ def analyze(trace: Trace, only: Iterable[str] | None = None) -> Analysis:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise KeyError(f"There is no analysis {unknown[0]!r}: choose from {', '.join(known)}.")
-    return Analysis(trace, {name: known[name](trace) for name in names})
+    view = TraceView.of(trace)
+    return Analysis(trace, {name: known[name](view) for name in names})
 
 
 def _applicable(trace: Trace) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from stagespan.trace import kernel_names as names
 from stagespan.trace.read.model import Trace
+from stagespan.trace.view import once
 
 Severity = Literal["high", "medium", "low", "better"]
 """How much there is to win: most of the time, a good part of it, or little; or what was won."""
@@ -154,6 +155,7 @@ class Unavailable:
         return []
 
 
+@once
 def window_of(trace: Trace) -> tuple[int, int] | None:
     """Begin and end in ns of all that the trace timed, marks at one time left out; or None."""
     events = trace.events

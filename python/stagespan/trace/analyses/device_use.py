@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import (
     COMMUNICATION,
@@ -17,18 +18,18 @@ from stagespan.trace.derived.device import (
     device_work,
     launch_of,
     streams,
+    work_by_stream,
 )
 from stagespan.trace.derived.device_time import (
     DeviceTime,
-    custom_communication,
     device_rows,
     device_times,
+    kind_of_work,
     stream_times,
     together,
 )
-from stagespan.trace.derived.threads import pairs
 from stagespan.trace.derived.windows import BaseWindow, base_window
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group, merged
+from stagespan.trace.read.intervals import Mask, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
@@ -274,7 +275,7 @@ def analyze(trace: Trace) -> Use | Unavailable:
     work, events, base = device_work(trace), trace.events, base_window(trace)
     assert base is not None
     within = base.begin_ns, base.end_ns
-    kind = np.where(custom_communication(trace), COMMUNICATION, work.kind)
+    kind = kind_of_work(trace)
     sorts = _sorts_of_copies(trace)
     longest: dict[tuple[int, int], Evidence] = {}
     copies: dict[int, str] = {}
@@ -320,7 +321,7 @@ def _sorts_of_copies(trace: Trace) -> dict[str, Mask]:
     return {WITHIN_DEVICE: inside, PAGEABLE: pageable, PINNED: ~inside & ~pageable}
 
 
-def _on_computing_stream(trace: Trace, rows: Rows, kind: Numbers, of: int) -> bool:
+def _on_computing_stream(trace: Trace, rows: Rows, kind: NDArray[np.int8], of: int) -> bool:
     """Whether most of the time of one kind of work is on streams that mostly compute."""
     _, stream = streams(trace, rows)
     durations, kinds = trace.events.dur_ns[rows], kind[rows]
@@ -344,10 +345,8 @@ def _overlap(trace: Trace) -> int:
     """Time when at least two streams were busy."""
     events = trace.events
     rows = device_work(trace).rows
-    device, stream = streams(trace, rows)
-    found, lane = pairs(device, stream)
     begins, ends = [], []
-    for here in by_group(lane, len(found)):
+    for here in work_by_stream(trace)[0].values():
         mine = rows[here]
         begin = events.begin_ns[mine]
         begin, end = merged(begin, begin + events.dur_ns[mine])

@@ -139,44 +139,53 @@ def folded_of(found: Result | Unavailable | None) -> str:
 
 def _of_frames(trace: Trace) -> Flame | Unavailable:
     """From events of Python's functions, operators and calls of the runtime within them."""
-    events = trace.events
-    frames = trace.rows_of(["python_function"])
-    operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
-    # Of those that begin and end together the caller comes first.
-    rank = np.where(frames, 0, np.where(operators, 1, 2))
-    rows = np.flatnonzero(frames | operators | launches(trace))
-    rows = rows[np.lexsort((np.where(frames, events.python_id, 0)[rows], rank[rows]))]
-    # Threads without a frame have no stacks.
-    lanes = ThreadIndex(trace, rows)
-    if not lanes.fits:
+    forest, threads, with_frames = _forest_of_frames(trace)
+    if forest is None:
         return Unavailable("The trace's events lie years apart: its times are damaged.")
-    lane = lanes.of[0]
-    with_frames = np.unique(lane[frames[rows]])
-    inside = np.isin(lane, with_frames)
-    rows, lane = rows[inside], lane[inside]
-    forest = Nesting.of(trace, lanes.axis, rows, lane)
-    of_row = np.full(len(events), -1, dtype=np.int64)
-    of_row[rows] = lane
+    events = trace.events
     paths = Paths(
-        np.concatenate((np.full(len(with_frames), -1), _below(forest, of_row, with_frames))),
+        np.concatenate((np.full(len(with_frames), -1), _below(forest, with_frames))),
         np.concatenate((len(trace.names) + with_frames, events.name[forest.rows])),
         _DEEPEST_STACK,
     )
     own = np.concatenate((np.zeros(len(with_frames), dtype=np.int64), forest.own_ns()))
-    threads = [_thread(trace, pid, tid) for pid, tid in lanes.threads.tolist()]
+    words = [_thread(trace, pid, tid) for pid, tid in threads.tolist()]
     names = [
-        threads[word - len(trace.names)] if word >= len(trace.names) else trace.names[word]
+        words[word - len(trace.names)] if word >= len(trace.names) else trace.names[word]
         for word in paths.word.tolist()
     ]
     self_ns = paths.sums(own)
-    works = np.isin(paths.word, np.unique(events.name[rows[~frames[rows]]]))
+    is_work = ~trace.rows_of(["python_function"])[forest.rows]
+    works = np.isin(paths.word, np.unique(events.name[forest.rows[is_work]]))
     total = paths.inclusive(self_ns)
     return Flame(names, paths.parent.tolist(), self_ns, total, works, "frames")
 
 
-def _below(forest: Nesting, lane_of_row: Numbers, threads: Numbers) -> Numbers:
+def _forest_of_frames(trace: Trace) -> tuple[Nesting | None, NDArray[np.int64], Numbers]:
+    """The events of threads with frames; all threads, and the numbers of those with frames."""
+    events = trace.events
+    frames = trace.rows_of(["python_function"])
+    operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)
+    rows = np.flatnonzero(frames | operators | launches(trace))
+    # Threads without a frame have no stacks.
+    index = ThreadIndex(trace, rows)
+    lane = index.of[0]
+    with_frames = np.unique(lane[frames[rows]])
+    if not index.fits:
+        return None, index.threads, with_frames
+    if len(with_frames) < len(index.threads):
+        inside = np.isin(lane, with_frames)
+        rows, lane = rows[inside], lane[inside]
+    # Of those that begin and end together the caller comes first.
+    is_frame = frames[rows]
+    rank = np.where(is_frame, 0, np.where(operators[rows], 1, 2)).astype(np.int8)
+    order = np.where(is_frame, events.python_id[rows], 0)
+    return Nesting.of(trace, index.axis, rows, lane, rank, order), index.threads, with_frames
+
+
+def _below(forest: Nesting, threads: Numbers) -> Numbers:
     """Parents when the threads stand before all others, as roots."""
-    lane = lane_of_row[forest.rows]
+    lane = forest.begin // forest.axis.stride
     roots = np.searchsorted(threads, lane)
     result: Numbers = np.where(forest.parent >= 0, forest.parent + len(threads), roots)
     return result
@@ -224,26 +233,26 @@ def _nested(flame: Flame, kept: list[bool]) -> dict[str, Any]:
     """Frames within each other, the longest first, below one that stands for all."""
     own, total = flame.self_ns.tolist(), flame.total_ns.tolist()
     root = {"name": "all", "self_us": 0.0, "total_us": sum(own) / 1000, "children": []}
-    made: list[dict[str, Any]] = []
+    made: dict[int, dict[str, Any]] = {-1: root}
     short: dict[int, list[int]] = {}
     for frame, parent in enumerate(flame.parent):
-        node = {
-            "name": flame.names[frame],
-            "self_us": own[frame] / 1000,
-            "total_us": total[frame] / 1000,
-            "children": [],
-        }
-        made.append(node)
         if kept[frame]:
-            (made[parent] if parent >= 0 else root)["children"].append(node)
-        elif parent < 0 or kept[parent]:
+            made[frame] = {
+                "name": flame.names[frame],
+                "self_us": own[frame] / 1000,
+                "total_us": total[frame] / 1000,
+                "children": [],
+            }
+            made[parent]["children"].append(made[frame])
+        elif parent in made:
             short.setdefault(parent, []).append(frame)
     for parent, frames in short.items():
         time = sum(total[frame] for frame in frames) / 1000
         rest = {"name": f"({len(frames)} more)", "self_us": time, "total_us": time, "children": []}
-        (made[parent] if parent >= 0 else root)["children"].append(rest)
-    for node in [root, *made]:
-        node["children"].sort(key=lambda child: -child["total_us"])
+        made[parent]["children"].append(rest)
+    for node in made.values():
+        if len(node["children"]) > 1:
+            node["children"].sort(key=lambda child: -child["total_us"])
     return root
 
 

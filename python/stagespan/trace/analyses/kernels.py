@@ -40,7 +40,7 @@ from stagespan.trace.derived.launch_sources import (
     launch_sources,
     stages,
 )
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered, pairs
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Cell,
@@ -286,8 +286,8 @@ def _calls(code: NDArray[np.int64], call: NDArray[np.intp]) -> dict[int, int]:
     Codes of which no call is known are left out.
     """
     code, call = code[call >= 0], call[call >= 0]
-    pairs = np.unique(np.stack((code, call), axis=1), axis=0)
-    codes, counts = np.unique(pairs[:, 0], return_counts=True)
+    different, _ = pairs(code, call)
+    codes, counts = np.unique(different[:, 0], return_counts=True)
     return dict(zip(codes.tolist(), counts.tolist(), strict=True))
 
 

@@ -23,14 +23,13 @@ from stagespan.trace.derived.threads import (
     Paths,
     Tree,
     named,
-    pairs,
     sums,
     threads,
     threads_of,
     tree_of,
     with_those_below,
 )
-from stagespan.trace.read.intervals import Numbers, Rows, exclusive
+from stagespan.trace.read.intervals import Numbers, Rows, exclusive, pairs
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,

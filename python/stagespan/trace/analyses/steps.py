@@ -30,7 +30,7 @@ from stagespan.trace.derived.step_times import (
     StepTimes,
     step_times,
 )
-from stagespan.trace.derived.threads import named
+from stagespan.trace.derived.threads import TimeIndex, named
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
@@ -47,6 +47,7 @@ from stagespan.trace.result import (
     shortened,
     window_of,
 )
+from stagespan.trace.view import once
 
 _GAPS_SHOWN = 5
 _GAP_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"))
@@ -224,10 +225,17 @@ def mostly_filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
 def _on_host_within(trace: Trace, begin_ns: int, dur_ns: int) -> tuple[Rows, Numbers]:
     """The host's events that lie in a stretch, and how much of each does."""
     events = trace.events
-    inside = np.minimum(events.end_ns, begin_ns + dur_ns) - np.maximum(events.begin_ns, begin_ns)
+    rows = _host_events(trace).overlapping(begin_ns, begin_ns + dur_ns)
+    inside = np.minimum(events.end_ns[rows], begin_ns + dur_ns) - np.maximum(
+        events.begin_ns[rows], begin_ns
+    )
+    return rows[inside > 0], inside[inside > 0]
+
+
+@once
+def _host_events(trace: Trace) -> TimeIndex:
     host = (trace.rows_of(_HOST) & ~named(trace, PROFILER_STEP)) | launches(trace)
-    rows = np.flatnonzero((inside > 0) & host)
-    return rows, inside[rows]
+    return TimeIndex(trace, np.flatnonzero(host))
 
 
 # --- Outliers ---

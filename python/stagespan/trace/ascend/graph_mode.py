@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from stagespan.trace.ascend.flows import launched
 from stagespan.trace.derived.device import COPY, device_work
-from stagespan.trace.derived.threads import Cover, pairs
-from stagespan.trace.read.intervals import Mask, Numbers, by_group
+from stagespan.trace.derived.threads import Cover
+from stagespan.trace.read.intervals import Mask, Numbers, by_group, pairs
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.result import (
     Evidence,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from stagespan.trace.derived.device import launches, streams
 from stagespan.trace.derived.gaps import Gaps
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS
-from stagespan.trace.derived.threads import processes, threads
+from stagespan.trace.derived.threads import TimeIndex, processes, threads
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group
 from stagespan.trace.read.model import MISSING, Trace
 
@@ -140,9 +140,18 @@ _NOT_OWN = re.compile(
 
 
 class CallSites:
-    """Looks up the events around a time on a thread; each look goes through the whole trace."""
+    """Looks up the events around a time on a thread."""
 
-    __slots__ = ("_calls", "_frames", "_marks", "_operators", "_process", "trace", "waits")
+    __slots__ = (
+        "_by_thread",
+        "_calls",
+        "_frames",
+        "_marks",
+        "_operators",
+        "_process",
+        "trace",
+        "waits",
+    )
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -152,6 +161,7 @@ class CallSites:
         self._frames = trace.rows_of(["python_function"])
         self._marks = trace.rows_of(["user_annotation"])
         self._calls = np.flatnonzero(launches(trace))
+        self._by_thread: dict[tuple[int, int], TimeIndex] = {}
 
     def operator(self, row: int) -> int:
         """The innermost operator around an event on its thread, or -1."""
@@ -213,11 +223,14 @@ class CallSites:
         The event is the innermost of those; -1 when the trace has none.
         """
         events = self.trace.events
-        inside = np.minimum(events.end_ns, end_ns) - np.maximum(events.begin_ns, begin_ns)
-        same = (self._process == self._process[row]) & (events.tid == events.tid[row])
-        fills = same & (2 * inside >= end_ns - begin_ns) & (inside > 0)
-        rows = self._outermost_first(np.flatnonzero(fills))
-        shown = rows[(self._operators | self._frames | self._marks)[rows]]
+        rows = self._thread_of(row).overlapping(begin_ns, end_ns)
+        inside = np.minimum(events.end_ns[rows], end_ns) - np.maximum(
+            events.begin_ns[rows], begin_ns
+        )
+        fills = (2 * inside >= end_ns - begin_ns) & (inside > 0)
+        rows = self._outermost_first(rows[fills])
+        seen = self._operators[rows] | self._frames[rows] | self._marks[rows]
+        shown = rows[seen]
         return (int(shown[-1]) if len(shown) else -1, self._frame(rows[self._frames[rows]]))
 
     def _frame(self, frames: Rows) -> str | None:
@@ -235,11 +248,16 @@ class CallSites:
 
     def _around(self, row: int, among: Mask) -> Rows:
         events = self.trace.events
-        begin, end = events.begin_ns[row], events.end_ns[row]
-        same = (self._process == self._process[row]) & (events.tid == events.tid[row])
-        around = among & same & (events.begin_ns <= begin) & (events.end_ns >= end)
-        around[row] = False
-        return self._outermost_first(np.flatnonzero(around))
+        around = self._thread_of(row).around(int(events.begin_ns[row]), int(events.end_ns[row]))
+        return self._outermost_first(around[among[around] & (around != row)])
+
+    def _thread_of(self, row: int) -> TimeIndex:
+        """All events of the thread of an event."""
+        thread = int(self._process[row]), int(self.trace.events.tid[row])
+        if thread not in self._by_thread:
+            same = (self._process == thread[0]) & (self.trace.events.tid == thread[1])
+            self._by_thread[thread] = TimeIndex(self.trace, np.flatnonzero(same))
+        return self._by_thread[thread]
 
     def _outermost_first(self, rows: Rows) -> Rows:
         events = self.trace.events

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.read.intervals import Codes, Mask, Numbers, by_group, covered
+from stagespan.trace.read.intervals import Codes, Mask, Numbers, Rows, by_group, covered, pairs
 from stagespan.trace.read.model import MISSING, Trace
+from stagespan.trace.view import TraceView, once
 
 NOT_DEVICE, COMPUTE, COMMUNICATION, COPY = 0, 1, 2, 3
 
@@ -34,9 +36,11 @@ _ASCEND_COMMUNICATION = frozenset({"HCCL", "Communication"})
 _ASCEND_HOST = "CANN"
 _ASCEND_COMPUTE_TYPES = ("AI_", "AIC", "AIV", "MIX_", "DSA_")
 _ASCEND_COPY = "MEMCPY"
+# A table over a range of ids may have so many places an id.
+_DENSE = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceWork:
     """The device's part of a trace; all arrays have one element an event of `Trace.events`."""
 
@@ -45,17 +49,18 @@ class DeviceWork:
     is_kernel: Mask
     """Kernels: device work that is neither a copy nor a memset nor an event of a stream."""
 
-    @property
+    @cached_property
     def rows(self) -> NDArray[np.intp]:
         """Rows of the device's events."""
         return np.flatnonzero(self.kind)
 
-    @property
+    @cached_property
     def kernels(self) -> NDArray[np.intp]:
         """Rows of the kernels."""
         return np.flatnonzero(self.is_kernel)
 
 
+@once
 def device_work(trace: Trace) -> DeviceWork:
     """Find the device's events: by category (kernel, gpu_memcpy, gpu_memset), on Ascend by process.
 
@@ -84,6 +89,7 @@ def is_ascend(trace: Trace) -> bool:
     return not parts.isdisjoint(trace.process_names.values())
 
 
+@once
 def launches(trace: Trace) -> Mask:
     """Rows that are calls of a runtime or driver, which may have launched device work."""
     chosen = np.array([name.endswith(_LAUNCH_SUFFIXES) for name in [*trace.categories, ""]])
@@ -100,24 +106,46 @@ def launch_of(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     others, is taken. Where calls of several processes share one, device events do not tell whose
     they are: their launch is unknown.
     """
+    if isinstance(trace, TraceView):
+        return _launch_of_every_event(trace)[rows].astype(np.intp)
+    return _launch_by(trace, trace.events.correlation[rows])
+
+
+@once
+def _launch_of_every_event(trace: Trace) -> NDArray[np.int32]:
     events = trace.events
+    found = np.full(len(events), -1, dtype=np.int32)
+    rows = np.flatnonzero(events.correlation != MISSING)
+    found[rows] = _launch_by(trace, events.correlation[rows])
+    return found
+
+
+def _launch_by(trace: Trace, wanted: Numbers) -> NDArray[np.intp]:
+    """The launching call of each correlation, or -1."""
+    events = trace.events
+    found = np.full(len(wanted), -1, dtype=np.intp)
     calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING))
-    found = np.full(len(rows), -1, dtype=np.intp)
-    if len(calls) == 0 or len(rows) == 0:
+    if len(calls) == 0 or len(wanted) == 0:
         return found
     calls = calls[np.lexsort((events.dur_ns[calls], events.correlation[calls]))]
     known, pid = events.correlation[calls], events.pid[calls]
-    firsts = np.flatnonzero(np.diff(known, prepend=known[0] - 1))
-    shared = np.minimum.reduceat(pid, firsts) != np.maximum.reduceat(pid, firsts)
-    ours = np.repeat(~shared, np.diff(firsts, append=len(known)))
-    calls, known = calls[ours], known[ours]
+    lasts = np.flatnonzero(np.append(known[1:] != known[:-1], True))
+    if len(np.unique(pid)) > 1:
+        firsts = np.append(0, lasts[:-1] + 1)
+        lasts = lasts[np.minimum.reduceat(pid, firsts) == np.maximum.reduceat(pid, firsts)]
+    calls, known = calls[lasts], known[lasts]
     if len(calls) == 0:
         return found
-    wanted = events.correlation[rows]
-    at = np.searchsorted(known, wanted, side="right") - 1
-    hit = (at >= 0) & (known[np.maximum(at, 0)] == wanted) & (wanted != MISSING)
-    found[hit] = calls[at[hit]]
-    return found
+    low, high = int(known[0]), int(known[-1])
+    if high - low < _DENSE * (len(known) + len(wanted)):
+        # Correlations are mostly numbers that were given out one after the other.
+        call_of = np.full(high - low + 1, -1, dtype=np.intp)
+        call_of[known - low] = calls
+        inside = np.flatnonzero((wanted >= low) & (wanted <= high))
+        found[inside] = call_of[wanted[inside] - low]
+        return found
+    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    return np.where((known[at] == wanted) & (wanted != MISSING), calls[at], -1)
 
 
 def streams(trace: Trace, rows: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
@@ -128,6 +156,16 @@ def streams(trace: Trace, rows: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
         np.where(device == MISSING, events.pid[rows], device),
         np.where(stream == MISSING, events.tid[rows], stream),
     )
+
+
+@once
+def work_by_stream(trace: Trace) -> tuple[dict[tuple[int, int], Rows], Numbers]:
+    """By device and stream the places of its events in `device_work(trace).rows`; and of each of
+    those rows the number of its stream.
+    """
+    found, lane = pairs(*streams(trace, device_work(trace).rows))
+    groups = by_group(lane, len(found))
+    return {(int(d), int(s)): mine for (d, s), mine in zip(found, groups, strict=True)}, lane
 
 
 def _by_name(trace: Trace, names: Codes, words: tuple[str, ...]) -> Mask:
@@ -258,6 +296,7 @@ class DeviceUse:
         }
 
 
+@once
 def device_use(trace: Trace) -> DeviceUse:
     """Unions of the device's events by kind and by stream."""
     events = trace.events
@@ -295,15 +334,9 @@ def device_use(trace: Trace) -> DeviceUse:
 
 def _by_stream(trace: Trace) -> dict[tuple[int, int], int]:
     rows = device_work(trace).rows
-    device, stream = streams(trace, rows)
     begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
-    lanes, lane = np.unique(np.stack((device, stream), axis=1), axis=0, return_inverse=True)
-    lane = lane.reshape(-1)
-    mine = by_group(lane, len(lanes))
-    return {
-        (int(d), int(s)): covered(begin[mine[number]], end[mine[number]])
-        for number, (d, s) in enumerate(lanes)
-    }
+    of_stream, _ = work_by_stream(trace)
+    return {stream: covered(begin[mine], end[mine]) for stream, mine in of_stream.items()}
 
 
 def _less(whole: int | None, part: int | None) -> int | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stagespan.trace.derived import kernel_kinds as kinds
 from stagespan.trace.derived.device import (
@@ -20,9 +21,11 @@ from stagespan.trace.derived.device import (
     device_work,
     is_ascend,
     streams,
+    work_by_stream,
 )
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group, covered
+from stagespan.trace.read.intervals import Mask, Rows, by_group, covered
 from stagespan.trace.read.model import MISSING, Trace
+from stagespan.trace.view import once
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ def together(times: Iterable[DeviceTime]) -> DeviceTime:
     return DeviceTime(*(sum(getattr(one, f.name) for one in each) for f in fields(DeviceTime)))
 
 
+@once
 def device_rows(trace: Trace) -> dict[int, Rows]:
     """The device events of each device; a trace of Ascend has one, whose parts are processes."""
     rows = device_work(trace).rows
@@ -84,6 +88,7 @@ def device_rows(trace: Trace) -> dict[int, Rows]:
     return {int(number): rows[mine[at]] for at, number in enumerate(found.tolist())}
 
 
+@once
 def device_times(trace: Trace, within: tuple[int, int] | None = None) -> dict[int, DeviceTime]:
     """Of each device where its time went; empty without device events.
 
@@ -91,29 +96,27 @@ def device_times(trace: Trace, within: tuple[int, int] | None = None) -> dict[in
     what lies before the device's first event and after its last.
     """
     custom = custom_communication(trace)
-    kind = _kind(trace, custom)
+    kind = kind_of_work(trace)
     return {
         device: _time(trace, rows, kind, custom, within)
         for device, rows in device_rows(trace).items()
     }
 
 
+@once
 def stream_times(
     trace: Trace, within: tuple[int, int] | None = None
 ) -> dict[tuple[int, int], DeviceTime]:
     """The same for each stream by itself, by device and stream."""
     custom = custom_communication(trace)
-    kind = _kind(trace, custom)
-    rows = device_work(trace).rows
-    device, stream = streams(trace, rows)
-    found, lane = np.unique(np.stack((device, stream), axis=1), axis=0, return_inverse=True)
-    mine = by_group(lane.reshape(-1), len(found))
+    kind = kind_of_work(trace)
+    rows, (of_stream, _) = device_work(trace).rows, work_by_stream(trace)
     return {
-        (int(d), int(s)): _time(trace, rows[mine[number]], kind, custom, within)
-        for number, (d, s) in enumerate(found)
+        stream: _time(trace, rows[mine], kind, custom, within) for stream, mine in of_stream.items()
     }
 
 
+@once
 def custom_communication(trace: Trace) -> Mask:
     """Which events are kernels that communicate without NCCL, RCCL or HCCL, by their names."""
     work = device_work(trace)
@@ -125,13 +128,20 @@ def custom_communication(trace: Trace) -> Mask:
     return custom
 
 
-def _kind(trace: Trace, custom: Mask) -> Numbers:
-    kind: Numbers = np.where(custom, COMMUNICATION, device_work(trace).kind)
+@once
+def kind_of_work(trace: Trace) -> NDArray[np.int8]:
+    """As `DeviceWork.kind`, with custom communication as communication."""
+    kind = device_work(trace).kind.copy()
+    kind[custom_communication(trace)] = COMMUNICATION
     return kind
 
 
 def _time(
-    trace: Trace, rows: Rows, kind: Numbers, custom: Mask, within: tuple[int, int] | None = None
+    trace: Trace,
+    rows: Rows,
+    kind: NDArray[np.int8],
+    custom: Mask,
+    within: tuple[int, int] | None = None,
 ) -> DeviceTime:
     begin = trace.events.begin_ns[rows]
     end = begin + trace.events.dur_ns[rows]

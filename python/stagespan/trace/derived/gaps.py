@@ -24,11 +24,11 @@ from stagespan.trace.derived.threads import (
     HostTime,
     holders,
     named,
-    pairs,
     threads,
 )
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, pairs
 from stagespan.trace.read.model import Trace
+from stagespan.trace.view import once
 
 BEFORE, DURING, AFTER, UNKNOWN = 0, 1, 2, 3
 ISSUED = ("before", "during", "after", None)
@@ -70,6 +70,7 @@ class Gaps:
         return self.calls[self.first]
 
 
+@once
 def gaps(trace: Trace) -> Gaps:
     """Find the gaps of the union of all device events; none where there are fewer than two."""
     events = trace.events
@@ -170,12 +171,35 @@ def split_idle(trace: Trace, gaps: Gaps, step_begins: Numbers) -> IdleParts:
     return _Splitter(trace, gaps, step_begins).parts_of_gaps()
 
 
+@once
+def waiting_calls(trace: Trace, rows: Rows, calls: Rows) -> Mask:
+    """Calls that wait by their name, and those that copied until their copy was done.
+
+    `rows` are the device's events, and `calls` what launched each.
+    """
+    events = trace.events
+    found = launches(trace) & named(trace, causes.WAITS)
+    copies = (device_work(trace).kind[rows] == COPY) & (calls >= 0)
+    copies &= named(trace, causes.COPIES)[calls]
+    rows, calls = rows[copies], calls[copies]
+    blocking = (events.end_ns[calls] >= events.end_ns[rows]) & (
+        events.dur_ns[calls] > JUST_LAUNCHED_NS
+    )
+    found[calls[blocking]] = True
+    if not found.any():
+        # Some backends write no waiting calls: then the operators that are known to wait do.
+        known = [name in causes.WAITING_OPERATORS for name in trace.names]
+        found = np.array([*known, False])[events.name] & trace.rows_of(["cpu_op"])
+        found &= events.dur_ns > JUST_LAUNCHED_NS
+    return found
+
+
 class _Splitter:
     def __init__(self, trace: Trace, gaps: Gaps, step_begins: Numbers) -> None:
         self.trace, self.gaps = trace, gaps
         self.parts = np.zeros((len(gaps.begin_ns), len(NAMES)), dtype=np.int64)
         self.calls = launches(trace)
-        self.waits = self._waits()
+        self.waits = waiting_calls(trace, gaps.rows, gaps.calls)
         self.allocates = self.calls & named(trace, causes.ALLOCATES) & ~self.waits
         self.holds = holders(trace, self.calls)
         self.crosses = self._crosses(step_begins)
@@ -251,29 +275,34 @@ class _Splitter:
         blocked: Rows,
     ) -> None:
         """Enter the classified times, outside and inside of the operator that launches."""
-        column = {name: number for number, name in enumerate(NAMES)}
-        other = np.where(
-            self.crosses[chosen], column[causes.BETWEEN_STEPS], column[causes.HOST_WORK]
-        )
+        crosses = self.crosses[chosen]
+
+        def book_other(time: Numbers) -> None:
+            """Enter work of the host that is not launching."""
+            self._add_at(causes.BETWEEN_STEPS, chosen, np.where(crosses, time, 0))
+            self._add_at(causes.HOST_WORK, chosen, np.where(crosses, 0, time))
+
         for number, name in enumerate(CLASSES):
-            unseen = name == causes.HOST_UNSEEN
-            # Of a thread without events it is known, all the same, that a step ended there.
-            booked = np.where(unseen & self.crosses[chosen], other, column[name])
-            self.parts[chosen, booked] += outside[:, number]
-            self.parts[chosen, column[name]] += inside[:, number]
-        self.parts[chosen, other] += outside[:, -2]
-        self.parts[chosen, column[causes.HOST_WORK]] += inside[:, -2]
-        # However small its parts, what takes so long is no launch.
+            time = outside[:, number]
+            if name == causes.HOST_UNSEEN:
+                # Of a thread without events it is known, all the same, that a step ended there.
+                self._add_at(causes.BETWEEN_STEPS, chosen, np.where(crosses, time, 0))
+                time = np.where(crosses, 0, time)
+            self._add_at(name, chosen, time + inside[:, number])
+        book_other(outside[:, -2])
+        self._add_at(causes.HOST_WORK, chosen, inside[:, -2])
+        # However small its parts, what takes so long is not a launch.
         preparing = outside[:, -1] + inside[:, -1]
         too_long = preparing > LONGEST_LAUNCH_NS
-        self.parts[chosen, other] += np.where(too_long, preparing, 0)
+        book_other(np.where(too_long, preparing, 0))
         rest = launch + np.where(too_long, 0, preparing)
         # A host that was waiting when the device ran dry pays for filling it again, too.
-        refill = np.full(len(chosen), column[causes.LAUNCH])
         found = blocked >= 0
-        refill[found & self.waits[blocked]] = column[causes.SYNCHRONISATION]
-        refill[found & self.allocates[blocked]] = column[causes.MEMORY_ALLOCATION]
-        self.parts[chosen, refill] += rest
+        allocates = found & self.allocates[blocked]
+        waits = found & self.waits[blocked] & ~allocates
+        self._add_at(causes.MEMORY_ALLOCATION, chosen, np.where(allocates, rest, 0))
+        self._add_at(causes.SYNCHRONISATION, chosen, np.where(waits, rest, 0))
+        self._add_at(causes.LAUNCH, chosen, np.where(allocates | waits, 0, rest))
         np.add.at(self.call_idle, blocked[found], rest[found])
         self.blocked_in[chosen] = blocked
 
@@ -312,24 +341,6 @@ class _Splitter:
         np.minimum.at(first, lane[known], begin[known])
         before = begin[gaps.first] < first[lane[gaps.first]]
         return np.where(before, LATENCY_NS, JUST_LAUNCHED_NS)
-
-    def _waits(self) -> Mask:
-        """Calls that wait by their name, and those that copied until their copy was done."""
-        trace, events, gaps = self.trace, self.trace.events, self.gaps
-        found = self.calls & named(trace, causes.WAITS)
-        copies = (device_work(trace).kind[gaps.rows] == COPY) & (gaps.calls >= 0)
-        copies &= named(trace, causes.COPIES)[gaps.calls]
-        rows, calls = gaps.rows[copies], gaps.calls[copies]
-        blocking = (events.end_ns[calls] >= events.end_ns[rows]) & (
-            events.dur_ns[calls] > JUST_LAUNCHED_NS
-        )
-        found[calls[blocking]] = True
-        if not found.any():
-            # Some backends write no waiting calls: then the operators that are known to wait do.
-            known = [name in causes.WAITING_OPERATORS for name in trace.names]
-            found = np.array([*known, False])[events.name] & trace.rows_of(["cpu_op"])
-            found &= events.dur_ns > JUST_LAUNCHED_NS
-        return found
 
     def _crosses(self, step_begins: Numbers) -> Mask:
         events, gaps = self.trace.events, self.gaps

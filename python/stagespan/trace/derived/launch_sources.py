@@ -10,9 +10,10 @@ import numpy as np
 from stagespan.trace.derived.device import launch_of
 from stagespan.trace.derived.gaps import graph_calls
 from stagespan.trace.derived.idle_causes import MARKS
-from stagespan.trace.derived.threads import Nesting, ThreadIndex, joined, named, pairs, processes
-from stagespan.trace.read.intervals import Mask, Numbers, Rows
+from stagespan.trace.derived.threads import Nesting, ThreadIndex, joined, named, processes
+from stagespan.trace.read.intervals import Mask, Numbers, Rows, pairs
 from stagespan.trace.read.model import Trace
+from stagespan.trace.view import once
 
 EVALUATES = "autograd::engine::evaluate_function: "
 """How the operators begin that run one node of the backward pass."""
@@ -129,6 +130,7 @@ class LaunchSources:
     """Of work of a backward pass the forward operator that it belongs to."""
 
 
+@once
 def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
     """Find what launched each of some device events; None where times lie years apart."""
     events = trace.events
@@ -158,18 +160,21 @@ def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
     )
 
 
+@once
 def compiler_parts(trace: Trace) -> set[str]:
     """Names of the events in which torch.compile was at work, such as `compile_file`."""
     found = map(_TIMED.match, trace.names)
     return {each["name"] for each in found if each is not None}
 
 
+@once
 def stage_marks(trace: Trace) -> Mask:
     """Rows of the user's annotations, which old traces hold as operators, and spans of stages."""
     marks = trace.rows_of(["user_annotation"]) | (trace.rows_of(["cpu_op"]) & named(trace, MARKS))
     return marks & ~named(trace, _NO_STAGE)
 
 
+@once
 def no_operators(trace: Trace) -> Mask:
     """Rows of events that surround operators, and those of the compiler at work."""
     parts = compiler_parts(trace)
@@ -253,6 +258,7 @@ class HostOperators:
     """Of operators of a backward pass the row of the forward operator, else -1."""
 
 
+@once
 def host_operators(trace: Trace) -> HostOperators | None:
     """The operators of a trace; None where their times lie years apart.
 

@@ -19,6 +19,7 @@ from stagespan.trace.derived.threads import named, threads, tree_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import shortened
+from stagespan.trace.view import once
 
 Codes = NDArray[np.int64]
 # Lengths of blocks that are tried, the most frequent distances first.
@@ -171,6 +172,7 @@ class StepRanges:
         return result
 
 
+@once
 def step_ranges(trace: Trace) -> StepRanges | None:
     """The steps of a trace, or None where nothing tells them."""
     for search in (
@@ -187,6 +189,7 @@ def step_ranges(trace: Trace) -> StepRanges | None:
     return None
 
 
+@once
 def step_begins(trace: Trace) -> Numbers:
     """Where the host begins steps, in ns, ascending; none where nothing tells."""
     found = step_ranges(trace)
@@ -362,6 +365,7 @@ def _of_operators(trace: Trace) -> StepRanges | None:
     return StepRanges(names, edges[:-1], edges[1:], "operators", how)
 
 
+@once
 def _main_operators(trace: Trace) -> Rows:
     """The operators of the thread that launches the most, or has the most, by begin."""
     events = trace.events
@@ -439,6 +443,7 @@ def _has_work(trace: Trace, row: int) -> bool:
     return bool(np.any(work & inside))
 
 
+@once
 def length_of_work(trace: Trace) -> int:
     """From the first operator or device event to the end of the last, in ns."""
     return _extent(trace, device_work(trace).kind.astype(np.bool_) | trace.rows_of(["cpu_op"]))

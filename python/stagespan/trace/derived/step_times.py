@@ -14,13 +14,14 @@ from stagespan.trace.derived.device import (
     device_work,
     launch_of,
     launches,
-    streams,
+    work_by_stream,
 )
 from stagespan.trace.derived.idle_causes import COMMUNICATES, LOADS_DATA, LOADS_DATA_FRAME, MARKS
 from stagespan.trace.derived.step_ranges import StepRanges
-from stagespan.trace.derived.threads import Cover, named, pairs
+from stagespan.trace.derived.threads import Cover, named
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
+from stagespan.trace.view import once
 
 COMPUTATION, COMMUNICATING, COPIES = "computation", "communication", "copies"
 RUNTIME, DATA_LOADING, OPERATORS, OTHER = "runtime_calls", "data_loading", "operators", "other"
@@ -73,6 +74,7 @@ class Extents:
     earlier: Earlier
 
 
+@once
 def earlier_work(trace: Trace) -> Earlier:
     """Find the device work that was launched before the trace began.
 
@@ -86,7 +88,7 @@ def earlier_work(trace: Trace) -> Earlier:
     if not launched.any():
         return Earlier()
     begin = events.begin_ns[rows]
-    _, lane = pairs(*streams(trace, rows))
+    _, lane = work_by_stream(trace)
     firsts = np.full(int(lane.max()) + 1, np.iinfo(np.int64).max)
     np.minimum.at(firsts, lane[launched], begin[launched])
     # A stream that has no launches at all is compared with the whole device.
@@ -100,6 +102,7 @@ def earlier_work(trace: Trace) -> Earlier:
     return Earlier()
 
 
+@once
 def step_extents(trace: Trace, ranges: StepRanges) -> Extents:
     """From where to where each step goes.
 
@@ -162,6 +165,7 @@ class StepTimes:
         return int(starts[at]), int(stops[at] - starts[at])
 
 
+@once
 def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
     """Attribute device work to steps by launch, and split each step's time."""
     events = trace.events

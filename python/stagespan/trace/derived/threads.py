@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from re import Pattern
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.derived import idle_causes as causes
-from stagespan.trace.read.intervals import Mask, Numbers, Rows, _Edges, exclusive, merged
+from stagespan.trace.read.intervals import (
+    Mask,
+    Numbers,
+    Rows,
+    _Edges,
+    exclusive,
+    merged,
+    outermost_first,
+    pairs,
+)
 from stagespan.trace.read.model import Flows, Trace
+from stagespan.trace.view import once
 
 _MOST = 1 << 61
 
@@ -97,12 +109,48 @@ class Cover:
 def quiet_stretches(axis: Axis, begin: Numbers, end: Numbers, longer_than_ns: int) -> Cover:
     """Where none of a thread's intervals begins or ends for long."""
     starts = np.arange(axis.lanes, dtype=np.int64) * axis.stride
+    # Stable, as this sort is fast where long parts are sorted already.
     edges: NDArray[np.int64] = np.sort(
-        np.concatenate((begin, end, starts, starts + axis.stride - 2))
+        np.concatenate((begin, end, starts, starts + axis.stride - 2)), kind="stable"
     )
     # From one thread's last place to the next one's first it is 2.
     quiet = np.diff(edges) > max(longer_than_ns, 2)
     return Cover(edges[:-1][quiet], edges[1:][quiet])
+
+
+class TimeIndex:
+    """Events in the order of their begins, to find those in a stretch without looking at all."""
+
+    _BLOCK = 256
+
+    def __init__(self, trace: Trace, rows: Rows) -> None:
+        self._events = trace.events
+        order = np.argsort(self._events.begin_ns[rows], kind="stable")
+        self._rows = rows[order].astype(np.int32)
+        firsts = np.arange(0, len(rows), self._BLOCK)
+        self._first_begin = self._events.begin_ns[self._rows[firsts]]
+        end = self._events.end_ns[self._rows]
+        self._last_end = np.maximum.reduceat(end, firsts) if len(rows) else end
+
+    def overlapping(self, begin_ns: int, end_ns: int) -> Rows:
+        """The events that begin before the end of a stretch and end behind its begin."""
+        return self._between(end_ns - 1, begin_ns + 1)
+
+    def around(self, begin_ns: int, end_ns: int) -> Rows:
+        """The events that begin no later than a stretch and end no sooner."""
+        return self._between(begin_ns, end_ns)
+
+    def _between(self, last_begin_ns: int, first_end_ns: int) -> Rows:
+        """The events that begin no later and end no sooner, as ascending rows."""
+        begun = np.searchsorted(self._first_begin, last_begin_ns, side="right")
+        # Most blocks of events have ended long before.
+        blocks = np.flatnonzero(self._last_end[:begun] >= first_end_ns)
+        places = (blocks[:, None] * self._BLOCK + np.arange(self._BLOCK)).ravel()
+        rows = self._rows[places[places < len(self._rows)]]
+        found = (self._events.begin_ns[rows] <= last_begin_ns) & (
+            self._events.end_ns[rows] >= first_end_ns
+        )
+        return np.sort(rows[found]).astype(np.intp)
 
 
 # --- What a thread did: calls, waits, and quiet time ---
@@ -145,29 +193,35 @@ class HostTime:
         work = (trace.rows_of(["cpu_op"]) & ~named(trace, causes.MARKS)) | calls
         begin, end = self._placed(np.flatnonzero(work & (self._lane >= 0)))
         self.busy = Cover(begin, end)
-        overhead = trace.rows_of(["overhead"])
-        loads = named(trace, causes.LOADS_KERNELS)
-        marks = trace.rows_of(["user_annotation", "cpu_op"])
-        sets = (
-            self._cover(waits),
-            self._cover(allocates),
-            self._cover_of_all(overhead & loads) | self._cover(calls & loads),
-            self._cover_of_all(overhead & ~loads),
-            self._cover(calls & ~holds & (trace.events.dur_ns > QUIET_NS)),
-            self._cover(
-                (marks & named(trace, causes.LOADS_DATA))
-                | (trace.rows_of(["python_function"]) & named(trace, causes.LOADS_DATA_FRAME))
-            ),
-            self._cover(marks & named(trace, causes.COMPILES)),
-            self._unseen(marks | calls | trace.rows_of(["python_function"]), overhead),
-            quiet_stretches(axis, begin, end, QUIET_NS),
-        )
-        self._nested = [sets[0]]
-        for each in sets[1:]:
-            self._nested.append(self._nested[-1] | each)
+        quiet = quiet_stretches(axis, begin, end, QUIET_NS)
+        del begin, end
+        self._nested: list[Cover] = []
+        for each in self._of_classes(trace, calls, waits, allocates, holds):
+            self._nested.append(self._nested[-1] | each if self._nested else each)
+        self._nested.append(self._nested[-1] | quiet)
         blocking = np.flatnonzero((waits | allocates) & (self._lane >= 0))
         order = np.lexsort((self._events.begin_ns[blocking], self._placed(blocking)[0]))
         self._blocking = blocking[order]
+
+    def _of_classes(
+        self, trace: Trace, calls: Mask, waits: Mask, allocates: Mask, holds: Mask
+    ) -> Iterator[Cover]:
+        """For each of CLASSES where a thread was in it; one by one, as they take much memory."""
+        overhead = trace.rows_of(["overhead"])
+        loads = named(trace, causes.LOADS_KERNELS)
+        marks = trace.rows_of(["user_annotation", "cpu_op"])
+        frames = trace.rows_of(["python_function"])
+        yield self._cover(waits)
+        yield self._cover(allocates)
+        yield self._cover_of_all(overhead & loads) | self._cover(calls & loads)
+        yield self._cover_of_all(overhead & ~loads)
+        yield self._cover(calls & ~holds & (trace.events.dur_ns > QUIET_NS))
+        yield self._cover(
+            (marks & named(trace, causes.LOADS_DATA))
+            | (frames & named(trace, causes.LOADS_DATA_FRAME))
+        )
+        yield self._cover(marks & named(trace, causes.COMPILES))
+        yield self._unseen(marks | calls | frames, overhead)
 
     def classified(self, lane: Numbers, begin_ns: Numbers, end_ns: Numbers) -> NDArray[np.int64]:
         """Of each stretch on a thread the time in each of CLASSES, quiet, and the rest."""
@@ -228,8 +282,9 @@ class HostTime:
         """Where a thread has had no event at all for long."""
         known = self._cover(seen) | self._cover_of_all(of_all)
         starts = np.arange(self._axis.lanes, dtype=np.int64) * self._axis.stride
-        begin = np.sort(np.concatenate((known.end, starts)))
-        end = np.sort(np.concatenate((known.begin, starts + self._axis.stride - 2)))
+        begin = np.sort(np.concatenate((known.end, starts)), kind="stable")
+        ends = np.concatenate((known.begin, starts + self._axis.stride - 2))
+        end = np.sort(ends, kind="stable")
         # A thread's first begin, and its last end, are the edges of its part.
         long = end - begin > QUIET_NS
         return Cover(begin[long], end[long])
@@ -247,6 +302,7 @@ class HostTime:
         return Cover(place(lane, np.tile(begin, count)), place(lane, np.tile(end, count)))
 
 
+@once
 def holders(trace: Trace, calls: Mask) -> Mask:
     """Which calls hold several other calls or operators of their thread.
 
@@ -261,7 +317,7 @@ def holders(trace: Trace, calls: Mask) -> Mask:
     _, lane = threads(trace, np.concatenate((rows, inner)))
     for number in np.unique(lane[: len(rows)]).tolist():
         here = rows[lane[: len(rows)] == number]
-        begins = np.sort(events.begin_ns[inner[lane[len(rows) :] == number]])
+        begins = np.sort(events.begin_ns[inner[lane[len(rows) :] == number]], kind="stable")
         first = np.searchsorted(begins, events.begin_ns[here], side="right")
         last = np.searchsorted(begins, events.end_ns[here], side="left")
         found[here] = last - first > 1
@@ -270,12 +326,18 @@ def holders(trace: Trace, calls: Mask) -> Mask:
 
 def named(trace: Trace, pattern: Pattern[str]) -> Mask:
     """Rows whose name holds the pattern."""
-    search: Callable[[str], object] = pattern.search
-    chosen = np.array([search(name) is not None for name in trace.names] + [False])
-    rows: Mask = chosen[trace.events.name]
+    rows: Mask = names_with(trace, pattern)[trace.events.name]
     return rows
 
 
+@once
+def names_with(trace: Trace, pattern: Pattern[str]) -> Mask:
+    """Which of the trace's names hold the pattern; the last element stands for no name."""
+    search: Callable[[str], object] = pattern.search
+    return np.array([search(name) is not None for name in trace.names] + [False])
+
+
+@once
 def processes(trace: Trace) -> Numbers:
     """The process of every event; Ascend's CANN, shown as one of its own, is part of Python's."""
     pid = trace.events.pid
@@ -288,18 +350,6 @@ def processes(trace: Trace) -> Numbers:
 def threads(trace: Trace, rows: Rows) -> tuple[NDArray[np.int64], Numbers]:
     """The threads of some events (process, thread), and which of them each belongs to."""
     return pairs(processes(trace)[rows], trace.events.tid[rows])
-
-
-def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
-    """The different pairs of two columns, and which of them each row has.
-
-    There are few: looking them up is faster than sorting the rows.
-    """
-    firsts, seconds = np.unique(first), np.unique(second)
-    code = np.searchsorted(firsts, first) * len(seconds) + np.searchsorted(seconds, second)
-    codes = np.unique(code)
-    found = np.stack((firsts[codes // len(seconds)], seconds[codes % len(seconds)]), axis=1)
-    return found, np.searchsorted(codes, code).astype(np.int64)
 
 
 def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> Numbers:
@@ -381,20 +431,22 @@ class Nesting:
     Events without a duration hold nothing. `rows` are the events with one, by place.
     """
 
-    def __init__(self, axis: Axis, rows: Rows, begin: Numbers, end: Numbers) -> None:
-        longer = end > begin
-        rows, begin, end = rows[longer], begin[longer], end[longer]
-        order = np.lexsort((-end, begin))
+    def __init__(
+        self, axis: Axis, rows: Rows, begin: Numbers, end: Numbers, *ties: NDArray[Any]
+    ) -> None:
+        """Of events that begin and end together the lowest by `ties` holds the others."""
+        longer = np.flatnonzero(end > begin)
+        order = longer[
+            outermost_first(begin[longer], end[longer], *(each[longer] for each in ties))
+        ]
         self.axis = axis
         self.rows = rows[order]
         self.begin, self.end = begin[order], end[order]
-        # Of each the next outwards that ends later: as it ends, all between have ended.
-        self._longer: Rows = np.empty(0, dtype=np.intp)
-        self.parent = self._parents()
-        """Of each of `rows` the index in `rows` of the one around it, or -1."""
 
     @classmethod
-    def of(cls, trace: Trace, axis: Axis, rows: Rows, lane: Numbers) -> Nesting:
+    def of(
+        cls, trace: Trace, axis: Axis, rows: Rows, lane: Numbers, *ties: NDArray[Any]
+    ) -> Nesting:
         """The forest of some rows of `trace.events`."""
         events = trace.events
         return cls(
@@ -402,6 +454,7 @@ class Nesting:
             rows,
             axis.place(lane, events.begin_ns[rows]),
             axis.place(lane, events.end_ns[rows]),
+            *ties,
         )
 
     def __len__(self) -> int:
@@ -412,9 +465,19 @@ class Nesting:
         found = np.searchsorted(self.begin, place, side="right") - 1
         return self._climb(found, place)
 
+    @property
+    def parent(self) -> Rows:
+        """Of each of `rows` the index in `rows` of the one around it, or -1."""
+        return self._links[0]
+
+    @property
+    def _longer(self) -> Rows:
+        """Of each the next outwards that ends later: as it ends, all between have ended."""
+        return self._links[1]
+
     def own_ns(self) -> Numbers:
         """Of each of `rows` its time less that of those within it; their sum is the union."""
-        if not self._nested:
+        if self.parent is not self._longer:
             return exclusive(self.begin, self.end, np.zeros(len(self), dtype=np.int64))
         time = self.end - self.begin
         inner = self.parent >= 0
@@ -464,19 +527,17 @@ class Nesting:
         result[order] = found
         return result
 
-    def _parents(self) -> Rows:
-        index = np.arange(len(self), dtype=np.int64)
-        ended = np.searchsorted(np.sort(self.end), self.begin, side="right")
-        depth = index - ended
-        self._nested = True
+    @cached_property
+    def _links(self) -> tuple[Rows, Rows]:
+        """`parent` and `_longer`, which are one if all events nest."""
+        ended = np.searchsorted(np.sort(self.end, kind="stable"), self.begin, side="right")
+        depth = np.subtract(np.arange(len(self)), ended, out=ended)
         if len(self) == 0:
-            return index
+            return depth, depth
         if depth.max() > _DEEP:
-            self._nested = False
-            return self._parents_of_crossing()
+            return self._links_of_crossing()
         # What holds an event was the last to begin at the depth above.
-        small = depth.astype(np.int16) if depth.max() < 30_000 else depth
-        by_depth = np.argsort(small, kind="stable")
+        by_depth = np.argsort(depth.astype(np.int16), kind="stable")
         counts = np.bincount(depth)
         firsts = np.concatenate(([0], np.cumsum(counts)))
         parent = np.full(len(self), -1, dtype=np.intp)
@@ -486,12 +547,10 @@ class Nesting:
             parent[here] = above[np.searchsorted(above, here) - 1]
         inner = parent >= 0
         if np.all(self.end[parent[inner]] >= self.end[inner]):
-            self._longer = parent
-            return parent
-        self._nested = False
-        return self._parents_of_crossing()
+            return parent, parent
+        return self._links_of_crossing()
 
-    def _parents_of_crossing(self) -> Rows:
+    def _links_of_crossing(self) -> tuple[Rows, Rows]:
         """Where some events begin in others and end behind them: the last begun that is open."""
         begins, ends = self.begin.tolist(), self.end.tolist()
         parent, longer = [-1] * len(self), [-1] * len(self)
@@ -504,8 +563,7 @@ class Nesting:
                 above = longer[above]
             longer[at] = above
             last = at
-        self._longer = np.array(longer, dtype=np.intp)
-        return np.array(parent, dtype=np.intp)
+        return np.array(parent, dtype=np.intp), np.array(longer, dtype=np.intp)
 
 
 # --- The call tree of a thread ---
@@ -602,7 +660,9 @@ class Paths:
         level = levels(parents_of)
         self.folded: NDArray[np.bool_] = level >= deepest
         """Those that lie deeper and belong to the last node around them."""
-        order = np.argsort(level, kind="stable")
+        # Numbers of 16 bits are sorted fastest.
+        small = level.astype(np.int16) if level.max(initial=0) < 2**15 else level
+        order = np.argsort(small, kind="stable")
         words = int(word.max(initial=0)) + 1
         parents: list[Rows] = [np.empty(0, dtype=np.intp)]
         named: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]

@@ -13,6 +13,7 @@ from stagespan.trace.derived.step_times import Earlier, earlier_work, step_exten
 from stagespan.trace.read.intervals import Numbers, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import in_words, window_of
+from stagespan.trace.view import once
 
 # Steps that hold less of the device's busy time do not stand for the program.
 _LEAST_SHARE = 0.5
@@ -61,6 +62,7 @@ class BaseWindow:
         }
 
 
+@once
 def base_window(trace: Trace) -> BaseWindow | None:
     """From the begin of the first step to the end of the last, or else all that the trace timed.
 
@@ -133,6 +135,7 @@ class Windows:
         return len(self.names)
 
 
+@once
 def steps_of(trace: Trace) -> Windows | None:
     """The trace's steps, from where to where `step_extents` says; None when it has none."""
     steps = step_ranges(trace)

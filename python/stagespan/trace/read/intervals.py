@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +23,18 @@ def by_group(group: Numbers, count: int) -> list[NDArray[np.intp]]:
     return np.split(order, np.searchsorted(group[order], np.arange(1, count + 1)))[:count]
 
 
+def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
+    """The different pairs of two columns, and which of them each row has.
+
+    There are few: looking them up is faster than sorting the rows.
+    """
+    firsts, seconds = np.unique(first), np.unique(second)
+    code = np.searchsorted(firsts, first) * len(seconds) + np.searchsorted(seconds, second)
+    codes = np.unique(code)
+    found = np.stack((firsts[codes // len(seconds)], seconds[codes % len(seconds)]), axis=1)
+    return found, np.searchsorted(codes, code).astype(np.int64)
+
+
 def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
     """The union of intervals as ascending, disjoint ones; touching ones become one."""
     if len(begin) == 0:
@@ -33,6 +47,22 @@ def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
     starts = np.flatnonzero(opens)
     lasts = np.append(starts[1:], len(begin)) - 1
     return begin[starts], reach[lasts]
+
+
+def outermost_first(begin: Numbers, end: Numbers, *ties: NDArray[Any]) -> Rows:
+    """Intervals in the order of their begins; of those that begin together the longest first.
+
+    Of those that also end together the lowest by the first of `ties`, then by the next.
+    """
+    order: Rows = np.argsort(begin, kind="stable")
+    begins = begin[order]
+    same = begins[1:] == begins[:-1]
+    # Few begin together: only those need the slower sort.
+    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
+    few = order[tied]
+    keys = (*(each[few] for each in reversed(ties)), -end[few], begin[few])
+    order[tied] = few[np.lexsort(keys)]
+    return order
 
 
 def covered(begin: Numbers, end: Numbers) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ MISSING = int(np.iinfo(np.int64).min)
 """In an integer column: the event does not have this field."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Events:
     """Events as columns of one length; times in integer nanoseconds.
 
@@ -44,10 +45,12 @@ class Events:
     def __len__(self) -> int:
         return len(self.begin_ns)
 
-    @property
+    @cached_property
     def end_ns(self) -> Numbers:
         """Where each event ends, in nanoseconds."""
-        return self.begin_ns + self.dur_ns
+        end: Numbers = self.begin_ns + self.dur_ns
+        end.flags.writeable = False
+        return end
 
 
 @dataclass(frozen=True, slots=True)
