@@ -109,7 +109,7 @@ def script_text(
     functions. Raises SignatureError for a signature that no inputs could be made from.
     """
     from stagespan.harness import fidelity, loading, missing, program, replay, steps
-    from stagespan.signature import fit, values
+    from stagespan.signature import contents, fit, values
     from stagespan.signature.mock import captured_device
 
     nodes = dict(signature.arguments)
@@ -118,7 +118,7 @@ def script_text(
     inputs = [(f"{source.quoted(name)}: ", _input(node, name)) for name, node in nodes.items()]
     extra = step.modules if step is not None else ()
     shared = (steps, missing, replay, fidelity, loading, program)
-    modules = dict.fromkeys((values, fit, *extra, *shared))
+    modules = dict.fromkeys((contents, values, fit, *extra, *shared))
     constants = {
         "STAGE": signature.stage_name,
         "FILE_STEM": stem,

@@ -129,6 +129,13 @@ def _special(node: dict[str, Any], path: str) -> Source:
         return _call("tuple", repeated) if node.get("of") == "tuple" else repeated
     if kind in ("dataclass", "namedtuple"):
         return _call("instance", quoted(node["class"]), input_source(dict(node["fields"]), path))
+    if kind == "object":
+        fields = input_source(dict(node["fields"]), path)
+        return _call("plain_object", quoted(node["class"]), fields)
+    if kind == "class":
+        return _call("find_class", quoted(node["class"]))
+    if kind == "shared":
+        return _call("mock.shared", quoted(node["of"]))
     if kind == "dict":
         pairs = [
             Group(

@@ -30,11 +30,13 @@ def _describe(node: Any, depth: int) -> str:
         return _items("(", node.get("items"), ")", depth)
     if kind == "list":
         return f"list of {node.get('length')}"
-    if kind in ("dataclass", "namedtuple"):
+    if kind in ("dataclass", "namedtuple", "object"):
         name = str(node.get("class", "")).rpartition(":")[2]
         return _pairs(f"{name}(", node.get("fields"), ")", depth)
     if kind == "enum":
         return f"{str(node.get('class', '')).rpartition(':')[2]}.{node.get('name')}"
+    if kind == "shared":
+        return f"the same tensor as {_short(str(node.get('of')))}"
     if kind == "ndarray":
         return f"numpy {node.get('dtype')}{_short(str(node.get('shape')))}"
     if kind == "str":
@@ -68,7 +70,7 @@ def holds_text(node: Any) -> bool:
 # Where the content of an object with a `$type` is.
 _CONTENT = {
     **dict.fromkeys(("tuple", "set", "list"), "items"),
-    **dict.fromkeys(("dataclass", "namedtuple"), "fields"),
+    **dict.fromkeys(("dataclass", "namedtuple", "object"), "fields"),
     "userdict": "data",
     "str": "text",
     "bytes": "hex",

@@ -139,6 +139,8 @@ def content_of(tensor: TensorSignature) -> dict[str, Any]:
         content["value_range"] = list(tensor.value_range)
     elif tensor.true_fraction is not None:
         content["true_fraction"] = tensor.true_fraction
+    if tensor.values is None and tensor.content is not None:
+        content["content"] = tensor.content
     if tensor.strides is not None:
         content["strides"] = list(tensor.strides)
     if tensor.requires_grad and tensor.dtype.startswith(("float", "bfloat", "complex")):
@@ -180,6 +182,12 @@ def _build_special(node: dict[str, Any], path: str, mock: values.MockInputs) -> 
         return values.mapping(node["class"], pairs) if "class" in node else pairs
     if kind == "userdict":
         return values.mapping(node["class"], build(node["data"], path, mock))
+    if kind == "object":
+        return values.plain_object(node["class"], build(dict(node["fields"]), path, mock))
+    if kind == "class":
+        return values.find_class(node["class"])
+    if kind == "shared":
+        return mock.shared(str(node["of"]))
     if kind == "enum":
         return values.member(node["class"], node["name"])
     if kind == "str":

@@ -52,6 +52,8 @@ class TensorSignature:
     """All values in row order, of small tensors only."""
     true_fraction: float | None = None
     """Part of a bool tensor that is true, from 0 to 1."""
+    content: dict[str, Any] | None = None
+    """What the values of an integer or bool tensor are like, see `stagespan.signature.contents`."""
 
     @property
     def numel(self) -> int:
@@ -88,6 +90,8 @@ class TensorSignature:
             node["value_range"] = list(self.value_range)
         elif self.true_fraction is not None:
             node["true_fraction"] = self.true_fraction
+        if self.values is None and self.content is not None:
+            node["content"] = self.content
         return node
 
     @classmethod
@@ -126,6 +130,7 @@ class TensorSignature:
             strides=strides,
             value_range=_range(node.get("value_range"), where),
             true_fraction=_fraction(node.get("true_fraction"), where),
+            content=_content(node.get("content"), where),
         )
         values = node.get("values")
         if values is None:
@@ -164,6 +169,42 @@ def _range(value: object, where: str) -> tuple[int, int] | None:
     ):
         raise SignatureError(f"{where}: value_range {value!r} is not a pair [smallest, largest].")
     return value[0], value[1]
+
+
+_CONTENTS: dict[str, dict[str, type]] = {
+    "range": {"start": int, "step": int},
+    "runs": {"values": list, "lengths": list},
+    "counts": {"values": list, "counts": list},
+    "sorted": {"knots": list},
+    "permutation": {},
+    "frequent": {"values": list, "counts": list, "first": list, "distinct": int},
+}
+_LONGEST_CONTENT = 4096
+_LARGEST_NUMBER = 1 << 62
+
+
+def _content(value: object, where: str) -> dict[str, Any] | None:
+    """A checked content; None without one, and for a kind that a later stagespan writes."""
+    if value is None:
+        return None
+    kind = value.get("kind") if isinstance(value, dict) else None
+    if not isinstance(value, dict) or not isinstance(kind, str):
+        raise SignatureError(f"{where}: its content is not an object with a 'kind'.")
+    fields = _CONTENTS.get(kind)
+    if fields is None:
+        return None
+    for name, expected in fields.items():
+        found = value.get(name)
+        numbers = found if isinstance(found, list) else [found]
+        if (
+            type(found) is not expected
+            or not (numbers or kind == "frequent")
+            or len(numbers) > _LONGEST_CONTENT
+            or any(type(n) is not int or abs(n) >= _LARGEST_NUMBER for n in numbers)
+            or (name in ("lengths", "counts", "first", "distinct") and min(numbers, default=0) < 0)
+        ):
+            raise SignatureError(f"{where}: {name!r} of its content {kind!r} is not usable.")
+    return {"kind": kind, **{name: value[name] for name in fields}}
 
 
 def _fraction(value: object, where: str) -> float | None:

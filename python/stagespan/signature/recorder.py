@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from stagespan import _core, imports
 from stagespan.signature.bind import bind_arguments, receiver_of, undecorated
-from stagespan.signature.capture import capture
+from stagespan.signature.capture import capture, capture_arguments
 from stagespan.signature.key import key_of
 from stagespan.signature.model import StageSignature
 from stagespan.signature.store import STORE
@@ -79,11 +79,11 @@ class SignatureHook:
 
 def _begin(stage: str, arguments: dict[str, Any], call: CallLike | None = None) -> tuple[str, bool]:
     """Keep the signature of these arguments; returns its key and whether its shape is new."""
-    nodes = {name: capture(value, read_values=False) for name, value in arguments.items()}
+    nodes = capture_arguments(arguments, read_values=False)
     key = key_of(nodes)
     target: dict[str, str] = {}
     if not STORE.knows(stage, key):  # only now read values, which may wait for a device
-        nodes = {name: capture(value) for name, value in arguments.items()}
+        nodes = capture_arguments(arguments)
         if call is not None:
             function = undecorated(call.function)
             target = callable_of(function, receiver_of(call.function, call.args))
@@ -115,7 +115,7 @@ def signature_key(call: CallLike) -> str:
         if call.function is not None
         else call.inputs or {}
     )
-    return key_of({name: capture(value, read_values=False) for name, value in arguments.items()})
+    return key_of(capture_arguments(arguments, read_values=False))
 
 
 def run_context() -> dict[str, Any]:

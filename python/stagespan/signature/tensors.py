@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stagespan import imports
 from stagespan.signature import dtypes
 from stagespan.signature.model import TYPE, TensorSignature
 
@@ -58,7 +59,9 @@ def _content(tensor: Any, dtype: str, torch: Any) -> dict[str, Any]:
     if dtype == "bool":
         if count <= KEPT_INTEGERS:
             return {"values": tuple(tensor.flatten().tolist())}
-        return {"true_fraction": tensor.sum().item() / count}
+        kind = _kind(tensor)
+        found = {"content": kind} if kind and kind["kind"] == "runs" else {}
+        return {"true_fraction": tensor.sum().item() / count, **found}
     if dtypes.is_integer(dtype):
         if count <= KEPT_INTEGERS:
             return {"values": tuple(tensor.flatten().tolist())}
@@ -67,12 +70,17 @@ def _content(tensor: Any, dtype: str, torch: Any) -> dict[str, Any]:
         if dtype in ("uint16", "uint32", "uint64"):  # aminmax has no kernel for them
             tensor = tensor.to(torch.int64)
         low, high = torch.aminmax(tensor)
-        return {"value_range": (int(low), int(high))}
+        kind = _kind(tensor) if low != high else None
+        return {"value_range": (int(low), int(high)), **({"content": kind} if kind else {})}
     if count <= KEPT_FLOATS and dtype in ("float16", "bfloat16", "float32", "float64"):
         values = tuple(tensor.flatten().tolist())
         if all(abs(value) <= 1e308 for value in values):  # neither infinite nor not a number
             return {"values": values}
     return {}
+
+
+def _kind(tensor: Any) -> dict[str, Any] | None:
+    return imports.load("stagespan.signature.contents").describe_content(tensor) or None
 
 
 def array_node(array: Any, read_values: bool) -> dict[str, Any] | None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from stagespan.signature.contents import make_content
+
 # Content repeats itself beyond this many elements: making it must not take longer than running.
 RANDOM_BLOCK = 1 << 24
 WORDS = "the small grey cat looks out of the window while rain falls on the quiet street below "
@@ -32,6 +34,7 @@ class MockInputs:
         self.device = device
         self.captured_device = captured_device
         self.dtype = dtype
+        self.made: dict[str, Any] = {}
 
     def tensor(
         self,
@@ -43,6 +46,7 @@ class MockInputs:
         values: Sequence[Any] | None = None,
         value_range: Sequence[int] | None = None,
         true_fraction: float = 0.5,
+        content: dict[str, Any] | None = None,
         strides: Sequence[int] | None = None,
         requires_grad: bool = False,
     ) -> Any:
@@ -55,12 +59,25 @@ class MockInputs:
             made = torch.tensor(list(values), dtype=exact).to(kind).reshape(tuple(shape))
             if strides is not None:
                 made = lay_out(made, strides)
+        elif content is not None:
+            source = torch.Generator().manual_seed(self._seed(name))
+            exact = make_content(content, shape, value_range or (0, 1), source)
+            made = exact.to(getattr(torch, dtype))
+            if strides is not None:
+                made = lay_out(made, strides)
         else:
             size = storage_size(shape, strides)
             flat = self._random(name, size, dtype, value_range, true_fraction)
             made = flat.as_strided(tuple(shape), tuple(strides or dense_strides(shape)))
         made = made.to(self.place(device))
-        return made.requires_grad_() if requires_grad else made
+        self.made[name] = made.requires_grad_() if requires_grad else made
+        return self.made[name]
+
+    def shared(self, name: str) -> Any:
+        """The tensor that was made under this name before."""
+        if name not in self.made:
+            raise LookupError(f"the tensor {name!r} that it shares was not made")
+        return self.made[name]
 
     def array(self, name: str, shape: Sequence[int], dtype: str, **content: Any) -> Any:
         """A numpy array, its values as those of a tensor."""
@@ -177,6 +194,16 @@ def instance(path: str, fields: dict[str, Any]) -> Any:
     made = object.__new__(kind)
     for name, value in fields.items():
         object.__setattr__(made, name, value)
+    return made
+
+
+def plain_object(path: str, fields: dict[str, Any]) -> Any:
+    """An object of a class of the loaded program, its attributes as given; no code of it runs."""
+    kind: Any = find_class(path)
+    if issubclass(kind, (type, torch.nn.Module)) or hasattr(kind, "__del__"):
+        raise LookupError(f"an object of the class {path!r} cannot be made of its attributes")
+    made = object.__new__(kind)
+    made.__dict__.update(fields)
     return made
 
 

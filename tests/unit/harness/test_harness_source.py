@@ -12,13 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stagespan.harness import HarnessConfig
 from stagespan.signature import StageSignature, capture
+from stagespan.signature.capture import capture_arguments
 
 torch = pytest.importorskip("torch")
 
+from stagespan.harness.script import script_text  # noqa: E402
 from stagespan.harness.source import Group, flat, input_source, literal, quoted, render  # noqa: E402
+from stagespan.signature import make_inputs, values  # noqa: E402
 from stagespan.signature import mock as mocks  # noqa: E402
-from stagespan.signature import values  # noqa: E402
 
 Pair = collections.namedtuple("Pair", "first second")
 
@@ -136,3 +139,34 @@ def test_lines_are_broken_as_a_formatter_would() -> None:
     assert render(middle, 0, 8) == f"f(\n    {'a' * 40}, {'b' * 50}\n)"
     assert render(long, 4) == f"f(\n        {'a' * 60},\n        {'b' * 60},\n    )"
     assert flat(Group("(", [("", "1")], ")", one_tuple=True)) == "(1,)"
+
+
+class Held:
+    def __init__(self) -> None:
+        self.keys = torch.zeros(3, 4)
+        self.kind = Held
+
+
+def test_the_script_makes_structures_and_contents_as_the_harness_does() -> None:
+    # GIVEN an object that holds tensors, a tensor that is passed twice, integers of each kind
+    shared = torch.randn(40)
+    few = torch.randint(0, 9, (40, 9))
+    arguments = {
+        "held": Held(), "a": shared, "b": (shared,), "ids": torch.arange(300), "few": few,
+        "order": torch.randperm(100), "offsets": torch.randint(0, 9, (300,)).cumsum(0),
+    }  # fmt: skip
+    signature = StageSignature("s", capture_arguments(arguments))
+
+    # WHEN both make them
+    ours = make_inputs(signature, seed=3)
+    names: dict[str, Any] = {"__name__": "script"}
+    text = script_text(signature, None, HarnessConfig(seed=3), stem="s")
+    exec(compile(text, "profile_s.py", "exec"), names)
+    theirs = names["create_inputs"]()
+
+    # THEN
+    for name in ("a", "ids", "few", "order", "offsets"):
+        assert torch.equal(ours[name], theirs[name]), name
+    assert theirs["a"] is theirs["b"][0]
+    assert type(theirs["held"]) is Held
+    assert torch.equal(theirs["held"].keys, ours["held"].keys)
