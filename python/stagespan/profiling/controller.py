@@ -17,8 +17,8 @@ from stagespan.files import write_whole
 from stagespan.platforms import current_platform
 from stagespan.profiling.backends import Backend, Options, make_backend
 from stagespan.profiling.deadline import Deadline
-from stagespan.profiling.lane import compressed_with_lane, recorded_spans
 from stagespan.profiling.running import foreign_profiler
+from stagespan.profiling.timeline import compressed_with_spans, recorded_spans
 
 LOGGER = logging.getLogger("stagespan")
 
@@ -134,7 +134,7 @@ class Window:
     def export(
         self, path: str | os.PathLike[str], finished: Mapping[int, int] | None = None
     ) -> Path:
-        """Write the trace to `path` as gzip, whole or not at all, with stagespan's spans as a lane.
+        """Write the trace to `path` as gzip, completely or not at all, with the spans of stagespan.
 
         The recorder's spans of the window are merged in by clock; `finished` tells where spans
         that the recorder still holds for open have ended, as (id, end in Unix ns). Raises
@@ -146,7 +146,7 @@ class Window:
                 self.skipped or f"the window of {self.name!r} is not closed: call stop() first."
             )
         ends = finished or {}
-        lane = [
+        spans = [
             replace(span, end_ns=ends[span.id], unfinished=False)
             if span.unfinished and span.id in ends
             else span
@@ -156,7 +156,7 @@ class Window:
             plain = Path(folder, "trace.json")
             try:
                 self._backend.write(plain)
-                packed = compressed_with_lane(plain, lane)
+                packed = compressed_with_spans(plain, spans)
             except (OSError, ValueError, RuntimeError) as error:
                 raise OSError(
                     f"the profiler's trace could not be written to {folder} ({error});"

@@ -18,7 +18,7 @@ from stagespan.signature.model import (
     TensorSignature,
     is_tensor,
 )
-from stagespan.signature.room import check_device, check_room
+from stagespan.signature.resources import check_device, check_memory
 from stagespan.signature.walk import tensors_of
 
 _LONGEST = 1 << 24  # of a list or text that a file asks for
@@ -85,7 +85,7 @@ def _check_memory(stage: str, nodes: dict[str, Any], device: str | None, dtype: 
         needed[target] = needed.get(target, 0) + size
         if size > most:
             largest, most = f"{path!r} with shape {list(tensor.shape)}", size
-    check_room(needed, largest)
+    check_memory(needed, largest)
 
 
 def build(node: Any, path: str, mock: values.MockInputs) -> Any:

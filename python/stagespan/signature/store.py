@@ -95,7 +95,7 @@ class SignatureStore:
         """A run begins; returns whether its form is the first of its kind for the stage, ever."""
         stage, key = signature.stage_name, signature.key or OTHER
         first = self._is_first(stage, key)
-        if not self._room(stage, self._stages):
+        if not self._has_space(stage, self._stages):
             return first
         entries = self._stages.setdefault(stage, {})
         entry = entries.get(key)
@@ -109,7 +109,7 @@ class SignatureStore:
         return first
 
     def _is_first(self, stage: str, key: str) -> bool:
-        if not self._room(stage, self._seen):
+        if not self._has_space(stage, self._seen):
             return False
         seen = self._seen.setdefault(stage, {})
         if key in seen or len(seen) >= 4 * MAX_KEYS:
@@ -138,7 +138,7 @@ class SignatureStore:
         entry.ended.add()
 
     @staticmethod
-    def _room(stage: str, table: dict[str, Any]) -> bool:
+    def _has_space(stage: str, table: dict[str, Any]) -> bool:
         return stage in table or len(table) < MAX_STAGES
 
     def signatures(self) -> dict[str, StageSignature]:

@@ -18,7 +18,7 @@ import pytest
 
 from stagespan.errors import StagespanError
 from stagespan.profiling import profile_window
-from stagespan.profiling.lane import LaneSpan, compressed_with_lane
+from stagespan.profiling.timeline import TimelineSpan, compressed_with_spans
 from stagespan.trace import breakdown, read_trace
 
 Work = Callable[[], None]
@@ -44,7 +44,7 @@ def test_a_window_becomes_a_trace(work: Work, tmp_path: Path) -> None:
     assert list(written.parent.iterdir()) == [written]
 
 
-def test_spans_are_a_lane_of_their_own(work: Work, tmp_path: Path) -> None:
+def test_spans_are_a_process_of_their_own(work: Work, tmp_path: Path) -> None:
     import stagespan
 
     # GIVEN spans with names of every kind in a window, one of them open until after it
@@ -57,15 +57,15 @@ def test_spans_are_a_lane_of_their_own(work: Work, tmp_path: Path) -> None:
     # WHEN the trace is exported
     path = window.export(tmp_path / "t.json.gz")
     stagespan.end(still_open)
-    # THEN they are there by the trace's own clock, apart from torch's lanes
+    # THEN they are there by the trace's own clock, separate from torch's processes
     recorded = {
         stagespan.stage_names()[row["stage"]]: row
         for row in stagespan.spans()
         if row["begin_ns"] > window.begin_ns
     }
     trace = read_trace(path)
-    lane = next(pid for pid, name in trace.process_names.items() if name == "stagespan")
-    rows = np.flatnonzero(trace.events.pid == lane)
+    process = next(pid for pid, name in trace.process_names.items() if name == "stagespan")
+    rows = np.flatnonzero(trace.events.pid == process)
     drawn = {trace.names[trace.events.name[row]]: row for row in rows}
     assert set(drawn) == {*names, "still open"}
     for name in names:
@@ -94,12 +94,12 @@ def test_spans_are_a_lane_of_their_own(work: Work, tmp_path: Path) -> None:
         ("[]", 0),
     ],
 )
-def test_the_lane_fits_every_layout(tmp_path: Path, text: str, base: int) -> None:
+def test_the_spans_fit_every_layout(tmp_path: Path, text: str, base: int) -> None:
     # GIVEN a trace as torch or torch_npu lays it out
     path = tmp_path / "t.json"
     path.write_text(text)
     # WHEN a span is merged in
-    packed = compressed_with_lane(path, [LaneSpan("s", 5_001, 6_002, 0, 1, 0, 0)])
+    packed = compressed_with_spans(path, [TimelineSpan("s", 5_001, 6_002, 0, 1, 0, 0)])
     # THEN it is valid JSON, and the span is where it was
     (tmp_path / "m.json").write_bytes(packed)
     json.loads(gzip.decompress(packed))
@@ -117,8 +117,8 @@ def test_a_trace_that_was_not_written_whole_is_refused(tmp_path: Path, text: str
     path.write_text(text)
     # WHEN it is packed
     # THEN that fails
-    with pytest.raises(ValueError, match="whole"):
-        compressed_with_lane(path, [])
+    with pytest.raises(ValueError, match="completely"):
+        compressed_with_spans(path, [])
 
 
 def test_a_nested_window_is_skipped_with_one_warning(

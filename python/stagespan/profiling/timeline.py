@@ -1,4 +1,4 @@
-"""stagespan's own spans as a lane of an exported trace, placed by clock."""
+"""Adds the spans of stagespan to an exported trace, at their times."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class LaneSpan:
-    """One span to draw; times in Unix ns."""
+class TimelineSpan:
+    """One span for the timeline, with times in Unix ns."""
 
     stage: str
     begin_ns: int
@@ -30,13 +30,13 @@ class LaneSpan:
     parent: int
     request: int
     unfinished: bool = False
-    """It was still open when the trace was written: it is drawn to the end of the window."""
+    """It was still open when the trace was written, so it ends at the end of the window."""
 
 
-def recorded_spans(begin_ns: int, end_ns: int) -> list[LaneSpan]:
-    """The recorder's spans that overlap the window, also those still open.
+def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
+    """Return the spans that overlap the window, including those still open.
 
-    Empty where the extension is missing.
+    Returns an empty list if the extension is missing.
     """
     try:
         from stagespan import _core
@@ -46,7 +46,7 @@ def recorded_spans(begin_ns: int, end_ns: int) -> list[LaneSpan]:
         return []
     within = spans[(spans["begin_ns"] < end_ns) & (spans["end_ns"] > begin_ns)]
     unfinished = [
-        LaneSpan(
+        TimelineSpan(
             stage=span["stage"],
             begin_ns=span["begin_ns"],
             end_ns=end_ns,
@@ -60,7 +60,7 @@ def recorded_spans(begin_ns: int, end_ns: int) -> list[LaneSpan]:
         if span["begin_ns"] < end_ns
     ]
     return unfinished + [
-        LaneSpan(
+        TimelineSpan(
             stage=names[int(row["stage"])],
             begin_ns=int(row["begin_ns"]),
             end_ns=int(row["end_ns"]),
@@ -73,10 +73,10 @@ def recorded_spans(begin_ns: int, end_ns: int) -> list[LaneSpan]:
     ]
 
 
-def compressed_with_lane(trace: Path, spans: Iterable[LaneSpan]) -> bytes:
-    """The JSON file `trace` as gzip, with `spans` as a lane of a process of its own.
+def compressed_with_spans(trace: Path, spans: Iterable[TimelineSpan]) -> bytes:
+    """Return the JSON file `trace` as gzip, with `spans` as a separate process.
 
-    Raises ValueError when the file does not end as a trace does, because it was not written whole.
+    Raises ValueError if the file does not end like a trace, because it is incomplete.
     """
     with open(trace, "rb") as file:
         head = file.read(_EDGE_BYTES)
@@ -86,28 +86,28 @@ def compressed_with_lane(trace: Path, spans: Iterable[LaneSpan]) -> bytes:
         opening = _EVENTS.search(head)
         is_list = head.lstrip()[:1] == b"["
         if tail.rstrip()[-1:] != (b"]" if is_list else b"}") or not (opening or is_list):
-            raise ValueError("the profiler did not write it whole")
+            raise ValueError("the profiler did not write it completely")
         base = _BASE.search(tail) or _BASE.search(head)
         at = opening.end() if opening else head.index(b"[") + 1
         file.seek(at)
         empty = file.read(_EDGE_BYTES).lstrip()[:1] == b"]"
-        lane = b",\n".join(_events(spans, int(base[1]) if base else 0))
+        events = b",\n".join(_events(spans, int(base[1]) if base else 0))
         file.seek(0)
         packer = zlib.compressobj(level=6, wbits=31)
-        packed = [packer.compress(piece) for piece in _pieces(file, at, lane, empty)]
+        packed = [packer.compress(piece) for piece in _pieces(file, at, events, empty)]
         packed.append(packer.flush())
         return b"".join(packed)
 
 
-def _pieces(file: BinaryIO, at: int, lane: bytes, empty: bool) -> Iterator[bytes]:
+def _pieces(file: BinaryIO, at: int, events: bytes, empty: bool) -> Iterator[bytes]:
     yield file.read(at)
-    if lane:
-        yield b"\n" + lane + (b"" if empty else b",")
+    if events:
+        yield b"\n" + events + (b"" if empty else b",")
     while piece := file.read(_CHUNK_BYTES):
         yield piece
 
 
-def _events(spans: Iterable[LaneSpan], base_ns: int) -> Iterator[bytes]:
+def _events(spans: Iterable[TimelineSpan], base_ns: int) -> Iterator[bytes]:
     threads: set[int] = set()
     for span in spans:
         threads.add(span.thread)

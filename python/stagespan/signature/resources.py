@@ -1,4 +1,4 @@
-"""Whether a device is there, and how much memory is free on it. Answers sentences, not crashes."""
+"""Checks before a replay that its device exists and that its inputs fit into memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stagespan.errors import HarnessError
 
 
 def check_device(device: str, where: str) -> None:
-    """Raise HarnessError unless tensors can be made on ``device``; ``where`` names what asks."""
+    """Raise HarnessError unless tensors can be created on ``device``; ``where`` names the input."""
     import torch
 
     override = "make the inputs elsewhere with HarnessConfig(device='cpu') (or --device cpu)"
@@ -18,13 +18,13 @@ def check_device(device: str, where: str) -> None:
         parsed = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
         raise HarnessError(
-            f"{where} is on {device!r}, which torch does not know as a device; {override}."
+            f"{where} is on {device!r}, which is not a device of torch; {override}."
         ) from None
     if parsed.type == "cpu":
         return
     module: Any = getattr(torch, parsed.type, None)
     if parsed.type == "meta" or not hasattr(module, "is_available"):
-        raise HarnessError(f"{where} is on {device!r}, where nothing can run; {override}.")
+        raise HarnessError(f"{where} is on {device!r}, which cannot run operators; {override}.")
     count = int(module.device_count()) if module.is_available() else 0
     if count == 0:
         raise HarnessError(
@@ -38,7 +38,7 @@ def check_device(device: str, where: str) -> None:
 
 
 def free_bytes(device: str) -> int | None:
-    """Memory free on a device, in bytes; None where that cannot be told."""
+    """Return the free memory of a device in bytes, or None if unknown."""
     kind = device.partition(":")[0]
     if kind == "cpu":
         return free_host_bytes()
@@ -52,7 +52,7 @@ def free_bytes(device: str) -> int | None:
 
 
 def free_host_bytes() -> int | None:
-    """Bytes of memory that this process can get: the machine's, or its container's if less."""
+    """Return the free memory of the machine, or of the container if that is less, in bytes."""
     found = [value for value in (_available(), _container()) if value is not None]
     return min(found) if found else None
 
@@ -80,13 +80,13 @@ def _container() -> int | None:
         return None
 
 
-def check_room(needed: dict[str, int], largest: str) -> None:
-    """Raise HarnessError if the bytes needed by device do not fit; ``largest`` names an input."""
+def check_memory(needed: dict[str, int], largest: str) -> None:
+    """Raise HarnessError if the bytes ``needed`` by device are not free."""
     for device, wanted in needed.items():
         free = free_bytes(device)
         if free is not None and wanted > free:
             raise HarnessError(
-                f"The inputs would take {_size(wanted)} on {device}, but {_size(free)} are free; "
+                f"The inputs need {_size(wanted)} on {device}, but only {_size(free)} are free; "
                 f"the largest is {largest}: make its shape smaller in the signature file, or pass "
                 f"it in with HarnessConfig(inputs={{...}})."
             )
