@@ -165,6 +165,7 @@ PYBIND11_MODULE(_core_of_main, module) {
   sp::define_flags(module);
   sp::define_statistics(module);
   sp::define_reading(module);
+  sp::define_recording(module);
   sp::define_device(module);
   sp::define_trace_scanner(module);
   // Python 3.13 runs the entry below in the main interpreter, whichever imports.

@@ -49,7 +49,7 @@ py::list open_spans() {
   py::list result;
   Recorder& recorder = Recorder::get();
   if (!recorder.arena()) return result;
-  const std::vector<OpenCopy> copies = recorder.open_spans();
+  const std::vector<OpenCopy> copies = read_open(recorder.arena());
   const PublishedClock clock = recorder.published_clock();
   const std::int64_t now = clock.unix_ns(now_ticks());
   for (const OpenCopy& copy : copies) {

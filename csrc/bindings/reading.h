@@ -7,5 +7,6 @@ namespace stagespan::python {
 
 void define_statistics(pybind11::module_& module);
 void define_reading(pybind11::module_& module);
+void define_recording(pybind11::module_& module);
 
 }  // namespace stagespan::python

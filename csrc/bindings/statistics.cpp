@@ -65,23 +65,30 @@ std::optional<DeviceSummary> device_figure(const StageView& view, DeviceFigure f
   return of.count == 0 ? std::nullopt : std::optional(DeviceSummary{view.snapshot, &of});
 }
 
-py::object name_of(std::uint32_t stage) {
-  PyObject* const name = stage_name(stage);
+py::object name_in(const Snapshot& snapshot, std::uint32_t stage) {
+  PyObject* name = nullptr;
+  if (snapshot.names == nullptr)
+    name = stage_name(stage);
+  else if (stage < snapshot.names->size())
+    name = PyUnicode_DecodeUTF8((*snapshot.names)[stage].data(),
+                                static_cast<Py_ssize_t>((*snapshot.names)[stage].size()), "replace");
+  else
+    name = PyUnicode_FromFormat("(unknown stage %u)", stage);
   if (name == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(name);
 }
 
-py::object parent_name(std::uint32_t stage) {
+py::object parent_name(const Snapshot& snapshot, std::uint32_t stage) {
   if (stage == kNoStage) return py::none();
   if (stage == kSeveralStages) return py::str("(several)");
-  return name_of(stage);
+  return name_in(snapshot, stage);
 }
 
 py::dict parents(const StageView& view) {
   const NoCollection by_allocations;
   py::dict result;
   for (const auto& [stage, edge] : view.figures().parents)
-    result[parent_name(stage)] = py::make_tuple(edge.count, view.ns(edge.sum_ticks));
+    result[parent_name(*view.snapshot, stage)] = py::make_tuple(edge.count, view.ns(edge.sum_ticks));
   return result;
 }
 
@@ -102,7 +109,7 @@ py::dict stages(const std::shared_ptr<Snapshot>& snapshot) {
   py::dict result;
   // A stage that has not run between two snapshots, or whose first run is still open, has no figures.
   for (const auto& [stage, figures] : snapshot->stages)
-    if (figures.host.count != 0) result[name_of(stage)] = StageView{snapshot, stage};
+    if (figures.host.count != 0) result[name_in(*snapshot, stage)] = StageView{snapshot, stage};
   return result;
 }
 
@@ -123,7 +130,7 @@ void define_statistics(py::module_& module) {
 
   // Has all that a Summary has, of host time, which is kept in ticks.
   py::class_<StageView>(module, "StageSummary", "One stage's figures, host time.")
-      .def_property_readonly("name", [](const StageView& view) { return name_of(view.stage); })
+      .def_property_readonly("name", [](const StageView& view) { return name_in(*view.snapshot, view.stage); })
       .def_property_readonly("count", [](const StageView& view) { return view.host().count; })
       .def_property_readonly("total_ns", [](const StageView& view) { return view.ns(view.host().sum_ticks); })
       .def_property_readonly("mean_ns",

@@ -79,16 +79,27 @@ Ref import_numpy() {
   return imports ? Ref(PyObject_CallMethod(imports.get(), "load", "s", "numpy")) : Ref();
 }
 
-using DeviceCopies = std::unordered_map<std::uint64_t, DeviceCopy>;
-
 double known(std::int64_t ns) noexcept {
   return ns == kUnknownNs ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(ns);
 }
 
-PyObject* rows_of(const std::vector<SpanCopy>& copies, const DeviceCopies& devices) {
+/// A fit with the names of a PublishedClock, for spans that nobody has seen the times of yet.
+struct FittedClock {
+  const ClockFit& fit;
+
+  std::int64_t unix_ns(std::uint64_t ticks) const noexcept { return fit.unix_ns(ticks); }
+  std::int64_t end_ns(std::uint64_t begin, std::uint64_t end) const noexcept {
+    return std::max(fit.unix_ns(begin), fit.unix_ns(end));
+  }
+  std::int64_t duration_ns(std::uint64_t count, std::uint64_t) const noexcept {
+    return static_cast<std::int64_t>(fit.duration_ns(static_cast<double>(count)));
+  }
+};
+
+template <class Clock>
+PyObject* rows_by(const std::vector<SpanCopy>& copies, const DeviceCopies& devices, const Clock& clock) {
   const Ref rows(PyByteArray_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(copies.size() * sizeof(SpanRow))));
   if (!rows) return nullptr;
-  const PublishedClock clock = Recorder::get().published_clock();
   auto* row = reinterpret_cast<SpanRow*>(PyByteArray_AS_STRING(rows.get()));
   for (const SpanCopy& copy : copies) {
     DeviceCopy device{kUnknownNs, kUnknownNs, kUnknownNs, 0};
@@ -122,6 +133,10 @@ PyObject* rows_of(const std::vector<SpanCopy>& copies, const DeviceCopies& devic
   if (!numpy || row_type == nullptr) return nullptr;
   return PyObject_CallMethod(numpy.get(), "ndarray", "nOO", static_cast<Py_ssize_t>(copies.size()), row_type,
                              rows.get());
+}
+
+PyObject* rows_of(const std::vector<SpanCopy>& copies, const DeviceCopies& devices) {
+  return rows_by(copies, devices, Recorder::get().published_clock());
 }
 
 // --- reading each span once -----------------------------------------------------------------------------
@@ -250,6 +265,10 @@ PyObject* resolve_device(PyObject*, PyObject* args, PyObject* kwargs) {
 }
 
 }  // namespace
+
+PyObject* span_rows(const std::vector<SpanCopy>& copies, const DeviceCopies& devices, const ClockFit& fit) {
+  return rows_by(copies, devices, FittedClock{fit});
+}
 
 bool init_waiting(PyObject* module) {
   g_cursor_type.tp_doc =

@@ -19,7 +19,8 @@ bool is_too_late(const Layer& layer, const Pending& span, const ClockFit& fit) n
   return fit.duration_ns(static_cast<double>(ticks_between(span.end_ticks, now_ticks()))) >= layer.timeout_s() * 1e9;
 }
 
-std::uint32_t figures_of(ArenaView arena, std::uint32_t stage) noexcept {
+std::uint32_t figures_of(Recorder& recorder, std::uint32_t stage) noexcept {
+  const ArenaView arena = recorder.arena();
   ArenaHeader& header = arena.header();
   std::atomic<std::uint32_t>& entry = arena.device_stages()[stage];
   std::uint32_t known = entry.load(relaxed);
@@ -27,6 +28,7 @@ std::uint32_t figures_of(ArenaView arena, std::uint32_t stage) noexcept {
     const std::uint32_t used = header.device_stage_count.load(relaxed);
     known = std::min(used + 1, kMaxDeviceStages);
     if (used < kMaxDeviceStages) {
+      if (used % kDeviceStagesAtOnce == 0) recorder.reserve_device_stages_locked(used);
       for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure) prepare(arena.device_block(used, figure));
       header.device_stage_count.store(used + 1, relaxed);
     }
@@ -231,9 +233,10 @@ void Resolver::write() {
     const std::lock_guard lock(recorder.cold_mutex());
     const ArenaView arena = recorder.arena();
     ArenaHeader& header = arena.header();
+    recorder.reserve_device_ring_locked();
     for (const Settled& settled : settled_) {
       if (settled.result.elapsed_ns == kUnknownNs) continue;
-      const std::uint32_t index = figures_of(arena, settled.stage);
+      const std::uint32_t index = figures_of(recorder, settled.stage);
       if (index == kMaxDeviceStages - 1) count_lost(header, kLostDeviceStages, 1);
       add_figure(arena, index, kDeviceElapsed, settled.result.elapsed_ns);
       add_figure(arena, index, kDeviceQueue, settled.result.queue_ns);

@@ -11,12 +11,12 @@ namespace stagespan {
 
 namespace {
 
-constexpr std::uint64_t kPage = 4096;
-
 constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t unit) { return (n + unit - 1) / unit * unit; }
 
+}  // namespace
+
 // Offsets of all regions, each on a page of its own, so that clearing can give whole pages back.
-std::uint64_t plan(RegionInfo (&regions)[kRegionCount], const ArenaOptions& sizes) {
+std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions& sizes) noexcept {
   const struct {
     Region region;
     std::uint64_t stride;
@@ -26,48 +26,47 @@ std::uint64_t plan(RegionInfo (&regions)[kRegionCount], const ArenaOptions& size
       {kRegionNamePool, 1, kNamePoolBytes},
       {kRegionWorkKeys, sizeof(WorkKey), kMaxWorkKeys},
       {kRegionWork, sizeof(WorkEntry), kMaxWork},
+      {kRegionDetached, sizeof(OpenFrame), kMaxDetached},
+      {kRegionRequests, sizeof(RequestEntry), kMaxRequests},
+      {kRegionDeviceStages, sizeof(std::uint32_t), kMaxStages},
       {kRegionSlots, sizeof(ThreadSlot), kMaxThreads + 1},
       {kRegionFrames, sizeof(OpenFrame), std::uint64_t{sizes.frames_per_thread} * kMaxThreads},
-      {kRegionDetached, sizeof(OpenFrame), kMaxDetached},
+      {kRegionLocals, sizes.frames_per_thread * sizeof(FrameLocal) + kPageBytes, kMaxThreads},
       {kRegionRings, sizeof(SpanRecord), std::uint64_t{sizes.ring_spans} * kMaxThreads},
       {kRegionBlocks, sizeof(StatsBlock), kMaxBlocks},
       {kRegionDevice, sizeof(DeviceRecord), kDeviceSpans},
-      {kRegionDeviceStages, sizeof(std::uint32_t), kMaxStages},
       {kRegionDeviceBlocks, sizeof(StatsBlock), std::uint64_t{kMaxDeviceStages} * kDeviceFigures},
   };
-  std::uint64_t offset = round_up(sizeof(ArenaHeader), kPage);
+  std::uint64_t offset = round_up(sizeof(ArenaHeader), kPageBytes);
   for (const auto& want : wanted) {
     regions[want.region] = {offset, static_cast<std::uint32_t>(want.stride), static_cast<std::uint32_t>(want.count)};
-    offset = round_up(offset + want.stride * want.count, kPage);
+    offset = round_up(offset + want.stride * want.count, kPageBytes);
   }
   return offset;
 }
 
-void lay_out(ArenaView arena, std::uint64_t size, const ArenaOptions& sizes) {
+void lay_out_arena(ArenaView arena, const ArenaOptions& sizes) noexcept {
   ArenaHeader& header = arena.header();
   header.magic = kMagic;
   header.layout_version = kLayoutVersion;
   header.byte_order = kByteOrderMark;
-  header.size_bytes = size;
+  header.size_bytes = plan_arena(header.regions, sizes);
   header.header_bytes = sizeof(ArenaHeader);
   header.pid = static_cast<std::uint32_t>(getpid());
   header.ring_spans = sizes.ring_spans;
   header.frames_per_thread = sizes.frames_per_thread;
-  plan(header.regions, sizes);
 }
-
-}  // namespace
 
 ArenaView create_arena(ArenaOptions options) noexcept {
   RegionInfo regions[kRegionCount];
   for (;;) {
-    const std::uint64_t size = plan(regions, options);
+    const std::uint64_t size = plan_arena(regions, options);
     void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory != MAP_FAILED) {
       // A huge page for every corner that is touched would make a small recording large.
       madvise(memory, size, MADV_NOHUGEPAGE);
       ArenaView arena(static_cast<std::byte*>(memory));
-      lay_out(arena, size, options);
+      lay_out_arena(arena, options);
       return arena;
     }
     // Records and frames have the same size: what there is more of can be done without for longer.
@@ -82,7 +81,7 @@ ArenaView create_arena(ArenaOptions options) noexcept {
 
 std::uint64_t smallest_arena_bytes() noexcept {
   RegionInfo regions[kRegionCount];
-  return plan(regions, {kLeastRingSpans, kFewestFrames});
+  return plan_arena(regions, {kLeastRingSpans, kFewestFrames});
 }
 
 void destroy_arena(ArenaView arena) noexcept {
@@ -100,7 +99,7 @@ void clear_arena(ArenaView arena) noexcept {
   const std::uint64_t from = header.regions[kRegionWork].offset;
   madvise(arena.base() + from, size - from, MADV_DONTNEED);
   std::memset(static_cast<void*>(&header), 0, sizeof(header));
-  lay_out(arena, size, sizes);
+  lay_out_arena(arena, sizes);
   header.clock_source = source;
   header.name_count.store(names, std::memory_order_relaxed);
   header.name_pool_used.store(pool, std::memory_order_relaxed);

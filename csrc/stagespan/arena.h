@@ -32,6 +32,11 @@ class ArenaView {
   OpenFrame* frames(std::uint32_t slot) const noexcept {
     return region<OpenFrame>(kRegionFrames) + std::size_t{slot} * header().frames_per_thread;
   }
+  FrameLocal* locals(std::uint32_t slot) const noexcept {
+    const std::size_t stride_bytes = header().regions[kRegionLocals].stride;
+    return reinterpret_cast<FrameLocal*>(region<std::byte>(kRegionLocals) + slot * stride_bytes + kLocalsShiftBytes);
+  }
+  RequestEntry* requests() const noexcept { return region<RequestEntry>(kRegionRequests); }
   OpenFrame* detached() const noexcept { return region<OpenFrame>(kRegionDetached); }
   SpanRecord* ring(std::uint32_t slot) const noexcept {
     return region<SpanRecord>(kRegionRings) + std::size_t{slot} * header().ring_spans;
@@ -58,6 +63,12 @@ class ArenaView {
 /// Reserves an arena in anonymous memory and lays it out. Pages that are never touched cost nothing. If the system
 /// refuses the size, fewer frames and smaller rings are tried, in turns; the view is empty if all were refused.
 ArenaView create_arena(ArenaOptions options) noexcept;
+
+/// Where the regions of an arena of these sizes lie; gives its size.
+std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions& sizes) noexcept;
+
+/// Lays an arena of these sizes out in zeroed memory.
+void lay_out_arena(ArenaView arena, const ArenaOptions& sizes) noexcept;
 
 /// What the smallest of them takes.
 std::uint64_t smallest_arena_bytes() noexcept;

@@ -178,6 +178,22 @@ std::uint64_t ClockFit::ticks(std::int64_t unix_ns) const noexcept {
 
 namespace {
 
+/// While one lives, the stamps change: readers in other processes that find the version odd, or another one after
+/// copying, copy again.
+class StampsChange {
+ public:
+  explicit StampsChange(ArenaHeader& header) noexcept : version_(header.stamp_version) {
+    version_.fetch_add(1, std::memory_order_relaxed);
+    store_fence();  // who sees a changed stamp sees the odd version
+  }
+  ~StampsChange() { version_.fetch_add(1, std::memory_order_release); }
+  StampsChange(const StampsChange&) = delete;
+  StampsChange& operator=(const StampsChange&) = delete;
+
+ private:
+  std::atomic<std::uint32_t>& version_;
+};
+
 // Makes the stamps go on to `fresh` where the system's clock was set back: by moving all of them along with it, if
 // the counter tells how far it was set; else without them. Gives how many are left.
 std::uint32_t follow_a_step_back(ArenaHeader& header, std::uint32_t count, const ClockStamp& fresh) noexcept {
@@ -199,6 +215,7 @@ std::uint32_t follow_a_step_back(ArenaHeader& header, std::uint32_t count, const
 }  // namespace
 
 ClockFit refresh_clock(ArenaHeader& header) noexcept {
+  const StampsChange change(header);
   ClockStamp fresh = take_stamp();
   std::uint32_t count = follow_a_step_back(header, header.stamp_count.load(std::memory_order_relaxed), fresh);
   // Reading right after the start: a fit over less than this would turn the bracket into a wrong rate.

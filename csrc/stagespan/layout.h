@@ -10,33 +10,42 @@
 
 namespace stagespan {
 
-// An arena is one block of fixed size, in private memory of the process, that holds all that the core records. It is
-// position-independent: regions are found by offsets from its first byte, so that a copy of it can be read anywhere.
+// An arena is one block of fixed size that holds all that the core records. It is position-independent: regions are
+// found by offsets from its first byte, so that a copy of it can be read anywhere. It lies in memory of the process
+// until the process opens its first span. Then the pieces in use become pieces of a file in a tmpfs, at the same
+// addresses, and others follow as they are claimed (recording_file.h): * marks what is reserved in pieces.
 //
 //   +-------------+ 0
-//   | ArenaHeader |  magic, version, offset / stride / count of each region, losses, clock stamps
+//   | ArenaHeader |  magic, version, offset / stride / count of each region, losses, clock stamps, whose it is, and
+//   |             |  which pieces lie in the file
 //   +-------------+ regions[kRegionNames]
 //   | NameEntry   |  x max_stages, then the name pool; never wraps, so that no record loses its name
 //   +-------------+ regions[kRegionWorkKeys], regions[kRegionWork]
 //   | work        |  work counters by (stage, key)
-//   +-------------+ regions[kRegionSlots]
-//   | ThreadSlot  |  x (max_threads + 1); the last one is the shared slot
-//   +-------------+ regions[kRegionFrames]
-//   | OpenFrame   |  x frames_per_thread x max_threads: open spans of each thread
 //   +-------------+ regions[kRegionDetached]
 //   | OpenFrame   |  x max_detached: open spans that no thread's stack holds (tokens, suspended coroutines)
+//   +-------------+ regions[kRegionRequests]
+//   | RequestEntry|  x max_requests: the ids of the latest requests, found through their numbers
+//   +-------------+ regions[kRegionDeviceStages]
+//   | number      |  x max_stages: where a stage's device figures are
+//   +-------------+ regions[kRegionSlots]
+//   | ThreadSlot *|  x (max_threads + 1); the last one is the shared slot
+//   +-------------+ regions[kRegionFrames]
+//   | OpenFrame  *|  x frames_per_thread x max_threads: open spans of each thread
+//   +-------------+ regions[kRegionLocals]
+//   | FrameLocal *|  x frames_per_thread, and a page, x max_threads: what else belongs to each of them
 //   +-------------+ regions[kRegionRings]
-//   | SpanRecord  |  x ring_spans x max_threads: the latest finished spans of each thread
+//   | SpanRecord *|  x ring_spans x max_threads: the latest finished spans of each thread
 //   +-------------+ regions[kRegionBlocks]
-//   | StatsBlock  |  x max_blocks: figures of one (thread, stage), claimed when first needed
+//   | StatsBlock *|  x max_blocks: figures of one (thread, stage), claimed when first needed
 //   +-------------+ regions[kRegionDevice]
-//   | DeviceRecord|  x device_spans: what the device spent on the latest spans, in the resolver's order
-//   +-------------+ regions[kRegionDeviceStages], regions[kRegionDeviceBlocks]
-//   | StatsBlock  |  x 3 x max_device_stages: elapsed, queue and tail of a stage, found through its number
+//   | DeviceRec. *|  x device_spans: what the device spent on the latest spans, in the resolver's order
+//   +-------------+ regions[kRegionDeviceBlocks]
+//   | StatsBlock *|  x 3 x max_device_stages: elapsed, queue and tail of a stage
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 4;
+inline constexpr std::uint32_t kLayoutVersion = 5;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -57,6 +66,18 @@ inline constexpr std::uint32_t kMostRingSpans = 1U << 20;
 inline constexpr std::uint32_t kMaxStamps = 64;
 inline constexpr std::uint32_t kDeviceSpans = 1U << 16;
 inline constexpr std::uint32_t kMaxDeviceStages = 1024;  // the last one is shared by all beyond
+inline constexpr std::uint32_t kMaxRequests = 1024;
+inline constexpr std::uint32_t kRequestIdBytes = 64;
+
+inline constexpr std::uint32_t kPageBytes = 4096;
+/// Where a slot's first FrameLocal lies in its pages. Frames begin with a page, and processors take addresses at the
+/// same place of two pages for one another: a span takes a fifth longer where both begin there.
+inline constexpr std::uint32_t kLocalsShiftBytes = 2064;
+
+// How many of a region are reserved in a recording's file at once: whole pages.
+inline constexpr std::uint32_t kFramesAtOnce = 256;
+inline constexpr std::uint32_t kBlocksAtOnce = 16;
+inline constexpr std::uint32_t kDeviceStagesAtOnce = 16;
 
 // Stages that exist from the start.
 inline constexpr std::uint32_t kStageOverflow = 0;  // takes what finds no stage or statistics of its own
@@ -121,13 +142,15 @@ enum Region : std::uint32_t {
   kRegionNamePool,
   kRegionWorkKeys,
   kRegionWork,
+  kRegionDetached,
+  kRegionRequests,
+  kRegionDeviceStages,
   kRegionSlots,
   kRegionFrames,
-  kRegionDetached,
+  kRegionLocals,
   kRegionRings,
   kRegionBlocks,
   kRegionDevice,
-  kRegionDeviceStages,
   kRegionDeviceBlocks,
   kRegionCount,
 };
@@ -147,7 +170,27 @@ struct ClockStamp {
   std::uint32_t reserved;
 };
 
+/// Whether a piece of the arena lies in the recording's file, where other processes can read it.
+enum PieceState : std::uint8_t {
+  kPieceUnclaimed,  // nothing was written to it since there is a file
+  kPieceRecorded,
+  kPieceRefused,  // the tmpfs was full: it stays in memory of the process
+};
+
+/// Texts end with a zero byte unless they fill their field.
+struct ProcessInfo {
+  std::int32_t rank;         // -1 if nobody has told
+  std::uint32_t world_size;  // 0 if nobody has told
+  char job[128];             // what the ranks of a job have in common, or empty
+  char pipeline[128];
+  char program[128];
+  char host[64];
+  char version[32];         // of stagespan
+  char python_version[32];  // empty without Python
+};
+
 struct ArenaHeader {
+  // The first four stand where they are in every version of the layout.
   std::uint64_t magic;
   std::uint32_t layout_version;
   std::uint32_t byte_order;
@@ -171,8 +214,24 @@ struct ArenaHeader {
   std::atomic<std::uint64_t> device_head;         // device records ever written
   std::atomic<std::uint64_t> device_floor;        // those before this number went with a reset
   std::atomic<std::uint32_t> device_stage_count;  // stages with device figures
-  std::uint32_t reserved;
+  std::atomic<std::uint32_t> stamp_version;       // odd while the stamps change
   ClockStamp stamps[kMaxStamps];
+  // Of the recording; all zero in memory of the process.
+  std::uint64_t process_start_ticks;        // field 22 of /proc/PID/stat, which tells processes with the same pid apart
+  std::uint64_t pid_namespace;              // its inode, 0 if not known: pids of another one say nothing here
+  std::uint64_t boot;                       // hash of the boot's id: counters and start times of another one differ
+  std::int64_t begin_unix_ns;               // when the recording was made
+  std::atomic<std::int64_t> end_unix_ns;    // when the process ended by its own exit, else 0
+  std::uint32_t is_locked;                  // the process holds a lock on the file as long as it lives
+  std::atomic<std::uint32_t> info_version;  // odd while `info` changes
+  ProcessInfo info;
+  std::atomic<std::uint32_t> frames_recorded[kMaxThreads];  // how many of each slot's frames lie in the file
+  std::atomic<std::uint8_t> slot_pieces[kMaxThreads + 1];
+  std::atomic<std::uint8_t> frame_pieces[kMaxThreads];  // of the first frames that do not lie in the file
+  std::atomic<std::uint8_t> ring_pieces[kMaxThreads];
+  std::atomic<std::uint8_t> block_pieces[kMaxBlocks / kBlocksAtOnce];
+  std::atomic<std::uint8_t> device_block_pieces[kMaxDeviceStages / kDeviceStagesAtOnce];
+  std::atomic<std::uint8_t> device_ring_piece;
 };
 
 struct NameEntry {
@@ -196,7 +255,8 @@ enum SlotState : std::uint32_t { kSlotFree, kSlotLive, kSlotExited };
 /// High bit of an entry of ThreadSlot::stats: the block is shared and written with atomic additions.
 inline constexpr std::uint32_t kSharedBlock = 0x80000000;
 
-struct alignas(64) ThreadSlot {
+/// Begins on a page of its own, so that a file can hold some of them and not others.
+struct alignas(4096) ThreadSlot {
   std::atomic<std::uint32_t> state;
   std::atomic<std::uint32_t> thread;        // the system's thread id
   std::atomic<std::uint64_t> ident;         // pthread_self(), which Python calls the thread's ident
@@ -273,6 +333,39 @@ struct alignas(64) OpenFrame {
 };
 static_assert(sizeof(OpenFrame) == 64);
 
+struct Scope;
+
+/// What else belongs to an open frame. Readers in other processes look at the request only: the rest are addresses in
+/// this process.
+struct FrameLocal {
+  alignas(std::atomic_ref<const void*>::required_alignment) const void* owner = nullptr;
+  Scope* scope = nullptr;
+  std::uint64_t request = 0;
+  void* note = nullptr;                   // the bindings' own
+  std::uint32_t parent_stage = kNoStage;  // of a frame whose parent is no longer below it
+  std::uint32_t padding[3] = {};          // a whole number of them fills whole pages
+
+  /// The owner and the request are the fields that other threads look at.
+  void open_by(const void* who) noexcept { std::atomic_ref<const void*>(owner).store(who, std::memory_order_relaxed); }
+  const void* opened_by() noexcept { return std::atomic_ref<const void*>(owner).load(std::memory_order_relaxed); }
+  void belong_to(std::uint64_t number) noexcept {
+    std::atomic_ref<std::uint64_t>(request).store(number, std::memory_order_relaxed);
+  }
+  std::uint64_t belongs_to() noexcept {
+    return std::atomic_ref<std::uint64_t>(request).load(std::memory_order_relaxed);
+  }
+};
+static_assert(sizeof(FrameLocal) == 48);
+static_assert(kFramesAtOnce * sizeof(FrameLocal) % 4096 == 0 && kFramesAtOnce * sizeof(OpenFrame) % 4096 == 0);
+
+/// The id of a request. `number` is 0 while the entry is free or being filled and is stored last.
+struct RequestEntry {
+  std::atomic<std::uint64_t> number;
+  std::atomic<std::uint64_t> begin_ticks;
+  std::atomic<std::uint64_t> end_ticks;  // 0 while it is open
+  std::atomic<std::uint64_t> id[kRequestIdBytes / 8];
+};
+
 inline constexpr std::uint32_t kBuckets = 1016;
 inline constexpr std::uint32_t kEdges = 6;
 inline constexpr std::uint32_t kWraps = 8;
@@ -309,6 +402,7 @@ struct alignas(64) StatsBlock {
   std::uint32_t padding[8];
 };
 static_assert(sizeof(StatsBlock) == 256 + 4096);
+static_assert(kBlocksAtOnce * sizeof(StatsBlock) % 4096 == 0);
 
 /// A device time that is not known.
 inline constexpr std::int64_t kUnknownNs = INT64_MIN;

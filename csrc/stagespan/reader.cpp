@@ -193,7 +193,7 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
     for (std::uint32_t index = 1; index < end; ++index) {
       OpenCopy copy{};
       if (!copy_frame(arena.frames(i)[index], copy)) continue;
-      copy.request = 0;
+      copy.request = arena.locals(i)[index].belongs_to();
       copy.frame = index;
       copy.thread = slot.thread.load(relaxed);
       copy.ident = slot.ident.load(relaxed);

@@ -70,8 +70,8 @@ struct OpenCopy {
   std::uint64_t id;
   std::uint64_t parent;
   std::uint64_t begin_ticks;
-  std::uint64_t ident;    // 0 when it is not known
-  std::uint64_t request;  // 0 when it is not known: for spans on a thread's stack, Recorder::open_spans() knows it
+  std::uint64_t ident;  // 0 when it is not known
+  std::uint64_t request;
   std::uint32_t stage;
   std::uint32_t thread;
   std::uint32_t frame;  // its index among those of its thread, or among the detached ones

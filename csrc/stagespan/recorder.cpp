@@ -2,6 +2,8 @@
 #include "recorder.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
@@ -12,6 +14,7 @@
 #include <new>
 
 #include "figures_move.h"
+#include "process_info.h"
 #include "variables.h"
 
 namespace stagespan {
@@ -67,6 +70,21 @@ void add_amount(ArenaHeader& header, WorkEntry& entry, std::int64_t whole, doubl
   entry.fraction.store(saturated_sum(entry.fraction.load(relaxed), carried), relaxed);
 }
 
+RecordingWish recording_wish() {
+  RecordingWish wish;
+  const std::string mode = choice(variable("STAGESPAN_RECORDING"));
+  wish.is_on = mode != "off";
+  wish.keep = mode == "keep";
+  wish.folder = std::string(trimmed(variable("STAGESPAN_RECORDING_DIR")));
+  while (wish.folder.size() > 1 && wish.folder.back() == '/') wish.folder.pop_back();
+  if (!wish.folder.empty() && wish.folder.front() != '/')  // the program may go to another folder
+    if (char* const here = getcwd(nullptr, 0); here != nullptr) {
+      wish.folder = std::string(here) + "/" + wish.folder;
+      std::free(here);
+    }
+  return wish;
+}
+
 // Cuts a long name, and ends it with a hash of the whole.
 std::string shortened(std::string_view name) {
   if (name.size() <= kMaxNameBytes) return std::string(name);
@@ -87,10 +105,17 @@ Recorder& Recorder::get() {
 
 Recorder::Recorder() : clock_source_(choose_clock(choice(variable("STAGESPAN_CLOCK")).c_str())) {
   arena_ = create_arena({ring_spans_wanted(), kMaxFrames});
+  if (arena_) {
+    arena_bytes_ = arena_.header().size_bytes;
+    arena_sizes_ = {arena_.header().ring_spans, arena_.header().frames_per_thread};
+  }
   if (!arena_) {  // the switch stays off: nothing is recorded, nothing else changes
     prepare_stand_in();
     return;
   }
+  recording_wish_ = recording_wish();
+  process_info_ = process_info_from_environment();
+  std::atexit([] { get().end_recording(); });
   free_blocks_.reserve(kMaxBlocks);
   watch_for_leaving_threads();
   prepare_arena();
@@ -273,17 +298,234 @@ void Recorder::reset() {
   }
 }
 
+// --- the recording ----------------------------------------------------------------------------------------
+
+// True if the recording begins now.
+bool Recorder::start_recording_locked() noexcept {
+  if (is_recording_started_) return false;
+  is_recording_started_ = true;
+  ArenaHeader& header = arena_.header();
+  const ProcessIdentity identity = identity_of_this_process();
+  header.process_start_ticks = identity.start_ticks;
+  header.pid_namespace = identity.pid_namespace;
+  header.boot = identity.boot;
+  header.begin_unix_ns = take_stamp().unix_ns;
+  header.info = process_info_;
+  refresh_clock(header);
+  // What is in use already, or small. All of it goes to the file before any thread has a span.
+  const auto piece = [&](Region region, std::uint64_t first, std::uint64_t count) {
+    const RegionInfo& info = header.regions[region];
+    const std::uint64_t end = info.offset + (first + count) * info.stride;
+    const std::uint64_t begin = info.offset + first * info.stride;
+    return RecordingFile::Piece{begin, (end - begin + kPageBytes - 1) / kPageBytes * kPageBytes};
+  };
+  const std::uint32_t used_blocks =
+      (header.block_count.load(relaxed) + kBlocksAtOnce - 1) / kBlocksAtOnce * kBlocksAtOnce;
+  const RecordingFile::Piece pieces[] = {
+      {0, header.regions[kRegionSlots].offset},
+      piece(kRegionSlots, kSharedSlot, 1),
+      piece(kRegionBlocks, 0, used_blocks),
+  };
+  // Before the header is copied; nobody reads them while there is no file.
+  header.slot_pieces[kSharedSlot].store(kPieceRecorded, relaxed);
+  for (std::uint32_t i = 0; i < used_blocks / kBlocksAtOnce; ++i) header.block_pieces[i].store(kPieceRecorded, relaxed);
+  recording_.start(arena_, recording_wish_, pieces, std::size(pieces));
+  return true;
+}
+
+bool Recorder::reserve_locked(Region region, std::uint64_t first, std::uint64_t count) noexcept {
+  const RegionInfo& info = arena_.header().regions[region];
+  const std::uint64_t bytes = (count * info.stride + kPageBytes - 1) / kPageBytes * kPageBytes;
+  return recording_.reserve(arena_, {info.offset + first * info.stride, bytes}, false);
+}
+
+bool Recorder::reserve_frames_locked(std::uint32_t slot_index, std::uint32_t first, std::uint32_t count) noexcept {
+  const ArenaHeader& header = arena_.header();
+  const RegionInfo& locals = header.regions[kRegionLocals];
+  // The first ones bring the page that the shift adds.
+  const std::uint64_t begin = locals.offset + std::uint64_t{slot_index} * locals.stride +
+                              (first == 0 ? 0 : kPageBytes + first * sizeof(FrameLocal));
+  const std::uint64_t bytes = count * sizeof(FrameLocal) + (first == 0 ? kPageBytes : 0);
+  return reserve_locked(kRegionFrames, std::uint64_t{slot_index} * header.frames_per_thread + first, count) &&
+         recording_.reserve(arena_, {begin, bytes}, false);
+}
+
+void Recorder::reserve_slot_locked(std::uint32_t slot_index) noexcept {
+  ArenaHeader& header = arena_.header();
+  if (!recording_.is_active() || header.slot_pieces[slot_index].load(relaxed) != kPieceUnclaimed) return;
+  const std::uint32_t frames = std::min(kFramesAtOnce, header.frames_per_thread);
+  const bool has_slot = reserve_locked(kRegionSlots, slot_index, 1);
+  const bool has_frames = has_slot && reserve_frames_locked(slot_index, 0, frames);
+  const bool has_ring =
+      has_slot && reserve_locked(kRegionRings, std::uint64_t{slot_index} * header.ring_spans, header.ring_spans);
+  header.frames_recorded[slot_index].store(has_frames ? frames : 0, relaxed);
+  header.frame_pieces[slot_index].store(has_frames ? kPieceUnclaimed : kPieceRefused, relaxed);
+  header.ring_pieces[slot_index].store(has_ring ? kPieceRecorded : kPieceRefused, relaxed);
+  // Release: a reader that sees the slot in the file sees which of its parts are.
+  header.slot_pieces[slot_index].store(has_slot ? kPieceRecorded : kPieceRefused, std::memory_order_release);
+}
+
+void Recorder::reserve_frames(std::uint32_t slot_index, std::uint32_t first) noexcept {
+  const std::lock_guard lock(cold_);
+  ArenaHeader& header = arena_.header();
+  if (!recording_.is_active() || header.frame_pieces[slot_index].load(relaxed) == kPieceRefused) return;
+  if (header.frames_recorded[slot_index].load(relaxed) > first) return;  // by the slot's thread before this one
+  if (reserve_frames_locked(slot_index, first, kFramesAtOnce))
+    header.frames_recorded[slot_index].store(first + kFramesAtOnce, std::memory_order_release);
+  else
+    header.frame_pieces[slot_index].store(kPieceRefused, relaxed);
+}
+
+void Recorder::reserve_blocks_locked(std::uint32_t first) noexcept {
+  if (!recording_.is_active()) return;
+  const bool has_room = reserve_locked(kRegionBlocks, first, kBlocksAtOnce);
+  arena_.header().block_pieces[first / kBlocksAtOnce].store(has_room ? kPieceRecorded : kPieceRefused,
+                                                            std::memory_order_release);
+}
+
+void Recorder::reserve_device_ring_locked() noexcept {
+  std::atomic<std::uint8_t>& piece = arena_.header().device_ring_piece;
+  if (!recording_.is_active() || piece.load(relaxed) != kPieceUnclaimed) return;
+  const bool has_room = reserve_locked(kRegionDevice, 0, kDeviceSpans);
+  piece.store(has_room ? kPieceRecorded : kPieceRefused, std::memory_order_release);
+}
+
+void Recorder::reserve_device_stages_locked(std::uint32_t first) noexcept {
+  if (!recording_.is_active()) return;
+  const bool has_room = reserve_locked(kRegionDeviceBlocks, std::uint64_t{first} * kDeviceFigures,
+                                       std::uint64_t{kDeviceStagesAtOnce} * kDeviceFigures);
+  arena_.header().device_block_pieces[first / kDeviceStagesAtOnce].store(has_room ? kPieceRecorded : kPieceRefused,
+                                                                         std::memory_order_release);
+}
+
+RecordingPlace Recorder::recording_place() {
+  const std::lock_guard lock(cold_);
+  RecordingPlace place = recording_.place();
+  if (!is_recording_started_) place.kind = recording_wish_.is_on ? RecordingKind::kNotYet : RecordingKind::kOff;
+  return place;
+}
+
+void Recorder::describe_process(const ProcessInfo& info) noexcept {
+  const std::lock_guard lock(cold_);
+  process_info_ = info;
+  if (!arena_ || !is_recording_started_) return;
+  ArenaHeader& header = arena_.header();
+  header.info_version.fetch_add(1, relaxed);
+  store_fence();  // who sees a changed text sees the odd version
+  header.info = info;
+  header.info_version.fetch_add(1, std::memory_order_release);
+}
+
+void Recorder::end_recording() noexcept {
+  if (arena_) recording_.end(arena_.header());
+}
+
+ProcessInfo Recorder::process_info() noexcept {
+  const std::lock_guard lock(cold_);
+  return process_info_;
+}
+
+void Recorder::begin_request(std::uint64_t number, std::string_view id) noexcept {
+  if (!arena_ || number == 0) return;
+  constexpr std::uint32_t kProbes = 16;
+  const std::uint64_t begin_ticks = now_ticks();
+  const std::lock_guard lock(cold_);
+  // Numbers follow each other, so that the entry is the one that has been there for longest: another one only if that
+  // request is still open.
+  RequestEntry* entry = &arena_.requests()[number % kMaxRequests];
+  for (std::uint32_t probe = 0; probe < kProbes; ++probe) {
+    RequestEntry& tried = arena_.requests()[(number + probe) % kMaxRequests];
+    if (tried.number.load(relaxed) != 0 && tried.end_ticks.load(relaxed) == 0) continue;
+    entry = &tried;
+    break;
+  }
+  std::uint64_t words[kRequestIdBytes / 8] = {};
+  const std::string_view text = cut(id, kRequestIdBytes);
+  std::memcpy(words, text.data(), text.size());
+  entry->number.store(0, relaxed);
+  store_fence();  // who sees a field of this request sees that the one before has left
+  entry->begin_ticks.store(begin_ticks, relaxed);
+  entry->end_ticks.store(0, relaxed);
+  for (std::size_t i = 0; i < std::size(words); ++i) entry->id[i].store(words[i], relaxed);
+  entry->number.store(number, std::memory_order_release);
+}
+
+void Recorder::end_request(std::uint64_t number) noexcept {
+  if (!arena_ || number == 0) return;
+  const std::uint64_t end_ticks = now_ticks();
+  const std::lock_guard lock(cold_);
+  for (std::uint32_t probe = 0; probe < 16; ++probe) {
+    RequestEntry& entry = arena_.requests()[(number + probe) % kMaxRequests];
+    if (entry.number.load(relaxed) != number) continue;
+    entry.end_ticks.store(end_ticks, relaxed);
+    return;
+  }
+}
+
+// --- forks ------------------------------------------------------------------------------------------------
+
+void Recorder::restore_names() noexcept {
+  ArenaHeader& header = arena_.header();
+  const auto names = static_cast<std::uint32_t>(stages_.size());
+  for (const auto& [text, stage] : stages_) arena_.name(stage).length_bytes = static_cast<std::uint32_t>(text.size());
+  std::uint32_t used = 0;
+  for (std::uint32_t stage = 0; stage < names; ++stage) {
+    arena_.name(stage).offset = used;
+    used += arena_.name(stage).length_bytes;
+  }
+  for (const auto& [text, stage] : stages_)
+    std::memcpy(arena_.name_pool() + arena_.name(stage).offset, text.data(), text.size());
+  for (const auto& [text, key] : work_keys_) std::memcpy(arena_.work_keys()[key].text, text.data(), text.size());
+  header.name_pool_used.store(used, relaxed);
+  header.work_key_count.store(static_cast<std::uint32_t>(work_keys_.size()), relaxed);
+  header.name_count.store(names, std::memory_order_release);
+}
+
+// The parent's arena is not mapped here: memory of this process takes its place, because objects of the program hold
+// addresses in it, and find that the span there is not theirs. False if the system refuses that.
+bool Recorder::renew_arena_in_child() noexcept {
+  void* const at = arena_.base();
+  const std::uint64_t size = arena_bytes_;
+#ifdef MAP_FIXED_NOREPLACE
+  constexpr int kAtThisPlace = MAP_FIXED_NOREPLACE;
+#else
+  constexpr int kAtThisPlace = MAP_FIXED;
+#endif
+  constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* const memory = mmap(at, size, PROT_READ | PROT_WRITE, kPrivate | kAtThisPlace, -1, 0);
+  if (memory != at) {
+    if (memory != MAP_FAILED) munmap(memory, size);
+    // What is looked at there must be readable at least.
+    constexpr std::uint64_t kStep = 1 << 20;
+    for (std::uint64_t done = 0; done < size; done += kStep)
+      mmap(static_cast<std::byte*>(at) + done, std::min(kStep, size - done), PROT_READ, kPrivate | kAtThisPlace, -1, 0);
+    g_mode.store(0, relaxed);
+    arena_ = {};
+    return false;
+  }
+  madvise(at, size, MADV_NOHUGEPAGE);
+  lay_out_arena(arena_, arena_sizes_);
+  restore_names();
+  return true;
+}
+
 void Recorder::after_fork() noexcept {
-  // The child starts its own recording in what is, copy on write, its own memory. States of threads that do
-  // not exist here are left as they are: a span that was open in the parent finds that its frame's id has
-  // changed, and goes by.
+  // The child starts its own recording in its own memory. States of threads that do not exist here are left as they
+  // are: a span that was open in the parent finds that its frame's id has changed, and goes by.
   generation_.fetch_add(1, relaxed);
-  clear_arena(arena_);
-  prepare_arena();
-  published_clock_ = PublishedClock{};
   threads_.clear();
   t_state = nullptr;
   forget_to_leave();
+  published_clock_ = PublishedClock{};
+  const bool was_mapped = recording_.is_active();
+  recording_.forget_after_fork();
+  is_recording_started_ = false;
+  if (!arena_) return;
+  if (!was_mapped)
+    clear_arena(arena_);
+  else if (!renew_arena_in_child())
+    return prepare_stand_in();
+  prepare_arena();
 }
 
 }  // namespace stagespan

@@ -16,6 +16,7 @@
 #include "mode.h"
 #include "published_clock.h"
 #include "reader.h"
+#include "recording_file.h"
 #include "span_path.h"
 #include "thread_state.h"
 
@@ -84,9 +85,6 @@ class Recorder {
   /// The same for a span that nobody will end: it is not recorded.
   bool drop_away(const FoundFrame& found, void** note) noexcept;
 
-  /// What every thread is in at this moment, as read_open() gives it, with the requests that the spans belong to.
-  std::vector<OpenCopy> open_spans();
-
   /// What is innermost in the own code of the thread with this serial, and belongs to `request`. False if nothing
   /// does, or the thread has ended.
   bool innermost_elsewhere(std::uint64_t serial, std::uint64_t request, ParentLink& link);
@@ -111,6 +109,25 @@ class Recorder {
   /// Number of forks between the first process and this one.
   std::uint32_t generation() const noexcept { return generation_.load(std::memory_order_relaxed); }
 
+  /// Where the recording lies, and why it is not in a file if it is not.
+  RecordingPlace recording_place();
+  /// What the recording says of this process. The texts are cut to their fields.
+  void describe_process(const ProcessInfo& info) noexcept;
+  ProcessInfo process_info() noexcept;
+  /// The process ends by its own exit: says so in the recording, and removes its file unless it is to be kept.
+  void end_recording() noexcept;
+  /// Called without the lock when a recording has just been made, by the thread that opens the first span.
+  std::atomic<void (*)()> on_recording{nullptr};
+
+  /// Shows a request's id in the recording; see RequestEntry.
+  void begin_request(std::uint64_t number, std::string_view id) noexcept;
+  void end_request(std::uint64_t number) noexcept;
+
+  /// Have memory reserved in the recording before it is first written.
+  void reserve_frames(std::uint32_t slot_index, std::uint32_t first) noexcept;
+  void reserve_device_ring_locked() noexcept;
+  void reserve_device_stages_locked(std::uint32_t first) noexcept;
+
   /// Held while names, slots or blocks change hands; readers of statistics take it too.
   std::mutex& cold_mutex() noexcept { return cold_; }
 
@@ -134,8 +151,22 @@ class Recorder {
   std::uint32_t shared_block_locked(std::uint32_t stage) noexcept;
   std::uint32_t take_block_locked() noexcept;
   void after_fork() noexcept;
+  bool renew_arena_in_child() noexcept;
+  void restore_names() noexcept;
+  ThreadState& attach_to_slot(bool& begins) noexcept;
+  bool start_recording_locked() noexcept;
+  bool reserve_locked(Region region, std::uint64_t first, std::uint64_t count) noexcept;
+  bool reserve_frames_locked(std::uint32_t slot_index, std::uint32_t first, std::uint32_t count) noexcept;
+  void reserve_slot_locked(std::uint32_t slot_index) noexcept;
+  void reserve_blocks_locked(std::uint32_t first) noexcept;
 
   ArenaView arena_;
+  std::uint64_t arena_bytes_ = 0;
+  ArenaOptions arena_sizes_;
+  RecordingFile recording_;
+  RecordingWish recording_wish_;
+  ProcessInfo process_info_{};
+  bool is_recording_started_ = false;
   ClockSource clock_source_;
   PublishedClock published_clock_;
   std::mutex cold_;

@@ -90,23 +90,6 @@ FoundFrame Recorder::find_elsewhere(const void* owner_key) noexcept {
   return latest;
 }
 
-std::vector<OpenCopy> Recorder::open_spans() {
-  if (!arena_) return {};
-  std::vector<OpenCopy> copies = read_open(arena_);
-  const std::lock_guard lock(cold_);
-  for (OpenCopy& copy : copies) {
-    if (copy.detached) continue;
-    for (ThreadState* const state : threads_) {
-      if (state->thread != copy.thread || state->slot == nullptr) continue;
-      // The id before and after: the frame may be another span's by now.
-      const std::uint64_t request = state->locals[copy.frame].belongs_to();
-      load_fence();
-      if (state->frames[copy.frame].id.load(relaxed) == copy.id) copy.request = request;
-    }
-  }
-  return copies;
-}
-
 bool Recorder::innermost_elsewhere(std::uint64_t serial, std::uint64_t request, ParentLink& link) {
   const std::lock_guard lock(cold_);
   for (ThreadState* const state : threads_)

@@ -60,6 +60,7 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
   if (slot_index != kSharedSlot) {
     thread.slot = &slot;
     thread.frames = arena_.frames(slot_index);
+    thread.locals = arena_.locals(slot_index);
     thread.frame_capacity = arena_.header().frames_per_thread;
     thread.ring = arena_.ring(slot_index);
     thread.ring_mask = arena_.header().ring_spans - 1;
@@ -104,8 +105,10 @@ void Recorder::prepare_stand_in() noexcept {
 bool Recorder::give_frames(ThreadState& thread, std::uint32_t count) noexcept {
   thread.frames_storage.reset(new (std::nothrow) OpenFrame[count]{});
   thread.frames = thread.frames_storage.get();
+  thread.locals_storage.reset(static_cast<FrameLocal*>(std::calloc(count, sizeof(FrameLocal))));
+  thread.locals = thread.locals_storage.get();
   thread.frame_capacity = count;
-  return thread.frames != nullptr;
+  return thread.frames != nullptr && thread.locals != nullptr;
 }
 
 std::unique_ptr<ThreadState> Recorder::new_thread() noexcept {
@@ -114,11 +117,6 @@ std::unique_ptr<ThreadState> Recorder::new_thread() noexcept {
   thread->thread = static_cast<std::uint32_t>(syscall(SYS_gettid));
   thread->ident = static_cast<std::uint64_t>(pthread_self());
   if (!detail::g_counter_is_usable) thread->attention.store(kAttentionNoCounter, relaxed);
-  // Zeroed pages that nobody has touched yet cost nothing; most threads never nest deep.
-  const std::uint32_t frames = arena_ ? arena_.header().frames_per_thread : kSlotlessFrames;
-  thread->locals_storage.reset(static_cast<FrameLocal*>(std::calloc(frames, sizeof(FrameLocal))));
-  if (!thread->locals_storage) return nullptr;
-  thread->locals = thread->locals_storage.get();
   thread->scope = &thread->base;
   return thread;
 }
@@ -140,6 +138,16 @@ std::uint32_t Recorder::choose_slot_locked() const noexcept {
 }
 
 ThreadState& Recorder::attach() noexcept {
+  bool begins = false;
+  ThreadState& thread = attach_to_slot(begins);
+  if (begins) {
+    recording_.tidy();
+    if (void (*const hook)() = on_recording.load(relaxed); hook != nullptr) hook();
+  }
+  return thread;
+}
+
+ThreadState& Recorder::attach_to_slot(bool& begins) noexcept {
   std::unique_ptr<ThreadState> thread = new_thread();
   if (!thread) return stand_in_;
   const std::lock_guard lock(cold_);
@@ -158,6 +166,8 @@ ThreadState& Recorder::attach() noexcept {
     return stand_in_;
   }
   if (!leave_at_exit(thread.get())) return stand_in_;
+  begins = start_recording_locked();
+  if (chosen != kSharedSlot) reserve_slot_locked(chosen);
   std::atomic<std::uint32_t>& high_water = arena_.header().slot_high_water;
   if (chosen != kSharedSlot && chosen == high_water.load(relaxed))
     high_water.store(chosen + 1, std::memory_order_release);
@@ -181,6 +191,7 @@ void Recorder::detach(ThreadState* thread) noexcept {
     if (frame.id.load(relaxed) != 0 && (frame.flags.load(relaxed) & kFrameClosedAway) == 0) ++open;
     frame.id.store(0, relaxed);
     frame.below.store(0, relaxed);
+    thread->locals[index] = FrameLocal{};  // the slot's next thread finds them as new
   }
   if (open != 0) lose(kLostAbandoned, open);
   if (thread->slot != nullptr) {
@@ -227,6 +238,7 @@ std::uint32_t Recorder::take_block_locked() noexcept {
     ArenaHeader& header = arena_.header();
     const std::uint32_t used = header.block_count.load(relaxed);
     if (used >= kMaxBlocks) return 0;
+    if (used % kBlocksAtOnce == 0) reserve_blocks_locked(used);
     header.block_count.store(used + 1, relaxed);
     block = used + 1;
   }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -52,6 +53,8 @@ struct Snapshot {
   std::map<std::uint32_t, StageFigures> stages;  // only those that have run
   std::uint32_t resets = 0;                      // how often the arena had been reset
   bool is_exact = true;                          // false: figures of a leaving thread may be missing or double
+  /// Names of the stages of another process's recording; null for this process's own.
+  std::shared_ptr<const std::vector<std::string>> names;
 };
 
 /// Waits for a thread that is leaving to hand its figures over. If threads leave faster than all figures can be read,

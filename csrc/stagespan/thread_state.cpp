@@ -73,6 +73,10 @@ void drop_closed_away(ThreadState& thread) noexcept {
 
 }  // namespace
 
+void reserve_frames(ThreadState& thread, std::uint32_t first) noexcept {
+  if (first != 0) Recorder::get().reserve_frames(thread.slot_index, first);  // those of the root are there
+}
+
 void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& figures) noexcept {
   Recorder& recorder = Recorder::get();
   const std::uint32_t block = recorder.claim_block(thread, stage);

@@ -44,25 +44,6 @@ struct Scope {
   bool is_follower = false;  // belongs to what is open in the code that entered the context, whatever that is
 };
 
-/// What belongs to an open frame in this process only.
-struct FrameLocal {
-  alignas(std::atomic_ref<const void*>::required_alignment) const void* owner = nullptr;
-  Scope* scope = nullptr;
-  std::uint64_t request = 0;
-  void* note = nullptr;                   // the bindings' own
-  std::uint32_t parent_stage = kNoStage;  // of a frame whose parent is no longer below it
-
-  /// The owner and the request are the fields that other threads look at.
-  void open_by(const void* who) noexcept { std::atomic_ref<const void*>(owner).store(who, std::memory_order_relaxed); }
-  const void* opened_by() noexcept { return std::atomic_ref<const void*>(owner).load(std::memory_order_relaxed); }
-  void belong_to(std::uint64_t number) noexcept {
-    std::atomic_ref<std::uint64_t>(request).store(number, std::memory_order_relaxed);
-  }
-  std::uint64_t belongs_to() noexcept {
-    return std::atomic_ref<std::uint64_t>(request).load(std::memory_order_relaxed);
-  }
-};
-
 struct FreeMemory {
   void operator()(void* memory) const noexcept { std::free(memory); }
 };
@@ -147,12 +128,12 @@ struct ThreadState {
   const std::uint64_t serial = serials.fetch_add(1, std::memory_order_relaxed) + 1;
   std::uint32_t slot_index = kSharedSlot;
   std::uint64_t ident = 0;
-  std::unique_ptr<FrameLocal[], FreeMemory> locals_storage;
-  std::vector<std::uint32_t> retired_blocks;         // taken by a reset; guarded by Recorder::cold_mutex()
-  std::unique_ptr<OpenFrame[]> frames_storage;       // only without a slot
-  std::unique_ptr<ScopeTable> scopes;                // made by the bindings when a task first opens a span
-  void* device = nullptr;                            // the device layer's own
-  std::unique_ptr<void*[], FreeMemory> device_open;  // what DeviceHooks::begin gave, by frame
+  std::unique_ptr<FrameLocal[], FreeMemory> locals_storage;  // only without a slot
+  std::vector<std::uint32_t> retired_blocks;                 // taken by a reset; guarded by Recorder::cold_mutex()
+  std::unique_ptr<OpenFrame[]> frames_storage;               // only without a slot
+  std::unique_ptr<ScopeTable> scopes;                        // made by the bindings when a task first opens a span
+  void* device = nullptr;                                    // the device layer's own
+  std::unique_ptr<void*[], FreeMemory> device_open;          // what DeviceHooks::begin gave, by frame
 
   std::uint32_t index_of(const OpenFrame& frame) const noexcept { return static_cast<std::uint32_t>(&frame - frames); }
   /// Whether this is no thread's own state: it opens no spans, and threads that have nothing else share it.
@@ -187,6 +168,9 @@ void make_root(ThreadState& thread, std::uint32_t index, const ParentLink& link)
 /// nothing does. Called with the interpreter's lock.
 bool innermost_of_request(ThreadState& thread, std::uint64_t request, ParentLink& link) noexcept;
 
+/// Has the frames from this one on reserved in the recording, before the first of them is written.
+void reserve_frames(ThreadState& thread, std::uint32_t first) noexcept;
+
 /// Takes a free frame, or 0 if there is none.
 STAGESPAN_HOT std::uint32_t take_frame(ThreadState& thread) noexcept {
   const std::uint32_t index = thread.free_head;
@@ -195,7 +179,10 @@ STAGESPAN_HOT std::uint32_t take_frame(ThreadState& thread) noexcept {
   std::uint32_t next = thread.frames[index].below.load(std::memory_order_relaxed);
   if (next == 0) [[unlikely]] {  // never used before: the free list continues with its neighbour
     next = index + 1;
-    if (thread.slot != nullptr) thread.slot->frames_high_water.store(next, std::memory_order_relaxed);
+    if (thread.slot != nullptr) {
+      if (index % kFramesAtOnce == 0) reserve_frames(thread, index);
+      thread.slot->frames_high_water.store(next, std::memory_order_relaxed);
+    }
   }
   thread.free_head = next;
   return index;

@@ -33,6 +33,7 @@ from stagespan._core import (
 from stagespan.context import disable, enable, set_debug
 from stagespan.device import set_device_every
 from stagespan.live import open_spans
+from stagespan.recording import lifecycle as _lifecycle
 from stagespan.requests import current_request, request, request_ids
 from stagespan.run import (
     output_dir as get_profiler_output_dir,
@@ -167,6 +168,7 @@ _context.lazy_hook("memory", "stagespan.memory")
 _context.lazy_hook("service", "stagespan.service")
 _dynamo.install()
 _device.install()
+_lifecycle.install(__version__)
 if _settings.get("STAGESPAN_PROPAGATE_TO_THREADS"):
     _imports.load("stagespan.threads").propagate_to_threads()
 if _stall_s := _settings.get("STAGESPAN_STALL_S"):

@@ -653,6 +653,46 @@ def arena_info() -> dict[str, int]:
     requested; stages, thread_slots and statistics_blocks in use. Empty if nothing could be
     reserved."""
 
+# Recordings
+def recording_place() -> dict[str, Any]:
+    """Where this process's recording lies: kind ("not yet", "off", "file", "memfd", "memory"),
+    path (of a file), why (it is not a file), reserved_bytes and refused_bytes (so far)."""
+
+def describe_process(rank: int = ..., world_size: int = ..., version: str = ...) -> None:
+    """Write rank, world size, job and pipeline to the recording: those of the environment, else
+    those given here."""
+
+def end_recording() -> None:
+    """Say in the recording that the process ends by its own exit, and remove its file."""
+
+def why_not_in(folder: str) -> str | None:
+    """Why recordings cannot lie in a folder, in a sentence; None if they can."""
+
+def default_recording_folder() -> str: ...
+def this_boot() -> int:
+    """A number that is another one each time the machine starts; 0 if it is not known."""
+
+def request_begin(number: int, id: str) -> None:
+    """Write a request's id to the recording."""
+
+def request_end(number: int) -> None: ...
+
+class RecordingCopy:
+    """A copy of a recording, in which every number has been checked."""
+
+    def info(self) -> dict[str, Any]: ...
+    def stage_names(self) -> list[str]: ...
+    def snapshot(self) -> Snapshot: ...
+    def spans(self) -> NDArray[np.void]: ...
+    def open_spans(self) -> list[dict[str, Any]]: ...
+    def requests(self) -> list[dict[str, Any]]: ...
+    def threads(self) -> list[dict[str, Any]]: ...
+    def lost(self) -> dict[str, int]: ...
+
+def read_recording(fd: int, what: str, everything: bool = ...) -> RecordingCopy:
+    """Copy the recording in an open file. Raises ValueError, with what was wrong in one sentence
+    that begins with `what`."""
+
 def watch_termination(write: Callable[[], None]) -> bool:
     """Call `write` in a separate thread before SIGTERM ends the process. Returns False, and does
     nothing, if the program handles or ignores SIGTERM."""

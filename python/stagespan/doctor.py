@@ -72,6 +72,7 @@ def _recorder() -> _Rows:
     on = _core.is_enabled()
     yield "recording", "works" if on else "note", "on" if on else "off (STAGESPAN_ENABLED)"
     yield _memory(_core.arena_info())
+    yield _recording()
     lost = {cause: n for cause, n in _core.lost().items() if n}
     causes = ", ".join(f"{cause} {n:,}" for cause, n in lost.items())
     yield "lost spans", "note" if lost else "works", causes or "none"
@@ -104,6 +105,26 @@ def _memory(sizes: dict[str, int]) -> tuple[str, State, str]:
     if ring < wanted:
         return "memory", "note", f"{text}; the system refused address space for {wanted:,}"
     return "memory", "works", text
+
+
+def _recording() -> tuple[str, State, str]:
+    """Where recordings of this user's processes lie, as that of this process shows."""
+    if _core.is_enabled():
+        with _core.span(_STAGE):  # a process makes its recording when it opens its first span
+            pass
+    place = _core.recording_place()
+    name, kind, why = "recording for others", place["kind"], place["why"]
+    size = f"{place['reserved_bytes'] / 2**20:,.1f} MiB"
+    if kind == "file":
+        return name, "works", f"{place['path']}, {size} so far"
+    if kind == "off":
+        return name, "note", "turned off by STAGESPAN_RECORDING=off"
+    if kind == "not yet":
+        return name, "note", "not made because recording is off"
+    reason = f" because {why}" if why else ""
+    if kind == "memfd":
+        return name, "note", f"in memory, {size}, lost when the process dies{reason}"
+    return name, "note", f"not readable by other processes{reason}"
 
 
 # --- torch ----------------------------------------------------------------------------------------

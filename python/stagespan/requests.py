@@ -86,7 +86,11 @@ class request:
             )
         _alive[self.number] = self
         _begun_ids[self.number % MOST_REQUEST_IDS] = (self.number, self.id)
-        self._begin_ns = _core.now_ns() if _core.is_enabled() else 0
+        if _core.is_enabled():
+            self._begin_ns = _core.now_ns()
+            _core.request_begin(self.number, self.id)
+        else:
+            self._begin_ns = 0
         self._before = _core.request_enter(self.number)
         self._token = _current.set(self)
         return self
@@ -109,6 +113,7 @@ class request:
         _ended_ids[next(_ends) % MOST_FINISHED_REQUESTS] = (self.number, self.id)
         if self._begin_ns == 0:
             return
+        _core.request_end(self.number)
         stages, complete = _core.request_figures(self.number, self._begin_ns)
         finished_requests.append(
             {

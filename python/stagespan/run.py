@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stagespan import settings
+from stagespan import _core, settings
 from stagespan.errors import SettingsError
 from stagespan.files import safe_name
 
@@ -206,6 +206,7 @@ def set_pipeline_name(name: str) -> None:
     given = _text(name, "pipeline name")
     _export("STAGESPAN_PIPELINE_NAME", given)
     _pipeline_name = given
+    _core.describe_process()
 
 
 def output_dir() -> Path:

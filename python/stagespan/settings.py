@@ -149,6 +149,23 @@ VARIABLES: tuple[Variable, ...] = (
         "measure the device time of every n-th span of a stage in a thread; 0 turns it off",
         least=0,
     ),
+    Variable(
+        "STAGESPAN_RECORDING",
+        (),
+        "choice",
+        "on",
+        "whether other processes can read what this one records, also after it was killed; keep "
+        "leaves the file after a clean exit; read when the extension is loaded",
+        ("on", "off", "keep"),
+    ),
+    Variable(
+        "STAGESPAN_RECORDING_DIR",
+        (),
+        "text",
+        None,
+        "folder of the recordings, on a tmpfs; by default /dev/shm/stagespan-UID if 256 MiB are "
+        "free there; read when the extension is loaded",
+    ),
 )
 
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
@@ -182,6 +199,7 @@ def check(*, unknown_names: bool) -> None:
     """Read every variable once, to warn early about invalid values and unknown names."""
     for variable in VARIABLES:
         get(variable.name)
+    _check_recording_dir()
     if not unknown_names:
         return
     for name in sorted(os.environ):
@@ -191,6 +209,20 @@ def check(*, unknown_names: bool) -> None:
             and not name.startswith(_NOT_SETTINGS)
         ):
             warn_once(name, "", _unknown(name))
+
+
+def _check_recording_dir() -> None:
+    folder = get("STAGESPAN_RECORDING_DIR")
+    if folder is None or get("STAGESPAN_RECORDING") == "off":
+        return
+    why = _core.why_not_in(os.path.abspath(folder))
+    if why is not None:
+        warn_once(
+            "STAGESPAN_RECORDING_DIR",
+            folder,
+            f"STAGESPAN_RECORDING_DIR={folder!r} is not used because {why}. Until then the "
+            "recording is lost when the process dies.",
+        )
 
 
 def _unknown(name: str) -> str:

@@ -184,8 +184,16 @@ def _since(now: _core.Snapshot, earlier: _core.Snapshot) -> Stats:
     return Stats(*_read(now.since(earlier)), window_s, is_lifetime=False)
 
 
-def _read(snapshot: _core.Snapshot) -> tuple[dict[str, StageStats], dict[str, int]]:
-    lost = _core.lost()
+def of_recording(snapshot: _core.Snapshot, lost: dict[str, int], begin_ns: int) -> Stats:
+    """Figures of a recording that began at ``begin_ns``, of this or another process."""
+    window_s = (snapshot.time_ns - begin_ns) / 1e9 if snapshot.time_ns > begin_ns > 0 else None
+    return Stats(*_read(snapshot, lost), window_s, is_lifetime=True)
+
+
+def _read(
+    snapshot: _core.Snapshot, lost: dict[str, int] | None = None
+) -> tuple[dict[str, StageStats], dict[str, int]]:
+    lost = _core.lost() if lost is None else lost
     found = snapshot.stages()
     order = sorted(found, key=lambda name: -found[name].total_ns)
     return {name: _from_summary(found[name], lost) for name in order}, lost

@@ -19,7 +19,7 @@ ROOMS = (
     "context requests live threads decorators trampoline lines memory device synchronize",
     "service statistics",
     "trace signature profiling",
-    "harness report export",
+    "harness report export recording",
     "doctor compat",
     "cli __main__",
 )

@@ -1,0 +1,291 @@
+// recording.cpp: the recording of this process, and reading those of others.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "object.h"
+#include "reading.h"
+#include "stagespan/process_info.h"
+#include "stagespan/reader.h"
+#include "stagespan/recorder.h"
+#include "stagespan/recording_reader.h"
+#include "stagespan/snapshot.h"
+#include "waiting.h"
+
+namespace py = pybind11;
+
+namespace stagespan::python {
+
+namespace {
+
+py::object text_of(std::string_view text) {
+  PyObject* const object = PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+  if (object == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(object);
+}
+
+template <std::size_t size>
+py::object field_text(const char (&field)[size]) {
+  return text_of(text_in(field, size));
+}
+
+// --- of this process --------------------------------------------------------------------------------------
+
+const char* kind_name(RecordingKind kind) {
+  switch (kind) {
+    case RecordingKind::kNotYet:
+      return "not yet";
+    case RecordingKind::kOff:
+      return "off";
+    case RecordingKind::kFile:
+      return "file";
+    case RecordingKind::kMemfd:
+      return "memfd";
+    case RecordingKind::kMemory:
+      break;
+  }
+  return "memory";
+}
+
+py::dict recording_place() {
+  const NoCollection by_allocations;
+  const RecordingPlace place = Recorder::get().recording_place();
+  py::dict result;
+  result["kind"] = kind_name(place.kind);
+  result["path"] = place.path.empty() ? py::object(py::none()) : text_of(place.path);
+  result["why"] = place.why.empty() ? py::object(py::none()) : text_of(place.why);
+  result["reserved_bytes"] = place.reserved_bytes;
+  result["refused_bytes"] = place.refused_bytes;
+  return result;
+}
+
+// Reads the environment anew. Called with the interpreter's lock, under which Python changes it.
+void describe(ProcessInfo info) {
+  const ProcessInfo before = Recorder::get().process_info();
+  std::copy(std::begin(before.version), std::end(before.version), info.version);
+  std::copy(std::begin(before.python_version), std::end(before.python_version), info.python_version);
+  if (info.rank < 0) info.rank = before.rank;
+  if (info.world_size == 0) info.world_size = before.world_size;
+  Recorder::get().describe_process(info);
+}
+
+void describe_process(std::int32_t rank, std::uint32_t world_size, const std::string& version) {
+  ProcessInfo info = process_info_from_environment();
+  if (info.rank < 0) info.rank = rank;
+  if (info.world_size == 0) info.world_size = world_size;
+  if (!version.empty()) {
+    ProcessInfo own = Recorder::get().process_info();
+    set_text(own.version, sizeof(own.version), version);
+    const std::string python = Py_GetVersion();
+    set_text(own.python_version, sizeof(own.python_version), python.substr(0, python.find(' ')));
+    Recorder::get().describe_process(own);
+  }
+  describe(info);
+}
+
+// A thread without the interpreter's lock leaves the environment alone: what was read before stays.
+void on_recording() {
+  if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
+  try {
+    describe(process_info_from_environment());
+  } catch (const std::exception&) {
+  }
+}
+
+// --- of another -------------------------------------------------------------------------------------------
+
+struct Recording {
+  RecordingCopy copy;
+  std::shared_ptr<const std::vector<std::string>> names;
+
+  py::object name_of(std::uint32_t stage) const {
+    return stage < names->size() ? text_of((*names)[stage]) : text_of("(unknown)");
+  }
+  const ArenaHeader& header() const { return copy.arena.header(); }
+};
+
+std::shared_ptr<Recording> read_recording(int fd, const std::string& what, bool everything) {
+  auto recording = std::make_shared<Recording>();
+  std::string wrong;
+  {
+    const py::gil_scoped_release unlocked;
+    wrong =
+        copy_recording(fd, what, everything ? RecordingParts::kAll : RecordingParts::kFiguresAndOpen, recording->copy);
+  }
+  if (!wrong.empty()) {
+    PyErr_SetObject(PyExc_ValueError, text_of(wrong).ptr());
+    throw py::error_already_set();
+  }
+  recording->names = std::make_shared<const std::vector<std::string>>(recording->copy.names);
+  return recording;
+}
+
+py::dict info(const Recording& recording) {
+  const NoCollection by_allocations;
+  const ArenaHeader& header = recording.header();
+  const ProcessInfo& of = recording.copy.info;
+  py::dict result;
+  result["pid"] = header.pid;
+  result["start_ticks"] = header.process_start_ticks;
+  result["pid_namespace"] = header.pid_namespace;
+  result["boot"] = header.boot;
+  result["begin_ns"] = header.begin_unix_ns;
+  result["end_ns"] = header.end_unix_ns.load(std::memory_order_relaxed);
+  result["is_locked"] = header.is_locked != 0;
+  result["rank"] = of.rank >= 0 ? py::object(py::int_(of.rank)) : py::object(py::none());
+  result["world_size"] = of.world_size != 0 ? py::object(py::int_(of.world_size)) : py::object(py::none());
+  result["job"] = field_text(of.job);
+  result["pipeline"] = field_text(of.pipeline);
+  result["program"] = field_text(of.program);
+  result["host"] = field_text(of.host);
+  result["version"] = field_text(of.version);
+  result["python_version"] = field_text(of.python_version);
+  result["ring_spans"] = header.ring_spans;
+  result["threads_not_in_file"] = recording.copy.threads_not_in_file;
+  result["blocks_not_in_file"] = recording.copy.blocks_not_in_file;
+  result["damaged"] = recording.copy.damaged;
+  result["missing_bytes"] = recording.copy.missing_bytes;
+  result["is_moving"] = recording.copy.is_moving;
+  const std::uint64_t now = recording.copy.now_ticks;
+  result["now_ns"] = now != 0 ? py::object(py::int_(recording.copy.fit.unix_ns(now))) : py::object(py::none());
+  return result;
+}
+
+py::list stage_names(const Recording& recording) {
+  const NoCollection by_allocations;
+  py::list result;
+  for (const std::string& name : *recording.names) result.append(text_of(name));
+  return result;
+}
+
+std::shared_ptr<Snapshot> snapshot_of(const Recording& recording) {
+  auto snapshot = std::make_shared<Snapshot>(take_snapshot(recording.copy.arena, recording.copy.fit));
+  const std::uint64_t now = recording.copy.now_ticks;
+  snapshot->unix_ns = now != 0 ? recording.copy.fit.unix_ns(now) : recording.header().end_unix_ns.load();
+  snapshot->names = recording.names;
+  return snapshot;
+}
+
+py::object spans_of(const Recording& recording) {
+  PyObject* const rows =
+      span_rows(read_spans(recording.copy.arena), read_device_spans(recording.copy.arena), recording.copy.fit);
+  if (rows == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(rows);
+}
+
+py::list open_of(const Recording& recording) {
+  const NoCollection by_allocations;
+  py::list result;
+  const ClockFit& fit = recording.copy.fit;
+  const std::uint64_t now = recording.copy.now_ticks;
+  for (const OpenCopy& copy : read_open(recording.copy.arena)) {
+    const std::int64_t begin = fit.unix_ns(copy.begin_ticks);
+    py::dict open;
+    open["stage"] = recording.name_of(copy.stage);
+    open["thread"] = copy.thread;
+    open["thread_name"] = copy.detached ? py::object(py::none()) : field_text(copy.thread_name);
+    open["id"] = copy.id;
+    open["parent"] = copy.parent;
+    open["request"] = copy.request;
+    open["depth"] = copy.depth;
+    open["begin_ns"] = begin;
+    open["elapsed_ns"] =
+        now != 0 ? py::object(py::int_(std::max<std::int64_t>(fit.unix_ns(now) - begin, 0))) : py::object(py::none());
+    open["detached"] = copy.detached;
+    result.append(std::move(open));
+  }
+  return result;
+}
+
+py::list requests_of(const Recording& recording) {
+  const NoCollection by_allocations;
+  py::list result;
+  const ClockFit& fit = recording.copy.fit;
+  for (const RequestCopy& copy : recording.copy.requests) {
+    py::dict request;
+    request["number"] = copy.number;
+    request["id"] = text_of(copy.id);
+    request["begin_ns"] = fit.unix_ns(copy.begin_ticks);
+    request["end_ns"] =
+        copy.end_ticks != 0 ? py::object(py::int_(fit.unix_ns(copy.end_ticks))) : py::object(py::none());
+    result.append(std::move(request));
+  }
+  return result;
+}
+
+py::list threads_of(const Recording& recording) {
+  const NoCollection by_allocations;
+  py::list result;
+  const ArenaView arena = recording.copy.arena;
+  const std::uint32_t slots = arena.header().slot_high_water.load(std::memory_order_relaxed);
+  for (std::uint32_t i = 0; i < slots; ++i) {
+    const ThreadSlot& slot = arena.slot(i);
+    const std::uint32_t state = slot.state.load(std::memory_order_relaxed);
+    if (state == kSlotFree) continue;
+    const std::uint64_t words[2] = {slot.name[0].load(std::memory_order_relaxed),
+                                    slot.name[1].load(std::memory_order_relaxed)};
+    char name[sizeof(words)];
+    std::memcpy(name, words, sizeof(words));
+    py::dict thread;
+    thread["thread"] = slot.thread.load(std::memory_order_relaxed);
+    thread["name"] = field_text(name);
+    thread["is_alive"] = state == kSlotLive;
+    thread["spans"] = slot.head.load(std::memory_order_relaxed) - slot.floor.load(std::memory_order_relaxed);
+    result.append(std::move(thread));
+  }
+  return result;
+}
+
+py::dict lost_of(const Recording& recording) {
+  const NoCollection by_allocations;
+  py::dict result;
+  result["overwritten"] = overwritten(recording.copy.arena);
+  for (std::uint32_t cause = 0; cause < kCauseCount; ++cause)
+    result[kCauseNames[cause]] = recording.header().lost[cause].load(std::memory_order_relaxed);
+  return result;
+}
+
+}  // namespace
+
+void define_recording(py::module_& module) {
+  Recorder::get().on_recording.store(on_recording, std::memory_order_relaxed);
+  module.def("recording_place", recording_place,
+             "Where this process's recording lies: kind, path, why it is not a file, reserved_bytes, refused_bytes.");
+  module.def("describe_process", describe_process, py::arg("rank") = -1, py::arg("world_size") = 0,
+             py::arg("version") = "",
+             "Write rank, job and pipeline to the recording, as the environment tells them, else as given here.");
+  module.def(
+      "end_recording", [] { Recorder::get().end_recording(); },
+      "Say in the recording that the process ends by its own exit, and remove its file.");
+  module.def(
+      "why_not_in",
+      [](const std::string& folder) {
+        std::string why = why_not_in(folder);
+        return why.empty() ? py::object(py::none()) : text_of(why);
+      },
+      py::arg("folder"), "Why recordings cannot lie in a folder, in a sentence; None if they can.");
+  module.def("default_recording_folder", default_recording_folder);
+  module.def("this_boot", [] { return identity_of_this_process().boot; });
+  module.def(
+      "request_begin", [](std::uint64_t number, std::string_view id) { Recorder::get().begin_request(number, id); },
+      py::arg("number"), py::arg("id"), "Show a request's id in the recording.");
+  module.def("request_end", [](std::uint64_t number) { Recorder::get().end_request(number); }, py::arg("number"));
+
+  py::class_<Recording, std::shared_ptr<Recording>>(module, "RecordingCopy", "A copy of a recording.")
+      .def("info", info)
+      .def("stage_names", stage_names)
+      .def("snapshot", snapshot_of)
+      .def("spans", spans_of)
+      .def("open_spans", open_of)
+      .def("requests", requests_of)
+      .def("threads", threads_of)
+      .def("lost", lost_of);
+  module.def("read_recording", read_recording, py::arg("fd"), py::arg("what"), py::arg("everything") = true,
+             "Copy the recording in an open file. Raises ValueError, with what was wrong in one sentence.");
+}
+
+}  // namespace stagespan::python

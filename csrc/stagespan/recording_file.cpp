@@ -1,0 +1,459 @@
+// recording_file.cpp: making the file, moving pieces of the arena to it, leftovers of other processes.
+#include "recording_file.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#ifndef F_OFD_SETLK
+#define F_OFD_GETLK 36
+#define F_OFD_SETLK 37
+#endif
+#ifndef MFD_CLOEXEC
+#define MFD_CLOEXEC 1U
+#define MFD_ALLOW_SEALING 2U
+#endif
+#ifndef F_ADD_SEALS
+#define F_ADD_SEALS 1033
+#define F_SEAL_SHRINK 2
+#endif
+
+namespace stagespan {
+
+namespace {
+
+constexpr long kTmpfs = 0x01021994;
+constexpr std::uint64_t kLeastFreeBytes = 256ULL << 20;  // a container's small /dev/shm belongs to its data loader
+constexpr int kMostTries = 16;
+constexpr int kMostNames = 10;
+constexpr std::string_view kSuffix = ".stagespan";
+
+/// A file that is open while this lives.
+class Open {
+ public:
+  explicit Open(int fd) noexcept : fd_(fd) {}
+  ~Open() {
+    if (fd_ >= 0) close(fd_);
+  }
+  Open(const Open&) = delete;
+  Open& operator=(const Open&) = delete;
+  int get() const noexcept { return fd_; }
+  explicit operator bool() const noexcept { return fd_ >= 0; }
+  int release() noexcept { return std::exchange(fd_, -1); }
+
+ private:
+  int fd_;
+};
+
+/// Signals wait while this lives: one would interrupt the reservation of space, which then begins again.
+class WithoutSignals {
+ public:
+  WithoutSignals() noexcept {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~WithoutSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  WithoutSignals(const WithoutSignals&) = delete;
+  WithoutSignals& operator=(const WithoutSignals&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+std::string why(int error) { return std::strerror(error); }
+
+std::size_t read_small(const char* path, char* text, std::size_t most) noexcept {
+  const Open file(open(path, O_RDONLY | O_CLOEXEC));
+  if (!file) return 0;
+  std::size_t length = 0;
+  while (length < most) {
+    const ssize_t got = read(file.get(), text + length, most - length);
+    if (got <= 0) break;
+    length += static_cast<std::size_t>(got);
+  }
+  return length;
+}
+
+std::uint64_t start_ticks_in(const char* path) noexcept {
+  char text[1024];
+  const std::size_t length = read_small(path, text, sizeof(text) - 1);
+  text[length] = '\0';
+  // The second field is the command in parentheses, which may itself hold blanks and parentheses.
+  const char* at = std::strrchr(text, ')');
+  for (int field = 2; at != nullptr && field < 22; ++field) at = std::strchr(at + 1, ' ');
+  return at != nullptr ? std::strtoull(at + 1, nullptr, 10) : 0;
+}
+
+std::int64_t unix_now_ns() noexcept {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<std::int64_t>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+bool lock_whole(int fd) noexcept {
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  return fcntl(fd, F_OFD_SETLK, &lock) == 0;
+}
+
+std::optional<bool> is_locked(int fd) noexcept {
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  if (fcntl(fd, F_OFD_GETLK, &lock) != 0) return std::nullopt;
+  return lock.l_type != F_UNLCK;
+}
+
+std::string file_name(pid_t pid, std::uint64_t start_ticks, int number) {
+  std::string name = std::to_string(pid) + "-" + std::to_string(start_ticks);
+  if (number != 0) name += "-" + std::to_string(number);
+  return name.append(kSuffix);
+}
+
+/// Opens the folder for files of ours. `reason` says why not.
+int open_folder(const std::string& folder, bool is_default, std::string& reason) {
+  if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
+    reason =
+        "the folder " + folder + " cannot be made (" + why(errno) + "): set STAGESPAN_RECORDING_DIR to another one";
+    return -1;
+  }
+  Open found(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!found) {
+    reason = folder + " is not a folder that can be opened (" + why(errno) +
+             "; links are not followed): set STAGESPAN_RECORDING_DIR to another one";
+    return -1;
+  }
+  struct stat status{};
+  struct statfs system{};
+  if (fstat(found.get(), &status) != 0 || fstatfs(found.get(), &system) != 0) {
+    reason = folder + " cannot be examined (" + why(errno) + "): set STAGESPAN_RECORDING_DIR to another folder";
+    return -1;
+  }
+  if (static_cast<long>(system.f_type) != kTmpfs) {
+    reason = folder + " is not on a tmpfs, and files on disks stall the program: set STAGESPAN_RECORDING_DIR to a " +
+             "folder in /dev/shm";
+    return -1;
+  }
+  if (status.st_uid != geteuid()) {
+    reason = "the folder " + folder + " belongs to the user with the id " + std::to_string(status.st_uid) +
+             ": set STAGESPAN_RECORDING_DIR to a folder of your own";
+    return -1;
+  }
+  if ((status.st_mode & 0077) != 0 && (!is_default || fchmod(found.get(), 0700) != 0) && (status.st_mode & 0022) != 0) {
+    reason = "other users may write to the folder " + folder + ": set its mode to 0700";
+    return -1;
+  }
+  if (is_default &&
+      static_cast<std::uint64_t>(system.f_bavail) * static_cast<std::uint64_t>(system.f_bsize) < kLeastFreeBytes) {
+    reason = "the tmpfs of " + folder + " has less than 256 MiB free: set STAGESPAN_RECORDING_DIR to use it anyway";
+    return -1;
+  }
+  return found.release();
+}
+
+}  // namespace
+
+std::uint64_t start_ticks_of(pid_t pid) noexcept {
+  char path[64];
+  std::snprintf(path, sizeof(path), "/proc/%d/stat", static_cast<int>(pid));
+  return start_ticks_in(path);
+}
+
+ProcessIdentity identity_of_this_process() noexcept {
+  ProcessIdentity identity;
+  identity.start_ticks = start_ticks_in("/proc/self/stat");
+  struct stat space{};
+  if (stat("/proc/self/ns/pid", &space) == 0) identity.pid_namespace = space.st_ino;
+  char boot[64];
+  const std::size_t length = read_small("/proc/sys/kernel/random/boot_id", boot, sizeof(boot));
+  if (length != 0) {
+    identity.boot = 0xcbf29ce484222325;
+    for (std::size_t i = 0; i < length; ++i)
+      identity.boot = (identity.boot ^ static_cast<unsigned char>(boot[i])) * 0x100000001b3;
+  }
+  return identity;
+}
+
+std::string default_recording_folder() { return "/dev/shm/stagespan-" + std::to_string(geteuid()); }
+
+std::string why_not_in(const std::string& folder) {
+  std::string reason;
+  const Open found(open_folder(folder, folder == default_recording_folder(), reason));
+  return reason;
+}
+
+bool RecordingFile::open_file(const RecordingWish& wish, std::uint64_t size) noexcept {
+  try {
+    const bool is_default = wish.folder.empty();
+    folder_ = is_default ? default_recording_folder() : wish.folder;
+    const Open folder(open_folder(folder_, is_default, place_.why));
+    if (!folder) return false;
+    hidden_ = "." + file_name(owner_, start_ticks_in("/proc/self/stat"), 0);
+    const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    int fd = openat(folder.get(), hidden_.c_str(), flags, 0600);
+    if (fd < 0 && errno == EEXIST) {
+      // Left by the program that this process ran before it called exec.
+      unlinkat(folder.get(), hidden_.c_str(), 0);
+      fd = openat(folder.get(), hidden_.c_str(), flags, 0600);
+    }
+    Open file(fd);
+    if (!file || ftruncate(file.get(), static_cast<off_t>(size)) != 0) {
+      place_.why = "no file can be made in " + folder_ + " (" + why(errno) + ")";
+      if (file) unlinkat(folder.get(), hidden_.c_str(), 0);
+      return false;
+    }
+    fd_ = file.release();
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+bool RecordingFile::open_memfd(std::uint64_t size) noexcept {
+  Open file(memfd_create("stagespan", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!file || ftruncate(file.get(), static_cast<off_t>(size)) != 0) return false;
+  fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK);
+  fd_ = file.release();
+  return true;
+}
+
+// Gives the file, which is whole by now, its name.
+bool RecordingFile::publish(const ArenaHeader& header) noexcept {
+  try {
+    const Open folder(open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    if (!folder) return false;
+    for (int number = 0; number < kMostNames; ++number) {
+      const std::string name = file_name(owner_, header.process_start_ticks, number);
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        if (linkat(folder.get(), hidden_.c_str(), folder.get(), name.c_str(), 0) == 0) {
+          unlinkat(folder.get(), hidden_.c_str(), 0);
+          place_.path = folder_ + "/" + name;
+          return true;
+        }
+        if (errno != EEXIST) return false;
+        // A file of the same process, from before it called exec, is replaced. A container with the same pid and start
+        // time has pids of its own.
+        ArenaHeader before{};
+        const Open file(openat(folder.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
+        const bool is_whole = file && pread(file.get(), &before, sizeof(before), 0) == ssize_t{sizeof(before)};
+        if (is_whole && before.layout_version == kLayoutVersion && before.pid_namespace != header.pid_namespace) break;
+        if (is_whole && is_locked(file.get()).value_or(false)) break;  // a second recorder in this process
+        unlinkat(folder.get(), name.c_str(), 0);
+      }
+    }
+  } catch (const std::exception&) {
+  }
+  return false;
+}
+
+bool RecordingFile::is_ours() const noexcept {
+  // A program that becomes a daemon closes all files, and others get their numbers.
+  struct stat status{};
+  return fd_ >= 0 && fstat(fd_, &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
+}
+
+void RecordingFile::close_file() noexcept {
+  if (is_ours()) close(fd_);
+  fd_ = -1;
+}
+
+void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piece* pieces, std::size_t count) noexcept {
+  place_ = {};
+  owner_ = getpid();
+  keep_ = wish.keep;
+  if (!wish.is_on) {
+    place_.kind = RecordingKind::kOff;
+    return;
+  }
+  place_.kind = RecordingKind::kMemory;
+  ArenaHeader& header = arena.header();
+  const std::uint64_t size = header.size_bytes;
+  rlimit limit{};
+  // Beyond this limit the system ends a process by SIGXFSZ.
+  const bool may_be_large =
+      getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= size;
+  try {
+    if (!may_be_large) place_.why = "files may not be that large here (ulimit -f)";
+  } catch (const std::exception&) {
+  }
+  if (!may_be_large) return;
+  for (const bool is_file : {true, false}) {
+    if (!(is_file ? open_file(wish, size) : open_memfd(size))) continue;
+    struct stat status{};
+    if (fstat(fd_, &status) != 0) {
+      close(fd_);
+      fd_ = -1;
+      continue;
+    }
+    device_ = status.st_dev;
+    inode_ = status.st_ino;
+    header.is_locked = lock_whole(fd_) ? 1 : 0;
+    // The space for all of it before any of it is moved: what is mapped cannot be taken back unseen.
+    bool has_space = true;
+    {
+      const WithoutSignals none;
+      for (std::size_t i = 0; has_space && i < count; ++i)
+        has_space = fallocate(fd_, 0, static_cast<off_t>(pieces[i].offset), static_cast<off_t>(pieces[i].bytes)) == 0;
+    }
+    if (has_space) {
+      madvise(arena.base(), size, MADV_DONTFORK);
+      bool is_moved = true;
+      for (std::size_t i = 0; i < count; ++i) is_moved = reserve(arena, pieces[i], true) && is_moved;
+      place_.kind = is_file ? RecordingKind::kFile : RecordingKind::kMemfd;
+      if (!is_file || (is_moved && publish(header))) return;
+      // It is mapped by now: others find it through /proc/PID/fd, as they find a memfd.
+      unlink((folder_ + "/" + hidden_).c_str());
+      place_.kind = RecordingKind::kMemfd;
+      return;
+    }
+    try {
+      if (is_file) {
+        place_.why = "the tmpfs of " + folder_ + " is full";
+        unlink((folder_ + "/" + hidden_).c_str());
+      }
+    } catch (const std::exception&) {
+    }
+    close_file();
+  }
+}
+
+bool RecordingFile::reserve(ArenaView arena, const Piece& piece, bool has_content) noexcept {
+  if (!is_active()) return false;
+  bool has_space = is_ours();
+  std::byte* const at = arena.base() + piece.offset;
+  const auto offset = static_cast<off_t>(piece.offset);
+  if (has_space) {
+    const WithoutSignals none;
+    int tries = 0;
+    do {
+      has_space = fallocate(fd_, 0, offset, static_cast<off_t>(piece.bytes)) == 0;
+    } while (!has_space && errno == EINTR && ++tries < kMostTries);
+  }
+  for (std::uint64_t done = 0; has_space && has_content && done < piece.bytes;) {
+    const ssize_t written = pwrite(fd_, at + done, piece.bytes - done, offset + static_cast<off_t>(done));
+    if (written <= 0 && errno != EINTR) has_space = false;
+    if (written > 0) done += static_cast<std::uint64_t>(written);
+  }
+  if (has_space) {
+    void* const mapped = mmap(at, piece.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, offset);
+    if (mapped != MAP_FAILED) {
+      madvise(at, piece.bytes, MADV_NOHUGEPAGE);
+      madvise(at, piece.bytes, MADV_DONTFORK);
+      place_.reserved_bytes += piece.bytes;
+      return true;
+    }
+  }
+  place_.refused_bytes += piece.bytes;
+  return false;
+}
+
+void RecordingFile::end(ArenaHeader& header) noexcept {
+  // Not in a child that shares nothing but the numbers of this process.
+  if (!is_active() || getpid() != owner_) return;
+  header.end_unix_ns.store(unix_now_ns(), std::memory_order_release);
+  if (keep_ || place_.kind != RecordingKind::kFile) return;
+  struct stat status{};
+  if (lstat(place_.path.c_str(), &status) == 0 && status.st_dev == device_ && status.st_ino == inode_)
+    unlink(place_.path.c_str());
+}
+
+void RecordingFile::forget_after_fork() noexcept {
+  close_file();
+  // The strings may be in the middle of a change only while the lock is held, which the fork waited for.
+  place_.kind = RecordingKind::kNotYet;
+  place_.reserved_bytes = place_.refused_bytes = 0;
+}
+
+// --- leftovers --------------------------------------------------------------------------------------------
+
+namespace {
+
+struct Leftover {
+  std::string name;
+  std::int64_t modified_ns;
+  std::uint64_t bytes;
+};
+
+// The pid and the start time in a file's name; nothing if it is not that of a recording.
+std::optional<std::pair<pid_t, std::uint64_t>> process_in(std::string_view name) {
+  if (!name.empty() && name.front() == '.') name.remove_prefix(1);
+  if (name.size() <= kSuffix.size() || !name.ends_with(kSuffix)) return std::nullopt;
+  pid_t pid = 0;
+  std::uint64_t start = 0;
+  const char* const end = name.data() + name.size();
+  const auto first = std::from_chars(name.data(), end, pid);
+  if (first.ec != std::errc() || first.ptr == end || *first.ptr != '-') return std::nullopt;
+  const auto second = std::from_chars(first.ptr + 1, end, start);
+  if (second.ec != std::errc()) return std::nullopt;
+  return std::pair(pid, start);
+}
+
+bool is_of_dead_process(int folder, const std::string& name, std::uint64_t own_namespace) {
+  const auto process = process_in(name);
+  if (!process) return false;
+  const Open file(openat(folder, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  if (!file) return false;
+  std::uint64_t space = 0;
+  const bool has_header = pread(file.get(), &space, sizeof(space), offsetof(ArenaHeader, pid_namespace)) == ssize_t{8};
+  if (has_header && space != 0 && space != own_namespace) return !is_locked(file.get()).value_or(true);
+  return start_ticks_of(process->first) != process->second;
+}
+
+}  // namespace
+
+void RecordingFile::tidy() noexcept {
+  if (place_.kind != RecordingKind::kFile) return;
+  try {
+    DIR* const folder = opendir(folder_.c_str());
+    if (folder == nullptr) return;
+    struct Closing {
+      DIR* folder;
+      ~Closing() { closedir(folder); }
+    } const closing{folder};
+    const int fd = dirfd(folder);
+    struct stat own{};
+    stat("/proc/self/ns/pid", &own);
+    std::vector<Leftover> dead;
+    while (const dirent* const entry = readdir(folder)) {
+      std::string name = entry->d_name;
+      struct stat status{};
+      if (fstatat(fd, name.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0 || !S_ISREG(status.st_mode) ||
+          !is_of_dead_process(fd, name, own.st_ino))
+        continue;
+      dead.push_back({std::move(name), std::int64_t{status.st_mtim.tv_sec} * 1'000'000'000 + status.st_mtim.tv_nsec,
+                      static_cast<std::uint64_t>(status.st_blocks) * 512});
+    }
+    std::sort(dead.begin(), dead.end(), [](const auto& a, const auto& b) { return a.modified_ns > b.modified_ns; });
+    std::uint64_t bytes = 0;
+    for (std::size_t i = 0; i < dead.size(); ++i) {
+      bytes += dead[i].bytes;
+      // One that never got its name was never whole.
+      if (i >= kLeftoverFiles || bytes > kLeftoverBytes || dead[i].name.front() == '.')
+        unlinkat(fd, dead[i].name.c_str(), 0);
+    }
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace stagespan

@@ -1,0 +1,454 @@
+// recording_reader.cpp: copying a recording that may be written, cut off or forged, and checking what was copied.
+#include "recording_reader.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <new>
+#include <thread>
+
+#include "process_info.h"
+#include "recorder.h"
+#include "recording_file.h"
+#include "stage_stats.h"
+
+namespace stagespan {
+
+namespace {
+
+constexpr auto relaxed = std::memory_order_relaxed;
+constexpr int kMostTries = 200;
+constexpr std::chrono::microseconds kPause{50};
+constexpr std::uint64_t kMostCopied = 4ULL << 30;
+constexpr std::int64_t kMost_ns = 4'000'000'000'000'000'000;  // the sums of three such numbers are not used
+constexpr std::uint64_t kMostTicks = 1ULL << 63;
+
+template <class T>
+T plain(const std::atomic<T>& value) noexcept {
+  return value.load(relaxed);
+}
+
+class Copier {
+ public:
+  Copier(int fd, RecordingCopy& copy) : fd_(fd), copy_(copy) {}
+
+  std::string open(const std::string& what);
+  std::string copy_all(RecordingParts parts, const std::string& what);
+
+ private:
+  ArenaHeader& header() const { return copy_.arena.header(); }
+  std::byte* at(std::uint64_t offset) const { return copy_.arena.base() + offset; }
+  std::uint64_t offset_of(const void* where) const {
+    return static_cast<std::uint64_t>(static_cast<const std::byte*>(where) - copy_.arena.base());
+  }
+
+  void read_to(void* to, std::uint64_t offset, std::uint64_t bytes);
+  /// Copies bytes of the file to the same place of the copy.
+  void take(const void* first, std::uint64_t bytes) { read_to(at(offset_of(first)), offset_of(first), bytes); }
+  template <class Item, class Number>
+  void take_whole(Item* first, std::uint64_t count, Number number);
+
+  void take_header();
+  void take_figures();
+  void take_slots();
+  void take_threads(RecordingParts parts);
+  void take_requests();
+  void take_device();
+  void check_figures();
+  void check_block(StatsBlock& block);
+  void check_stats(ThreadSlot& slot);
+  void check_threads(RecordingParts parts);
+  void check_work();
+  void check_names();
+  void check_clock();
+  bool is_stage(std::uint32_t stage) const { return stage < copy_.names.size(); }
+
+  int fd_;
+  RecordingCopy& copy_;
+  std::uint64_t file_bytes_ = 0;
+  std::uint64_t copied_ = 0;
+  std::uint32_t slots_ = 0;
+  std::uint32_t blocks_ = 0;
+  std::vector<std::uint8_t> block_is_missing_;
+};
+
+// What the file does not hold stays zero.
+void Copier::read_to(void* to, std::uint64_t offset, std::uint64_t bytes) {
+  copied_ += bytes;
+  if (copied_ > kMostCopied) throw std::bad_alloc();
+  std::uint64_t done = 0;
+  while (done < bytes) {
+    const ssize_t got = pread(fd_, static_cast<std::byte*>(to) + done, bytes - done, static_cast<off_t>(offset + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    done += static_cast<std::uint64_t>(got);
+  }
+  if (done < bytes) {
+    std::memset(static_cast<std::byte*>(to) + done, 0, bytes - done);
+    copy_.missing_bytes = std::max(copy_.missing_bytes, offset + bytes - std::min(offset + bytes, file_bytes_));
+    if (copy_.missing_bytes == 0) copy_.missing_bytes = bytes - done;
+  }
+}
+
+std::string Copier::open(const std::string& what) {
+  struct stat status{};
+  if (fstat(fd_, &status) != 0) return what + " cannot be examined: " + std::strerror(errno);
+  if (!S_ISREG(status.st_mode)) return what + " is not a file, so it is not a recording";
+  file_bytes_ = static_cast<std::uint64_t>(status.st_size);
+  if (file_bytes_ == 0) return what + " is empty: it was cut off, or its process is just starting";
+  struct {
+    std::uint64_t magic;
+    std::uint32_t version;
+    std::uint32_t byte_order;
+  } start{};
+  read_to(&start, 0, sizeof(start));
+  if (start.magic == __builtin_bswap64(kMagic))
+    return what + " was written on a machine with the other byte order: read it on a machine of that kind";
+  if (start.magic != kMagic) return what + " is not a recording of stagespan";
+  if (start.byte_order != kByteOrderMark)
+    return what + " was written on a machine with another byte order: read it on a machine of that kind";
+  if (start.version != kLayoutVersion)
+    return what + " was written by a version of stagespan with the layout " + std::to_string(start.version) +
+           ", and this one reads the layout " + std::to_string(kLayoutVersion) + ": use the version that wrote it";
+  if (file_bytes_ < sizeof(ArenaHeader))
+    return what + " is cut off: of " + std::to_string(sizeof(ArenaHeader)) + " bytes of its header it has " +
+           std::to_string(file_bytes_);
+  const auto found = std::make_unique<ArenaHeader>();
+  read_to(found.get(), 0, sizeof(ArenaHeader));
+  const ArenaOptions sizes{found->ring_spans, found->frames_per_thread};
+  const bool may_be = found->header_bytes == sizeof(ArenaHeader) && std::has_single_bit(sizes.ring_spans) &&
+                      sizes.ring_spans >= kLeastRingSpans && sizes.ring_spans <= kMostRingSpans &&
+                      std::has_single_bit(sizes.frames_per_thread) && sizes.frames_per_thread >= kFewestFrames &&
+                      sizes.frames_per_thread <= kMaxFrames;
+  RegionInfo regions[kRegionCount];
+  if (!may_be || found->size_bytes != plan_arena(regions, sizes) ||
+      std::memcmp(regions, found->regions, sizeof(regions)) != 0)
+    return what + " is damaged: the sizes in its header do not belong together";
+  void* const memory =
+      mmap(nullptr, found->size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  madvise(memory, found->size_bytes, MADV_NOHUGEPAGE);
+  copy_.memory = {static_cast<std::byte*>(memory), UnmapArena{found->size_bytes}};
+  copy_.arena = ArenaView(static_cast<std::byte*>(memory));
+  lay_out_arena(copy_.arena, sizes);
+  return {};
+}
+
+// The header, with its stamps and its texts as they were at one time.
+void Copier::take_header() {
+  const ArenaOptions sizes{header().ring_spans, header().frames_per_thread};
+  for (int attempt = 0; attempt < kMostTries; ++attempt) {
+    if (attempt != 0) std::this_thread::sleep_for(kPause);
+    take(&header(), sizeof(ArenaHeader));
+    const auto again = std::make_unique<ArenaHeader>();
+    read_to(again.get(), 0, sizeof(ArenaHeader));
+    const std::uint32_t stamps = plain(header().stamp_version), info = plain(header().info_version);
+    if (((stamps | info) & 1) == 0 && stamps == plain(again->stamp_version) && info == plain(again->info_version))
+      break;
+  }
+  // What the file says of these was checked when it was opened.
+  lay_out_arena(copy_.arena, sizes);
+  std::uint32_t pid = 0;
+  read_to(&pid, offsetof(ArenaHeader, pid), sizeof(pid));
+  header().pid = pid;
+  copy_.info = header().info;
+  slots_ = std::min(plain(header().slot_high_water), kMaxThreads);
+  header().slot_high_water.store(slots_, relaxed);
+}
+
+template <class Item, class Number>
+void Copier::take_whole(Item* first, std::uint64_t count, Number number) {
+  if (count == 0) return;
+  using Value = decltype(number(*first));
+  const std::uint64_t bytes = count * sizeof(Item);
+  take(first, bytes);
+  std::vector<Value> before(count);
+  for (std::uint64_t i = 0; i < count; ++i) before[i] = number(first[i]);
+  load_fence();  // what is read next is not older than these numbers
+  take(first, bytes);
+  load_fence();
+  std::vector<std::byte> again(bytes);
+  read_to(again.data(), offset_of(first), bytes);
+  for (std::uint64_t i = 0; i < count; ++i) {
+    Item after;
+    std::memcpy(static_cast<void*>(&after), again.data() + i * sizeof(Item), sizeof(Item));
+    if (before[i] != number(first[i]) || before[i] != number(after))
+      std::memset(static_cast<void*>(first + i), 0, sizeof(Item));
+  }
+}
+
+void Copier::take_slots() {
+  for (std::uint32_t i = 0; i <= kMaxThreads; ++i) {
+    if (i >= slots_ && i != kSharedSlot) continue;
+    const auto state = plain(header().slot_pieces[i]);
+    if (state == kPieceRecorded) take(&copy_.arena.slot(i), sizeof(ThreadSlot));
+  }
+}
+
+void Copier::take_figures() {
+  const ArenaView arena = copy_.arena;
+  for (int attempt = 0; attempt < kMostTries; ++attempt) {
+    std::uint32_t before = 0, after = 0;
+    read_to(&before, offsetof(ArenaHeader, fold_version), sizeof(before));
+    copy_.is_moving = (before & 1) != 0;
+    if (copy_.is_moving && attempt + 1 < kMostTries) {
+      std::this_thread::sleep_for(kPause);
+      continue;
+    }
+    load_fence();
+    take(header().slot_pieces, sizeof(header().slot_pieces));
+    take_slots();
+    load_fence();  // blocks that a slot names are counted by now
+    take(&header().block_count, sizeof(header().block_count));
+    take(header().block_pieces, sizeof(header().block_pieces));
+    blocks_ = std::min(plain(header().block_count), kMaxBlocks);
+    block_is_missing_.assign(kMaxBlocks, 1);
+    for (std::uint32_t first = 0; first < blocks_; first += kBlocksAtOnce) {
+      const std::uint32_t count = std::min(kBlocksAtOnce, blocks_ - first);
+      if (plain(header().block_pieces[first / kBlocksAtOnce]) != kPieceRecorded) continue;
+      take(arena.blocks() + first, std::uint64_t{count} * sizeof(StatsBlock));
+      std::fill_n(block_is_missing_.begin() + first, count, std::uint8_t{0});
+    }
+    take(arena.work_keys(), offset_of(arena.detached()) - offset_of(arena.work_keys()));
+    load_fence();
+    read_to(&after, offsetof(ArenaHeader, fold_version), sizeof(after));
+    copy_.is_moving = (before & 1) != 0 || before != after;
+    if (!copy_.is_moving) return;
+  }
+}
+
+void Copier::take_threads(RecordingParts parts) {
+  const ArenaView arena = copy_.arena;
+  const auto id_of = [](const OpenFrame& frame) { return plain(frame.id); };
+  for (std::uint32_t i = 0; i < slots_; ++i) {
+    ThreadSlot& slot = arena.slot(i);
+    const auto state = plain(header().slot_pieces[i]);
+    const bool is_in_file = state == kPieceRecorded;
+    if (state == kPieceRefused || (is_in_file && (plain(header().ring_pieces[i]) == kPieceRefused ||
+                                                  plain(header().frame_pieces[i]) == kPieceRefused)))
+      ++copy_.threads_not_in_file;
+    if (!is_in_file) {
+      slot.state.store(kSlotFree, relaxed);
+      slot.head.store(0, relaxed);
+      slot.frames_high_water.store(0, relaxed);
+      continue;
+    }
+    const std::uint64_t capacity = header().ring_spans;
+    const std::uint64_t head = plain(slot.head);
+    if (plain(slot.floor) > head || head > kMostTicks) {
+      ++copy_.damaged;
+      slot.head.store(0, relaxed);
+      slot.floor.store(0, relaxed);
+    } else if (parts == RecordingParts::kAll && plain(header().ring_pieces[i]) == kPieceRecorded) {
+      take_whole(arena.ring(i), std::min(head, capacity),
+                 [](const SpanRecord& record) { return plain(record.commit); });
+    }
+    const std::uint32_t frames =
+        std::min({plain(slot.frames_high_water), plain(header().frames_recorded[i]), header().frames_per_thread});
+    slot.frames_high_water.store(frames, relaxed);
+    if (plain(slot.state) != kSlotLive) continue;
+    // Whose frames they are is read while they are known to be the same.
+    take_whole(arena.frames(i), frames, id_of);
+    if (frames != 0) take(arena.locals(i), std::uint64_t{frames} * sizeof(FrameLocal));
+    ThreadSlot again;
+    read_to(static_cast<void*>(&again), offset_of(&slot), offsetof(ThreadSlot, head));
+    if (plain(again.thread) == plain(slot.thread) && plain(again.state) == kSlotLive) continue;
+    for (std::uint32_t k = 0; k < frames; ++k) arena.frames(i)[k].id.store(0, relaxed);
+  }
+  take_whole(arena.detached(), kMaxDetached, id_of);
+}
+
+void Copier::check_threads(RecordingParts parts) {
+  const ArenaView arena = copy_.arena;
+  const auto check_frames = [&](OpenFrame* frames, std::uint32_t count) {
+    for (std::uint32_t k = 0; k < count; ++k) {
+      if (plain(frames[k].id) == 0 || is_stage(plain(frames[k].stage))) continue;
+      ++copy_.damaged;
+      frames[k].id.store(0, relaxed);
+    }
+  };
+  for (std::uint32_t i = 0; i < slots_; ++i) {
+    const ThreadSlot& slot = arena.slot(i);
+    check_frames(arena.frames(i), plain(slot.frames_high_water));
+    if (parts != RecordingParts::kAll) continue;
+    const std::uint64_t held = std::min<std::uint64_t>(plain(slot.head), header().ring_spans);
+    for (std::uint64_t k = 0; k < held; ++k) {
+      SpanRecord& record = arena.ring(i)[k];
+      if (plain(record.commit) == 0 || is_stage(plain(record.stage))) continue;
+      ++copy_.damaged;
+      record.commit.store(0, relaxed);
+    }
+  }
+  check_frames(arena.detached(), kMaxDetached);
+}
+
+void Copier::take_requests() {
+  const ArenaView arena = copy_.arena;
+  take_whole(arena.requests(), kMaxRequests, [](const RequestEntry& entry) { return plain(entry.number); });
+  for (std::uint32_t i = 0; i < kMaxRequests; ++i) {
+    const RequestEntry& entry = arena.requests()[i];
+    if (plain(entry.number) == 0) continue;
+    std::uint64_t words[kRequestIdBytes / 8];
+    for (std::size_t k = 0; k < std::size(words); ++k) words[k] = plain(entry.id[k]);
+    char text[sizeof(words)];
+    std::memcpy(text, words, sizeof(words));
+    copy_.requests.push_back({plain(entry.number), plain(entry.begin_ticks), plain(entry.end_ticks),
+                              std::string(text_in(text, sizeof(text)))});
+  }
+  std::sort(copy_.requests.begin(), copy_.requests.end(),
+            [](const auto& a, const auto& b) { return a.number < b.number; });
+}
+
+void Copier::take_device() {
+  const ArenaView arena = copy_.arena;
+  const std::uint32_t known = std::min(plain(header().device_stage_count), kMaxDeviceStages);
+  header().device_stage_count.store(known, relaxed);
+  take(arena.device_stages(), kMaxStages * sizeof(std::uint32_t));
+  for (std::uint32_t first = 0; first < known; first += kDeviceStagesAtOnce) {
+    const std::uint32_t count = std::min(kDeviceStagesAtOnce, known - first);
+    if (plain(header().device_block_pieces[first / kDeviceStagesAtOnce]) == kPieceRecorded)
+      take(&arena.device_block(first, 0), std::uint64_t{count} * kDeviceFigures * sizeof(StatsBlock));
+  }
+  for (std::uint32_t i = 0; i < known * kDeviceFigures; ++i) check_block(arena.device_block(0, 0 + i));
+  for (std::uint32_t stage = 0; stage < kMaxStages; ++stage) {
+    std::atomic<std::uint32_t>& entry = arena.device_stages()[stage];
+    if (plain(entry) <= known) continue;
+    if (plain(entry) != kMaxDeviceStages) ++copy_.damaged;
+    entry.store(0, relaxed);
+  }
+  const std::uint64_t head = plain(header().device_head), floor = plain(header().device_floor);
+  if (floor > head || head > kMostTicks || plain(header().device_ring_piece) != kPieceRecorded) {
+    header().device_head.store(0, relaxed);
+    header().device_floor.store(0, relaxed);
+    return;
+  }
+  take_whole(arena.device_ring(), std::min<std::uint64_t>(head, kDeviceSpans),
+             [](const DeviceRecord& record) { return plain(record.commit); });
+}
+
+void Copier::check_names() {
+  const ArenaView arena = copy_.arena;
+  take(&header().name_count, sizeof(header().name_count));
+  load_fence();
+  take(&arena.name(0), offset_of(arena.work_keys()) - offset_of(&arena.name(0)));
+  const std::uint32_t count = plain(header().name_count);
+  if (count > kMaxStages) ++copy_.damaged;
+  for (std::uint32_t stage = 0; stage < std::min(count, kMaxStages); ++stage) {
+    const NameEntry& entry = arena.name(stage);
+    if (entry.length_bytes > kMaxNameBytes || entry.offset > kNamePoolBytes - entry.length_bytes) {
+      ++copy_.damaged;
+      copy_.names.push_back("(damaged name " + std::to_string(stage) + ")");
+    } else {
+      copy_.names.emplace_back(arena.name_pool() + entry.offset, entry.length_bytes);
+    }
+  }
+  header().name_count.store(static_cast<std::uint32_t>(copy_.names.size()), relaxed);
+}
+
+void Copier::check_block(StatsBlock& block) {
+  for (Wrap& wrap : block.wraps) {
+    if (plain(wrap.bucket_plus_one) <= kBuckets) continue;
+    ++copy_.damaged;
+    wrap.bucket_plus_one.store(0, relaxed);
+  }
+}
+
+void Copier::check_stats(ThreadSlot& slot) {
+  for (std::uint32_t stage = 0; stage < kMaxStages; ++stage) {
+    std::atomic<std::uint32_t>& entry = slot.stats[stage];
+    const std::uint32_t block = plain(entry) & ~kSharedBlock;
+    if (block == 0 && plain(entry) == 0) continue;
+    if (block != 0 && block <= blocks_ && block_is_missing_[block - 1] == 0) continue;
+    if (block == 0 || block > blocks_ || plain(header().block_pieces[(block - 1) / kBlocksAtOnce]) != kPieceRefused)
+      ++copy_.damaged;
+    else if ((plain(entry) & kSharedBlock) == 0 || &slot == &copy_.arena.slot(kSharedSlot))
+      ++copy_.blocks_not_in_file;
+    entry.store(0, relaxed);
+  }
+}
+
+void Copier::check_work() {
+  const ArenaView arena = copy_.arena;
+  const std::uint32_t keys = std::min(plain(header().work_key_count), kMaxWorkKeys);
+  header().work_key_count.store(keys, relaxed);
+  for (std::uint32_t i = 0; i < keys; ++i) arena.work_keys()[i].text[kWorkKeyBytes] = '\0';
+  for (std::uint32_t i = 0; i < kMaxWork; ++i) {
+    WorkEntry& entry = arena.work()[i];
+    const std::uint64_t key = plain(entry.key);
+    if (key == 0) continue;
+    const std::uint64_t stage = key >> 32;
+    const bool is_known = stage != 0 && is_stage(static_cast<std::uint32_t>(stage - 1)) && (key & 0xffffffff) < keys;
+    if (is_known && std::isfinite(plain(entry.fraction))) continue;
+    ++copy_.damaged;
+    entry.key.store(0, relaxed);
+  }
+}
+
+void Copier::check_figures() {
+  for (std::uint32_t block = 0; block < blocks_; ++block)
+    if (block_is_missing_[block] == 0) check_block(copy_.arena.blocks()[block]);
+  for (std::uint32_t i = 0; i < slots_; ++i) check_stats(copy_.arena.slot(i));
+  check_stats(copy_.arena.slot(kSharedSlot));
+  check_work();
+  header().fold_version.store(0, relaxed);  // nobody moves figures of a copy
+}
+
+// The fit of the stamps. On the machine that wrote them, and since it started, a reading of now goes on with them.
+void Copier::check_clock() {
+  std::vector<ClockStamp> stamps;
+  const std::uint32_t count = std::min(plain(header().stamp_count), kMaxStamps);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const ClockStamp& stamp = header().stamps[i];
+    const bool is_in_order =
+        stamps.empty() || (stamp.ticks > stamps.back().ticks && stamp.monotonic_ns >= stamps.back().monotonic_ns);
+    if (stamp.ticks < kMostTicks && stamp.monotonic_ns >= 0 && stamp.monotonic_ns < kMost_ns && stamp.unix_ns >= 0 &&
+        stamp.unix_ns < kMost_ns && is_in_order)
+      stamps.push_back(stamp);
+    else
+      ++copy_.damaged;
+  }
+  const ProcessIdentity here = identity_of_this_process();
+  const auto source = static_cast<std::uint32_t>(Recorder::get().clock_source());
+  if (here.boot != 0 && header().boot == here.boot && header().clock_source == source) {
+    const ClockStamp fresh = take_stamp();
+    const bool goes_on =
+        stamps.empty() || (fresh.ticks > stamps.back().ticks && fresh.monotonic_ns >= stamps.back().monotonic_ns);
+    if (goes_on && fresh.monotonic_ns >= 0 && fresh.unix_ns >= 0) {
+      stamps.push_back(fresh);
+      copy_.now_ticks = fresh.ticks;
+    }
+  }
+  copy_.fit = ClockFit(stamps);
+}
+
+std::string Copier::copy_all(RecordingParts parts, const std::string& what) {
+  if (std::string wrong = open(what); !wrong.empty()) return wrong;
+  take_header();
+  check_clock();
+  take_figures();
+  take_threads(parts);
+  take_requests();
+  take_device();
+  // Names come last, so that all stages that were seen have one.
+  check_names();
+  check_figures();
+  check_threads(parts);
+  return {};
+}
+
+}  // namespace
+
+void UnmapArena::operator()(std::byte* base) const noexcept { munmap(base, size_bytes); }
+
+std::string copy_recording(int fd, const std::string& what, RecordingParts parts, RecordingCopy& copy) {
+  return Copier(fd, copy).copy_all(parts, what);
+}
+
+}  // namespace stagespan

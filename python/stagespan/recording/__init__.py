@@ -1,0 +1,13 @@
+"""Reading recordings: what a process of this machine does, or did before it died.
+
+Each process that opens a span writes its spans, statistics and open spans to a recording that other
+processes of the same user can read, without stopping it.
+"""
+
+from __future__ import annotations
+
+from stagespan.recording.reading import Recording, open_recording, recordings
+
+open = open_recording  # noqa: A001 - used as `recording.open(...)`, like `gzip.open`
+
+__all__ = ["Recording", "open", "recordings"]

@@ -1,0 +1,364 @@
+"""Recordings of processes: finding them, opening them, and how their processes ended."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+
+from stagespan import _core, imports, settings
+from stagespan.errors import StagespanError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from stagespan.live import OpenSpan
+    from stagespan.statistics import Stats
+
+State = Literal["alive", "exited", "died", "unknown"]
+"""`exited` by its own exit; `died`: killed, crashed or left by os._exit; `unknown`: the process
+belongs to another container, and the system does not tell."""
+
+_FILE = re.compile(r"(\d+)-(\d+)(?:-\d+)?\.stagespan")
+_MEMFD = "/memfd:stagespan (deleted)"
+_F_OFD_GETLK = 36
+
+
+class Request(TypedDict):
+    """A request of a recording; ``end_ns`` is None if it had not ended."""
+
+    number: int
+    id: str
+    begin_ns: int
+    end_ns: int | None
+
+
+class Thread(TypedDict):
+    """A thread that has opened spans: the system's id, its name, the spans that it has finished."""
+
+    thread: int
+    name: str
+    is_alive: bool
+    spans: int
+
+
+class Recording:
+    """A copy of what a process had recorded when the copy was made; `refresh` makes another one.
+
+    Made by `stagespan.recording.open`. Times are Unix times in ns.
+    """
+
+    def __init__(self, path: str, *, everything: bool = True) -> None:
+        self.path = path
+        """File that was read."""
+        self._everything = everything
+        handle = _open_file(path)
+        try:
+            self._copy = _core.read_recording(handle, path, everything)
+            info: dict[str, Any] = self._copy.info()
+            self.state: State = _state(info, handle)
+            """How the process ended, or that it is alive."""
+        except ValueError as error:
+            raise StagespanError(str(error)) from None
+        except MemoryError:
+            raise StagespanError(f"{path} is too large to be read.") from None
+        finally:
+            os.close(handle)
+        self.pid: int = info["pid"]
+        self.rank: int | None = info["rank"]
+        self.world_size: int | None = info["world_size"]
+        self.job: str | None = info["job"] or None
+        """What the ranks of a job have in common: torchrun's run id, SLURM's job, or an address."""
+        self.pipeline: str = info["pipeline"]
+        self.program: str = info["program"]
+        self.host: str = info["host"]
+        self.version: str = info["version"]
+        """Version of stagespan that wrote it."""
+        self.python_version: str = info["python_version"]
+        self.begin_ns: int = info["begin_ns"]
+        """When the process opened its first span."""
+        self.end_ns: int | None = info["end_ns"] or None
+        """When it ended by its own exit; None if it did not."""
+        self.read_ns: int | None = info["now_ns"]
+        """When this copy was made; None if the clock of its machine does not run here."""
+        self._info = info
+
+    def stage_names(self) -> list[str]:
+        """Return the names of all stages; the ``stage`` column of `spans` is an index into it."""
+        return self._copy.stage_names()
+
+    @cached_property
+    def _stats(self) -> Stats:
+        statistics = imports.load("stagespan.statistics")
+        return cast(
+            "Stats", statistics.of_recording(self._copy.snapshot(), self.lost(), self.begin_ns)
+        )
+
+    def stats(self) -> Stats:
+        """Return the statistics of all stages since the process began, as `stagespan.stats`."""
+        return self._stats
+
+    @cached_property
+    def _spans(self) -> NDArray[np.void]:
+        return self._copy.spans()
+
+    def spans(self) -> NDArray[np.void]:
+        """Return the latest spans of each thread by begin, as `stagespan.spans`."""
+        if not self._everything:
+            raise StagespanError(f"{self.path} was opened without its spans.")
+        return self._spans
+
+    def open_spans(self) -> list[OpenSpan]:
+        """Return what every thread was in, outermost first, as `stagespan.open_spans`.
+
+        If the process is not alive, ``elapsed_ns`` is None: nobody knows when it ended.
+        """
+        ids = {request["number"]: request["id"] for request in self.requests()}
+        found = self._copy.open_spans()
+        for span in found:
+            number = span["request"]
+            span["request"] = ids.get(number)
+            span["request_number"] = number or None
+            if self.state not in ("alive", "unknown"):
+                span["elapsed_ns"] = None
+        return cast("list[OpenSpan]", found)
+
+    def requests(self) -> list[Request]:
+        """Return the latest requests by number; those that were open have no ``end_ns``."""
+        return cast("list[Request]", self._copy.requests())
+
+    def threads(self) -> list[Thread]:
+        """Return the threads that have opened spans."""
+        return cast("list[Thread]", self._copy.threads())
+
+    def lost(self) -> dict[str, int]:
+        """Return how much was not kept, by cause, as `stagespan.lost`."""
+        return self._copy.lost()
+
+    def warnings(self) -> list[str]:
+        """Return what is missing in this copy or wrong with the file, a sentence each."""
+        found = []
+        missing, damaged = self._info["missing_bytes"], self._info["damaged"]
+        if missing:
+            found.append(f"The file is cut off: {missing:,} bytes are missing.")
+        if damaged:
+            found.append(
+                f"The file is damaged: {damaged:,} of its numbers cannot be right and were left "
+                "out, so figures may be wrong."
+            )
+        if self._info["threads_not_in_file"] or self._info["blocks_not_in_file"]:
+            found.append(
+                f"The tmpfs was full: spans of {self._info['threads_not_in_file']:,} threads and "
+                f"figures of {self._info['blocks_not_in_file']:,} stages of threads are not in the "
+                "file."
+            )
+        if self._info["is_moving"]:
+            found.append(
+                "Figures were being moved when the file was read: those of one thread may be "
+                "missing or counted twice."
+            )
+        return found
+
+    @property
+    def last_ns(self) -> int | None:
+        """The latest time that the recording knows of; None if it holds no spans."""
+        times = [span["begin_ns"] for span in self.open_spans()]
+        if self._everything and len(self.spans()):
+            times.append(int(self.spans()["end_ns"].max()))
+        return max(times, default=None)
+
+    def refresh(self) -> Recording:
+        """Return a new copy. Raises StagespanError if the recording is gone."""
+        return Recording(self.path, everything=self._everything)
+
+    def __repr__(self) -> str:
+        return f"<Recording of process {self.pid}, {self.state}, {self.path!r}>"
+
+
+def open_recording(path_or_pid: str | os.PathLike[str] | int, *, spans: bool = True) -> Recording:
+    """Open the recording in a file, or that of a process of this machine by its process id.
+
+    With ``spans=False`` the finished spans are not read, which takes less time. Raises
+    StagespanError if there is no such recording, or if the file is not one.
+    """
+    if isinstance(path_or_pid, int):
+        return Recording(_path_of(path_or_pid), everything=spans)
+    text = os.fspath(path_or_pid)
+    if text.isascii() and text.isdigit() and not os.path.exists(text):
+        return Recording(_path_of(int(text)), everything=spans)
+    return Recording(text, everything=spans)
+
+
+def recordings(*, spans: bool = False) -> list[Recording]:
+    """Return the recordings of this user's processes, alive or not; root gets those of all users.
+
+    Files that are not recordings, and those that vanish meanwhile, are left out.
+    """
+    found = []
+    for path in _paths():
+        try:
+            found.append(Recording(path, everything=spans))
+        except StagespanError:
+            continue
+    return sorted(found, key=lambda recording: (recording.begin_ns, recording.pid))
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _folders() -> list[str]:
+    given = settings.get("STAGESPAN_RECORDING_DIR")
+    folders = [os.path.abspath(given)] if given else []
+    folders.append(_core.default_recording_folder())
+    if os.geteuid() == 0:
+        parent = os.path.dirname(folders[-1])
+        try:
+            names = sorted(os.listdir(parent))
+        except OSError:
+            names = []
+        folders += [
+            os.path.join(parent, name) for name in names if re.fullmatch(r"stagespan-\d+", name)
+        ]
+    return list(dict.fromkeys(folders))
+
+
+def _paths() -> Iterator[str]:
+    for folder in _folders():
+        if os.path.islink(folder):
+            continue
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError:
+            continue
+        yield from (os.path.join(folder, name) for name in names if _FILE.fullmatch(name))
+    try:
+        processes = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+    except OSError:
+        return
+    for pid in processes:
+        path = _memfd_of(pid)
+        if path is not None:
+            yield path
+
+
+def _memfd_of(pid: int) -> str | None:
+    """The recording of a process that has no file."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        for name in os.listdir(folder):
+            path = f"{folder}/{name}"
+            try:
+                if os.readlink(path) == _MEMFD:
+                    return path
+            except OSError:
+                continue
+    except OSError:
+        return None
+    return None
+
+
+def _path_of(pid: int) -> str:
+    found = []
+    for folder in _folders():
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        for name in names:
+            match = _FILE.fullmatch(name)
+            if match is not None and int(match[1]) == pid:
+                found.append((int(match[2]), os.path.join(folder, name)))
+    if found:
+        return max(found)[1]  # the latest process with this id
+    path = _memfd_of(pid)
+    if path is not None:
+        return path
+    if not os.path.exists(f"/proc/{pid}"):
+        raise StagespanError(
+            f"there is no process {pid} and no recording of one: `stagespan ps --all` lists them."
+        )
+    raise StagespanError(
+        f"the process {pid} has no recording that can be read here: it has opened no span, has set "
+        "STAGESPAN_RECORDING=off, or belongs to another user."
+    )
+
+
+def _open_file(path: str) -> int:
+    # The entries of /proc/PID/fd are links to what is no path; all other links are refused.
+    follow = 0 if re.fullmatch(r"/proc/\d+/fd/\d+", path) else os.O_NOFOLLOW
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise StagespanError(f"{path} is a link: give the file that it leads to.") from None
+        if error.errno == errno.ENOENT:
+            raise StagespanError(f"there is no file {path}.") from None
+        raise StagespanError(f"{path} cannot be opened: {error.strerror}.") from None
+    except ValueError as error:
+        raise StagespanError(f"{path!r} is not the name of a file: {error}.") from None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise StagespanError(f"{path} is not a file, so it is not a recording.")
+    return handle
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def _state(info: dict[str, Any], handle: int) -> State:
+    if info["end_ns"]:
+        return "exited"
+    if info["boot"] != _core.this_boot():
+        return "died"
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    is_locked = _is_locked(handle) if info["is_locked"] else None
+    if namespace != info["pid_namespace"]:
+        # Another container's, whose process ids say nothing here; its lock does.
+        return "unknown" if is_locked is None else ("alive" if is_locked else "died")
+    if not _runs(info["pid"], info["start_ticks"]):
+        return "died"
+    if is_locked is False and not _maps(info["pid"], os.fstat(handle)):
+        return "died"  # it runs another program since it called exec
+    return "alive"
+
+
+def _is_locked(handle: int) -> bool | None:
+    """Whether the process that made a file holds its lock on it; None if the system says nothing.
+
+    The system lets go of the lock when that process ends, in whatever way.
+    """
+    question = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        answer = fcntl.fcntl(handle, _F_OFD_GETLK, question)
+    except OSError:
+        return None
+    return bool(struct.unpack("hhqqi4x", answer)[0] != fcntl.F_UNLCK)
+
+
+def _runs(pid: int, start_ticks: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return False
+    # A zombie has ended; nobody has asked how.
+    return len(fields) > 19 and fields[0] not in "ZX" and fields[19] == str(start_ticks)
+
+
+def _maps(pid: int, status: os.stat_result) -> bool:
+    device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            return any(line.split()[3:5] == [device, str(status.st_ino)] for line in file)
+    except OSError:
+        return False
