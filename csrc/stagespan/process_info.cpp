@@ -60,6 +60,8 @@ std::string program_name() {
     }
     if (argument.starts_with("-")) {
       if (argument.starts_with("-c")) return result + " -c";
+      if (argument == "-W" || argument == "-X")
+        at += std::string_view(text.c_str() + std::min(at, text.size())).size() + 1;
       continue;
     }
     return result + " " + std::string(last_part(argument));

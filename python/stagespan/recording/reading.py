@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from stagespan.live import OpenSpan
     from stagespan.statistics import Stats
 
 State = Literal["alive", "exited", "died", "unknown"]
@@ -38,6 +37,25 @@ class Request(TypedDict):
     id: str
     begin_ns: int
     end_ns: int | None
+
+
+class OpenSpan(TypedDict):
+    """A span that had not ended, as `stagespan.open_spans` returns it.
+
+    ``elapsed_ns`` is None if the process is not alive: nobody knows when it ended.
+    """
+
+    stage: str
+    thread: int
+    thread_name: str | None
+    id: int
+    parent: int
+    depth: int
+    begin_ns: int
+    elapsed_ns: int | None
+    request: str | None
+    request_number: int | None
+    detached: bool
 
 
 class Thread(TypedDict):
@@ -90,6 +108,11 @@ class Recording:
         """When this copy was made; None if the clock of its machine does not run here."""
         self._info = info
 
+    @property
+    def has_spans(self) -> bool:
+        """Whether it was opened with its finished spans."""
+        return self._everything
+
     def stage_names(self) -> list[str]:
         """Return the names of all stages; the ``stage`` column of `spans` is an index into it."""
         return self._copy.stage_names()
@@ -116,10 +139,7 @@ class Recording:
         return self._spans
 
     def open_spans(self) -> list[OpenSpan]:
-        """Return what every thread was in, outermost first, as `stagespan.open_spans`.
-
-        If the process is not alive, ``elapsed_ns`` is None: nobody knows when it ended.
-        """
+        """Return what every thread was in, outermost first, as `stagespan.open_spans`."""
         ids = {request["number"]: request["id"] for request in self.requests()}
         found = self._copy.open_spans()
         for span in found:

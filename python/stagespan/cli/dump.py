@@ -1,0 +1,27 @@
+"""``stagespan dump``: a recording's spans for Perfetto, as CSV or as JSON."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("recording", metavar="FILE|PID")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["perfetto", "csv", "json"]),
+    default="perfetto",
+    show_default=True,
+    help="Format of the output.",
+)
+@click.option("-o", "--output", metavar="FILE", default="-", help="Write here and not to stdout.")
+def command(recording: str, format_: str, output: str) -> None:
+    """Write the spans of a recording for other tools.
+
+    A trace for https://ui.perfetto.dev has a track for each thread and arrows along each request.
+    """
+    from stagespan.cli.output import write_to
+    from stagespan.recording import dump, reading
+
+    write_to(output, dump.FORMATS[format_](reading.open_recording(recording)))

@@ -1,0 +1,163 @@
+"""``stagespan ps``: the processes that record on this machine, and what they are in."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+if TYPE_CHECKING:
+    from stagespan.recording import Recording
+
+
+@click.command()
+@click.option("--all", "show_all", is_flag=True, help="Also processes that have ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--stalled",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    help="Only processes with a thread that has begun and finished no span for so long.",
+)
+@click.option("--stage", metavar="NAME", help="With --stalled: only open spans of this stage.")
+@click.option("--job", metavar="JOB", help="Show the ranks of a job side by side.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    show_all: bool,
+    as_json: bool,
+    stalled: float | None,
+    stage: str | None,
+    job: str | None,
+) -> None:
+    """List the processes that record on this machine, and the stage that each is in.
+
+    With --stalled the exit status is 1 if a process is stalled, else 0: a liveness probe.
+    """
+    if stage is not None and stalled is None:
+        raise click.UsageError("--stage needs --stalled SECONDS.")
+    from stagespan.recording import ranks, reading
+
+    if job is not None and stalled is None:
+        from stagespan.cli.recover import print_ranks
+
+        of_it = ranks.ranks(ranks.of_job(job))
+        if as_json:
+            _print_json({"schema_version": 1, "job": job, **ranks.as_dict(of_it)})
+        else:
+            print_ranks(of_it)
+        return
+    with_spans = stalled is not None
+    found = reading.recordings(spans=with_spans) if job is None else ranks.of_job(job)
+    if stalled is not None:
+        ctx.exit(_stalled(found, stalled, stage, as_json))
+    if not show_all:
+        found = [one for one in found if one.state in ("alive", "unknown")]
+    rows = _rows(found)
+    if as_json:
+        _print_json({"schema_version": 1, "processes": rows})
+    elif rows:
+        _print(rows)
+    else:
+        click.echo("No process records here." if not show_all else "There are no recordings here.")
+
+
+def _print_json(page: dict[str, Any]) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(page), indent=2).decode())
+
+
+def _rows(found: list[Recording]) -> list[dict[str, Any]]:
+    from stagespan.recording import summary
+
+    rates = summary.rates(found)
+    rows = []
+    for recording in found:
+        of_threads = summary.stands(recording)
+        stand = of_threads[0] if of_threads else None
+        rows.append(
+            {
+                **summary.identity(recording),
+                "path": recording.path,
+                "spans": summary.finished_spans(recording),
+                "spans_per_s": rates.get(recording.path),
+                "stage": stand.stages[-1] if stand else None,
+                "stages": list(stand.stages) if stand else [],
+                "elapsed_ns": stand.elapsed_ns if stand else None,
+                "warnings": recording.warnings(),
+            }
+        )
+    return rows
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from stagespan.console import set_width, trimmed
+    from stagespan.lines import one_line
+    from stagespan.recording.ranks import duration
+
+    now_ns = time.time_ns()
+    names = "pid state program rank job pipeline age spans spans/s in for"
+    columns: dict[str, list[str]] = {name: [] for name in names.split()}
+    for row in rows:
+        rate, elapsed = row["spans_per_s"], row["elapsed_ns"]
+        until = row["end_ns"] or (now_ns if row["state"] == "alive" else row["last_ns"])
+        cells = (
+            str(row["pid"]),
+            row["state"],
+            row["program"],
+            "" if row["rank"] is None else str(row["rank"]),
+            row["job"] or "",
+            "" if row["pipeline"] == "default" else row["pipeline"],
+            duration(max(until - row["begin_ns"], 0)) if until else "",
+            f"{row['spans']:,}",
+            "" if rate is None else f"{rate:,.0f}",
+            row["stage"] or "",
+            "" if elapsed is None else duration(elapsed),
+        )
+        for column, cell in zip(columns.values(), cells, strict=True):
+            column.append(one_line(cell))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = {name: column for name, column in columns.items() if any(column)}
+    for name, column in shown.items():
+        # On a narrow screen, texts are cut and numbers are not.
+        width = None if name in ("program", "job", "pipeline", "in") else max(map(len, column))
+        justify: Literal["left", "right"] = "right" if name.startswith("spans") else "left"
+        table.add_column(name, justify=justify, no_wrap=True, min_width=width)
+    for cells in zip(*shown.values(), strict=True):
+        table.add_row(*map(Text, cells))
+    console = Console()
+    set_width(console, 10_000)
+    with trimmed(console):
+        console.print(table, highlight=False)
+    for row in rows:
+        for warning in row["warnings"]:
+            click.echo(f"{row['pid']}: {warning}")
+
+
+def _stalled(found: list[Recording], seconds: float, stage: str | None, as_json: bool) -> int:
+    from stagespan.lines import one_line
+    from stagespan.recording import summary
+    from stagespan.recording.ranks import duration
+
+    rows = []
+    for recording in found:
+        spans = summary.stalled(recording, seconds, stage)
+        if spans:
+            rows.append({**summary.identity(recording), "open_spans": spans})
+    if as_json:
+        _print_json({"schema_version": 1, "stalled": rows})
+    for row in [] if as_json else rows:
+        for span in row["open_spans"]:
+            rank = "" if row["rank"] is None else f", rank {row['rank']}"
+            click.echo(
+                f"process {row['pid']}{rank}: thread {span['thread']} has been in "
+                f"`{one_line(span['stage'])}` for {duration(span['elapsed_ns'] or 0)}"
+            )
+    return 1 if rows else 0

@@ -1,0 +1,158 @@
+"""``stagespan recover``: what a process was doing when it died, or does now."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from stagespan.recording import Recording
+    from stagespan.recording.ranks import Rank
+
+_ENDED = {
+    "alive": "is alive",
+    "exited": "ended by its own exit",
+    "died": "died without a clean exit: it was killed, crashed, or called os._exit",
+    "unknown": "belongs to another container; whether it is alive is not known",
+}
+
+
+@click.command()
+@click.argument("recording", metavar="FILE|PID", required=False)
+@click.option("--job", metavar="JOB", help="Show the ranks of a job side by side.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(recording: str | None, job: str | None, as_json: bool) -> None:
+    """Show what a process was doing when it died, or what it does now.
+
+    Shows how it ended, what each of its threads was in, the last spans of each thread, statistics,
+    and the requests that were under way. `stagespan ps --all` lists the recordings.
+    """
+    if (recording is None) == (job is None):
+        raise click.UsageError("give either a file or process id, or --job.")
+    if job is not None:
+        _job(job, as_json)
+        return
+    from stagespan.recording import reading, summary
+
+    found = reading.open_recording(str(recording))
+    if as_json:
+        _print_json(summary.as_dict(found))
+    else:
+        _print(found)
+
+
+def _print_json(page: dict[str, Any]) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(page), indent=2).decode())
+
+
+def _print(recording: Recording) -> None:
+    from stagespan.lines import one_line
+    from stagespan.recording import summary
+    from stagespan.recording.ranks import duration
+
+    page = summary.as_dict(recording)
+    click.echo(
+        f"Process {recording.pid} ({one_line(recording.program)}) {_ENDED[recording.state]}."
+    )
+    facts = [f"host {recording.host}", f"pipeline {recording.pipeline}"]
+    if recording.rank is not None:
+        of = f" of {recording.world_size}" if recording.world_size else ""
+        facts.insert(0, f"rank {recording.rank}{of}")
+    if recording.job:
+        facts.append(f"job {recording.job}")
+    click.echo(f"  {one_line(', '.join(facts))}")
+    click.echo(f"  first span {_clock(recording.begin_ns)}, last event {_clock(page['last_ns'])}")
+    for warning in recording.warnings():
+        click.echo(f"  {warning}")
+
+    click.echo("\nThreads")
+    last = page["last_ns"]
+    for thread in page["threads"]:
+        ended = "" if thread["is_alive"] else ", ended"
+        click.echo(f"  {thread['thread']} {one_line(thread['name'])}{ended}")
+        for depth, span in enumerate(thread["open_spans"]):
+            request = f", request {one_line(span['request'])}" if span["request"] else ""
+            since = f"since {_clock(span['begin_ns'])}"
+            if span["elapsed_ns"] is not None:
+                since += f", for {duration(span['elapsed_ns'])}"
+            elif last is not None and last > span["begin_ns"]:
+                since += f", for at least {duration(last - span['begin_ns'])}"
+            click.echo(f"    {'  ' * depth}in {one_line(span['stage'])} ({since}{request})")
+        if not thread["open_spans"]:
+            click.echo("    in no stage")
+        if thread["latest_spans"]:
+            latest = ", ".join(
+                f"{one_line(span['stage'])} {duration(span['end_ns'] - span['begin_ns'])}"
+                for span in thread["latest_spans"]
+            )
+            click.echo(f"    finished last, newest first: {latest}")
+    for span in page["detached_open_spans"]:
+        click.echo(f"  on no thread: {one_line(span['stage'])} (since {_clock(span['begin_ns'])})")
+    if page["open_requests"]:
+        click.echo("\nRequests under way")
+        for request in page["open_requests"]:
+            click.echo(f"  {one_line(request['id'])} (since {_clock(request['begin_ns'])})")
+    click.echo("\nStatistics")
+    for line in str(recording.stats()).splitlines():
+        click.echo(f"  {line}")
+
+
+def _clock(ns: int | None) -> str:
+    if ns is None:
+        return "unknown"
+    seconds = ns // 10**9
+    try:
+        local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return "unknown"
+    return f"{local}.{ns % 10**9 // 10**6:03d}"
+
+
+def _job(job: str, as_json: bool) -> None:
+    from stagespan.recording import ranks
+
+    of_it = ranks.ranks(ranks.of_job(job))
+    if as_json:
+        _print_json({"schema_version": 1, "job": job, **ranks.as_dict(of_it)})
+    else:
+        print_ranks(of_it)
+
+
+def print_ranks(of_it: list[Rank]) -> None:
+    """Print who is behind, where each rank is, and how often each has finished each stage."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from stagespan.console import set_width, trimmed
+    from stagespan.lines import one_line
+    from stagespan.recording import ranks
+
+    for sentence in ranks.findings(of_it):
+        click.echo(one_line(sentence))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("rank", "pid", "state", "in", "for"):
+        table.add_column(title, no_wrap=True)
+    names = ranks.stages(of_it)
+    for name in names:
+        table.add_column(Text(one_line(name)), justify="right", no_wrap=True)
+    for rank in of_it:
+        stand = rank.stand
+        elapsed = stand.elapsed_ns if stand else None
+        table.add_row(
+            "" if rank.recording.rank is None else str(rank.recording.rank),
+            str(rank.recording.pid),
+            rank.recording.state,
+            Text(one_line(" > ".join(stand.stages)) if stand else ""),
+            "" if elapsed is None else ranks.duration(elapsed),
+            *(f"{rank.counts.get(name, 0):,}" for name in names),
+        )
+    console = Console()
+    set_width(console, 10_000)
+    with trimmed(console):
+        console.print(table, highlight=False)

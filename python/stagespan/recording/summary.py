@@ -1,0 +1,203 @@
+"""A recording in short: how its process ended, where its threads were, and its rates."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from stagespan.recording.reading import OpenSpan, Recording
+
+LATEST = 5
+"""How many of each thread's latest spans a summary has."""
+
+
+class Stand(NamedTuple):
+    """Where a thread was: the stages that it had open, outermost first."""
+
+    thread: int
+    name: str
+    stages: tuple[str, ...]
+    begin_ns: int
+    """When the innermost of them began."""
+    elapsed_ns: int | None
+    """For how long it was open; None if the process is not alive."""
+    idle_ns: int | None
+    """How long ago the thread last began or finished a span; None if it is not known."""
+    request: str | None
+
+
+def stands(recording: Recording) -> list[Stand]:
+    """Where each thread with an open span was, the thread with most finished spans first."""
+    by_thread: defaultdict[int, list[OpenSpan]] = defaultdict(list)
+    for span in recording.open_spans():
+        if not span["detached"]:
+            by_thread[span["thread"]].append(span)
+    finished = {thread["thread"]: thread["spans"] for thread in recording.threads()}
+    ended = _last_ends(recording)
+    found = []
+    for thread, spans in by_thread.items():
+        # An asyncio task's spans lie beside those of others: the one that began last is innermost.
+        innermost = max(spans, key=lambda span: (span["begin_ns"], span["depth"]))
+        idle = innermost["elapsed_ns"]
+        if idle is not None and recording.read_ns is not None and thread in ended:
+            idle = min(idle, max(recording.read_ns - ended[thread], 0))
+        found.append(
+            Stand(
+                thread,
+                innermost["thread_name"] or "",
+                _path(innermost, spans),
+                innermost["begin_ns"],
+                innermost["elapsed_ns"],
+                idle,
+                innermost["request"],
+            )
+        )
+    return sorted(found, key=lambda stand: (-finished.get(stand.thread, 0), stand.thread))
+
+
+def _path(innermost: OpenSpan, spans: list[OpenSpan]) -> tuple[str, ...]:
+    by_id = {span["id"]: span for span in spans}
+    path = [innermost["stage"]]
+    seen = {innermost["id"]}
+    parent = by_id.get(innermost["parent"])
+    while parent is not None and parent["id"] not in seen:
+        path.append(parent["stage"])
+        seen.add(parent["id"])
+        parent = by_id.get(parent["parent"])
+    return tuple(reversed(path))
+
+
+def _last_ends(recording: Recording) -> dict[int, int]:
+    if not recording.has_spans:
+        return {}
+    spans = recording.spans()
+    found: dict[int, int] = {}
+    for thread, end_ns in zip(spans["thread"].tolist(), spans["end_ns"].tolist(), strict=True):
+        found[thread] = max(end_ns, found.get(thread, end_ns))
+    return found
+
+
+def finished_spans(recording: Recording) -> int:
+    """How many spans the process had finished."""
+    return sum(stage.count for stage in recording.stats().values())
+
+
+def rates(recordings: list[Recording], interval_s: float = 0.25) -> dict[str, float]:
+    """Spans a second of the processes that are alive, by path, measured over ``interval_s``."""
+    from stagespan.errors import StagespanError
+
+    alive = [recording for recording in recordings if recording.state == "alive"]
+    if not alive:
+        return {}
+    time.sleep(interval_s)
+    found = {}
+    for recording in alive:
+        try:
+            later = recording.refresh()
+        except StagespanError:  # it ended meanwhile
+            continue
+        if later.read_ns is None or recording.read_ns is None:
+            continue
+        seconds = (later.read_ns - recording.read_ns) / 1e9
+        if seconds > 0:
+            spans = finished_spans(later) - finished_spans(recording)
+            found[recording.path] = max(spans, 0) / seconds
+    return found
+
+
+def stalled(recording: Recording, seconds: float, stage: str | None = None) -> list[OpenSpan]:
+    """The open spans of a live process that have lasted for at least ``seconds``.
+
+    Without ``stage`` those count that are innermost in a thread which has finished no span
+    meanwhile: a thread that serves requests inside of one long span is not stalled.
+    """
+    if recording.state not in ("alive", "unknown"):
+        return []
+    least_ns = seconds * 1e9
+    found = [span for span in recording.open_spans() if (span["elapsed_ns"] or 0) >= least_ns]
+    if stage is not None:
+        return [span for span in found if span["stage"] == stage]
+    waiting = {
+        (stand.thread, stand.begin_ns)
+        for stand in stands(recording)
+        if stand.idle_ns is not None and stand.idle_ns >= least_ns
+    }
+    return [span for span in found if (span["thread"], span["begin_ns"]) in waiting]
+
+
+def as_dict(recording: Recording) -> dict[str, Any]:
+    """All of a recording that `stagespan recover` shows, ready for JSON. Times are Unix ns."""
+    names = recording.stage_names()
+    latest: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
+    ids = {request["number"]: request["id"] for request in recording.requests()}
+    spans = recording.spans()
+    in_order = spans[spans["end_ns"].argsort(kind="stable")][::-1]
+    for row in in_order:
+        of_thread = latest[int(row["thread"])]
+        if len(of_thread) < LATEST:
+            of_thread.append(
+                {
+                    "stage": names[int(row["stage"])],
+                    "begin_ns": int(row["begin_ns"]),
+                    "end_ns": int(row["end_ns"]),
+                    "request": ids.get(int(row["request"])),
+                }
+            )
+    open_spans = recording.open_spans()
+    return {
+        "schema_version": 1,
+        "path": recording.path,
+        **identity(recording),
+        "threads": [
+            {
+                **thread,
+                "open_spans": [
+                    span
+                    for span in open_spans
+                    if span["thread"] == thread["thread"] and not span["detached"]
+                ],
+                "latest_spans": latest.get(thread["thread"], []),
+            }
+            for thread in recording.threads()
+        ],
+        "detached_open_spans": [span for span in open_spans if span["detached"]],
+        "stages": {name: stage_dict(stage) for name, stage in recording.stats().items()},
+        "open_requests": [request for request in recording.requests() if request["end_ns"] is None],
+        "lost": recording.lost(),
+        "warnings": recording.warnings(),
+    }
+
+
+def identity(recording: Recording) -> dict[str, Any]:
+    """Whose a recording is, and how its process ended."""
+    return {
+        "state": recording.state,
+        "pid": recording.pid,
+        "program": recording.program,
+        "rank": recording.rank,
+        "world_size": recording.world_size,
+        "job": recording.job,
+        "pipeline": recording.pipeline,
+        "host": recording.host,
+        "stagespan_version": recording.version or None,
+        "python_version": recording.python_version or None,
+        "begin_ns": recording.begin_ns,
+        "end_ns": recording.end_ns,
+        "last_ns": recording.last_ns,
+        "read_ns": recording.read_ns,
+    }
+
+
+def stage_dict(stage: Any) -> dict[str, Any]:
+    """The figures of one stage."""
+    names = ("count", "total_ns", "mean_ns", "min_ns", "max_ns", "p50_ns", "p95_ns", "p99_ns")
+    page: dict[str, Any] = {name: getattr(stage, name) for name in names}
+    page["errors"] = stage.errors
+    page["suspended_ns"] = stage.suspended_ns
+    page["work"] = dict(stage.work)
+    for name in ("device_elapsed_ns", "device_queue_ns", "device_tail_ns"):
+        figure = getattr(stage, name)
+        page[name] = None if figure is None else {key: getattr(figure, key) for key in names}
+    return page

@@ -1,0 +1,753 @@
+"""Recordings of real processes that live, end, are killed, hang, or find no room for a file."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import mmap
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagespan import recording
+from stagespan.errors import StagespanError
+
+RING = 128
+SEQUENCE = (1 << 40) - 1  # of an id: the rest tells threads apart
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a folder on a tmpfs, in which this process looks for recordings too."""
+    try:
+        made = Path(tempfile.mkdtemp(prefix="stagespan-test-", dir="/dev/shm"))
+    except OSError as error:
+        pytest.skip(f"no folder can be made in /dev/shm: {error}")
+    monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(made))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def start(program: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    """Start a program that prints a line when it is ready."""
+    environment = {"STAGESPAN_RING_SPANS": str(RING), **os.environ, **variables}
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def ready(process: subprocess.Popen[str]) -> str:
+    """Wait for the line that a program prints."""
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        _, errors = process.communicate(timeout=30)
+        pytest.fail(f"the program ended: {errors}")
+    return line
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a program that a test has started."""
+    process.kill()
+    process.communicate(timeout=30)
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command."""
+    return subprocess.run(
+        [sys.executable, "-m", "stagespan", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def extents(handle: int) -> list[tuple[int, int]]:
+    """The parts of a file that are not holes: offset and length."""
+    found = []
+    end = os.fstat(handle).st_size
+    at = 0
+    while at < end:
+        try:
+            begin = os.lseek(handle, at, os.SEEK_DATA)
+        except OSError:  # only a hole is left
+            break
+        at = os.lseek(handle, begin, os.SEEK_HOLE)
+        found.append((begin, at - begin))
+    return found
+
+
+def copy_sparse(source: Path, target: Path) -> None:
+    """Copy a recording without its holes, which are most of it."""
+    with source.open("rb") as old, target.open("wb") as new:
+        for begin, length in extents(old.fileno()):
+            os.pwrite(new.fileno(), os.pread(old.fileno(), length, begin), begin)
+        os.ftruncate(new.fileno(), os.fstat(old.fileno()).st_size)
+
+
+def recordings_in(folder: Path) -> list[recording.Recording]:
+    """Those of a test's own processes."""
+    return [one for one in recording.recordings() if Path(one.path).parent == folder]
+
+
+# --- processes that are killed --------------------------------------------------------------------
+
+WRITERS = """
+    import mmap, struct, sys, threading
+    import stagespan
+
+    file = open(sys.argv[1], "r+b")
+    log = mmap.mmap(file.fileno(), 0)
+
+    def write(i):
+        with stagespan.span(f"writer {i}"):  # so that the first ones are not compared
+            pass
+        n = 1
+        struct.pack_into("qqq", log, 24 * i, threading.get_native_id(), n, n)
+        while True:
+            n += 1
+            struct.pack_into("q", log, 24 * i + 8, n)
+            with stagespan.span(f"writer {i}"):
+                pass
+            struct.pack_into("q", log, 24 * i + 16, n)
+
+    with stagespan.request("the request"), stagespan.span("main"):
+        for i in range(4):
+            threading.Thread(target=write, args=(i,), daemon=True).start()
+        print("ready", flush=True)
+        threading.Event().wait()
+"""
+
+
+def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path: Path) -> None:
+    chosen = random.Random(7)
+    for _ in range(6):
+        # GIVEN threads that write spans, and note by themselves which have ended
+        path = tmp_path / "log"
+        path.write_bytes(bytes(24 * 4))
+        victim = start(WRITERS, str(path))
+        ready(victim)
+        # WHEN the process is killed at some moment
+        time.sleep(chosen.random() * 0.2)
+        end(victim)
+        # THEN the recording says so, and is whole
+        found = recording.open(victim.pid)
+        assert found.state == "died"
+        assert found.warnings() == []
+        spans, counts = found.spans(), found.stats()
+        open_spans = {span["thread"]: span for span in found.open_spans()}
+        assert open_spans[victim.pid]["stage"] == "main"
+        assert open_spans[victim.pid]["request"] == "the request"
+        assert open_spans[victim.pid]["elapsed_ns"] is None
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as log:
+            for i in range(4):
+                thread, begun, ended = struct.unpack_from("qqq", log, 24 * i)
+                if thread == 0:
+                    continue
+                name = f"writer {i}"
+                # THEN statistics have every span that had ended, and none that had not begun
+                assert ended <= counts[name].count <= begun
+                # THEN so has the ring, of the newest ones
+                mine = spans[spans["thread"] == thread]
+                assert len(mine) >= min(ended, RING) - 1
+                names = {found.stage_names()[stage] for stage in mine["stage"].tolist()}
+                assert names == {name}
+                sequence = [number & SEQUENCE for number in mine["id"].tolist()]
+                assert sequence == list(range(sequence[0], sequence[0] + len(mine)))
+                assert ended <= sequence[-1] <= begun
+                assert (mine["end_ns"] >= mine["begin_ns"]).all()
+                assert (mine["begin_ns"][1:] >= mine["end_ns"][:-1]).all()
+                if thread in open_spans:
+                    assert open_spans[thread]["stage"] == name
+
+
+ENDS = {
+    "segmentation fault": "import faulthandler, ctypes; ctypes.string_at(0)",
+    "abort": "os.abort()",
+    "os._exit": "os._exit(3)",
+    "SIGTERM": "os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+}
+
+
+@pytest.mark.parametrize("way", list(ENDS))
+def test_however_it_dies_its_stages_are_named(way: str, folder: Path) -> None:
+    # GIVEN a process in the middle of a stage
+    program = f"""
+        import os, signal, time
+        import stagespan
+        with stagespan.span("outer"):
+            with stagespan.span("done"):
+                pass
+            with stagespan.span("inner"):
+                print("ready", flush=True)
+                {ENDS[way]}
+    """
+    # WHEN it dies
+    process = start(program)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    # THEN its recording says in what it was
+    found = recording.open(process.pid)
+    assert found.state == "died"
+    assert [span["stage"] for span in found.open_spans()] == ["outer", "inner"]
+    assert {name: stage.count for name, stage in found.stats().items()} == {"done": 1}
+    shown = command("recover", str(process.pid))
+    assert shown.returncode == 0, shown.stderr
+    assert "died without a clean exit" in shown.stdout
+    assert "in inner (since" in shown.stdout
+
+
+CLEAN = {
+    "the end": "",
+    "sys.exit": "sys.exit(3)",
+    "an exception": "raise ValueError",
+}
+
+
+@pytest.mark.parametrize("way", list(CLEAN))
+@pytest.mark.parametrize("keep", [False, True])
+def test_after_a_clean_exit_the_file_is_there_if_it_was_asked_for(
+    way: str, keep: bool, folder: Path
+) -> None:
+    program = f"""
+        import sys
+        import stagespan
+        with stagespan.span("stage"):
+            pass
+        {CLEAN[way]}
+    """
+    process = start(program, STAGESPAN_RECORDING="keep" if keep else "on")
+    process.communicate(timeout=60)
+    files = list(folder.iterdir())
+    assert len(files) == (1 if keep else 0)
+    if keep:
+        found = recording.open(files[0])
+        assert found.state == "exited"
+        assert found.end_ns is not None
+        assert found.end_ns >= found.begin_ns
+        assert found.stats()["stage"].count == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_of_multiprocessing_leave_no_file(
+    method: str, folder: Path, tmp_path: Path
+) -> None:
+    # GIVEN workers, which leave without the interpreter's own exit
+    script = tmp_path / "main.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import multiprocessing, os
+            import stagespan
+
+            def work(_):
+                with stagespan.span("work"):
+                    return os.path.basename(stagespan._core.recording_place()["path"])
+
+            if __name__ == "__main__":
+                with stagespan.span("main"):
+                    pass
+                context = multiprocessing.get_context("{method}")
+                worker = context.Process(target=work, args=(1,))
+                worker.start()
+                worker.join()
+                with context.Pool(1) as pool:
+                    print(pool.map(work, [1]))
+                    pool.close()
+                    pool.join()
+            """
+        )
+    )
+    # WHEN they and their parent end
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120
+    )
+    # THEN none of them looks as if it had died
+    assert done.returncode == 0, done.stderr
+    assert ".stagespan" in done.stdout
+    assert list(folder.iterdir()) == []
+
+
+def test_a_process_that_opens_no_span_makes_no_file(folder: Path) -> None:
+    process = start(
+        "import stagespan; print(list(__import__('os').scandir(__import__('sys').argv[1])))",
+        str(folder),
+    )
+    out, errors = process.communicate(timeout=60)
+    assert out.strip() == "[]", errors
+
+
+# --- processes that live --------------------------------------------------------------------------
+
+
+def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> None:
+    # GIVEN a process that waits forever, and holds Python's lock
+    process = start("""
+        import ctypes, time
+        import stagespan
+        with stagespan.span("request"):
+            with stagespan.span("native call"):
+                print("ready", flush=True)
+                ctypes.PyDLL(None).pause()
+    """)
+    try:
+        ready(process)
+        time.sleep(0.6)
+        # WHEN it is asked from outside
+        shown = command("ps", "--stalled", "0.5")
+        # THEN it is found, with its stage
+        assert shown.returncode == 1
+        assert f"process {process.pid}" in shown.stdout
+        assert "`native call`" in shown.stdout
+        assert command("ps", "--stalled", "0.5", "--stage", "request").returncode == 1
+        assert command("ps", "--stalled", "0.5", "--stage", "another").returncode == 0
+        assert f"process {process.pid}" not in command("ps", "--stalled", "3600").stdout
+        found = recording.open(process.pid)
+        assert found.state == "alive"
+        assert [span["stage"] for span in found.open_spans()] == ["request", "native call"]
+    finally:
+        end(process)
+
+
+RANK = """
+    import os, sys, time
+    import stagespan
+
+    for step in range(int(sys.argv[1])):
+        with stagespan.span("step"):
+            with stagespan.span("forward"):
+                pass
+    with stagespan.span("step"):
+        with stagespan.span(sys.argv[2]):
+            print("ready", flush=True)
+            time.sleep(60)
+"""
+
+
+def test_ranks_of_a_job_are_compared(folder: Path) -> None:
+    # GIVEN four ranks, one of which is in another stage, one step behind, and stopped
+    job = {"TORCHELASTIC_RUN_ID": "job-1", "WORLD_SIZE": "4"}
+    places = [("17", "all_reduce"), ("17", "all_reduce"), ("17", "all_reduce"), ("16", "load")]
+    processes = [start(RANK, *place, RANK=str(rank), **job) for rank, place in enumerate(places)]
+    try:
+        for process in processes:
+            ready(process)
+        processes[3].send_signal(signal.SIGSTOP)
+        # WHEN they are put side by side
+        shown = command("recover", "--job", "job-1")
+        page = json.loads(command("ps", "--job", "job-1", "--json").stdout)
+    finally:
+        for process in processes:
+            end(process)
+    # THEN it says which of them is behind, and where it is
+    assert shown.returncode == 0, shown.stderr
+    first = shown.stdout.splitlines()[0]
+    assert first.startswith("rank 3 has been in `load` for ")
+    assert "it finished `forward` 16 times, the others 17." in first
+    assert page["counts"]["step"] == {f"rank {i}": 17 if i < 3 else 16 for i in range(4)}
+    assert [rank["stage"] for rank in page["ranks"]] == ["all_reduce"] * 3 + ["load"]
+    missing = command("recover", "--job", "job-2")
+    assert missing.returncode == 2
+    assert "the jobs are job-1" in missing.stderr
+
+
+def test_the_list_of_processes(folder: Path) -> None:
+    # GIVEN one process that lives, and one that was killed
+    program = """
+        import time
+        import stagespan
+        stagespan.set_pipeline_name("wan")
+        with stagespan.span("serve"):
+            print("ready", flush=True)
+            while True:
+                with stagespan.span("step"):
+                    time.sleep(0.001)
+    """
+    alive, killed = start(program, RANK="2"), start(program)
+    try:
+        ready(alive), ready(killed)
+        end(killed)
+        # Those of the machine's other processes are left out.
+        shown, everything = (
+            [
+                row
+                for row in json.loads(command("ps", *options, "--json").stdout)["processes"]
+                if Path(row["path"]).parent == folder
+            ]
+            for options in ((), ("--all",))
+        )
+        page = command("ps", "--all").stdout
+        # THEN the one is shown with its rate, the other only if it was asked for
+        assert [(row["pid"], row["state"]) for row in shown] == [(alive.pid, "alive")]
+        assert shown[0]["rank"] == 2
+        assert shown[0]["pipeline"] == "wan"
+        assert shown[0]["stages"][0] == "serve"
+        assert shown[0]["spans_per_s"] > 0
+        assert {row["pid"]: row["state"] for row in everything} == {
+            alive.pid: "alive",
+            killed.pid: "died",
+        }
+        assert str(killed.pid) in page
+        # THEN a loop that goes on is not stalled, although its outer span is long
+        assert f"process {alive.pid}" not in command("ps", "--stalled", "5").stdout
+    finally:
+        end(alive)
+
+
+def test_forks_while_threads_write(folder: Path) -> None:
+    # GIVEN a process that forks while its threads write
+    process = start("""
+        import os, threading
+        import stagespan
+        from stagespan import _core
+
+        over = threading.Event()
+        def write():
+            while not over.is_set():
+                with stagespan.span("parent"):
+                    pass
+        threads = [threading.Thread(target=write) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for i in range(20):
+            child = os.fork()
+            if child == 0:
+                for _ in range(i):
+                    with stagespan.span("child"):
+                        pass
+                found = {name: stage.count for name, stage in stagespan.stats().items()}
+                os._exit(0 if found == ({"child": i} if i else {}) else 1)
+            assert os.waitpid(child, 0)[1] == 0
+        over.set()
+        for thread in threads:
+            thread.join()
+        print(stagespan.stats()["parent"].count, flush=True)
+        os._exit(0)
+    """)
+    # WHEN all of them have died
+    own = int(ready(process))
+    process.communicate(timeout=30)
+    # THEN each recording has the spans of its own process
+    counts = sorted(
+        tuple((name, stage.count) for name, stage in found.stats().items())
+        for found in recordings_in(folder)
+        if found.pid != process.pid
+    )
+    assert all(names in ((), (("child", dict(names).get("child")),)) for names in counts)
+    assert len(counts) == 17  # the 16 that were left over when the last child began, and its own
+    parent = {name: stage.count for name, stage in recording.open(process.pid).stats().items()}
+    assert parent == {"parent": own}
+
+
+def test_no_more_leftovers_than_a_few_are_kept(folder: Path) -> None:
+    # GIVEN a live process, and many files of dead ones
+    alive = start("""
+        import stagespan, time
+        with stagespan.span("alive"):
+            print("ready", flush=True)
+            time.sleep(60)
+    """)
+    try:
+        ready(alive)
+        for pid in range(1, 60):
+            (folder / f"{2**22 + pid}-{pid}.stagespan").write_bytes(b"\0" * 4096)
+        (folder / "something else").write_text("stays")
+        # WHEN another process begins to record
+        other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
+        other.communicate(timeout=60)
+        # THEN the newest are left, and what is not a leftover
+        names = {path.name for path in folder.iterdir()}
+        assert len([name for name in names if name.endswith(".stagespan")]) == 16 + 2
+        assert any(name.startswith(f"{alive.pid}-") for name in names)
+        assert "something else" in names
+    finally:
+        end(alive)
+
+
+# --- where there is no file -----------------------------------------------------------------------
+
+PLACE = """
+    import json, logging, sys, time
+    logging.basicConfig()
+    import stagespan
+    from stagespan import _core
+    with stagespan.span("outer"):
+        for _ in range(50):
+            with stagespan.span("inner"):
+                pass
+        place = _core.recording_place()
+        print(json.dumps({**place, "count": stagespan.stats()["inner"].count}), flush=True)
+        time.sleep(float(sys.argv[1]))
+"""
+
+
+def test_a_folder_on_a_disk_is_refused_and_the_memory_is_read_instead(tmp_path: Path) -> None:
+    if os.statvfs(tmp_path).f_fsid == os.statvfs("/dev/shm").f_fsid:
+        pytest.skip("the temporary folder is on the tmpfs")
+    process = start(PLACE, "60", STAGESPAN_RECORDING_DIR=str(tmp_path))
+    try:
+        place = json.loads(ready(process))
+        if "is not on a tmpfs" not in place["why"]:
+            pytest.skip(f"the temporary folder is on a tmpfs: {place['why']}")
+        # THEN it records in memory that can be read while it lives
+        assert place["kind"] == "memfd"
+        assert place["count"] == 50
+        assert list(tmp_path.iterdir()) == []
+        found = recording.open(process.pid)
+        assert found.state == "alive"
+        assert found.stats()["inner"].count == 50
+        assert process.pid in {one.pid for one in recording.recordings()}
+    finally:
+        end(process)
+    assert process.stderr is not None
+    with pytest.raises(StagespanError, match="no process"):
+        recording.open(process.pid)
+
+
+def test_an_unusable_folder_is_warned_of(folder: Path, tmp_path: Path) -> None:
+    (folder / "link").symlink_to(folder)
+    (folder / "file").write_text("")
+    for name, words in (
+        ("link", "links are not followed"),
+        ("file", "is not a folder"),
+        ("no/folder", "cannot be made"),
+    ):
+        process = start(PLACE, "0", STAGESPAN_RECORDING_DIR=str(folder / name))
+        out, errors = process.communicate(timeout=60)
+        assert json.loads(out)["kind"] == "memfd"
+        assert json.loads(out)["count"] == 50
+        assert words in errors, errors
+        assert errors.count("STAGESPAN_RECORDING_DIR=") == 1
+
+
+def test_a_folder_of_another_user_is_refused(folder: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    os.chown(folder, 12345, 12345)
+    process = start(PLACE, "0")
+    out, errors = process.communicate(timeout=60)
+    assert json.loads(out)["kind"] == "memfd"
+    assert "belongs to the user with the id 12345" in errors
+
+
+def test_off_means_that_nothing_can_be_read(folder: Path) -> None:
+    process = start(PLACE, "60", STAGESPAN_RECORDING="off")
+    try:
+        place = json.loads(ready(process))
+        assert place["kind"] == "off"
+        assert place["count"] == 50
+        assert list(folder.iterdir()) == []
+        with pytest.raises(StagespanError, match="STAGESPAN_RECORDING=off"):
+            recording.open(process.pid)
+    finally:
+        end(process)
+
+
+def test_a_full_tmpfs_loses_no_statistics_in_the_process(tmp_path: Path) -> None:
+    # GIVEN a tmpfs of 4 MB
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m,mode=0700", "tmpfs", str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a tmpfs cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        # WHEN more threads record in it than it has room for
+        process = start(
+            """
+            import json, os, threading
+            import stagespan
+            from stagespan import _core
+            gate = threading.Barrier(60)
+            def work():
+                gate.wait()
+                for _ in range(500):
+                    with stagespan.span("work"):
+                        pass
+                gate.wait()
+            threads = [threading.Thread(target=work) for _ in range(60)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            place = _core.recording_place()
+            print(json.dumps({**place, "count": stagespan.stats()["work"].count}), flush=True)
+            os._exit(0)
+            """,
+            STAGESPAN_RECORDING_DIR=str(tmp_path),
+            STAGESPAN_RING_SPANS="4096",
+        )
+        place = json.loads(ready(process))
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+        # THEN the process has all, and the file says that it has not
+        assert place["kind"] == "file"
+        assert place["count"] == 60 * 500
+        assert place["refused_bytes"] > 0
+        (path,) = tmp_path.glob("*.stagespan")
+        found = recording.open(path)
+        assert any("The tmpfs was full" in warning for warning in found.warnings())
+        assert 0 < len(found.spans()) < 60 * 500
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=False)
+
+
+# --- files that are not as they should be ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def real_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small recording of a real process."""
+    folder = Path(tempfile.mkdtemp(prefix="stagespan-test-", dir="/dev/shm"))
+    program = """
+        import os
+        import stagespan
+        for _ in range(20):
+            with stagespan.request("r"), stagespan.span("stage") as s:
+                s.add(tokens=3)
+        token = stagespan.begin("token")
+        span = stagespan.span("open")
+        span.__enter__()
+        print(stagespan._core.recording_place()["path"], flush=True)
+        os._exit(0)
+    """
+    process = start(program, STAGESPAN_RECORDING_DIR=str(folder), STAGESPAN_RING_SPANS="64")
+    path = Path(ready(process))
+    process.communicate(timeout=60)
+    kept = tmp_path_factory.mktemp("real") / "real.stagespan"
+    copy_sparse(path, kept)
+    shutil.rmtree(folder)
+    return kept
+
+
+def read_all(path: Path) -> None:
+    found = recording.open(path)
+    found.spans(), found.open_spans(), found.requests(), found.threads(), found.lost()
+    str(found.stats())
+    found.warnings()
+    command_pages(found)
+
+
+def command_pages(found: recording.Recording) -> None:
+    from stagespan.recording import dump, summary
+
+    summary.as_dict(found)
+    for write in dump.FORMATS.values():
+        write(found)
+
+
+@settings(max_examples=60)
+@given(
+    changes=st.lists(
+        st.tuples(
+            st.one_of(st.integers(0, 30_000), st.integers(0, 1 << 21)),
+            st.one_of(st.binary(min_size=1, max_size=8), st.just(b"\xff" * 8), st.just(bytes(8))),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    length_bytes=st.one_of(st.none(), st.integers(0, 9_000_000)),
+)
+def test_a_damaged_file_is_read_or_refused_in_a_sentence(
+    real_file: Path, changes: list[tuple[int, bytes]], length_bytes: int | None
+) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".stagespan") as file:
+        path = Path(file.name)
+        copy_sparse(real_file, path)
+        with path.open("r+b") as open_file:
+            parts = extents(open_file.fileno())
+            for offset, value in changes:
+                # Of what is not a hole.
+                at = offset % sum(length for _, length in parts)
+                for begin, length in parts:
+                    if at < length:
+                        os.pwrite(open_file.fileno(), value, begin + at)
+                        break
+                    at -= length
+            if length_bytes is not None:
+                open_file.truncate(length_bytes)
+        with contextlib.suppress(StagespanError):
+            read_all(path)
+
+
+def test_what_is_not_a_recording_is_named(tmp_path: Path, real_file: Path) -> None:
+    empty, text, link, pipe = (tmp_path / name for name in ("empty", "text", "link", "pipe"))
+    empty.write_bytes(b"")
+    text.write_text("x" * 100_000)
+    link.symlink_to(real_file)
+    os.mkfifo(pipe)
+    other = bytearray(real_file.read_bytes()[: 1 << 16])
+    version, order = tmp_path / "version", tmp_path / "order"
+    version.write_bytes(other[:8] + struct.pack("<I", 77) + other[12:])
+    order.write_bytes(other[:8][::-1] + other[8:])
+    for path, words in (
+        (empty, "is empty"),
+        (text, "is not a recording of stagespan"),
+        (link, "is a link"),
+        (pipe, "is not a file"),
+        (tmp_path, "is not a file"),
+        (tmp_path / "missing", "there is no file"),
+        (version, "layout 77"),
+        (order, "other byte order"),
+    ):
+        with pytest.raises(StagespanError, match=words):
+            recording.open(path)
+        shown = command("recover", str(path))
+        assert shown.returncode == 2
+        assert words in shown.stderr
+        assert "Traceback" not in shown.stderr
+    with pytest.raises(StagespanError, match="there is no process"):
+        recording.open(2**22 + 5)
+
+
+# --- other formats --------------------------------------------------------------------------------
+
+
+def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
+    found = recording.open(real_file)
+    total = len(found.spans()) + len(found.open_spans())
+    # WHEN it is written for Perfetto
+    done = command("dump", str(real_file), "-o", str(tmp_path / "trace.json"))
+    assert done.returncode == 0, done.stderr
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    # THEN there is a slice for each span, and nothing that is not a number where one has to be
+    assert len(slices) == total == 22
+    assert {event["name"] for event in slices} == {"stage", "open", "token"}
+    for event in slices:
+        assert event["dur"] >= 0
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+    assert sum(event["args"].get("open", False) for event in slices) == 2
+    # THEN tables and JSON have as many rows
+    table = list(
+        csv.DictReader(io.StringIO(command("dump", str(real_file), "--format", "csv").stdout))
+    )
+    assert len(table) == total
+    assert table[0]["stage"] == "stage"
+    assert table[0]["request"] == "r"
+    page = json.loads(command("dump", str(real_file), "--format", "json").stdout)
+    assert len(page["spans"]) == total
+    assert page["stages"]["stage"]["count"] == 20
+    assert page["stages"]["stage"]["work"] == {"tokens": 60}
+    # THEN traces are read by this package too
+    from stagespan.trace import read_trace
+
+    assert len(read_trace(tmp_path / "trace.json").events.begin_ns) == total
