@@ -49,7 +49,7 @@ struct Immortal {
   T& get() { return *std::launder(reinterpret_cast<T*>(storage)); }
 };
 
-// Completions in the order in which they came, at most kMostQueued. In memory of its own from the start, of which
+// Completions in the order in which they came, at most kMostQueued. In separate memory from the start, of which
 // pages that were never used take none: a context that ends allocates nothing.
 class Queue {
  public:
@@ -99,7 +99,7 @@ void wake_for_device(bool urgent) {
 enum class Slept { kReason, kTimeOver, kWrongClock };
 
 // Sleeps until there is a reason not to, or until the time. The system may say at once that the time is over, again and
-// again, although the clock says that it is not: one that stands still, or was set back. Then there is one pause.
+// again, although the clock says that it is not: it has stopped or was set back. Then there is one pause.
 template <class Predicate>
 Slept sleep_until(std::unique_lock<std::mutex>& lock, Clock::time_point time, Predicate has_reason) {
   for (int in_vain = 0; !has_reason(); ++in_vain) {
@@ -138,7 +138,7 @@ bool wait_for_devices(std::unique_lock<std::mutex>& lock, Clock::time_point dead
 }  // namespace
 
 void push_completion(const Completion& completion) noexcept {
-  // Noted here and not by whoever writes the lines: a report need not wait for him then.
+  // Recorded here and not when the lines are written, so that a report need not wait for the lines.
   if ((completion.flags & kCompletionDeviceMemory) == 0) {
     std::int64_t& peak_bytes = g_peak_rss_bytes[completion.stage];
     peak_bytes = std::max(peak_bytes, completion.peak_bytes);
@@ -148,8 +148,8 @@ void push_completion(const Completion& completion) noexcept {
     return;
   }
   if (completion.device_span != 0) waiter().awaiting.fetch_add(1);
-  // Hooks may have run since the span ended. Asked after counting: whoever settles it from now on sees that it is
-  // awaited.
+  // Hooks may have run since the span ended. Checked after counting: a thread that settles it from now on sees that it
+  // is awaited.
   if (completion.device_span == 0 || device::has_result(completion.device_span) || device::pending() == 0)
     announce_work();
 }
@@ -205,8 +205,8 @@ bool wait_for_completions(double timeout_s) {
     is_over = !wait_for_devices(lock, deadline);
     if (is_over || w.woken || w.has_work.load()) break;
     is_over = sleep_until(lock, deadline, [&] {
-                // Set before each look: a producer either sees them, or its work is seen here. Whoever wakes clears
-                // them.
+                // Set before each look: a producer either sees them, or its work is seen here. The thread that wakes
+                // this one clears them.
                 w.sleeps.store(true);
                 device::g_waker.sleeps.store(true);
                 return w.woken || w.has_work.load() || device::pending() != 0;
@@ -229,7 +229,7 @@ void wake_for_results() {
 void wait_for_devices_too() { device::g_waker.wake.store(wake_for_device); }
 
 void completions_after_fork() {
-  // Made anew and not cleared: a thread of the parent may have been at work on either when some library, which
+  // Created again instead of cleared: a thread of the parent may have been using either when some library, which
   // need not hold the interpreter's lock for that, forked.
   g_queue.shrink(0);
   forget_peak_rss();

@@ -21,7 +21,7 @@ struct Completion {
   device::DeviceResult device{kUnknownNs, kUnknownNs, kUnknownNs};
 };
 
-/// In Completion::flags, beside those of a record: the peak is an accelerator's, not the process's.
+/// In Completion::flags, in addition to those of a record: the peak is an accelerator's, not the process's.
 inline constexpr std::uint32_t kCompletionDeviceMemory = 1U << 16;
 
 /// Queues a finished context; counted as lost when the queue is full. The interpreter's lock is held: it is
@@ -37,7 +37,7 @@ std::vector<Completion> take_completions(bool everything);
 const std::int64_t* peak_rss_bytes_by_stage();
 void forget_peak_rss();
 
-/// Sleeps, resolving device spans meanwhile, until something is queued, somebody calls wake_waiter(), or the time is
+/// Sleeps, resolving device spans meanwhile, until something is queued, wake_waiter() is called, or the time is
 /// over. Call it without the interpreter's lock. Between two returns because of queued work lies a shortest interval,
 /// so that a busy program wakes the waiter rarely.
 bool wait_for_completions(double timeout_s);

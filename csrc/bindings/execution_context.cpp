@@ -68,7 +68,7 @@ class TaskScopes final : public ScopeTable {
     return nullptr;
   }
 
-  /// Scopes with nothing left that nobody has dropped, as when another thread ended their spans. Looked for only
+  /// Empty scopes that have not been dropped, as when another thread ended their spans. Searched only
   /// when there are twice as many scopes as after the last search.
   std::vector<Scope*> left_behind() {
     std::vector<Scope*> found;
@@ -124,8 +124,8 @@ bool know_layout() {
   return PyContext_Exit(outer.get()) == 0 && free_before && taken && layout.entered == 0 && layout.previous == nullptr;
 }
 
-// A thread's own context is made when somebody first needs it and is never entered, whereas a task's is. No call
-// tells them apart, but entering a context twice is an error.
+// A thread's own context is created on first use and never entered, whereas a task's is entered. No call
+// distinguishes them, but entering a context twice is an error.
 bool is_entered(PyObject* context) noexcept {
   if (g_layout_is_known) return layout_of(context).entered != 0;
   if (PyContext_Enter(context) == 0) {
@@ -136,7 +136,7 @@ bool is_entered(PyObject* context) noexcept {
   return true;
 }
 
-// From Python 3.14 on, threading.Thread enters a context of its own before anything else runs in it.
+// From Python 3.14 on, threading.Thread enters its own context before anything else runs in it.
 bool is_threads_own(PyObject* context) noexcept {
   if (!g_layout_is_known || layout_of(context).previous != nullptr) return false;
   // Not threading.current_thread(), which makes an object for each thread that it does not know.
@@ -161,7 +161,7 @@ Ref attribute(PyObject* object, const char* name) noexcept {
   return value && value.get() != Py_None ? std::move(value) : Ref();
 }
 
-/// The greenlet that runs now; empty in a thread's main greenlet, and where nobody has imported greenlet.
+/// The running greenlet; empty in a thread's main greenlet, and if greenlet is not imported.
 Ref current_greenlet() noexcept {
   static PyObject* getcurrent = nullptr;
   if (getcurrent == nullptr) {
@@ -254,7 +254,7 @@ bool find_link_in(ThreadState& thread, PyObject* context, ParentLink& link) noex
   return read_inherited_of(context, stored) && find_link(thread, stored, link);
 }
 
-/// What is open where a greenlet was created, or where its creator was, as it is now: nothing tells what was open
+/// What is open where a greenlet was created, or where its creator was, as it is now: it is unknown what was open
 /// at that time.
 ParentLink link_of_creator(ThreadState& thread, PyObject* greenlet) noexcept {
   Ref main(Py_NewRef(greenlet));

@@ -8,13 +8,13 @@
 
 namespace stagespan::python {
 
-// Spans that are open in one thread are told apart by the thread state's current contextvars.Context. Each
-// asyncio task runs in a context of its own, and so does each greenlet, so that tasks or greenlets which take turns
+// The thread state's current contextvars.Context distinguishes the spans that are open in one thread. Each
+// asyncio task runs in its own context, and so does each greenlet, so that tasks or greenlets which take turns
 // never become each other's parents.
 //
 // Code outside tasks runs in the thread's own context, where opening a span costs one comparison. Inside a
-// context that somebody has entered (a task's step, Context.run, asyncio.to_thread), and in greenlets, each begin
-// and end also stores the innermost span in a context variable: whoever copies the context, as create_task does,
+// context that has been entered (a task's step, Context.run, asyncio.to_thread), and in greenlets, each begin
+// and end also stores the innermost span in a context variable: code that copies the context, as create_task does,
 // takes along the span that was open where it was copied. A thread's own context holds only the thread's serial
 // number: in a copy of it, what is innermost in that thread is looked up when the copy first opens a span.
 

@@ -313,7 +313,7 @@ PyObject* span_output(PyObject* object, PyObject* value) {
 
 // --- the type --------------------------------------------------------------------------------------------
 
-// Entered and thrown away: nobody can leave it any more, and another object may get its address.
+// Entered and freed: it can never be left, and another object may get its address.
 void abandon(SpanObject* self) noexcept {
   const ErrorAside pending;
   for (; self->open != 0; --self->open) {

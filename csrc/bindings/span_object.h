@@ -12,8 +12,8 @@ namespace stagespan::python {
 
 enum class Kind : std::uint8_t { kSpan, kProfiling, kDebug };
 
-/// What `span.__enter__` returns, a part of the span itself. It holds one reference of its own while the span has
-/// references. A span that loses its last one while somebody keeps its `__enter__` lives on until that goes too.
+/// What `span.__enter__` returns, a part of the span itself. It holds one reference while the span has
+/// references. A span that loses its last one while its `__enter__` is still referenced lives until that is freed too.
 struct EnterObject {
   PyObject_HEAD vectorcallfunc vectorcall;
 };
@@ -48,7 +48,7 @@ PyObject* decorate(PyObject* span, PyObject* function);
 /// The built-in functions that make contexts, for the module's method table.
 extern PyMethodDef g_span_functions[];
 
-/// Takes the memory of one that nobody refers to any more.
+/// Reuses the memory of one without references.
 void give_back(SpanObject* span) noexcept;
 
 /// `decorate(span, function)` is called when a span is called with one argument.

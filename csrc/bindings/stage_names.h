@@ -13,7 +13,7 @@ namespace stagespan::python {
 inline constexpr std::size_t kNameCacheSize = 4096;  // a power of two
 
 struct CachedName {
-  PyObject* name;  // kept alive, so that its address stands for it
+  PyObject* name;  // kept alive, so that its address identifies it
   std::uint32_t stage;
 };
 
@@ -25,8 +25,8 @@ STAGESPAN_HOT CachedName& cached_name(PyObject* name) noexcept {
   return g_name_cache[mixed >> (64 - std::bit_width(kNameCacheSize - 1))];
 }
 
-/// Finds or makes the stage of any object that is offered as a name. A name that is no string, or empty, is
-/// counted and goes to a stage of its own; the caller's code goes on.
+/// Finds or creates the stage of any object that is passed as a name. A name that is empty or not a string is
+/// counted and gets a separate stage; the caller's code continues.
 std::uint32_t stage_of_slow(PyObject* name) noexcept;
 
 /// The stage of a name. Names in source code are one object each, so their address is looked up first.
@@ -38,7 +38,7 @@ STAGESPAN_HOT std::uint32_t stage_of(PyObject* name) noexcept {
 }
 
 /// By stage: what it is called, where that is not what it was named by; else null. Too long names are cut, and an
-/// object that is no name stands under a name that says so.
+/// object that is not a name gets a name that says so.
 extern PyObject* g_renamed[kMaxStages];
 
 /// The name that an object shows which was made for `stage` under `name`; borrowed.

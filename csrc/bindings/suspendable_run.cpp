@@ -47,7 +47,7 @@ void SuspendableRun::clear() noexcept {
 }
 
 void SuspendableRun::start() noexcept {
-  // The hooks run Python code: whoever looks at this run meanwhile finds that it has begun.
+  // The hooks run Python code. Code that looks at this run meanwhile finds that it has begun.
   state_ = State::kPassing;
   bool on = mode_has(context_->mask);
   // Asked before the hooks, which must be left once they are entered.
@@ -76,7 +76,7 @@ void SuspendableRun::start() noexcept {
   shown_at_ = Recorder::get().show_detached(span_, thread.thread);
 }
 
-// The frame stands for the whole run: under its id, from its begin, with its children so far.
+// The frame represents the whole run: under its id, from its begin, with its children so far.
 OpenFrame* SuspendableRun::open_turn(ThreadState& thread) noexcept {
   OpenFrame* const frame = open_frame(thread, context_->stage, nullptr);
   if (frame == nullptr) return nullptr;
@@ -166,12 +166,12 @@ SuspendableRun::Turn SuspendableRun::begin_turn() noexcept {
 }
 
 void SuspendableRun::charge(ThreadState& thread, OpenFrame& parent, std::uint64_t from, std::uint64_t now) noexcept {
-  // Coroutines that somebody drives by hand may take turns while their parent waits for each of them: then
+  // Coroutines that are driven by hand can take turns while their parent waits for each of them: then
   // their times overlap, and together they still are no more than the parent's.
   const std::uint64_t parent_ticks = now - std::min(now, parent.begin_ticks.load(relaxed));
   const std::uint64_t charged = parent.child_ticks.load(relaxed);
-  const std::uint64_t room = parent_ticks - std::min(parent_ticks, charged);
-  charge_parent(thread, thread.index_of(parent), std::min(now - std::min(now, from), room));
+  const std::uint64_t uncharged = parent_ticks - std::min(parent_ticks, charged);
+  charge_parent(thread, thread.index_of(parent), std::min(now - std::min(now, from), uncharged));
 }
 
 void SuspendableRun::end_turn(const Turn& turn, std::uint64_t now, bool may_park) noexcept {

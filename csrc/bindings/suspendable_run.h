@@ -12,8 +12,8 @@
 namespace stagespan::python {
 
 /// A run that begins with its first turn and lasts until it is finished. In each turn it is the innermost span
-/// of the context that drives it; between turns it is shown as open but is nobody's parent, and the time is
-/// counted as suspended. Spans that its code has open between turns go with it, so that nobody else's spans get
+/// of the context that drives it; between turns it is shown as open but is not a parent, and the time is
+/// counted as suspended. Spans that its code has open between turns go with it, so that other spans do not get
 /// into them. Turns may happen on different threads.
 class SuspendableRun {
  public:
@@ -33,11 +33,11 @@ class SuspendableRun {
   };
 
   Turn begin_turn() noexcept;
-  /// The code has given its turn back and will have another. `parent_waits`: whoever drives it can do nothing
+  /// The code has ended its turn and will have another. `parent_waits`: the code that drives it can do nothing
   /// until then, so that the time in between is part of the parent's time, as the turns are.
   void suspend(const Turn& turn, bool parent_waits) noexcept;
   /// The code has ended: with `result`, with the pending exception if `failed`, or by being closed. `given_up`:
-  /// nobody will drive it any more, although it may not have ended yet.
+  /// it will not be driven any more, although it may not have ended yet.
   void finish(const Turn& turn, bool failed, PyObject* result, bool given_up = false) noexcept;
 
   bool started() const noexcept { return state_ != State::kNew; }

@@ -136,7 +136,7 @@ PyObject* watch_termination(PyObject*, PyObject* write) {
   if (!was_ours) {
     struct sigaction action{};
     action.sa_sigaction = on_signal;
-    // Nobody expects SIGTERM to interrupt a system call that it used to end.
+    // The program does not expect SIGTERM to interrupt a system call instead of ending it.
     action.sa_flags = SA_SIGINFO | SA_RESTART | SA_ONSTACK;
     sigemptyset(&action.sa_mask);
     sigaction(SIGTERM, &action, nullptr);

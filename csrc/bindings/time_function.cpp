@@ -63,7 +63,7 @@ Table& table() {
   return *made;
 }
 
-vectorcallfunc g_plain = nullptr;  // the entry of functions that nobody has changed
+vectorcallfunc g_plain = nullptr;  // the entry of unchanged functions
 
 // What a call needs, at one address: the clock does not start before all that is looked up is there.
 struct Recent {

@@ -55,7 +55,7 @@ int async_generator_clear(PyObject* object) {
   return 0;
 }
 
-// The event loop closes the inner generator later, when nobody can tell whose it was: the run ends here.
+// The event loop closes the inner generator later, when its owner is unknown. Therefore the run ends here.
 void async_generator_finalize(PyObject* object) {
   SuspendableRun& run = async_generator_of(object)->run;
   if (!run.started() || run.finished()) return;

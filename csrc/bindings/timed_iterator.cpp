@@ -129,7 +129,7 @@ Ref stop_value() {
   return value;
 }
 
-// `throw` and `close` have no slot: the inner object's own methods are called, and a StopIteration tells the end.
+// `throw` and `close` have no slot: the inner object's own methods are called, and a StopIteration marks the end.
 PyObject* forward(IteratorObject* self, const char* method, PyObject* args, bool closes) {
   if (!has_inner(self->inner)) return nullptr;
   const SuspendableRun::Turn turn = self->run().started() ? self->run().begin_turn() : SuspendableRun::Turn{};

@@ -1,4 +1,4 @@
-// timed_object.h: how a timed object stands in for what it wraps.
+// timed_object.h: attributes of a timed object that come from the object it wraps.
 #pragma once
 
 #include <Python.h>

@@ -276,7 +276,7 @@ void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::
 void drop_run(ThreadState& thread, OpenFrame& frame) noexcept {
   FrameLocal& local = thread.locals[thread.index_of(frame)];
   Scope& scope = *local.scope;
-  // An inactive frame has no id to tell that it is gone.
+  // An inactive frame has no id that would show that it is gone.
   local.open_by(nullptr);
   const Ref call(static_cast<PyObject*>(std::exchange(local.note, nullptr)));
   device_drop(thread, frame);

@@ -56,7 +56,7 @@ bool wants_hooks(const SpanObject& span) noexcept;
 /// Whether another span can be opened in the calling thread: hooks that have been entered must be left.
 bool has_room() noexcept;
 
-/// Runs the `enter` hooks. Gives the call as a new reference; null, with nothing set, if there is none. Without
+/// Runs the `enter` hooks. Returns the call as a new reference, or null without an exception. Without
 /// `raises_later` the caller raises what was kept meanwhile.
 PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs,
                       bool raises_later = true) noexcept;

@@ -1,4 +1,4 @@
-// token_object.cpp: a span that is open until somebody ends it, wherever that is.
+// token_object.cpp: a span that is open until `end` is called, in any scope or thread.
 #include "token_object.h"
 
 #include <structmember.h>

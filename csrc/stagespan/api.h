@@ -20,7 +20,7 @@ struct ApiSpan {
   std::uint64_t id;
 };
 
-/// Grows at its end only; `size_bytes` tells how much of it there is.
+/// Grows at its end only; `size_bytes` is its size.
 struct Api {
   std::uint32_t version;
   std::uint32_t size_bytes;

@@ -47,7 +47,7 @@ std::int64_t rounded(double distance) noexcept { return std::llround(std::clamp(
 constexpr int kStampTries = 9;
 constexpr std::int64_t kShortestFit_ns = 50'000;
 // Waiting for the shortest fit ends after so many stamps, each of which takes some 50 readings, or when the counter
-// has run on for longer than the shortest fit takes on any processor: the system's clock stands still then.
+// has run on for longer than the shortest fit takes on any processor: the system's clock has stopped then.
 constexpr int kMostFitTries = 1000;
 constexpr std::uint64_t kLongestFit_ticks = 5'000'000;
 constexpr std::int64_t kShortestPiece_ns = 200'000'000;
@@ -149,13 +149,13 @@ std::int64_t ClockFit::unix_ns(std::uint64_t ticks) const noexcept {
                        [](std::uint64_t t, const ClockStamp& stamp) { return t < stamp.ticks; });
   const ClockStamp& b = *upper;
   const ClockStamp& a = *(upper - 1);
-  // The system's clock may have stood still in a piece. Where there is no other piece, the ticks still tell times
-  // apart.
+  // The system's clock may have stopped within a piece. If there is no other piece, the ticks still distinguish
+  // times.
   const bool has_rate = b.ticks > a.ticks && (b.monotonic_ns > a.monotonic_ns || count_ > 2);
   const double rate =
       has_rate ? static_cast<double>(b.monotonic_ns - a.monotonic_ns) / static_cast<double>(b.ticks - a.ticks)
                : ns_per_tick_;
-  // Whole and fraction apart: a double holds the distance to the nearer stamp exactly enough, not the date.
+  // Integer and fraction separately: a double holds the distance to the nearer stamp exactly enough, not the date.
   const auto distance = static_cast<double>(static_cast<std::int64_t>(ticks - a.ticks));
   return a.monotonic_ns + unix_offset_ns_ + rounded(distance * rate);
 }
@@ -195,7 +195,7 @@ class StampsChange {
 };
 
 // Makes the stamps go on to `fresh` where the system's clock was set back: by moving all of them along with it, if
-// the counter tells how far it was set; else without them. Gives how many are left.
+// the counter shows how far it was set; otherwise without them. Returns how many are left.
 std::uint32_t follow_a_step_back(ArenaHeader& header, std::uint32_t count, const ClockStamp& fresh) noexcept {
   if (count == 0) return 0;
   const ClockStamp& last = header.stamps[count - 1];
@@ -233,7 +233,7 @@ ClockFit refresh_clock(ArenaHeader& header) noexcept {
   // A short last piece would carry its bracket, as a wrong rate, to ticks beyond it.
   while (used > 1 && fresh.monotonic_ns - stamps[used - 1].monotonic_ns < kShortestPiece_ns) --used;
   stamps[used++] = fresh;
-  // Until the first piece is long enough to tell a rate, its end moves: times before the start are told by it.
+  // Until the first piece is long enough for a rate, its end moves. It converts times before the start.
   if (count == 2 && header.stamps[1].monotonic_ns - header.stamps[0].monotonic_ns < kStampInterval_ns) count = 1;
   if (count < 2 || fresh.monotonic_ns - header.stamps[count - 1].monotonic_ns >= kStampInterval_ns) {
     if (count == kMaxStamps) {

@@ -21,7 +21,7 @@ namespace detail {
 extern bool g_counter_is_usable;
 }  // namespace detail
 
-/// CLOCK_MONOTONIC in nanoseconds. Out of line: inlined, it would have those who read the counter keep room for
+/// CLOCK_MONOTONIC in nanoseconds. Not inlined, because callers that read the counter would otherwise reserve space for
 /// its result.
 std::int64_t monotonic_ns() noexcept;
 
@@ -77,7 +77,7 @@ constexpr std::uint64_t ticks_apart(std::uint64_t a, std::uint64_t b) noexcept {
 class ClockFit {
  public:
   /// `stamps` in the order in which they were taken, the last one fresh; of more than kMaxStamps + 1 the last ones
-  /// count. Two that are a known time apart are needed for a rate; without them it is one tick a nanosecond.
+  /// count. Two with a known distance are needed for a rate; without them it is one tick per nanosecond.
   explicit ClockFit(std::span<const ClockStamp> stamps) noexcept;
   ClockFit(std::initializer_list<ClockStamp> stamps) noexcept
       : ClockFit(std::span<const ClockStamp>(stamps.begin(), stamps.size())) {}
@@ -98,7 +98,7 @@ class ClockFit {
 };
 
 /// Adds a stamp to the arena's when the last one is over a second old, and gives the fit of all of them. Returns
-/// also if the system's clock stands still or is set back: then the stamps before that are moved along with it, or
+/// even if the system's clock stops or is set back: then the stamps before that are moved along with it, or
 /// left out. The caller serialises calls for one arena.
 ClockFit refresh_clock(ArenaHeader& header) noexcept;
 

@@ -1,4 +1,4 @@
-// figures_move.h: tells readers of statistics that figures move from block to block.
+// figures_move.h: shows readers of statistics that figures move from block to block.
 #pragma once
 
 #include <atomic>

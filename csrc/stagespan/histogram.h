@@ -17,7 +17,7 @@ namespace stagespan {
 //   |.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|  .|  .|  .|...|.|.|
 //   lower half: width 2^(e-5)        upper half: width 2^(e-4)
 
-/// Longest duration that is told from longer ones.
+/// Longest duration that is distinguished from longer ones.
 inline constexpr std::uint64_t kLongest_ticks = (std::uint64_t{1} << 46) - 1;
 
 /// Index of the bucket that holds a duration. Has no branch, as durations follow no pattern that could be learnt.
@@ -41,7 +41,7 @@ constexpr std::uint64_t bucket_low(std::uint32_t bucket) noexcept {
 /// First duration beyond a bucket, in ticks.
 constexpr std::uint64_t bucket_high(std::uint32_t bucket) noexcept { return bucket_low(bucket + 1); }
 
-/// The value that stands for a bucket: its relative distance to both bounds is the same.
+/// The value that represents a bucket: its relative distance to both bounds is the same.
 constexpr double bucket_value(std::uint32_t bucket) noexcept {
   const auto low = static_cast<double>(bucket_low(bucket));
   const auto high = static_cast<double>(bucket_high(bucket) - 1);

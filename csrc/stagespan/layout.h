@@ -80,7 +80,7 @@ inline constexpr std::uint32_t kBlocksAtOnce = 16;
 inline constexpr std::uint32_t kDeviceStagesAtOnce = 16;
 
 // Stages that exist from the start.
-inline constexpr std::uint32_t kStageOverflow = 0;  // takes what finds no stage or statistics of its own
+inline constexpr std::uint32_t kStageOverflow = 0;  // takes names and statistics beyond the limits
 inline constexpr std::uint32_t kStageInvalid = 1;   // takes spans whose name was no usable string
 inline constexpr std::uint32_t kNoStage = 0xffffffff;
 inline constexpr std::uint32_t kSeveralStages = 0xfffffffe;
@@ -161,7 +161,7 @@ struct RegionInfo {
   std::uint32_t count;
 };
 
-/// One reading of the recorder's clock beside the system's, used to turn ticks into time.
+/// One reading of the recorder's clock together with the system's, used to convert ticks to time.
 struct ClockStamp {
   std::uint64_t ticks;
   std::int64_t monotonic_ns;
@@ -243,7 +243,7 @@ struct WorkKey {
   char text[kWorkKeyBytes + 1];
 };
 
-/// Sum of one work counter. Whole numbers and fractions are kept apart so that whole ones stay exact.
+/// Sum of one work counter. Integers and fractions are kept separately so that integers stay exact.
 struct WorkEntry {
   std::atomic<std::uint64_t> key;  // 0 free, else (stage + 1) << 32 | work key
   std::atomic<std::int64_t> whole;
@@ -392,7 +392,7 @@ struct Wrap {
 struct alignas(64) StatsBlock {
   std::atomic<std::uint64_t> min_ticks;
   std::atomic<std::uint64_t> max_ticks;
-  std::atomic<std::uint64_t> latest;  // 0 while there is none
+  std::atomic<std::uint64_t> latest;  // 0 if there is none
   std::atomic<std::uint64_t> children_ticks;
   std::atomic<std::uint64_t> errors;
   Edge edges[kEdges];

@@ -106,7 +106,7 @@ void PublishedClock::follow(const ClockFit& fit, std::uint64_t now) noexcept {
 
 void PublishedClock::turn(std::uint64_t ticks, std::int64_t jump_ns, double ns_per_tick) noexcept {
   const Turn turn{ticks, elapsed_ns(ticks), turns_[count_ - 1].offset_ns + jump_ns, ns_per_tick};
-  // One that nothing has been converted by is replaced; not the first one, by which times before it are told.
+  // A stamp without conversions is replaced, except for the first one, which converts the times before it.
   if (count_ == 1 || ticks != turns_[count_ - 1].ticks) {
     if (count_ == kMostTurns) thin_out();
     ++count_;

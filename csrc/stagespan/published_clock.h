@@ -1,4 +1,4 @@
-// published_clock.h: Unix times of ticks that stay what they are, once somebody has been given them.
+// published_clock.h: Unix times of ticks that do not change once they have been returned.
 #pragma once
 
 #include <array>

@@ -15,7 +15,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 
 std::optional<SpanCopy> copy_record(const SpanRecord& record, std::uint64_t number) {
   const auto wanted = static_cast<std::uint32_t>(number + 1);
-  if (wanted == 0) return std::nullopt;  // cannot be told from a record that is being written
+  if (wanted == 0) return std::nullopt;  // looks like a record that is being written
   // Acquire: the fields read next are at least as new as this number.
   if (record.commit.load(std::memory_order_acquire) != wanted) return std::nullopt;
   SpanCopy copy{record.begin_ticks.load(relaxed), record.end_ticks.load(relaxed), record.id.load(relaxed),
@@ -203,7 +203,7 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
       // A thread that leaves drops its frames before another gets its slot: still open means still its own.
       load_fence();
       if (arena.frames(i)[index].id.load(relaxed) != copy.id) continue;
-      // A coroutine that has its turn stands in its thread's stack and among the detached ones.
+      // A running coroutine is in its thread's stack and among the detached ones.
       if (seen.insert(copy.id).second) result.push_back(copy);
     }
   }

@@ -47,7 +47,7 @@ class Recorder {
 
   /// Index of a stage; the same for the same name until the process ends. Beyond the table all names share
   /// `kStageOverflow`, counted, and so does a new name for which there is no memory. Names longer than 255 bytes are
-  /// cut and told apart by a hash of the whole.
+  /// cut, and a hash of the whole name distinguishes them.
   std::uint32_t intern(std::string_view name) noexcept;
   /// The text stays where it is for the life of the process.
   std::string_view name_of(std::uint32_t stage) const noexcept;
@@ -56,7 +56,7 @@ class Recorder {
   /// Adds to a work counter of a stage. A sum that no double can hold stays at the largest one.
   void add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction) noexcept;
 
-  /// The calling thread's state, made on its first span. If there is no memory for one it is a stand-in, which all
+  /// The calling thread's state, made on its first span. If there is no memory for one, it is a replacement that all
   /// such threads share until they get their own: the spans that they open are lost, and counted.
   ThreadState& this_thread() noexcept {
     ThreadState* thread = t_state;
@@ -82,7 +82,7 @@ class Recorder {
   /// and hands over the note that belongs to the frame.
   bool close_away(const FoundFrame& found, std::uint16_t flags, FinishedSpan* span = nullptr,
                   void** note = nullptr) noexcept;
-  /// The same for a span that nobody will end: it is not recorded.
+  /// The same for a span that will never end: it is not recorded.
   bool drop_away(const FoundFrame& found, void** note) noexcept;
 
   /// What is innermost in the own code of the thread with this serial, and belongs to `request`. False if nothing

@@ -25,7 +25,7 @@ std::uint32_t Recorder::show_detached(const FinishedSpan& span, std::uint32_t th
     store_fence();  // a reader that sees a field of this span sees that the one before has left
     frame.begin_ticks.store(span.begin_ticks, relaxed);
     frame.parent.store(span.parent, relaxed);
-    frame.as_parent_id.store(span.request, relaxed);  // nobody's parent while it is here
+    frame.as_parent_id.store(span.request, relaxed);  // not a parent while it is here
     frame.stage.store(span.stage, relaxed);
     frame.depth.store(span.depth, relaxed);
     frame.flags.store(span.flags, relaxed);

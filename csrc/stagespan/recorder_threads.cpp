@@ -273,7 +273,7 @@ std::uint32_t Recorder::claim_block(ThreadState& thread, std::uint32_t stage) no
   if (seen != 0) return seen;
   const std::lock_guard lock(cold_);
   free_retired_locked(thread);
-  // A quarter of the blocks is kept for shared ones, so that every stage has figures of its own for longer.
+  // A quarter of the blocks is kept for shared ones, so that stages have their own figures for longer.
   if (thread.slot != nullptr &&
       (!free_blocks_.empty() || arena_.header().block_count.load(relaxed) < kMaxBlocks - kMaxBlocks / 4)) {
     const std::uint32_t block = take_block_locked();
@@ -284,7 +284,7 @@ std::uint32_t Recorder::claim_block(ThreadState& thread, std::uint32_t stage) no
     }
   }
   const std::uint32_t block = shared_block_locked(stage);
-  if (thread.slot != nullptr) lose(kLostBlocks);  // without a slot it is the thread that found no room
+  if (thread.slot != nullptr) lose(kLostBlocks);  // without a slot, the loss is counted for the thread
   thread.stats[stage].store(block, std::memory_order_release);
   return block;
 }

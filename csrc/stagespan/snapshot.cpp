@@ -18,7 +18,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 constexpr int kYields = 16;
 constexpr std::chrono::microseconds kPause{50};
 constexpr std::chrono::seconds kMostPatience{1};
-constexpr int kMostAttempts = 20'000;  // as long, in pauses: the clock may stand still
+constexpr int kMostAttempts = 20'000;  // as long, in pauses, in case the clock stops
 
 struct Sums {
   StageFigures figures;
@@ -27,7 +27,7 @@ struct Sums {
 
 void add_block(Sums& sums, const StatsBlock& block) {
   StageFigures& to = sums.figures;
-  // Until the block's first span is whole there is no least one, and nothing of it is looked at.
+  // Until the block's first span is whole there is no minimum, and the block is not read.
   if (block.min_ticks.load(relaxed) > block.max_ticks.load(relaxed)) return;
   std::uint64_t added = 0;
   for (const Edge& edge : block.edges) {
@@ -170,7 +170,7 @@ std::optional<double> Distribution::quantile_ticks(double q) const {
   for (const auto& [bucket, n] : buckets) {
     seen += n;
     if (seen < rank || n == 0) continue;
-    // The last bucket has no upper bound of its own; the largest span seen is the best that can be said.
+    // The last bucket has no upper bound. The largest span seen is the best estimate.
     if (bucket == kBuckets - 1) return high;
     return std::clamp(bucket_value(bucket), low, std::max(low, high));
   }

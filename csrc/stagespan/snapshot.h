@@ -46,7 +46,7 @@ struct StageFigures {
 /// Cumulative figures. Each figure is read whole, but a span that ends while its stage is read may be in some
 /// of them and not yet in others: at most one span a thread.
 struct Snapshot {
-  std::uint64_t number = 0;  // in the order in which they were taken in this process, which the clock may not tell
+  std::uint64_t number = 0;  // in the order in which they were taken in this process; the clock may not show this order
   std::uint64_t ticks = 0;
   std::int64_t unix_ns = 0;
   double ns_per_tick = 1;

@@ -110,7 +110,7 @@ STAGESPAN_HOT void close_frame(ThreadState& thread, OpenFrame& frame, std::uint1
   SingleWriter::raise(block.max_ticks, ticks);
   SingleWriter::add(thread.frames[below.effective.load(relaxed)].child_ticks, ticks);
 
-  // A block of its own means a slot, and with it a ring.
+  // An own block means that the thread has a slot, and with it a ring.
   const std::uint64_t number = thread.head;
   SpanRecord& record = thread.ring[number & thread.ring_mask];
   record.commit.store(0, relaxed);

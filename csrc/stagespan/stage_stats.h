@@ -18,7 +18,7 @@ struct SpanFigures {
   bool error;
 };
 
-/// Additions by the one thread that owns a block. A plain load and store: nobody else writes, and readers see
+/// Additions by the one thread that owns a block. A plain load and store: no other thread writes, and readers see
 /// each figure whole.
 struct SingleWriter {
   template <class T>
@@ -155,7 +155,7 @@ void add_histogram(const StatsBlock& block, std::uint64_t* counts) noexcept;
 /// Zeroes a block that readers may be looking at.
 void clear(StatsBlock& block) noexcept;
 
-/// Adds all of `from`, which nobody writes any more, to the shared block `to`.
+/// Adds all of `from`, which is not written any more, to the shared block `to`.
 void fold(const StatsBlock& from, StatsBlock& to) noexcept;
 
 }  // namespace stagespan

@@ -92,7 +92,7 @@ void device_open(ThreadState& thread, OpenFrame& frame) noexcept {
   const DeviceHooks* const hooks = g_device_hooks.load(std::memory_order_acquire);
   if (hooks == nullptr) return;
   if (!thread.device_open) [[unlikely]] {
-    // Zeroed pages that nobody has touched yet cost nothing; most threads never nest deep.
+    // Zeroed pages that have not been used take no memory, and most threads never nest deep.
     thread.device_open.reset(static_cast<void**>(std::calloc(thread.frame_capacity, sizeof(void*))));
     if (!thread.device_open) {
       Recorder::get().lose(kLostMemory);
@@ -191,8 +191,8 @@ void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::u
   if (above != index || lowest_above == 0) return;
   if (child != 0) leave_child_behind(thread, child, index, charged_until);
   thread.frames[lowest_above].below.store(below, relaxed);
-  // Inactive frames above stood in for the one that goes; from bottom to top they now stand in for what is
-  // below. There are as many of them as somebody switched off in mid-span, so the quadratic walk is short.
+  // Inactive frames above replaced the one that goes; from bottom to top they now replace what is
+  // below. There is one for each switch in mid-span, so the quadratic walk is short.
   for (bool again = true; again;) {
     again = false;
     for (std::uint32_t i = scope.top; i != below && i != scope.root; i = thread.frames[i].below.load(relaxed)) {

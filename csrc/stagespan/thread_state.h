@@ -36,7 +36,7 @@ class Watched {
 struct Scope {
   const void* context = nullptr;
   Watched top = 0;         // innermost open frame, or `root`
-  std::uint32_t root = 0;  // a frame that is never shown; tells the outermost span its parent
+  std::uint32_t root = 0;  // a frame that is never shown; gives the outermost span its parent
   std::uint64_t request = 0;
   std::uint32_t holds = 0;  // reasons to keep a task's scope although it has no open span
   bool is_task = false;
@@ -84,7 +84,7 @@ struct ThreadState;
 /// waits nor raises.
 struct DeviceHooks {
   /// Records the begin of a span of `stage` on the current stream. Null when it is not timed on a device;
-  /// `flags` then tells if that is because of a capture.
+  /// `flags` then shows whether that is because of a capture.
   void* (*begin)(ThreadState& thread, std::uint32_t stage, std::uint16_t& flags) noexcept;
   /// Records the end of a finished span on the stream of its begin. kFrameDevice stays in the span's flags if a
   /// result will come, which is kept for who asks for it if it is `wanted`.
@@ -102,7 +102,7 @@ extern std::atomic<const DeviceHooks*> g_device_hooks;
 enum Attention : std::uint32_t {
   kAttentionClosedAway = 1,  // another thread has ended one of its spans
   kAttentionNoCounter = 2,   // for good: its clock is a system call
-  kAttentionNoMemory = 4,    // for good: stands in for the states of threads for which there was no memory
+  kAttentionNoMemory = 4,    // permanent: used instead of the states of threads for which there was no memory
 };
 
 struct ThreadState {
@@ -122,8 +122,8 @@ struct ThreadState {
   StatsBlock* blocks = nullptr;
   ThreadSlot* slot = nullptr;
 
-  Scope base{.context = this};  // nobody's context has this address: the first span asks which context it is in
-  // Tells threads apart that had the same memory, one after the other.
+  Scope base{.context = this};  // no context has this address: the first span looks up its context
+  // Distinguishes threads that use the same memory one after the other.
   static inline std::atomic<std::uint64_t> serials{0};
   const std::uint64_t serial = serials.fetch_add(1, std::memory_order_relaxed) + 1;
   std::uint32_t slot_index = kSharedSlot;
@@ -136,7 +136,7 @@ struct ThreadState {
   std::unique_ptr<void*[], FreeMemory> device_open;          // what DeviceHooks::begin gave, by frame
 
   std::uint32_t index_of(const OpenFrame& frame) const noexcept { return static_cast<std::uint32_t>(&frame - frames); }
-  /// Whether this is no thread's own state: it opens no spans, and threads that have nothing else share it.
+  /// Whether this state belongs to no single thread: it opens no spans, and threads without memory share it.
   bool is_stand_in() const noexcept { return (attention.load(std::memory_order_relaxed) & kAttentionNoMemory) != 0; }
 };
 
@@ -151,7 +151,7 @@ struct ThreadState {
 /// The calling thread's state, null until it opens its first span.
 extern constinit thread_local ThreadState* t_state STAGESPAN_INITIAL_EXEC;
 
-/// Statistics of a stage where the thread has no block of its own yet, or shares one.
+/// Statistics of a stage if the thread has no own block yet, or shares one.
 void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& figures) noexcept;
 
 /// Drops frames that other threads have ended.

@@ -16,7 +16,7 @@ inline std::string_view trimmed(std::string_view text) noexcept {
   return text.substr(first, text.find_last_not_of(blanks) - first + 1);
 }
 
-/// The number that a text of up to 18 digits, with or without a plus sign, stands for; nothing for any other text.
+/// The number in a text of up to 18 digits, with or without a plus sign; nothing for any other text.
 inline std::optional<std::int64_t> whole_number(std::string_view text) noexcept {
   text = trimmed(text);
   if (!text.empty() && text.front() == '+') text.remove_prefix(1);

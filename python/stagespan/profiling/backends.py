@@ -1,4 +1,4 @@
-"""torch.profiler and torch_npu.profiler behind one small interface: start, stop, write."""
+"""One interface for torch.profiler and torch_npu.profiler: start, stop, write."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ABOVE_MARKS = "6"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a window records. Stacks and memory make traces many times larger."""
+    """The options of a window. Stacks and memory make traces many times larger."""
 
     activities: tuple[str, ...]
     """Names of `ProfilerActivity` members."""
@@ -30,24 +30,24 @@ class Backend(Protocol):
     """A profiler that has not been started yet."""
 
     missing: tuple[str, ...]
-    """Activities that were asked for and that this profiler cannot record here."""
+    """Requested activities that this profiler cannot record here."""
     profiler: Any
     """The profiler object of torch or torch_npu."""
 
     def start(self) -> None:
-        """Begin to record."""
+        """Start recording."""
 
     def stop(self) -> None:
-        """End; waits for the device's work first."""
+        """Stop recording, after waiting for the device's work."""
 
     def write(self, path: Path) -> None:
-        """Write what was recorded as a Chrome trace, uncompressed."""
+        """Write the recorded events as an uncompressed Chrome trace."""
 
 
 def make_backend(platform: str, options: Options) -> Backend:
-    """The profiler of a platform: torch_npu.profiler on an NPU, else torch.profiler.
+    """Return the profiler of a platform: torch_npu.profiler on an NPU, otherwise torch.profiler.
 
-    Raises ImportError where it is not installed.
+    Raises ImportError if it is not installed.
     """
     if platform == "npu":
         return NpuProfiler(options)
@@ -75,24 +75,24 @@ class TorchProfiler:
         )
 
     def start(self) -> None:
-        """Begin to record."""
+        """Start recording."""
         with _quiet_kineto():
             self.profiler.start()
 
     def stop(self) -> None:
-        """End; torch waits for the device's work first."""
+        """Stop recording. torch waits for the device's work first."""
         self.profiler.stop()
         if self._tracker is not None and not self._counted:
-            # As leaving a `with` block does; an application's own profiler keeps its count.
+            # Like leaving a `with` block. An application's own profiler keeps its count.
             self._tracker.erase_step_count("ProfilerStep")
 
     def write(self, path: Path) -> None:
-        """Write what was recorded as a Chrome trace, uncompressed."""
+        """Write the recorded events as an uncompressed Chrome trace."""
         self.profiler.export_chrome_trace(str(path))
 
 
 class NpuProfiler:
-    """torch_npu.profiler: its own classes, with the same life of a window."""
+    """torch_npu.profiler, which has its own classes."""
 
     def __init__(self, options: Options) -> None:
         with importing():
@@ -102,7 +102,7 @@ class NpuProfiler:
         chosen, self.missing = _members(profiler.ProfilerActivity, names, None)
         config = profiler._ExperimentalConfig(
             profiler_level=profiler.ProfilerLevel.Level1,
-            # Intermediate files of a capture are many times the size of what is read afterwards.
+            # Without this, the intermediate files are many times larger than the result.
             data_simplification=True,
         )
         self.profiler: Any = profiler.profile(
@@ -114,26 +114,26 @@ class NpuProfiler:
         )
 
     def start(self) -> None:
-        """Begin to record."""
+        """Start recording."""
         self.profiler.start()
 
     def stop(self) -> None:
-        """End, after waiting for the device's work: torch_npu does not wait by itself."""
+        """Wait for the device's work, because torch_npu does not, then stop recording."""
         import torch
 
         torch.npu.synchronize()
         self.profiler.stop()
 
     def write(self, path: Path) -> None:
-        """Write what was recorded as a Chrome trace, uncompressed."""
+        """Write the recorded events as an uncompressed Chrome trace."""
         self.profiler.export_chrome_trace(str(path))
 
 
 @contextlib.contextmanager
 def _quiet_kineto() -> Iterator[None]:
-    """Keep Kineto's marks of its start and stop off the terminal, unless somebody set its level.
+    """Keep Kineto's start and stop messages off the terminal, unless its log level is set.
 
-    It reads the level at its first start in a process.
+    Kineto reads the level at its first start in a process.
     """
     if _KINETO_LEVEL in os.environ:
         yield
@@ -152,7 +152,7 @@ def _counts_steps(tracker: Any) -> bool:
 def _members(
     kinds: Any, names: Iterable[str], supported: Iterable[Any] | None
 ) -> tuple[list[Any], tuple[str, ...]]:
-    """Members of an enumeration by name, and the names that are not there or not supported."""
+    """Return members of an enumeration by name, and the missing or unsupported names."""
     allowed = None if supported is None else set(supported)
     chosen, missing = [], []
     for name in dict.fromkeys(names):

@@ -1,4 +1,4 @@
-"""Profiler windows: one at a time in a process, bounded, and never an error for the pipeline."""
+"""Profiler windows: one at a time, of bounded length, without errors for the pipeline."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from stagespan.profiling.timeline import compressed_with_spans, recorded_spans
 
 LOGGER = logging.getLogger("stagespan")
 
-# The window that is open, under _OPEN. Not a lock: nobody waits for the turn.
+# The open window, under _OPEN. This is not a lock: no thread waits for it.
 _turn: dict[str, Window] = {}
 _OPEN = "open"
 _warned: set[str] = set()
 
 
 class Window:
-    """A stretch of time under the platform's profiler; made by `profile_window`.
+    """A period under the platform's profiler. `profile_window` creates it.
 
-    Use it as a context, or call `start` and `stop` on one thread. Nothing in it raises into the
-    pipeline: where the profiler cannot run, `skipped` says why, and one warning was logged.
+    Use it as a context, or call `start` and `stop` on one thread. It raises no exception into the
+    pipeline: if the profiler cannot run, `skipped` says why, and one warning is logged.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Window:
     ) -> None:
         self.name = name
         self.skipped: str | None = None
-        """Why nothing was recorded, as a sentence; None while all is well."""
+        """Why nothing was recorded, as a sentence, or None."""
         self.recorded = False
-        """True once the window has been closed with something in it."""
+        """True if the window has been closed and has recorded something."""
         self.begin_ns = 0
         self.end_ns = 0
         """The window in Unix ns."""
@@ -55,7 +55,7 @@ class Window:
         self._max_bytes = max_bytes
         self._backend: Backend | None = None
         self._deadline: Deadline | None = None
-        self._running: list[Backend] = []  # whoever takes it out stops it
+        self._running: list[Backend] = []  # the thread that removes it stops it
 
     @property
     def profiler(self) -> object:
@@ -63,20 +63,20 @@ class Window:
         return None if self._backend is None else self._backend.profiler
 
     def start(self) -> bool:
-        """Open the window; False, with `skipped` set, when it cannot be opened."""
+        """Open the window. Returns False, and sets `skipped`, if it cannot be opened."""
         holder = _turn.setdefault(_OPEN, self)
         if holder is not self or self._running:
             return self._skip(
                 "nested",
                 f"stage {self.name!r} is not profiled: a profiler is already running for stage"
-                f" {holder.name!r}. Name one of the two only.",
+                f" {holder.name!r}. Name only one of them.",
             )
         try:
             if foreign_profiler():
                 return self._give_up(
                     "foreign",
                     f"stage {self.name!r} is not profiled: a profiler of the application is"
-                    " running. Stop it, or take the stage out of the profiler's names.",
+                    " running. Stop it, or remove the stage from the profiler's names.",
                 )
             if current_platform.is_capturing():
                 return self._give_up(
@@ -112,7 +112,7 @@ class Window:
         return True
 
     def stop(self) -> None:
-        """Close the window; nothing when it is not open."""
+        """Close the window, if it is open."""
         if self._deadline is not None:
             self._deadline.cancel()
         try:
@@ -136,14 +136,13 @@ class Window:
     ) -> Path:
         """Write the trace to `path` as gzip, completely or not at all, with the spans of stagespan.
 
-        The recorder's spans of the window are merged in by clock; `finished` tells where spans
-        that the recorder still holds for open have ended, as (id, end in Unix ns). Raises
-        StagespanError when nothing was recorded, or the trace is larger than `max_bytes`; OSError
-        when the file cannot be written.
+        `finished` contains the ends, in Unix ns by id, of spans that are still open for the
+        recorder. Raises StagespanError if nothing was recorded, or if the trace is larger than
+        `max_bytes`, and OSError if the file cannot be written.
         """
         if not self.recorded or self._backend is None:
             raise StagespanError(
-                self.skipped or f"the window of {self.name!r} is not closed: call stop() first."
+                self.skipped or f"the window of {self.name!r} is still open: call stop() first."
             )
         ends = finished or {}
         spans = [
@@ -160,7 +159,7 @@ class Window:
             except (OSError, ValueError, RuntimeError) as error:
                 raise OSError(
                     f"the profiler's trace could not be written to {folder} ({error});"
-                    " set TMPDIR to a folder with room"
+                    " set TMPDIR to a folder with free space"
                 ) from error
         if self._max_bytes is not None and len(packed) > self._max_bytes:
             raise StagespanError(
@@ -214,12 +213,12 @@ def profile_window(
     max_seconds: float | None = None,
     max_bytes: int | None = None,
 ) -> Window:
-    """A window under the profiler of the platform, not open yet.
+    """Return a window under the profiler of the platform, which is not open yet.
 
     `activities` are names of ProfilerActivity members, by default CPU and the platform's. The
-    window ends by itself after `max_seconds` where the stage runs on the main thread (a profiler
-    can only be stopped on the thread that it was started on); `export` refuses a file of more than
-    `max_bytes`. Stacks, memory and shapes are off: they make a trace several times larger.
+    window ends after `max_seconds` if the stage runs on the main thread, because a profiler can
+    only be stopped on the thread that started it. `export` refuses a file of more than
+    `max_bytes`. Stacks, memory and shapes are off, because they make a trace several times larger.
 
         with profile_window("denoise") as window:
             step()
@@ -232,12 +231,12 @@ def profile_window(
 
 
 def open_window() -> Window | None:
-    """The window that is open in this process; None without one."""
+    """Return the open window of this process, or None."""
     return _turn.get(_OPEN)
 
 
 def forget_warnings() -> None:
-    """Let each reason for a skipped window warn once more."""
+    """Allow one more warning for each reason for a skipped window."""
     _warned.clear()
 
 
@@ -247,5 +246,5 @@ def _warn_once(reason: str, sentence: str) -> None:
         LOGGER.warning("[Profiler] %s", sentence[:1].upper() + sentence[1:])
 
 
-# The child has no profiler, whatever its parent was doing.
+# A forked child has no profiler.
 forks.after_in_child(_turn.clear)

@@ -1,4 +1,4 @@
-"""A call at a later time on the main thread, between two bytecodes, as signal handlers run."""
+"""A delayed call on the main thread, between two bytecodes, like a signal handler."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ _CALLBACK = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 
 
 class Deadline:
-    """Calls `action` on the main thread once `seconds` have passed, unless cancelled before.
+    """Calls `action` on the main thread after `seconds`, unless it is cancelled.
 
-    Only the main thread can be interrupted so; started elsewhere, a deadline does nothing.
+    Only the main thread can be interrupted in this way. In other threads a deadline does nothing.
     """
 
     def __init__(self, seconds: float, action: Callable[[], None]) -> None:
         self._seconds = seconds
         self._action = action
         self._timer: threading.Timer | None = None
-        # The interpreter keeps a bare pointer: this object must live until the call was made.
+        # The interpreter keeps a bare pointer, so this object must live until the call.
         self._callback = _CALLBACK(self._run)
         self._pending = False
 
     def start(self) -> None:
-        """Start the clock; nothing off the main thread."""
+        """Start the timer, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         self._timer = threading.Timer(self._seconds, self._schedule)
@@ -32,7 +32,7 @@ class Deadline:
         self._timer.start()
 
     def cancel(self) -> None:
-        """Do not call; a call that is already on its way finds nothing to do."""
+        """Cancel the call. A call that is already scheduled does nothing."""
         self._action = _nothing
         if self._timer is not None:
             self._timer.cancel()

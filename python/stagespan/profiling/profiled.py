@@ -1,4 +1,4 @@
-"""Runs named stages under a profiler and writes a trace and a breakdown of each."""
+"""Runs named stages under a profiler, and writes a trace and a breakdown of each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stagespan.trace import breakdown, read_trace
 LOGGER = logging.getLogger("stagespan")
 
 MAX_SECONDS = 120.0
-"""A window of a stage ends after this time, so that a stage that serves for hours fits a trace."""
+"""A window ends after this time, so that a stage that runs for hours does not fill a trace."""
 MAX_TRACE_BYTES = 512 << 20
 
 
 class Call(Protocol):
-    """What the hook uses of a `context.Call`; this module does not need `context` to be tested."""
+    """The attributes of a `context.Call` that the hook uses."""
 
     stage: str
     span_id: int
@@ -35,29 +35,29 @@ class Call(Protocol):
 class ProfiledHook:
     """Profiles the first runs of each stage that ENABLE_PROFILER_NAMES lists.
 
-    The first STAGESPAN_PROFILER_RUNS runs (1 by default) of a stage are profiled, then it runs as
-    usual: a stage in a loop neither fills the disk nor stays slow. Each profiled run replaces the
-    files of the one before, so with 2 the files show a run after the warm-up. A run that was
-    skipped, because another profiler ran, does not count.
+    The first STAGESPAN_PROFILER_RUNS runs (1 by default) of a stage are profiled. Later runs are
+    not, so that a stage in a loop neither fills the disk nor stays slow. Each profiled run replaces
+    the files of the previous one: with 2, the files show a run after the warm-up. A run that was
+    skipped because another profiler was running does not count.
     """
 
     name = "profiled"
 
     def __init__(self) -> None:
         self.options = {"record_shapes": False, "profile_memory": False, "with_stack": False}
-        """What the windows record unless the environment says otherwise."""
+        """The default options of the windows, which the environment can change."""
         self._runs: dict[str, dict[int, object]] = {}
-        """Of each stage the runs that are profiled or were, by number."""
+        """By stage: the profiled runs, by number."""
         self._warned: set[str] = set()
 
     def wants(self, call: Call) -> bool:
-        """Whether the stage is named and has runs left."""
+        """Whether the stage is named and has runs left to profile."""
         return is_profiled(call.stage) and len(self._runs.get(call.stage, ())) < self.limit()
 
     def enter(self, call: Call) -> None:
         """Open the window, unless another profiler runs."""
-        # Without a lock, which a finalizer that runs a stage meanwhile would wait for: of those who
-        # want the same number one gets it.
+        # Without a lock, because a finalizer that runs a stage meanwhile would wait for it. If
+        # several threads want the same number, one of them gets it.
         runs, mine = self._runs.setdefault(call.stage, {}), object()
         number = next(
             (n for n in range(len(runs), self.limit()) if runs.setdefault(n, mine) is mine), None
@@ -93,7 +93,7 @@ class ProfiledHook:
         window = call.state.pop(self.name, None)
         if not isinstance(window, Window) or not window.recorded:
             return
-        # The stage's own record is only complete after this hook.
+        # The record of the stage itself is complete only after this hook.
         self._write(window, call.stage, {call.span_id: call.end_ns})
 
     def _write(self, window: Window, stage: str, finished: dict[int, int]) -> None:
@@ -108,29 +108,29 @@ class ProfiledHook:
         except OSError as error:
             self._warn_once(
                 f"The profile of stage {stage!r} could not be written to {folder}"
-                f" ({error.strerror or error}): free room, or choose another folder with"
+                f" ({error.strerror or error}): free some space, or choose another folder with"
                 " STAGESPAN_OUTPUT_DIR.",
             )
         except StagespanError as error:
             self._warn_once(f"The profile of stage {stage!r} was not written: {error}")
 
     def path(self, folder: Path, stage: str, kind: str) -> Path:
-        """File for a stage's ``trace.json.gz`` or ``breakdown.json``."""
+        """Return the path of a stage's ``trace.json.gz`` or ``breakdown.json``."""
         return stage_path(folder, stage, f"{run.whose_file()}_{kind}")
 
     def breakdown(self, trace: Path, stage: str) -> dict[str, Any]:
-        """The content of a stage's ``breakdown.json``."""
+        """Return the content of a stage's ``breakdown.json``."""
         return dict(breakdown(read_trace(trace), stage).to_dict())
 
     def say_started(self, stage: str) -> None:
-        """Nothing; a subclass may log that the profiler runs."""
+        """Do nothing. A subclass can log that the profiler is running."""
 
     def say_written(self, what: str, path: Path) -> None:
-        """Log where a file is."""
+        """Log the path of a written file."""
         lines.say("[Profiler] %s saved to: %s", what, path)
 
     def limit(self) -> int:
-        """How many runs of each stage are profiled."""
+        """Return how many runs of each stage are profiled."""
         return int(settings.get("STAGESPAN_PROFILER_RUNS"))
 
     def _warn_once(self, sentence: str) -> None:

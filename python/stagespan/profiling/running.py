@@ -1,4 +1,4 @@
-"""Whether somebody else's profiler is running, so that a window would break it."""
+"""Detects a profiler of the application, which a window would break."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def foreign_profiler() -> bool:
     """Whether a profiler of the application is recording or warming up in this process.
 
-    A second torch.profiler does not fail: it silently ends the first, or makes it lose its trace.
+    A second torch.profiler does not fail. It silently ends the first, or makes it lose its trace.
     """
     autograd: Any = sys.modules.get("torch.autograd.profiler")
     if autograd is None:
@@ -26,20 +26,20 @@ def foreign_profiler() -> bool:
 
 
 def _warming_up(autograd: Any) -> bool:
-    """Whether a scheduled profiler is in its warm-up: prepared, but with no flag that says so."""
+    """Whether a scheduled profiler is in its warm-up, for which torch has no flag."""
     kinds: Any = sys.modules.get("torch.profiler.profiler") or sys.modules.get("torch.profiler")
     profile = getattr(kinds, "profile", None)
     action = getattr(kinds, "ProfilerAction", None)
     tracker = getattr(autograd, "KinetoStepTracker", None)
     if profile is None or action is None:
         return False
-    # Profilers count their steps there from their making on: no count, no need to look for them.
+    # Profilers count their steps there from their creation on. Without a count there is none.
     if tracker is not None and "ProfilerStep" not in getattr(
         tracker, "_step_dict", {"ProfilerStep"}
     ):
         return False
     for candidate in gc.get_objects():
-        # Not isinstance(): that runs code of proxies, of which torch has some that warn.
+        # Not isinstance(), because it runs code of proxies, and some of torch's proxies warn.
         if not issubclass(type(candidate), profile):
             continue
         inner = getattr(candidate, "profiler", None)
