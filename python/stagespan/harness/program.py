@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import json
 import os
@@ -130,13 +131,26 @@ def own_times(events: list[Any]) -> list[float]:
     return own
 
 
+def with_compiled_modules(stage: Any) -> Any:
+    """The stage with torch.compile applied to its modules, or to itself if it has none."""
+    holder = getattr(stage, "__self__", stage)
+    if isinstance(holder, torch.nn.Module):
+        modules = [holder]
+    else:
+        held = vars(holder).values() if hasattr(holder, "__dict__") else ()
+        modules = [value for value in held if isinstance(value, torch.nn.Module)]
+    for module in modules:
+        module.compile()
+    return stage if modules or not callable(stage) else torch.compile(stage)
+
+
 def say(text: str) -> None:
     """Print a line."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
-def main(profile_stage: Callable[..., Any], stage_name: str) -> int:
+def main(profile_stage: Callable[..., Any], stage_name: str, variants: list[str]) -> int:
     """The command line; returns the exit status, 2 for what the user can put right."""
     parser = argparse.ArgumentParser(description=f"Profile one step of stage {stage_name!a}.")
     parser.add_argument(
@@ -154,6 +168,14 @@ def main(profile_stage: Callable[..., Any], stage_name: str) -> int:
         help="step of the stage's loop: first, second, middle, last or a number; "
         "or MODULE:NAME, a function of stage and inputs to run instead",
     )
+    parser.add_argument(
+        "--variant", choices=variants, help="key of a captured signature, by default the first"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="apply torch.compile to the stage's modules"
+    )
+    parser.add_argument("--no-profile", action="store_true", help="only take times")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
     options = parser.parse_args()
     for name, count, least in (
         ("--warmup", options.warmup, 0),
@@ -172,16 +194,22 @@ def main(profile_stage: Callable[..., Any], stage_name: str) -> int:
     try:
         if options.step is not None and "step" not in settings:
             step_fn = load(options.step)
-        profile_stage(
-            load_stage(options.factory),
-            warmup=options.warmup,
-            steps=options.steps,
-            timing_steps=options.timing_steps,
-            device=options.device,
-            output_dir=options.output,
-            step_fn=step_fn,
-            **settings,
-        )
+        if options.variant is not None:
+            settings["variant"] = options.variant
+        with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
+            result = profile_stage(
+                load_stage(options.factory),
+                warmup=options.warmup,
+                steps=0 if options.no_profile else options.steps,
+                timing_steps=options.timing_steps,
+                device=options.device,
+                output_dir=options.output,
+                step_fn=step_fn,
+                compiled=options.compile,
+                **settings,
+            )
+        if options.json:
+            say(json.dumps(result, indent=2))
     except (ReplayError, LookupError, OSError) as error:
         sys.stderr.write(f"{str(error).strip()}\n")
         return 2

@@ -17,6 +17,9 @@ from stagespan.signature.capture import capture
 from stagespan.signature.model import UNREPLAYABLE, StageSignature
 from stagespan.signature.target import method_name
 
+MOST_VARIANTS = 8
+"""Signatures of a stage in its script; each has inputs of its own."""
+
 _HEAD = '''"""Profiles one step of a stage on mock inputs: warm-up, times, trace and table.
 
 Made by stagespan. Needs torch and the stage's own program, not stagespan. Either way:
@@ -28,10 +31,12 @@ Made by stagespan. Needs torch and the stage's own program, not stagespan. Eithe
 
 _CREATE = '''
 
-def create_inputs(seed: int = SEED, device: str | None = None) -> dict[str, Any]:
-    """The inputs by name, from the captured signature: same seed, same values."""
+def create_inputs(
+    seed: int = SEED, device: str | None = None, variant: str = VARIANT
+) -> dict[str, Any]:
+    """The inputs by name, from a captured signature: same seed, same values."""
     mock = MockInputs(seed, device, CAPTURED_DEVICE, DTYPE)
-    return {inputs}
+{inputs}
 '''
 
 _STEP = '''
@@ -57,18 +62,23 @@ def profile_stage(
     inputs: dict[str, Any] | None = None,
     step_fn: Callable[[Any, dict[str, Any]], Any] | None = None,
     step: int | str | None = STEP,
+    variant: str = VARIANT,
+    compiled: bool = False,
 ) -> dict[str, Any]:
     """Profile one step of a loaded stage; returns its times in milliseconds and the trace's path.
 
     `inputs` replaces mock inputs by name, `step_fn(stage, inputs)` what one iteration runs; `step`
-    is the number of a loop's step from 1, or "first", "second", "middle", "last".
+    is the number of a loop's step from 1, or "first", "second", "middle", "last". `variant` is the
+    key of a captured signature; with `compiled`, torch.compile is applied to the stage's modules.
     """
+    if compiled:
+        stage = with_compiled_modules(with_method(stage, METHOD))
 
     def step_of(made: dict[str, Any]) -> Callable[[], Any]:
         return FunctionStep(step_fn, stage, made) if step_fn else make_step(stage, made, step)
 
     def inputs_of() -> dict[str, Any]:
-        return without_missing({{**create_inputs(seed, device), **(inputs or {{}})}})
+        return without_missing({{**create_inputs(seed, device, variant), **(inputs or {{}})}})
 
     replay = Replay(
         inputs_of, step_of, context=CONTEXT, seed=seed, device=device or CAPTURED_DEVICE
@@ -80,14 +90,14 @@ def profile_stage(
         steps=steps,
         timing_steps=timing_steps,
         trace_path=folder / f"{{FILE_STEM}}_script_trace.json.gz",
-        live=LIVE,
+        live=LIVE if variant == VARIANT else None,
     )
 '''
 
 _TAIL = """
 
 if __name__ == "__main__":
-    sys.exit(main(profile_stage, STAGE))
+    sys.exit(main(profile_stage, STAGE, VARIANTS))
 """
 
 _NO_STEP = """raise ReplayError(
@@ -112,10 +122,11 @@ def script_text(
     from stagespan.signature import contents, fit, values
     from stagespan.signature.mock import captured_device
 
-    nodes = dict(signature.arguments)
-    given = config.inputs() if callable(config.inputs) else config.inputs
-    nodes.update((name, capture(value)) for name, value in (given or {}).items())
-    inputs = [(f"{source.quoted(name)}: ", _input(node, name)) for name, node in nodes.items()]
+    made = config.inputs() if callable(config.inputs) else config.inputs
+    given = {name: capture(value) for name, value in (made or {}).items()}
+    variants = {signature.key or "0": signature}
+    for other in signature.variants[: MOST_VARIANTS - 1]:
+        variants.setdefault(other.key or str(len(variants)), other)
     extra = step.modules if step is not None else ()
     shared = (steps, missing, replay, fidelity, loading, program)
     modules = dict.fromkeys((contents, values, fit, *extra, *shared))
@@ -127,6 +138,8 @@ def script_text(
         "DEVICE": config.device,
         "DTYPE": config.dtype,
         "CONTEXT": signature.context,
+        "VARIANT": next(iter(variants)),
+        "VARIANTS": list(variants),
         "STEP": config.step,
         "METHOD": method_name(signature.target),
         "LIVE": {k: v for k, v in (live or {}).items() if k in ("p50_ms", "count", "missing")},
@@ -136,7 +149,7 @@ def script_text(
         del constants["OPTIONAL"]
     body = _NO_STEP if step is None else f"return {step.expression}"
     own = (
-        _CREATE.format(inputs=source.render(source.Group("{", inputs, "}"), 4, 11)),
+        _CREATE.format(inputs=_variants_source(variants, given)),
         _STEP.format(body=body),
         _PROFILE.format(
             warmup=config.warmup, steps=config.profile_steps, timing_steps=config.timing_steps
@@ -158,6 +171,20 @@ def script_text(
             _TAIL,
         )
     )
+
+
+def _variants_source(variants: Mapping[str, StageSignature], given: Mapping[str, Any]) -> str:
+    """The body of `create_inputs`: the inputs of each variant, the first one's last."""
+    lines = []
+    for at, (key, signature) in enumerate(reversed(list(variants.items()))):
+        nodes = {**signature.arguments, **given}
+        inputs = [(f"{source.quoted(name)}: ", _input(node, name)) for name, node in nodes.items()]
+        indent = 8 if at < len(variants) - 1 else 4
+        if indent == 8:
+            lines.append(f"    if variant == {source.quoted(key)}:")
+        made = source.render(source.Group("{", inputs, "}"), indent, indent + 7)
+        lines.append(f"{' ' * indent}return {made}")
+    return "\n".join(lines)
 
 
 def _input(node: Any, name: str) -> source.Source:

@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -247,24 +247,28 @@ class StageSignature:
         Raises SignatureError for one that is not there, or not unique.
         """
         every = [self, *self.variants]
-        if wanted in ("largest", "smallest"):
-            ordered = sorted(every, key=lambda each: _elements(each.inputs))
-            return ordered[-1 if wanted == "largest" else 0]
-        name, equals, size = wanted.partition("=")
-        if equals and size.isdecimal():
-            found = [each for each in every if int(size) in _sizes_of(each.inputs.get(name))]
-        elif wanted.isdecimal() and int(wanted) < len(every):
-            return every[int(wanted)]
-        else:
-            found = [each for each in every if wanted and (each.key or "").startswith(wanted)]
+        found = self._variants_like(every, wanted)
         if len(found) == 1:
-            return found[0]
+            others = [replace(each, variants=[]) for each in every if each is not found[0]]
+            return replace(found[0], variants=others)
         keys = ", ".join(f"{at} ({each.key})" for at, each in enumerate(every[:8]))
         raise SignatureError(
             f"The variant {wanted!r} of stage {self.stage_name!r} is "
             f"{'not there' if not found else 'one of several'}: give a number or key of {keys}"
             f"{', ...' if len(every) > 8 else ''}, largest, smallest, or NAME=SIZE."
         )
+
+    @staticmethod
+    def _variants_like(every: list[StageSignature], wanted: str) -> list[StageSignature]:
+        if wanted in ("largest", "smallest"):
+            ordered = sorted(every, key=lambda each: _elements(each.inputs))
+            return [ordered[-1 if wanted == "largest" else 0]]
+        name, equals, size = wanted.partition("=")
+        if equals and size.isdecimal():
+            return [each for each in every if int(size) in _sizes_of(each.inputs.get(name))]
+        if wanted.isdecimal() and int(wanted) < len(every):
+            return [every[int(wanted)]]
+        return [each for each in every if wanted and (each.key or "").startswith(wanted)]
 
     def to_json(self) -> dict[str, Any]:
         """The stage's entry in the file."""

@@ -369,3 +369,65 @@ def test_nothing_of_a_signature_becomes_code(
         made = names["create_inputs"]()
         assert list(made) == [argument]
         assert repr(made[argument]) == repr(value)
+
+
+def test_the_script_takes_a_variant_compiles_and_prints_json(
+    stages: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # GIVEN a stage with a smaller variant
+    bench = harness_of(stages, "denoise", tmp_path)
+    bench.signature.key = "aaaa"
+    bench.signature.variants = [
+        StageSignature(
+            "denoise",
+            {"latents": capture(torch.zeros(7, 64)), "prompt_embeds": capture(torch.zeros(7, 3))},
+            key="bbbb",
+        )
+    ]
+    path = bench.profile().script_path
+    stages.seen.clear()
+    capsys.readouterr()
+
+    # WHEN the script runs it without a profiler
+    arguments = ("--factory", "stages:get_denoiser", "--timing-steps", "1", "--warmup", "0")
+    status = run_script(path, *arguments, "--variant", "bbbb", "--no-profile", "--json")
+    done = capsys.readouterr()
+    result = json.loads(done.out)
+
+    # THEN its result is all that stands on stdout
+    assert status == 0
+    assert result["timing_ms"]["iterations"] == 1
+    assert result["trace_path"] is None
+    assert "Median iteration time" in done.err
+    create = runpy.run_path(str(path))["create_inputs"]
+    assert create()["latents"].shape == (2, 64)
+    assert create(variant="bbbb")["latents"].shape == (7, 64)
+    assert run_script(path, *arguments, "--variant", "cccc") == 2
+    capsys.readouterr()
+
+
+def test_the_script_compiles_the_modules_of_a_stage(tmp_path: Path) -> None:
+    # GIVEN a script, and a stage that notes whether its module is compiled
+    seen = []
+
+    class Stage:
+        def __init__(self) -> None:
+            self.model = torch.nn.Identity()
+
+        def process(self, x: Any) -> Any:
+            seen.append(self.model._compiled_call_impl is not None)
+            return x
+
+    signature = StageSignature("s", {"x": capture(torch.zeros(3))})
+    config = HarnessConfig(output_dir=tmp_path, warmup=1, timing_steps=1)
+    path = StageBenchHarness(signature, Stage(), config).profile().script_path
+    profile_stage = runpy.run_path(str(path))["profile_stage"]
+    seen.clear()
+
+    # WHEN
+    profile_stage(Stage(), timing_steps=1, steps=0)
+    profile_stage(Stage(), timing_steps=1, steps=0, compiled=True)
+
+    # THEN
+    assert set(seen[: len(seen) // 2]) == {False}
+    assert seen[-1] is True
