@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import fcntl
 import io
 import json
 import mmap
 import os
+import pty
 import random
+import select
 import shutil
 import signal
 import struct
 import subprocess
 import sys
 import tempfile
+import termios
 import textwrap
 import time
 from collections.abc import Iterator
@@ -408,6 +412,86 @@ def test_the_list_of_processes(folder: Path) -> None:
         assert f"process {alive.pid}" not in command("ps", "--stalled", "5").stdout
     finally:
         end(alive)
+
+
+BUSY = """
+    import threading, time
+    import stagespan
+    def work():
+        while True:
+            with stagespan.span("request"):
+                with stagespan.span("decode"):
+                    time.sleep(0.001)
+    threading.Thread(target=work, daemon=True).start()
+    with stagespan.span("main"):
+        print("ready", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_the_live_page_in_a_terminal(folder: Path) -> None:
+    # GIVEN a process that works, and a terminal of 80 columns and 24 rows
+    busy = start(BUSY)
+    terminal, other_end = pty.openpty()
+    fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "NO_COLOR": "1"}
+    top = None
+    try:
+        ready(busy)
+        top = subprocess.Popen(
+            [sys.executable, "-m", "stagespan", "top", str(busy.pid), "--interval", "0.2"],
+            stdin=other_end,
+            stdout=other_end,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+        # WHEN it is looked at, and keys are pressed
+        seen = shown_by(terminal, "decode", "main", "runs/s")
+        assert "Traceback" not in seen
+        os.write(terminal, b"f")
+        shown_by(terminal, "frozen")
+        os.write(terminal, b"f/dec")
+        shown_by(terminal, "/dec_")
+        os.write(terminal, b"\rsq")
+        # THEN it leaves at once
+        assert top.wait(timeout=20) == 0
+    finally:
+        end(busy)
+        os.close(terminal)
+        os.close(other_end)
+        if top is not None:
+            top.kill()
+            top.communicate(timeout=20)
+
+
+def shown_by(terminal: int, *words: str) -> str:
+    """Read a terminal until all words have been shown."""
+    seen = ""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        if select.select([terminal], [], [], 0.2)[0]:
+            seen += os.read(terminal, 65536).decode("utf-8", "replace")
+        if all(word in seen for word in words):
+            return seen
+    pytest.fail(f"not all of {words} were shown: {seen[-2000:]}")
+
+
+def test_the_live_page_once(folder: Path) -> None:
+    busy = start(BUSY)
+    try:
+        ready(busy)
+        shown = command("top", str(busy.pid), "--once", "--interval", "0.3")
+        assert shown.returncode == 0, shown.stderr
+        lines = shown.stdout.splitlines()
+        assert lines[0].startswith(f"{busy.pid} python -c, alive")
+        (decode,) = (line.split() for line in lines if line.startswith(" decode "))
+        assert float(decode[1].replace(",", "")) > 0
+        assert any("main" in line and str(busy.pid) in line for line in lines[1:])
+        none = command("top", "--job", "no such job", "--once")
+        assert none.returncode == 2
+        assert "no recording of the job" in none.stderr
+    finally:
+        end(busy)
 
 
 def test_forks_while_threads_write(folder: Path) -> None:

@@ -25,6 +25,7 @@ _COMMANDS = {
     "report": "Show a timing report as a table, or compare two reports.",
     "run": "Run a script and time its stages without changing it.",
     "stages": "List the stages of a signature file.",
+    "top": "Show live what the stages and threads of processes do.",
 }
 
 

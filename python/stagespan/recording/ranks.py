@@ -148,12 +148,11 @@ def _times(count: int) -> str:
 
 
 def duration(ns: int) -> str:
-    """A time in words: ``340 ms``, ``42.1 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """A time in words: ``1.2 us``, ``340 ms``, ``42.1 s``, ``3 min 20 s``, ``2 h 5 min``."""
     seconds = ns / 1e9
-    if seconds < 1e-3:
-        return f"{ns / 1e3:,.0f} us"
-    if seconds < 1:
-        return f"{ns / 1e6:,.0f} ms"
+    for unit, length in (("us", 1e3), ("ms", 1e6)):
+        if ns < 1000 * length:
+            return f"{ns / length:,.{1 if ns < 10 * length else 0}f} {unit}"
     if seconds < 120:
         return f"{seconds:,.1f} s"
     minutes, rest = divmod(int(seconds), 60)

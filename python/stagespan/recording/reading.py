@@ -118,11 +118,17 @@ class Recording:
         return self._copy.stage_names()
 
     @cached_property
+    def _snapshot(self) -> _core.Snapshot:
+        return self._copy.snapshot()
+
+    def snapshot(self) -> _core.Snapshot:
+        """Return the statistics as a snapshot, from which that of an earlier copy can be taken."""
+        return self._snapshot
+
+    @cached_property
     def _stats(self) -> Stats:
         statistics = imports.load("stagespan.statistics")
-        return cast(
-            "Stats", statistics.of_recording(self._copy.snapshot(), self.lost(), self.begin_ns)
-        )
+        return cast("Stats", statistics.of_recording(self._snapshot, self.lost(), self.begin_ns))
 
     def stats(self) -> Stats:
         """Return the statistics of all stages since the process began, as `stagespan.stats`."""

@@ -1,0 +1,119 @@
+"""``stagespan top``: a live page of what processes do now."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from stagespan.recording.live_page import Page
+
+_KEYS = "q quit   f freeze   s sort   / filter"
+
+
+@click.command()
+@click.argument("pid", required=False, metavar="FILE|PID")
+@click.option("--job", metavar="JOB", help="The ranks of a job.")
+@click.option(
+    "--interval",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0.1, max=3600),
+    default=1.0,
+    show_default=True,
+    help="Time between two readings.",
+)
+@click.option("--once", is_flag=True, help="Print one page and exit.")
+def command(pid: str | None, job: str | None, interval: float, once: bool) -> None:
+    """Show live what the stages and threads of processes do.
+
+    Without a process or job, shows the live process that has finished the most spans. Keys: q
+    quits, f freezes the page, s changes the order of the stages, / filters them by name.
+    """
+    if pid is not None and job is not None:
+        raise click.UsageError("give either a file or process id, or --job.")
+    from rich.console import Console
+
+    from stagespan.recording.live_page import Page
+
+    page = Page(pid, job)
+    console = Console()
+    if once or not console.is_terminal:
+        page.read()
+        time.sleep(interval)
+        page.read()
+        for part in page.render(console.width, None):
+            console.print(part, highlight=False)
+        return
+    _live(console, page, interval)
+
+
+def _live(console: Any, page: Page, interval: float) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    from stagespan.errors import StagespanError
+
+    page.read()
+    with _keys() as key, Live(console=console, screen=True, auto_refresh=False) as live:
+        due = time.monotonic() + min(interval, 0.3)
+        while True:
+            footer = f"/{page.filter}_" if page.is_typing else _KEYS
+            body = page.render(console.width, console.height - 1)
+            body.append(Text(footer, style="dim", no_wrap=True, overflow="ellipsis"))
+            live.update(_Lines(body), refresh=True)
+            pressed = key(max(due - time.monotonic(), 0.0))
+            if pressed is not None and not page.press(pressed):
+                return
+            if time.monotonic() >= due:
+                due = time.monotonic() + interval
+                if not page.is_frozen:
+                    try:
+                        page.read()
+                    except StagespanError as error:
+                        page.say(str(error))
+
+
+class _Lines:
+    """Renderables below each other, for rich."""
+
+    def __init__(self, lines: list[Any]) -> None:
+        self._lines = lines
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        yield from self._lines
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Any]:
+    """Give a function that waits for a key for some seconds, and returns it or None."""
+    import termios
+    import tty
+
+    try:
+        handle = sys.stdin.fileno()
+        before = termios.tcgetattr(handle)
+    except (OSError, ValueError, termios.error):
+        yield time.sleep
+        return
+
+    def wait(seconds: float) -> str | None:
+        try:
+            readable, _, _ = select.select([handle], [], [], seconds)
+        except InterruptedError:
+            return None
+        return os.read(handle, 1).decode("utf-8", "replace") or "q" if readable else None
+
+    tty.setcbreak(handle)
+    try:
+        yield wait
+    except KeyboardInterrupt:
+        pass
+    finally:
+        termios.tcsetattr(handle, termios.TCSADRAIN, before)

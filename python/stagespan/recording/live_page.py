@@ -1,0 +1,273 @@
+"""The page of `stagespan top`: what changed between two readings, by stage and by thread."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from stagespan import _core, imports
+from stagespan.errors import StagespanError
+from stagespan.lines import one_line
+from stagespan.recording import ranks, reading, summary
+from stagespan.recording.ranks import duration
+
+if TYPE_CHECKING:
+    from stagespan.recording.reading import Recording
+    from stagespan.statistics import Stats
+
+_ORDERS = ("share", "rate", "p99", "name")
+_KEPT_S = 10.0
+_MOST_THREADS = 8
+
+
+class _Reading(NamedTuple):
+    """A reading of one process."""
+
+    at_s: float
+    recording: Recording
+
+
+class Page:
+    """The state of the page: the latest readings of each process, the order, and the filter."""
+
+    def __init__(self, which: str | None, job: str | None) -> None:
+        self._which = which
+        self._job = job
+        self._paths: list[str] = []
+        self._readings: dict[str, list[_Reading]] = {}
+        self._order = 0
+        self._message = ""
+        self.filter = ""
+        self.is_typing = False
+        self.is_frozen = False
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Read the processes again.
+
+        Raises StagespanError if there is none; one that has gone meanwhile is shown as it was.
+        """
+        self._message = ""
+        now = time.monotonic()
+        if self._job is not None:
+            found = ranks.of_job(self._job, spans=False)
+        elif self._paths:
+            found = []
+            for path in self._paths:
+                try:
+                    found.append(reading.Recording(path, everything=False))
+                except StagespanError as error:
+                    self._message = str(error)
+        else:
+            found = [self._first()]
+        for recording in found:
+            recording.snapshot()  # now: they are subtracted in the order in which they were taken
+            kept = self._readings.setdefault(recording.path, [])
+            kept.append(_Reading(now, recording))
+            # The figures are those since the oldest reading that is kept.
+            while len(kept) > 2 and now - kept[1].at_s >= _KEPT_S:
+                del kept[0]
+        if found:
+            self._paths = [recording.path for recording in found]
+
+    def _first(self) -> Recording:
+        if self._which is not None:
+            return reading.open_recording(self._which, spans=False)
+        alive = [one for one in reading.recordings() if one.state == "alive"]
+        if not alive:
+            raise StagespanError(
+                "no process records here at the moment: `stagespan ps --all` lists those that did."
+            )
+        return max(alive, key=summary.finished_spans)
+
+    # --- keys -----------------------------------------------------------------------------------
+
+    def press(self, key: str) -> bool:
+        """Act on a key; False if the page is to be left."""
+        if self.is_typing:
+            if key in "\r\n":
+                self.is_typing = False
+            elif key == "\x1b":
+                self.is_typing, self.filter = False, ""
+            elif key in "\x7f\b":
+                self.filter = self.filter[:-1]
+            elif key.isprintable():
+                self.filter += key
+            return True
+        if key in ("q", "\x03", "\x04"):
+            return False
+        if key == "f":
+            self.is_frozen = not self.is_frozen
+        elif key == "s":
+            self._order = (self._order + 1) % len(_ORDERS)
+        elif key == "/":
+            self.is_typing = True
+        return True
+
+    def say(self, message: str) -> None:
+        """Show a message until the next reading."""
+        self._message = message
+
+    # --- the page -------------------------------------------------------------------------------
+
+    def render(self, width: int, height: int | None) -> list[Any]:
+        """The page as lines and tables for rich, at most ``height`` rows high."""
+        shown = [self._readings[path] for path in self._paths if path in self._readings]
+        body: list[Any] = [Text(one_line(self._title(shown)), no_wrap=True, overflow="ellipsis")]
+        used = 1
+        of_it = ranks.ranks([kept[-1].recording for kept in shown])
+        for sentence in ranks.findings(of_it):
+            body.append(Text(one_line(sentence), style="bold", no_wrap=True, overflow="ellipsis"))
+            used += 1
+        if self._message:
+            body.append(Text(one_line(self._message), no_wrap=True, overflow="ellipsis"))
+            used += 1
+        places = self._places(of_it)
+        # Each table has a head of two rows and an empty row at both ends.
+        left = None if height is None else height - used - min(len(places), _MOST_THREADS) - 8
+        body.append(self._stages(shown, left))
+        body.append(self._place_table(places[:_MOST_THREADS], len(places)))
+        return body
+
+    def _title(self, shown: list[list[_Reading]]) -> str:
+        frozen = ", frozen" if self.is_frozen else ""
+        if self._job is not None:
+            return f"job {self._job}, {len(shown)} ranks{frozen}"
+        if not shown:
+            return "no process"
+        recording = shown[0][-1].recording
+        rank = "" if recording.rank is None else f", rank {recording.rank}"
+        until = recording.read_ns if recording.state == "alive" else recording.last_ns
+        age = f", {duration(until - recording.begin_ns)}" if until else ""
+        return f"{recording.pid} {recording.program}, {recording.state}{rank}{age}{frozen}"
+
+    def _stages(self, shown: list[list[_Reading]], most: int | None) -> Table:
+        rows = [row for kept in shown for row in self._changes(kept)]
+        total_ns = sum(row.self_ns for row in rows) or 1
+        merged: dict[str, list[_Change]] = {}
+        for row in rows:
+            if self.filter.lower() in row.name.lower():
+                merged.setdefault(row.name, []).append(row)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("stage", no_wrap=True, overflow="ellipsis")
+        for title in ("runs/s", "runs", "p50", "p95", "p99", "share", "device"):
+            table.add_column(title, justify="right", no_wrap=True, min_width=5)
+        lines = [_line(name, changes, total_ns) for name, changes in merged.items()]
+        order = _ORDERS[self._order]
+        keys: dict[str, Any] = {
+            "share": lambda line: (-line.share, line.name),
+            "rate": lambda line: (-line.rate, line.name),
+            "p99": lambda line: (-line.p99_ns, line.name),
+            "name": lambda line: line.name,
+        }
+        lines.sort(key=keys[order])
+        if most is not None:
+            del lines[max(most, 1) :]
+        for line in lines:
+            table.add_row(
+                Text(one_line(line.name)),
+                f"{line.rate:,.1f}",
+                f"{line.count:,}",
+                *(duration(round(ns)) if ns else "" for ns in (line.p50_ns, line.p95_ns)),
+                duration(round(line.p99_ns)) if line.p99_ns else "",
+                f"{line.share:.0%}",
+                "" if line.device_ns is None else duration(round(line.device_ns)),
+            )
+        return table
+
+    def _changes(self, kept: list[_Reading]) -> list[_Change]:
+        """What each stage has run between the oldest reading that is kept and the latest."""
+        first, last = kept[0], kept[-1]
+        seconds = last.at_s - first.at_s
+        statistics = imports.load("stagespan.statistics")
+        if seconds <= 0:
+            window: Stats = last.recording.stats()
+            return [_Change(name, 0.0, stage.count, stage, 0) for name, stage in window.items()]
+        recent: _core.Snapshot = last.recording.snapshot().since(first.recording.snapshot())
+        window = statistics.of_recording(recent, {}, 0)
+        own = {name: stage.total_ns - stage.children_ns for name, stage in recent.stages().items()}
+        life = last.recording.stats()
+        return [
+            _Change(
+                name,
+                window[name].count / seconds if name in window else 0.0,
+                stage.count,
+                window.get(name),
+                max(own.get(name, 0), 0),
+            )
+            for name, stage in life.items()
+        ]
+
+    def _places(self, of_it: list[ranks.Rank]) -> list[tuple[str, str, str]]:
+        found = []
+        for rank in of_it:
+            of_threads = summary.stands(rank.recording)
+            if len(of_it) > 1:
+                of_threads = of_threads[:1]
+            for stand in of_threads:
+                who = rank.label if len(of_it) > 1 else f"{stand.thread} {stand.name}"
+                elapsed = "" if stand.elapsed_ns is None else duration(stand.elapsed_ns)
+                found.append((who, " > ".join(stand.stages), elapsed))
+        return found
+
+    def _place_table(self, places: list[tuple[str, str, str]], total: int) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        hidden = f" ({total - len(places)} more)" if total > len(places) else ""
+        who = "rank" if self._job is not None else "thread"
+        table.add_column(who + hidden, no_wrap=True)
+        table.add_column("in", no_wrap=True, overflow="ellipsis")
+        table.add_column("for", no_wrap=True, min_width=6)
+        for place in places:
+            table.add_row(*(Text(one_line(cell)) for cell in place))
+        return table
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A stage of one process: how often it ran, and how much of that was its own time."""
+
+    name: str
+    rate: float
+    count: int
+    recent: Any
+    self_ns: int
+
+
+@dataclass(frozen=True)
+class _Line:
+    """A row of the page."""
+
+    name: str
+    rate: float
+    count: int
+    p50_ns: float
+    p95_ns: float
+    p99_ns: float
+    share: float
+    device_ns: float | None
+
+
+def _line(name: str, changes: list[_Change], total_ns: int) -> _Line:
+    recent = [change.recent for change in changes if change.recent is not None]
+    device = [one.device_elapsed_ns.mean_ns for one in recent if one.device_elapsed_ns is not None]
+    # Of several ranks, the slowest one.
+    slowest = [
+        max((getattr(one, key) for one in recent), default=0.0)
+        for key in ("p50_ns", "p95_ns", "p99_ns")
+    ]
+    return _Line(
+        name,
+        sum(change.rate for change in changes),
+        sum(change.count for change in changes),
+        p50_ns=slowest[0],
+        p95_ns=slowest[1],
+        p99_ns=slowest[2],
+        share=sum(change.self_ns for change in changes) / total_ns,
+        device_ns=max(device, default=None),
+    )
