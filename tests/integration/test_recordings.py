@@ -371,6 +371,34 @@ def test_ranks_of_a_job_are_compared(folder: Path) -> None:
     assert "the jobs are job-1" in missing.stderr
 
 
+def test_the_rank_is_that_of_torch_distributed(folder: Path) -> None:
+    pytest.importorskip("torch")
+    # GIVEN a process whose rank no variable tells
+    process = start("""
+        import time
+        import torch.distributed as dist
+        import stagespan
+        with stagespan.span("before"):
+            pass
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        with stagespan.ProfilingContext("stage"):
+            pass
+        print("ready", flush=True)
+        time.sleep(60)
+    """)
+    try:
+        ready(process)
+        # WHEN its service thread has run
+        until = time.monotonic() + 20
+        while recording.open(process.pid).rank is None and time.monotonic() < until:
+            time.sleep(0.05)
+        # THEN the recording has it
+        found = recording.open(process.pid)
+        assert (found.rank, found.world_size) == (0, 1)
+    finally:
+        end(process)
+
+
 def test_the_list_of_processes(folder: Path) -> None:
     # GIVEN one process that lives, and one that was killed
     program = """
