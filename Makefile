@@ -13,7 +13,7 @@ VENV_PYTHON := .venv/bin/python
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" $(VENV_PYTHON)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test bench docs lint format cpp-test clean distclean
+.PHONY: help setup demo test bench docs lint format cpp-test mutate clean distclean
 
 help:  ## show this list
 	@sed -n 's|^\([a-z-]*\):.*## |\1@|p' Makefile | awk -F@ '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -48,8 +48,12 @@ format: setup  ## format the Python and C++ sources
 cpp-test: setup  ## run the C++ tests: plain, ASan with UBSan, TSan
 	@$(RUN) -m nox -s cpp
 
+mutate: setup  ## change chosen modules in small ways and count what their tests find
+	@$(VENV_PYTHON) -m pip install -q cosmic-ray==8.7.0
+	@$(VENV_PYTHON) tools/mutate.py
+
 clean:  ## remove what was built, keep .venv
-	rm -rf build dist .nox .make/logs .make/demo .make/wheels .make/old-pip work_dirs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf build dist .nox .make/logs .make/demo .make/wheels .make/old-pip .make/mutate work_dirs .pytest_cache .mypy_cache .ruff_cache
 
 distclean: clean  ## remove .venv too
 	rm -rf .venv .make
