@@ -36,6 +36,8 @@ def command(signature_file: str) -> None:
     for stage in file.stages.values():
         for index, signature in enumerate((stage, *stage.variants)):
             name = printable(stage.stage_name) if index == 0 else f"  variant {index}"
+            if signature.key is not None and stage.variants:
+                name += f" ({printable(signature.key)})"
             count = "-" if signature.count is None else f"{signature.count:,}"
             table.add_row(Text(name), count, Text(_inputs(signature)), Text(_output(signature)))
         table.add_section()

@@ -31,7 +31,7 @@ from stagespan.signature.fit import ReplayError
 from stagespan.signature.model import SignatureFile, StageSignature
 
 if TYPE_CHECKING:
-    from stagespan.harness.replay import Replay
+    from stagespan.harness.replay import Replay, Run
 
 _log = logging.getLogger("stagespan")
 
@@ -169,11 +169,13 @@ class StageBenchHarness:
             f"HarnessConfig(any_callable=True) (--any-callable)."
         )
 
-    def _fidelity(self, timing: dict[str, Any], launches: int, replay: Replay) -> dict[str, Any]:
+    def _fidelity(
+        self, timing: dict[str, Any], launches: int, replay: Replay, runs: list[Run]
+    ) -> dict[str, Any]:
         from stagespan.harness import fidelity, live
         from stagespan.harness.replay import step_of
 
-        step = step_of(replay.step)
+        step = step_of(replay.step, runs)
         per_iteration = launches // max(self._profiled, 1)
         found = fidelity.fidelity(self.live, timing, step, per_iteration)
         reasons = [self.live["missing"]] if "missing" in self.live else []
@@ -300,7 +302,7 @@ class StageBenchHarness:
             trace_bytes=trace_bytes,
             breakdown_path=breakdown_path,
             script_path=script_path,
-            fidelity=self._fidelity(timing, breakdown["num_launches"], replay),
+            fidelity=self._fidelity(timing, breakdown["num_launches"], replay, runs),
             compile=compiled,
         )
 

@@ -126,8 +126,8 @@ class HarnessResult(Mapping[str, Any]):
     breakdown_path: Path
     script_path: Path
     fidelity: dict[str, Any]
-    """``live_p50_ms``, ``live_runs``, ``live_steps``, ``ratio``, ``live_launches``, ``launches``
-    (None where not known), ``reasons`` that may explain a difference, and a ``line`` with all."""
+    """``live_p50_ms``, ``live_runs``, ``live_steps``, ``before_ms``, ``ratio``, ``live_launches``,
+    ``launches`` (None where not known), ``reasons`` for a difference, and a ``line`` with all."""
     compile: dict[str, Any] | None = None
     """With `profile_compile`: ``first_call_ms``, ``compile_ms``, ``phases_ms``, ``frames``,
     ``recompilations``, ``graph_breaks``, ``trace_path``, ``times_path``; None if nothing was

@@ -18,10 +18,19 @@ def fidelity(
     """The replay's median beside the live one; everything that is not known is None.
 
     ``live`` has ``p50_ms`` and ``count`` of the live runs, and perhaps ``launches``. Of one step of
-    a loop only an upper bound is known live: the stage's time by its number of steps.
+    a loop the live time is not known, so the time of the whole stage is put together: what runs
+    up to the second step, and the step as often as it comes. What runs after the loop is left out.
     """
     found: dict[str, Any] = dict.fromkeys(
-        ("live_p50_ms", "live_runs", "live_steps", "ratio", "live_launches", "launches")
+        (
+            "live_p50_ms",
+            "live_runs",
+            "live_steps",
+            "before_ms",
+            "ratio",
+            "live_launches",
+            "launches",
+        )
     )
     found["launches"] = launches
     if not live or not live.get("p50_ms"):
@@ -35,8 +44,14 @@ def fidelity(
     found["live_runs"] = live.get("count")
     if step is None:
         found["live_launches"] = live.get("launches")
-    if steps and timing.get("p50") is not None:
-        found["ratio"] = timing["p50"] * steps / live["p50_ms"]
+    if timing.get("p50") is None or not steps:
+        return found
+    took = timing["p50"] * steps
+    before = step.get("before_ms") if step is not None and step["number"] == 2 else None
+    if before is not None:
+        found["before_ms"] = before
+        took = before + timing["p50"] * (steps - 1)
+    found["ratio"] = took / live["p50_ms"]
     return found
 
 
@@ -46,15 +61,17 @@ def fidelity_line(found: Mapping[str, Any], reasons: list[str]) -> str:
         why = "".join(f": {reason}" for reason in reasons[:1])
         return f"How well this agrees with the live runs is not known{why}."
     runs, steps = found["live_runs"], found["live_steps"]
-    live = found["live_p50_ms"]
-    said = f"Live median {live:,.2f} ms"
+    said = f"Live median {found['live_p50_ms']:,.2f} ms"
     if steps is not None:
-        said += f" for {steps} steps, so at most {live / steps:,.2f} ms a step"
+        said += f" for {steps:,} step{'' if steps == 1 else 's'}"
     if runs is not None:
         said += f" ({runs:,} run{'' if runs == 1 else 's'} of this signature)"
     if found["ratio"] is not None:
-        of = " of that" if steps is not None else ""
-        said += f", replay {found['ratio']:.2f} x{of}"
+        said += f", replay {found['ratio']:.2f} x"
+        if found["before_ms"] is not None:
+            said += f" ({found['before_ms']:,.2f} ms up to step 2, then {steps - 1:,} x this step)"
+        elif steps is not None and steps > 1:
+            said += f" ({steps:,} x this step)"
     if found["launches"] is not None and found["live_launches"] is not None:
         said += f", launches {found['launches']:,} of {found['live_launches']:,}"
     return f"{said}." + (f" Possible reasons: {'; '.join(reasons)}." if reasons else "")
@@ -79,7 +96,7 @@ def likely_reasons(
     if found["live_runs"] == 1:
         reasons.append("the live figure is of a single run, the first one")
     if step is not None and ratio < 1:
-        reasons.append("the live figure includes what runs before and after the loop")
+        reasons.append("the live figure includes what runs after the loop")
     elif step is not None:
         reasons.append("steps of this loop take different times, as with cached features")
     if timing.get("p75") and timing["p75"] > 1.5 * timing["p25"]:

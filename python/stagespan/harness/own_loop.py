@@ -74,6 +74,7 @@ class LoopStep:
         if isinstance(step, int):
             self.number = step
         self.total: int | None = None
+        self.expected = _count_of(inputs)
         self.starts: int | None = None
 
     def reset(self) -> None:
@@ -226,6 +227,7 @@ class SchedulerReturns:
     kind = "loop"
 
     def __init__(self, stage: Any, function: Any) -> None:
+        self.holder = getattr(function, "__self__", stage)
         found = [value for value in reachable(stage, function) if is_scheduler(value)]
         self.instances = [value for value in found if not isinstance(value, type)]
         self.classes = list(dict.fromkeys(v if isinstance(v, type) else type(v) for v in found))
@@ -273,7 +275,7 @@ class SchedulerReturns:
                 if owner is None:
                     owner = scheduler
                 if scheduler is owner:
-                    on_return(_steps_of(scheduler))
+                    on_return(_steps_of(scheduler, self.holder))
                 return result
 
             return call
@@ -417,12 +419,22 @@ def _calls_itself(holder: Any) -> bool:
     )
 
 
+def _count_of(inputs: Mapping[str, Any]) -> int | None:
+    """How many tokens ``generate`` was asked for, if it was."""
+    count = inputs.get("max_new_tokens")
+    return count if type(count) is int and count > 0 else None
+
+
 def _static(value: Any, name: str) -> Any:
     """An attribute without running code for it; None if it is not there."""
     return inspect.getattr_static(value, name, None)
 
 
-def _steps_of(scheduler: Any) -> int | None:
+def _steps_of(scheduler: Any, holder: Any) -> int | None:
+    """How many steps a loop has; pipelines of diffusers note it where they leave the first out."""
+    noted = _static(holder, "_num_timesteps")
+    if type(noted) is int and noted > 0:
+        return noted
     timesteps = getattr(scheduler, "timesteps", None)
     try:
         return len(timesteps) if timesteps is not None else None

@@ -63,8 +63,9 @@ def profile_replay(
     say(f"Median CPU time of the thread: {spread(timing['cpu'])}")
     if timing["busy"]:
         say(timing["busy"])
-    found = fidelity(live, timing, step_of(replay.step))
-    reasons = likely_reasons(found, timing, [], step_of(replay.step))
+    step = step_of(replay.step, runs)
+    found = fidelity(live, timing, step)
+    reasons = likely_reasons(found, timing, [], step)
     say(fidelity_line(found, reasons or list((live or {}).get("missing", "").splitlines())))
     times = [run.wall_ms for run in runs]
     written = str(trace_path) if steps else None

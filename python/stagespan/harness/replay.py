@@ -298,7 +298,7 @@ def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
     shortened = step.shortened
     return {
         "number": step.number,
-        "of": step.total,
+        "of": step.total if step.total is not None else step.expected,
         "before_ms": statistics.median(run.before_ms for run in runs) if runs else None,
         "run_with": {} if shortened is None else {shortened[0]: shortened[2]},
     }

@@ -28,7 +28,7 @@ MAX_TEXT = 2000
 KEPT_TEXT = 200
 MAX_BYTES = 256
 _MAX_INT_BITS = 1024
-MAX_ATTRIBUTES = 64
+MAX_ATTRIBUTES = 256
 """An object with more is not a plain holder of values."""
 
 
@@ -139,7 +139,7 @@ class _Walk:
         return found
 
     def plain_object(self, value: Any, torch: Any, path: str) -> Any:
-        """An object that only holds values, some of them tensors, such as a cache; else None."""
+        """An object that only holds values, such as a cache or a configuration; else None."""
         kind = type(value)
         if self.in_object and isinstance(value, type):
             return {TYPE: "class", "class": class_path(value)} if _has_name(value) else None
@@ -157,7 +157,7 @@ class _Walk:
             nodes = {name: self.node(item, f"{path}.{name}") for name, item in attributes.items()}
         finally:
             self.in_object = outside
-        if _some(nodes, UNREPLAYABLE) or not (outside or _some(nodes, "shape")):
+        if not nodes or _some(nodes, UNREPLAYABLE):
             self.tensors = tensors
             return None
         return {TYPE: "object", "class": class_path(kind), "fields": nodes}

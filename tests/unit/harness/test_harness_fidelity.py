@@ -140,7 +140,7 @@ def test_the_median_of_live_runs_is_shown_beside_the_replay(run_live: Any, tmp_p
     assert f'"p50_ms": {row["p50_ms"]!r}' in text
 
 
-def test_a_step_is_beside_an_upper_bound_of_the_live_steps(run_live: Any) -> None:
+def test_the_whole_stage_is_put_together_of_its_steps(run_live: Any) -> None:
     # GIVEN a loop of four steps
     class Scheduler:
         def set_timesteps(self, count: int) -> None:
@@ -166,8 +166,10 @@ def test_a_step_is_beside_an_upper_bound_of_the_live_steps(run_live: Any) -> Non
     # THEN
     found = result.fidelity
     assert found["live_steps"] == 4
-    assert found["ratio"] == pytest.approx(4 * result.timing_ms["p50"] / found["live_p50_ms"])
-    assert "for 4 steps, so at most" in found["line"]
+    took = result.step["before_ms"] + 3 * result.timing_ms["p50"]
+    assert found["ratio"] == pytest.approx(took / found["live_p50_ms"])
+    assert " for 4 steps (1 run of this signature), replay " in found["line"]
+    assert "ms up to step 2, then 3 x this step)" in found["line"]
 
 
 def test_without_live_times_the_line_says_why(tmp_path: Path, run_live: Any) -> None:

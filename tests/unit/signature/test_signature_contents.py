@@ -242,3 +242,16 @@ def test_a_hostile_object_is_refused_in_one_sentence(node: Any) -> None:
     # THEN nothing was imported for it
     assert len(str(caught.value).splitlines()) == 1
     assert "antigravity" not in __import__("sys").modules
+
+
+def test_a_configuration_is_captured_as_a_structure() -> None:
+    # GIVEN an object without tensors
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GenerationConfig(max_new_tokens=6, temperature=0.5)
+
+    # WHEN
+    again = made(config=config)["config"]
+
+    # THEN
+    assert type(again) is transformers.GenerationConfig
+    assert again.to_dict() == config.to_dict()
