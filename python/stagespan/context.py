@@ -227,7 +227,7 @@ _start_service: Callable[[], None] | None = None
 
 
 def register_service(start: Callable[[], None]) -> None:
-    """Have `start` called once per process, when its first context has finished."""
+    """Set the function that is called once per process, after its first context."""
     global _start_service
     _start_service = start
 
@@ -247,29 +247,29 @@ _switched: list[Callable[[], None]] = []
 
 
 def on_switch(callback: Callable[[], None]) -> None:
-    """Have `callback` called now, and after the recorder or debug mode has been switched."""
+    """Call `callback` now, and whenever the recorder or debug mode was switched."""
     _switched.append(callback)
     callback()
 
 
 debug_switched: list[Callable[[bool], None]] = []
-"""Called when debug mode is switched, after the core knows."""
+"""Called when debug mode was switched, after the core."""
 
 
 def enable() -> None:
-    """Record from now on. Spans that are open keep to what they were opened with."""
+    """Record from now on. Spans that are already open are not affected."""
     _core.enable()
-    _tell_switched()
+    _run_switch_callbacks()
 
 
 def disable() -> None:
     """Turn everything off: spans, contexts and decorated functions record nothing from now on."""
     _core.disable()
-    _tell_switched()
+    _run_switch_callbacks()
 
 
 def set_debug(on: bool = True) -> None:
-    """Switch debug mode, as TELEFUSER_PROFILE_DEBUG=true does from the start.
+    """Switch debug mode on or off. STAGESPAN_DEBUG=true switches it on at the start.
 
     Args:
         on: Whether debug mode is on from now on.
@@ -279,16 +279,16 @@ def set_debug(on: bool = True) -> None:
     """
     given: object = on
     if isinstance(given, str):
-        raise SettingsError(f"set_debug() was given the text {on!r}: pass True or False.")
+        raise SettingsError(f"set_debug() takes True or False, not the text {on!r}.")
     _core.set_debug(bool(on))
-    _tell_switched()
+    _run_switch_callbacks()
     if on:
         need("debug")
     for callback in debug_switched:
         callback(bool(on))
 
 
-def _tell_switched() -> None:
+def _run_switch_callbacks() -> None:
     for callback in tuple(_switched):
         callback()
 

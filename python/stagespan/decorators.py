@@ -1,11 +1,11 @@
-"""Spans as decorators: a fresh plain function for a plain function, a C callable for the rest.
+"""Spans as decorators: plain functions become new plain functions, other callables C callables.
 
-The fresh function shares everything with the original but its identity, so that it can be timed
-while other references to the original stay as they are. How it is timed depends on Python:
+The new function shares everything with the original except its identity. It can be timed while
+other references to the original are not. How it is timed depends on the version of Python:
 
-- 3.12 and later: `_core.time_function` intercepts its calls; nothing in it changes.
-- 3.10 and 3.11: its `__code__` is replaced by a trampoline while it is timed, and put back while
-  it is not. Always-on contexts around plain synchronous functions use the faster C callable.
+- 3.12 and later: `_core.time_function` intercepts its calls. The function does not change.
+- 3.10 and 3.11: a trampoline replaces its `__code__` while it is timed. Always-on contexts around
+  plain synchronous functions use the faster C callable.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _log = logging.getLogger("stagespan")
 
 
 class _Timed:
-    """What is known of a fresh function; it holds nothing that could refer to the function."""
+    """The data about a new function, without any reference to the function."""
 
     __slots__ = ("codes", "spans")
 
     def __init__(self, spans: tuple[Span, ...]) -> None:
         self.spans = spans
-        """Innermost first: decorators stack."""
+        """The spans of all stacked decorators, innermost first."""
         self.codes: dict[tuple[int, tuple[Span, ...]], CodeType] = {}
-        """Trampolines by id of the code below and spans: each switch must find the same objects."""
+        """Trampolines by the id of the code below and by spans, so that switches reuse them."""
 
     def code(self, plain: CodeType, qualname: str, spans: tuple[Span, ...]) -> CodeType:
         known = self.codes.get((id(plain), spans))

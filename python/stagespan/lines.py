@@ -122,7 +122,7 @@ def emit(record: logging.LogRecord) -> None:
 
 
 def warning_line(message: str) -> logging.LogRecord:
-    """A record of level WARNING, which logging shows on standard error if nobody configured it."""
+    """Return a record of level WARNING, which unconfigured logging prints to standard error."""
     return _record("%s", (message,), logging.WARNING)
 
 

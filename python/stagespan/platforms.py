@@ -171,7 +171,7 @@ class Platform:
         return 0
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Start `max_memory_allocated` anew; nothing on a CPU."""
+        """Reset `max_memory_allocated`, on an accelerator."""
 
     def ipc_collect(self) -> None:
         """Free memory that other processes have released; nothing where torch cannot."""
@@ -278,7 +278,7 @@ class Accelerator(Platform):
         return 0 if owner is None else int(owner.max_memory_allocated(device))
 
     def reset_peak_memory_stats(self, device: Any = None) -> None:
-        """Start `max_memory_allocated` anew; nothing before the device's first use."""
+        """Reset `max_memory_allocated`, if the process has used the device."""
         self.reset_peak_memory(device)
 
     def ipc_collect(self) -> None:

@@ -17,7 +17,7 @@ ROOMS = (
     "errors atomic forks imports files distribution _core",
     "settings run dynamo history platforms termination console",
     "context requests live threads decorators trampoline lines memory device synchronize",
-    "service statistics",
+    "service statistics stalls",
     "trace signature profiling",
     "harness report export recording",
     "doctor compat",

@@ -179,7 +179,7 @@ def _log_lines(console: Console) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress(console: Console) -> Iterator[Any]:
-    """What the harness tells its progress; shown on a terminal alone."""
+    """Yield a function that shows the progress of the harness, on terminals only."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
     bar = Progress(
@@ -194,10 +194,10 @@ def _progress(console: Console) -> Iterator[Any]:
     with bar:
         task = bar.add_task("loading the stage", total=None)
 
-        def tell(part: str, done: int, total: int | None) -> None:
+        def show(part: str, done: int, total: int | None) -> None:
             bar.update(task, description=part, completed=done, total=total)
 
-        yield tell
+        yield show
 
 
 def _print(result: HarnessResult, explain: bool) -> None:

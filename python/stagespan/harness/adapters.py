@@ -168,7 +168,7 @@ class DenoiseAdapter(StepAdapter):
             return False
         if found[0] is stage:
             return True
-        # A method beside the loop, such as `decode(latents)`, is to be called as it is.
+        # A method outside of the loop, such as `decode(latents)`, is called as it is.
         loop = (
             "num_inference_steps",
             "timesteps",
@@ -246,9 +246,9 @@ def unregister_adapter(adapter: StepAdapter) -> None:
 def ask_adapters(
     stage: Any, inputs: Mapping[str, Any], config: HarnessConfig, refused: Mapping[str, str]
 ) -> tuple[StepAdapter | None, list[Answer]]:
-    """The adapter that is taken, and what each one said until then.
+    """Return the adapter that matches, and the answers of the adapters up to it.
 
-    ``refused`` tells of adapters that have matched and then found nothing to run, and why.
+    ``refused`` contains the adapters that matched but found nothing to run, with the reason.
     """
     answers: list[Answer] = []
     for adapter in _adapters:

@@ -77,11 +77,11 @@ class StageBenchHarness:
         *,
         variant: str | int | None = None,
     ) -> StageBenchHarness:
-        """A harness for a stage of a ``timing_io_signature.json``, TeleFuser's included.
+        """Return a harness for a stage of a ``timing_io_signature.json``, including TeleFuser's.
 
         ``variant`` chooses one of the stage's signatures, see `StageSignature.variant`; by default
-        the one that ran most. The live times come from the ``timing.json`` beside the file. Raises
-        SignatureError for a file that cannot be read and for a stage that is not in it.
+        the one that ran most. The live times come from the ``timing.json`` in the same folder.
+        Raises SignatureError if the file cannot be read or does not contain the stage.
         """
         signature = SignatureFile.read(signature_path).stage(stage_name, variant)
         harness = cls(signature, stage_instance, config)
@@ -104,9 +104,9 @@ class StageBenchHarness:
     def setup(self) -> None:
         """Make the inputs and the step.
 
-        Raises HarnessError, in one sentence, for what stands in the way: no stage, an argument that
-        cannot be replayed, a device that is not there, too little memory, a stage without a step to
-        run, an output folder that cannot be written.
+        Raises HarnessError if the stage cannot be replayed: there is no stage, an argument cannot
+        be replayed, a device is missing, there is too little memory, the stage has no method to
+        run, or the output folder cannot be written.
         """
         if self.stage_instance is None and self.config.step_fn is None:
             raise HarnessError(
@@ -362,8 +362,8 @@ class StageBenchHarness:
             yield
         except OSError as error:
             raise HarnessError(
-                f"A file of stage {self.stage_name!r} cannot be written ({error}); see that there "
-                f"is room in {str(self.output_dir)!r}, or choose another folder with "
+                f"A file of stage {self.stage_name!r} cannot be written ({error}); free some "
+                f"space in {str(self.output_dir)!r}, or choose another folder with "
                 f"HarnessConfig(output_dir=...)."
             ) from error
 
@@ -387,10 +387,10 @@ def recorder_off() -> Iterator[None]:
 
 
 def given_inputs(inputs: Any) -> dict[str, Any]:
-    """Copies of the user's own inputs: what the stage writes to is not his, and anew each time.
+    """Return copies of the user's inputs, so that the stage does not modify the originals.
 
-    What they share they share in the copies as well. Torch modules and what refuses to be copied
-    are given as they are; a function is asked for inputs each time.
+    Objects that the inputs share are also shared by the copies. Torch modules, and objects that
+    cannot be copied, are passed as they are. A function is called for inputs each time.
     """
     import torch
 

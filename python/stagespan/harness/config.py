@@ -51,11 +51,11 @@ class HarnessConfig:
     with_stack: bool = False
     """Whether the trace holds Python stacks; they make it many times larger."""
     profile_compile: bool = False
-    """Whether the first call, in which torch.compile works, is profiled into a trace of its own."""
+    """Whether the first call, in which torch.compile works, is profiled into a separate trace."""
     progress: Callable[[str, int, int | None], None] | None = None
-    """Told of each iteration: ``progress(part, done, total)``; total is None where it is open."""
+    """Called for each iteration: ``progress(part, done, total)``; total is None if unknown."""
     optional: tuple[str, ...] = field(default=(), init=False, repr=False)
-    """Arguments that only the metadata tells: left out if the stage has no such parameter."""
+    """Arguments from the metadata only, which are left out if the stage has no such parameter."""
 
     def __post_init__(self) -> None:
         for name, least in (("warmup", 0), ("profile_steps", 1), ("timing_steps", 1)):

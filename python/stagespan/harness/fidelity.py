@@ -15,7 +15,7 @@ def fidelity(
     step: Mapping[str, Any] | None = None,
     launches: int | None = None,
 ) -> dict[str, Any]:
-    """The replay's median beside the live one; everything that is not known is None.
+    """Return the median of the replay and of the live runs; unknown figures are None.
 
     ``live`` has ``p50_ms`` and ``count`` of the live runs, and perhaps ``launches``. Of one step of
     a loop the live time is not known, so the time of the whole stage is put together: what runs
@@ -83,7 +83,7 @@ def likely_reasons(
     differences: list[str],
     step: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """What may explain a ratio that is not close to 1, the likeliest first."""
+    """Return reasons for a ratio that is not close to 1, the most likely first."""
     ratio = found["ratio"]
     same_launches = found["live_launches"] in (None, found["launches"])
     if ratio is None or (abs(ratio - 1) <= CLOSE_ENOUGH and same_launches):

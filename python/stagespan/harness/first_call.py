@@ -153,7 +153,7 @@ def write_first_call(call: FirstCall, path: Callable[[str], Path]) -> dict[str, 
 
 
 def _summary(trace_path: Path) -> dict[str, Any]:
-    """What the trace tells: time of compiling by phase, graph breaks, recompilations."""
+    """Return the time of compilation by phase, graph breaks and recompilations of a trace."""
     from stagespan.trace import read_trace
     from stagespan.trace.analyses.compiled import Compiled, analyze
 
@@ -187,7 +187,7 @@ def _compile_times() -> dict[str, list[float]]:
 
 
 def _since(before: dict[str, list[float]], after: dict[str, list[float]]) -> dict[str, list[float]]:
-    """What has been added to each list; a list that got shorter was begun anew."""
+    """Return what was added to each list. A list that got shorter was started again."""
     added = {}
     for name, values in after.items():
         known = len(before.get(name, ()))

@@ -1,4 +1,4 @@
-"""What is known of a stage's live runs, from the files beside its signature file."""
+"""The figures of a stage's live runs, from the files next to its signature file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _COMPARED = ("torch", "device", "cpu", "python")
 
 
 def live_runs(path: str | os.PathLike[str], signature: StageSignature) -> dict[str, Any]:
-    """Figures of the live runs of this signature; ``missing`` says why they are not known."""
+    """Return figures of the live runs of this signature; ``missing`` says why they are unknown."""
     report_path = timing_path(Path(path))
     report = _read(report_path)
     if report is None:
-        return {"missing": f"there is no timing report {str(report_path)!r} beside the signatures"}
+        return {"missing": f"there is no timing report {str(report_path)!r}"}
     stages = report.get("stages")
     entry = stages.get(signature.stage_name) if isinstance(stages, dict) else None
     rows = entry.get("signatures") if isinstance(entry, dict) else None
@@ -65,7 +65,7 @@ def differences(live: Mapping[str, Any], context: Mapping[str, Any]) -> list[str
 
 
 def _launches(path: Path, stage: str) -> int | None:
-    """Launches of the live run, if the stage was profiled where it stands."""
+    """Return the launches of the live run, if the stage was profiled in the pipeline."""
     content = _read(stage_path(path.parent, stage, "_breakdown.json"))
     if content is None:
         return None

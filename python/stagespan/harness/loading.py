@@ -26,7 +26,7 @@ def load(target: str) -> Any:
     except (Exception, SystemExit) as error:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            hint = "; start where it lies, or set PYTHONPATH"
+            hint = "; start in its folder, or set PYTHONPATH"
         raise ReplayError(f"{target!r} cannot be loaded: {told(error)}{hint}") from error
     try:
         for part in name.split("."):
@@ -37,7 +37,7 @@ def load(target: str) -> Any:
 
 
 def load_stage(target: str) -> Any:
-    """The stage that a factory returns; what is no function and no class is the stage itself."""
+    """Return the stage from a factory. An object that is not a function or class is the stage."""
     factory = load(target)
     if not (inspect.isroutine(factory) or isinstance(factory, type)):
         return factory
@@ -51,7 +51,7 @@ def load_stage(target: str) -> Any:
 
 
 def told(error: BaseException) -> str:
-    """An exception on one line, with where it was raised if that is in a file of the user's."""
+    """Return an exception on one line, with its position if that is in a file of the user."""
     message = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)
     file = frames[-1].filename if frames else __file__

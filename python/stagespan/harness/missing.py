@@ -1,4 +1,4 @@
-"""What stands for an input that no signature can describe. The harness's scripts hold this text."""
+"""A placeholder for inputs that no signature can describe. Generated scripts contain this text."""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def write_breakdown(
         content["live_launches"] = live["launches"]
     if not device.startswith("cpu") and not found.on_device:
         _log.warning(
-            "[Harness] The trace holds no kernel of %s, so the breakdown tells operators of the "
-            "host; see that the profiler may observe the device.",
+            "[Harness] The trace contains no kernels of %s, so the breakdown lists operators of "
+            "the host; check that the profiler is allowed to observe the device.",
             device,
         )
     write_whole(path, json.dumps(content, indent=2) + "\n")

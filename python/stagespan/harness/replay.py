@@ -55,7 +55,7 @@ class Replay:
         self._changes_inputs = False
 
     def prepare(self) -> Callable[[], Any]:
-        """A step that is ready to run; inputs that the last run has written to are made anew."""
+        """Return a step that is ready to run. Inputs that the last run modified are re-created."""
         if state_of(self.inputs) != self._state:
             self._changes_inputs = True
             self.inputs = self.make_inputs()
@@ -64,7 +64,7 @@ class Replay:
         return self._ready(self.step)
 
     def remake(self) -> None:
-        """Make the inputs and the step anew, without what the last step has learned."""
+        """Create the inputs and the step again, without the state of the last step."""
         self.inputs = self.make_inputs()
         self.step = self.make_step(self.inputs)
         self._state = state_of(self.inputs)
@@ -184,7 +184,7 @@ class Run(NamedTuple):
     cpu_ms: float
     """CPU time of the thread that ran it."""
     waited_ms: float | None
-    """Of the wall time: ready to run, but without a core; None where the system does not tell."""
+    """Part of the wall time in which the thread waited for a core; None if unknown."""
     before_ms: float
     """From the call to the beginning of what is measured."""
 
@@ -258,7 +258,7 @@ def figures(times: list[float]) -> dict[str, Any]:
 
 
 def waited_ms(runs: Sequence[Run]) -> float | None:
-    """How long several runs have waited for a core; None where the system does not tell."""
+    """Return how long several runs have waited for a core; None if unknown."""
     waits = [run.waited_ms for run in runs if run.waited_ms is not None]
     return sum(waits) if waits and len(waits) == len(runs) else None
 
@@ -292,7 +292,7 @@ def spread(found: Mapping[str, Any]) -> str:
 
 
 def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
-    """Which step of a loop was run; None where there is no loop."""
+    """Return which step of a loop was run, or None if there is no loop."""
     if not hasattr(step, "run_between") or not hasattr(step, "total"):
         return None
     shortened = step.shortened
@@ -381,10 +381,10 @@ def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
 
 
 def state_of(value: Any, seen: dict[int, Any] | None = None) -> list[Any]:
-    """What tells whether a run has changed its inputs: tensors, lengths, plain values, attributes.
+    """Return a state that changes if a run modifies its inputs.
 
-    Tensors that were written to, or replaced by others, are told apart; torch modules are not
-    looked into.
+    It contains tensors, lengths, plain values and attributes. It changes if a tensor is written to
+    or replaced. Torch modules are not examined.
     """
     seen = {} if seen is None else seen
     if isinstance(value, (bool, int, float, str)):

@@ -82,7 +82,7 @@ def literal(value: Any) -> Source:
 
 
 def input_source(node: Any, path: str) -> Source:
-    """Source that makes the value of a node; ``mock`` is a `MockInputs` where it stands."""
+    """Return source that makes the value of a node; ``mock`` is its name for a `MockInputs`."""
     if isinstance(node, list):
         items = [("", input_source(item, f"{path}[{i}]")) for i, item in enumerate(node)]
         return Group("[", items, "]")

@@ -76,7 +76,7 @@ def with_method(stage: Any, method: str | None) -> Any:
 
 
 def drain(result: Any) -> Any:
-    """Run a coroutine or generator, which does nothing until somebody does, to its end."""
+    """Run a coroutine or generator to its end."""
     if inspect.iscoroutine(result):
         return asyncio.run(result)
     if inspect.isgenerator(result):

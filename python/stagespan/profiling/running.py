@@ -33,7 +33,7 @@ def _warming_up(autograd: Any) -> bool:
     tracker = getattr(autograd, "KinetoStepTracker", None)
     if profile is None or action is None:
         return False
-    # Profilers count their steps there from their creation on. Without a count there is none.
+    # Profilers count their steps there from their creation on. No count means no profiler.
     if tracker is not None and "ProfilerStep" not in getattr(
         tracker, "_step_dict", {"ProfilerStep"}
     ):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from stagespan.statistics import Stats
 
 State = Literal["alive", "exited", "died", "unknown"]
-"""`exited` by its own exit; `died`: killed, crashed or left by os._exit; `unknown`: the process
-belongs to another container, and the system does not tell."""
+"""`exited`: ended by its own exit. `died`: killed, crashed, or ended by os._exit. `unknown`: the
+process belongs to another container, and the system gives no information."""
 
 _FILE = re.compile(r"(\d+)-(\d+)(?:-\d+)?\.stagespan")
 _MEMFD = "/memfd:stagespan (deleted)"
@@ -42,7 +42,7 @@ class Request(TypedDict):
 class OpenSpan(TypedDict):
     """A span that had not ended, as `stagespan.open_spans` returns it.
 
-    ``elapsed_ns`` is None if the process is not alive: nobody knows when it ended.
+    ``elapsed_ns`` is None if the process is not alive, because its end is unknown.
     """
 
     stage: str
@@ -317,13 +317,13 @@ def _path_of(pid: int) -> str:
 
 
 def _open_file(path: str) -> int:
-    # The entries of /proc/PID/fd are links to what is no path; all other links are refused.
+    # The entries of /proc/PID/fd are links without a real path. All other links are refused.
     follow = 0 if re.fullmatch(r"/proc/\d+/fd/\d+", path) else os.O_NOFOLLOW
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | follow)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise StagespanError(f"{path} is a link: give the file that it leads to.") from None
+            raise StagespanError(f"{path} is a link: pass the file that it leads to.") from None
         if error.errno == errno.ENOENT:
             raise StagespanError(f"there is no file {path}.") from None
         raise StagespanError(f"{path} cannot be opened: {error.strerror}.") from None
@@ -377,7 +377,7 @@ def _runs(pid: int, start_ticks: int) -> bool:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
         return False
-    # A zombie has ended; nobody has asked how.
+    # A zombie has ended, but its parent has not read its status.
     return len(fields) > 19 and fields[0] not in "ZX" and fields[19] == str(start_ticks)
 
 

@@ -23,9 +23,9 @@ _is_left_out = False
 def write_reports() -> list[Path]:
     """Write ``timing.json`` and, if there are signatures, ``timing_io_signature.json``.
 
-    They go to the output folder, or beside the file that STAGESPAN_TIMING_REPORT names; with
-    several ranks, and in workers, their names tell whose they are. A file that cannot be written
-    costs one warning. Returns the paths that were written.
+    They go to the output folder, or to the folder of the file that STAGESPAN_TIMING_REPORT names.
+    With several ranks and in workers, their names contain the rank or pid. If a file cannot be
+    written, one warning is logged. Returns the paths that were written.
     """
     report = run.timing_report_path()
     stem, suffix = report.stem + _tag(report), report.suffix or ".json"

@@ -11,7 +11,7 @@ from stagespan.report.entries import StageEntry
 
 _MS = 1e6
 SEVERAL = "(several)"
-"""The parent that stands for all parents beyond the fourth."""
+"""The name under which all parents beyond the fourth are counted."""
 
 
 class StageFigures(Distribution, Protocol):

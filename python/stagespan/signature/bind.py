@@ -56,7 +56,7 @@ def _parameters(function: Callable[..., Any]) -> _Parameters | None:
 
 
 def undecorated(function: Any) -> Any:
-    """The decorated function that a trampoline of stagespan stands for, else itself."""
+    """Return the decorated function that a trampoline of stagespan runs, or ``function``."""
     decorators = imports.loaded("stagespan.decorators")
     return function if decorators is None else decorators.decorated_function(function)
 
@@ -67,7 +67,7 @@ def receives(function: Any, name: str, value: Any) -> bool:
 
 
 def receiver_of(function: Callable[..., Any] | None, args: tuple[Any, ...]) -> Any:
-    """The object, or class, whose method was called; None if there is none."""
+    """Return the object or class whose method was called, or None."""
     function = undecorated(function)
     parameters = _parameters(function) if function is not None and args else None
     if parameters is None or not parameters.positional:
@@ -78,10 +78,10 @@ def receiver_of(function: Callable[..., Any] | None, args: tuple[Any, ...]) -> A
 def bind_arguments(
     function: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Arguments by name; what ``*args`` took is a list under ``"*args"`` (the star and its name).
+    """Return arguments by name; ``*args`` is a list under ``"*args"`` (the star and its name).
 
-    Plain defaults count as passed: a replay, and who reads the file, can tell the number of steps.
-    Never raises: a call that does not fit its function fails by itself a moment later.
+    Plain defaults are included, so that a replay knows, for example, the number of steps. Never
+    raises an exception: a call with wrong arguments fails by itself a moment later.
     """
     function = undecorated(function)
     parameters = _parameters(function) if function is not None else None

@@ -268,7 +268,7 @@ class _Walk:
 
 
 def can_be_made(kind: type) -> bool:
-    """Whether an object of a class can be made of its attributes alone, no code of it running."""
+    """Whether an object of a class can be created from its attributes without running its code."""
     return (
         getattr(kind, "__new__", None) is object.__new__
         and not hasattr(kind, "__del__")

@@ -1,11 +1,11 @@
-"""Element types: names, sizes, and which of them mock inputs can be made of. No torch here."""
+"""Element types: names, sizes, and which of them mock inputs can have. Does not import torch."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-# Size of one element in bytes. Also the list of types that mock inputs can be made of.
+# Size of one element in bytes. This is also the list of types that mock inputs can have.
 ELEMENT_BYTES: dict[str, int] = {
     "float64": 8,
     "float32": 4,
@@ -63,12 +63,12 @@ def is_floating(name: str) -> bool:
 
 
 def is_integer(name: str) -> bool:
-    """Whether the type holds whole numbers (``bool`` is none of them)."""
+    """Whether the type is an integer type, which ``bool`` is not."""
     return name.startswith(("int", "uint"))
 
 
 def unknown_dtype(name: str, known: Iterable[str] = ELEMENT_BYTES) -> str:
-    """The end of a sentence about a type that no mock can be made of: what is known, and near."""
+    """Return the end of a sentence about an unsupported type: the known ones and the closest."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f", the closest of them {near[0]}" if near else ""

@@ -12,9 +12,9 @@ class ReplayError(ValueError):
 
 
 def signature_of(function: Any) -> inspect.Signature:
-    """The signature that calls must fit; for a torch module that of its ``forward``.
+    """Return the signature that calls must fit; for a torch module that of its ``forward``.
 
-    Raises ValueError or TypeError for callables that tell none.
+    Raises ValueError or TypeError for callables without a signature.
     """
     forward = getattr(function, "forward", None)
     if forward is not None and not inspect.isroutine(function) and hasattr(function, "_modules"):
@@ -33,7 +33,7 @@ def fit(
     unused = dict(inputs)
     try:
         parameters = list(signature_of(function).parameters.values())
-    except (TypeError, ValueError):  # a built-in function that tells no signature
+    except (TypeError, ValueError):  # a built-in function without a signature
         surplus = [unused.pop(name) for name in list(unused) if name.startswith("*")]
         return [value for values in surplus for value in values], unused
     by_position = any(p.kind is p.VAR_POSITIONAL and unused.get(f"*{p.name}") for p in parameters)

@@ -1,7 +1,7 @@
 """A short hash of a signature's form: shapes, element types, kinds of device, structure.
 
-Values of numbers and strings are left out, so that a new prompt or seed is no new signature;
-indexes of devices are left out, so that the ranks of a run share their keys.
+Values of numbers and strings are left out, so that a new prompt or seed does not make a new
+signature. Indexes of devices are left out, so that the ranks of a run share their keys.
 """
 
 from __future__ import annotations

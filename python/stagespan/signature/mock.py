@@ -47,7 +47,8 @@ def make_inputs(
         if not dtypes.is_floating(dtype) or dtype not in dtypes.ELEMENT_BYTES:
             known = filter(dtypes.is_floating, dtypes.ELEMENT_BYTES)
             raise HarnessError(
-                f"dtype {dtype!r} is no floating-point type; {dtypes.unknown_dtype(dtype, known)}."
+                f"dtype {dtype!r} is not a floating-point type; "
+                f"{dtypes.unknown_dtype(dtype, known)}."
             )
     nodes = {name: node for name, node in signature.arguments.items() if name not in given}
     _check_memory(signature.stage_name, nodes, device, dtype)
@@ -210,7 +211,7 @@ def _build_special(node: dict[str, Any], path: str, mock: values.MockInputs) -> 
     if kind == "image":
         width, height = (int(size) for size in _list(node, "size"))
         if not (0 < width <= _LARGEST_IMAGE and 0 < height <= _LARGEST_IMAGE):
-            raise ValueError(f"size {width} x {height} is no image's")
+            raise ValueError(f"{width} x {height} is not the size of an image")
         return mock.image(path, (width, height), str(node["mode"]))
     if kind == "ndarray":
         return _tensor(node, path, mock)
@@ -224,20 +225,20 @@ def _build_special(node: dict[str, Any], path: str, mock: values.MockInputs) -> 
         if type(found).__name__ == kind.partition(".")[2]:
             return found
     raise SignatureError(
-        f"Input {path!r}: {str(node.get('value', kind))!r} is no {kind} that this stagespan knows."
+        f"Input {path!r}: this stagespan does not know the {kind} {str(node.get('value', kind))!r}."
     )
 
 
 def torch_name(node: dict[str, Any]) -> str:
-    """The name in torch that a node's ``value`` stands for; raises ValueError if it is no name."""
+    """Return the name in torch of a node's ``value``. Raises ValueError if it is not a name."""
     name = node["value"]
     if not isinstance(name, str) or not name.isidentifier():
-        raise ValueError(f"{name!r} is no name")
+        raise ValueError(f"{name!r} is not a name")
     return name
 
 
 def length_of(node: dict[str, Any]) -> int:
-    """The length of a long list or text; raises ValueError for one that no capture writes."""
+    """Return the length of a long list or text. Raises ValueError if it is invalid."""
     length = node["length"]
     if type(length) is not int or not 0 <= length <= _LONGEST:
         raise ValueError(f"length {length!r} is not a number from 0 to {_LONGEST}")
@@ -247,5 +248,5 @@ def length_of(node: dict[str, Any]) -> int:
 def _list(node: dict[str, Any], key: str) -> list[Any]:
     found = node[key]
     if not isinstance(found, list):
-        raise ValueError(f"{key!r} is no list")
+        raise ValueError(f"{key!r} is not a list")
     return found

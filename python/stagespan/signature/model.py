@@ -1,9 +1,10 @@
-"""What a signature file holds: tensors, stages, the file. Reads TeleFuser's too. No torch here.
+"""The content of a signature file. Also reads TeleFuser's files. Does not import torch.
 
-A value in a signature is a *node*: plain JSON. Numbers, strings, booleans, null and lists stand for
-themselves, an object with ``shape`` and ``dtype`` is a tensor, one with ``$type`` is what
-JSON has no word for (a tuple, a dataclass, an enum, ...), one with ``unreplayable`` names the type
-of a value that cannot be made again, and any other object is a dictionary.
+A value in a signature is a *node*: plain JSON. Numbers, strings, booleans, null and lists represent
+themselves. An object with ``shape`` and ``dtype`` is a tensor. An object with ``$type`` encodes a
+value that JSON cannot represent (a tuple, a dataclass, an enum, ...). An object with
+``unreplayable`` names the type of a value that cannot be created again. Other objects are
+dictionaries.
 """
 
 from __future__ import annotations
@@ -236,7 +237,7 @@ class StageSignature:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Every argument of the call: the inputs, and what only ``metadata`` tells."""
+        """Every argument of the call: the inputs, and those that only ``metadata`` contains."""
         return {**{k: v for k, v in self.metadata.items() if k not in self.inputs}, **self.inputs}
 
     def variant(self, wanted: str) -> StageSignature:
@@ -397,7 +398,7 @@ class SignatureFile:
         }
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the file whole or not at all, for its owner only, because it may hold prompts.
+        """Write the file completely or not at all, for its owner only: it can contain prompts.
 
         Raises OSError when it cannot be written.
         """

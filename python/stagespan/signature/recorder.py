@@ -51,7 +51,7 @@ class SignatureHook:
         return call.kind == "debug"
 
     def enter(self, call: CallLike) -> None:
-        """Describe the arguments, before the clock starts; a `with` block tells its own later."""
+        """Describe the arguments before the clock starts. A `with` block names its own later."""
         if call.function is not None:
             arguments = bind_arguments(call.function, call.args, call.kwargs)
             call.state[self.name] = _begin(call.stage, arguments, call)
@@ -99,7 +99,7 @@ def _begin(stage: str, arguments: dict[str, Any], call: CallLike | None = None) 
 
 
 def _mode_inside(result: Any) -> dict[str, bool]:
-    """What a result tells of the mode in which it was made, which a decorator may have set."""
+    """Return the mode in which a result was made, which a decorator may have set."""
     torch = imports.loaded("torch")
     tensor = getattr(torch, "Tensor", None)
     for value in (result, *(result[:1] if type(result) in (list, tuple) else ())):
@@ -142,7 +142,7 @@ def run_context() -> dict[str, Any]:
 
 
 def _settings(torch: Any) -> dict[str, Any]:
-    """What decides which kernels run, as far as this torch tells it."""
+    """Return the settings of torch that decide which kernels run."""
     found: dict[str, Any] = {}
     try:
         backends = torch.backends.cuda

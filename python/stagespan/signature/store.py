@@ -34,11 +34,11 @@ class _Entry:
         self.first_ns: int | None = None
         self.output: tuple[Any] | None = None  # the node, once it has been described
         self.ended = Count()
-        self.order = Highest()  # of the latest run, to tell entries with equal counts apart
+        self.order = Highest()  # of the latest run, to order entries with equal counts
         self.durations_ns: collections.deque[int] = collections.deque(maxlen=_KEPT_DURATIONS)
 
     def copy(self) -> StageSignature | None:
-        """The signature as it is told: with the scalars of its latest run, its output and count."""
+        """Return the signature with the scalars of its latest run, its output and its count."""
         if self.signature is None:
             return None
         found, latest = copy.deepcopy(self.signature), self.latest
@@ -69,11 +69,11 @@ class _Scalars(NamedTuple):
 
 
 class SignatureStore:
-    """Bounded in stages, in signatures of a stage and in durations of a signature.
+    """The signatures of all stages, with limits on stages, signatures and durations.
 
-    Any thread may use it at any time, also a signal handler or a finalizer that has interrupted a
-    method of it: there is no lock. Each change is one call of a built-in type, and readers copy. Of
-    threads that reach a bound at the same time each may go beyond it by one.
+    Any thread can use it at any time, and so can a signal handler or a finalizer that has
+    interrupted one of its methods, because there is no lock. Each change is one call of a built-in
+    type, and readers copy. Threads that reach a limit at the same time can each exceed it by one.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ class SignatureStore:
         return seen.setdefault(key, mine) is mine
 
     def ran_inside(self, stage: str, key: str, mode: dict[str, bool]) -> None:
-        """A run's result told in which mode of torch it was made."""
+        """Store the mode of torch in which the result of a run was made."""
         entry = self._stages.get(stage, {}).get(key)
         if entry is not None and entry.signature is not None and not entry.inside:
             entry.inside = mode

@@ -84,7 +84,7 @@ def _kind(tensor: Any) -> dict[str, Any] | None:
 
 
 def array_node(array: Any, read_values: bool) -> dict[str, Any] | None:
-    """Node of a numpy array; None for types that mock inputs cannot be made of."""
+    """Return the node of a numpy array; None for types that mock inputs cannot have."""
     name = array.dtype.name
     if name not in dtypes.NUMPY_NAMES:
         return None

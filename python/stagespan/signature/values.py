@@ -103,7 +103,7 @@ class MockInputs:
         return Image.frombytes(mode, (size[0], size[1]), noise.numpy().tobytes())
 
     def place(self, device: str) -> str:
-        """Where a value captured on ``device`` goes; host tensors beside device tensors stay."""
+        """Return the device for a value captured on ``device``. Host tensors stay on the host."""
         stays = device.startswith("cpu") and not self.captured_device.startswith("cpu")
         return device if self.device is None or stays else self.device
 
@@ -188,7 +188,7 @@ def instance(path: str, fields: dict[str, Any]) -> Any:
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return tuple.__new__(kind, [fields[name] for name in kind._fields])
     if not hasattr(kind, "__dataclass_fields__"):
-        raise LookupError(f"the class {path!r} is no dataclass and no namedtuple")
+        raise LookupError(f"the class {path!r} is neither a dataclass nor a namedtuple")
     if issubclass(kind, dict):  # as the output classes of diffusers and transformers are
         return kind(**fields)
     made = object.__new__(kind)
@@ -201,7 +201,7 @@ def plain_object(path: str, fields: dict[str, Any]) -> Any:
     """An object of a class of the loaded program, its attributes as given; no code of it runs."""
     kind: Any = find_class(path)
     if issubclass(kind, (type, torch.nn.Module)) or hasattr(kind, "__del__"):
-        raise LookupError(f"an object of the class {path!r} cannot be made of its attributes")
+        raise LookupError(f"an object of the class {path!r} cannot be created from its attributes")
     made = object.__new__(kind)
     made.__dict__.update(fields)
     return made
@@ -211,7 +211,7 @@ def member(path: str, name: str) -> Any:
     """A member of an enum of the loaded program."""
     kind = find_class(path)
     if not issubclass(kind, enum.Enum):
-        raise LookupError(f"the class {path!r} is no enum")
+        raise LookupError(f"the class {path!r} is not an enum")
     return kind[name]
 
 
@@ -221,7 +221,7 @@ def mapping(path: str, data: Any) -> Any:
 
     kind = find_class(path)
     if not issubclass(kind, (dict, UserDict)):
-        raise LookupError(f"the class {path!r} is no dictionary")
+        raise LookupError(f"the class {path!r} is not a dictionary")
     return kind(data)
 
 

@@ -141,7 +141,7 @@ def test_a_large_trace_and_missing_kernels_are_warned_of(
     # THEN both are told, with what to do
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert "record_shapes=False" in warnings[0]
-    assert "no kernel of cuda:0" in warnings[1]
+    assert "no kernels of cuda:0" in warnings[1]
 
 
 def test_without_torch_one_sentence_says_so(tmp_path: Path) -> None:
