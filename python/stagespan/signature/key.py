@@ -15,32 +15,36 @@ from stagespan.signature.model import TYPE, UNREPLAYABLE, is_tensor
 _VERBATIM = ("class", "name", "value", "length")
 
 
-def key_of(inputs: dict[str, Any]) -> str:
-    """Key of the nodes of a stage's inputs: 12 hexadecimal digits, the same in every process."""
+def key_of(inputs: dict[str, Any], *, sizes: bool = True) -> str:
+    """Key of the nodes of a stage's inputs: 12 hexadecimal digits, the same in every process.
+
+    Without ``sizes`` only the number of a tensor's dimensions counts: the key of a family.
+    """
     parts: list[str] = []
     for name in sorted(inputs):
         parts.append(name)
-        _form(inputs[name], parts)
+        _form(inputs[name], parts, sizes)
     return hashlib.blake2b("\x1f".join(parts).encode("utf-8", "replace"), digest_size=6).hexdigest()
 
 
-def _form(node: Any, parts: list[str]) -> None:
+def _form(node: Any, parts: list[str], sizes: bool) -> None:
     if is_tensor(node) or (isinstance(node, dict) and node.get(TYPE) == "ndarray"):
         device = str(node.get("device", "host")).partition(":")[0]
-        parts.append(f"{node['dtype']}{node['shape']}{device}")
+        shape = node["shape"] if sizes else len(node["shape"])
+        parts.append(f"{node['dtype']}{shape}{device}")
     elif isinstance(node, list):
         parts.append(f"[{len(node)}")
         for item in node:
-            _form(item, parts)
+            _form(item, parts, sizes)
     elif isinstance(node, dict):
-        _form_of_object(node, parts)
+        _form_of_object(node, parts, sizes)
     elif node is None or isinstance(node, bool):
         parts.append(repr(node))
     else:
         parts.append(type(node).__name__)
 
 
-def _form_of_object(node: dict[str, Any], parts: list[str]) -> None:
+def _form_of_object(node: dict[str, Any], parts: list[str], sizes: bool) -> None:
     kind = node.get(TYPE)
     # A text that is long, or left out, is a string all the same, and an infinite number is a float.
     if kind in ("str", "float", "path", "bytes"):
@@ -57,4 +61,4 @@ def _form_of_object(node: dict[str, Any], parts: list[str]) -> None:
         if kind is not None and name in _VERBATIM:
             parts.append(str(item))
         else:
-            _form(item, parts)
+            _form(item, parts, sizes)

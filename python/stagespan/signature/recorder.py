@@ -80,7 +80,8 @@ class SignatureHook:
 def _begin(stage: str, arguments: dict[str, Any], call: CallLike | None = None) -> tuple[str, bool]:
     """Keep the signature of these arguments; returns its key and whether its shape is new."""
     nodes = capture_arguments(arguments, read_values=False)
-    key = key_of(nodes)
+    form = key_of(nodes)
+    key = STORE.key_for(stage, form, key_of(nodes, sizes=False))
     target: dict[str, str] = {}
     if not STORE.knows(stage, key):  # only now read values, which may wait for a device
         nodes = capture_arguments(arguments)
@@ -95,7 +96,7 @@ def _begin(stage: str, arguments: dict[str, Any], call: CallLike | None = None) 
         key=key,
         target=target,
     )
-    return key, STORE.begin(signature)
+    return key, STORE.begin(signature, form)
 
 
 def _mode_inside(result: Any) -> dict[str, bool]:

@@ -20,6 +20,9 @@ MAX_STAGES = 4096
 MAX_KEYS = 32
 """Signatures kept of one stage; runs with further ones are counted under ``OTHER``."""
 OTHER = "(other)"
+MAX_LENGTHS = 8
+"""Signatures that differ in sizes alone and ran once each: further ones are counted together."""
+GROWING = "+"
 _KEPT_DURATIONS = 512
 _SCALARS = (bool, int, float, str)
 
@@ -79,8 +82,30 @@ class SignatureStore:
     def __init__(self) -> None:
         self._stages: dict[str, dict[str, _Entry]] = {}
         self._seen: dict[str, dict[str, object]] = {}
+        self._families: dict[str, dict[str, dict[str, None]]] = {}  # keys by stage and family
         self._runs = Count()
         self.request_id = ""
+
+    def key_for(self, stage: str, key: str, family: str) -> str:
+        """The key to count a run under: its own, or that of a family whose sizes never repeat.
+
+        A dimension that grows from call to call, as a decode loop's, would else make a signature
+        of every length.
+        """
+        entries = self._stages.get(stage, {})
+        if key in entries or not self._has_space(stage, self._families):
+            return key
+        families = self._families.setdefault(stage, {})
+        if family not in families and len(families) >= 4 * MAX_KEYS:
+            return key
+        known = families.setdefault(family, {})
+        if len(known) >= MAX_LENGTHS:
+            kept = [entries.get(other) for other in known.copy()]
+            if sum(entry is not None and entry.ended.value <= 1 for entry in kept) >= MAX_LENGTHS:
+                return f"{family}{GROWING}"
+        if len(known) < 2 * MAX_KEYS:
+            known[key] = None
+        return key
 
     def knows(self, stage: str, key: str) -> bool:
         """Whether this signature of the stage is kept already: its values need no reading then."""
@@ -91,10 +116,13 @@ class SignatureStore:
         entry = self._stages.get(stage, {}).get(key)
         return entry is not None and entry.signature is not None and entry.output is None
 
-    def begin(self, signature: StageSignature) -> bool:
-        """A run begins; returns whether its form is the first of its kind for the stage, ever."""
+    def begin(self, signature: StageSignature, form: str | None = None) -> bool:
+        """A run begins; returns whether its form is the first of its kind for the stage, ever.
+
+        ``form`` is the run's own key where it is counted under another.
+        """
         stage, key = signature.stage_name, signature.key or OTHER
-        first = self._is_first(stage, key)
+        first = self._is_first(stage, form or key)
         if not self._has_space(stage, self._stages):
             return first
         entries = self._stages.setdefault(stage, {})
@@ -168,6 +196,7 @@ class SignatureStore:
     def clear(self, *, forget_shapes: bool = False) -> None:
         """Forget signatures and durations; which shapes have run stays known unless asked."""
         self._stages = {}
+        self._families = {}
         if forget_shapes:
             self._seen = {}
 

@@ -22,7 +22,7 @@ from stagespan.signature import (
     signature_stats,
 )
 from stagespan.signature.recorder import SignatureHook
-from stagespan.signature.store import MAX_KEYS, OTHER
+from stagespan.signature.store import MAX_KEYS, MAX_LENGTHS, OTHER
 
 torch = pytest.importorskip("torch")
 
@@ -179,11 +179,40 @@ def test_times_are_kept_by_signature() -> None:
     assert [(row["count"], row["p50_ms"]) for row in rows] == [(3, 2.0), (1, 9.0)]
 
 
+def test_a_size_that_grows_from_call_to_call_is_one_signature() -> None:
+    # GIVEN a prefill with 64 tokens, and decode steps whose mask grows
+    run(function=denoise, args=(torch.zeros(1, 64), torch.ones(1, 64)))
+    for length in range(65, 125):
+        run(function=denoise, args=(torch.zeros(1, 1), torch.ones(1, length)))
+
+    # WHEN
+    rows = signature_stats()["denoise"]
+    found = get_io_signatures()["denoise"]
+
+    # THEN a few lengths are kept, the prefill among them, and all others are one signature
+    assert len(rows) == MAX_LENGTHS + 1
+    assert rows[0]["key"].endswith("+")
+    assert (rows[0]["count"], sum(row["count"] for row in rows)) == (61 - MAX_LENGTHS, 61)
+    assert found["input_signatures"]["latents"]["shape"] == [1, 1]
+    shapes = [variant["input_signatures"]["latents"]["shape"] for variant in found["variants"]]
+    assert [1, 64] in shapes
+
+
+def test_sizes_that_repeat_are_kept_apart() -> None:
+    # GIVEN many resolutions, each of which is asked for again
+    for size in range(20):
+        for _ in range(2):
+            run(function=denoise, args=(torch.zeros(1, size),))
+
+    # WHEN / THEN
+    assert [row["count"] for row in signature_stats()["denoise"]] == [2] * 20
+
+
 def test_signatures_of_a_stage_are_bounded() -> None:
-    # GIVEN a stage whose shape never repeats
+    # GIVEN a stage whose structure never repeats
     runs = 3 * MAX_KEYS
     for size in range(runs):
-        run(function=denoise, args=(torch.zeros(size, 30),))
+        run(function=denoise, args=([0] * size,))
 
     rows = {row["key"]: row["count"] for row in signature_stats()["denoise"]}
 
