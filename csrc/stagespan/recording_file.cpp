@@ -316,8 +316,9 @@ void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piec
       for (std::size_t i = 0; has_space && i < count; ++i)
         has_space = fallocate(fd_, 0, static_cast<off_t>(pieces[i].offset), static_cast<off_t>(pieces[i].bytes)) == 0;
     }
-    if (has_space) {
-      madvise(arena.base(), size, MADV_DONTFORK);
+    // Where the system cannot keep the arena from children, they would write it: it is not shared then.
+    const bool is_kept_from_children = has_space && madvise(arena.base(), size, MADV_DONTFORK) == 0;
+    if (is_kept_from_children) {
       bool is_moved = true;
       for (std::size_t i = 0; i < count; ++i) is_moved = reserve(arena, pieces[i], true) && is_moved;
       place_.kind = is_file ? RecordingKind::kFile : RecordingKind::kMemfd;
@@ -329,7 +330,8 @@ void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piec
     }
     try {
       if (is_file) {
-        place_.why = "the tmpfs of " + folder_ + " is full";
+        place_.why = has_space ? "the system cannot leave memory out of forked children (MADV_DONTFORK)"
+                               : "the tmpfs of " + folder_ + " is full";
         unlink((folder_ + "/" + hidden_).c_str());
       }
     } catch (const std::exception&) {
@@ -363,6 +365,10 @@ bool RecordingFile::reserve(ArenaView arena, const Piece& piece, bool has_conten
       place_.reserved_bytes += piece.bytes;
       return true;
     }
+    // Some failures come after the kernel has taken away what was there.
+    unsigned char page = 0;
+    if (mincore(at, 1, &page) != 0 && errno == ENOMEM)
+      mmap(at, piece.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
   }
   place_.refused_bytes += piece.bytes;
   return false;
