@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import fcntl
+import html.parser
 import io
 import json
 import mmap
@@ -758,9 +759,10 @@ def read_all(path: Path) -> None:
 
 
 def command_pages(found: recording.Recording) -> None:
-    from stagespan.recording import dump, summary
+    from stagespan.recording import dump, html_page, summary
 
     summary.as_dict(found)
+    html_page.page(found)
     for write in dump.FORMATS.values():
         write(found)
 
@@ -863,3 +865,42 @@ def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
     from stagespan.trace import read_trace
 
     assert len(read_trace(tmp_path / "trace.json").events.begin_ns) == total
+
+
+class _Parsed(html.parser.HTMLParser):
+    """The elements of a page that are still open, and all attributes that name something else."""
+
+    VOID = frozenset(("meta", "br", "link", "img"))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.bars = 0
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.bars += tag == "rect"
+        self.links += [value or "" for name, value in attributes if name in ("src", "href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_a_recording_as_one_page(real_file: Path, tmp_path: Path) -> None:
+    # WHEN a recording is written as a page
+    page = tmp_path / "page.html"
+    done = command("report", str(real_file), "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    # THEN the page is whole, needs nothing else, and has a bar for each span
+    parsed = _Parsed()
+    parsed.feed(page.read_text())
+    assert parsed.open == []
+    assert parsed.links == []
+    assert parsed.bars == 22
+    for words in ("died without a clean exit", "stage", "open", "token"):
+        assert words in page.read_text()
+    refused = command("report", str(page), "--html", "-")
+    assert refused.returncode == 2
+    assert "is not a recording" in refused.stderr
