@@ -20,7 +20,7 @@ ROOMS = (
     "service statistics stalls",
     "trace signature profiling",
     "harness report export recording",
-    "doctor compat",
+    "doctor compat pytest_plugin",
     "cli __main__",
 )
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}

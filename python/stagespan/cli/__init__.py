@@ -17,6 +17,7 @@ from stagespan.errors import StagespanError
 _COMMANDS = {
     "analyze": "Show where the time of a trace went, and why the device was idle.",
     "bench": "Replay one stage alone from its signature, and profile it.",
+    "compare": "Show which stages are slower than before, beyond tolerance and noise.",
     "doctor": "Show what works on this machine, what does not, and why.",
     "dump": "Write the spans of a recording for Perfetto, as CSV or as JSON.",
     "ncu": "Show what limits the top kernels of a stage, with Nsight Compute.",

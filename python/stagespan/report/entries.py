@@ -29,7 +29,9 @@ class StageEntry(TypedDict):
     mean_ms: float
     min_ms: float
     max_ms: float
+    p25_ms: float
     p50_ms: float
+    p75_ms: float
     p95_ms: float
     p99_ms: float
     errors: int

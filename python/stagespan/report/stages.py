@@ -17,6 +17,7 @@ SEVERAL = "(several)"
 class StageFigures(Distribution, Protocol):
     """The figures of a stage, as in `_core.StageSummary`."""
 
+    def quantile_ns(self, q: float) -> float: ...
     @property
     def errors(self) -> int: ...
     @property
@@ -86,7 +87,9 @@ def _entry(
         "mean_ms": stage.mean_ns / _MS,
         "min_ms": stage.min_ns / _MS,
         "max_ms": stage.max_ns / _MS,
+        "p25_ms": stage.quantile_ns(0.25) / _MS,
         "p50_ms": stage.p50_ns / _MS,
+        "p75_ms": stage.quantile_ns(0.75) / _MS,
         "p95_ms": stage.p95_ns / _MS,
         "p99_ms": stage.p99_ns / _MS,
         "errors": stage.errors,

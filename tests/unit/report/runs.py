@@ -68,6 +68,7 @@ def a_stage(**figures: Any) -> Any:
         "errors": 0,
         **dict.fromkeys(("mean_ns", "min_ns", "max_ns", "p50_ns", "p95_ns", "p99_ns"), 0),
         **dict.fromkeys(("device_elapsed_ns", "device_queue_ns", "device_tail_ns")),
+        "quantile_ns": lambda q: 0,
         "parents": {},
         "work": {},
     }

@@ -1,0 +1,82 @@
+"""``stagespan compare``: which stages are slower than before, beyond tolerance and noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from stagespan.cli.output import write_to
+from stagespan.report.amounts import milliseconds, share
+
+if TYPE_CHECKING:
+    from stagespan.report.changes import Comparison
+
+_FILE = click.Path(path_type=Path)
+
+
+def _tolerance(ctx: click.Context, option: click.Parameter, text: str) -> float:
+    try:
+        return share(text) if option.name == "tolerance" else milliseconds(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, option) from None
+
+
+@click.command("compare")
+@click.argument("before", type=_FILE)
+@click.argument("after", type=_FILE)
+@click.option(
+    "--tolerance",
+    default="5%",
+    show_default=True,
+    metavar="PERCENT",
+    callback=_tolerance,
+    help="Change of a median that does not count, as a part of it.",
+)
+@click.option(
+    "--tolerance-ms",
+    default="0.01",
+    show_default=True,
+    metavar="MS",
+    callback=_tolerance,
+    help="The same in milliseconds; the larger of the two holds.",
+)
+@click.option("--fail-on-missing", is_flag=True, help="Exit with 1 also if a stage is missing.")
+@click.option("--markdown", "markdown_file", metavar="FILE", help="Write Markdown; - is stdout.")
+@click.option("--json", "json_file", metavar="FILE", help="Write JSON; - is stdout.")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    before: Path,
+    after: Path,
+    tolerance: float,
+    tolerance_ms: float,
+    fail_on_missing: bool,
+    markdown_file: str | None,
+    json_file: str | None,
+) -> None:
+    """Compare two timing reports, kernel breakdowns, bench results or baselines.
+
+    A change of a median counts if it is larger than both tolerances and outside of the noise of
+    both files.
+
+    Exit status: 0 if nothing is slower, 1 if something is slower, 2 if the files cannot be
+    compared.
+    """
+    from stagespan.report import changes_pages
+    from stagespan.report.changes import Tolerance, compare_files
+
+    found = compare_files(before, after, Tolerance(tolerance, tolerance_ms))
+    if markdown_file is not None:
+        write_to(markdown_file, changes_pages.markdown(found))
+    if json_file is not None:
+        write_to(json_file, json.dumps(found.to_dict(), indent=2) + "\n")
+    if "-" not in (markdown_file, json_file):
+        changes_pages.show(found)
+    ctx.exit(_status(found, fail_on_missing))
+
+
+def _status(found: Comparison, fail_on_missing: bool) -> int:
+    return int(found.is_slower or (fail_on_missing and found.is_missing))

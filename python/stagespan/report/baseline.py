@@ -1,0 +1,75 @@
+"""A file of times that later measurements are judged by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stagespan.errors import ReportError
+from stagespan.files import write_whole
+from stagespan.report.changes import Timed, machine_differences, read
+from stagespan.report.environment import environment
+from stagespan.report.noise import Times
+
+SCHEMA_VERSION = 1
+KIND = "stagespan baseline"
+_DIGITS = 6
+
+
+def read_baseline(path: str | os.PathLike[str]) -> Timed:
+    """Read a baseline. Raises ReportError, one sentence, if it cannot be read or is none."""
+    found = read(path)
+    if found.kind != "baseline":
+        raise ReportError(f"{path} is not a baseline: write one with --stage-baseline-write.")
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """The machine and the software here, without the process and the name of the host."""
+    return {key: value for key, value in environment().items() if key not in ("pid", "hostname")}
+
+
+def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> list[str]:
+    """Add times to a baseline, or make it; returns what is to be said, as sentences.
+
+    Times of the same names are replaced. Times of another machine are not kept, because they do
+    not compare. Raises ReportError if there is a file that is not a baseline, or that cannot be
+    written.
+    """
+    told: list[str] = []
+    stages: dict[str, Any] = {}
+    if Path(path).exists():
+        before = read_baseline(path)
+        if machine_differences(before.environment, machine()):
+            told.append(
+                f"The {len(before.times)} times in {path} are of another machine and were left out."
+            )
+        else:
+            stages = {name: _entry(known) for (name, _), known in before.times.items()}
+    stages.update({name: _entry(new) for name, new in times.items()})
+    content = {
+        "kind": KIND,
+        "schema_version": SCHEMA_VERSION,
+        "environment": machine(),
+        "stages": dict(sorted(stages.items())),
+    }
+    try:
+        write_whole(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    except OSError as error:
+        raise ReportError(
+            f"the baseline {path} cannot be written: {error.strerror or error}; choose another file"
+        ) from error
+    return told
+
+
+def _entry(times: Times) -> dict[str, Any]:
+    return {
+        "median_ms": round(times.median_ms, _DIGITS),
+        "count": times.count,
+        "disturbed": times.disturbed,
+        "samples_ms": [round(sample, _DIGITS) for sample in times.samples_ms],
+    }

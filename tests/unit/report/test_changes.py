@@ -1,0 +1,269 @@
+"""What counts as a change: beyond the tolerance, and beyond the noise of both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from stagespan.cli import command
+from stagespan.errors import ReportError
+from stagespan.report.changes import Tolerance, compare_files, judge
+from stagespan.report.noise import Times, interval_of_change, relative_noise
+
+LINUX = {"cpu": "EPYC", "cpu_count": 2, "platform": "cpu", "device": None, "torch": "2.13"}
+
+
+def samples(seed: int, slowdown: float = 1.0, runs: int = 60, spread: float = 0.06) -> list[float]:
+    """Times as a stage has them: never much shorter than usual, now and then much longer."""
+    random = np.random.default_rng(seed)
+    times = 10 * slowdown * np.exp(np.abs(random.normal(0, spread, runs)))
+    late = random.random(runs) < 0.03
+    return list(times * np.where(late, 1 + random.exponential(1.0, runs), 1))
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+def report(**stages: Any) -> dict[str, Any]:
+    return {"schema_version": 1, "environment": LINUX, "stages": stages}
+
+
+def stage(p50: float, runs: int = 100, spread: float = 0.1, **more: Any) -> dict[str, Any]:
+    return {
+        "duration_ms": p50 * runs,
+        "count": runs,
+        "p25_ms": p50 * (1 - spread / 2),
+        "p50_ms": p50,
+        "p75_ms": p50 * (1 + spread / 2),
+        **more,
+    }
+
+
+def verdicts(before: Any, after: Any, folder: Path) -> dict[tuple[str, str | None], str]:
+    found = compare_files(write(folder / "a.json", before), write(folder / "b.json", after))
+    return {(change.name, change.signature): change.verdict for change in found.changes}
+
+
+# --- noise --------------------------------------------------------------------------------------
+
+
+def test_a_slowdown_of_ten_percent_is_caught_in_nineteen_of_twenty() -> None:
+    baseline = Times.of(samples(0))
+    caught = [
+        judge("s", baseline, Times.of(samples(seed, 1.1)), Tolerance()).verdict == "slower"
+        for seed in range(1, 21)
+    ]
+    assert sum(caught) >= 19
+
+
+def test_an_unchanged_stage_passes_fifty_of_fifty() -> None:
+    baseline = Times.of(samples(0))
+    found = [
+        judge("s", baseline, Times.of(samples(seed)), Tolerance()).verdict
+        for seed in range(100, 150)
+    ]
+    assert found == ["same"] * 50
+
+
+def test_without_a_tolerance_the_noise_decides() -> None:
+    # GIVEN 400 unchanged pairs, of which some differ by more than nothing
+    none = Tolerance(0.0, 0.0)
+    wrong = sum(
+        judge("s", Times.of(samples(2 * n)), Times.of(samples(2 * n + 1)), none).verdict != "same"
+        for n in range(400)
+    )
+    # THEN about one in a thousand is called a change
+    assert wrong <= 4
+
+
+def test_the_interval_holds_the_change() -> None:
+    low, high = interval_of_change(Times.of(samples(1)), Times.of(samples(2, 1.2))) or (0, 0)
+    assert 1 < low < 2 < high < 3
+    # the same from quartiles only
+    before, after = (
+        Times(t.median_ms, t.count, t.quartiles_ms)
+        for t in (Times.of(samples(1)), Times.of(samples(2, 1.2)))
+    )
+    low, high = interval_of_change(before, after) or (0, 0)
+    assert 1 < low < 2 < high < 3
+    assert before.basis == "quartiles"
+
+
+def test_the_same_times_give_the_same_interval() -> None:
+    first, second = Times.of(samples(1)), Times.of(samples(2))
+    assert interval_of_change(first, second) == interval_of_change(first, second)
+
+
+@pytest.mark.parametrize("times", [Times(10.0), Times.of([10.0] * 4), Times(10.0, 3, (9, 11))])
+def test_the_noise_of_few_runs_is_not_known(times: Times) -> None:
+    assert interval_of_change(times, Times.of(samples(1))) is None
+    assert relative_noise(times) is None
+    # so that the tolerance decides, and the reason says so
+    change = judge("s", times, Times.of([20.0] * 50), Tolerance())
+    assert (change.verdict, change.reason) == (
+        "slower",
+        "more than the tolerance; the noise is not known",
+    )
+
+
+def test_a_small_stage_is_judged_by_the_absolute_tolerance() -> None:
+    before, after = Times.of([0.010] * 50), Times.of([0.015] * 50)
+    assert judge("s", before, after, Tolerance()).verdict == "same"
+    assert judge("s", before, after, Tolerance(0.05, 0.001)).verdict == "slower"
+    assert judge("s", after, before, Tolerance(0.05, 0.001)).verdict == "faster"
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def test_reports_are_compared_by_stage(tmp_path: Path) -> None:
+    before = report(a=stage(10), b=stage(10), c=stage(10, runs=6, spread=1.0), gone=stage(1))
+    after = report(a=stage(12), b=stage(10.2), c=stage(12, runs=6, spread=1.0), new=stage(1))
+    assert verdicts(before, after, tmp_path) == {
+        ("a", None): "slower",
+        ("b", None): "same",
+        ("c", None): "same",
+        ("gone", None): "removed",
+        ("new", None): "added",
+    }
+
+
+def test_a_stage_with_several_signatures_is_compared_by_signature(tmp_path: Path) -> None:
+    # GIVEN more large inputs after, so that the median of all runs rises
+    small, large = {"key": "s", "p50_ms": 10.0}, {"key": "l", "p50_ms": 100.0}
+    before = stage(10, signatures=[{**small, "count": 90}, {**large, "count": 10}])
+    after = stage(100, signatures=[{**small, "count": 10}, {**large, "count": 90}])
+    slower = stage(100, signatures=[{**small, "p50_ms": 12.0, "count": 10}])
+    assert verdicts(report(a=before), report(a=after), tmp_path) == {
+        ("a", "s"): "same",
+        ("a", "l"): "same",
+    }
+    assert verdicts(report(a=before), report(a=slower), tmp_path)["a", "s"] == "slower"
+
+
+def test_other_inputs_are_no_slowdown(tmp_path: Path) -> None:
+    before = stage(10, signatures=[{"key": "s", "p50_ms": 10.0, "count": 100}])
+    after = stage(100, signatures=[{"key": "l", "p50_ms": 100.0, "count": 100}])
+    paths = (
+        write(tmp_path / "a.json", report(a=before)),
+        write(tmp_path / "b.json", report(a=after)),
+    )
+    (change,) = compare_files(*paths).changes
+    assert (change.verdict, change.reason) == (
+        "same",
+        "ran with other inputs: no signature in common",
+    )
+
+
+def test_breakdowns_are_compared_by_kernel_and_step(tmp_path: Path) -> None:
+    rows = [{"name": "gemm", "ms": 10.0}, {"name": "copy", "ms": 1.0}]
+    twice = [{"name": "gemm", "ms": 24.0}, {"name": "copy", "ms": 2.0}]
+    before = {"name": "decode", "top_kernels": rows, "profile_steps": 1}
+    after = {"name": "decode", "top_kernels": twice, "profile_steps": 2}
+    assert verdicts(before, after, tmp_path) == {("gemm", None): "slower", ("copy", None): "same"}
+
+
+@pytest.mark.parametrize("key", ["times_ms", "timing_ms"])
+def test_bench_results_are_compared_by_their_samples(key: str, tmp_path: Path) -> None:
+    name = "stage" if key == "times_ms" else "stage_name"
+    before, after = {name: "decode", key: samples(1)}, {name: "decode", key: samples(2, 1.2)}
+    assert verdicts(before, after, tmp_path) == {("decode", None): "slower"}
+
+
+def test_a_report_of_telefuser_can_be_compared(tmp_path: Path) -> None:
+    old = {"stages": {"dit": {"duration_ms": 100.0, "percentage": 100.0}}}
+    new = {"stages": {"dit": {"duration_ms": 150.0, "percentage": 100.0}}}
+    assert verdicts(old, new, tmp_path) == {("dit", None): "slower"}
+
+
+def test_another_machine_is_warned_of(tmp_path: Path) -> None:
+    after = report(a=stage(10))
+    after["environment"] = {**LINUX, "cpu": "Xeon", "torch": "2.14"}
+    found = compare_files(
+        write(tmp_path / "a.json", report(a=stage(10))), write(tmp_path / "b.json", after)
+    )
+    assert found.warnings == [
+        "The machines differ, so the times do not compare: cpu EPYC before and Xeon after."
+    ]
+    assert found.notes == ["The software differs: torch 2.13 before and 2.14 after."]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        (report(), report(a=stage(1)), "holds no times: record it again with stages that run."),
+        (report(a=stage(1)), report(b=stage(1)), "have no stage in common: 'a' before, 'b' after."),
+        (report(a=stage(1)), {"top_kernels": []}, "compare two files of one kind."),
+        ([1, 2], report(a=stage(1)), 'it has no "stages"'),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    before: Any, after: Any, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ReportError) as caught:
+        compare_files(write(tmp_path / "a.json", before), write(tmp_path / "b.json", after))
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+def test_the_exit_status_says_whether_anything_is_slower(tmp_path: Path) -> None:
+    before = write(tmp_path / "a.json", report(a=stage(10), gone=stage(1)))
+    slower = write(tmp_path / "b.json", report(a=stage(12)))
+    same = write(tmp_path / "c.json", report(a=stage(10)))
+
+    def status(*arguments: str | Path) -> int:
+        return CliRunner().invoke(command, ["compare", *map(str, arguments)]).exit_code
+
+    assert status(before, slower) == 1
+    assert status(before, slower, "--tolerance", "30%") == 0
+    assert status(before, slower, "--tolerance-ms", "3") == 0
+    assert status(before, same) == 0
+    assert status(before, same, "--fail-on-missing") == 1
+    assert status(before, tmp_path / "none.json") == 2
+    assert status(before, same, "--tolerance", "lots") == 2
+
+
+def test_the_comparison_as_table_markdown_and_json(tmp_path: Path) -> None:
+    before = write(tmp_path / "a.json", report(**{"a|b": stage(10)}))
+    after = write(tmp_path / "b.json", report(**{"a|b": stage(12)}))
+
+    def output(*arguments: str) -> str:
+        return CliRunner().invoke(command, ["compare", str(before), str(after), *arguments]).output
+
+    assert "1 slower" in output()
+    assert "| a\\|b | 10.000 | 12.000 | +20.0 % |" in output("--markdown", "-")
+    found = json.loads(output("--json", "-"))
+    assert (found["slower"], found["changes"][0]["verdict"]) == (True, "slower")
+    assert found["changes"][0]["change"] == pytest.approx(0.2)
+
+
+# --- a busy machine -----------------------------------------------------------------------------
+
+
+def busy(seed: int, slowdown: float = 1.0) -> Times:
+    """The same on a machine whose cores others use: most runs take much longer, a few do not."""
+    random = np.random.default_rng(seed)
+    times = np.array(samples(seed, slowdown, runs=300))
+    return Times.of(list(times * np.where(random.random(300) < 0.8, 1.7, 1.0)), disturbed=True)
+
+
+def test_on_a_busy_machine_the_fastest_runs_are_judged() -> None:
+    baseline = Times.of(samples(0, runs=300))
+    unchanged = [judge("s", baseline, busy(seed), Tolerance()) for seed in range(1, 51)]
+    assert {change.verdict for change in unchanged} == {"same"}
+    assert {change.statistic for change in unchanged} == {"fastest"}
+    slower = [judge("s", baseline, busy(seed, 1.1), Tolerance()) for seed in range(1, 21)]
+    assert [change.verdict for change in slower].count("slower") >= 19
+    assert slower[0].reason.endswith(
+        "judged by the fastest runs, because other programs used the machine"
+    )
