@@ -28,7 +28,7 @@ def show(found: Comparison, console: Console | None = None) -> None:
 
     console = console or Console(highlight=False)
     set_width(console, _WIDTH)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for number, name in enumerate(_HEADER):
         table.add_column(name, justify="left" if number in (0, 6) else "right", no_wrap=number > 0)
     for change in found.changes:
@@ -36,7 +36,10 @@ def show(found: Comparison, console: Console | None = None) -> None:
         cells[-1].stylize(_STYLES.get(change.verdict, ""))
         table.add_row(*cells)
     with trimmed(console):
-        console.print(Text(f"{found.after} against {found.before}: {found.summary}"), "")
+        console.print(
+            Text(f"{found.after} against {found.before}: {found.summary}"), soft_wrap=True
+        )
+        console.print()
         console.print(table)
         for warning in found.warnings:
             console.print(Text(f"warning: {warning}"), soft_wrap=True)
