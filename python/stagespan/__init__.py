@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from stagespan.harness import HarnessConfig, StageBenchHarness
     from stagespan.memory import memory_snapshot
     from stagespan.platforms import current_platform
-    from stagespan.profiling import enable_profiler_for_names
+    from stagespan.profiling import enable_profiler_for_names, profile_steps, profile_window
     from stagespan.report.compare import compare_timing_reports
     from stagespan.report.tables import print_timing_summary
     from stagespan.report.timing import (
@@ -81,6 +81,8 @@ _LAZY = {
     "get_io_signatures": "stagespan.signature",
     "memory_snapshot": "stagespan.memory",
     "print_timing_summary": "stagespan.report.tables",
+    "profile_steps": "stagespan.profiling",
+    "profile_window": "stagespan.profiling",
     "propagate_to_threads": "stagespan.threads",
     "reset_timing_registry": "stagespan.report.timing",
     "set_timing_metadata": "stagespan.report.timing",
@@ -119,6 +121,8 @@ __all__ = [
     "memory_snapshot",
     "open_spans",
     "print_timing_summary",
+    "profile_steps",
+    "profile_window",
     "propagate_to_threads",
     "record",
     "request",

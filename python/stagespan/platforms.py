@@ -38,6 +38,8 @@ class Device:
     """Function of torch's module that says whether a device graph is being captured."""
     trace_launches: tuple[str, ...] = ()
     """Beginnings of the names that launches of kernels have in a trace."""
+    advice: str = "update torch, or the package that adds the device to it."
+    """What to do if traces lack the device's work."""
 
 
 CPU = Device("cpu", "cpu", dispatch_key="CPU", visible_variable="CPU_VISIBLE_MEMORY_NODES")
@@ -49,6 +51,7 @@ CUDA = Device(
     communication="nccl",
     visible_variable="CUDA_VISIBLE_DEVICES",
     trace_launches=("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cuGraphLaunch"),
+    advice="see that no other profiler (ncu, nsys, DCGM) holds CUPTI, and that torch finds CUPTI.",
 )
 ROCM = Device(
     "rocm",
@@ -58,6 +61,7 @@ ROCM = Device(
     communication="nccl",
     visible_variable="CUDA_VISIBLE_DEVICES",
     trace_launches=("hipLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel"),
+    advice="install roctracer, or rocprofiler-sdk, for the version of ROCm that torch has.",
 )
 XPU = Device(
     "xpu",
@@ -67,6 +71,7 @@ XPU = Device(
     communication="xccl",
     visible_variable="ZE_AFFINITY_MASK",
     trace_launches=("zeCommandListAppendLaunchKernel", "urEnqueueKernelLaunch"),
+    advice="use a torch that is built with Intel PTI, version 2.6 or later.",
 )
 NPU = Device(
     "npu",
@@ -76,6 +81,7 @@ NPU = Device(
     communication="hccl",
     visible_variable="ASCEND_RT_VISIBLE_DEVICES",
     trace_launches=("aclnn", "Node@launch"),
+    advice="source the set_env.sh of CANN, and use the torch_npu that fits torch and CANN.",
 )
 DEVICES = (CPU, CUDA, ROCM, XPU, NPU)
 """The devices that stagespan knows. Any other accelerator of torch gets a row when it is found."""

@@ -59,8 +59,16 @@ VARIABLES: tuple[Variable, ...] = (
         "STAGESPAN_PROFILER_RUNS",
         (),
         "count",
-        1,
-        "how many runs of each of these stages are profiled",
+        2,
+        "how many runs of each of these stages are profiled; the files show the last one",
+    ),
+    Variable(
+        "STAGESPAN_PROFILER_SKIP",
+        (),
+        "count",
+        0,
+        "how many runs of each of these stages come first, without the profiler",
+        least=0,
     ),
     Variable(
         "STAGESPAN_PROFILER_RECORD_SHAPES",

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     multiple=True,
     help="Time this function as a stage; __main__:NAME for one of the script. Can be repeated.",
 )
+@click.option(
+    "--profile",
+    metavar="NAME[,NAME]",
+    help="Run these stages under torch.profiler, * is all: writes a trace and a breakdown of each.",
+)
 @click.option("--output", metavar="DIR", help="Write the files to this folder.")
 @click.option("-m", "as_module", is_flag=True, help="Run a module, like python -m.")
 @click.argument("program", metavar="SCRIPT.PY|MODULE")
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 def command(
     debug: bool,
     stages: tuple[str, ...],
+    profile: str | None,
     output: str | None,
     as_module: bool,
     program: str,
@@ -55,7 +61,14 @@ def command(
 
     if output is not None:
         run.set_output_dir(output)
-    wrapper = named.Wrapper(wanted, _decorator_for(debug), program if as_module else "")
+    if profile is not None:
+        from stagespan.profiling import enable_profiler_for_names
+
+        os.environ["STAGESPAN_PROFILER_NAMES"] = profile  # for workers as well
+        enable_profiler_for_names(profile)
+    wrapper = named.Wrapper(
+        wanted, _decorator_for(debug, profile is not None), program if as_module else ""
+    )
     script.set_search_path(os.getcwd() if as_module else str(Path(program).resolve().parent))
     wrapper.install()
     started = script.Program.module(program) if as_module else script.Program.script(program)
@@ -66,11 +79,11 @@ def command(
     started.run(arguments, wrapper.prepare_main, wrapper.main_globals())
 
 
-def _decorator_for(debug: bool) -> Callable[[str], Decorator]:
-    from stagespan import ProfilingContext4Debug, set_debug, span
+def _decorator_for(debug: bool, is_profiled: bool) -> Callable[[str], Decorator]:
+    from stagespan import ProfilingContext, ProfilingContext4Debug, set_debug, span
 
     if not debug:
-        return span
+        return ProfilingContext if is_profiled else span  # spans are never profiled
     set_debug(True)
     return ProfilingContext4Debug
 

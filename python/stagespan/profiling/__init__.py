@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from stagespan.profiling.controller import Window, profile_window
 from stagespan.profiling.names import enable_profiler_for_names
+from stagespan.profiling.steps import profile_steps
 
-__all__ = ["Window", "enable_profiler_for_names", "profile_window"]
+__all__ = ["Window", "enable_profiler_for_names", "profile_steps", "profile_window"]

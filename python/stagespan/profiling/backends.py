@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from stagespan.imports import importing
+from stagespan.platforms import Device
 
+LOGGER = logging.getLogger("stagespan")
 _KINETO_LEVEL = "KINETO_LOG_LEVEL"
 _ABOVE_MARKS = "6"
 
@@ -44,14 +47,23 @@ class Backend(Protocol):
         """Write the recorded events as an uncompressed Chrome trace."""
 
 
-def make_backend(platform: str, options: Options) -> Backend:
-    """Return the profiler of a platform: torch_npu.profiler on an NPU, otherwise torch.profiler.
+def make_backend(device: Device, options: Options) -> Backend:
+    """Return the first profiler of a device's row that is installed here, and log which it is.
 
-    Raises ImportError if it is not installed.
+    On an NPU that is torch_npu.profiler, or else torch.profiler with PrivateUse1; on all other
+    devices it is torch.profiler. Raises ImportError if none is installed.
     """
-    if platform == "npu":
-        return NpuProfiler(options)
-    return TorchProfiler(options)
+    refused: ImportError | None = None
+    for name in device.profilers:
+        try:
+            backend = _KINDS[name](options)
+        except ImportError as error:
+            refused = refused or error
+            continue
+        recorded = [one for one in options.activities if one not in backend.missing]
+        LOGGER.info("[Profiler] %s records %s", name, ", ".join(dict.fromkeys(recorded)))
+        return backend
+    raise refused or ImportError(f"no profiler is known for {device.name}")
 
 
 class TorchProfiler:
@@ -127,6 +139,12 @@ class NpuProfiler:
     def write(self, path: Path) -> None:
         """Write the recorded events as an uncompressed Chrome trace."""
         self.profiler.export_chrome_trace(str(path))
+
+
+_KINDS: dict[str, Callable[[Options], Backend]] = {
+    "torch.profiler": TorchProfiler,
+    "torch_npu.profiler": NpuProfiler,
+}
 
 
 @contextlib.contextmanager

@@ -84,12 +84,12 @@ class Window:
                     f"stage {self.name!r} is not profiled: it starts while a device graph is being"
                     " captured. Profile a stage around the capture.",
                 )
-            self._backend = make_backend(current_platform.name, self._options)
+            self._backend = make_backend(current_platform.device, self._options)
             if self._backend.missing:
                 _warn_once(
                     "missing",
-                    f"the profiler cannot record {', '.join(self._backend.missing)} here: install"
-                    " the device's tracing library (CUPTI, roctracer). CPU events are recorded.",
+                    f"the profiler cannot record {', '.join(self._backend.missing)} here:"
+                    f" {current_platform.device.advice} CPU events are recorded.",
                 )
             self.begin_ns = time.time_ns()
             self._backend.start()

@@ -11,7 +11,8 @@ from stagespan.errors import SettingsError
 ALL = "*"
 
 # Without a lock: one call of dict changes it, and readers copy it.
-_named: dict[str, None] = {}
+_named: dict[str, int] = {}
+"""The names given at run time, and how often each was given."""
 
 
 def enable_profiler_for_names(names: str | Iterable[str]) -> None:
@@ -19,13 +20,14 @@ def enable_profiler_for_names(names: str | Iterable[str]) -> None:
 
     `names` is one name, several names separated by commas (as in ENABLE_PROFILER_NAMES), or an
     iterable of names, which are not split. They are added to earlier names and to those of
-    ENABLE_PROFILER_NAMES. Raises SettingsError if a name is empty or not a string.
+    ENABLE_PROFILER_NAMES. A stage that is named again is profiled again. Raises SettingsError if a
+    name is empty or not a string.
     """
     if isinstance(names, str):
         wanted = [name for part in names.split(",") if (name := part.strip())]
     else:
         wanted = _listed(names)
-    _named.update(dict.fromkeys(wanted))
+    _named.update({name: _named.get(name, 0) + 1 for name in wanted})
     _update_core()
 
 
@@ -38,6 +40,11 @@ def is_profiled(stage: str) -> bool:
     """Whether `stage` runs under a profiler."""
     names = profiled_names()
     return stage in names or ALL in names
+
+
+def times_named(stage: str) -> int:
+    """Return how often `stage` was named at run time, by its name or by `*`."""
+    return _named.get(stage, 0) + _named.get(ALL, 0)
 
 
 def forget_names() -> None:

@@ -9,10 +9,13 @@ from typing import Any, Protocol
 import msgspec
 
 from stagespan import lines, run, settings
+from stagespan.atomic import Count
 from stagespan.errors import StagespanError
 from stagespan.files import stage_path, write_whole
+from stagespan.platforms import current_platform
 from stagespan.profiling.controller import Window, profile_window
-from stagespan.profiling.names import is_profiled
+from stagespan.profiling.kernels import missing_kernels
+from stagespan.profiling.names import is_profiled, times_named
 from stagespan.trace import breakdown, read_trace
 
 LOGGER = logging.getLogger("stagespan")
@@ -33,12 +36,13 @@ class Call(Protocol):
 
 
 class ProfiledHook:
-    """Profiles the first runs of each stage that ENABLE_PROFILER_NAMES lists.
+    """Profiles runs of each stage that ENABLE_PROFILER_NAMES lists.
 
-    The first STAGESPAN_PROFILER_RUNS runs (1 by default) of a stage are profiled. Later runs are
-    not, so that a stage in a loop neither fills the disk nor stays slow. Each profiled run replaces
-    the files of the previous one: with 2, the files show a run after the warm-up. A run that was
-    skipped because another profiler was running does not count.
+    STAGESPAN_PROFILER_SKIP runs (0 by default) come first. The next STAGESPAN_PROFILER_RUNS runs (2
+    by default) are profiled. Later runs are not, so that a stage in a loop neither fills the disk
+    nor stays slow. Each profiled run replaces the files of the previous one: with 2, the files show
+    a warm run if the stage runs more than once. A stage that is named again at run time is profiled
+    again. A run that was left out because another profiler was running does not count.
     """
 
     name = "profiled"
@@ -46,23 +50,30 @@ class ProfiledHook:
     def __init__(self) -> None:
         self.options = {"record_shapes": False, "profile_memory": False, "with_stack": False}
         """The default options of the windows, which the environment can change."""
-        self._runs: dict[str, dict[int, object]] = {}
-        """By stage: the profiled runs, by number."""
+        self._runs: dict[tuple[str, int], dict[int, object]] = {}
+        """By stage, and how often it was named: the profiled runs, by number."""
+        self._seen: dict[str, Count] = {}
+        """All runs of named stages."""
         self._warned: set[str] = set()
 
     def wants(self, call: Call) -> bool:
         """Whether the stage is named and has runs left to profile."""
-        return is_profiled(call.stage) and len(self._runs.get(call.stage, ())) < self.limit()
+        if not is_profiled(call.stage):
+            return False
+        number = self._seen.setdefault(call.stage, Count()).add()
+        if number <= int(settings.get("STAGESPAN_PROFILER_SKIP")):
+            return False
+        return len(self._runs.get(_key(call.stage), ())) < self.limit()
 
     def enter(self, call: Call) -> None:
         """Open the window, unless another profiler runs."""
         # Without a lock, because a finalizer that runs a stage meanwhile would wait for it. If
         # several threads want the same number, one of them gets it.
-        runs, mine = self._runs.setdefault(call.stage, {}), object()
-        number = next(
-            (n for n in range(len(runs), self.limit()) if runs.setdefault(n, mine) is mine), None
-        )
-        if number is None:
+        runs, mine, number = self._runs.setdefault(_key(call.stage), {}), object(), 0
+        while runs.setdefault(number, mine) is not mine:
+            number = max(number + 1, len(runs) - 1)
+        if number >= self.limit():
+            runs.pop(number, None)
             return
         chosen = {
             option: bool(settings.get(f"STAGESPAN_PROFILER_{option.upper()}", default))
@@ -103,6 +114,7 @@ class ProfiledHook:
             self.say_written("Chrome trace", trace)
             target = self.path(folder, stage, "breakdown.json")
             table = self.breakdown(trace, stage)
+            self._check_kernels(trace, stage)
             write_whole(target, msgspec.json.format(msgspec.json.encode(table), indent=2))
             self.say_written("Kernel breakdown", target)
         except OSError as error:
@@ -113,6 +125,11 @@ class ProfiledHook:
             )
         except StagespanError as error:
             self._warn_once(f"The profile of stage {stage!r} was not written: {error}")
+
+    def _check_kernels(self, trace: Path, stage: str) -> None:
+        sentence = missing_kernels(read_trace(trace), current_platform.device)
+        if sentence is not None:
+            LOGGER.error("[Profiler] The trace of stage %r is not complete: %s", stage, sentence)
 
     def path(self, folder: Path, stage: str, kind: str) -> Path:
         """Return the path of a stage's ``trace.json.gz`` or ``breakdown.json``."""
@@ -137,3 +154,7 @@ class ProfiledHook:
         if sentence not in self._warned:
             self._warned.add(sentence)
             LOGGER.warning("[Profiler] %s", sentence)
+
+
+def _key(stage: str) -> tuple[str, int]:
+    return stage, times_named(stage)

@@ -16,6 +16,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.delenv("ENABLE_PROFILER_NAMES", raising=False)
     monkeypatch.delenv("STAGESPAN_PROFILER_RUNS", raising=False)
+    monkeypatch.delenv("STAGESPAN_PROFILER_SKIP", raising=False)
     controller.forget_warnings()
     names.forget_names()
     yield

@@ -1,0 +1,19 @@
+"""Whether a trace holds the device work that it must hold."""
+
+from __future__ import annotations
+
+from stagespan.platforms import Device
+from stagespan.trace import Trace, breakdown
+
+
+def missing_kernels(trace: Trace, device: Device) -> str | None:
+    """Return what is wrong and what to do, if the trace has launches of kernels but no kernels."""
+    if not device.trace_launches or breakdown(trace, "").on_device:
+        return None
+    launches = {
+        code for code, name in enumerate(trace.names) if name.startswith(device.trace_launches)
+    }
+    count = sum(int(code) in launches for code in trace.events.name)
+    if not count:
+        return None
+    return f"it holds {count:,} launches of kernels but no kernel; {device.advice}"

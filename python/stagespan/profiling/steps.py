@@ -1,0 +1,196 @@
+"""Profiles some steps of a running loop, again and again: wait, warm up, record."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from types import TracebackType
+
+from stagespan import lines, run
+from stagespan.errors import SettingsError, StagespanError
+from stagespan.files import stage_path
+from stagespan.imports import importing
+from stagespan.profiling.controller import Window, profile_window
+
+LOGGER = logging.getLogger("stagespan")
+MAX_SECONDS = 120.0
+MAX_BYTES = 512 << 20
+
+
+class profile_steps:
+    """Profile some steps of a loop: ``with profile_steps(...) as steps``, then ``steps.step()``.
+
+    In each cycle ``wait`` steps run as usual, ``warmup`` steps run under a profiler whose trace is
+    thrown away, and ``active`` steps are recorded into one trace. Each recorded step is a range
+    ``ProfilerStep#N`` in it. Use it on one thread.
+
+    Args:
+        wait: Steps without the profiler, at the beginning of each cycle.
+        warmup: Steps whose trace is thrown away, because the profiler's start makes them slow.
+        active: Steps that are recorded.
+        repeat: Number of cycles.
+        name: Stem of the files: ``{name}_trace.json.gz``, from the second cycle on
+            ``{name}_cycle2_trace.json.gz``.
+        record_shapes: Whether the trace holds the shapes of each operator's inputs.
+        profile_memory: Whether it holds each allocation.
+        with_stack: Whether it holds Python stacks.
+        max_seconds: After this time a trace ends early.
+        max_bytes: A larger trace is not written.
+        output_dir: Folder of the files, by default the run's.
+
+    Raises:
+        SettingsError: If a number of steps is negative, or ``active`` or ``repeat`` is 0.
+
+    Example:
+        ```python
+        with stagespan.profile_steps(wait=10, warmup=2, active=3) as steps:
+            for batch in batches:
+                engine.step(batch)
+                steps.step()
+        print(steps.traces)
+        ```
+    """
+
+    def __init__(
+        self,
+        wait: int = 1,
+        warmup: int = 1,
+        active: int = 3,
+        repeat: int = 1,
+        *,
+        name: str = "steps",
+        record_shapes: bool = False,
+        profile_memory: bool = False,
+        with_stack: bool = False,
+        max_seconds: float = MAX_SECONDS,
+        max_bytes: int = MAX_BYTES,
+        output_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        given = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat}
+        for what, number in given.items():
+            least = 1 if what in ("active", "repeat") else 0
+            if type(number) is not int or number < least:
+                raise SettingsError(
+                    f"profile_steps({what}={number!r}) must be a whole number of at least {least}."
+                )
+        self.traces: list[Path] = []
+        """The traces that have been written."""
+        self.skipped: str | None = None
+        """Why a trace is missing or shorter than asked for, as a sentence; None if none is."""
+        self._wait, self._warmup, self._active, self._repeat = wait, warmup, active, repeat
+        self._name = name
+        self._options = (record_shapes, profile_memory, with_stack)
+        self._bounds = (max_seconds, max_bytes)
+        self._folder = output_dir
+        self._step = 0  # of all cycles
+        self._window: Window | None = None
+        self._is_recording = False
+        self._marks = contextlib.ExitStack()
+        self._is_open = False
+
+    def __enter__(self) -> profile_steps:
+        self._is_open = True
+        self._enter_step()
+        return self
+
+    def step(self) -> None:
+        """End a step; the next one begins."""
+        if not self._is_open:
+            raise StagespanError("step() was called outside of `with profile_steps(...)`.")
+        self._leave_step()
+        self._step += 1
+        self._enter_step()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_open = False
+        self._marks.close()
+        cycle, at = self._place()
+        if self._window is not None and self._is_recording:
+            done = at - self._wait - self._warmup
+            self._close()
+            if done:
+                self._say(f"the loop ended after {done} of {self._active} steps to record")
+                self._write(cycle)
+            else:
+                self._say("the loop ended before the first step to record was complete")
+        elif cycle < self._repeat and not self.skipped:
+            self._close()
+            first = cycle * (self._wait + self._warmup + self._active) + self._wait + self._warmup
+            self._say(
+                f"the loop ended after {self._step} steps, and step {first} would have been the"
+                " first one to record: wait for fewer steps"
+            )
+        self._close()
+
+    def _place(self) -> tuple[int, int]:
+        """The cycle, and the step in it, from 0."""
+        return divmod(self._step, self._wait + self._warmup + self._active)
+
+    def _enter_step(self) -> None:
+        cycle, at = self._place()
+        if cycle >= self._repeat:
+            return
+        if self._wait <= at < self._wait + self._warmup and self._window is None:
+            self._open()
+        if at == self._wait + self._warmup:
+            self._close()  # what was recorded of the warm-up
+            self._is_recording = self._open()
+        if self._is_recording:
+            self._mark()
+
+    def _leave_step(self) -> None:
+        self._marks.close()
+        cycle, at = self._place()
+        if self._is_recording and at == self._wait + self._warmup + self._active - 1:
+            self._close()
+            self._write(cycle)
+
+    def _open(self) -> bool:
+        shapes, memory, stack = self._options
+        window = profile_window(
+            self._name,
+            record_shapes=shapes,
+            profile_memory=memory,
+            with_stack=stack,
+            max_seconds=self._bounds[0],
+            max_bytes=self._bounds[1],
+        )
+        self._window = window
+        if window.start():
+            return True
+        self.skipped = window.skipped
+        return False
+
+    def _close(self) -> None:
+        if self._window is not None:
+            self._window.stop()
+            self._finished, self._window = self._window, None
+        self._is_recording = False
+
+    def _mark(self) -> None:
+        with importing():
+            from torch.autograd.profiler import record_function
+
+        self._marks.enter_context(record_function(f"ProfilerStep#{self._step}"))
+
+    def _write(self, cycle: int) -> None:
+        folder = run.output_dir() if self._folder is None else Path(self._folder)
+        number = f"_cycle{cycle + 1}" if cycle else ""
+        path = stage_path(folder, self._name, f"{run.whose_file()}{number}_trace.json.gz")
+        try:
+            self.traces.append(self._finished.export(path))
+        except (OSError, StagespanError) as error:
+            self._say(f"the trace was not written: {error}")
+            return
+        lines.say("[Profiler] Chrome trace saved to: %s", path)
+
+    def _say(self, sentence: str) -> None:
+        self.skipped = f"profile_steps: {sentence}."
+        LOGGER.warning("[Profiler] %s", self.skipped)
