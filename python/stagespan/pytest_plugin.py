@@ -84,7 +84,7 @@ class _Session:
             from stagespan.report.baseline import write_baseline
 
             self.told = write_baseline(self.path, self.measured)
-            self.told.append(f"{len(self.measured)} times written to {self.path}")
+            self.told.append(f"measurements written to {self.path}: {len(self.measured)}")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: Any) -> None:

@@ -58,7 +58,7 @@ class Project:
 
 def test_a_slower_stage_fails_and_an_unchanged_one_passes(tmp_path: Path) -> None:
     project = Project(tmp_path)
-    assert "2 times written to" in project.write()
+    assert "baseline.json: 2" in project.write()
     assert project.run(1.001, f"--stage-baseline={project.baseline}")[0] == 0
     status, output = project.run(1.1, f"--stage-baseline={project.baseline}")
     assert status == 1
