@@ -108,7 +108,7 @@ def launch_of(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """
     if isinstance(trace, TraceView):
         return _launch_of_every_event(trace)[rows].astype(np.intp)
-    return _launch_by(trace, trace.events.correlation[rows])
+    return _launch_by(trace, trace.events.correlation[rows]).astype(np.intp)
 
 
 @once
@@ -120,32 +120,29 @@ def _launch_of_every_event(trace: Trace) -> NDArray[np.int32]:
     return found
 
 
-def _launch_by(trace: Trace, wanted: Numbers) -> NDArray[np.intp]:
+def _launch_by(trace: Trace, wanted: Numbers) -> NDArray[np.int32]:
     """The launching call of each correlation, or -1."""
     events = trace.events
-    found = np.full(len(wanted), -1, dtype=np.intp)
-    calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING))
-    if len(calls) == 0 or len(wanted) == 0:
-        return found
+    calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING)).astype(np.int32)
     calls = calls[np.lexsort((events.dur_ns[calls], events.correlation[calls]))]
     known, pid = events.correlation[calls], events.pid[calls]
-    lasts = np.flatnonzero(np.append(known[1:] != known[:-1], True))
-    if len(np.unique(pid)) > 1:
+    lasts = np.flatnonzero(known[1:] != known[:-1])
+    lasts = np.append(lasts, len(known) - 1) if len(known) else lasts
+    if len(known) and pid.min() < pid.max():
         firsts = np.append(0, lasts[:-1] + 1)
         lasts = lasts[np.minimum.reduceat(pid, firsts) == np.maximum.reduceat(pid, firsts)]
     calls, known = calls[lasts], known[lasts]
-    if len(calls) == 0:
-        return found
+    if len(calls) == 0 or len(wanted) == 0:
+        return np.full(len(wanted), -1, dtype=np.int32)
     low, high = int(known[0]), int(known[-1])
     if high - low < _DENSE * (len(known) + len(wanted)):
         # Correlations are mostly numbers that were given out one after the other.
-        call_of = np.full(high - low + 1, -1, dtype=np.intp)
+        call_of = np.full(high - low + 2, -1, dtype=np.int32)
         call_of[known - low] = calls
-        inside = np.flatnonzero((wanted >= low) & (wanted <= high))
-        found[inside] = call_of[wanted[inside] - low]
-        return found
+        outside = (wanted < low) | (wanted > high)
+        return call_of[np.where(outside, -1, wanted - low)]
     at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    return np.where((known[at] == wanted) & (wanted != MISSING), calls[at], -1)
+    return np.where((known[at] == wanted) & (wanted != MISSING), calls[at], np.int32(-1))
 
 
 def streams(trace: Trace, rows: NDArray[np.intp]) -> tuple[Numbers, Numbers]:

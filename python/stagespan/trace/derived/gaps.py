@@ -136,6 +136,7 @@ LONGEST_LAUNCH_NS = 1_000_000
 LATENCY_NS = 50_000
 # A launch this short before its begin was not waiting in a queue.
 JUST_LAUNCHED_NS = 10_000
+_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,13 +249,6 @@ class _Splitter:
         place = axis.place(here, begin)
         taken_over = np.minimum(begin + (host.busy.next_from(place) - place), issued_from)
         taken_over = np.where(here == there, begin, taken_over)
-        # Of the thread that launches now: before it came to the operator that launches, and since.
-        operator = np.maximum(taken_over, host.operator_begin(here, issued_from))
-        outside = host.classified(here, taken_over, operator)
-        outside += host.classified(there, begin, taken_over)
-        inside = host.classified(here, operator, issued_from)
-        blocked = host.blocked_at(here, begin, issued_from)
-        blocked = np.where(blocked >= 0, blocked, host.blocked_at(there, begin, issued_from))
         calls = np.flatnonzero(self.waits | self.allocates)
         self.call_idle[calls] = host.time_in(
             calls, [(here, taken_over, issued_from), (there, begin, taken_over)]
@@ -264,6 +258,37 @@ class _Splitter:
         long_call = (call_time > QUIET_NS) & ~self.waits[call] & ~self.holds[call]
         self._add_at(causes.RUNTIME_CALL, chosen, np.where(long_call, call_time, 0))
         launch -= np.where(long_call, call_time, 0)
+        # Part by part: the classified times take much memory.
+        for first in range(0, len(chosen), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            self._classify(
+                host,
+                chosen[some],
+                (here[some], there[some]),
+                (begin[some], taken_over[some], issued_from[some]),
+                launch[some],
+            )
+
+    def _classify(
+        self,
+        host: HostTime,
+        chosen: Rows,
+        lanes: tuple[Numbers, Numbers],
+        times: tuple[Numbers, Numbers, Numbers],
+        launch: Numbers,
+    ) -> None:
+        """Enter what two threads did: the one that launches now, and the one that did before.
+
+        `times` are when a gap began, when the first took over, and when it called the launch.
+        """
+        (here, there), (begin, taken_over, issued) = lanes, times
+        # Of the thread that launches now: before it came to the operator that launches, and since.
+        operator = np.maximum(taken_over, host.operator_begin(here, issued))
+        outside = host.classified(here, taken_over, operator)
+        outside += host.classified(there, begin, taken_over)
+        inside = host.classified(here, operator, issued)
+        blocked = host.blocked_at(here, begin, issued)
+        blocked = np.where(blocked >= 0, blocked, host.blocked_at(there, begin, issued))
         self._book(chosen, outside, inside, launch, blocked)
 
     def _book(

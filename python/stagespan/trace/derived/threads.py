@@ -51,8 +51,9 @@ class Axis:
 
     def place(self, lane: Numbers, time_ns: Numbers) -> Numbers:
         """Times on the axis; what lies outside the window is moved to its edge."""
-        inside = np.clip(time_ns, self.begin_ns, self.end_ns) - self.begin_ns
-        result: Numbers = inside + lane * self.stride
+        result: Numbers = np.clip(time_ns, self.begin_ns, self.end_ns)
+        result -= self.begin_ns
+        result += lane * np.int64(self.stride)
         return result
 
     def time_ns(self, place: Numbers) -> Numbers:
@@ -110,9 +111,8 @@ def quiet_stretches(axis: Axis, begin: Numbers, end: Numbers, longer_than_ns: in
     """Where none of a thread's intervals begins or ends for long."""
     starts = np.arange(axis.lanes, dtype=np.int64) * axis.stride
     # Stable, as this sort is fast where long parts are sorted already.
-    edges: NDArray[np.int64] = np.sort(
-        np.concatenate((begin, end, starts, starts + axis.stride - 2)), kind="stable"
-    )
+    edges: NDArray[np.int64] = np.concatenate((begin, end, starts, starts + axis.stride - 2))
+    edges.sort(kind="stable")
     # From one thread's last place to the next one's first it is 2.
     quiet = np.diff(edges) > max(longer_than_ns, 2)
     return Cover(edges[:-1][quiet], edges[1:][quiet])
@@ -172,6 +172,7 @@ CLASSES = (
 )
 """What a thread can be seen doing, the first of those that apply; or that nothing of it is seen."""
 _MOST_PLACES = 4_000_000
+_AT_ONCE = 1 << 16
 
 
 class HostTime:
@@ -271,9 +272,15 @@ class HostTime:
         return result
 
     def _placed(self, rows: Rows) -> tuple[Numbers, Numbers]:
-        lane = self._lane[rows]
-        place, events = self._axis.place, self._events
-        return place(lane, events.begin_ns[rows]), place(lane, events.end_ns[rows])
+        events = self._events
+        begin, end = (np.empty(len(rows), dtype=np.int64) for _ in range(2))
+        # Part by part, as what lies between would take several times the memory.
+        for first in range(0, len(rows), _AT_ONCE):
+            some = slice(first, first + _AT_ONCE)
+            lane = self._lane[rows[some]]
+            begin[some] = self._axis.place(lane, events.begin_ns[rows[some]])
+            end[some] = self._axis.place(lane, events.end_ns[rows[some]])
+        return begin, end
 
     def _cover(self, which: Mask) -> Cover:
         return Cover(*self._placed(np.flatnonzero(which & (self._lane >= 0))))
@@ -313,11 +320,12 @@ def holders(trace: Trace, calls: Mask) -> Mask:
     rows = np.flatnonzero(calls & (events.dur_ns > QUIET_NS))
     if len(rows) == 0:
         return found
-    inner = np.flatnonzero(calls | trace.rows_of(["cpu_op"]))
-    _, lane = threads(trace, np.concatenate((rows, inner)))
-    for number in np.unique(lane[: len(rows)]).tolist():
-        here = rows[lane[: len(rows)] == number]
-        begins = np.sort(events.begin_ns[inner[lane[len(rows) :] == number]], kind="stable")
+    inner = calls | trace.rows_of(["cpu_op"])
+    owners, lane = threads(trace, rows)
+    for number, (process, tid) in enumerate(owners):
+        here = rows[lane == number]
+        same = inner & (events.tid == tid) & (processes(trace) == process)
+        begins = np.sort(events.begin_ns[same], kind="stable")
         first = np.searchsorted(begins, events.begin_ns[here], side="right")
         last = np.searchsorted(begins, events.end_ns[here], side="left")
         found[here] = last - first > 1

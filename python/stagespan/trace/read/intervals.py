@@ -40,7 +40,8 @@ def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
     if len(begin) == 0:
         return begin, end
     order = np.argsort(begin, kind="stable")
-    begin, reach = begin[order], np.maximum.accumulate(end[order])
+    begin, reach = begin[order], end[order]
+    np.maximum.accumulate(reach, out=reach)
     opens = np.empty(len(begin), dtype=np.bool_)
     opens[0] = True
     opens[1:] = begin[1:] > reach[:-1]
