@@ -7,6 +7,7 @@ package; every written figure names its unit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
@@ -18,6 +19,25 @@ from stagespan.trace.view import once
 Severity = Literal["high", "medium", "low", "better"]
 """How much there is to win: most of the time, a good part of it, or little; or what was won."""
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "better")
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """From how many percent on a finding has which severity; those left out are never reached."""
+
+    high: float = math.inf
+    medium: float = math.inf
+    low: float = math.inf
+
+    def severity(self, percent: float) -> Severity | None:
+        """The severity of so many percent; None below all thresholds."""
+        reached: tuple[tuple[float, Severity], ...] = (
+            (self.high, "high"),
+            (self.medium, "medium"),
+            (self.low, "low"),
+        )
+        return next((severity for least, severity in reached if percent >= least), None)
+
 
 # A finding about less time than this is not "high", and about less still not "medium".
 _SIZES: tuple[tuple[int, Severity], ...] = ((1_000_000, "high"), (250_000, "medium"))

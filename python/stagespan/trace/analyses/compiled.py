@@ -41,6 +41,7 @@ from stagespan.trace.result import (
     Finding,
     Severity,
     Table,
+    Thresholds,
     Unavailable,
     evidence,
     in_words,
@@ -53,13 +54,12 @@ if TYPE_CHECKING:
     pass
 
 
-Shares = tuple[tuple[float, Severity], ...]
-_BREAK_SHARES: Shares = ((25.0, "high"), (5.0, "medium"), (0.0, "low"))
-_COMPILE_SHARES: Shares = ((10.0, "medium"), (2.0, "low"))
-_AGAIN_SHARES: Shares = ((20.0, "high"), (5.0, "medium"), (0.0, "low"))
-_FALLBACK_SHARES: Shares = ((30.0, "medium"), (10.0, "low"))
-_LOOKUP_SHARES: Shares = ((25.0, "medium"), (10.0, "low"))
-_LIMIT_SHARES: Shares = ((10.0, "medium"), (0.0, "low"))
+_BREAK_SHARES = Thresholds(25.0, 5.0, 0.0)
+_COMPILE_SHARES = Thresholds(medium=10.0, low=2.0)
+_AGAIN_SHARES = Thresholds(20.0, 5.0, 0.0)
+_FALLBACK_SHARES = Thresholds(medium=30.0, low=10.0)
+_LOOKUP_SHARES = Thresholds(medium=25.0, low=10.0)
+_LIMIT_SHARES = Thresholds(medium=10.0, low=0.0)
 _EAGER_SHARE = 10.0
 # Shorter than this nothing is worth a sentence.
 _LEAST_NS = 1_000_000
@@ -109,7 +109,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
     seen: list[Evidence] = []
     if time is not None:
         percent = share(time, frames.call_ns)
-        severity = _severity(percent, _BREAK_SHARES) or "low"
+        severity = _BREAK_SHARES.severity(percent) or "low"
         # A break also keeps what lies around it from being fused, however short it is.
         if severity == "high" and of_size(severity, time) != "high":
             severity = "medium"
@@ -143,7 +143,7 @@ def _recompiled(compiled: Compiled) -> Finding | None:
     name = f"{frames[0]} ({known})" if known else frames[0]
     what = f"Frame {name} was" if len(frames) == 1 else f"{len(frames)} frames were"
     return Finding(
-        of_size(_severity(percent, _AGAIN_SHARES) or "low", time),
+        of_size(_AGAIN_SHARES.severity(percent) or "low", time),
         f"{what} compiled again, {_counted(len(again), 'time')} ({ids}), for {in_words(time, 'ns')}"
         f" ({percent:.1f} % of the window): something that the compiled code relies on changed,"
         " such as a shape, a number or the grad mode. TORCH_LOGS=recompiles says what;"
@@ -196,7 +196,7 @@ def _limit_reached(compiled: Compiled) -> Finding | None:
     variants = max((max(f.variants, default=0) for f in compiled.frames.frames), default=0) + 1
     known = f" ({variants} variants of a frame)" if variants > 1 else ""
     return Finding(
-        _severity(percent, _LIMIT_SHARES) or "low",
+        _LIMIT_SHARES.severity(percent) or "low",
         f"{eager:,} of {_counted(count, 'call')} of compiled functions ({percent:.1f} %) found no"
         " compiled version that fits and ran eagerly: the limit of recompilations is"
         f" reached{known}, or the program asked for it. TORCH_LOGS=recompiles says what changes"
@@ -219,7 +219,7 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
     again = sum(each.time_ns for each in compiling.compilations if each.again)
     time = compiling.time_ns - again
     percent = share(time, compiled.window_ns)
-    severity = _severity(percent, _COMPILE_SHARES)
+    severity = _COMPILE_SHARES.severity(percent)
     first = [each for each in compiling.compilations if not each.variant]
     if severity is None or not first:
         return None
@@ -284,7 +284,7 @@ def _fallbacks(compiled: Compiled) -> Finding | None:
     total = sum(_time(work) for work in compiled.work)
     time = sum(_time(work) for work in left)
     percent = share(time, total)
-    severity = _severity(percent, _FALLBACK_SHARES)
+    severity = _FALLBACK_SHARES.severity(percent)
     if severity is None or time < _LEAST_NS:
         return None
     libraries = sum(_time(work) for work in compiled.work if work.of == EXTERN)
@@ -303,7 +303,7 @@ def _lookups(compiled: Compiled) -> Finding | None:
     """Guards that cost a good part of the calls."""
     count, time = compiled.lookups
     percent = share(time, compiled.frames.call_ns + time)
-    severity = _severity(percent, _LOOKUP_SHARES)
+    severity = _LOOKUP_SHARES.severity(percent)
     if severity is None or count < _LEAST_LOOKUPS or time < _LEAST_NS:
         return None
     forest = compiled.forest
@@ -330,10 +330,6 @@ def _time(work: Work) -> int:
 
 def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
-def _severity(percent: float, shares: Shares) -> Severity | None:
-    return next((severity for least, severity in shares if percent >= least), None)
 
 
 # --- The analysis ---

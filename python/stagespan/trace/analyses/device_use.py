@@ -34,8 +34,8 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Severity,
     Table,
+    Thresholds,
     Unavailable,
     evidence,
     in_words,
@@ -44,7 +44,7 @@ from stagespan.trace.result import (
 )
 
 # Of the steps or the trace: exposed communication or copies below it are no finding.
-_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_SHARES = Thresholds(25.0, 10.0, 5.0)
 
 _WITHIN_DEVICE = re.compile(r"DtoD|DeviceToDevice|Device -> Device", re.IGNORECASE)
 _PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)
@@ -116,7 +116,7 @@ class Use:
             worst = max(times, key=lambda name: times[name][0])
             exposed, whole = times[worst]
             percent = share(exposed, self.base.whole_ns)
-            severity = next((s for least, s in _SHARES if percent >= least), None)
+            severity = _SHARES.severity(percent)
             if severity is None:
                 continue
             several = len(times) > 1

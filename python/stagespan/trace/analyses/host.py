@@ -21,8 +21,8 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Severity,
     Table,
+    Thresholds,
     Unavailable,
     evidence,
     in_words,
@@ -44,7 +44,7 @@ PARTS = {
     UNSEEN: "no operator for long, nor anything else",
     BETWEEN_OPERATORS: "between operators",
 }
-_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_SHARES = Thresholds(25.0, 10.0, 5.0)
 # Of operators that are called one after the other so much may pass between them.
 _BETWEEN_LEAST = 25.0
 _NAMED = 20
@@ -100,7 +100,7 @@ class Host:
         found = []
         for part, time in sorted(self.parts.items(), key=lambda item: -item[1]):
             percent = share(time, self.span_ns)
-            severity = next((s for least, s in _SHARES if percent >= least), None)
+            severity = _SHARES.severity(percent)
             if severity is None or part == OPERATORS:
                 continue
             if part == BETWEEN_OPERATORS and percent < _BETWEEN_LEAST:

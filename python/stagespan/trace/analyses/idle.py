@@ -22,6 +22,7 @@ from stagespan.trace.result import (
     Finding,
     Severity,
     Table,
+    Thresholds,
     Unavailable,
     counted,
     in_words,
@@ -236,7 +237,7 @@ def _culprit(
 
 
 # Of the device's span: below this an idle cause is no finding, and idle time as a whole is none.
-SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (3.0, "low"))
+SHARES = Thresholds(25.0, 10.0, 3.0)
 # Of the idle time: causes below it are not named among several.
 _LEAST_NAMED = 10.0
 CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
@@ -303,7 +304,7 @@ class Known:
 
     def _severity(self, time: int) -> Severity | None:
         percent = share(time, self.span_ns)
-        return next((s for least, s in SHARES if percent >= least), None)
+        return SHARES.severity(percent)
 
     def _idle_for(self, time: int, gaps: int) -> str:
         counted = f", {gaps:,} gaps" if gaps > 1 else ""

@@ -46,8 +46,8 @@ from stagespan.trace.result import (
     Cell,
     Evidence,
     Finding,
-    Severity,
     Table,
+    Thresholds,
     Unavailable,
     evidence,
     in_words,
@@ -354,17 +354,13 @@ _TINY_NS = 5_000
 _TINY_LEAST = 10_000
 _TINY_SHARE = 50.0
 _FUSIBLE = tuple(_KINDS.index(kind) for kind in (ELEMENTWISE, COPY, NORM, REDUCTION))
-_FUSIBLE_SHARES: tuple[tuple[float, Severity], ...] = (
-    (60.0, "high"),
-    (40.0, "medium"),
-    (30.0, "low"),
-)
+_FUSIBLE_SHARES = Thresholds(60.0, 40.0, 30.0)
 _ELEMENTWISE_LEAST = 10.0
 # One pass over memory already, however many tensors; and what no elementwise kernel merges with.
 _FUSED = re.compile(
     r"multi_?tensor|foreach|softmax|pool|sort|topk|scan|cub::|rocprim", re.IGNORECASE
 )
-_LAYOUT_SHARES: tuple[tuple[float, Severity], ...] = ((20.0, "high"), (5.0, "medium"))
+_LAYOUT_SHARES = Thresholds(20.0, 5.0)
 _ASCEND_LAYOUT = re.compile("TransData")
 _MIOPEN_LAYOUT = re.compile(r"^batched_transpose_\d")
 _COMPILED = re.compile(r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph")
@@ -375,14 +371,10 @@ _SINGLE = re.compile(
 # These have matrix units for half precision alone.
 _HALF_ALONE = re.compile(r"volta|turing|sm7\d|cutlass_7")
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
-_SOFTMAX_SHARES: tuple[tuple[float, Severity], ...] = ((30.0, "high"), (10.0, "medium"))
+_SOFTMAX_SHARES = Thresholds(30.0, 10.0)
 _BATCHED = re.compile(r"^aten::(?:bmm|baddbmm)$")
 # On the matrix units such work takes less than half of its time.
-_SINGLE_SHARES: tuple[tuple[float, Severity], ...] = (
-    (80.0, "high"),
-    (40.0, "medium"),
-    (20.0, "low"),
-)
+_SINGLE_SHARES = Thresholds(80.0, 40.0, 20.0)
 
 
 def kernel_findings(kernels: Kernels) -> list[Finding]:
@@ -462,7 +454,7 @@ def _fusible(kernels: Kernels) -> Finding | None:
     chosen = kernels.is_kernel & np.isin(kernels.kind, _FUSIBLE) & ~_named(kernels, _FUSED)
     time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
     percent = share(time, total)
-    severity = _severity(percent, _FUSIBLE_SHARES)
+    severity = _FUSIBLE_SHARES.severity(percent)
     elementwise = chosen & (kernels.kind == _KINDS.index(ELEMENTWISE))
     least = _ELEMENTWISE_LEAST
     if severity is None or share(int(kernels.time_ns[elementwise].sum()), total) < least:
@@ -487,7 +479,7 @@ def _layout(kernels: Kernels) -> Finding | None:
     chosen = kernels.is_kernel & _named(kernels, LAYOUT)
     time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
     percent = share(time, total)
-    severity = _severity(percent, _LAYOUT_SHARES)
+    severity = _LAYOUT_SHARES.severity(percent)
     if severity is None:
         return None
     if _named(kernels, _ASCEND_LAYOUT)[chosen].any():
@@ -518,7 +510,7 @@ def _single_precision(kernels: Kernels) -> Finding | None:
     chosen &= np.isin(kernels.kind, (_KINDS.index(MATMUL), _KINDS.index(CONVOLUTION)))
     time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
     percent = share(time, total)
-    severity = _severity(percent, _SINGLE_SHARES)
+    severity = _SINGLE_SHARES.severity(percent)
     if severity is None:
         return None
     half = _named(kernels, _HALF_ALONE)[chosen].any()
@@ -543,7 +535,7 @@ def _attention_in_parts(kernels: Kernels) -> Finding | None:
     # Of the last layer, or of a loss, there is one a step; of attention one a layer.
     time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
     percent = share(time, total)
-    severity = _severity(percent, _SOFTMAX_SHARES)
+    severity = _SOFTMAX_SHARES.severity(percent)
     batched = kernels.is_kernel & (np.isin(kernels.operator, _codes(kernels, _BATCHED)))
     products = int(kernels.time_ns[batched].sum())
     if severity is None or int(chosen.sum()) < 4 or int(batched.sum()) < 2 * int(chosen.sum()):
@@ -572,10 +564,6 @@ def _named(kernels: Kernels, pattern: re.Pattern[str]) -> Mask:
 def _longest(kernels: Kernels, chosen: Mask) -> Evidence:
     rows = kernels.rows[chosen]
     return evidence(kernels.trace, int(rows[kernels.time_ns[chosen].argmax()]))
-
-
-def _severity(percent: float, shares: tuple[tuple[float, Severity], ...]) -> Severity | None:
-    return next((severity for least, severity in shares if percent >= least), None)
 
 
 # --- The analysis ---

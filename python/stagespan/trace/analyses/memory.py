@@ -19,8 +19,8 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Severity,
     Table,
+    Thresholds,
     Unavailable,
     in_words,
     share,
@@ -278,7 +278,7 @@ _LEAST_STEPS = 4
 # Of the peak, and bytes: a step that leaves less behind, such as a list of losses, is no worry.
 _LEAST_PERCENT = 0.1
 _LEAST_BYTES = 1 << 16
-_SHARES: tuple[tuple[float, Severity], ...] = ((20.0, "high"), (5.0, "medium"), (0.0, "low"))
+_SHARES = Thresholds(20.0, 5.0, 0.0)
 _SHOWN = 20
 _MOST_IN_JSON = 2_000
 
@@ -318,7 +318,7 @@ class Growth:
         each = self.left / self.growing
         if each < _LEAST_BYTES or share(each, peak) < _LEAST_PERCENT:
             return None
-        severity = next(s for least, s in _SHARES if share(self.left, peak) >= least)
+        severity = _SHARES.severity(share(self.left, peak)) or "low"
         sentence = (
             f"Each of the last {self.growing:,} steps left more memory allocated on {device} than"
             f" the one before, {in_words(self.left, 'bytes')} in all"

@@ -28,8 +28,8 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Severity,
     Table,
+    Thresholds,
     Unavailable,
     in_words,
     largest,
@@ -228,7 +228,7 @@ _MOST_KERNEL_NS = 20_000
 # Of the host for each: where it takes longer, it does something else than launching.
 _MOST_LAUNCH_NS = 300_000
 # Of the time from the first work to the end of the last.
-_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
+_SHARES = Thresholds(50.0, 25.0, 10.0)
 _MOST_FINDINGS = 2
 
 
@@ -315,7 +315,7 @@ class Stages:
         for stage in sorted(self.stages, key=lambda each: -each.host_self_ns):
             launched, device = stage.launched_self or 0, stage.device_self_ns or 0
             idle = stage.idle_self_ns or 0
-            severity = next((s for least, s in _SHARES if share(idle, self.work_ns) >= least), None)
+            severity = _SHARES.severity(share(idle, self.work_ns))
             if (
                 severity is None
                 or stage.calls_made < _LEAST_LAUNCHES * stage.calls

@@ -36,8 +36,8 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Severity,
     Table,
+    Thresholds,
     Unavailable,
     counted,
     evidence,
@@ -50,7 +50,7 @@ from stagespan.trace.result import (
 from stagespan.trace.view import once
 
 _GAPS_SHOWN = 5
-_GAP_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"))
+_GAP_SHARES = Thresholds(50.0, 25.0)
 _FILLS = (0.8, 0.5)
 _HOST = ("cpu_op", "user_annotation", "python_function", "overhead")
 
@@ -161,7 +161,7 @@ class Edge:
     def finding(self, total_ns: int, count: int) -> Finding | None:
         """A sentence if it is much of the steps' time: causes of idle time leave it out."""
         percent = share(self.dur_ns, total_ns)
-        severity = next((s for least, s in _GAP_SHARES if percent >= least), None)
+        severity = _GAP_SHARES.severity(percent)
         if severity is None:
             return None
         where = "before the device's first work was launched"
@@ -247,11 +247,7 @@ _DISTANCES = 7.0
 _LEAST_TIMES = 1.2
 _MOST_SHARE = 1 / 3
 # Of all steps' time that an outlier took more than the median.
-_OUTLIER_SHARES: tuple[tuple[float, Severity], ...] = (
-    (25.0, "high"),
-    (10.0, "medium"),
-    (3.0, "low"),
-)
+_OUTLIER_SHARES = Thresholds(25.0, 10.0, 3.0)
 # So much slower is worth a word, however many steps there are.
 _ALWAYS_TIMES = 1.5
 _OUTLIERS_SHOWN = 3
@@ -323,7 +319,7 @@ def outlier_findings(
     result = []
     for each in found[:_OUTLIERS_SHOWN]:
         percent = share(each.dur_ns - each.usual_ns, total_ns)
-        severity = next((s for least, s in _OUTLIER_SHARES if percent >= least), None)
+        severity = _OUTLIER_SHARES.severity(percent)
         if severity is None and each.dur_ns >= _ALWAYS_TIMES * each.usual_ns:
             severity = "low"
         if severity is not None:

@@ -14,8 +14,8 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Severity,
     Table,
+    Thresholds,
     Unavailable,
     counted,
     in_words,
@@ -26,7 +26,7 @@ from stagespan.trace.result import (
 API = "api_statistic.csv"
 _COMPILES = re.compile(r"^aclopCompile")
 _SYNCHRONISES = re.compile(r"^aclrtSynchronize")
-_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_SHARES = Thresholds(25.0, 10.0, 5.0)
 _TOP = 50
 
 
@@ -100,7 +100,7 @@ class Calls:
             time, calls = sum(c.total_ns for c in mine), sum(c.count for c in mine)
             whole = self.window_ns or sum(call.total_ns for call in self.calls)
             percent = share(time, whole)
-            severity = next((s for least, s in _SHARES if percent >= least), None)
+            severity = _SHARES.severity(percent)
             if severity is None:
                 continue
             of = "the trace"

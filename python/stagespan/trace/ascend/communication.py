@@ -17,6 +17,7 @@ from stagespan.trace.result import (
     Finding,
     Severity,
     Table,
+    Thresholds,
     Unavailable,
     counted,
     in_words,
@@ -33,7 +34,7 @@ _TIMES = {
     "idle_ns": "Idle Time(ms)",
 }
 _BEGIN = "Start Timestamp(us)"
-_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
+_SHARES = Thresholds(50.0, 25.0, 10.0)
 _TOP = 50
 _LARGEST = 1e15
 
@@ -113,7 +114,7 @@ class CollectiveStats:
         percent = share(waited, elapsed)
         worst = sorted(known, key=lambda each: -(each.wait_ns or 0))[:3]
         return Waited(
-            next((s for least, s in _SHARES if percent >= least), None),
+            _SHARES.severity(percent),
             f"Collectives waited for other ranks for {in_words(waited, 'ns')} of"
             f" {in_words(elapsed, 'ns')} ({percent:.1f} %).",
             tuple(Evidence(each.name, None, each.wait_ns, "ns") for each in worst),

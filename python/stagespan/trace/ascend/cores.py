@@ -16,6 +16,7 @@ from stagespan.trace.result import (
     Finding,
     Severity,
     Table,
+    Thresholds,
     Unavailable,
     counted,
     evidence,
@@ -25,7 +26,7 @@ from stagespan.trace.result import (
 )
 
 AI_CPU = "AI_CPU"
-_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"))
+_SHARES = Thresholds(50.0, 25.0)
 _NAMED = 5
 
 
@@ -65,7 +66,7 @@ class Cores:
             return []
         time, count = sum(t for _, _, t, _ in self.slow), sum(n for _, n, _, _ in self.slow)
         percent = share(time, sum(core.total_ns for core in self.cores))
-        severity: Severity = next((s for least, s in _SHARES if percent >= least), "low")
+        severity: Severity = _SHARES.severity(percent) or "low"
         names = ", ".join(shortened(name) for name, *_ in self.slow[:_NAMED])
         return [
             Finding(

@@ -20,8 +20,8 @@ from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Severity,
     Table,
+    Thresholds,
     Unavailable,
     evidence,
     in_words,
@@ -45,7 +45,7 @@ _ADVICE = {
     LAUNCHING: "Compiling operators while running (jit_compile) and tiling of changing shapes take"
     " such time: binaries, fixed shapes or graph mode would help",
 }
-_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_SHARES = Thresholds(25.0, 10.0, 5.0)
 SHORT_NS = 10_000
 _LARGEST = 20
 
@@ -108,7 +108,7 @@ class Free:
         """Host-bound, operators that were launched in time and yet began late, or unknown."""
         found = []
         percent = share(self.host_ns, self.span_ns)
-        severity = next((s for least, s in _SHARES if percent >= least), None)
+        severity = _SHARES.severity(percent)
         if severity is not None:
             most = max(_HOST, key=lambda part: self.parts.get(part, 0))
             sentence = (
@@ -142,7 +142,7 @@ class Free:
         ):
             time = self.parts.get(part, 0)
             percent = share(time, self.span_ns)
-            severity = next((s for least, s in _SHARES if percent >= least), None)
+            severity = _SHARES.severity(percent)
             if severity is not None:
                 sentence = (
                     f"For {in_words(time, 'ns')} ({percent:.1f} % of its time) the device was free"

@@ -19,8 +19,8 @@ from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Severity,
     Table,
+    Thresholds,
     Unavailable,
     counted,
     in_words,
@@ -384,7 +384,7 @@ _ADVICE = {
     REPLAY: "Look at what is copied and updated before a captured graph is launched",
     UNKNOWN: "The events that would tell whose it is are not in the trace",
 }
-_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_SHARES = Thresholds(25.0, 10.0, 5.0)
 _MOST_IN_JSON = 200
 _LARGEST = 10
 _KEYS = {
@@ -471,7 +471,7 @@ class HeadOverhead:
         # Idle time is the device's; without one the heads of several threads pass side by side.
         threads = self.threads if self.idle_ns is None else 1
         percent = share(lost, (self.window[1] - self.window[0]) * threads)
-        severity = next((s for least, s in _SHARES if percent >= least), None)
+        severity = _SHARES.severity(percent)
         if severity is None:
             return []
         until = "before their first operators"

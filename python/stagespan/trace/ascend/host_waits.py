@@ -19,6 +19,7 @@ from stagespan.trace.result import (
     Finding,
     Severity,
     Table,
+    Thresholds,
     Unavailable,
     counted,
     evidence,
@@ -30,7 +31,7 @@ from stagespan.trace.result import (
 
 LONG_NS = 1_000_000
 """An operator that is known to wait and takes so long waited, also where no call of it is seen."""
-_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_SHARES = Thresholds(25.0, 10.0, 5.0)
 _LARGEST = 20
 
 
@@ -102,7 +103,7 @@ class HostWaits:
     def findings(self) -> list[Finding]:
         """Waiting that takes a good part of the time."""
         percent = share(self.total_ns, self.window_ns)
-        severity: Severity | None = next((s for least, s in _SHARES if percent >= least), None)
+        severity: Severity | None = _SHARES.severity(percent)
         if severity is None:
             return []
         worst = self.groups[0]

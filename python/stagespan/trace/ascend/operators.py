@@ -16,6 +16,7 @@ from stagespan.trace.result import (
     Finding,
     Severity,
     Table,
+    Thresholds,
     Unavailable,
     counted,
     in_words,
@@ -29,7 +30,7 @@ _CONVERSIONS = {
     "Cast": "between types",
     "Transpose": "between layouts",
 }
-_SHARES: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
+_SHARES = Thresholds(50.0, 25.0, 10.0)
 _NOT_GIVEN = ("", "N/A")
 _TOP = 50
 # The file's cells are rounded to ns, and each is a sum of doubles.
@@ -103,7 +104,7 @@ class Operators:
         if slow:
             time, calls = sum(t.total_ns for t in slow), sum(t.count for t in slow)
             percent = share(time, self.total_ns)
-            severity: Severity = next((s for least, s in _SHARES if percent >= least), "low")
+            severity: Severity = _SHARES.severity(percent) or "low"
             names = ", ".join(each.type for each in slow[:5])
             found.append(
                 Finding(
@@ -126,7 +127,7 @@ class Operators:
         changes = [t for t in self.types if t.type in _CONVERSIONS]
         time = sum(t.total_ns for t in changes)
         percent = share(time, self.total_ns)
-        limit = next((s for least, s in _SHARES if percent >= least), None)
+        limit = _SHARES.severity(percent)
         if limit is not None:
             told = ", ".join(
                 f"{t.type} {counted(t.count, 'time')} ({_CONVERSIONS[t.type]})" for t in changes

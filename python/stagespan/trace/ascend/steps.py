@@ -32,8 +32,8 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Severity,
     Table,
+    Thresholds,
     Unavailable,
     counted,
     in_words,
@@ -342,8 +342,8 @@ _SOURCES = {
     FILE: "step_trace_time.csv",
     KERNELS: "the rows of kernel_details.csv",
 }
-_FREE: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
-_EXPOSED: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_FREE = Thresholds(50.0, 25.0, 10.0)
+_EXPOSED = Thresholds(25.0, 10.0, 5.0)
 _WORST = 3
 _SHARE = 1e-6
 _SHOWN = 4
@@ -461,7 +461,7 @@ class AscendSteps:
         known = [s for s in self.steps if s.free_ns is not None and _span(s)]
         free, span = sum(s.free_ns or 0 for s in known), sum(_span(s) for s in known)
         percent = share(free, span)
-        severity = next((s for least, s in _FREE if percent >= least), None)
+        severity = _FREE.severity(percent)
         if severity is None:
             return []
         worst = sorted(known, key=lambda s: -(s.free_ns or 0))[:3]
@@ -475,7 +475,7 @@ class AscendSteps:
     def _exposed(self) -> list[Finding]:
         """Communication during which nothing computed, with all that is known about it."""
         percent = share(self.exposed_ns, self.stage_ns)
-        severity = next((s for least, s in _EXPOSED if percent >= least), None)
+        severity = _EXPOSED.severity(percent)
         if severity is None:
             return []
         worst = sorted(self._staged, key=lambda s: -(s.exposed_ns or 0))[:_WORST]

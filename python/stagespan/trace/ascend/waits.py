@@ -17,8 +17,8 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
-    Severity,
     Table,
+    Thresholds,
     Unavailable,
     counted,
     evidence,
@@ -31,7 +31,7 @@ from stagespan.trace.result import (
 EVENT, NOTIFY = "event", "notify"
 _EVENT = re.compile(r"^EVENT_WAIT")
 _NOTIFY = re.compile(r"^notify[ _]?wait", re.IGNORECASE)
-_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_SHARES = Thresholds(25.0, 10.0, 5.0)
 _LARGEST = 20
 _WHAT = {EVENT: "an event of another stream", NOTIFY: "another rank (Notify Wait)"}
 
@@ -101,7 +101,7 @@ class StreamWaits:
             if self.is_communication(kind):
                 continue  # the finding on exposed communication names them
             percent = share(self.exposed_ns[kind], self.span_ns)
-            severity = next((s for least, s in _SHARES if percent >= least), None)
+            severity = _SHARES.severity(percent)
             mine = [wait for wait in self.largest if wait.kind == kind]
             if severity is None or not mine:
                 continue
@@ -128,7 +128,7 @@ class StreamWaits:
     def is_communication(self, kind: str) -> bool:
         """Whether waits of this kind are mostly those of collectives that nothing hides."""
         exposed, inside = self.exposed_ns[kind], self.communicating_ns[kind]
-        much = share(inside, self.span_ns) >= _SHARES[-1][0]
+        much = share(inside, self.span_ns) >= _SHARES.low
         return much and 2 * inside >= exposed
 
     def in_communication(self) -> list[tuple[str, str, tuple[Evidence, Evidence]]]:

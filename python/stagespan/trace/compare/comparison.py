@@ -18,6 +18,7 @@ from stagespan.trace.result import (
     Finding,
     Severity,
     Table,
+    Thresholds,
     counted,
     in_words,
     share,
@@ -26,7 +27,7 @@ from stagespan.trace.result import (
 
 TOP = 50
 # Of the time before: changes below it are no finding.
-_SHARES: tuple[tuple[float, Severity], ...] = ((10.0, "high"), (5.0, "medium"), (2.0, "low"))
+_SHARES = Thresholds(10.0, 5.0, 2.0)
 # Of what was below so much of the whole, and of more than so much, the percentage says nothing.
 _LEAST_BEFORE, _MOST_PERCENT = 1.0, 1_000.0
 # Means that are closer than this many standard errors are not told apart.
@@ -307,7 +308,7 @@ def severity_of(change_ns: int, before_ns: int) -> Severity | None:
     if not change_ns:
         return None
     percent = abs(share(change_ns, before_ns)) if before_ns else 100.0
-    severity = next((s for least, s in _SHARES if percent >= least), None)
+    severity = _SHARES.severity(percent)
     return "better" if severity is not None and change_ns < 0 else severity
 
 

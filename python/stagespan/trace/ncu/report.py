@@ -11,10 +11,19 @@ from stagespan.trace.ncu.command import Top, TopKernels, base_name, one_way, wit
 from stagespan.trace.ncu.reading import Measured, Reading
 from stagespan.trace.ncu.roofline import Placed, Point, Roofs, bytes_of, point_of, roofs_of
 from stagespan.trace.ncu.verdict import CANNOT_TELL, Judgement, judge
-from stagespan.trace.result import Evidence, Finding, Severity, Table, by_severity, in_words, share
+from stagespan.trace.result import (
+    Evidence,
+    Finding,
+    Severity,
+    Table,
+    Thresholds,
+    by_severity,
+    in_words,
+    share,
+)
 
 # Of the stage's kernel time.
-_SHARES: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (0.0, "low"))
+_SHARES = Thresholds(25.0, 10.0, 0.0)
 _ADVICE = {
     "memory-bound": "Less traffic helps: fuse it with its neighbours, or use a smaller type",
     "compute-bound": "Less arithmetic, or a type that the tensor cores take, helps",
@@ -109,7 +118,7 @@ class NcuReport:
             percent = self._percent(each)
             severity: Severity = "low"
             if percent is not None:
-                severity = next(s for least, s in _SHARES if percent >= least)
+                severity = _SHARES.severity(percent) or "low"
             found.append(Finding(severity, self._sentence(each, percent), _evidence(each)))
         return by_severity(found)
 

@@ -29,8 +29,8 @@ from stagespan.trace.result import (
     Cell,
     Evidence,
     Finding,
-    Severity,
     Table,
+    Thresholds,
     by_severity,
     counted,
     in_words,
@@ -383,12 +383,12 @@ def most_often_last(instances: Sequence[Instance]) -> tuple[int, int] | None:
 
 
 # Of the ranks' time between their first and last common collective.
-_WAITED: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
-_CAUSED: tuple[tuple[float, Severity], ...] = ((10.0, "high"), (5.0, "medium"), (2.0, "low"))
+_WAITED = Thresholds(25.0, 10.0, 5.0)
+_CAUSED = Thresholds(10.0, 5.0, 2.0)
 # Over the mean rank.
-_IMBALANCE: tuple[tuple[float, Severity], ...] = ((50.0, "high"), (25.0, "medium"), (10.0, "low"))
+_IMBALANCE = Thresholds(50.0, 25.0, 10.0)
 # Of the ranks' time, or of their stages; without the waiting for each other.
-_EXPOSED: tuple[tuple[float, Severity], ...] = ((25.0, "high"), (10.0, "medium"), (5.0, "low"))
+_EXPOSED = Thresholds(25.0, 10.0, 5.0)
 _OF_COMMON = "of the time between their first and last common collective"
 EXPOSED_COMMUNICATION = "ranks.exposed_communication"
 # Of all waiting: from here on that for ranks that began later is told.
@@ -478,13 +478,9 @@ def findings(found: Ranks) -> list[Finding]:
     return by_severity(told)
 
 
-def _severity(percent: float, shares: tuple[tuple[float, Severity], ...]) -> Severity | None:
-    return next((severity for least, severity in shares if percent >= least), None)
-
-
 def _waiting(found: Ranks) -> list[Finding]:
     percent = share(found.lost_ns, found.common_ns)
-    severity = _severity(percent, _WAITED)
+    severity = _WAITED.severity(percent)
     if severity is None or not found.waits.instances:
         return []
     (op, group), worst = next(iter(by_op(found.waits.instances).items()))
@@ -514,7 +510,7 @@ def _late(found: Ranks) -> list[Finding]:
     at = int(waits.caused_ns.argmax())
     times, caused = int(waits.last[at]), int(waits.caused_ns[at])
     lost, own_time = int(waits.waited_for_ns[at]), int(waits.common_ns[at])
-    severity = _severity(share(caused, own_time), _CAUSED)
+    severity = _CAUSED.severity(share(caused, own_time))
     place = _place(found, at)
     by_chance = _by_chance(times, int(waits.last.sum()), int((waits.compared > 0).sum()))
     if severity is None or (place is None and by_chance > _CHANCE):
@@ -542,7 +538,7 @@ def _late(found: Ranks) -> list[Finding]:
         sentence += f" The main reason ({in_words(reasons[why], 'ns')}): {REASONS[why]}."
     # What the traces do not hold cannot be won from what they show.
     shown = 1.0 - share(reasons[BEFORE], lost) / 100.0
-    severity = _severity(share(caused * shown, own_time), _CAUSED) or "low"
+    severity = _CAUSED.severity(share(caused * shown, own_time)) or "low"
     if found.missing:
         sentence += " One of the missing ranks may have been later."
         severity = "medium" if severity == "high" else "low"
@@ -588,7 +584,7 @@ def _place(found: Ranks, at: int) -> _Place | None:
 def _exposed(found: Ranks) -> list[Finding]:
     """Communication that nothing hides, beyond the waiting of the ranks for each other."""
     exposed, whole = found.exposed
-    severity = _severity(share(exposed - found.lost_ns, whole), _EXPOSED)
+    severity = _EXPOSED.severity(share(exposed - found.lost_ns, whole))
     if severity is None:
         return []
     shares = {at: share(*each.usage.exposed) for at, each in enumerate(found.summaries)}
@@ -680,7 +676,7 @@ def _imbalance(found: Ranks) -> list[Finding]:
     told = found.imbalance
     if told is None:
         return []
-    severity = _severity(told.percent, _IMBALANCE)
+    severity = _IMBALANCE.severity(told.percent)
     if severity is None:
         return []
     computing = found.computing
@@ -688,7 +684,7 @@ def _imbalance(found: Ranks) -> list[Finding]:
     computed, time = computing[at]
     # Little computing cannot matter, however uneven it is.
     mean = sum(each for each, _ in computing.values()) / len(computing)
-    if share(computed - mean, time) < _CAUSED[-1][0]:
+    if share(computed - mean, time) < _CAUSED.low:
         return []
     least = min(computing, key=lambda each: computing[each][0])
     if len(told.ranks) > 1 and told.times is not None:
