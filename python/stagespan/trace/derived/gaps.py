@@ -236,14 +236,17 @@ class _Splitter:
         launch = issued_to - issued_from
         launch += self._queued(chosen, issued_to, end)
         # Two threads: the one that launches now, and the one that launched before.
-        last_call = gaps.last_call[chosen]
-        before = np.where(last_call >= 0, last_call, call)
+        before = gaps.last_call[chosen]
+        before = np.where(before >= 0, before, call)
         lanes, lane = threads(self.trace, np.concatenate((call, before)))
+        call_time = issued_to - issued_from
+        del before, issued_to
         # One more at the begin: what began before the first gap must not seem to begin with it.
         axis = Axis(int(begin.min()) - 1, int(end.max()), len(lanes))
         if not axis.fits:
             self.parts[chosen, NAMES.index(causes.NOT_TRACED)] += issued_from - begin + launch
             return
+        del end
         host = HostTime(self.trace, axis, lanes, self.calls, self.waits, self.allocates, self.holds)
         here, there = lane[: len(call)], lane[len(call) :]
         place = axis.place(here, begin)
@@ -254,7 +257,6 @@ class _Splitter:
             calls, [(here, taken_over, issued_from), (there, begin, taken_over)]
         )
         self.call_inside[calls] = self.call_idle[calls]
-        call_time = issued_to - issued_from
         long_call = (call_time > QUIET_NS) & ~self.waits[call] & ~self.holds[call]
         self._add_at(causes.RUNTIME_CALL, chosen, np.where(long_call, call_time, 0))
         launch -= np.where(long_call, call_time, 0)

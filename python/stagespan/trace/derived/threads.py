@@ -49,7 +49,7 @@ class Axis:
         """Whether 64 bits hold it; hostile times do not."""
         return self.stride * (self.lanes + 1) < _MOST
 
-    def place(self, lane: Numbers, time_ns: Numbers) -> Numbers:
+    def place(self, lane: Numbers | NDArray[np.int32], time_ns: Numbers) -> Numbers:
         """Times on the axis; what lies outside the window is moved to its edge."""
         result: Numbers = np.clip(time_ns, self.begin_ns, self.end_ns)
         result -= self.begin_ns
@@ -360,17 +360,17 @@ def threads(trace: Trace, rows: Rows) -> tuple[NDArray[np.int64], Numbers]:
     return pairs(processes(trace)[rows], trace.events.tid[rows])
 
 
-def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> Numbers:
+def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.int32]:
     """Of every event the number of its thread among `lanes`, or -1."""
     events, process = trace.events, processes(trace)
-    found: Numbers = np.full(len(events), -1, dtype=np.int64)
+    found = np.full(len(events), -1, dtype=np.int32)
     if len(lanes) <= 16:
         for number, (pid, tid) in enumerate(lanes):
             found[(process == pid) & (events.tid == tid)] = number
         return found
     whole = np.concatenate((lanes, np.stack((process, events.tid), axis=1)))
     _, code = pairs(whole[:, 0], whole[:, 1])
-    numbers: Numbers = np.full(int(code.max()) + 1, -1, dtype=np.int64)
+    numbers = np.full(int(code.max()) + 1, -1, dtype=np.int32)
     numbers[code[: len(lanes)]] = np.arange(len(lanes))
     return numbers[code[len(lanes) :]]
 
