@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).parent
-FOLDER = "STAGESPAN_FAKES"
+FOLDER = "STAGESPAN_TEST_FAKES"
 RECORD_FAILS, QUERY_FAILS, NO_EVENTS, DEINITIALISED, NEVER_DONE = range(1, 6)
 
 
