@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stagespan.errors import SignatureError
 from stagespan.harness import source
 from stagespan.harness.adapters import ScriptStep
 from stagespan.harness.bundle import bundle
@@ -191,7 +192,11 @@ def _input(node: Any, name: str) -> source.Source:
     if _has_unreplayable(node):  # the whole argument is the user's to give
         kind = node.get(UNREPLAYABLE, "value") if isinstance(node, dict) else "value"
         node = {UNREPLAYABLE: kind}
-    return source.input_source(node, name)
+    try:
+        return source.input_source(node, name)
+    except (SignatureError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
+        # Not of a capture: the harness has refused it, or it is of a variant that was not made.
+        return source.input_source({UNREPLAYABLE: "value that its entry does not describe"}, name)
 
 
 def _has_unreplayable(node: Any) -> bool:

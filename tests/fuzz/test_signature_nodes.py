@@ -1,0 +1,169 @@
+"""Signature files that nobody's capture wrote: one sentence each, nothing imported, no code run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stagespan.errors import HarnessError, SignatureError
+from stagespan.harness import HarnessConfig
+from stagespan.signature import SignatureFile, make_inputs
+from stagespan.signature.describe import describe
+
+torch = pytest.importorskip("torch")
+
+from stagespan.harness.script import script_text  # noqa: E402
+
+CLASSES = ["os:system", "subprocess:Popen", "antigravity:x", "builtins:object", "x", "", "a:b:c", 3]
+KINDS = [
+    "tuple", "set", "list", "dataclass", "namedtuple", "dict", "userdict", "object", "class",
+    "shared", "enum", "str", "float", "complex", "path", "bytes", "range", "slice", "image",
+    "ndarray", "torch.Generator", "torch.device", "torch.dtype", "no such kind", 5,
+]  # fmt: skip
+SIZES = [0, 1, 3, -1, 10**18, 1 << 70, 1.5, "2", None]
+
+leaves = st.one_of(
+    st.none(), st.booleans(), st.integers(-5, 5), st.floats(), st.text(max_size=5),
+    st.sampled_from(SIZES),
+)  # fmt: skip
+
+
+def tensors() -> Any:
+    shapes = st.lists(st.sampled_from(SIZES), max_size=3)
+    contents = st.fixed_dictionaries(
+        {"kind": st.sampled_from(["runs", "counts", "range", "sorted", "frequent", "other", 1])},
+        optional={
+            name: st.one_of(leaves, st.lists(st.integers(-(1 << 70), 1 << 70), max_size=4))
+            for name in ("values", "lengths", "counts", "knots", "first", "distinct", "step")
+        },
+    )
+    return st.fixed_dictionaries(
+        {
+            "shape": st.one_of(shapes, leaves),
+            "dtype": st.sampled_from(["float32", "int64", "bool", "system", "", None, "Tensor"]),
+        },
+        optional={
+            "device": st.sampled_from(["cpu", "cuda:0", "meta", "", "\n", 4]),
+            "strides": shapes,
+            "value_range": st.lists(st.integers(-(1 << 70), 1 << 70), max_size=3),
+            "values": st.lists(leaves, max_size=4),
+            "true_fraction": leaves,
+            "requires_grad": leaves,
+            "content": st.one_of(contents, leaves),
+        },
+    )
+
+
+def specials(inner: Any) -> Any:
+    return st.fixed_dictionaries(
+        {"$type": st.sampled_from(KINDS)},
+        optional={
+            "items": st.lists(inner, max_size=3),
+            "fields": st.one_of(inner, st.dictionaries(st.text(max_size=3), inner, max_size=2)),
+            "class": st.sampled_from(CLASSES),
+            "length": st.sampled_from(SIZES),
+            "of": st.text(max_size=3),
+            "data": inner,
+            "args": st.lists(inner, max_size=4),
+            "name": leaves,
+            "value": leaves,
+            "size": st.lists(st.sampled_from(SIZES), max_size=3),
+            "mode": leaves,
+            "device": st.sampled_from(["cpu", "cuda:9", "x", 3]),
+            "hex": st.text(max_size=3),
+            "text": leaves,
+            "real": leaves,
+            "imag": leaves,
+        },
+    )
+
+
+nodes = st.recursive(
+    st.one_of(leaves, tensors()),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.text(max_size=4), inner, max_size=3),
+        specials(inner),
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(name=st.text(max_size=8), inputs=st.dictionaries(st.text(max_size=6), nodes, max_size=3))
+def test_any_node_is_made_or_refused(name: str, inputs: dict[str, Any]) -> None:
+    # GIVEN a file with any nodes
+    stage = {"stage_name": name, "input_signatures": inputs, "output_signature": inputs}
+    loaded = set(sys.modules)
+
+    # WHEN it is read, described, made, and written into a script
+    signature = SignatureFile.from_json({"schema_version": 1, "stages": {name: stage}}).stage(name)
+    for node in signature.inputs.values():
+        describe(node)
+    said = ""
+    try:
+        make_inputs(signature)
+    except (SignatureError, HarnessError) as error:
+        said = str(error)
+    ast.parse(script_text(signature, None, HarnessConfig(), stem="s"))
+
+    # THEN one sentence was said at most, and nothing imported for a class
+    assert len(said.splitlines()) <= 1
+    assert "antigravity" not in set(sys.modules) - loaded
+
+
+entries = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(
+                ["stages", "stage_name", "input_signatures", "metadata", "context", "key", "count",
+                 "variants", "callable", "qualname", "schema_version", "a"]
+            ),
+            inner,
+            max_size=5,
+        ),
+    ),
+    max_leaves=15,
+)  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None)
+@given(entries)
+def test_any_file_is_read_or_refused(content: Any) -> None:
+    # GIVEN / WHEN
+    said, stages = "", {}
+    try:
+        stages = SignatureFile.from_json(content).stages
+    except SignatureError as error:
+        said = str(error)
+
+    # THEN
+    assert len(said.splitlines()) <= 1
+    assert all(stage.stage_name == name for name, stage in stages.items())
+
+
+def test_a_file_with_a_million_entries_is_read_in_time(tmp_path: Path) -> None:
+    # GIVEN
+    inputs = {f"x{at}": 1 for at in range(1_000_000)}
+    path = tmp_path / "large.json"
+    path.write_text(
+        json.dumps({"schema_version": 1, "stages": {"s": {"input_signatures": inputs}}})
+    )
+    begin = time.monotonic()
+
+    # WHEN
+    made = make_inputs(SignatureFile.read(path).stage("s"))
+
+    # THEN
+    assert len(made) == 1_000_000
+    assert time.monotonic() - begin < 120
