@@ -616,7 +616,7 @@ def _compile_tables(compiling: CompileTime, ran: set[str]) -> list[Table]:
 
 
 def analyze(trace: Trace) -> Compiled | Unavailable:
-    """Look for torch.compile; Nothing when the trace holds no sign of it."""
+    """Look for torch.compile; Unavailable if the trace shows no sign of it."""
     if not any(map(SIGNS.search, trace.names)):
         return _NOTHING
     forest = forest_of(trace)

@@ -264,7 +264,7 @@ class Use:
 
 
 def analyze(trace: Trace) -> Use | Unavailable:
-    """Sum up the device's time; Nothing without device events."""
+    """Sum up the device's time; Unavailable if the trace has no device events."""
     use = device_use(trace)
     if use.span_ns is None:
         return Unavailable(

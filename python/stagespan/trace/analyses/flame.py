@@ -117,7 +117,7 @@ class Flame:
 
 
 def analyze(trace: Trace) -> Flame | Unavailable:
-    """Build the tree; Nothing for traces without stacks."""
+    """Build the tree; Unavailable if the trace has no stacks."""
     if bool(trace.rows_of(["python_function"]).any()):
         return _of_frames(trace)
     found = _of_stacks(trace)

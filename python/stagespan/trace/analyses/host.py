@@ -126,7 +126,7 @@ class Host:
 
 
 def analyze(trace: Trace) -> Host | Unavailable:
-    """Sum up the host's time; Nothing for traces with a device, or without operators."""
+    """Sum up the host's time; Unavailable for traces with a device, or without operators."""
     if device_work(trace).kind.any():
         return Unavailable(
             "The trace has device events: the causes of idle time tell about the host."

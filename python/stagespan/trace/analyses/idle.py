@@ -553,7 +553,7 @@ def sums_by_cause(parts: IdleParts) -> dict[str, int]:
 
 
 def analyze(trace: Trace) -> Idle | Unavailable:
-    """Find every gap of the device and say why it was there; Nothing without device events."""
+    """Find every gap of the device and its cause; Unavailable without device events."""
     found, parts = split_gaps(trace)
     if len(found.rows) == 0:
         return Unavailable(_NO_DEVICE)

@@ -640,7 +640,7 @@ class Kernels:
 
 
 def analyze(trace: Trace) -> Kernels | Unavailable:
-    """Break a trace down; Nothing for one with neither device events nor operators."""
+    """Break a trace down; Unavailable if it has neither device events nor operators."""
     host = host_operators(trace)
     work = device_work(trace)
     rows = work.rows

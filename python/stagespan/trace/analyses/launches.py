@@ -102,7 +102,7 @@ class Launches:
 
 
 def analyze(trace: Trace) -> Launches | Unavailable:
-    """Join device events with their launches; Nothing without device events or launches."""
+    """Join device events with their launches; Unavailable if the trace lacks either."""
     events = trace.events
     rows = device_work(trace).rows
     if len(rows) == 0:

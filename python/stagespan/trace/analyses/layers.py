@@ -467,7 +467,7 @@ class Layers:
 
 
 def analyze(trace: Trace) -> Layers | Unavailable:
-    """Tell layers from modules, else from repetition; Nothing where there is neither."""
+    """Find layers by modules, or else by repetition; Unavailable if there is neither."""
     modules = modules_of(trace) if len(trace.events) else None
     if modules is not None and _tells_layers(modules):
         return Layers(modules, None)

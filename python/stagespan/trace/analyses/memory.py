@@ -552,7 +552,7 @@ class Memory:
 
 
 def analyze(trace: Trace) -> Memory | Unavailable:
-    """Follow each device's memory; Nothing for traces without memory events."""
+    """Follow each device's memory; Unavailable if the trace has no memory events."""
     found, left_out = memory_events(trace)
     if not found:
         return Unavailable(

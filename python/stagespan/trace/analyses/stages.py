@@ -377,7 +377,7 @@ class Stages:
 
 
 def analyze(trace: Trace) -> Stages | Unavailable:
-    """Sum up the stages; Nothing for traces without annotations."""
+    """Sum up the stages; Unavailable if the trace has no annotations."""
     tree = stage_tree(trace) if len(trace.events) else None
     if tree is None:
         return Unavailable(

@@ -590,7 +590,7 @@ class Steps:
 
 
 def analyze(trace: Trace) -> Steps | Unavailable:
-    """Split each step's time; Nothing where the trace does not tell steps."""
+    """Split each step's time; Unavailable if the trace shows no steps."""
     ranges = step_ranges(trace) if len(trace.events) else None
     window = window_of(trace)
     if ranges is None or window is None:

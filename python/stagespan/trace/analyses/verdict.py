@@ -210,7 +210,7 @@ class Verdict:
 
 
 def analyze(trace: Trace) -> Verdict | Unavailable:
-    """Weigh the device's busy times and the causes of its idle time; Nothing without a device.
+    """Weigh the device's busy and idle times; Unavailable if the trace has no device.
 
     The largest kind of time decides: computing, exposed communication, exposed copies or idle; of
     idle time the largest group of causes. Several devices are weighed by their sums. All times are

@@ -91,7 +91,7 @@ class Cores:
 
 
 def analyze(trace: Trace) -> Cores | Unavailable:
-    """Group by the task's type; Nothing without operators on an Ascend device."""
+    """Group by the task's type; Unavailable without operators on an Ascend device."""
     events = trace.events
     rows = np.flatnonzero(device_work(trace).is_kernel & on_device(trace))
     if len(rows) == 0:

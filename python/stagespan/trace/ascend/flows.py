@@ -15,7 +15,7 @@ LAUNCHES, OPERATORS, QUEUE = "hosttodevice", "async_npu", "async_task_queue"
 
 
 def flows_of(trace: Trace, category: str) -> tuple[Numbers, Numbers]:
-    """Of each arrow of a category the rows of `trace.flows` where it starts and where it ends.
+    """Of each flow of a category the rows of `trace.flows` where it starts and where it ends.
 
     One that starts once and ends several times is several.
     """
@@ -31,13 +31,13 @@ def flows_of(trace: Trace, category: str) -> tuple[Numbers, Numbers]:
 
 
 def started_by(trace: Trace, category: str, rows: Numbers) -> Numbers:
-    """For each event the row of `trace.flows` where an arrow starts that ends at it, or -1."""
+    """For each event the row of `trace.flows` where a flow starts that ends at it, or -1."""
     events, flows = trace.events, trace.flows
     found = np.full(len(rows), -1, dtype=np.int64)
     starts, ends = flows_of(trace, category)
     if len(ends) == 0 or len(rows) == 0:
         return found
-    # An arrow ends where its event begins, in its lane.
+    # A flow ends where its event begins, in its lane.
     time = np.concatenate((flows.begin_ns[ends], events.begin_ns[rows]))
     pid = np.concatenate((flows.pid[ends], events.pid[rows]))
     tid = np.concatenate((flows.tid[ends], events.tid[rows]))

@@ -190,7 +190,7 @@ class Free:
 
 
 def analyze(trace: Trace) -> Free | Unavailable:
-    """Split the device's free time; Nothing without operators on an Ascend device."""
+    """Split the device's free time; Unavailable without operators on an Ascend device."""
     events, work = trace.events, device_work(trace)
     rows = work.rows
     operators = rows[work.kind[rows] != COPY]

@@ -628,7 +628,7 @@ class HeadOverhead:
 
 
 def analyze(trace: Trace) -> HeadOverhead | Unavailable:
-    """Split the heads of all compiled calls; Nothing for traces without TorchAir's events."""
+    """Split the heads of all compiled calls; Unavailable without events of TorchAir."""
     calls = compiled_calls(trace)
     window = window_of(trace)
     if not calls or window is None:

@@ -154,7 +154,7 @@ class HostWaits:
 
 
 def analyze(trace: Trace) -> HostWaits | Unavailable:
-    """List the waits, the longest first; Nothing without any."""
+    """List the waits, the longest first; Unavailable if there are none."""
     events = trace.events
     calls = np.flatnonzero(launches(trace) & named(trace, WAITS))
     around = waiting_operators(trace, calls)

@@ -369,7 +369,7 @@ class OperatorDetails:
 
 
 def host_operators(table: CsvTable | None) -> OperatorDetails | Unavailable:
-    """Sum up by name; Nothing without rows."""
+    """Sum up by name; Unavailable without rows."""
     calls: dict[str, int] = defaultdict(int)
     sums: dict[str, list[int | None]] = defaultdict(lambda: [None] * len(_COLUMNS))
     unread = 0

@@ -12,7 +12,7 @@ from stagespan.trace.ascend import waits as ascend_waits
 from stagespan.trace.ascend.communication import CollectiveStats
 from stagespan.trace.ascend.csv_tables import CsvTable, scaled
 from stagespan.trace.ascend.flows import LAUNCHES, flows_of
-from stagespan.trace.ascend.flows import OPERATORS as FLOWS_OPERATORS
+from stagespan.trace.ascend.flows import OPERATORS as OPERATOR_FLOWS
 from stagespan.trace.ascend.overlap import (
     COMMUNICATING,
     COMPUTING,
@@ -58,7 +58,7 @@ class StepRange:
 def step_ranges(trace: Trace) -> list[StepRange]:
     """The steps in order, from the first work that each launched to its end on host and device.
 
-    Without the arrows from host to device a step is its time on the host.
+    Without the flows from host to device a step is its time on the host.
     """
     events = trace.events
     named = {code: _STEP.match(name) for code, name in enumerate(trace.names)}
@@ -101,9 +101,9 @@ def step_of(ranges: list[StepRange], begin_ns: Numbers) -> Numbers:
 
 
 def _launched(trace: Trace) -> tuple[Numbers, Numbers, Numbers]:
-    """When the host launched work that an arrow joins to it, and where that begins and ends."""
+    """When the host launched work that a flow joins to it, and where that begins and ends."""
     flows = trace.flows
-    starts, ends = flows_of(trace, FLOWS_OPERATORS)
+    starts, ends = flows_of(trace, OPERATOR_FLOWS)
     if len(starts) == 0:
         starts, ends = flows_of(trace, LAUNCHES)
     begin = flows.begin_ns[ends]

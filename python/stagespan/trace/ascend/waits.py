@@ -187,7 +187,7 @@ class StreamWaits:
 
 
 def analyze(trace: Trace) -> StreamWaits | Unavailable:
-    """List the waits of streams; Nothing without any."""
+    """List the waits of streams; Unavailable if there are none."""
     events, work = trace.events, device_work(trace)
     rows_of = {
         EVENT: np.flatnonzero(named(trace, _EVENT) & on_device(trace)),

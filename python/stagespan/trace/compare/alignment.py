@@ -213,7 +213,7 @@ _LEAST_ALIKE = 0.8
 
 
 def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
-    """Compare two traces; Nothing, with the reason, where a difference would say nothing."""
+    """Compare two traces; Unavailable, with the reason, if they cannot be compared."""
     reason = _why_not(before, after)
     if reason is not None:
         return Unavailable(reason)

@@ -23,7 +23,7 @@ _NODE = re.compile(r"Backward\d*$")
 def forward_operators(trace: Trace, lanes: ThreadIndex, forest: Nesting) -> Rows:
     """Of each operator of the forest the row of its forward operator, or -1.
 
-    By the profiler's arrows from forward to backward; in a trace without them by the sequence
+    By the profiler's flows from forward to backward; in a trace without them by the sequence
     number that autograd gave both.
     """
     result = np.full(len(forest), -1, dtype=np.intp)
@@ -53,7 +53,7 @@ def _forward_by_flows(
     target = forest.at(lanes.places_of_flows(trace, ends))
     both = (source >= 0) & (target >= 0)
     source, target = source[both], target[both]
-    # Of operators that begin at one time the arrow means the outermost.
+    # Of operators that begin at one time the flow means the outermost.
     while True:
         outer = forest.parent[target]
         same = (outer >= 0) & (forest.begin[outer] == forest.begin[target])
@@ -191,14 +191,14 @@ def _at(values: Rows, index: Rows) -> Rows:
 
 
 def _by_flows(trace: Trace, rows: Rows, inside: Rows, lanes: ThreadIndex, forest: Nesting) -> None:
-    """Ascend's queue launches from a thread of its own: its arrows lead from the operators."""
+    """Ascend's queue launches from a thread of its own: its flows lead from the operators."""
     flows, events = trace.flows, trace.events
     starts, ends = joined(flows, np.isin(flows.category, trace.category_codes(["async_npu"])))
     missing = np.flatnonzero(inside < 0)
     if len(ends) == 0 or len(missing) == 0 or len(forest) == 0:
         return
     here = rows[missing]
-    # Ends of arrows and begins of events as numbers of the same places.
+    # Ends of flows and begins of events as numbers of the same places.
     _, lane = pairs(
         np.concatenate((flows.pid[ends], events.pid[here])),
         np.concatenate((flows.tid[ends], events.tid[here])),

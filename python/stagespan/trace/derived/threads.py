@@ -384,7 +384,7 @@ _MOST_TURNS = 100
 
 
 def joined(flows: Flows, chosen: Mask) -> tuple[Rows, Rows]:
-    """The chosen arrows that have both ends: of each end the start, and the end."""
+    """The chosen flows that have both ends: of each end the start, and the end."""
     starts, ends = np.flatnonzero(chosen & flows.starts), np.flatnonzero(chosen & ~flows.starts)
     starts = starts[np.argsort(flows.id[starts], kind="stable")]
     at = np.searchsorted(flows.id[starts], flows.id[ends])
@@ -397,7 +397,7 @@ class ThreadIndex:
     """The threads of some events as lanes of one axis; events of other threads have none."""
 
     def __init__(self, trace: Trace, *groups: Rows, process: Numbers | None = None) -> None:
-        """`process` may tell of every event another process than `host_time.processes`."""
+        """`process` may tell of every event another process than `processes`."""
         events = trace.events
         rows = np.concatenate(groups)
         process = processes(trace) if process is None else process
@@ -417,7 +417,7 @@ class ThreadIndex:
         return self.axis.fits
 
     def places_of_flows(self, trace: Trace, flows: Rows) -> Numbers:
-        """Where ends of arrows lie on the axis; -1 on threads that have no lane."""
+        """Where ends of flows lie on the axis; -1 on threads that have no lane."""
         table = trace.flows
         return self.places(table.pid[flows], table.tid[flows], table.begin_ns[flows])
 

@@ -48,7 +48,7 @@ _LEVEL = 4
 def merge(found: Ranks, target: str | os.PathLike[str]) -> int:
     """Write the timelines of all ranks, on the common clock, to one file; how many entries.
 
-    `target` ends in .gz for gzip. Ids of processes, threads, arrows and calls are numbered so that
+    `target` ends in .gz for gzip. Ids of processes, threads, flows and calls are numbered so that
     no two ranks share one; processes are named and sorted by rank. Every event is kept with all its
     arguments. The file is whole or not there: it is renamed once it is complete.
 
@@ -111,7 +111,7 @@ class _Numbers:
         self.process = 0
         self.thread = 0
         self.highest = 0
-        """The highest id of arrows and calls so far."""
+        """The highest id of flows and calls so far."""
 
 
 class _Rank:

@@ -154,7 +154,7 @@ def events_of(
 
 
 def flows_of(found: Mapping[str, Any], categories: Codebook, base_ns: int) -> Flows:
-    """The table of arrows; times get `base_ns` added."""
+    """The table of flows; times get `base_ns` added."""
     begin_ns = whole_column(found["begin_ns"], np.int64)
     begin_ns += base_ns
     return Flows(

@@ -55,12 +55,12 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """Arrows between events: one row an end of an arrow; `id` joins the ends within a category."""
+    """Flows between events: one row per end of a flow; `id` joins the ends within a category."""
 
     id: Numbers
     category: Codes
     starts: Mask
-    """True where an arrow starts, False where it passes or ends."""
+    """True if a flow starts here, False if it passes or ends."""
     begin_ns: Numbers
     pid: Numbers
     tid: Numbers

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from stagespan.trace.analyses.host import PARTS as HOST_PARTS_OF_TRACE
+from stagespan.trace.analyses.host import PARTS as PARTS_WITHOUT_DEVICE
 from stagespan.trace.analyses.verdict import IDLE_CAUSES, VERDICT_PARTS, VERDICTS
 from stagespan.trace.analysis import SCHEMA_VERSION
-from stagespan.trace.ascend.free_time import PARTS as FREE_TIME_PARTS
+from stagespan.trace.ascend.free_time import PARTS as PARTS_OF_FREE_TIME
 from stagespan.trace.ascend.steps import FILE, KERNELS, LANES, OPERATORS
 from stagespan.trace.derived.compile_events import CLASSES, PHASES
 from stagespan.trace.derived.gaps import ISSUED
@@ -21,7 +21,7 @@ from stagespan.trace.derived.idle_causes import CAUSES
 from stagespan.trace.derived.kernel_kinds import KINDS
 from stagespan.trace.derived.step_times import HOST_PARTS, PARTS
 from stagespan.trace.ranks.clocks import COLLECTIVES, HOST, UNKNOWN_CLOCK
-from stagespan.trace.ranks.report import PARTS as REPORT_PARTS
+from stagespan.trace.ranks.report import PARTS as PARTS_OF_RANKS
 from stagespan.trace.ranks.waits import REASONS
 from stagespan.trace.result import SEVERITIES
 
@@ -489,7 +489,7 @@ _ASCEND_STEPS = _object(
         ),
     }
 )
-_FREE_PARTS = _by_name(_TIME) | {"propertyNames": {"enum": list(FREE_TIME_PARTS)}}
+_FREE_PARTS = _by_name(_TIME) | {"propertyNames": {"enum": list(PARTS_OF_FREE_TIME)}}
 _FREE = _object(
     {
         **_times("span_us", "free_us", "host_bound_us", "median_operator_us"),
@@ -799,7 +799,7 @@ _RANK = _object(
         "verdict_sentence": _MAYBE_TEXT,
         "time_us": _TIME,
         # They sum to `time_us`.
-        "parts_us": _object(dict.fromkeys(REPORT_PARTS, _TIME)),
+        "parts_us": _object(dict.fromkeys(PARTS_OF_RANKS, _TIME)),
         # Of `time_us`.
         "idle_percent": _TIME,
         "exposed_percent": _TIME,
@@ -1130,11 +1130,11 @@ _LAUNCHES = _object(
 _HOST = _object(
     {
         "span_us": _TIME,
-        "parts_us": _counts_by_name(_TIME, list(HOST_PARTS_OF_TRACE)),
+        "parts_us": _counts_by_name(_TIME, list(PARTS_WITHOUT_DEVICE)),
         "operators": _COUNT,
         "median_operator_us": _TIME,
         "instead_of_operators_us": _counts_by_name(
-            _counts_by_name(_TIME), list(HOST_PARTS_OF_TRACE)
+            _counts_by_name(_TIME), list(PARTS_WITHOUT_DEVICE)
         ),
     }
 )

@@ -16,7 +16,7 @@ from stagespan.trace.derived.idle_causes import CAUSES
 from stagespan.trace.derived.kernel_kinds import KINDS
 from stagespan.trace.kernel_names import kernel_label, labels
 from stagespan.trace.ranks.report import Ranks, verdict
-from stagespan.trace.ranks.report import headline as report_headline
+from stagespan.trace.ranks.report import headline as headline_of_ranks
 from stagespan.trace.render.markdown import ignored, missing, name_of, summary
 from stagespan.trace.result import (
     Finding,
@@ -437,7 +437,7 @@ def print_ranks(found: Ranks, console: Console | None = None) -> None:
     blocks: list[RenderableType] = [
         text_block(f"{Path(found.folder).name}: {len(found.summaries)} ranks", "bold"),
         text_block(verdict(found)[1], "bold"),
-        text_block(report_headline(found)),
+        text_block(headline_of_ranks(found)),
         *(text_block(remark, "yellow") for remark in found.remarks),
     ]
     tables = found.tables()
