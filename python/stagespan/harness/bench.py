@@ -63,6 +63,7 @@ class StageBenchHarness:
         self.live: dict[str, Any] = {"missing": "no timing report was named"}
         self._refused: dict[str, str] = {}
         self._profiled = 0
+        self._first: Run | None = None  # of a loop, before the warm-up
         self._target: Any = stage_instance
         self._device = "cpu"
         self._shown = printable(self.stage_name)
@@ -193,7 +194,7 @@ class StageBenchHarness:
 
         while hasattr(replay.step, "run_between") and self._adapter is not None:
             try:
-                replay.run(replay.prepare())
+                self._first = replay.run(replay.prepare())
                 return
             except NoLoopError as error:
                 if self.config.step is not None:
@@ -211,8 +212,9 @@ class StageBenchHarness:
         else:
             say("[Harness] Running %d warmup iteration(s)...", wanted)
         runs = replay.warm_up(wanted, partial(self._tell, "warm-up", total=wanted))
+        first = self._first or next(iter(runs), None)
         return {
-            "first_ms": runs[0].wall_ms if runs else None,
+            "first_ms": None if first is None else first.wall_ms,
             "iterations": len(runs),
             "settled": is_settled(runs) if wanted is None else None,
         }

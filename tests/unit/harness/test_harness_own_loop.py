@@ -95,6 +95,8 @@ def test_the_wanted_step_is_timed_and_profiled(
     assert (result.step["number"], result.step["of"]) == (number, of)
     assert stage.begun[-1] == number
     assert f"step {number} of {of} of Denoiser.process's own loop" in result.iteration
+    # AND the very first run is told apart, also where the warm-up came after it
+    assert result.warmup["first_ms"] > 0
     # AND fewer steps were run for one that is far away, which is said
     assert result.step["run_with"] == ({} if of == 8 else {"num_inference_steps": 5})
     assert ("num_inference_steps=5 instead of 8" in result.iteration) == (of == 5)
