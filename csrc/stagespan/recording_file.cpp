@@ -430,6 +430,7 @@ bool is_of_dead_process(int folder, const std::string& name, std::uint64_t own_n
 
 void RecordingFile::tidy() noexcept {
   if (place_.kind != RecordingKind::kFile) return;
+  if (start_ticks_of(getpid()) == 0) return;  // without /proc, all processes look dead
   try {
     DIR* const folder = opendir(folder_.c_str());
     if (folder == nullptr) return;

@@ -593,6 +593,93 @@ def test_no_more_leftovers_than_a_few_are_kept(folder: Path) -> None:
         end(alive)
 
 
+def test_processes_of_another_container_are_told_by_their_lock(folder: Path) -> None:
+    # GIVEN a process in a namespace of its own, whose process id here is another process's
+    program = """
+        import os, sys, time
+        import stagespan
+        with stagespan.span("contained"):
+            print(os.getpid(), flush=True)
+            time.sleep(60)
+    """
+    inside = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-c"]
+    try:
+        process = subprocess.Popen(
+            [*inside, textwrap.dedent(program)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    except FileNotFoundError:
+        pytest.skip("there is no unshare here")
+    assert process.stdout is not None
+    line = process.stdout.readline().strip()
+    if not line:
+        _, errors = process.communicate(timeout=30)
+        pytest.skip(f"no namespace can be made here: {errors.strip()}")
+    try:
+        assert line == "1"
+        (found,) = recordings_in(folder)
+        # THEN it counts as alive while it lives, whatever process has that id here
+        assert (found.pid, found.state) == (1, "alive")
+        other = start("import stagespan, os\nwith stagespan.span('x'): pass\nos._exit(1)")
+        other.communicate(timeout=60)
+        assert {one.state for one in recordings_in(folder)} == {"alive", "died"}
+    finally:
+        end(process)
+    # THEN as dead afterwards
+    until = time.monotonic() + 20
+    while recording.open(found.path).state == "alive" and time.monotonic() < until:
+        time.sleep(0.05)
+    assert recording.open(found.path).state == "died"
+
+
+def test_a_program_that_calls_exec_replaces_its_recording(folder: Path) -> None:
+    # GIVEN a program that records, and becomes another one with the same process id
+    process = start(
+        """
+        import os, sys
+        import stagespan
+        with stagespan.span("before"):
+            if len(sys.argv) > 1:
+                os.execv(sys.executable, [sys.executable, "-c", sys.argv[1]])
+    """,
+        "import time; print('ready', flush=True); time.sleep(60)",
+    )
+    try:
+        ready(process)
+        # THEN what it recorded before is that of a dead program
+        assert [(one.pid, one.state) for one in recordings_in(folder)] == [(process.pid, "died")]
+    finally:
+        end(process)
+    again = start(
+        """
+        import os, sys
+        import stagespan
+        with stagespan.span(sys.argv[1]):
+            if sys.argv[1] == "before":
+                os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], "after", ""])
+            print("ready", flush=True)
+            __import__("time").sleep(60)
+    """,
+        "before",
+        textwrap.dedent("""
+        import sys, time
+        import stagespan
+        with stagespan.span("after"):
+            print("ready", flush=True)
+            time.sleep(60)
+    """),
+    )
+    try:
+        ready(again)
+        found = recording.open(again.pid)
+        assert found.state == "alive"
+        assert [span["stage"] for span in found.open_spans()] == ["after"]
+    finally:
+        end(again)
+
+
 # --- where there is no file -----------------------------------------------------------------------
 
 PLACE = """
