@@ -13,31 +13,30 @@ from stagespan.trace.ranks.match import UNKNOWN, Matched
 from stagespan.trace.ranks.summary import RankSummary
 
 HOST, COLLECTIVES, UNKNOWN_CLOCK = "host", "collectives", "unknown"
-"""One clock for all ranks; brought together by collectives; nothing tells."""
+"""One clock for all ranks; aligned by collectives; unknown."""
 _ROUNDS = 50
-# From a median absolute deviation to a standard deviation, where errors are normal.
+# Converts a median absolute deviation to a standard deviation for normal errors.
 _TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """Of every rank's clock how far it is ahead; in ns."""
+    """How far each rank's clock is ahead, in ns."""
 
     offset_ns: NDArray[np.int64]
-    """To be taken off a rank's times; 0 where nothing tells."""
+    """The offset to subtract from a rank's times; 0 if unknown."""
     error_ns: NDArray[np.int64]
-    """How much ends of collectives scatter about the common time; -1 where nothing tells."""
+    """The scatter of the ends of collectives about the common time; -1 if unknown."""
     how: tuple[str, ...]
-    """Of every rank HOST, COLLECTIVES or UNKNOWN_CLOCK."""
+    """HOST, COLLECTIVES or UNKNOWN_CLOCK for each rank."""
 
 
 def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:
     """Estimate each rank's offset from the matched collectives that end on all ranks together.
 
-    Ranks on one host (`host_name`) have one clock: they get one offset, and if all are on it, none.
-    The middle of all offsets is
-    taken as 0, so that times stay near those of the traces. Medians are used throughout: a few
-    collectives that end late on some rank do not move them.
+    Ranks on one host (`host_name`) have one clock and get the same offset, which is 0 if all ranks
+    are on that host. The median of all offsets is taken as 0, so that times stay near those of the
+    traces. Medians are used because a few collectives that end late on one rank do not move them.
     """
     count = len(summaries)
     residuals, offset = _relaxed(count, matched)
@@ -51,12 +50,12 @@ def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:
         if summary.host is not None and summary.unix_clock:
             hosts.setdefault(summary.host, []).append(at)
     if len(hosts) == 1 and sum(map(len, hosts.values())) == count > 1:
-        nothing = np.zeros(count, dtype=np.int64)
-        return Clocks(nothing, nothing.copy(), (HOST,) * count)
+        zeros = np.zeros(count, dtype=np.int64)
+        return Clocks(zeros, zeros.copy(), (HOST,) * count)
     for members in hosts.values():
-        told = [at for at in members if known[at]]
-        if told:
-            offset[members] = np.median(offset[told])
+        aligned = [at for at in members if known[at]]
+        if aligned:
+            offset[members] = np.median(offset[aligned])
             known[members] = True
     offset[known] -= np.median(offset[known]) if known.any() else 0.0
     offset[~known] = 0.0
@@ -73,7 +72,7 @@ def _relaxed(count: int, matched: Matched) -> tuple[list[NDArray[np.float64]], N
             continue
         raw = block.end_ns[:, together]
         base = int(raw[raw != UNKNOWN].min())
-        # From a begin of their own, doubles hold them exactly.
+        # Relative to the first end, the times are exact as doubles.
         near = np.where(raw == UNKNOWN, base, raw) - base
         ends.append((block.ranks, np.where(raw == UNKNOWN, np.nan, near)))
     offset = np.zeros(count)

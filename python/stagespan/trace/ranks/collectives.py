@@ -22,7 +22,7 @@ from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 
 MOST = 5_000
-"""Collectives of a rank that are kept: what travels back from a worker stays small."""
+"""The number of collectives kept for each rank, so that a worker's result stays small."""
 
 _OPS = (
     ("all_reduce", r"all_?reduce"),
@@ -42,9 +42,9 @@ _COMPILED = tuple((op, re.compile(pattern, re.IGNORECASE)) for op, pattern in _O
 TOGETHER = frozenset(
     {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "send_recv"}
 )
-"""Those that end on all ranks at about the same time: no rank is done before all have come."""
+"""Operations that end on all ranks at about the same time, after all ranks have arrived."""
 ALONE = frozenset({"send", "recv"})
-"""Between two ranks only."""
+"""Operations between two ranks."""
 _SIZES = {
     **dict.fromkeys(("float", "int", "int32", "float32", "uint32"), 4),
     **dict.fromkeys(("double", "long", "int64", "float64", "complexfloat", "uint64"), 8),
@@ -61,18 +61,18 @@ _WAITS = re.compile(r"^(?:c10d|gloo|mpi|ucc)(?:::|:)|^record_param_comms")
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """One element a collective, by begin; times in ns."""
+    """One element for each collective, sorted by begin; times in ns."""
 
     ops: list[str]
     op: NDArray[np.int32]
     """Index into `ops`."""
     groups: list[str]
     group: NDArray[np.int32]
-    """Index into `groups`; "" where the trace does not name the group."""
+    """Index into `groups`; "" if the trace does not name the group."""
     bytes_in: Numbers
-    """What the rank puts in; -1 where the trace does not tell."""
+    """The input bytes of the rank; -1 if unknown."""
     members: Numbers
-    """Ranks in the group; -1 where the trace does not tell."""
+    """The number of ranks in the group; -1 if unknown."""
     begin_ns: Numbers
     end_ns: Numbers
     computed_ns: Numbers
@@ -82,29 +82,29 @@ class Collectives:
     busy_ns: Numbers
     """Time that the rank computed or communicated from the trace's begin until it began."""
     transit_ns: Numbers
-    """Time that data moved; -1 where nothing tells."""
+    """Time in which data moved; -1 if unknown."""
     step: Numbers
-    """The step that launched it: 0 before the first mark of a step, else its number from 1; -1
-    where the trace has no steps."""
+    """The step that launched it: 0 before the first mark of a step, otherwise its number from 1;
+    -1 if the trace has no steps."""
     left_out: int
-    """Collectives beyond `MOST`."""
+    """The number of collectives beyond `MOST`, which are skipped."""
     computing_known: bool = True
-    """Whether the trace shows what the rank computed; if not, these times are 0."""
+    """Whether the trace shows what the rank computed; if not, the computing times are 0."""
 
     def __len__(self) -> int:
         return len(self.begin_ns)
 
 
 def op_of(name: str) -> str:
-    """The collective that a kernel's, an annotation's or the profiler's own name tells."""
+    """The collective in the name of a kernel, an annotation, or a record of the profiler."""
     return next((op for op, pattern in _COMPILED if pattern.search(name)), "other")
 
 
 def work_of(trace: Trace) -> tuple[Rows, Rows]:
-    """The events that communicate, by begin, and those that compute.
+    """The events that communicate, sorted by begin, and the events that compute.
 
-    Those on the device, or on the host if no device runs a collective. Communication is what
-    `device_time` calls so.
+    They are events of the device, or of the host if no device runs a collective. Communication is
+    defined as in `device_time`.
     """
     events, work = trace.events, device_work(trace)
     kind = np.where(custom_communication(trace), COMMUNICATION, work.kind)
@@ -124,18 +124,18 @@ def collectives(
 ) -> Collectives:
     """The collectives of `work_of`.
 
-    `transit_ns` has, by name and in the order of time, how long each moved data.
+    `transit_ns` has the time in which each moved data, by name and in the order of time.
     """
     events = trace.events
     every, computing = work_of(trace)
     left_out = max(0, len(every) - MOST)
     rows = every[:MOST]
     group, groups = _argument(trace, rows, "Process Group Name")
-    told = bool(groups)
-    if not told:
+    has_groups = bool(groups)
+    if not has_groups:
         group, groups = _groups_in_names(trace, rows)
     names, ops_known = (
-        _argument(trace, rows, "Collective name") if told else (np.full(len(rows), -1), [])
+        _argument(trace, rows, "Collective name") if has_groups else (np.full(len(rows), -1), [])
     )
     written = [
         ops_known[code] if code >= 0 else trace.names[int(name)]
@@ -174,7 +174,8 @@ def _transit(trace: Trace, rows: Rows, known: Mapping[str, Sequence[int | None]]
     for at, code in enumerate(trace.events.name[rows].tolist()):
         name = trace.names[code]
         times = known.get(name, ())
-        # What ran outside of steps is not in the file: then nothing tells which is which.
+        # Collectives outside of steps are not in the file, so the counts may differ. Then it is
+        # unknown which entry belongs to which collective.
         if len(times) == counts[code]:
             number = seen.get(name, 0)
             seen[name] = number + 1
@@ -191,13 +192,13 @@ def _steps(trace: Trace, rows: Rows) -> Numbers:
     if ranges.on_host:
         calls = launch_of(trace, rows)
         at[calls >= 0] = trace.events.begin_ns[calls[calls >= 0]]
-    # What lies behind the last step belongs to one more.
+    # Work after the last step belongs to an additional step.
     edges = np.append(ranges.begin_ns, ranges.end_ns[-1])
     return np.searchsorted(edges, at, side="right").astype(np.int64)
 
 
 def _groups_in_names(trace: Trace, rows: Rows) -> tuple[Numbers, list[str]]:
-    """The groups that Ascend's names of collectives hold, as `_argument` gives them."""
+    """The groups in Ascend's names of collectives, in the form that `_argument` returns."""
     known: dict[str, int] = {}
     of_name = {}
     for code in np.unique(trace.events.name[rows]).tolist():
@@ -215,7 +216,7 @@ def _bytes_in(trace: Trace, rows: Rows) -> Numbers:
 
 
 def _number(trace: Trace, rows: Rows, key: str) -> Numbers:
-    """Of each row its argument, a number; -1 where it has none."""
+    """The numeric argument of each row; -1 for rows without it."""
     values = np.full(len(rows), -1, dtype=np.int64)
     found = trace.argument(key) if len(rows) else None
     if found is not None and found.numbers is not None:
@@ -225,7 +226,7 @@ def _number(trace: Trace, rows: Rows, key: str) -> Numbers:
 
 
 def _outermost(trace: Trace, rows: Rows) -> Rows:
-    """Those that lie within no other, as a host's collective can be marked twice."""
+    """The rows that are not within another one, as a host's collective can be marked twice."""
     lanes = ThreadIndex(trace, rows)
     if len(rows) == 0 or not lanes.fits:
         return rows
@@ -234,7 +235,7 @@ def _outermost(trace: Trace, rows: Rows) -> Rows:
 
 
 def _argument(trace: Trace, rows: Rows, key: str) -> tuple[Numbers, list[str]]:
-    """Of each row the code of its argument (-1 for none), and the texts."""
+    """The code of each row's argument (-1 for rows without it), and the texts."""
     found = trace.argument(key) if len(rows) else None
     codes = np.full(len(rows), -1, dtype=np.int64)
     if found is None:
@@ -270,7 +271,7 @@ def transits(found: communication.CollectiveStats | None) -> dict[str, list[int 
     operations = [] if found is None else found.operations
     times: dict[str, list[int | None]] = {}
     for each in sorted(operations, key=lambda each: each.begin_ns or 0):
-        # Collectives that the cores carry out have no tasks of transit: 0 says nothing.
+        # Collectives that run on the cores have no transit tasks, so 0 means unknown.
         times.setdefault(each.name, []).append(each.transit_ns or None)
     return times
 

@@ -22,27 +22,27 @@ _NUMBERED = re.compile(
 _BARE = re.compile(
     r"^(\d+)\.|^trace[-_](\d+)\.|[-_](\d+)\.(?:pt\.)?(?:trace\.)?json", re.IGNORECASE
 )
-# What is larger is a time, or the id of a process.
+# Larger numbers are times or process ids.
 MOST_RANKS = 1_000_000
 _ASCEND_INFO = re.compile(r"^profiler_info_(\d{1,9})\.json$")
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """Files that may be traces, and Ascend's result folders; those of subfolders if there are none.
+    """Files that may be traces, and Ascend result folders; if there are none, those in subfolders.
 
-    Raises TraceError when there is nothing of the kind.
+    Raises TraceError if none are found.
     """
     found = _directly_in(folder)
     if not found:
         for below, folders, _ in os.walk(folder):
             folders.sort()
-            # What lies in a result folder belongs to it.
+            # Files in a result folder belong to it.
             folders[:] = [each for each in folders if not _is_ascend(Path(below) / each)]
             if Path(below) != folder:
                 found += _directly_in(Path(below))
     if not found:
         raise TraceError(
-            f"{folder} holds no traces: name a folder with .json or .json.gz files of the"
+            f"{folder} contains no traces: name a folder with .json or .json.gz files of the"
             " profiler, or one such file."
         )
     return found
@@ -64,7 +64,7 @@ def _directly_in(folder: Path) -> list[Path]:
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """So that rank 10 comes behind rank 9."""
+    """A sort key that puts rank 10 after rank 9."""
     return [
         (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
     ]
@@ -77,9 +77,9 @@ def _is_ascend(path: Path) -> bool:
 
 
 def rank_of(trace: Trace, path: Path, folder: Path | None = None) -> tuple[int | None, str | None]:
-    """The trace's rank and what told it: "metadata" or "name"; (None, None) if nothing does.
+    """The trace's rank and its source, "metadata" or "name"; (None, None) if unknown.
 
-    Of a file in a folder below `folder` that folder's name may tell, too.
+    For a file in a subfolder of `folder`, the subfolder's name is used if the file's has no rank.
     """
     info = distributed_info(trace)
     rank = info.get("rank")
@@ -100,7 +100,7 @@ def rank_of(trace: Trace, path: Path, folder: Path | None = None) -> tuple[int |
 
 
 def world_size_of(trace: Trace) -> int | None:
-    """How many ranks the job had; None where the trace does not say."""
+    """How many ranks the job had; None if the trace does not say."""
     size = distributed_info(trace).get("world_size")
     if not isinstance(size, int) or isinstance(size, bool):
         return None
@@ -108,7 +108,7 @@ def world_size_of(trace: Trace) -> int | None:
 
 
 def distributed_info(trace: Trace) -> dict[str, object]:
-    """The trace's `distributedInfo`; some versions write it as a text."""
+    """The trace's `distributedInfo`; some versions write it as a string."""
     info = trace.metadata.get("distributedInfo")
     if isinstance(info, str):
         rank = re.search(r"['\"]rank['\"]:\s*(\d{1,9})\b", info)
@@ -126,9 +126,9 @@ _PAIR = re.compile(r"^(\d{1,9})-(\d{1,9})$")
 
 
 def least_ranks(trace: Trace, documents: dict[str, Any]) -> tuple[int, str] | None:
-    """The number, and what says so; None if nothing tells.
+    """The least possible number of ranks, and its source; None if unknown.
 
-    `documents` are those of an Ascend folder, else empty.
+    `documents` are the JSON files of an Ascend folder, otherwise empty.
     """
     found = [
         (_of_config(distributed_info(trace).get("pg_config")), "pg_config"),
@@ -140,7 +140,7 @@ def least_ranks(trace: Trace, documents: dict[str, Any]) -> tuple[int, str] | No
 
 
 def _of_config(config: object) -> int:
-    """`pg_config` of `distributedInfo`: a list of groups, in some versions as text."""
+    """`pg_config` of `distributedInfo`: a list of groups, a string in some versions."""
     if isinstance(config, str):
         try:
             config = msgspec.json.decode(config)
@@ -156,7 +156,7 @@ def _size(group: dict[str, Any]) -> int:
 
 
 def _of_ranks(ranks: object) -> int:
-    """One more than the highest rank of a list, or of its text; 0 without any."""
+    """One more than the highest rank of a list, or of its text; 0 if it has no ranks."""
     if isinstance(ranks, str):
         return max((int(each) + 1 for each in _RANK.findall(ranks)), default=0)
     if not isinstance(ranks, list):

@@ -11,6 +11,7 @@ import numpy as np
 from stagespan.errors import TraceError
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks, align
+from stagespan.trace.ranks.collectives import MOST
 from stagespan.trace.ranks.find import traces_in
 from stagespan.trace.ranks.match import Matched, match
 from stagespan.trace.ranks.report import Ranks
@@ -19,20 +20,20 @@ from stagespan.trace.ranks.waits import waits
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.model import Trace
 
-# How many numbers or names a sentence lists.
+# The most numbers or names that a sentence lists.
 _LISTED = 10
-# Windows whose lengths differ more are said to be different.
+# Windows count as different if their lengths differ by more than this factor.
 _DIFFERENT = 1.5
 _DIGITS = re.compile(r"\d+")
 _A_DAY_NS = 86_400 * 10**9
-# Half of each window.
+# The part of each window that must overlap with the others.
 _OVERLAP = 0.5
 
 
 def analyze_folder(folder: Path, jobs: int | None = None) -> Analysis:
-    """All that the traces of a folder say together; `jobs` as in `summarise_all`.
+    """Analyse the traces of a folder together; `jobs` as in `summarise_all`.
 
-    Raises TraceError when the folder holds no trace that tells its rank.
+    Raises TraceError if no trace in the folder contains its rank.
     """
     result = ranks_of(folder, summarise_all(traces_in(folder), jobs, folder))
     return Analysis(_nothing(folder, result), {"ranks": result})
@@ -44,12 +45,12 @@ def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
     readable = [each for each in found if isinstance(each, RankSummary)]
     if not readable:
         raise TraceError(
-            f"{folder} holds no trace that can be read; the first problem: {unreadable[0].reason}"
+            f"No trace in {folder} can be read; the first problem: {unreadable[0].reason}"
         )
     without_rank = [each.path for each in readable if each.rank is None]
     if len(without_rank) == len(readable):
         raise TraceError(
-            f"None of the {len(readable)} traces in {folder} tells its rank: initialise"
+            f"None of the {len(readable)} traces in {folder} contains its rank: initialise"
             " torch.distributed before profiling, or name the files rank0.json, rank1.json, ..."
         )
     job, others, world = _one_job(readable)
@@ -91,7 +92,7 @@ def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
 
 
 def _world_of_groups(summaries: list[RankSummary]) -> tuple[int | None, str | None]:
-    """How many ranks the job has at least by its process groups, and what says so."""
+    """The least possible number of ranks by the job's process groups, and its source."""
     known = [each.least_ranks for each in summaries if each.least_ranks is not None]
     if not known:
         return None, None
@@ -103,7 +104,7 @@ def _world_of_groups(summaries: list[RankSummary]) -> tuple[int | None, str | No
 def _one_job(
     readable: list[RankSummary],
 ) -> tuple[list[RankSummary], list[RankSummary], int | None]:
-    """The traces of the job with the most ranks here, those of others, and that job's size."""
+    """The traces of the job with the most ranks found, those of other jobs, and the job's size."""
     with_rank = [each for each in readable if each.rank is not None]
     ranks: dict[int, set[int | None]] = {}
     for each in with_rank:
@@ -124,7 +125,7 @@ def _one_time(
     sure = [e.begin_ns for e in job if e.unix_clock and e.world_size == world]
     if not sure:
         return job, []
-    # One of them: between two days lies neither.
+    # An element, not a mean: the mean of two days may be on neither.
     about = sorted(sure)[len(sure) // 2]
     far = [e for e in job if e.unix_clock and abs(e.begin_ns - about) > _A_DAY_NS]
     return [e for e in job if all(e is not other for other in far)], far
@@ -133,10 +134,10 @@ def _one_time(
 def _one_of_each(
     readable: list[RankSummary],
 ) -> tuple[list[RankSummary], dict[int, list[str]]]:
-    """One trace of each rank, by rank.
+    """One trace for each rank, sorted by rank, and the paths of the other traces by rank.
 
-    Of several the one whose name, numbers left out, the most ranks have, as a stage's; among those
-    the one nearest in time to the others'.
+    If a rank has several, the one is taken whose name (without numbers) the most ranks share, such
+    as the name of a stage; among these, the one nearest in time to the other ranks' traces.
     """
     by_rank: dict[int, list[RankSummary]] = {}
     of_name: dict[str, set[int]] = {}
@@ -182,24 +183,24 @@ def _about_files(
                 f"{len(missing)} of at least {number} ranks are missing, as {world_from} shows:"
                 f" {ranks}."
             )
-        told.append(f"{one} Who was last among all is not known, only among those here.")
+        told.append(f"{one} The last rank is known only among the ranks with a trace.")
     for rank, paths in list(duplicated.items())[:_LISTED]:
         used = next(each.path for each in summaries if each.rank == rank)
         told.append(
-            f"Rank {rank} has {len(paths) + 1} traces: {Path(used).name} is used, which goes best"
-            " with those of the other ranks by name and time."
+            f"Rank {rank} has {len(paths) + 1} traces: {Path(used).name} is used, because its name"
+            " and time match the other ranks best."
         )
     if len(duplicated) > _LISTED:
         told.append(f"{len(duplicated) - _LISTED} more ranks have several traces.")
     if without_rank:
         names = [Path(path).name for path in without_rank]
-        told.append(f"Left out, as nothing tells their rank: {_listed(names)}.")
+        told.append(f"Skipped, because their rank is unknown: {_listed(names)}.")
     if unreadable:
         names = [Path(each.path).name for each in unreadable]
-        told.append(f"Left out, as they cannot be read as traces: {_listed(names)}.")
+        told.append(f"Skipped, because they cannot be read as traces: {_listed(names)}.")
     cut = [f"{each.rank}" for each in summaries if each.incomplete]
     if cut:
-        told.append(f"The traces of ranks {_listed(cut)} are cut off: what is whole is used.")
+        told.append(f"The traces of ranks {_listed(cut)} are truncated; the complete part is used.")
     return told
 
 
@@ -208,11 +209,12 @@ def _about_jobs(others: list[RankSummary], elsewhen: list[RankSummary]) -> list[
     if others:
         names = [f"{Path(each.path).name} (of {each.world_size})" for each in others]
         told.append(
-            f"Left out, as they are of jobs with another number of ranks: {_listed(names)}."
+            "Skipped, because they are from jobs with a different number of ranks:"
+            f" {_listed(names)}."
         )
     if elsewhen:
         names = [Path(each.path).name for each in elsewhen]
-        told.append(f"Left out, as they were recorded on another day: {_listed(names)}.")
+        told.append(f"Skipped, because they were recorded on a different day: {_listed(names)}.")
     return told
 
 
@@ -229,7 +231,7 @@ def _about_windows(summaries: list[RankSummary]) -> list[str]:
     lengths = [each.window_ns for each in summaries]
     if max(lengths) > _DIFFERENT * max(min(lengths), 1):
         told.append(
-            "The traces are of different lengths: only collectives that several of them hold are"
+            "The traces have different lengths: only collectives that are in several of them are"
             " compared."
         )
     if all(each.unix_clock for each in summaries):
@@ -245,8 +247,8 @@ def _about_windows(summaries: list[RankSummary]) -> list[str]:
         ]
         if apart:
             told.append(
-                f"The traces of ranks {_listed(apart)} were recorded at another time than those of"
-                " most others."
+                f"The traces of ranks {_listed(apart)} were recorded at a different time than most"
+                " others."
             )
     return told
 
@@ -255,18 +257,18 @@ def _about_matching(summaries: list[RankSummary], matched: Matched) -> list[str]
     told = []
     without = [str(each.rank) for each in summaries if not len(each.collectives)]
     if without and len(summaries) > 1:
-        told.append(f"No collectives are in the traces of ranks {_listed(without)}.")
+        told.append(f"The traces of ranks {_listed(without)} contain no collectives.")
     if matched.unmatched and len(summaries) > 1:
         ranks = [str(summaries[at].rank) for at in matched.unmatched]
         told.append(
-            f"The collectives of ranks {_listed(ranks)} do not match those of the others, by group,"
-            " operation and order: nothing is said about their waiting."
+            f"The collectives of ranks {_listed(ranks)} do not match those of the others by group,"
+            " operation and order, so their waiting is unknown."
         )
     if matched.alone:
-        told.append(f"{matched.alone:,} sends and receives between two ranks are left out.")
+        told.append(f"{matched.alone:,} sends and receives between two ranks are skipped.")
     left = sum(each.collectives.left_out for each in summaries)
     if left:
-        told.append(f"{left:,} collectives beyond the first of each rank are left out.")
+        told.append(f"{left:,} collectives beyond the first {MOST:,} of each rank are skipped.")
     return told
 
 
@@ -276,12 +278,12 @@ def _about_clocks(summaries: list[RankSummary], matched: Matched, clocks: Clocks
     if not unknown:
         return []
     ranks = _listed([str(summaries[at].rank) for at in unknown])
-    told = (
-        f"Nothing tells how far the clocks of ranks {ranks} are from the others': they have no"
-        " collectives that end on all ranks together, and not all traces name one host; so nothing"
-        " is said about who waited for whom there."
+    remark = (
+        f"The offset of the clocks of ranks {ranks} is unknown, because they have no collectives"
+        " that end on all ranks at the same time, and not all traces name the same host. So it is"
+        " unknown how long these ranks waited."
     )
-    return [told]
+    return [remark]
 
 
 def _listed(names: list[str]) -> str:
@@ -290,5 +292,5 @@ def _listed(names: list[str]) -> str:
 
 
 def _nothing(folder: Path, result: Ranks) -> Trace:
-    """What stands for the trace in the pages: no events of its own."""
+    """A trace without events, in place of a rank's trace in the pages."""
     return without_events(str(folder), sum(each.entries for each in result.summaries))

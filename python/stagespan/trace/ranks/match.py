@@ -13,35 +13,35 @@ from stagespan.trace.ranks.summary import RankSummary
 from stagespan.trace.read.intervals import Numbers
 
 UNKNOWN = np.iinfo(np.int64).min
-"""In a block: the rank's trace does not hold this collective."""
-# How far two ranks' windows may be shifted, in collectives, besides what their clocks say.
+"""In a block: the rank's trace does not contain this collective."""
+# How far two ranks' windows may be shifted, in collectives, in addition to the clocks' difference.
 _SHIFTS = 8
-# Of the collectives that two ranks are matched by, how many must be the same operation.
+# The part of the matched collectives of two ranks that must be the same operation.
 _LEAST_ALIKE = 0.95
-# Clocks of hosts are set to within this.
+# Clocks of hosts differ by at most this.
 _SAME_TIME_NS = 1_000_000_000
-# And usually within this.
+# And usually by at most this.
 _CLOCKS_NS = 10_000_000
-# Traces of other times must be alike in more collectives, and their ends keep their distances to
-# this part of the usual time from one to the next.
+# Traces of different times must agree in at least this number of collectives, and the distances
+# of their ends may vary by this part of the usual time between collectives.
 _LEAST_COUNT, _SPREAD = 4, 0.05
-# Spreads of the ends are told apart when one is so many times the other, and above the noise.
+# Spreads of the ends differ if one is this many times the other, and above the noise.
 _ALIKE, _NOISE_NS = 4.0, 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class MatchedCalls:
-    """The collectives of one group: one row a rank, one column a collective; times in ns."""
+    """The collectives of one group: a row for each rank, a column for each collective; in ns."""
 
     group: str
     ranks: NDArray[np.intp]
-    """Which rank each row is, as index into the list of summaries."""
+    """The rank of each row, as an index into the list of summaries."""
     ops: list[str]
-    """Of each column."""
+    """The operation of each column."""
     bytes_in: Numbers
-    """Of each column what a rank puts in, the most of all; -1 where no trace tells."""
+    """The input bytes of a rank, by column, the largest of all ranks; -1 if unknown."""
     members: Numbers
-    """Of each column the ranks in the group; -1 where no trace tells."""
+    """The number of ranks in the group, by column; -1 if unknown."""
     begin_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     computed_ns: NDArray[np.int64]
@@ -49,16 +49,16 @@ class MatchedCalls:
     busy_ns: NDArray[np.int64]
     transit_ns: NDArray[np.int64]
     step: NDArray[np.int64]
-    """These as in `Collectives`."""
+    """From `begin_ns` to here as in `Collectives`."""
 
     @property
     def known(self) -> NDArray[np.bool_]:
-        """Where a rank's trace holds a collective."""
+        """True where a rank's trace contains the collective."""
         known: NDArray[np.bool_] = self.begin_ns != UNKNOWN
         return known
 
     def part(self, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> MatchedCalls:
-        """Some ranks and collectives of it."""
+        """The part with these ranks and collectives."""
         here = np.ix_(rows, columns)
         return MatchedCalls(
             self.group,
@@ -79,22 +79,22 @@ _BY_RANK = (
     "transit_ns",
     "step",
 )
-"""Columns of `Collectives` that a block has of each rank."""
+"""Columns of `Collectives` that a block has for each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """All that could be matched, and what could not."""
+    """The collectives that could be matched, and what could not."""
 
     blocks: list[MatchedCalls]
     unmatched: list[int]
-    """Ranks (indices of summaries) with collectives none of which could be matched."""
+    """Ranks (indices of summaries) that have collectives, but no matched ones."""
     alone: int
-    """Sends and receives between two ranks, which are left out."""
+    """The number of sends and receives between two ranks, which are skipped."""
 
     @property
     def count(self) -> int:
-        """Collectives that at least two ranks' traces hold."""
+        """The number of collectives that are in the traces of at least two ranks."""
         return sum(len(block.ops) for block in self.blocks)
 
 
@@ -115,10 +115,11 @@ class _Lane:
 def match(summaries: Sequence[RankSummary]) -> Matched:
     """Match the collectives of all ranks.
 
-    Within a group the k-th of one rank is the k-th of another, but for a shift where the windows
-    began at different collectives: the shift at which the operations agree and the ends of the
-    collectives keep the most constant distance; where several do, the smallest distance. Ranks
-    whose operations agree at no shift are left unmatched.
+    Within a group, the k-th collective of one rank is the k-th of another, unless the windows
+    began at different collectives. Then the one is shifted against the other: among the shifts at
+    which the operations agree, the one with the most constant distance between the ends of the
+    collectives is taken; among equal ones, the one with the smallest distance. Ranks whose
+    operations agree at no shift are not matched.
     """
     lanes: dict[str, list[_Lane]] = {}
     alone = 0
@@ -176,16 +177,16 @@ def _block(group: str, members: list[_Lane]) -> MatchedCalls | None:
 
 
 def _shift(base: _Lane, lane: _Lane) -> int | None:
-    """Which of the base's collectives the lane's first is; None when the operations disagree."""
+    """The index in `base` of the first collective of `lane`; None if the operations disagree."""
     end, base_end = lane.end_ns, base.end_ns
     middle = len(end) // 2
     nearest = int(np.searchsorted(base_end, end[middle])) - middle
     tried = {about + by for about in (0, nearest) for by in range(-_SHIFTS, _SHIFTS + 1)}
     found: list[tuple[float, float, int]] = []
-    # Most ranks began together: then no other shift can be better.
+    # Most ranks began together, so that no other shift can be better.
     for shift in sorted(tried, key=abs):
         low, high = max(0, shift), min(len(base_end), shift + len(end))
-        # With less in common a chance agreement would do.
+        # A shorter overlap could agree by chance.
         if high - low < min(2, len(end), len(base_end)) or high - low < len(end) / 2:
             continue
         mine = slice(low - shift, high - shift)
@@ -201,8 +202,8 @@ def _shift(base: _Lane, lane: _Lane) -> int | None:
                 return 0
     if not found:
         return None
-    # Steps that are all alike keep their distance at several shifts: then the clocks decide, but
-    # for traces of equal length, which most likely began together.
+    # Equal steps have the same distances at several shifts. Then the clocks decide, except for
+    # traces of equal length, which most likely began together.
     least = max(_ALIKE * min(found)[0], _NOISE_NS)
     alike = [each for each in found if each[0] <= least]
 
@@ -215,7 +216,7 @@ def _shift(base: _Lane, lane: _Lane) -> int | None:
 
 
 def _at_one_time(apart: Numbers, spread: float, base_end: Numbers) -> bool:
-    """Whether two ranks' collectives can be the same: alike in time, or at least in rhythm."""
+    """Whether two ranks' collectives can be the same, by their times or by their distances."""
     if abs(float(np.median(apart))) <= _SAME_TIME_NS:
         return True
     if len(apart) < _LEAST_COUNT:

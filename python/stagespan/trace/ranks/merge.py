@@ -19,9 +19,9 @@ from stagespan.trace.ranks.report import Ranks
 from stagespan.trace.read.raw_events import copy_raw_events
 
 Entry = dict[str, msgspec.Raw]
-# Ids from here on (patterns of 64 bits) are numbered anew, smaller ones are moved.
+# Ids from here on (64-bit patterns) are renumbered; smaller ones are shifted.
 _LARGE_ID = 1 << 40
-# Arguments that join events of one process.
+# Arguments with ids that connect the events of one process.
 _JOINING = (
     "correlation",
     "connection_id",
@@ -31,7 +31,7 @@ _JOINING = (
     "Python parent id",
     "Python module id",
 )
-# Quotes within texts are escaped, so that no part of a text can look like this.
+# Quotes within strings are escaped, so that no part of a string can match this.
 _JOINED = re.compile(
     rb'("(?:%s)"\s*:\s*)(-?\d+|"[^"\\]*")(?=\s*[,}])' % "|".join(_JOINING).encode()
 )
@@ -46,14 +46,14 @@ _LEVEL = 4
 
 
 def merge(found: Ranks, target: str | os.PathLike[str]) -> int:
-    """Write the timelines of all ranks, on the common clock, to one file; how many entries.
+    """Write the timelines of all ranks, on the common clock, to one file.
 
-    `target` ends in .gz for gzip. Ids of processes, threads, flows and calls are numbered so that
-    no two ranks share one; processes are named and sorted by rank. Every event is kept with all its
-    arguments. The file is whole or not there: it is renamed once it is complete.
+    Returns the number of entries. The file is compressed if the name of `target` ends in .gz. Ids
+    of processes, threads, flows and calls are renumbered so that no two ranks share one; processes
+    are named and sorted by rank. Every event is kept with all its arguments. The file is renamed to
+    `target` when it is complete.
 
-    Raises StagespanError, with a sentence, when the file cannot be written, and TraceError when a
-    trace has gone since it was read.
+    Raises StagespanError if the file cannot be written, and TraceError if a trace no longer exists.
     """
     path = Path(target)
     try:
@@ -71,16 +71,16 @@ def merge(found: Ranks, target: str | os.PathLike[str]) -> int:
 def _write(found: Ranks, file: BinaryIO | gzip.GzipFile) -> int:
     base = found.window_begin_ns() // 10**9 * 10**9 if _all_unix(found) else 0
     file.write(b'{"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": %d,' % base)
-    told = [
+    merged = [
         {
             "rank": summary.rank,
-            # Names of files are bytes, and JSON is text.
+            # Names of files may contain bytes that are not valid UTF-8.
             "path": summary.path.encode("utf-8", "replace").decode(),
             "clock_offset_ns": int(offset),
         }
         for summary, offset in zip(found.summaries, found.clocks.offset_ns, strict=True)
     ]
-    file.write(b'\n"merged_ranks": ' + msgspec.json.encode(told) + b',\n"traceEvents": [')
+    file.write(b'\n"merged_ranks": ' + msgspec.json.encode(merged) + b',\n"traceEvents": [')
     first = True
     count = 0
 
@@ -105,7 +105,7 @@ def _all_unix(found: Ranks) -> bool:
 
 
 class _Numbers:
-    """Ids that were given out, so that ranks never share one."""
+    """Ids that are in use, so that ranks never share one."""
 
     def __init__(self) -> None:
         self.process = 0
@@ -132,7 +132,7 @@ class _Rank:
         self._threads_as_written: dict[tuple[bytes, bytes], msgspec.Raw] = {}
 
     def copy(self, path: Path, shift_ns: int) -> None:
-        """Copy all entries, their times moved, and name the processes."""
+        """Copy all entries with shifted times, and name the processes."""
         copy_raw_events(_file_of(path), lambda entries: self._take(entries, shift_ns))
         self._write(self._about_processes())
 
@@ -141,7 +141,7 @@ class _Rank:
         self._write(kept)
 
     def _rewrite(self, entry: Entry, shift_ns: int) -> bool:
-        """Change an entry in place; False to leave it out."""
+        """Change an entry in place; False if it is to be skipped."""
         phase = bytes(entry.get("ph", _NOTHING))
         pid = entry.get("pid")
         written = b"" if pid is None else bytes(pid)
@@ -173,7 +173,7 @@ class _Rank:
         return found[1] + self._id(found[2])
 
     def _known(self, written: bytes) -> tuple[int, msgspec.Raw]:
-        """The process of a pid as it is written: its number, and that as JSON."""
+        """The new number of a pid that is given as in the file, and this number as JSON."""
         known = self._as_written.get(written)
         if known is None:
             number = self._process(_text(written))
@@ -212,7 +212,7 @@ class _Rank:
         return True
 
     def _about_processes(self) -> list[dict[str, Any]]:
-        """Names where the trace has none, and the order: by rank, then as in the trace."""
+        """Entries that name unnamed processes, and that sort all by rank, then as in the trace."""
         made: list[dict[str, Any]] = []
 
         def add(what: str, pid: int, tid: int, **args: Any) -> None:
@@ -253,7 +253,7 @@ class _Rank:
         if 0 <= value < _LARGE_ID:
             moved = value + self._move
         else:
-            # Behind all that moving can give: below, every rank stays clear of the next.
+            # Above all shifted ids, so that no two ranks share an id.
             known = self._large.get(written)
             if known is None:
                 known = self._large[written] = len(self._large)
@@ -264,7 +264,7 @@ class _Rank:
 
 
 def _text(written: bytes) -> str:
-    """A number or text as it is written, without quotes."""
+    """A number or string as it is in the file, without quotes."""
     return written.decode("utf-8", "replace").strip('"')
 
 
@@ -273,7 +273,7 @@ def _raw(number: int) -> msgspec.Raw:
 
 
 def _time_ns(written: bytes) -> int | None:
-    """Microseconds as written to ns; None for what is no time, or beyond all times."""
+    """Convert microseconds, as in the file, to ns; None if they are not a valid time."""
     whole, point, rest = written.partition(b".")
     if whole.isdigit() and len(whole) <= 16 and (rest.isdigit() or not point) and len(rest) <= 3:
         return int(whole) * 1000 + (int(rest.ljust(3, b"0")) if rest else 0)

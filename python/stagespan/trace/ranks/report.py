@@ -41,7 +41,7 @@ TOP = 50
 
 
 PARTS = ("computing", "waiting", "communicating", "copying", "idle")
-"""What the time of a rank goes to; the first that applies."""
+"""What the time of a rank is spent on; each moment counts as the first part that applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Imbalance:
     ranks: list[int]
     others: list[int]
     percent: float
-    """By how much the one that computed most exceeds the mean of all."""
+    """By how much the rank that computed most exceeds the mean of all ranks."""
     mean_ns: float
     others_mean_ns: float
 
@@ -81,19 +81,19 @@ class Ranks:
     summaries: Sequence[RankSummary]
     world_size: int | None
     world_size_from: str | None
-    """What says so: "metadata", or the process groups that say it is at least that."""
+    """Its source: "metadata", or the process groups, which give the least possible size."""
     missing: list[int]
-    """Ranks of the job whose traces are not there."""
+    """Ranks of the job whose traces were not found."""
     duplicated: dict[int, list[str]]
-    """By rank the further files of it, which are left out."""
+    """The other files of a rank, by rank, which are skipped."""
     without_rank: list[str]
-    """Traces that do not tell their rank, which are left out."""
+    """Traces without a rank, which are skipped."""
     unreadable: list[Unreadable]
     matched: Matched
     clocks: Clocks
     waits: CollectiveWaits
     remarks: tuple[str, ...]
-    """What to know before the figures are used."""
+    """Notes on the files, windows and clocks that limit what the figures mean."""
 
     @cached_property
     def numbers(self) -> list[int]:
@@ -102,7 +102,7 @@ class Ranks:
 
     @cached_property
     def lost_ns(self) -> int:
-        """Waiting of all ranks in collectives while they computed nothing."""
+        """Time that all ranks waited in collectives without computing."""
         return int(self.waits.lost_ns.sum())
 
     @cached_property
@@ -112,17 +112,17 @@ class Ranks:
 
     @cached_property
     def compared(self) -> list[int]:
-        """Ranks (by index) whose computing is over the same collectives, or none."""
+        """Ranks (by index) whose computing time covers the same collectives; empty if unknown."""
         took = self.waits.took_part
         whole = np.flatnonzero((took == took.max(initial=0)) & (took > 1))
         return [int(at) for at in whole] if len(whole) > 1 else []
 
     @cached_property
     def computing(self) -> dict[int, tuple[int, int]]:
-        """By rank (its index) how long it computed, and of how long; of ranks that compare.
+        """Computing time and total time of each comparable rank, by its index.
 
-        Between the same collectives; or in as many steps, if a trace does not show what the rank
-        computed between collectives.
+        Measured between the same collectives; or over the same number of steps, if a trace does
+        not show what the rank computed between collectives.
         """
         if all(each.collectives.computing_known for each in self.summaries):
             computed, common = self.waits.computed_ns, self.waits.common_ns
@@ -134,7 +134,7 @@ class Ranks:
 
     @cached_property
     def imbalance(self) -> Imbalance | None:
-        """Which ranks computed most, and by how much; None if unknown."""
+        """The ranks that computed most, and by how much; None if unknown."""
         if not self.computing:
             return None
         order = sorted(self.computing, key=lambda at: (-self.computing[at][0], at))
@@ -144,7 +144,7 @@ class Ranks:
             return None
         gaps = [first - second for first, second in itertools.pairwise(times)]
         split = max(range(len(gaps)), key=lambda at: gaps[at])
-        # Ranks that are alike: what parts them from the others exceeds all their differences.
+        # The ranks form two groups if the largest gap exceeds all other gaps together.
         apart = gaps[split] > sum(gaps) - gaps[split]
         count = split + 1 if apart else 1
         above, below = times[:count], times[count:]
@@ -158,7 +158,7 @@ class Ranks:
         )
 
     def usage(self, at: int) -> dict[str, int]:
-        """What the time of a rank (by its index) went to, by `PARTS`; the parts sum to its time."""
+        """The time of a rank (by its index), split into `PARTS`, which sum to its time."""
         usage = self.summaries[at].usage
         waiting = min(int(self.waits.lost_ns[at]), usage.communicating_ns)
         times = (
@@ -171,22 +171,22 @@ class Ranks:
         return dict(zip(PARTS, times, strict=True))
 
     def verdict_of(self, at: int) -> str:
-        """That of the rank's own page; else what most of its time went to."""
+        """The verdict of the rank's own page; otherwise the verdict on its largest part."""
         summary = self.summaries[at]
         return summary.verdict or word_of(self.usage(at), summary.backend != "cpu")
 
     @cached_property
     def exposed(self) -> tuple[int, int]:
-        """Exposed communication of all ranks, and the time that it is a share of."""
+        """Exposed communication of all ranks, and the time that it is a part of."""
         times = [each.usage.exposed for each in self.summaries]
         return sum(exposed for exposed, _ in times), sum(whole for _, whole in times)
 
     def rank_name(self, at: int) -> str:
-        """Of the summary at an index."""
+        """The name of the rank whose summary has this index."""
         return "nobody" if at == NOBODY else f"rank {self.numbers[at]}"
 
     def window_begin_ns(self) -> int:
-        """Where the first trace begins, on the common clock."""
+        """The begin of the first trace, on the common clock."""
         return min(
             each.begin_ns - int(offset)
             for each, offset in zip(self.summaries, self.clocks.offset_ns, strict=True)
@@ -226,16 +226,16 @@ class Ranks:
         }
 
     def worst(self, count: int) -> list[Instance]:
-        """The collectives that cost most waiting."""
+        """The collectives in which the ranks waited longest."""
         return sorted(self.waits.instances, key=lambda each: -each.lost_ns)[:count]
 
     def verdict(self) -> tuple[str, str]:
-        """One word for the job, and what its ranks' time went to in one sentence."""
+        """One word for the job, and one sentence on what its ranks spent their time on."""
 
         return verdict(self)
 
     def findings(self) -> list[Finding]:
-        """Waiting, stragglers, imbalance; the gravest first."""
+        """Waiting, late ranks, imbalance; the most severe first."""
 
         return findings(self)
 
@@ -244,7 +244,7 @@ class Ranks:
         return self.verdict()
 
     def tables(self) -> list[Table]:
-        """Ranks, collectives, and the single ones that cost most."""
+        """Ranks, collectives, and the single collectives with the longest waits."""
 
         return tables(self)
 
@@ -349,13 +349,13 @@ class WaitedFor:
 
     rank: int
     lost_ns: int
-    """What all ranks lost in the collectives to which it came last."""
+    """The time that all ranks lost in the collectives to which it came last."""
     times: int
-    """How many these are."""
+    """The number of these collectives."""
 
 
 def most_waited_for(instances: Sequence[Instance]) -> WaitedFor | None:
-    """For which rank the others lost most; None when nobody was last."""
+    """The rank for which the others lost most; None if no rank was last."""
     lost: dict[int, int] = {}
     times: dict[int, int] = {}
     for each in instances:
@@ -369,7 +369,7 @@ def most_waited_for(instances: Sequence[Instance]) -> WaitedFor | None:
 
 
 def most_often_last(instances: Sequence[Instance]) -> tuple[int, int] | None:
-    """Which rank was last most often, and how often; None when nobody ever was."""
+    """The rank that was last most often, and how often; None if no rank was ever last."""
     counts: dict[int, int] = {}
     for each in instances:
         if each.last != NOBODY:
@@ -391,23 +391,24 @@ _IMBALANCE = Thresholds(50.0, 25.0, 10.0)
 _EXPOSED = Thresholds(25.0, 10.0, 5.0)
 _OF_COMMON = "of the time between their first and last common collective"
 EXPOSED_COMMUNICATION = "ranks.exposed_communication"
-# Of all waiting: from here on that for ranks that began later is told.
+# Percent of all waiting: from here on, waiting for ranks that began later is reported.
 _MUCH_BEFORE = 25.0
 _BEFORE = list(REASONS).index(BEFORE)
-# Of the collectives' time: from here on time without any data that moves is told.
+# Percent of the collectives' time: from here on, time in which no data moved is reported.
 _STILL = 50.0
-# At its place in the step a rank is last so often, and for this part of what is lost there.
+# A rank is late at a place in the step if it is last there this often, and for this percentage of
+# the time lost there.
 _LEAST_TIMES, _MOSTLY = 3, 200 / 3
-# Else a rank is late when it is last too often for chance.
+# Otherwise a rank is late if it is last more often than chance explains.
 _CHANCE = 0.05
-# A part of a sum that changes none of its digits that matter.
+# Terms below this part of a sum do not change its significant digits.
 _NEGLIGIBLE = 1e-12
 
 
 def verdict(found: Ranks) -> tuple[str, str]:
-    """One word for the job, and what its ranks' time went to in one sentence.
+    """One word for the job, and one sentence on what its ranks spent their time on.
 
-    The word is that of most ranks; if they differ, what took the most time of all.
+    The word is that of most ranks; if they differ, it names the largest part of all ranks' time.
     """
     ranks = len(found.summaries)
     sums = dict.fromkeys(PARTS, 0)
@@ -440,30 +441,33 @@ def verdict(found: Ranks) -> tuple[str, str]:
 
 
 def headline(found: Ranks) -> str:
-    """How the ranks did, in one sentence."""
+    """The ranks, their collectives and their waiting, in one sentence."""
     ranks = len(found.summaries)
     if ranks == 1:
         return (
-            f"Only {found.rank_name(0)} is here: what ranks do to each other cannot be told from"
-            " one trace."
+            f"Only {found.rank_name(0)} was found. One trace does not show which rank the others"
+            " wait for."
         )
     if not found.matched.count:
-        return f"{ranks} ranks; what they do to each other is unknown, as no collectives match."
+        return (
+            f"{ranks} ranks. It is unknown which rank waited for which, because no collectives"
+            " match."
+        )
     if not found.waits.instances:
         return (
-            f"{ranks} ranks, {found.matched.count:,} collectives; who waited for whom is unknown,"
-            " as nothing tells how far the ranks' clocks are apart."
+            f"{ranks} ranks, {found.matched.count:,} collectives. It is unknown which rank waited,"
+            " because the offsets between the ranks' clocks are unknown."
         )
     percent = share(found.lost_ns, found.common_ns)
     return (
-        f"{ranks} ranks, {found.matched.count:,} collectives:"
-        f" {in_words(found.lost_ns, 'ns')} ({percent:.1f} % {_OF_COMMON}) went to waiting for each"
-        f" other in them{_hidden(found)}."
+        f"{ranks} ranks, {found.matched.count:,} collectives. The ranks waited for each other in"
+        f" collectives for {in_words(found.lost_ns, 'ns')}"
+        f" ({percent:.1f} % {_OF_COMMON}){_hidden(found)}."
     )
 
 
 def _hidden(found: Ranks) -> str:
-    """What is said of waiting during which the rank also computed."""
+    """The part of the sentence on waiting during which the rank also computed."""
     hidden = int(found.waits.waited_ns.sum()) - found.lost_ns
     return (
         f", and another {in_words(hidden, 'ns')} during which they also computed" if hidden else ""
@@ -486,8 +490,8 @@ def _waiting(found: Ranks) -> list[Finding]:
     (op, group), worst = next(iter(by_op(found.waits.instances).items()))
     lost = sum(each.lost_ns for each in worst)
     sentence = (
-        f"Waiting for each other in collectives took {in_words(found.lost_ns, 'ns')}"
-        f" ({percent:.1f} % {_OF_COMMON}), most of it in {_named(op, group)}"
+        f"The ranks waited for each other in collectives for {in_words(found.lost_ns, 'ns')}"
+        f" ({percent:.1f} % {_OF_COMMON}), mostly in {_named(op, group)}"
         f" ({in_words(lost, 'ns')} in {counted(len(worst), 'call')})."
     )
     before = int(found.waits.reasons_ns[:, _BEFORE].sum())
@@ -495,15 +499,15 @@ def _waiting(found: Ranks) -> list[Finding]:
         if 2 * before >= found.lost_ns:
             severity = "medium" if severity == "high" else "low"
         sentence += (
-            f" For {in_words(before, 'ns')} of it they waited for ranks whose steps began later:"
-            " the traces do not show why."
+            f" For {in_words(before, 'ns')} of this time they waited for ranks whose steps began"
+            " later; the traces do not show why."
         )
     evidence = tuple(_shown(found, found.worst(3)))
     return [Finding(severity, sentence, evidence, "ranks.waiting")]
 
 
 def _late(found: Ranks) -> list[Finding]:
-    """The rank for which the others waited most, if that is not by chance."""
+    """The rank for which the others waited most, unless chance explains it."""
     waits = found.waits
     if not int(waits.last.sum()):
         return []
@@ -536,7 +540,7 @@ def _late(found: Ranks) -> list[Finding]:
     )
     if why != NOT_KNOWN:
         sentence += f" The main reason ({in_words(reasons[why], 'ns')}): {REASONS[why]}."
-    # What the traces do not hold cannot be won from what they show.
+    # Changes to the traced work cannot save the part whose cause lies before the traces.
     shown = 1.0 - share(reasons[BEFORE], lost) / 100.0
     severity = _CAUSED.severity(share(caused * shown, own_time)) or "low"
     if found.missing:
@@ -561,7 +565,7 @@ class _Place:
 
 
 def _place(found: Ranks, at: int) -> _Place | None:
-    """Where in the step most is lost for a rank, if what is lost there is mostly lost for it."""
+    """The place in the step where the others wait most for a rank, if they wait mostly for it."""
     places: dict[tuple[str, int], list[Instance]] = {}
     for each in found.waits.instances:
         if each.position is not None:
@@ -582,7 +586,7 @@ def _place(found: Ranks, at: int) -> _Place | None:
 
 
 def _exposed(found: Ranks) -> list[Finding]:
-    """Communication that nothing hides, beyond the waiting of the ranks for each other."""
+    """Exposed communication without the time in which the ranks waited for each other."""
     exposed, whole = found.exposed
     severity = _EXPOSED.severity(share(exposed - found.lost_ns, whole))
     if severity is None:
@@ -593,7 +597,7 @@ def _exposed(found: Ranks) -> list[Finding]:
     sentence = (
         f"For {in_words(exposed, 'ns')} of the ranks' {in_words(whole, 'ns')}"
         f" ({share(exposed, whole):.1f} %{' of their stages' if staged else ''}) they communicated"
-        " and computed nothing"
+        " without computing"
     )
     if len(order) > 1:
         sentence += (
@@ -602,7 +606,7 @@ def _exposed(found: Ranks) -> list[Finding]:
         )
     sentence += "."
     if found.waits.instances:
-        sentence += f" Waiting for each other is {in_words(found.lost_ns, 'ns')} of it."
+        sentence += f" {in_words(found.lost_ns, 'ns')} of this was spent waiting for other ranks."
     evidence = [
         Evidence(
             f"exposed communication of {found.rank_name(at)}",
@@ -612,10 +616,12 @@ def _exposed(found: Ranks) -> list[Finding]:
         )
         for at in order[:3]
     ]
-    told, more = _without_data(found)
-    if not told and found.missing:
-        told = f" Part of it may be waiting for the ranks that are missing ({_missing(found)})."
-    sentence += told or (" Smaller messages, a faster link, or computation beside them would help.")
+    reason, more = _without_data(found)
+    if not reason and found.missing:
+        reason = f" Part of it may be waiting for the missing ranks ({_missing(found)})."
+    sentence += reason or (
+        " Smaller messages, a faster link, or computation that overlaps them would help."
+    )
     return [Finding(severity, sentence, (*evidence, *more), EXPOSED_COMMUNICATION)]
 
 
@@ -626,7 +632,7 @@ def _missing(found: Ranks) -> str:
 
 
 def _without_data(found: Ranks) -> tuple[str, list[Evidence]]:
-    """What is known of time in collectives in which all ranks here had come and no data moved."""
+    """Time in collectives after all ranks with a trace had arrived, in which no data moved."""
     known = [each for each in found.waits.instances if each.still_ns is not None]
     still = sum(each.still_ns or 0 for each in known)
     pure = sum(each.pure_ns for each in known)
@@ -642,13 +648,13 @@ def _without_data(found: Ranks) -> tuple[str, list[Evidence]]:
         f" {worst.index}):"
     )
     if found.missing:
-        sentence += f" they waited for ranks whose traces are missing ({_missing(found)})."
+        sentence += f" the ranks waited for ranks whose traces are missing ({_missing(found)})."
     else:
         sentence += " the link or the library was slow."
     begin = found.window_begin_ns()
     evidence = [
         Evidence(
-            f"{_named(each.op, each.group)} number {each.index}, all here and no data moved",
+            f"{_named(each.op, each.group)} number {each.index}, no data moved after all arrived",
             each.begin_ns - begin,
             each.still_ns,
             "ns",
@@ -659,8 +665,8 @@ def _without_data(found: Ranks) -> tuple[str, list[Evidence]]:
 
 
 def _by_chance(times: int, of: int, ranks: int) -> float:
-    """How likely it is that one of `ranks` alike is last at least so many `times` of all."""
-    # By logarithms: the number of ways exceeds a double from a thousand collectives on.
+    """The probability that one of `ranks` equal ranks is last at least `times` of `of` times."""
+    # With logarithms, as the binomial coefficient overflows a double from 1,000 collectives on.
     ways = math.lgamma(of + 1) - math.lgamma(times + 1) - math.lgamma(of - times + 1)
     chance = ways - times * math.log(ranks) + (of - times) * math.log1p(-1 / ranks)
     term, found = math.exp(chance), 0.0
@@ -673,33 +679,34 @@ def _by_chance(times: int, of: int, ranks: int) -> float:
 
 
 def _imbalance(found: Ranks) -> list[Finding]:
-    told = found.imbalance
-    if told is None:
+    uneven = found.imbalance
+    if uneven is None:
         return []
-    severity = _IMBALANCE.severity(told.percent)
+    severity = _IMBALANCE.severity(uneven.percent)
     if severity is None:
         return []
     computing = found.computing
     at = max(computing, key=lambda each: computing[each][0])
     computed, time = computing[at]
-    # Little computing cannot matter, however uneven it is.
+    # An imbalance of a small part of the time does not matter.
     mean = sum(each for each, _ in computing.values()) / len(computing)
     if share(computed - mean, time) < _CAUSED.low:
         return []
     least = min(computing, key=lambda each: computing[each][0])
-    if len(told.ranks) > 1 and told.times is not None:
+    if len(uneven.ranks) > 1 and uneven.times is not None:
         sentence = (
-            f"{_ranks_named(found, told.ranks).capitalize()} computed {told.times:.2f} times as"
-            f" long as {_ranks_named(found, told.others)} ({in_words(told.mean_ns, 'ns')} in the"
-            f" mean, against {in_words(told.others_mean_ns, 'ns')}).{_of_pipeline(found, told)}"
+            f"{_ranks_named(found, uneven.ranks).capitalize()} computed {uneven.times:.2f} times as"
+            f" long as {_ranks_named(found, uneven.others)} (mean {in_words(uneven.mean_ns, 'ns')},"
+            f" compared with {in_words(uneven.others_mean_ns, 'ns')})."
+            f"{_of_pipeline(found, uneven)}"
         )
     else:
         sentence = (
-            f"{found.rank_name(at).capitalize()} computed {told.percent:.1f} % longer than the mean"
-            f" of the ranks ({in_words(computed, 'ns')}, the least is"
-            f" {in_words(computing[least][0], 'ns')} on {found.rank_name(least)})."
+            f"{found.rank_name(at).capitalize()} computed for {in_words(computed, 'ns')},"
+            f" {uneven.percent:.1f} % longer than the mean of all ranks"
+            f" ({found.rank_name(least)}: {in_words(computing[least][0], 'ns')}, the shortest)."
         )
-    shown = (at, least) if len(told.ranks) == 1 else (*told.ranks[:2], *told.others[:2])
+    shown = (at, least) if len(uneven.ranks) == 1 else (*uneven.ranks[:2], *uneven.others[:2])
     evidence = tuple(
         Evidence(f"computing on {found.rank_name(each)}", None, computing[each][0], "ns")
         for each in shown
@@ -713,14 +720,14 @@ def _ranks_named(found: Ranks, ranks: list[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {names}{more}"
 
 
-def _of_pipeline(found: Ranks, told: Imbalance) -> str:
-    """Whether the ranks that compute more are a stage of the pipeline."""
-    stages = {found.summaries[at].pipeline_stage for at in told.ranks}
-    others = {found.summaries[at].pipeline_stage for at in told.others}
+def _of_pipeline(found: Ranks, uneven: Imbalance) -> str:
+    """A sentence if the ranks that compute more are a stage of the pipeline; otherwise ""."""
+    stages = {found.summaries[at].pipeline_stage for at in uneven.ranks}
+    others = {found.summaries[at].pipeline_stage for at in uneven.others}
     (stage, *more) = stages
     if stage is None or more or stage in others:
         return ""
-    return f" They are stage {stage} of the pipeline, counted from 0: give it fewer layers."
+    return f" They are stage {stage} of the pipeline (counted from 0). Give it fewer layers."
 
 
 def _shown(found: Ranks, instances: list[Instance], late: bool = False) -> list[Evidence]:
@@ -728,7 +735,7 @@ def _shown(found: Ranks, instances: list[Instance], late: bool = False) -> list[
     return [
         Evidence(
             f"{_named(each.op, each.group)} number {each.index}, {found.rank_name(each.last)} last,"
-            f" {'later than the rank before it' if late else 'waiting of all ranks'}",
+            f" {'after the next slowest rank' if late else 'waiting of all ranks'}",
             each.begin_ns - begin,
             each.late_ns if late else each.lost_ns,
             "ns",
@@ -742,7 +749,7 @@ def _named(op: str, group: str) -> str:
 
 
 def tables(found: Ranks) -> list[Table]:
-    """Ranks, collectives by operation, and the single ones that cost most waiting."""
+    """Ranks, collectives by operation, and the single collectives with the longest waits."""
     shown = [_ranks(found)]
     instances = found.waits.instances
     if not instances:
@@ -763,7 +770,7 @@ def tables(found: Ranks) -> list[Table]:
         )
     columns = (
         ("collective", ""), ("group", ""), ("calls", ""), ("shortest on any rank", "ns"),
-        ("waiting of all ranks", "ns"), ("latest by", "ns"), ("bus", "GB/s"),
+        ("waiting of all ranks", "ns"), ("largest delay", "ns"), ("bus", "GB/s"),
         ("waited for most", ""),
     )  # fmt: skip
     shown.append(Table("Collectives", columns, rows[:TOP], _left(len(rows))))
@@ -783,15 +790,15 @@ def tables(found: Ranks) -> list[Table]:
         for each in found.worst(20)
     ]
     worst_columns = (
-        ("collective", ""), ("number", ""), ("the last came at", "ns"), ("who", ""),
-        ("later than the one before", "ns"), ("waiting of all ranks", "ns"),
+        ("collective", ""), ("number", ""), ("last arrival", "ns"), ("last rank", ""),
+        ("after the next slowest", "ns"), ("waiting of all ranks", "ns"),
     )  # fmt: skip
-    shown.append(Table("Collectives that cost most waiting", worst_columns, worst))
+    shown.append(Table("Collectives with the longest waits", worst_columns, worst))
     return shown
 
 
 def _most_waited_for(found: Ranks, instances: list[Instance]) -> str:
-    """For whom most was lost: what part of all that was lost, and in how many collectives."""
+    """The rank that was waited for most, its share of the waiting, and in how many collectives."""
     most = most_waited_for(instances)
     if most is None:
         return "nobody"
@@ -800,7 +807,7 @@ def _most_waited_for(found: Ranks, instances: list[Instance]) -> str:
 
 
 def _places(found: Ranks) -> Table | None:
-    """The places in a step at which most waiting is lost; None where steps do not repeat."""
+    """The places in a step with the most waiting; None if steps do not repeat."""
     places: dict[tuple[str, str, int], list[Instance]] = {}
     for each in found.waits.instances:
         if each.position is not None:
@@ -826,7 +833,7 @@ def _places(found: Ranks) -> Table | None:
 
 
 def _ranks(found: Ranks) -> Table:
-    """Those that made others wait most first."""
+    """The ranks; those that made others wait most come first."""
     waits = found.waits
     order = sorted(range(len(found.summaries)), key=lambda at: (-int(waits.caused_ns[at]), at))
     rows: list[tuple[Cell, ...]] = []

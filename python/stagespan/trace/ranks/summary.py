@@ -37,7 +37,7 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.read.reader import read_trace
 from stagespan.trace.result import window_of
 
-# Steps that hold less of the rank's work do not stand for the rank.
+# Steps with less of the rank's work are not representative of the rank.
 _LEAST_SHARE = 0.5
 
 
@@ -48,32 +48,32 @@ class Usage:
     time_ns: int
     """From the begin of the first step to the end of the last, or all of the trace."""
     steps: int
-    """How many steps that is; 0 if it is all of the trace."""
+    """The number of steps in that time; 0 if it is all of the trace."""
     computing_ns: int
     communicating_ns: int
     """Communication during which nothing computed."""
     copying_ns: int
     """Copies during which nothing computed or communicated."""
     stage_ns: int | None = None
-    """On Ascend the stages of the steps, as step_trace_time.csv has them."""
+    """On Ascend, the time of the steps' stages in step_trace_time.csv."""
     stage_communicating_ns: int | None = None
     """Communication in the stages during which nothing computed."""
 
     @property
     def idle_ns(self) -> int:
-        """None of these."""
+        """The rest of the time."""
         return self.time_ns - self.computing_ns - self.communicating_ns - self.copying_ns
 
     @property
     def exposed(self) -> tuple[int, int]:
-        """Exposed communication, and the time that it is a share of: the stages if known."""
+        """Exposed communication, and the time that it is a part of: the stages if known."""
         if self.stage_ns and self.stage_communicating_ns is not None:
             return self.stage_communicating_ns, self.stage_ns
         return self.communicating_ns, self.time_ns
 
 
 def usage_of(trace: Trace, window: tuple[int, int], stages: AscendSteps | None = None) -> Usage:
-    """Split the time of the steps, or else of `window`, which is that of the trace."""
+    """Split the time of the steps, or of the trace's `window` if it has no steps."""
     events = trace.events
     communicates, computes = work_of(trace)
     kind = device_work(trace).kind
@@ -101,7 +101,7 @@ def usage_of(trace: Trace, window: tuple[int, int], stages: AscendSteps | None =
 
 
 def usage_of_stages(stages: AscendSteps) -> Usage | None:
-    """The same from the steps of a folder that has no trace; None if no step is whole."""
+    """The same from the steps of a folder without a trace; None if no step is complete."""
     known = [
         (step.computing_ns, step.exposed_ns, step.free_ns)
         for step in stages.steps
@@ -129,7 +129,7 @@ def _covered(cover: Cover, begin_ns: int, end_ns: int) -> int:
 # --- One rank's trace in brief ---
 
 
-# Times of a clock that counts from boot are far below.
+# Times of a clock that counts from boot are far smaller.
 _UNIX_NS = 10**18
 _LARGEST = 2**62
 _STEPS, _KERNELS = "step_trace_time.csv", "kernel_details.csv"
@@ -148,15 +148,15 @@ class RankSummary:
     path: str
     rank: int | None
     rank_from: str | None
-    """What told the rank: "metadata" or "name"."""
+    """The source of the rank: "metadata" or "name"."""
     world_size: int | None
     backend: str
-    """"cuda", "rocm", "xpu", "npu", "cpu", or "device" where the trace does not tell."""
+    """"cuda", "rocm", "xpu", "npu", "cpu", or "device" if unknown."""
     host: str | None
     unix_clock: bool
-    """Whether its times are Unix times, which those of other hosts can be compared with."""
+    """Whether its times are Unix times, which can be compared with those of other hosts."""
     base_ns: int
-    """What the file's own times are counted from; 0 where it does not say."""
+    """The time from which the file's own times are counted; 0 if the file does not say."""
     begin_ns: int
     end_ns: int
     entries: int
@@ -164,28 +164,28 @@ class RankSummary:
     step_ns: int | None
     """Mean length of a step."""
     start_ns: int | None
-    """Where its first step begins, or else the trace; None without a trace."""
+    """The begin of its first step, or of the trace if it has no steps; None without a trace."""
     device: DeviceTime | None
-    """What the device's time went to, of several devices the sums; None without device work."""
+    """The device's time, summed over all devices; None without device work."""
     usage: Usage
     collectives: Collectives
     verdict: str | None = None
-    """The verdict of the rank's own page; None where it cannot tell."""
+    """The verdict of the rank's own page; None if unknown."""
     verdict_sentence: str | None = None
     least_ranks: tuple[int, str] | None = None
-    """How many ranks the job has at least, and what says so; None if nothing does."""
+    """The least possible number of ranks of the job, and its source; None if unknown."""
     pipeline_stage: int | None = None
     incomplete: str | None = None
 
     @property
     def window_ns(self) -> int:
-        """From the trace's first event to the end of its last."""
+        """The time from the begin of the trace's first event to the end of its last."""
         return self.end_ns - self.begin_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A file that is no trace, and why."""
+    """A file that is not a trace, and the reason."""
 
     path: str
     reason: str
@@ -194,10 +194,10 @@ class Unreadable:
 def summarise(
     path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
 ) -> RankSummary | Unreadable:
-    """Read one trace, or the files of an Ascend folder, and sum it up; never raises for what they
-    hold.
+    """Read and summarise one trace, or the files of an Ascend folder.
 
-    `folder` is where the ranks were looked for: names of folders below it may tell the rank.
+    Returns an `Unreadable` for bad content instead of raising. `folder` is the folder that was
+    searched for ranks; the names of its subfolders may contain the rank.
     """
     path = Path(path)
     try:
@@ -214,8 +214,8 @@ def summarise(
         return _of_tables(path, files, known)
     window = window_of(trace)
     if window is None:
-        return Unreadable(str(path), f"{path} holds no events that last.")
-    rank, told = rank_of(trace, path, None if folder is None else Path(folder))
+        return Unreadable(str(path), f"{path} contains no events with a duration.")
+    rank, rank_from = rank_of(trace, path, None if folder is None else Path(folder))
     world = world_size_of(trace)
     stages = None
     if files is not None:
@@ -229,7 +229,7 @@ def summarise(
     return RankSummary(
         path=str(path),
         rank=rank,
-        rank_from=told,
+        rank_from=rank_from,
         world_size=world,
         backend=_backend(trace),
         host=host if isinstance(host, str) and host else None,
@@ -255,25 +255,25 @@ def summarise(
 def _of_tables(
     path: Path, files: AscendFolder, known: communication.CollectiveStats | None
 ) -> RankSummary | Unreadable:
-    """The summary of an Ascend folder that holds no trace."""
-    nothing = without_events(str(path))
+    """The summary of an Ascend folder that contains no trace."""
+    empty = without_events(str(path))
     kernels = files.tables.get(_KERNELS)
-    steps = ascend_steps.analyze(nothing, files.tables.get(_STEPS), kernels, known)
+    steps = ascend_steps.analyze(empty, files.tables.get(_STEPS), kernels, known)
     usage = usage_of_stages(steps) if isinstance(steps, ascend_steps.AscendSteps) else None
     if usage is None:
         return Unreadable(
-            str(path), f"{files.output} holds neither a trace nor a step with times in {_STEPS}."
+            str(path), f"{files.output} contains neither a trace nor a step with times in {_STEPS}."
         )
     called = collectives_of_files(known, kernels)
     begin = int(called.begin_ns.min(initial=_LARGEST)) if len(called) else 0
     rank: int | None = files.rank
-    told: str | None = "metadata"
+    rank_from: str | None = "metadata"
     if rank is None or rank >= MOST_RANKS:
-        rank, told = rank_of(nothing, path)
+        rank, rank_from = rank_of(empty, path)
     return RankSummary(
         path=str(path),
         rank=rank,
-        rank_from=None if rank is None else told,
+        rank_from=None if rank is None else rank_from,
         world_size=files.world_size,
         backend="npu",
         host=None,
@@ -288,7 +288,7 @@ def _of_tables(
         device=None,
         usage=usage,
         collectives=called,
-        least_ranks=least_ranks(nothing, files.documents),
+        least_ranks=least_ranks(empty, files.documents),
         pipeline_stage=files.pipeline_stage,
         incomplete=" ".join(files.problems) or None,
     )
@@ -309,18 +309,18 @@ def _backend(trace: Trace) -> str:
 # --- Many traces, in parallel ---
 
 
-# Starting worker processes takes longer than reading less.
+# Below this size, reading takes less time than starting worker processes.
 _SMALL_BYTES = 8 << 20
 
 
 def summarise_all(
     paths: Sequence[Path], jobs: int | None = None, folder: Path | None = None
 ) -> list[RankSummary | Unreadable]:
-    """Sum up each trace, in the order of `paths`; `folder` as in `summarise`.
+    """Summarise each trace, in the order of `paths`; `folder` as in `summarise`.
 
-    With joblib (the extra `ranks`) by `jobs` workers at a time, -1 for one a core; None takes what
-    `joblib.parallel_config` says, with which a Dask or Ray cluster takes the work. Only summaries
-    travel back. Without joblib one after another.
+    With joblib (the extra `ranks`), `jobs` workers run at a time; -1 means one for each core. None
+    means the setting of `joblib.parallel_config`, which can select a Dask or Ray cluster. Workers
+    return only summaries. Without joblib, the traces are read one after another.
     """
     if len(paths) < 2 or jobs == 1 or (jobs == -1 and _size(paths) < _SMALL_BYTES):
         return [summarise(path, folder) for path in paths]
@@ -335,5 +335,5 @@ def summarise_all(
 
 
 def _size(paths: Sequence[Path]) -> int:
-    """Of the files; those of folders count for much."""
+    """The files' total size in bytes; each folder counts as `_SMALL_BYTES`."""
     return sum(path.stat().st_size if path.is_file() else _SMALL_BYTES for path in paths)

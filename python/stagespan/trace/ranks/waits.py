@@ -1,4 +1,4 @@
-"""Who came last to each collective, why, and how long the others waited."""
+"""Which rank came last to each collective, why, and how long the others waited."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ BEFORE, COMPUTING, COMMUNICATION, HOST, NOT_KNOWN = (
 REASONS = {
     BEFORE: "its step began later, and the traces do not show why",
     COMPUTING: "it computed longer than the others before it arrived",
-    COMMUNICATION: "other collectives took it longer",
-    HOST: "it neither computed nor communicated for longer than the others, so look at its host",
-    NOT_KNOWN: "nothing tells why",
+    COMMUNICATION: "it spent longer in other collectives",
+    HOST: "it neither computed nor communicated for longer than the others, so check its host",
+    NOT_KNOWN: "unknown",
 }
-# Elements of the arrays that are worked on at once.
+# The number of array elements that are processed at a time.
 _AT_ONCE = 1 << 20
 
 
@@ -38,16 +38,17 @@ def reasons(
     start_ns: NDArray[np.int64],
     computing_known: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
-    """Of each of `columns` the time that all ranks lost there, by reason, in the order of REASONS.
+    """The time that all ranks lost in each of `columns`, by reason, in the order of REASONS.
 
-    `last` has of each of them the row of the rank that came last, `lost_ns` by row and column of
-    the block what each rank lost, `start_ns` by row where the rank's first step, or its trace,
-    begins, or UNKNOWN; `computing_known` by row whether its trace shows what it computed. All times
-    of the block are on one clock.
+    `last` has the row of the rank that came last to each of them. `lost_ns` has the time that each
+    rank lost, by row and column of the block. `start_ns` has, by row, the begin of the rank's first
+    step, or of its trace, or UNKNOWN. `computing_known` says, by row, whether the trace shows what
+    the rank computed. All times of the block are on one clock.
 
-    In its first step a rank that took no longer since the step's begin than another rank did has
-    only begun later. Afterwards it is compared from the collective before, which all ended
-    together: the longer it took since then, the more it computed, communicated, or did neither.
+    In the first step, a rank that took no longer since the step's begin than another rank only
+    began later. In later steps, the ranks are compared from the end of the collective before, which
+    is the same on all ranks: the last rank took longer since then because it computed or
+    communicated for longer, or did neither for longer.
     """
     found = np.zeros((len(REASONS), len(columns)), dtype=np.int64)
     size = max(1, _AT_ONCE // max(1, len(block.ranks)))
@@ -72,7 +73,7 @@ def _of_columns(
     one = (last, np.arange(len(columns)))
 
     def longer(times: NDArray[np.int64]) -> NDArray[np.float64]:
-        """By how much the last rank's time exceeds that of each."""
+        """By how much the last rank's time exceeds the time of each rank."""
         difference: NDArray[np.float64] = (times[one] - times).astype(np.float64)
         return difference
 
@@ -120,17 +121,17 @@ def _of_columns(
 def _in_first_step(
     block: MatchedCalls, columns: NDArray[np.intp], last: NDArray[np.intp]
 ) -> NDArray[np.bool_]:
-    """Whether the last rank came in the first step of its trace; without steps, to its first."""
+    """Whether the last rank was in its first step; without steps, whether it is column 0."""
     step = block.step[last, columns]
     known: NDArray[np.bool_] = np.where(step >= 0, (step >= 0) & (step <= 1), columns == 0)
     return known
 
 
-# --- Who came last, and how long the others waited ---
+# --- Which rank came last, and how long the others waited ---
 
 
 NOBODY = -1
-# Below the clocks' errors times this nobody is said to be last.
+# No rank counts as last if it is late by less than this times the clocks' errors.
 _ERRORS = 3
 _LEAST_NS = 1_000
 
@@ -142,26 +143,26 @@ class Instance:
     op: str
     group: str
     index: int
-    """Its number among the matched ones of its group, from 0."""
+    """Its number among the matched collectives of its group, from 0."""
     bus_bytes: float | None
-    """What each link has to carry at least, in the usual algorithms; None where unknown."""
+    """The bytes that each link carries at least with the usual algorithms; None if unknown."""
     begin_ns: int
-    """When the last rank came."""
+    """When the last rank arrived."""
     ranks: int
-    """On how many ranks it is known."""
+    """The number of ranks whose traces contain it."""
     last: int
-    """The rank (index of its summary) that came last, or NOBODY when they came together."""
+    """The rank (index of its summary) that came last, or NOBODY if they came together."""
     late_ns: int
-    """How much later than the one before it the last came."""
+    """How long after the next slowest rank the last arrived."""
     waited_ns: int
-    """Waiting of all ranks together."""
+    """The time that all ranks waited, summed."""
     lost_ns: int
-    """The part of it in which they computed nothing meanwhile."""
+    """The part of `waited_ns` in which they did not compute."""
     pure_ns: int
-    """The shortest duration on any rank: what is left when nobody waits."""
+    """The shortest duration on any rank, which is the duration without waiting."""
     still_ns: int | None
-    """How long no data moved after the last had come, on the rank where it is least; None where
-    nothing tells."""
+    """How long no data moved after the last rank had arrived, on the rank where that is shortest;
+    None if unknown."""
     step: int | None
     """The number of its step in one of the traces, from 0; None without steps."""
     position: int | None
@@ -174,35 +175,36 @@ class CollectiveWaits:
 
     instances: list[Instance]
     waited_ns: NDArray[np.int64]
-    """By rank: its time in collectives before the last rank had come."""
+    """By rank: its time in collectives before the last rank had arrived."""
     lost_ns: NDArray[np.int64]
-    """By rank: the part of it in which it computed nothing, at least: what it computed while a
-    collective ran is taken to have been during the wait."""
+    """By rank: the least part of it without computing. All computing while a collective ran is
+    assumed to have been during the wait."""
     caused_ns: NDArray[np.int64]
-    """By rank: how much later than the next to last it came, summed over its last places; no more
-    than the most that another rank lost there."""
+    """By rank: how long after the next slowest rank it arrived, summed over the collectives to
+    which it came last; each limited to the largest time that another rank lost there."""
     waited_for_ns: NDArray[np.int64]
-    """By rank: what all ranks lost in the collectives to which it came last."""
+    """By rank: the time that all ranks lost in the collectives to which it came last."""
     reasons_ns: NDArray[np.int64]
-    """By rank, and by reason in the order of `late.REASONS`: the parts of that, which sum to it."""
+    """`waited_for_ns` by rank and by reason in the order of `REASONS`."""
     last: NDArray[np.int64]
     """By rank: how often it came last."""
     took_part: NDArray[np.int64]
-    """By rank: in how many matched collectives."""
+    """By rank: the number of its matched collectives."""
     compared: NDArray[np.int64]
-    """By rank: in how many of them its clock and that of another rank could be compared; the
-    figures above are of these."""
+    """By rank: in how many of them its clock could be compared with that of another rank; the
+    figures above refer to these."""
     common_ns: NDArray[np.int64]
-    """By rank: from the begin of its first matched collective to the end of its last."""
+    """By rank: the time from the begin of its first matched collective to the end of its last."""
     computed_ns: NDArray[np.int64]
-    """By rank: computing between the begins of its first and last collectives of the group of which
-    it has most."""
+    """By rank: computing time between the begins of its first and last collectives of the group
+    with its most collectives."""
 
 
 def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) -> CollectiveWaits:
     """Work out the waiting of the ranks from their collectives and clocks.
 
-    What ranks computed between collectives needs no clock of others; who came last does.
+    The computing time between collectives is known without the clocks of other ranks. The rank that
+    came last is not.
     """
     count = len(summaries)
     begins = [UNKNOWN if each.start_ns is None else each.start_ns for each in summaries]
@@ -289,7 +291,7 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
 
 
 def _on_one_clock(block: MatchedCalls, clocks: Clocks) -> MatchedCalls:
-    """What of a block is on ranks whose clocks are known, and on at least two of them."""
+    """The collectives of a block on at least two ranks with known clocks, and these ranks."""
     rows = np.array(
         [row for row, rank in enumerate(block.ranks) if clocks.how[rank] != UNKNOWN_CLOCK],
         dtype=np.intp,
@@ -306,16 +308,16 @@ def _still(
     end: NDArray[np.int64],
     latest: NDArray[np.int64],
 ) -> list[int | None]:
-    """How long no data moved after the last had come; None where no rank's trace tells."""
-    told = block.known & (block.transit_ns >= 0)
+    """How long no data moved after the last rank had arrived; None if unknown."""
+    has_transit = block.known & (block.transit_ns >= 0)
     after = np.maximum(end - np.maximum(begin, latest) - block.transit_ns, 0)
     most = np.iinfo(np.int64).max
-    least = np.where(told, after, most).min(axis=0)
+    least = np.where(has_transit, after, most).min(axis=0)
     return [None if time == most else int(time) for time in least.tolist()]
 
 
 def _positions(block: MatchedCalls) -> tuple[list[int | None], list[int | None]]:
-    """Of each collective the step and its number in it, by the trace that holds most of them."""
+    """Each collective's step and its number in the step, by the trace that has most of them."""
     known = block.known & (block.step >= 0)
     row = int(known.sum(axis=1).argmax())
     steps: list[int | None] = []
@@ -344,10 +346,10 @@ def _widen(
     computed: NDArray[np.int64],
     block: MatchedCalls,
 ) -> None:
-    """Widen what each rank's collectives span by those of a block.
+    """Extend the time that each rank's collectives span by those of a block.
 
-    What it computed is that between its collectives in the block that holds most of them, so that
-    its ranks compare.
+    A rank's computing time is measured between its collectives in the block that has most of them,
+    so that the ranks of that block can be compared.
     """
     for row, rank in enumerate(block.ranks.tolist()):
         at = np.flatnonzero(block.known[row])
@@ -363,7 +365,7 @@ def _widen(
 
 
 def by_op(instances: Sequence[Instance]) -> dict[tuple[str, str], list[Instance]]:
-    """Collectives by operation and group, those that cost most waiting first."""
+    """Collectives by operation and group; those with the longest waits come first."""
     found: dict[tuple[str, str], list[Instance]] = {}
     for each in instances:
         found.setdefault((each.op, each.group), []).append(each)
@@ -371,7 +373,7 @@ def by_op(instances: Sequence[Instance]) -> dict[tuple[str, str], list[Instance]
 
 
 def bus_bytes(op: str, bytes_in: int, members: int) -> float | None:
-    """Bytes that go over each rank's link, as NCCL's tests count them; None where unknown."""
+    """Bytes over each rank's link, counted as in NCCL's tests; None if unknown."""
     if bytes_in < 0 or members < 2:
         return None
     factor = {
@@ -386,7 +388,7 @@ def bus_bytes(op: str, bytes_in: int, members: int) -> float | None:
 
 
 def bus_speed(instances: Sequence[Instance]) -> float | None:
-    """Bytes per ns (GB/s) over each rank's link while nobody waits; None where unknown."""
+    """Bytes per ns (GB/s) over each rank's link while no rank waits; None if unknown."""
     known = [each for each in instances if each.bus_bytes is not None and each.pure_ns > 0]
     if not known:
         return None

@@ -38,7 +38,7 @@ def test_the_page(folder: Path) -> None:
     assert (status, error) == (0, "")
     out = " ".join(out.split())
     assert out.startswith("job: 12 ranks Cannot tell: of the 12 ranks'")
-    assert "12 ranks, 6 collectives:" in out
+    assert "12 ranks, 6 collectives." in out
     assert "1 of 13 ranks are missing: 12." in out
     assert "The other ranks waited 26.400 ms for rank 4 (100.0 % of all waiting)" in out
     assert "arrived last at 6 of 6 collectives, in total 2.400 ms" in out
@@ -75,7 +75,7 @@ def test_files(folder: Path, tmp_path: Path) -> None:
     for finding in written["findings"]:
         assert finding["code"].startswith("ranks.")
         assert finding["evidence"]
-    assert "Collectives that cost most waiting" in files["markdown"].read_text()
+    assert "Collectives with the longest waits" in files["markdown"].read_text()
     page = files["html"].read_text()
     assert "for rank 4 (100.0 % of all waiting)" in page
     assert '"verdict":{"word":"cannot tell"' in page
@@ -92,13 +92,13 @@ def test_sentences(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "none").mkdir()
     status, out, error = run(tmp_path / "none")
     assert (status, out) == (2, "")
-    assert "holds no traces" in error
+    assert "contains no traces" in error
     status, _, error = run(folder / "rank0.json.gz", "--merge", tmp_path / "m.json")
     assert status == 2
     assert "Only the traces of several ranks can be merged" in error
     status, _, error = run(folder, "--jobs", "0")
     assert status == 2
-    assert "0 is not a number of traces" in error
+    assert "0 is not allowed" in error
     status, _, error = run(folder, "--merge", folder / "rank0.json.gz" / "m.json")
     assert status == 2
     assert "cannot be written" in error
