@@ -196,7 +196,7 @@ def _failure(output: str, status: int) -> str:
     try:
         parse(output, "ncu's output")
     except TraceError as error:
-        if "holds no kernels" in str(error):
+        if "contains no kernels" in str(error):
             return str(error)
     return f"ncu ended with status {status} and wrote no report: see what it printed above."
 

@@ -26,9 +26,10 @@ from stagespan.trace.result import Unavailable, shortened
 def renamed(before: Trace, after: Trace, old: Cells, new: Cells) -> dict[str, str]:
     """Kernels under a new name: the old name by the new one.
 
-    Only where one kernel vanished and one came, of one kind, launched as often a step by the same
-    operators in the same stages and layers, for inputs of the same shapes where both traces have
-    them; and no other pair is alike.
+    A pair is one kernel that only the first trace has and one that only the second has. Both are of
+    one kind and are launched equally often per step by the same operators in the same stages and
+    layers, for inputs of the same shapes if both traces have them. No other pair has the same
+    properties.
     """
     gone = _signatures(old, {cell.kernel for cell in new.time_ns})
     come = _signatures(new, {cell.kernel for cell in old.time_ns})
@@ -46,7 +47,7 @@ def renamed(before: Trace, after: Trace, old: Cells, new: Cells) -> dict[str, st
 
 
 def shapes_of(trace: Trace, kernels: set[str]) -> dict[str, frozenset[str]]:
-    """Of each kernel the shapes of the inputs of the operators that launched it."""
+    """The input shapes of the operators that launched each kernel."""
     codes = [code for code, name in enumerate(trace.names) if name in kernels]
     rows = np.flatnonzero(np.isin(trace.events.name, codes))
     launched = launch_sources(trace, rows) if len(rows) else None
@@ -86,23 +87,23 @@ def _place(cell: Cell, cells: Cells) -> object:
 
 _MODULE = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$")
 _DIGITS = re.compile(r"\d+")
-# Of the work that both have, weighed by calls. One model at two sizes, or two models of one size,
-# have kernels or weights in common; the shapes of what they work on they do not.
+# Least parts of common work, weighted by calls. One model at two sizes, or two models of one size,
+# have kernels or weights in common, but not the shapes of their inputs.
 _LEAST_SHAPES, _LEAST_KERNELS, _LEAST_OPERATORS = 0.15, 0.6, 0.95
-# Of the names of stages and modules that either has, and how many these must be.
+# The least part of the names of stages and modules that is in both, and the least number of names.
 _LEAST_PARTS, _FEWEST_PARTS = 0.6, 3
-# Of the work whose operator is known; below it the operators tell nothing.
+# The least part of the work with a known operator; below it, operators are not compared.
 _LEAST_KNOWN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """What two traces have in common, each from 0 to 1; None where a trace does not tell."""
+    """What two traces have in common, each from 0 to 1; None if unknown."""
 
     kernels: float | None
-    """Without a device None."""
+    """None without a device."""
     operators: float | None
-    """Those that launched the kernels; without a device all."""
+    """The operators that launched the kernels; without a device, all operators."""
     shapes: float | None
     """The same with the shapes of their inputs."""
     parts: float | None
@@ -110,24 +111,24 @@ class Likeness:
 
     @property
     def alike(self) -> bool:
-        """Whether the traces may be of one program; also where nothing tells."""
-        told = (
+        """Whether the traces may be of one program; True if unknown."""
+        thresholds = (
             (self.shapes, _LEAST_SHAPES),
             (self.kernels, _LEAST_KERNELS),
             (self.operators, _LEAST_OPERATORS),
             (self.parts, _LEAST_PARTS),
         )
-        known = [(share, least) for share, least in told if share is not None]
+        known = [(share, least) for share, least in thresholds if share is not None]
         return not known or any(share >= least for share, least in known)
 
     @property
     def work(self) -> float:
-        """How much of the work is the same, by what tells it best."""
+        """The part of the work that is the same, by the most precise figure that is known."""
         return next((s for s in (self.shapes, self.kernels, self.operators) if s is not None), 0.0)
 
 
 def likeness(before: Trace, after: Trace) -> Likeness:
-    """Compare what the traces hold."""
+    """Compare the contents of the traces."""
     first, second = (_Work(trace) for trace in (before, after))
     return Likeness(
         kernels=_in_both(first.kernels, second.kernels),
@@ -153,12 +154,12 @@ class _Work:
             marks = trace.rows_of(["cpu_op"]) & ~stage_marks(trace)
             operator = np.flatnonzero(marks)
         known = operator[operator >= 0]
-        told = len(known) >= _LEAST_KNOWN * max(len(operator), 1)
+        enough = len(known) >= _LEAST_KNOWN * max(len(operator), 1)
         self.operators: Counter[str] = Counter()
-        for code, count in _counts(trace.events.name[known]) if told else ():
+        for code, count in _counts(trace.events.name[known]) if enough else ():
             if PROFILER_STEP.match(names[code]) is None:
                 self.operators[names[code]] += count
-        self.shapes = _shapes(trace, known) if told else Counter()
+        self.shapes = _shapes(trace, known) if enough else Counter()
         self.parts = _parts(trace)
 
 
@@ -178,7 +179,7 @@ def _shapes(trace: Trace, operators: Rows) -> Counter[tuple[str, str]]:
 
 
 def _parts(trace: Trace) -> set[str]:
-    """The user's own stages, numbers left out, and the classes of modules."""
+    """The user's own stages, without numbers, and the classes of modules."""
     stages = {trace.names[code] for code, _ in _counts(trace.events.name[stage_marks(trace)])}
     own = {_DIGITS.sub("#", name) for name in stages if FRAMEWORK.match(name) is None}
     modules = {found[1] for name in trace.names if (found := _MODULE.match(name)) is not None}
@@ -191,7 +192,7 @@ def _counts(codes: Numbers | NDArray[np.int32]) -> list[tuple[int, int]]:
 
 
 def _in_both(first: Counter[Any], second: Counter[Any]) -> float | None:
-    """The part of the work that both have, each trace's work taken as a whole."""
+    """The part of the work that both have, relative to each trace's whole work."""
     wholes = sum(first.values()), sum(second.values())
     if not all(wholes):
         return None
@@ -208,7 +209,7 @@ def _same(first: set[str], second: set[str]) -> float | None:
 # --- Comparing ---
 
 
-# Of the work in either of two whole traces, how much the other must hold too.
+# The least part of the work of two whole traces that must be in both.
 _LEAST_ALIKE = 0.8
 
 
@@ -222,7 +223,7 @@ def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
     stretches = _stretches(before, after, remarks)
     if stretches is None:
         return Unavailable(
-            "One of the traces holds no events that last, so there is nothing to compare."
+            "One of the traces contains no events with a duration, so they cannot be compared."
         )
     found = likeness(before, after)
     remarks += _about_devices(before, after)
@@ -233,19 +234,19 @@ def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
             counts = [f"{sum(each.values()):,}" for each in work]
             what = "launches of kernels and copies" if on_device else "calls of operators"
             return Unavailable(
-                "The traces do not both have steps, and hold different work"
+                "The traces do not both have steps, and contain different work"
                 f" ({counts[0]} {what} before, {counts[1]} after, {100 * alike:.0f} % of them the"
-                " same): the difference of their totals would say nothing. Record both with"
-                " steps, or the same stretch of the program.",
+                " same), so the difference of their totals is meaningless. Record both with"
+                " steps, or record the same part of the program.",
             )
-        remarks.append("All of each trace is compared, because not both have the same steps.")
+        remarks.append("The whole traces are compared, because not both have the same steps.")
     elif not found.alike:
         what = "kernels" if on_device else "operators"
         shapes = "" if found.shapes is None else ", with the shapes of their inputs,"
         remarks.insert(
             0,
-            f"Only {100 * found.work:.0f} % of the {what}{shapes} are the same: if the traces are"
-            " not of one program, their difference says nothing.",
+            f"Only {100 * found.work:.0f} % of the {what}{shapes} are the same. If the traces are"
+            " not from the same program, the difference of their totals is meaningless.",
         )
     remarks += [trace.incomplete for trace in (before, after) if trace.incomplete]
     written = _written(before, after)
@@ -276,8 +277,8 @@ def _why_not(before: Trace, after: Trace) -> str | None:
     if devices[0] != devices[1]:
         with_device = "first" if devices[0] else "second"
         return (
-            f"Only the {with_device} of the two traces has device events: record both with the same"
-            " activities, or nothing can be said about the change."
+            f"Only the {with_device} trace has device events: record both with the same activities"
+            " to compare them."
         )
     return None
 
@@ -289,7 +290,7 @@ def _stretches(before: Trace, after: Trace, remarks: list[str]) -> tuple[Windows
         if _same_steps(first, second):
             if first.steps != second.steps:
                 remarks.append(
-                    f"The traces have {first.steps:,} and {second.steps:,} steps: the means of one"
+                    f"The traces have {first.steps:,} and {second.steps:,} steps, so the means per"
                     " step are compared."
                 )
             if first.source not in ("profiler", "annotation"):
@@ -328,7 +329,7 @@ def _device(trace: Trace) -> str | None:
 
 
 def _waits(before: Trace, after: Trace, stretches: tuple[Windows, Windows]) -> tuple[Change, ...]:
-    """The idle time that calls which wait or allocate are to blame for, over all of each trace."""
+    """The idle time caused by calls that wait or allocate, over the whole of each trace."""
     sums: dict[str, list[int]] = {}
     for at, (trace, stretch) in enumerate(zip((before, after), stretches, strict=True)):
         found = idle.analyze(trace)
@@ -346,14 +347,14 @@ def _waits(before: Trace, after: Trace, stretches: tuple[Windows, Windows]) -> t
 
 
 def _work(trace: Trace, on_device: bool) -> Counter[str]:
-    """How often each name of device work (or each operator, without a device) occurs."""
+    """How often each name of device work (without a device, each operator) occurs."""
     if not on_device:
         return _calls(trace, ["cpu_op"])
     return _counted(trace, device_work(trace).rows)
 
 
 def _calls(trace: Trace, categories: list[str]) -> Counter[str]:
-    """How often each name of some categories occurs, the profiler's steps left out."""
+    """How often each name of some categories occurs, without the profiler's steps."""
     found = _counted(trace, np.flatnonzero(trace.rows_of(categories)))
     return Counter({n: c for n, c in found.items() if PROFILER_STEP.match(n) is None})
 
@@ -366,10 +367,10 @@ def _counted(trace: Trace, rows: NDArray[np.intp]) -> Counter[str]:
 
 
 def _written(before: Trace, after: Trace) -> tuple[list[str], list[str]]:
-    """Names by code as they are compared: numbers in names that only one trace has left out.
+    """Names by code, without their numbers if only one trace has the name.
 
-    So `batch 17` and `batch 42` agree, while `layer 1` and `layer 2`, which both traces have, are
-    kept apart.
+    So `batch 17` and `batch 42` are the same, while `layer 1` and `layer 2`, which both traces
+    have, stay different.
     """
     both = set(before.names) & set(after.names)
 

@@ -32,7 +32,7 @@ from stagespan.trace.read.intervals import Numbers, Rows
 from stagespan.trace.read.model import Trace
 
 DONE = "device_done"
-"""The cause of idle time after the device's last work, while the last step went on."""
+"""The cause of idle time after the device's last work, while the last step continued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +42,19 @@ class Attribution:
     rows: Rows
     """Device events."""
     calls: Rows
-    """Of each the call that launched it, or -1."""
+    """The call that launched each event, or -1."""
     kind: NDArray[np.int8]
-    """Of each: COMPUTE, COMMUNICATION or COPY."""
+    """The kind of each event: COMPUTE, COMMUNICATION or COPY."""
     time_ns: Numbers
-    """Of each the time within the windows that is its own."""
+    """The time within the windows that is attributed to each event."""
     inside: NDArray[np.bool_]
-    """Whether each begins within the windows: those are the ones to count."""
+    """Whether each event begins within the windows; only these events are counted."""
     idle_ns: dict[str, int]
-    """By cause; causes that do not occur are left out."""
+    """Idle time by cause, only for causes that occur."""
 
 
 def attribute(trace: Trace, windows: Windows) -> Attribution:
-    """Give every moment of the windows to a device event or to a cause of idleness."""
+    """Attribute every moment of the windows to a device event or to a cause of idle time."""
     events, work = trace.events, device_work(trace)
     rows = work.rows
     kind = np.where(custom_communication(trace), COMMUNICATION, work.kind)[rows]
@@ -78,10 +78,10 @@ def attribute(trace: Trace, windows: Windows) -> Attribution:
 
 
 def _less(cover: Cover, other: Cover) -> Cover:
-    """What `other` leaves of `cover`."""
+    """The parts of `cover` that are not in `other`."""
     if len(cover.begin) == 0 or len(other.begin) == 0:
         return cover
-    # Between two of the other's intervals lies a hole; what the holes and the cover share is left.
+    # The result is the intersection of `cover` with the gaps between the intervals of `other`.
     low = min(int(cover.begin[0]), int(other.begin[0])) - 1
     high = max(int(cover.end[-1]), int(other.end[-1])) + 1
     begin = np.concatenate(([low], other.end))
@@ -146,8 +146,8 @@ def _with_the_first(trace: Trace, found: Gaps, windows: Windows) -> Gaps:
 def apportioned(parts: Numbers, numerator: int, denominator: int) -> Numbers:
     """Whole parts in the proportion of `parts`, times numerator / denominator.
 
-    They sum to the sum of `parts` times the fraction, rounded half up; what rounding each part
-    down leaves goes to the parts with the largest remainders.
+    They sum to the sum of `parts` times the fraction, rounded half up. Each part is rounded down,
+    and the rest is added to the parts with the largest remainders.
     """
     # Products can exceed 64 bits; Python's integers do not.
     exact = [int(part) * numerator for part in parts]

@@ -26,11 +26,11 @@ from stagespan.trace.result import (
 )
 
 TOP = 50
-# Of the time before: changes below it are no finding.
+# Percent of the time before: smaller changes are not reported.
 _SHARES = Thresholds(10.0, 5.0, 2.0)
-# Of what was below so much of the whole, and of more than so much, the percentage says nothing.
+# Percentages are not printed for parts below this share of the whole, or for larger changes.
 _LEAST_BEFORE, _MOST_PERCENT = 1.0, 1_000.0
-# Means that are closer than this many standard errors are not told apart.
+# Means count as equal if they differ by less than this number of standard errors.
 _ERRORS = 2.0
 _NO_STAGE, _NO_LAYER, _NO_OPERATOR = "(no annotation)", "(no module)", "(unknown operator)"
 
@@ -43,12 +43,12 @@ class Side:
     windows: Windows
     cells: Cells
     host: Cells
-    """The same time by what the host's busiest thread did; without a device the same cells."""
+    """The same time, split by the work of the host's busiest thread; without a device, `cells`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Times of one step (or of all, without steps) before and after, in ns."""
+    """Times of one step (or of the whole trace, without steps) before and after, in ns."""
 
     name: str
     before_ns: int
@@ -57,20 +57,20 @@ class Change:
     after_count: float = 0.0
     """Launches or calls in a step."""
     operator: str = ""
-    """Of a kernel the operator that launched it."""
+    """The operator that launched the kernel."""
     old_name: str = ""
-    """Of a kernel that was renamed."""
+    """The kernel's name in the first trace, if it was renamed."""
 
     @property
     def change_ns(self) -> int:
-        """After less before."""
+        """After minus before."""
         return self.after_ns - self.before_ns
 
 
 def part_name(cell: Cell) -> str:
-    """A cell's part for a reader."""
+    """The printed name of a cell's part."""
     if cell.group == parts.IDLE:
-        cause = "the host went on after the device's last work"
+        cause = "the host continued after the device's last work"
         return f"idle: {cause if cell.part == DONE else CAUSES[cell.part]}"
     if cell.group == parts.COMMUNICATING:
         return "communicating, nothing else"
@@ -83,46 +83,46 @@ def part_name(cell: Cell) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The comparison; every list of changes sums to `after` less `before`."""
+    """The comparison; every list of changes sums to `after` minus `before`."""
 
     before: Side
     after: Side
     renamed: dict[str, str]
-    """Kernels taken for the same under another name: the old name by the new one."""
+    """Kernels that were matched under another name: the old name by the new one."""
     remarks: tuple[str, ...]
-    """What to know before the figures are used."""
+    """Notes on the traces that limit what the figures mean."""
     on_device: bool
     alike: bool
-    """Whether the traces have enough in common to be of one program."""
+    """Whether the traces have enough in common to be from the same program."""
     waits: tuple[Change, ...]
-    """Idle time by the calls that wait or allocate, per step, over all of each trace."""
+    """Idle time by the calls that wait or allocate, per step, over the whole of each trace."""
 
     @property
     def unit(self) -> str:
-        """What the times are of."""
+        """What the times refer to: "step" or "trace"."""
         return "step" if self.before.windows.steps else "trace"
 
     @property
     def before_ns(self) -> int:
-        """Time of a step, or of all."""
+        """The time of a step, or of the whole trace."""
         return self.before.cells.total_ns
 
     @property
     def after_ns(self) -> int:
-        """Time of a step, or of all."""
+        """The time of a step, or of the whole trace."""
         return self.after.cells.total_ns
 
     @property
     def change_ns(self) -> int:
-        """After less before."""
+        """After minus before."""
         return self.after_ns - self.before_ns
 
     def parts(self) -> list[Change]:
-        """By kind of work and cause of idleness; they sum to the change."""
+        """By kind of work and cause of idle time; they sum to the change."""
         return self._by(lambda cell: (part_name(cell), ""))
 
     def within(self, part: str) -> list[Change]:
-        """The kernels (or operators) of one of `parts`; none of idle time."""
+        """The kernels (or operators) of one of `parts`; empty for idle time."""
 
         def key(cell: Cell) -> tuple[str, str]:
             return (cell.kernel or cell.operator) if part_name(cell) == part else "", ""
@@ -130,11 +130,11 @@ class Comparison:
         return [each for each in self._by(key, events_only=True) if each.name]
 
     def stages(self) -> list[Change]:
-        """Device work (or operators) by annotation; idle time is no stage's."""
+        """Device work (or operators) by annotation, without idle time."""
         return self._by(lambda cell: (cell.stage or _NO_STAGE, ""), events_only=True)
 
     def layers(self) -> list[Change]:
-        """By module, where both traces have stacks of Python."""
+        """By module, if both traces have Python stacks."""
         return self._by(lambda cell: (cell.layer or _NO_LAYER, ""), events_only=True)
 
     def operators(self) -> list[Change]:
@@ -168,11 +168,11 @@ class Comparison:
         return [each for each in self._by_kernel() if not each.after_count]
 
     def renamed_kernels(self) -> list[Change]:
-        """Kernels taken for the same under another name."""
+        """Kernels that were matched under another name."""
         return [each for each in self._by_kernel() if each.old_name]
 
     def within_variation(self) -> bool:
-        """Whether the change of the mean is no larger than what steps vary by anyway."""
+        """Whether the change of the mean is within the variation of the steps."""
         error = self.error_ns()
         return error is not None and abs(self.change_ns) < error
 
@@ -211,7 +211,7 @@ class Comparison:
         }
 
     def findings(self) -> list[Finding]:
-        """The change, and the parts that made it, where they are large enough."""
+        """The change, and the parts that caused it, if they are large enough."""
 
         return findings(self)
 
@@ -221,7 +221,7 @@ class Comparison:
         return title(self), headline(self)
 
     def tables(self) -> list[Table]:
-        """What explains the change, then by stage, layer, operator and kernel."""
+        """The parts of the change, then changes by stage, layer, operator and kernel."""
 
         return tables(self)
 
@@ -236,7 +236,7 @@ class Comparison:
         events_only: bool = False,
         cells_of: Callable[[Side], Cells] = lambda side: side.cells,
     ) -> list[Change]:
-        """Sums over cells with one key, the largest change first."""
+        """Sums over cells with the same key, the largest change first."""
         sums: dict[tuple[str, str, str], list[float]] = {}
         new_names = {old: new for new, old in self.renamed.items()}
         for at, side in enumerate((self.before, self.after)):
@@ -248,7 +248,7 @@ class Comparison:
                 name, operator = key(cell)
                 old = ""
                 if name == cell.kernel:
-                    # Both names of a renamed kernel are one row.
+                    # Both names of a renamed kernel go to one row.
                     name = new_names.get(name, name)
                     old = self.renamed.get(name, "")
                 row = sums.setdefault((name, operator, old), [0, 0, 0.0, 0.0])
@@ -262,7 +262,7 @@ class Comparison:
 
 
 def _squared_error(windows: Windows) -> float | None:
-    """Of the mean step, squared; None for fewer than three steps."""
+    """The squared standard error of the mean step; None for fewer than three steps."""
     if windows.steps < 3:
         return None
     return float(windows.dur_ns.var(ddof=1)) / windows.steps
@@ -304,7 +304,7 @@ def evidence_of(change: Change, title: str | None = None) -> tuple[Evidence, Evi
 
 
 def severity_of(change_ns: int, before_ns: int) -> Severity | None:
-    """How much a change matters, "better" for one to the better; None for too little."""
+    """The severity of a change, "better" for an improvement; None for a small change."""
     if not change_ns:
         return None
     percent = abs(share(change_ns, before_ns)) if before_ns else 100.0
@@ -313,7 +313,7 @@ def severity_of(change_ns: int, before_ns: int) -> Severity | None:
 
 
 def percent_of(change_ns: int, before_ns: int, whole_ns: int) -> str:
-    """A change in percent of what was before; "" where that was next to nothing of the whole."""
+    """A change in percent of the time before; "" if that was a very small part of the whole."""
     if before_ns <= 0 or share(before_ns, whole_ns) < _LEAST_BEFORE:
         return ""
     percent = share(change_ns, before_ns)
@@ -324,27 +324,27 @@ def percent_of(change_ns: int, before_ns: int, whole_ns: int) -> str:
 
 
 _INSIDE = 3
-# Idle time that calls are to blame for.
+# Idle time that is caused by calls.
 _OF_CALLS = tuple(CAUSES[cause] for cause in (SYNCHRONISATION, MEMORY_ALLOCATION))
 
 
 def headline(found: Comparison) -> str:
     """The change in one sentence."""
-    what = "A step" if found.unit == "step" else "All of it"
+    what = "A step" if found.unit == "step" else "The whole trace"
     change, before = found.change_ns, found.before_ns
     if change == 0:
         return f"{what} takes {in_words(found.after_ns, 'ns')}, as before."
     than = "less" if change < 0 else "more"
-    percent = f"{100 * change / before:+.1f} %" if before else "from nothing"
+    percent = f", {100 * change / before:+.1f} %" if before else ""
     return (
         f"{what} takes {in_words(found.after_ns, 'ns')}, {in_words(abs(change), 'ns')} {than} than"
-        f" before ({in_words(before, 'ns')}, {percent})."
+        f" before ({in_words(before, 'ns')}{percent})."
     )
 
 
 def title(found: Comparison) -> str:
     """The change in a few words: "A step takes 20.6 % less time"."""
-    what = "A step" if found.unit == "step" else "All of it"
+    what = "A step" if found.unit == "step" else "The whole trace"
     if not found.alike:
         return "Two different programs"
     if found.change_ns == 0 or found.before_ns == 0:
@@ -356,7 +356,7 @@ def title(found: Comparison) -> str:
 
 
 def findings(found: Comparison) -> list[Finding]:
-    """The change of the total, and of each part that is a good share of it."""
+    """The change of the total, and of each part that is large enough."""
     severity = severity_of(found.change_ns, found.before_ns)
     noise = found.within_variation() or not found.alike
     shown: list[Finding] = []
@@ -365,7 +365,7 @@ def findings(found: Comparison) -> list[Finding]:
         if not found.alike:
             sentence += f" {found.remarks[0]}"
         elif noise:
-            sentence += " The steps vary so much that this may be chance."
+            sentence += " This may be chance, because the steps vary by as much."
         else:
             sentence += _mostly(found)
         code = f"comparison.{found.unit}"
@@ -388,7 +388,7 @@ def findings(found: Comparison) -> list[Finding]:
 
 
 def _rests_on(found: Comparison) -> tuple[Evidence, ...]:
-    """How many steps the means are of, and how much these vary."""
+    """The number of steps of each mean, and how much the steps vary."""
     sides = ((found.before, "before"), (found.after, "after"))
     if found.unit == "trace":
         return tuple(
@@ -402,7 +402,7 @@ def _rests_on(found: Comparison) -> tuple[Evidence, ...]:
 
 
 def _codes(found: Comparison) -> dict[str, str]:
-    """Of each part a code: "comparison.idle.data_loading"."""
+    """A code for each part, such as "comparison.idle.data_loading"."""
     cells = (*found.before.cells.time_ns, *found.after.cells.time_ns)
     return {
         part_name(cell): f"comparison.{cell.group}.{cell.part.replace(' ', '_')}" for cell in cells
@@ -410,7 +410,7 @@ def _codes(found: Comparison) -> dict[str, str]:
 
 
 def _most(found: Comparison, part: Change) -> list[Evidence]:
-    """What changed most in a part: kernels or operators, or calls that wait or allocate."""
+    """The largest changes in a part: of kernels or operators, or of calls that wait or allocate."""
     inside = found.within(part.name)
     if part.name.endswith(_OF_CALLS):
         inside = list(found.waits)
@@ -430,25 +430,25 @@ def _each(found: Comparison) -> str:
 
 
 def _mostly(found: Comparison) -> str:
-    """Which parts made the change, and which went against it."""
+    """The parts that caused the change, and those that changed in the other direction."""
     same = [p for p in found.parts() if p.change_ns * found.change_ns > 0]
     other = [p for p in found.parts() if p.change_ns * found.change_ns < 0]
     least = abs(found.change_ns) / 10
 
-    def told(parts: list[Change]) -> str:
+    def listed(parts: list[Change]) -> str:
         large = [p for p in parts if abs(p.change_ns) >= least][:3]
         return "; ".join(f"{p.name} ({signed(p.change_ns)})" for p in large)
 
-    text = f" What made it: {told(same)}." if told(same) else ""
-    return text + (f" Against it: {told(other)}." if told(other) else "")
+    text = f" Largest parts: {listed(same)}." if listed(same) else ""
+    return text + (f" In the other direction: {listed(other)}." if listed(other) else "")
 
 
 def _kernels(found: Comparison, at_most: Severity | None) -> list[Finding]:
-    """New, vanished and renamed kernels, as one finding each, where they take enough time."""
+    """New, removed and renamed kernels, as one finding each, if they take enough time."""
     shown = []
-    for kernels, verb, code in (
-        (found.new_kernels(), "came", "comparison.new_kernels"),
-        (found.vanished_kernels(), "vanished", "comparison.vanished_kernels"),
+    for kernels, what, code in (
+        (found.new_kernels(), "new", "comparison.new_kernels"),
+        (found.vanished_kernels(), "removed", "comparison.vanished_kernels"),
     ):
         time = sum(each.change_ns for each in kernels)
         severity = severity_of(time, found.before_ns)
@@ -456,9 +456,8 @@ def _kernels(found: Comparison, at_most: Severity | None) -> list[Finding]:
             continue
         most = kernels[0]
         sentence = (
-            f"{counted(len(kernels), 'kernel')} {verb}, with"
-            f" {in_words(abs(time), 'ns')}{_each(found)}: the largest is"
-            f" {shortened(most.name)}."
+            f"{counted(len(kernels), f'{what} kernel')}, {in_words(abs(time), 'ns')}"
+            f"{_each(found)}. The largest is {shortened(most.name)}."
         )
         evidence = tuple(
             Evidence(each.name, None, abs(each.change_ns), "ns") for each in kernels[:3]
@@ -468,8 +467,8 @@ def _kernels(found: Comparison, at_most: Severity | None) -> list[Finding]:
         severity = severity_of(each.change_ns, found.before_ns)
         if severity is not None:
             sentence = (
-                f"{shortened(each.name)} is taken for {shortened(each.old_name)}, which it stands"
-                f" in the place of: {signed(each.change_ns)}{_each(found)}."
+                f"{shortened(each.name)} is matched with {shortened(each.old_name)}, which it"
+                f" replaces: {signed(each.change_ns)}{_each(found)}."
             )
             code = "comparison.renamed_kernel"
             shown.append(Finding(at_most or severity, sentence, evidence_of(each), code))
@@ -521,8 +520,8 @@ def tables(found: Comparison) -> list[Table]:
         shown.append(_table("Idle time by calls that wait or allocate", heads, [*found.waits]))
     for title, changes in (
         ("New kernels", found.new_kernels()),
-        ("Vanished kernels", found.vanished_kernels()),
-        ("Kernels taken for the same under another name", found.renamed_kernels()),
+        ("Removed kernels", found.vanished_kernels()),
+        ("Kernels matched under another name", found.renamed_kernels()),
     ):
         if changes:
             shown.append(_table(title, (("name", ""), *head[:3], *counts), changes))
@@ -530,7 +529,7 @@ def tables(found: Comparison) -> list[Table]:
 
 
 def _steps(found: Comparison) -> Table | None:
-    """Step by step, where both traces have as many."""
+    """The steps one by one, if both traces have the same number."""
     before, after = found.before.windows, found.after.windows
     if before.steps != after.steps or not 1 < before.steps <= TOP:
         return None
@@ -566,4 +565,4 @@ def _left(changes: list[Change]) -> str:
     if not rest:
         return ""
     change = sum(each.change_ns for each in rest)
-    return f"{len(rest)} more changed by {signed(change)} together."
+    return f"The other {len(rest)} changed by {signed(change)} in total."

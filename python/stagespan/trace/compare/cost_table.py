@@ -22,20 +22,20 @@ from stagespan.trace.read.model import Trace
 
 _MODULE = "nn.Module: "
 _BETWEEN = " / "
-# `hcom_allReduce__586_0_1` is the 0th of group 586, which another run calls otherwise.
+# `hcom_allReduce__586_0_1` is the 0th of group 586, which has a different number in each run.
 _ASCEND_COLLECTIVE = re.compile(r"^(hcom_[A-Za-z]+)__\d+_\d+_\d+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Labels:
-    """A text for each of some events: `texts[codes[i]]`; "" where there is none."""
+    """A text for each of some events: `texts[codes[i]]`; "" for events without one."""
 
     texts: list[str]
     codes: NDArray[np.int64]
 
 
 class Structure:
-    """The program as its trace shows it: annotations, modules and operators around a call."""
+    """The program's structure in its trace: annotations, modules and operators around a call."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -54,13 +54,13 @@ class Structure:
     def stages(self, calls: Rows, written: list[str]) -> Labels:
         """The annotations around each call (-1 for none); `written` are their names, by code.
 
-        What runs on a thread without annotations, as the backward pass does, belongs to the
-        annotation that the thread with the most of them is in.
+        Work on a thread without annotations, such as the backward pass, belongs to the annotation
+        that is open on the thread with the most annotations.
         """
         return self._paths(self.marks, calls, written, everywhere=True)
 
     def layers(self, calls: Rows) -> Labels:
-        """The modules around each call, where the trace has stacks of Python."""
+        """The modules around each call, if the trace has Python stacks."""
         trace = self.trace
         is_module = np.array([name.startswith(_MODULE) for name in trace.names] + [False])
         rows = np.flatnonzero(is_module[trace.events.name] & trace.rows_of(["python_function"]))
@@ -113,12 +113,12 @@ OUTSIDE = "outside of operators"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A part of the time that no other cell has; texts are "" where the trace does not tell."""
+    """A part of the time that is in no other cell; texts are "" if unknown."""
 
     group: str
     """COMPUTING, COMMUNICATING or COPYING, IDLE, or HOST in a trace without a device."""
     part: str
-    """The kind of the kernel, or the cause of the idleness."""
+    """The kind of the kernel, or the cause of the idle time."""
     stage: str = ""
     layer: str = ""
     operator: str = ""
@@ -127,13 +127,13 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """The cells of a trace; the times are of one step (or of all, without steps) and sum to it."""
+    """The cells of a trace; the times sum to the time of one step, or of the whole trace."""
 
     time_ns: dict[Cell, int]
     count: dict[Cell, int]
-    """Events in all steps together; only cells of events."""
+    """The number of events in all steps, only for cells of events."""
     per: int
-    """How many steps the times were divided by."""
+    """The number of steps by which the times were divided."""
 
     @property
     def total_ns(self) -> int:
@@ -171,7 +171,7 @@ def _device_cell(kind: int, texts: list[str]) -> Cell:
 
 
 def host_cells(trace: Trace, windows: Windows, written: list[str]) -> Cells:
-    """The cells of a trace without a device: own times of operators on the thread with most."""
+    """The cells of a trace without a device: operators' own times on the busiest thread."""
     structure = Structure(trace)
     events, rows = trace.events, structure.operators
     if len(rows):
@@ -213,7 +213,7 @@ def _grouped(
         return {}, {}
     code = columns[0].codes[rows]
     for column in columns[1:]:
-        # Made dense again each time, so that the product of all fits 64 bits.
+        # Codes are made dense each time, so that their product fits 64 bits.
         _, code = np.unique(code * len(column.texts) + column.codes[rows], return_inverse=True)
         code = code.reshape(-1).astype(np.int64)
     _, first = np.unique(code, return_index=True)

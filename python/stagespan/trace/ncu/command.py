@@ -22,7 +22,7 @@ _RETURNS = re.compile(r"^(?:void|auto)\s+")
 def base_name(name: str) -> str:
     """The function's own name: no return type, namespaces, template arguments and parameters.
 
-    It is what ncu compares with `--kernel-name-base function`, its default.
+    ncu compares it with `--kernel-name-base function`, its default.
     """
     name = name.replace("(anonymous namespace)", "_anonymous_").replace(
         "{anonymous}", "_anonymous_"
@@ -43,7 +43,7 @@ def base_name(name: str) -> str:
 
 
 def one_way(name: str) -> str:
-    """The whole name in one way of writing it: without blanks, casts and return type."""
+    """The whole name in a normal form: without blanks, casts and return type."""
     name = name.strip().replace("<unnamed>", "(anonymous namespace)")
     return re.sub(r"\s+", "", _CAST.sub("", _RETURNS.sub("", name)))
 
@@ -72,9 +72,9 @@ SECTIONS = (
     "Occupancy",
     "LaunchStats",
 )
-"""Of ncu: those that hold what the verdict and the roofline need."""
+"""The sections of ncu that the verdict and the roofline need."""
 MOST_LAUNCHES = 50
-"""Each is replayed some forty times: more take long."""
+"""The most launches; each is replayed about forty times, so that more take long."""
 _LARGEST = 1e300
 _SPECIAL = re.compile(r"([\\.^$|?*+()\[\]{}])")
 
@@ -90,17 +90,17 @@ class Top:
 
 @dataclass(frozen=True, slots=True)
 class TopKernels:
-    """What `{stage}_breakdown.json` says about a stage."""
+    """The contents of `{stage}_breakdown.json`."""
 
     stage: str
     kernels: list[Top]
     total_ms: float
     steps: int
-    """Iterations in the profile that it was made from."""
+    """Iterations in the profile from which it was made."""
 
 
 def read_breakdown(path: str | Path) -> TopKernels:
-    """Read a breakdown. Raises TraceError for what is none, or was made without a device."""
+    """Read a breakdown. Raises TraceError if it is not one, or was made without a device."""
     try:
         data: Any = json.loads(Path(path).read_bytes())
     except OSError as error:
@@ -108,7 +108,7 @@ def read_breakdown(path: str | Path) -> TopKernels:
             f"{path} cannot be read ({error.strerror or error}): name a stage's breakdown.json."
         ) from None
     except (ValueError, RecursionError):
-        raise TraceError(f"{path} is no JSON: name a stage's breakdown.json.") from None
+        raise TraceError(f"{path} is not JSON: name a stage's breakdown.json.") from None
     rows = data.get("top_kernels") if isinstance(data, dict) else None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise TraceError(
@@ -122,8 +122,8 @@ def read_breakdown(path: str | Path) -> TopKernels:
     ]
     if not kernels:
         raise TraceError(
-            f"{path} lists no kernels of a device, and ncu measures nothing else: replay the stage"
-            " on a GPU of NVIDIA first."
+            f"{path} lists no device kernels, and ncu measures only those: replay the stage on an"
+            " NVIDIA GPU first."
         )
     total = data.get("total_kernel_time_ms")
     steps = data.get("profile_steps")
@@ -136,12 +136,12 @@ def read_breakdown(path: str | Path) -> TopKernels:
 
 
 def _figure(value: Any, default: float) -> float:
-    """A figure of the file; what is none, or no number, counts as the default."""
+    """A figure of the file; the default if it is missing or not a number."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < _LARGEST else default
 
 
 def kernel_filter(kernels: Sequence[Top]) -> str:
-    """ncu's filter for these kernels: their functions' own names, each in full."""
+    """ncu's filter for these kernels: the full names of their functions."""
     names = dict.fromkeys(base_name(kernel.name) for kernel in kernels)
     # Some versions of ncu keep the namespace.
     return f"regex:(^|::)({'|'.join(_SPECIAL.sub(_escaped, name) for name in names)})$"
@@ -153,16 +153,16 @@ def _escaped(found: re.Match[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """The two commands, as lists of words: to measure, and to turn the report into CSV."""
+    """The two commands, as argument lists: to measure, and to convert the report to CSV."""
 
     measure: list[str]
     export: list[str]
     report: Path
     table: Path
-    """Where the output of `export` goes."""
+    """The file for the output of `export`."""
 
     def text(self) -> str:
-        """As lines for a shell."""
+        """The commands as lines for a shell."""
         measure = [shlex.quote(word) for word in self.measure]
         breaks = "".join(
             f" \\\n  {word}"
@@ -188,12 +188,12 @@ def command(
 ) -> Command:
     """Build the commands for the `count` kernels that take the longest; `output` has no suffix.
 
-    Without `launch_skip` the warm-up is skipped, without `launch_count` one iteration is measured,
-    at most `MOST_LAUNCHES` launches of it.
+    By default, `launch_skip` skips the warm-up, and `launch_count` measures one iteration, but at
+    most `MOST_LAUNCHES` launches.
     """
     chosen = top.kernels[:count]
     wanted = {base_name(kernel.name) for kernel in chosen}
-    # ncu counts by the functions' own names, which kernels further down may share.
+    # ncu counts by the functions' names, which kernels further down the list may share.
     matching = sum(k.count for k in top.kernels if base_name(k.name) in wanted)
     per_step = max(round(matching / top.steps), 1)
     skip = warmup * per_step if launch_skip is None else launch_skip
@@ -222,12 +222,12 @@ def command(
 
 
 def exporting(report: Path) -> list[str]:
-    """What prints a report as CSV."""
+    """The command that prints a report as CSV."""
     return ["ncu", "--import", os.fspath(report), "--csv", "--page", "raw"]
 
 
 def replay_program(script: Path, factory: str, warmup: int, step: str | None) -> list[str]:
-    """The generated script as ncu is to run it: no profiler of its own, one timed iteration."""
+    """The command of the generated script under ncu: without a profiler, one timed iteration."""
     words = [sys.executable, os.fspath(script), "--factory", factory]
     words += ["--warmup", str(warmup), "--timing-steps", "1", "--steps", "0"]
     return words + (["--step", step] if step is not None else [])

@@ -24,7 +24,7 @@ _SEVERITIES = {"high": "bold red", "medium": "yellow", "low": "cyan"}
 
 
 def show(report: NcuReport, console: Console | None = None) -> None:
-    """Print a line a kernel and the sentences, on standard output."""
+    """Print a line for each kernel and the findings, on standard output."""
     from rich.console import Console
 
     console = console or Console()
@@ -68,7 +68,7 @@ def _show(report: NcuReport, console: Console) -> None:
 
 
 def markdown(report: NcuReport) -> str:
-    """Everything, as Markdown."""
+    """The whole report, as Markdown."""
     lines = ["# Kernels by Nsight Compute", "", f"{escaped(_head(report))}.", ""]
     lines += [line for note in _notes(report) for line in (escaped(note), "")]
     findings = report.findings()
@@ -85,13 +85,13 @@ def markdown(report: NcuReport) -> str:
 
 
 def roofline(report: NcuReport) -> str:
-    """The picture, as SVG."""
+    """The roofline, as SVG."""
     stage = f"Roofline of {report.top.stage}" if report.top is not None else "Roofline"
     return svg(shortened(stage, 80), report.placed(), report.roofs)
 
 
 def html(report: NcuReport) -> str:
-    """One page that needs no network. Raises StagespanError where plotly is not installed."""
+    """One page that needs no network. Raises StagespanError if plotly is not installed."""
     placed = report.placed()
     picture = {
         "analysis": "kernels",
@@ -114,7 +114,7 @@ def html(report: NcuReport) -> str:
         "verdict": None,
         "device": [],
         "findings": [written_finding(each) for each in report.findings()],
-        "no_findings": "No findings: no kernel here can be judged.",
+        "no_findings": "No findings: no kernel has enough metrics for a verdict.",
         "window_ns": 0,
         "lanes": [],
         "pictures": [picture] if placed else [],
@@ -143,7 +143,7 @@ def _notes(report: NcuReport) -> list[str]:
     notes = [printable(report.reading.incomplete)] if report.reading.incomplete else []
     left_out = report.reading.left_out
     if left_out:
-        notes.append(f"Left out: {', '.join(f'{what} ({n:,})' for what, n in left_out.items())}.")
+        notes.append(f"Skipped: {', '.join(f'{what} ({n:,})' for what, n in left_out.items())}.")
     if report.missing:
         names = ", ".join(shortened(kernel.name, 60) for kernel in report.missing)
         time = in_words(sum(kernel.ms for kernel in report.missing) * 1e6, "ns")
@@ -152,7 +152,7 @@ def _notes(report: NcuReport) -> list[str]:
 
 
 def _untold(report: NcuReport) -> list[str]:
-    """Why some kernels have no verdict, each reason once."""
+    """The reasons why some kernels have no verdict, each once."""
     reasons: dict[str, int] = {}
     for each in report.judged:
         if each.judgement.bound == CANNOT_TELL:

@@ -40,7 +40,7 @@ TENSOR = (
     "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
     "sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active",
 )
-"""Any of them above 0: the tensor cores worked."""
+"""If any of them is above 0, the tensor cores were used."""
 
 BY_LABEL: Mapping[tuple[str, str], str] = {
     ("Duration", "second"): DURATION,
@@ -70,7 +70,7 @@ BY_LABEL: Mapping[tuple[str, str], str] = {
     ("Block Limit SM", "block"): "launch__occupancy_limit_blocks",
     ("Block Limit Barriers", "block"): "launch__occupancy_limit_barriers",
 }
-"""Label and unit on the page of details, and the metric that stands behind it."""
+"""The metric of each label and unit on the details page."""
 
 LIMITS = {
     "launch__occupancy_limit_registers": "registers",
@@ -79,7 +79,7 @@ LIMITS = {
     "launch__occupancy_limit_blocks": "the number of blocks",
     "launch__occupancy_limit_barriers": "barriers",
 }
-"""What limits how many blocks share a multiprocessor."""
+"""What limits the number of blocks on a multiprocessor."""
 
 STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 STALLED_LATENCY = "smsp__average_warp_latency_issue_stalled_{}.ratio"
@@ -103,7 +103,7 @@ STALLS = {
     "gmma": "other warps of its group",
     "misc": "something else",
 }
-"""Why a warp could not go on: what it waited for. `not_selected` is no wait: it was ready."""
+"""What a warp waited for. `not_selected` is not a wait, as the warp was ready."""
 
 
 _BLANKS = " \u00a0\u202f\u2009'\u2019"
@@ -126,11 +126,11 @@ _WHOLE = {"%": ("%", 1.0), "": ("", 1.0), "Ghz": ("hz", 1e9), "Mhz": ("hz", 1e6)
 
 
 def decimal_sign(values: Iterable[str]) -> str:
-    """Which sign, "." or ",", parts the fraction in a file's numbers; "." where none tells.
+    """The decimal separator in a file's numbers, "." or ","; "." if unknown.
 
-    A sign that occurs twice in a number parts thousands, and so does the first of two different
-    ones; one that stands before other than three digits, or behind a lone 0, parts the fraction.
-    Where the numbers contradict each other the majority counts.
+    A sign that occurs twice in a number separates thousands, and so does the first of two different
+    signs. A sign that is not followed by three digits, or that follows a single 0, is the decimal
+    separator. If the numbers contradict each other, the majority counts.
     """
     votes = {".": 0, ",": 0}
     other = {".": ",", ",": "."}
@@ -155,7 +155,7 @@ def decimal_sign(values: Iterable[str]) -> str:
 
 
 def number(text: str, decimal: str = ".") -> float | int | None:
-    """A number as ncu prints it, an integer where it is one; None for what is no number."""
+    """A number as ncu prints it, an integer if it is one; None if it is not a number."""
     text = text.strip().rstrip("%").strip()
     if _NUMBER.fullmatch(text) is None:
         return None
@@ -166,14 +166,14 @@ def number(text: str, decimal: str = ".") -> float | int | None:
         value = float(text) if "." in text or "e" in text.lower() else int(text)
     except ValueError:
         return None
-    # No counter of a device is beyond these: a damaged number must not become a figure.
+    # No device counter exceeds this, so larger numbers are damaged.
     return value if value == 0 or _LEAST < abs(value) < _MOST else None
 
 
 def in_base_unit(value: float, unit: str) -> tuple[float, str]:
     """A value in seconds, bytes, hertz, or its unit without a prefix: 1.5 "Kbyte" is 1500 "byte".
 
-    ncu's prefixes are powers of 1000. Units that are not known stay as they are.
+    ncu's prefixes are powers of 1000. Unknown units are not changed.
     """
     factor, names = 1.0, []
     for at, part in enumerate(unit.strip().split("/")):
@@ -210,34 +210,34 @@ _MOST_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One launch of a kernel as ncu measured it."""
+    """One launch of a kernel, measured by ncu."""
 
     number: int
-    """ncu's own, by the order of launches."""
+    """ncu's own id, in the order of launches."""
     name: str
     grid: tuple[int, int, int] | None
     block: tuple[int, int, int] | None
     metrics: dict[str, float | int]
-    """By the metric's own name, in seconds, bytes, hertz, percent or plain counts."""
+    """Values by the metric's name, in seconds, bytes, hertz, percent or plain counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a file of ncu holds."""
+    """The contents of a file of ncu."""
 
     path: str
     kernels: list[Measured]
     left_out: dict[str, int] = field(default_factory=dict)
     """Rows and values that are not in `kernels`, counted by cause."""
     incomplete: str | None = None
-    """A sentence when the file ends in the middle of a row, else None."""
+    """A sentence if the file ends in the middle of a row, otherwise None."""
 
 
 def read_ncu(path: str | Path) -> Reading:
     """Read a CSV file that ncu wrote, also with a program's output around it.
 
-    Raises TraceError with one sentence for a file that cannot be read, is a report and no CSV, or
-    holds no kernel; with what to do where ncu itself says what failed.
+    Raises TraceError if the file cannot be read, is a report instead of CSV, or contains no kernel.
+    If the file contains an error message of ncu, the error says what to do.
     """
     try:
         with open(path, "rb") as file:
@@ -255,7 +255,7 @@ def read_ncu(path: str | Path) -> Reading:
 
 
 def parse(text: str, path: str) -> Reading:
-    """Read the text of a CSV file of ncu; `read_ncu` says what it raises."""
+    """Read the text of a CSV file of ncu; raises the same errors as `read_ncu`."""
     text = text.replace("\x00", "")
     rows = list(_rows(text))
     start = next((at for at, row in enumerate(rows) if _is_head(row)), None)
@@ -288,7 +288,7 @@ def parse(text: str, path: str) -> Reading:
 
 
 def _ends_whole(text: str) -> bool:
-    """Whether the last line is complete: a number of which digits are missing is a wrong one."""
+    """Whether the last line is complete; a truncated number would be wrong."""
     line = text[text.rfind("\n") + 1 :]
     return not line or (line.endswith('"') and line.count('"') % 2 == 0)
 
@@ -300,7 +300,7 @@ def _decoded(raw: bytes) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
-        # Thousands parted by a blank that does not break, in an older encoding.
+        # Thousands are separated by a no-break space, in an older encoding.
         return raw.decode("cp1252", "replace")
 
 
@@ -311,7 +311,7 @@ def _rows(text: str) -> list[list[str]]:
             kept = (line for line in io.StringIO(text) if not line.startswith("=="))
             return [row for row in csv.reader(kept, delimiter=sign) if row]
         except csv.Error:
-            # A quote that is never closed: each line for itself.
+            # A quote is never closed, so each line is parsed separately.
             lines = [line for line in text.splitlines() if not line.startswith("==")]
             return [row for line in lines for row in _one(line, sign)]
 
@@ -329,26 +329,26 @@ def _is_head(row: list[str]) -> bool:
 
 
 def _reason(text: str) -> str:
-    """Why there is no kernel in a file, as the rest of a sentence."""
+    """Why a file contains no kernels, as the rest of a sentence."""
     if _PERMISSION.search(text):
         return (
-            "holds no kernels: ncu may not read the device's counters (ERR_NVGPUCTRPERM), so run it"
-            " as root, or let an administrator load the driver with"
+            "contains no kernels: ncu may not read the device's counters (ERR_NVGPUCTRPERM), so run"
+            " it as root, or let an administrator load the driver with"
             " NVreg_RestrictProfilingToAdminUsers=0."
         )
     if _NO_KERNELS.search(text):
         return (
-            "holds no kernels: none that ncu saw had the names asked for, so raise --top, lower"
+            "contains no kernels: no kernel that ran had a requested name, so raise --top, lower"
             " --launch-skip, or check that the program runs on the device."
         )
     error = _ERROR.search(text)
     if error is not None:
         said = "".join(c if c.isprintable() else "?" for c in error[1])[:200].strip()
-        return f"holds no kernels, as ncu failed: {said}"
+        return f"contains no kernels, because ncu failed: {said}"
     if not text.strip():
-        return "is empty: ncu wrote nothing to it, so look at what it printed."
+        return "is empty: check what ncu printed."
     return (
-        "is no CSV of ncu with kernels in it: write one with"
+        "is not a CSV file of ncu with kernels: write one with"
         " `ncu --import REPORT --csv --page raw`."
     )
 
@@ -358,7 +358,7 @@ def _count(counts: dict[str, int], cause: str) -> None:
 
 
 def _long(head: list[str], body: list[list[str]], left_out: dict[str, int]) -> list[Measured]:
-    """One row a metric; rows of rules and tables have no metric."""
+    """One row for each metric; rows of rules and tables have no metric."""
     at = {name: head.index(name) for name in head}
     name_at, unit_at, value_at = (at[name] for name in _METRIC)
     decimal = decimal_sign(row[value_at] for row in body if row[name_at].strip())
@@ -367,7 +367,7 @@ def _long(head: list[str], body: list[list[str]], left_out: dict[str, int]) -> l
         metric = row[name_at].strip()
         if not metric:
             continue
-        # Several processes count from 0, each.
+        # Each process counts from 0.
         key = (row[at["Process ID"]] if "Process ID" in at else "", row[at["ID"]])
         if key not in found:
             found[key] = _kernel(row, at, len(found))
@@ -376,7 +376,7 @@ def _long(head: list[str], body: list[list[str]], left_out: dict[str, int]) -> l
 
 
 def _wide(head: list[str], body: list[list[str]], left_out: dict[str, int]) -> list[Measured]:
-    """One row a kernel; the row below the heading holds the units."""
+    """One row for each kernel; the row below the heading contains the units."""
     at = {name: column for column, name in enumerate(head)}
     metrics = [column for column, name in enumerate(head) if "__" in name or name in _LABELS]
     units = [""] * len(head)

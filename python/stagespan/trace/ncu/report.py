@@ -26,23 +26,23 @@ from stagespan.trace.result import (
 _SHARES = Thresholds(25.0, 10.0, 0.0)
 _ADVICE = {
     "memory-bound": "Less traffic helps: fuse it with its neighbours, or use a smaller type",
-    "compute-bound": "Less arithmetic, or a type that the tensor cores take, helps",
+    "compute-bound": "Less arithmetic, or a type that the tensor cores support, helps",
     "latency-bound": "More parallel work in flight helps: larger inputs, more blocks or warps",
-    "balanced": "It is near to both limits",
+    "balanced": "It is close to both limits",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One kernel of the stage: its longest launch that ncu measured, and where it comes from."""
+    """One kernel of the stage: the longest launch that ncu measured, and its launcher."""
 
     kernel: Measured
     launches: int
-    """How many launches of the same name ncu measured."""
+    """The number of launches of the same name that ncu measured."""
     judgement: Judgement
     point: Point | None
     traced: Top | None
-    """The kernel of the breakdown; None where none or several could be meant."""
+    """The kernel of the breakdown; None if none or several match."""
     operator: str | None
     stage: str | None
 
@@ -56,7 +56,7 @@ class NcuReport:
     judged: list[Judged]
     roofs: Roofs
     missing: list[Top]
-    """Kernels of the breakdown that were asked for and not measured."""
+    """Kernels of the breakdown that were requested, but not measured."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -109,7 +109,7 @@ class NcuReport:
         return share(each.traced.ms, self.top.total_ms)
 
     def findings(self) -> list[Finding]:
-        """One sentence a kernel that can be judged, the gravest first."""
+        """One sentence for each kernel with a verdict, the most severe first."""
         found = []
         for each in self.judged:
             said = each.judgement
@@ -199,12 +199,12 @@ class NcuReport:
             points,
             f"Roofs: {', '.join(roofs)}."
             if roofs
-            else "The file does not hold the device's peaks, so the roofs are unknown.",
+            else "The file does not contain the device's peaks, so the roofs are unknown.",
         )
         return [table for table in (verdicts, roofline) if table.rows]
 
     def placed(self) -> list[Placed]:
-        """The kernels of the roofline's picture."""
+        """The kernels in the roofline."""
         return [
             Placed(base_name(each.kernel.name), each.judgement.bound, each.point)
             for each in self.judged
@@ -256,7 +256,7 @@ def report(
 
 
 def _traced(name: str, kernels: list[Top]) -> Top | None:
-    """The kernel of the breakdown that ncu calls `name`: by all of it, or by what only one has."""
+    """The kernel of the breakdown that ncu calls `name`: by the full name, or a part if unique."""
     for same in (one_way, without_parameters, base_name):
         found = [kernel for kernel in kernels if same(kernel.name) == same(name)]
         if len(found) == 1:
@@ -284,7 +284,7 @@ def _evidence(each: Judged) -> tuple[Evidence, ...]:
 
 
 def summary(report: NcuReport) -> str:
-    """How much was read, as one line."""
+    """The number of launches that were read, as one line."""
     launches = len(report.reading.kernels)
     time = sum(kernel.metrics.get(m.DURATION, 0) for kernel in report.reading.kernels)
     length = f", {in_words(time * 1e9, 'ns')} on the device" if time else ""

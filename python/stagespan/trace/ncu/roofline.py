@@ -1,8 +1,9 @@
-"""The roofline of a device: operations per byte and per second of its kernels, and the picture.
+"""The roofline of a device: operations per byte and per second of its kernels, and its SVG.
 
 Operations and bytes are defined as in Nsight Compute's section "GPU Speed Of Light Roofline Chart":
-operations are additions, multiplications, and fused ones twice; bytes are those of device memory.
-Work of the tensor cores is not among the counted instructions, so such a kernel has no point.
+additions and multiplications count once, fused operations twice; bytes are those of device memory.
+Work of the tensor cores is not in the counted instructions, so kernels with such work have no
+point.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Point:
     """One launch."""
 
     precision: str
-    """Of most of its operations: "single", "double" or "half"."""
+    """The precision of most of its operations: "single", "double" or "half"."""
     operations: float
     bytes: float
     seconds: float
@@ -53,7 +54,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Roofs:
-    """What the device could do at the clocks that ncu measured; None is unknown."""
+    """The device's peaks at the clocks that ncu measured; None if unknown."""
 
     bandwidth: float | None
     """Bytes a second of device memory."""
@@ -62,14 +63,14 @@ class Roofs:
 
     @property
     def ridges(self) -> dict[str, float]:
-        """By precision the operations a byte from which computing is the lower roof."""
+        """The operations per byte from which computing is the lower roof, by precision."""
         if not self.bandwidth:
             return {}
         return {name: rate / self.bandwidth for name, rate in self.rates.items()}
 
 
 def point_of(kernel: Measured) -> Point | None:
-    """A launch's place; None where a figure is missing, or the tensor cores worked."""
+    """The point of a launch; None if a figure is missing, or the tensor cores were used."""
     values = kernel.metrics
     seconds, moved = values.get(m.DURATION), bytes_of(kernel)
     if any(values.get(name, 0) > 0 for name in m.TENSOR):
@@ -102,7 +103,7 @@ def bytes_of(kernel: Measured) -> float | None:
 
 
 def roofs_of(kernels: list[Measured]) -> Roofs:
-    """The highest roofs that any kernel shows; from throughputs where peaks are missing."""
+    """The highest roofs of all kernels; from throughputs if peaks are missing."""
     bandwidth: float | None = None
     rates: dict[str, float] = {}
     for kernel in kernels:
@@ -169,7 +170,7 @@ class Placed:
 
 
 def svg(title: str, kernels: Sequence[Placed], roofs: Roofs) -> str:
-    """The picture; without a point it says so."""
+    """The SVG; it contains a sentence if there are no points."""
     axes = _Axes(kernels, roofs)
     parts = [
         _OPEN,
@@ -180,7 +181,7 @@ def svg(title: str, kernels: Sequence[Placed], roofs: Roofs) -> str:
     ]
     if not kernels:
         parts.append(
-            f'<text x="{_LEFT}" y="{_HEIGHT // 2}">No kernel here has counted operations and bytes.'
+            f'<text x="{_LEFT}" y="{_HEIGHT // 2}">No kernel has counted operations and bytes.'
             "</text>"
         )
     else:
@@ -274,7 +275,7 @@ def _points(axes: _Axes, kernels: Sequence[Placed]) -> list[str]:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{COLOURS[each.bound]}"'
             f' fill-opacity="0.85" stroke="#ffffff"><title>{_text(told)}</title></circle>'
         )
-        # Names go where there is room, one below the other: roofs are above.
+        # Names are listed one below the other, as the roofs are above.
         at = y + 16
         while any(abs(at - other) < 13 for other in taken):
             at += 13

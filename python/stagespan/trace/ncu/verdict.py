@@ -35,23 +35,23 @@ BUSY_SCHEDULER = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict on one launch, and what it rests on; percentages of the peak."""
+    """The verdict on one launch, and its reasons; percentages of the peak."""
 
     bound: str
     compute: float | None
     memory: float | None
     level: str | None
-    """Of memory the part that is used most: "device memory", "L2" or "L1"."""
+    """The part of memory that is used most: "device memory", "L2" or "L1"."""
     occupancy: float | None
     """Achieved."""
     stall: tuple[str, float] | None
-    """What warps waited for most, and its share of the time between two instructions in percent."""
+    """The largest cause of waiting, and its percentage of the time between two instructions."""
     reasons: tuple[str, ...]
-    """Sentences without a full stop: why it waits, or what it is near to."""
+    """Sentences without a full stop: why it waits, or which limit it is close to."""
 
 
 def judge(kernel: Measured) -> Judgement:
-    """Say what bounds a kernel; "cannot tell" names the metrics that are missing."""
+    """What bounds a kernel; the reason of "cannot tell" names the missing metrics."""
     values = kernel.metrics
     compute, memory = values.get(m.COMPUTE), values.get(m.MEMORY)
     level, top = _level(values)
@@ -72,7 +72,7 @@ def judge(kernel: Measured) -> Judgement:
         reasons = _waits(values, stall)
     elif abs(compute - memory) < BALANCED_WITHIN:
         bound = BALANCED
-        reasons = ["computing and memory are both in use: less of one alone gains little"]
+        reasons = ["computing and memory are both in use, so less of only one gains little"]
     else:
         bound = MEMORY_BOUND if memory > compute else COMPUTE_BOUND
         reasons = [_busiest(bound, level, values)]
@@ -102,13 +102,13 @@ def _level(values: dict[str, float | int]) -> tuple[str | None, float | None]:
 def _busiest(bound: str, level: str | None, values: dict[str, float | int]) -> str:
     if bound == COMPUTE_BOUND:
         if any(values.get(name, 0) > 0 for name in m.TENSOR):
-            return "the arithmetic pipes are the busiest part, the tensor cores among them"
+            return "the arithmetic pipes, including the tensor cores, are the busiest part"
         return "the arithmetic pipes are the busiest part"
     return f"{level or 'memory'} is the busiest part"
 
 
 def _largest_stall(values: dict[str, float | int]) -> tuple[str, float] | None:
-    """The largest reason to wait, as a share of all cycles between two instructions of a warp."""
+    """The largest cause of waiting, as a percentage of the cycles between two instructions."""
     shares: dict[str, float] = {}
     whole = values.get(m.CYCLES_PER_ISSUE)
     for name in m.STALLS:
@@ -136,8 +136,8 @@ def _waits(values: dict[str, float | int], stall: tuple[str, float] | None) -> l
         reasons.append(f"its occupancy is limited to {theoretical:.1f} %{by}")
     if theoretical is not None and achieved is not None and theoretical - achieved > LOST_OCCUPANCY:
         reasons.append(
-            f"of the possible occupancy of {theoretical:.1f} % it reaches {achieved:.1f} %: blocks"
-            " that differ in length, or too few of them"
+            f"it reaches {achieved:.1f} % of the possible occupancy of {theoretical:.1f} %: blocks"
+            " differ in length, or there are too few"
         )
     issued = values.get(m.ISSUED)
     if issued is None and m.ISSUED_PERCENT in values:

@@ -73,7 +73,7 @@ def test_what_cannot_be_compared_is_said_above_the_page(
     program.trace(tmp_path / "host")
     status, out, error = run(pair[1], "--against", tmp_path / "host" / "planted.json")
     assert (status, error) == (0, "")
-    assert out.startswith("Only the second of the two traces has device events")
+    assert out.startswith("Only the second trace has device events")
     assert "planted.json: " in out
 
 

@@ -217,17 +217,17 @@ def test_bad_input_is_one_sentence(breakdown: Path, tmp_path: Path) -> None:
     for arguments, says in (
         ((), "Name the {stage}_breakdown.json"),
         ((tmp_path / "none.json",), "cannot be read"),
-        ((tmp_path / "text.json",), "is no JSON"),
-        ((tmp_path / "deep.json",), "is no JSON"),
+        ((tmp_path / "text.json",), "is not JSON"),
+        ((tmp_path / "deep.json",), "is not JSON"),
         ((tmp_path / "list.json",), "has no top_kernels"),
         ((tmp_path / "odd.json",), "has no top_kernels"),
-        ((no_kernels, "--factory", "m:f"), "no kernels of a device"),
+        ((no_kernels, "--factory", "m:f"), "no device kernels"),
         ((lonely, "--factory", "m:f"), "profile_lonely.py does not exist"),
         ((breakdown,), "--factory MODULE:CALLABLE"),
         ((breakdown, "--factory", "m:f", "--top", "0"), "selects no kernel"),
         (("--csv", tmp_path / "none.csv"), "cannot be read"),
         (("--report", tmp_path / "none.ncu-rep"), "does not exist"),
-        (("--csv", tmp_path / "text.json"), "is no CSV of ncu"),
+        (("--csv", tmp_path / "text.json"), "is not a CSV file of ncu"),
     ):
         status, out, error = run(*arguments)
         assert (status, out) == (2, ""), arguments

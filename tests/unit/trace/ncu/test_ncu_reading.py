@@ -187,9 +187,12 @@ def test_units(value: float, unit: str, expected: tuple[float, str]) -> None:
         ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission", "as root"),
         ("==PROF== Connected\n==WARNING== No kernels were profiled.\n", "lower --launch-skip"),
         ("==ERROR== Failed to find metric foo__bar\n", "Failed to find metric foo__bar"),
-        ("a,b\n1,2\n", "is no CSV of ncu"),
-        ('"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n', "is no CSV of ncu"),
-        ("\x1b[2J\x00\xff" * 9, "is no CSV of ncu"),
+        ("a,b\n1,2\n", "is not a CSV file of ncu"),
+        (
+            '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n',
+            "is not a CSV file of ncu",
+        ),
+        ("\x1b[2J\x00\xff" * 9, "is not a CSV file of ncu"),
     ],
 )
 def test_what_holds_no_kernel_gets_one_sentence(text: str, says: str, tmp_path: Path) -> None:

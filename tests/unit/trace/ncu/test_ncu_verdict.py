@@ -73,11 +73,11 @@ def test_why_a_kernel_waits() -> None:
     # that wait for memory WHEN it is judged
     found = judge(measured(WAITS))
     # THEN each of these is a reason, with its figure
-    lost = "of the possible occupancy of 50.0 % it reaches 22.0 %: "
+    lost = "it reaches 22.0 % of the possible occupancy of 50.0 %: "
     assert found.reasons == (
         "its grid fills the device only 0.12 times: too few blocks",
         "its occupancy is limited to 50.0 %, by shared memory",
-        f"{lost}blocks that differ in length, or too few of them",
+        f"{lost}blocks differ in length, or there are too few",
         "its warps spend 70.0 % of the time waiting for data from L1, L2 or device memory",
     )
     assert found.stall == ("long_scoreboard", 70.0)
@@ -260,4 +260,4 @@ def test_hostile_names_in_the_picture() -> None:
 
 def test_nothing_to_draw_is_said() -> None:
     found = report(parse(long_file([("k", {COMPUTE: 3.0, MEMORY: 4.0})]), "ncu.csv"))
-    assert "No kernel here has counted operations" in drawn(found)
+    assert "No kernel has counted operations" in drawn(found)
