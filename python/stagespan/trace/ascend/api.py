@@ -1,4 +1,4 @@
-"""Calls of CANN's interfaces, from api_statistic.csv, compared with those in the trace."""
+"""Calls of CANN's APIs, from api_statistic.csv, compared with those in the trace."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Calls:
     """The length of the trace, if there is one."""
     unread: int = 0
     compared: int = 0
-    """Functions that both the file and the trace hold."""
+    """The number of functions that are in both the file and the trace."""
     differences: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,20 +78,20 @@ class Calls:
         }
 
     def findings(self) -> list[Finding]:
-        """Operators compiled while the program runs; synchronisation where no trace tells more."""
+        """Operators compiled while the program runs; synchronisation if there is no trace."""
         found = []
         for pattern, code, words, advice in (
             (
                 _COMPILES,
                 "ascend.compiled_while_running",
                 "compiled or looked up operators while the program ran",
-                "torch_npu.npu.set_compile_mode(jit_compile=False) uses those that come compiled",
+                "torch_npu.npu.set_compile_mode(jit_compile=False) uses precompiled operators",
             ),
             (
                 _SYNCHRONISES,
                 "ascend.host_waits",
                 "waited for the device",
-                "The trace (trace_view.json) tells which operator waits",
+                "The trace (trace_view.json) shows which operator waits",
             ),
         ):
             mine = [call for call in self.calls if pattern.search(call.name)]
@@ -155,7 +155,7 @@ class Calls:
 
 
 def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Unavailable:
-    """The calls of the file, or those of the trace where there is no file."""
+    """The calls of the file, or of the trace if there is no file."""
     seen = {} if trace is None else _of_trace(trace)
     window = None if trace is None else window_of(trace)
     length = None if window is None else window[1] - window[0]
@@ -195,7 +195,7 @@ def _of_table(table: CsvTable) -> tuple[list[ApiCall], int]:
 
 
 def _of_trace(trace: Trace) -> dict[str, ApiCall]:
-    """Calls in the process CANN by name, without what stands before its @."""
+    """Calls in the process CANN by name, without the part before the @."""
     events = trace.events
     pids = [pid for pid, name in trace.process_names.items() if name == "CANN"]
     rows = np.flatnonzero(np.isin(events.pid, np.array(pids, dtype=np.int64)))

@@ -41,7 +41,7 @@ _LARGEST = 1e15
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One operation; times in ns, None where the file does not say."""
+    """One operation; times in ns, None if unknown."""
 
     step: str
     name: str
@@ -77,7 +77,7 @@ class Waited:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What all operations sent from one rank to another; ns, and bytes as MB of the file."""
+    """The data that all operations sent from one rank to another; in ns, and in MB of the file."""
 
     step: str
     source: str
@@ -99,9 +99,9 @@ class CollectiveStats:
     operations: list[Collective]
     links: list[Link] = field(default_factory=list)
     compared: int = 0
-    """Operations that the trace holds too."""
+    """The number of operations that are also in the trace."""
     differences: list[str] = field(default_factory=list)
-    """Sentences about those that take another time there."""
+    """Sentences about operations with a different time in the trace."""
 
     @property
     def waited(self) -> Waited | None:
@@ -115,16 +115,16 @@ class CollectiveStats:
         worst = sorted(known, key=lambda each: -(each.wait_ns or 0))[:3]
         return Waited(
             _SHARES.severity(percent),
-            f"Collectives waited for other ranks for {in_words(waited, 'ns')} of"
-            f" {in_words(elapsed, 'ns')} ({percent:.1f} %).",
+            f"Collectives spent {in_words(waited, 'ns')} of {in_words(elapsed, 'ns')}"
+            f" ({percent:.1f} %) waiting for other ranks.",
             tuple(Evidence(each.name, None, each.wait_ns, "ns") for each in worst),
         )
 
     @property
     def moved(self) -> Moved | None:
-        """Of those whose transit the file says; None if it says none, or always 0.
+        """Data movement of the operations with a known transit time; None if there are none.
 
-        Collectives that the cores themselves carry out have no tasks of transit, so 0 says nothing.
+        Collectives that run on the cores have no transit tasks, so that 0 means unknown.
         """
         known = [each for each in self.operations if each.elapse_ns and each.transit_ns]
         if not known:
@@ -179,7 +179,7 @@ class CollectiveStats:
             found.append(
                 Finding(
                     waited.severity,
-                    f"{waited.sentence} Ranks do not arrive together.",
+                    f"{waited.sentence} The ranks arrive at different times.",
                     waited.evidence,
                     "ascend.collectives_waited",
                 )
@@ -237,9 +237,9 @@ class CollectiveStats:
 def collectives(
     documents: dict[str, Any], trace: Trace | None = None
 ) -> CollectiveStats | Unavailable:
-    """Read both files, whichever is there, and compare with the trace's collectives.
+    """Read the files that exist, and compare them with the trace's collectives.
 
-    What is not as expected is left out.
+    Unexpected entries are skipped.
     """
     found: list[Collective] = []
     for step, name, value in _entries(documents.get(COMMUNICATION)):
@@ -262,7 +262,7 @@ def collectives(
 
 
 def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str]]:
-    """How many names are in the trace too, and what differs."""
+    """The number of names that are also in the trace, and the differences."""
     events = trace.events
     rows = np.flatnonzero(device_work(trace).kind == DEVICE_COMMUNICATION)
     seen: dict[str, list[int]] = {}
@@ -326,7 +326,7 @@ def _sent(value: Any) -> dict[str, tuple[float, float | None]]:
 
 
 def _figure(value: Any) -> float | None:
-    """A size or a speed; None for what is none, or larger than all of them."""
+    """A size or a speed; None if it is not one, or too large."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if abs(value) < _LARGEST else None

@@ -73,7 +73,7 @@ class Cores:
                 severity,
                 f"{counted(count, 'operator')} ran on the AI CPU, which is slow:"
                 f" {in_words(time, 'ns')} ({percent:.1f} % of all operators' time): {names}."
-                " Other types of data, or another operator, run on the AI Core.",
+                " With other data types, or other operators, this work runs on the AI Core.",
                 tuple(longest for *_, longest in self.slow[:_NAMED]),
                 "ascend.ai_cpu",
             )

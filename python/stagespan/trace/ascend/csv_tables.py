@@ -34,7 +34,7 @@ _THOUSANDS = re.compile(r"^[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
 def heading(text: str) -> tuple[str, str]:
     """A heading's name in lower case, and its unit: `Duration(us)` is ("duration", "us").
 
-    What stands in brackets and is no unit belongs to the name.
+    Text in brackets that is not a unit belongs to the name.
     """
     found = _UNIT.match(text.strip())
     name, unit = (found[1], found[2].lower()) if found else (text, "")
@@ -42,7 +42,7 @@ def heading(text: str) -> tuple[str, str]:
 
 
 def number(text: str) -> Decimal | None:
-    """A cell's number, thousands separators and blanks around it left out; None if it has none."""
+    """A cell's number, without thousands separators and blanks; None if it is not a number."""
     text = text.strip()
     if "," in text and _THOUSANDS.match(text):
         text = text.replace(",", "")
@@ -58,7 +58,7 @@ def number(text: str) -> Decimal | None:
 def scaled(text: str, unit: str) -> int | None:
     """A cell in a unit of time to ns, or in one of size to bytes: the nearest integer.
 
-    None when the cell holds no number, or one that does not fit 64 bits.
+    None if the cell is not a number, or does not fit 64 bits.
     """
     whole, _, rest = text.partition(".")
     # The common case: microseconds with at most three decimals.
@@ -79,7 +79,7 @@ def scaled(text: str, unit: str) -> int | None:
 
 
 def count(text: str) -> int | None:
-    """A cell that counts something; None when it holds no whole number."""
+    """A cell that counts something; None if it is not a whole number."""
     value = number(text)
     return int(value) if value is not None and value == value.to_integral_value() else None
 
@@ -97,7 +97,7 @@ class CsvTable:
     """By a column's name in lower case: its place and its unit, "" if the heading has none."""
     rows: list[list[str]]
     problem: str | None
-    """A sentence when the file is not whole, else None."""
+    """A sentence if the file is incomplete, otherwise None."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -121,20 +121,20 @@ class CsvTable:
 
 
 def read_table(path: Path) -> CsvTable:
-    """Read a CSV file, plain or gzip; what is wrong with it is said in its `problem`.
+    """Read a CSV file, plain or gzip; `problem` of the table says what is wrong with it.
 
-    Never raises: of a file that cannot be read the table is empty.
+    Never raises: the table of an unreadable file is empty.
     """
     data, problem = bytes_of(path)
     text, name = data.decode("utf-8", "replace"), path.name
-    # A mark at the begin, and rows of blanks, mean nothing.
+    # A byte order mark and blank rows are ignored.
     lines = csv.reader(io.StringIO(text.lstrip("\ufeff").replace("\0", ""), newline=""))
     rows: list[list[str]] = []
     try:
         with long_cells():
             rows.extend(row for row in lines if len(row) > 1 or (row and row[0].strip()))
     except csv.Error as error:
-        problem = problem or f"{name} is no table from line {lines.line_num} on ({error})."
+        problem = problem or f"{name} is not a table from line {lines.line_num} on ({error})."
     if not rows:
         return CsvTable(name, {}, [], problem or f"{name} is empty.")
     headings: dict[str, tuple[int, str]] = {}
@@ -147,16 +147,16 @@ def read_table(path: Path) -> CsvTable:
     if odd and problem is None:
         last = len(rows[-1]) != width and len(rows) > 1
         problem = (
-            f"{name} ends in the middle of a row, which is left out."
+            f"{name} ends in the middle of a row, which is skipped."
             if odd == 1 and last
-            else f"{name}: left out {counted(odd, 'row')}"
-            " with another number of cells than its head."
+            else f"{name}: skipped {counted(odd, 'row')}"
+            " with a different number of cells than the heading."
         )
     return CsvTable(name, headings, whole, problem)
 
 
 def bytes_of(path: Path) -> tuple[bytes, str | None]:
-    """What a file holds, unpacked where it is gzip; and a sentence when that is not all of it."""
+    """The content of a file, unpacked if it is gzip; and a sentence if it is incomplete."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -164,7 +164,7 @@ def bytes_of(path: Path) -> tuple[bytes, str | None]:
     if data[:2] != b"\x1f\x8b":
         return data, None
     data, cut = _gunzipped(data)
-    return data, f"{path.name} is cut off: its compressed data ends early." if cut else None
+    return data, f"{path.name} is truncated: its compressed data ends early." if cut else None
 
 
 def _gunzipped(data: bytes) -> tuple[bytes, bool]:

@@ -1,4 +1,4 @@
-"""Flows of Ascend's traces: what the host did, and the device work that came of it.
+"""Flows of Ascend's traces, from calls on the host to the work that they launched.
 
 At level 0 the profiler leaves CANN's calls out, but keeps the flows that begin in them.
 """
@@ -15,9 +15,9 @@ LAUNCHES, OPERATORS, QUEUE = "hosttodevice", "async_npu", "async_task_queue"
 
 
 def flows_of(trace: Trace, category: str) -> tuple[Numbers, Numbers]:
-    """Of each flow of a category the rows of `trace.flows` where it starts and where it ends.
+    """The rows of `trace.flows` where each flow of a category starts and ends.
 
-    One that starts once and ends several times is several.
+    A flow that starts once and ends several times counts as several flows.
     """
     flows = trace.flows
     mine = np.isin(flows.category, trace.category_codes([category]))
@@ -59,7 +59,7 @@ def started_by(trace: Trace, category: str, rows: Numbers) -> Numbers:
 def launched(trace: Trace, rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """For each operator on the device begin and end of its launch, in ns, and the thread.
 
-    All are `MISSING` where the trace shows no launch; where it shows where it began, but not the
+    All are `MISSING` if the trace shows no launch. If it shows the begin of the launch, but not the
     call, the end is the begin.
     """
     events, flows = trace.events, trace.flows

@@ -27,7 +27,7 @@ TABLES = (
     "memory_record.csv",
     "operator_memory.csv",
 )
-# A column of each without which it says nothing.
+# The column that each table needs.
 _NEEDED = {
     "step_trace_time.csv": ("computing",),
     "kernel_details.csv": ("duration",),
@@ -45,7 +45,7 @@ _INFO = re.compile(r"^profiler_info(?:_(\d+))?\.json$")
 
 @dataclass(frozen=True, slots=True)
 class AscendFolder:
-    """What a folder holds; what is wrong with its files stands in `problems`."""
+    """The contents of a folder; `problems` says what is wrong with its files."""
 
     path: Path
     output: Path
@@ -56,25 +56,25 @@ class AscendFolder:
     documents: dict[str, Any]
     """The decoded files of communication."""
     level: str | None
-    """The profiler's level as it was set, such as `Level1`; None when no file says."""
+    """The profiler's level, such as `Level1`; None if unknown."""
     rank: int | None
     problems: list[str] = field(default_factory=list)
-    """Sentences about files that could not be read whole."""
+    """Sentences about files that could not be read completely."""
     world_size: int | None = None
-    """Ranks of the job; None when no file says."""
+    """The number of ranks of the job; None if unknown."""
     pipeline_stage: int | None = None
-    """The rank's place in its group of pipeline parallelism; None when no file says."""
+    """The rank's place in its pipeline parallel group; None if unknown."""
 
     @property
     def missing(self) -> list[str]:
-        """The usual files that are not there."""
+        """The usual files that are missing."""
         known = {**self.tables, **self.documents}
         names = [name for name in (*TABLES, *DOCUMENTS) if name not in known]
         return names if self.trace is not None else [TRACE, *names]
 
 
 def is_ascend_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is the result folder of one process: `..._ascend_pt`, or what lies in it."""
+    """Whether a path is the result folder of one process: `..._ascend_pt`, or its subfolder."""
     folder = Path(path)
     try:
         if not folder.is_dir():
@@ -87,7 +87,7 @@ def is_ascend_folder(path: str | os.PathLike[str]) -> bool:
 
 
 def find_ascend_folder(path: str | os.PathLike[str]) -> Path | None:
-    """The result folder that a path names: itself, or the only one in it; else None.
+    """The result folder at a path: the path itself, or the only one in it; otherwise None.
 
     The handler of torch_npu.profiler writes each process' folder into the one that it is given.
     """
@@ -102,9 +102,9 @@ def find_ascend_folder(path: str | os.PathLike[str]) -> Path | None:
 
 
 def read_ascend_folder(path: str | os.PathLike[str], names: Iterable[str] = TABLES) -> AscendFolder:
-    """Read what is there: the trace, the documents, and of the tables those of `names`.
+    """Read the files that exist: the trace, the documents, and the tables in `names`.
 
-    Raises TraceError, with a sentence that says what to do, when no file of it can be read.
+    Raises TraceError if no file can be read.
     """
     folder = Path(path)
     output = folder / OUTPUT if (folder / OUTPUT).is_dir() else folder
@@ -121,7 +121,7 @@ def read_ascend_folder(path: str | os.PathLike[str], names: Iterable[str] = TABL
                 problems.append(table.problem)
             elif lacking:
                 problems.append(
-                    f"{file.name} is not as the profiler writes it: it has no column"
+                    f"{file.name} does not have the profiler's format: it has no column"
                     f" {lacking[0]!r}."
                 )
     for name in DOCUMENTS:
@@ -142,7 +142,7 @@ def read_ascend_folder(path: str | os.PathLike[str], names: Iterable[str] = TABL
 def read_ascend_trace(path: str | os.PathLike[str]) -> Trace:
     """The trace of a folder, without its other files.
 
-    Raises TraceError, with a sentence that says what to do, when there is none that can be read.
+    Raises TraceError if it does not exist or cannot be read.
     """
     folder = Path(path)
     output = folder / OUTPUT if (folder / OUTPUT).is_dir() else folder
@@ -150,7 +150,9 @@ def read_ascend_trace(path: str | os.PathLike[str]) -> Trace:
     trace = _trace(output, problems)
     if trace is None:
         raise TraceError(
-            problems[0] if problems else f"{output} holds no {TRACE}: parse the folder with it."
+            problems[0]
+            if problems
+            else f"{output} contains no {TRACE}: parse the folder so that it is written."
         )
     return trace
 
@@ -187,10 +189,10 @@ def _document(file: Path, problems: list[str]) -> Any:
     try:
         document = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        problems.append(f"{file.name} is cut off or not JSON, and is left out.")
+        problems.append(f"{file.name} is truncated or not JSON, and is skipped.")
         return None
     if not isinstance(document, dict):
-        problems.append(f"{file.name} is not as the profiler writes it, and is left out.")
+        problems.append(f"{file.name} does not have the profiler's format, and is skipped.")
         return None
     return document
 
@@ -239,12 +241,12 @@ def _nothing(folder: Path, output: Path, problems: list[str]) -> str:
         return f"No file of {folder} can be read: {' '.join(problems)}"
     if any(output.glob("*.db")):
         return (
-            f"{folder} holds databases alone: parse it with export_type Text, which writes"
+            f"{folder} contains only databases: parse it with export_type Text, which writes"
             f" {TRACE} and tables."
         )
     if any(folder.glob("PROF_*")) or (folder / "FRAMEWORK").is_dir():
         return (
-            f"{folder} holds raw data alone: parse it with"
+            f"{folder} contains only raw data: parse it with"
             " torch_npu.profiler.profiler.analyse(path) first."
         )
-    return f"{folder} holds none of the files that torch_npu.profiler writes: check the path."
+    return f"{folder} contains no files of torch_npu.profiler: check the path."

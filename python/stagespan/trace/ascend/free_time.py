@@ -1,4 +1,4 @@
-"""Why an Ascend device was free: what the host did before it launched the next operator.
+"""Why an Ascend device was idle ("Free"): what the host did before it launched the next operator.
 
 An operator passes these phases: the framework enqueues it (Enqueue), it waits in the task queue,
 the queue's thread prepares and launches it (Dequeue, CANN), and it waits on the device. Each free
@@ -41,9 +41,9 @@ PARTS = {
 _HOST = (FRAMEWORK, IN_QUEUE, LAUNCHING)
 _ADVICE = {
     FRAMEWORK: "Fewer and larger operators, graph mode, or less Python between them would help",
-    IN_QUEUE: "The thread that empties the queue is the bottleneck: see what its calls take",
-    LAUNCHING: "Compiling operators while running (jit_compile) and tiling of changing shapes take"
-    " such time: binaries, fixed shapes or graph mode would help",
+    IN_QUEUE: "The thread that empties the queue is the bottleneck: check its longest calls",
+    LAUNCHING: "Possible causes are compiling operators while running (jit_compile) and tiling of"
+    " changing shapes: precompiled operators, fixed shapes or graph mode would help",
 }
 _SHARES = Thresholds(25.0, 10.0, 5.0)
 SHORT_NS = 10_000
@@ -105,7 +105,7 @@ class Free:
         }
 
     def findings(self) -> list[Finding]:
-        """Host-bound, operators that were launched in time and yet began late, or unknown."""
+        """Idle time because of the host, after a launch in time, or for an unknown reason."""
         found = []
         percent = share(self.host_ns, self.span_ns)
         severity = _SHARES.severity(percent)
@@ -137,7 +137,7 @@ class Free:
             (
                 UNKNOWN,
                 "ascend.free_unexplained",
-                f"and {PARTS[UNKNOWN]}, so that nothing is known about why",
+                f"for an unknown reason: {PARTS[UNKNOWN]}",
             ),
         ):
             time = self.parts.get(part, 0)
@@ -145,7 +145,7 @@ class Free:
             severity = _SHARES.severity(percent)
             if severity is not None:
                 sentence = (
-                    f"For {in_words(time, 'ns')} ({percent:.1f} % of its time) the device was free"
+                    f"For {in_words(time, 'ns')} ({percent:.1f} % of its time) the device was idle"
                     f" {words}."
                 )
                 found.append(Finding(severity, sentence, self._largest((part,)), code))
@@ -190,7 +190,7 @@ class Free:
 
 
 def analyze(trace: Trace) -> Free | Unavailable:
-    """Split the device's free time; Unavailable without operators on an Ascend device."""
+    """Split the device's idle time; Unavailable without operators on an Ascend device."""
     events, work = trace.events, device_work(trace)
     rows = work.rows
     operators = rows[work.kind[rows] != COPY]

@@ -41,54 +41,54 @@ _REPLAY = re.compile(r"^acl_graph_replay$")
 _COMPILES = re.compile(
     r"\(dynamo_timed\)$|^TorchNpuGraphBase::(?:Load|Compile|AutoTune)$|^(?:Load|Compile|Add)Graph$"
 )
-# What TorchAir's Python calls for inputs that are no tensors, or are not contiguous.
+# Calls of TorchAir's Python for inputs that are not tensors, or not contiguous.
 SCALARS = re.compile(r"^aten::(?:scalar_tensor|tensor|lift_fresh|full|empty|to|_to_copy|detach_?)$")
 CONTIGUOUS = re.compile(r"^aten::(?:contiguous|clone)$")
 _ATEN = re.compile(r"^aten::")
-# From a look-up to the region that it found nothing else happens.
+# No other event is between a look-up and the region that it found.
 _ADJACENT_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledCall:
-    """One call; times in ns, None where the trace does not show the part."""
+    """One call; times in ns, None for parts that are not in the trace."""
 
     row: int
     """Of the compiler's event."""
     begin_ns: int
-    """Where the framework's part begins; where TorchAir's does if that is unknown."""
+    """The begin of the framework's part, or of TorchAir's part if that is unknown."""
     end_ns: int
     """The end of the compiler's event."""
     region: str | None
     """The compiled region's name, such as `Torch-Compiled Region: 0/0`."""
     framework_ns: int | None
     lookup_ns: int
-    """Of the framework's: dynamo's look-up in its cache, in which it checks guards."""
+    """Part of the framework's: dynamo's cache look-up, in which it checks guards."""
     guards_ns: int
-    """Of the framework's: guards that have an event of their own."""
+    """Part of the framework's: guards that have their own events."""
     torchair_ns: int | None
     python_ns: int | None
-    """Of TorchAir's: until `TorchNpuGraphBase::Run`."""
+    """Part of TorchAir's: until `TorchNpuGraphBase::Run`."""
     cpp_ns: int | None
-    """Of TorchAir's: from there to where the graph is run."""
+    """Part of TorchAir's: from there until the graph is run."""
     ge_ns: int | None
-    """From where the graph is run to the compiler event's end."""
+    """From the run of the graph to the end of the compiler's event."""
     execute_ns: int | None
-    """Of that: the call that runs the graph."""
+    """Part of that: the call that runs the graph."""
     execute: str | None
     """Its name."""
     first_operator_ns: int | None
-    """From where the graph is run to the begin of its first operator on the device."""
+    """From the run of the graph to the begin of its first operator on the device."""
     first_operator: int
     """Row of that operator, or -1."""
     by_launch: bool
-    """Whether its launch shows that it is the graph's; else it is the next one in time."""
+    """Whether its launch shows that it belongs to the graph; if not, it is the next one in time."""
     replay_ns: int | None
-    """Where a captured graph is replayed instead: that call."""
+    """The call that replays a captured graph, if one is replayed instead."""
     compiles: bool
-    """Whether something was compiled or loaded on the way: then the call is not like others."""
+    """Whether something was compiled or loaded in the call, so that it is not representative."""
     scalars: tuple[int, int]
-    """Inputs that Python made tensors of: how many operators, and their time."""
+    """Inputs that Python converted to tensors: the number of operators, and their time."""
     contiguous: tuple[int, int]
     """Inputs that it made contiguous."""
     named: dict[str, int] = field(default_factory=dict)
@@ -96,14 +96,14 @@ class CompiledCall:
 
     @property
     def head_ns(self) -> int:
-        """All before the first operator; until the compiler event's end if that is unknown."""
+        """The time before the first operator, or if unknown until the compiler event's end."""
         executed = (self.end_ns - self.begin_ns) - (self.ge_ns or 0)
         after = self.first_operator_ns if self.first_operator_ns is not None else self.ge_ns
         return executed + (after or 0)
 
     @property
     def unknown_ns(self) -> int:
-        """Of the head what is in none of its parts, as the trace does not show where they meet."""
+        """The time of the head that is in no part, as the trace does not show the parts' limits."""
         until_run = self.python_ns if self.torchair_ns is None else self.torchair_ns
         since_run = self.replay_ns if self.ge_ns is None else self.ge_ns
         if self.first_operator_ns is not None:
@@ -112,7 +112,7 @@ class CompiledCall:
 
 
 def calls_torchair(trace: Trace) -> bool:
-    """Whether a trace holds calls of graphs that TorchAir compiled."""
+    """Whether a trace contains calls of graphs that TorchAir compiled."""
     return any(COMPILER.search(name) for name in trace.names)
 
 
@@ -158,7 +158,7 @@ class _Marks:
         self._begins: list[int] = self._begin.tolist()
 
     def around(self, begin: int, end: int, own: int = -1) -> int:
-        """The innermost that holds a stretch, other than `own`, or -1."""
+        """The innermost event around an interval, other than `own`, or -1."""
         at = bisect_right(self._begins, begin) - 1
         # None before reaches so far when the furthest reach does not.
         while at >= 0 and self._reach[at] >= end:
@@ -261,7 +261,7 @@ class _Thread:
                 return last, self._lookups.within(last, begin)
             at = self._lookups.before(start)
             if at >= 0:
-                # Nothing lies between: the look-up found this region.
+                # Nothing is between them, so the look-up found this region.
                 following = bisect_left(self._begins, int(self._end[at]))
                 following += following == at
                 if following == region and start - int(self._end[at]) <= _ADJACENT_NS:
@@ -271,7 +271,7 @@ class _Thread:
         if function >= 0:
             start = int(self._begin[function])
             return start, self._lookups.within(start, begin)
-        # Before torch 2.3 there are no regions: the look-up is where the call begins.
+        # Before torch 2.3 there are no regions, and the call begins with the look-up.
         at = self._lookups.before(begin)
         if at < 0 or begin - int(self._end[at]) > _ADJACENT_NS:
             return None, 0
@@ -293,7 +293,7 @@ class _Thread:
     def _outermost(
         self, begin: int, end: int, pattern: re.Pattern[str] | None = None
     ) -> dict[str, tuple[int, int]]:
-        """Events within a stretch that lie in no other such one: by name their count and time."""
+        """Outermost events within an interval: count and time by name."""
         low, high = bisect_left(self._begins, begin), bisect_left(self._begins, end)
         places = np.arange(low, high)
         places = places[self._end[places] <= end]
@@ -372,17 +372,17 @@ _WHOSE = {
     TORCHAIR: "TorchAir",
     GE: "GE",
     REPLAY: "the replay of captured graphs",
-    UNKNOWN: "what the trace does not tell apart",
+    UNKNOWN: "time that the trace does not separate",
 }
 _ADVICE = {
-    FRAMEWORK: "Look at what the serving framework does before the call, and at dynamo's guards:"
+    FRAMEWORK: "Check what the serving framework does before the call, and dynamo's guards:"
     " fewer inputs and attributes that it must check",
     PYTHON: "Pass tensors instead of numbers and lists, contiguous ones, and fewer inputs",
-    CPP: "Look at the number of inputs and outputs",
-    TORCHAIR: "Look at the number of inputs, and at what they must be converted to",
-    GE: "Look at whether the graph's shapes change, and at how it is scheduled",
-    REPLAY: "Look at what is copied and updated before a captured graph is launched",
-    UNKNOWN: "The events that would tell whose it is are not in the trace",
+    CPP: "Check the number of inputs and outputs",
+    TORCHAIR: "Check the number of inputs, and their conversions",
+    GE: "Check whether the graph's shapes change, and how it is scheduled",
+    REPLAY: "Check what is copied and updated before a captured graph is launched",
+    UNKNOWN: "The events that would separate them are not in the trace",
 }
 _SHARES = Thresholds(25.0, 10.0, 5.0)
 _MOST_IN_JSON = 200
@@ -424,7 +424,7 @@ class HeadOverhead:
     operators: dict[int, str]
     """Names of the first operators, by row."""
     idle_ns: int | None
-    """How much of the heads the device did nothing; None without a device."""
+    """The idle time of the device within the heads; None without a device."""
     threads: int
 
     @property
@@ -487,8 +487,8 @@ class HeadOverhead:
                 f", and for {in_words(lost, 'ns')} of that ({percent:.1f} % of the trace) the"
                 " device was idle"
             )
-        told = [f"{_WHOSE[part]} {in_words(time, 'ns')}" for part, time in parts.items()]
-        sentence += f": {', '.join(told)}. Most of it is {_WHOSE[most]}"
+        listed = [f"{_WHOSE[part]} {in_words(time, 'ns')}" for part, time in parts.items()]
+        sentence += f": {', '.join(listed)}. Most of it is {_WHOSE[most]}"
         sentence += f"{self._why(most)}. {_ADVICE[most]}."
         longest = sorted(calls, key=lambda call: -call.head_ns)[:3]
         evidence = tuple(self._evidence(call) for call in longest)
@@ -545,22 +545,22 @@ class HeadOverhead:
         calls, complete = len(self.calls), len(self.counted)
         note = f"{counted(calls, 'call')}."
         if complete < calls:
-            note += f" {calls - complete:,} that compiled or loaded a graph are left out."
+            note += f" {calls - complete:,} that compiled or loaded a graph are skipped."
         lacking = {
-            "framework": "what entered the compiled call is not in the trace",
+            "framework": "the caller of the compiled graph is not in the trace",
             "python": "TorchNpuGraphBase::Run is not in the trace, so TorchAir's Python and C++ are"
-            " not told apart",
+            " not separate",
             "ge": "no ExecuteGraph or RunGraph is in the trace, so GE's part is unknown",
-            "first_operator": "no operator on the device could be told to be the graph's first",
+            "first_operator": "no operator on the device could be identified as the graph's first",
         }
         for name, words in lacking.items():
             missing = complete - len(self._known(name))
             replays = name == "ge" and self.total("replay") is not None
             if missing and not replays:
-                note += f" Of {missing:,} {words}."
+                note += f" For {missing:,} of them, {words}."
         by_time = sum(c.first_operator >= 0 and not c.by_launch for c in self.counted)
         if by_time:
-            note += f" Of {by_time:,} the first operator is the next one in time."
+            note += f" For {by_time:,} of them, the first operator is the next one in time."
         return note
 
     def _parts(self) -> dict[str, int]:
@@ -588,7 +588,7 @@ class HeadOverhead:
         scalars, contiguous = self._conversions()
         told = []
         if part in (PYTHON, TORCHAIR) and scalars[0]:
-            told.append(f"{in_words(scalars[1], 'ns')} for inputs that are no tensors")
+            told.append(f"{in_words(scalars[1], 'ns')} for inputs that are not tensors")
         if part in (PYTHON, TORCHAIR) and contiguous[0]:
             told.append(f"{in_words(contiguous[1], 'ns')} to make inputs contiguous")
         return f", of it {' and '.join(told)}" if told else ""
@@ -648,7 +648,7 @@ def analyze(trace: Trace) -> HeadOverhead | Unavailable:
 
 
 def _idle(trace: Trace, found: HeadOverhead) -> int | None:
-    """How long the device did nothing within the heads, those of several threads once."""
+    """The idle time of the device within the heads; overlapping heads of threads count once."""
     events, device = trace.events, device_work(trace).rows
     if len(device) == 0:
         return None

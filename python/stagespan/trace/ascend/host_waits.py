@@ -30,7 +30,7 @@ from stagespan.trace.result import (
 )
 
 LONG_NS = 1_000_000
-"""An operator that is known to wait and takes so long waited, also where no call of it is seen."""
+"""An operator that can wait counts as waiting from this duration on, even without a call."""
 _SHARES = Thresholds(25.0, 10.0, 5.0)
 _LARGEST = 20
 
@@ -41,7 +41,7 @@ class HostWait:
 
     operator: str | None
     call: str | None
-    """None where the trace does not show the call: then the operator's own duration counts."""
+    """None if the trace does not show the call; then the operator's own duration counts."""
     line: str | None
     """The line of Python of the longest."""
     waits: int
@@ -109,8 +109,8 @@ class HostWaits:
         worst = self.groups[0]
         sentence = (
             f"For {in_words(self.total_ns, 'ns')} ({percent:.1f} % of the trace) the host waited"
-            f" for the device, {counted(self.waits, 'time')};"
-            f" most of it in {shortened(worst.words, 90)}"
+            f" for the device, {counted(self.waits, 'time')},"
+            f" mostly in {shortened(worst.words, 90)}"
         )
         if worst.line:
             sentence += f" at {shortened(worst.line, 90)}"
@@ -119,13 +119,13 @@ class HostWaits:
         if busy >= 50.0:
             severity = "low"  # to wait less would not end the work earlier
             sentence += (
-                f"The device was busy for {busy:.0f} % of that, so what it did is what took the"
-                " time; what comes next is launched late."
+                f"The device was busy for {busy:.0f} % of that, so its work took the time, and the"
+                " next work was launched late."
             )
         else:
             sentence += (
-                f"The device was busy for only {busy:.0f} % of that: values that stay on the"
-                " device, or are read once a step, spare the wait."
+                f"The device was busy for only {busy:.0f} % of that: keep values on the device, or"
+                " read them once per step, to avoid the wait."
             )
         evidence = tuple(group.longest for group in self.groups[:3])
         return [Finding(severity, sentence, evidence, "ascend.host_waits")]

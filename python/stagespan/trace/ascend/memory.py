@@ -12,13 +12,13 @@ from stagespan.trace.result import Evidence, Finding, Table, Unavailable, in_wor
 RECORD, OPERATOR = "memory_record.csv", "operator_memory.csv"
 _TOP = 30
 _MUCH = 2**30
-# Of what is reserved so much unused at the peak is fragmentation that is worth a word.
+# Percent of the reserved memory: from here on, unused memory at the peak is reported.
 _UNUSED_PERCENT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """One component's memory on one device; bytes, None where the file does not say."""
+    """One component's memory on one device; bytes, None if unknown."""
 
     component: str
     device: str
@@ -180,7 +180,7 @@ def _peaks(table: CsvTable) -> tuple[list[Peak], int]:
 def _operators(table: CsvTable) -> tuple[list[Allocations], int]:
     unit = table.unit("size", "kb")
     sizes: dict[str, list[int]] = defaultdict(list)
-    # Without the column nothing tells.
+    # Without the column, this is unknown.
     kept: dict[str, int] | None = defaultdict(int) if table.has("release time") else None
     unread = 0
     cells = zip(table.texts("name"), table.texts("size"), table.texts("release time"), strict=True)

@@ -72,10 +72,10 @@ class Operators:
     kernels_ns: dict[tuple[str, str], int] = field(default_factory=dict)
     """By type and core the sum of the rows of kernel_details.csv, where both files are there."""
     unread: int = 0
-    """Rows whose duration is no number."""
+    """The number of rows whose duration is not a number."""
     compared: bool = False
     differences: list[str] = field(default_factory=list)
-    """Sentences about types of which the other file says something else."""
+    """Sentences about types with different figures in the other file."""
 
     @property
     def total_ns(self) -> int:
@@ -111,7 +111,8 @@ class Operators:
                     severity,
                     f"{counted(calls, 'operator')} ran on the AI CPU, which is slow:"
                     f" {in_words(time, 'ns')} ({percent:.1f} % of all operators' time), of types"
-                    f" {names}. Other types of data, or another operator, run on the AI Core.",
+                    f" {names}. With other data types, or other operators, this work runs on the AI"
+                    " Core.",
                     tuple(
                         Evidence(
                             f"{t.type} on {t.core}, {counted(t.count, 'time')}",
@@ -129,14 +130,14 @@ class Operators:
         percent = share(time, self.total_ns)
         limit = _SHARES.severity(percent)
         if limit is not None:
-            told = ", ".join(
+            listed = ", ".join(
                 f"{t.type} {counted(t.count, 'time')} ({_CONVERSIONS[t.type]})" for t in changes
             )
             found.append(
                 Finding(
                     limit,
                     f"Conversions take {in_words(time, 'ns')} ({percent:.1f} % of all operators'"
-                    f" time): {told}. Data kept in one format and type between operators spares"
+                    f" time): {listed}. Keep data in one format and type between operators to avoid"
                     " them.",
                     tuple(
                         Evidence(
@@ -191,7 +192,7 @@ class Operators:
             agree = f"{len(self.differences):,} types differ" if self.differences else "equal"
             note += f" Against the sums of {KERNELS}: {agree}."
         if self.unread:
-            note += f" {self.unread:,} rows without a duration are left out."
+            note += f" {self.unread:,} rows without a duration are skipped."
         return [Table("Operators by type", columns, rows, note)]
 
 
@@ -303,9 +304,9 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class HostOperator:
-    """All calls of one operator; ns, None where the file does not say.
+    """All calls of one operator; ns, None if unknown.
 
-    What it calls itself is in total, not in self.
+    The operators that it calls are in total, not in self.
     """
 
     name: str
@@ -341,7 +342,7 @@ class OperatorDetails:
         }
 
     def findings(self) -> list[Finding]:
-        """None: why the device was free is told from the trace."""
+        """None: the trace shows why the device was idle."""
         return []
 
     def tables(self) -> list[Table]:

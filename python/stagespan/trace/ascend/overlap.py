@@ -97,7 +97,7 @@ def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, Overlap]:
 
 
 def minus(whole: Interval, part: Interval) -> Interval:
-    """What of disjoint ascending intervals no other disjoint ones cover, in the same form."""
+    """The parts of disjoint ascending intervals that other such intervals do not cover."""
     time = np.concatenate((*whole, *part))
     count, other = len(whole[0]), len(part[0])
     step = np.repeat([1, -1, -2, 2], [count, count, other, other])

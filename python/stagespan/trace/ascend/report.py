@@ -17,7 +17,7 @@ from stagespan.trace.result import Finding, Result, Table, Unavailable
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Which of the folder's files are there."""
+    """Which of the folder's files exist."""
 
     folder: AscendFolder
 
@@ -35,7 +35,7 @@ class Files:
         }
 
     def findings(self) -> list[Finding]:
-        """None: what could not be read stands at the head of every page."""
+        """None: unreadable files are listed at the top of every page."""
         return []
 
     def tables(self) -> list[Table]:

@@ -160,11 +160,11 @@ class StepTime:
     step: str
     computing_ns: int | None
     exposed_ns: int | None
-    """Communication during which nothing computed."""
+    """Communication without computing."""
     overlapped_ns: int | None
     communication_ns: int | None
     free_ns: int | None
-    """Neither computing nor communicating; copies are in it."""
+    """Neither computing nor communicating; includes copies."""
     stage_ns: int | None
     """From the step's first work on the device to the end of its last, less `bubble_ns`."""
     bubble_ns: int | None
@@ -195,7 +195,7 @@ class StepTime:
 
 
 def step_times(lanes: dict[str, Overlap], ranges: list[StepRange]) -> list[StepTime]:
-    """Sum up each device's lanes by step; steps in which a device did nothing are left out."""
+    """Sum up each device's tracks by step, without steps in which a device had no work."""
     found = []
     for device, of_device in sorted(lanes.items()):
         kinds = {kind: of_device[kind] for kind in range(RECEIVING + 1)}
@@ -233,7 +233,7 @@ def _summed(device: str, step: StepRange, lanes: Overlap) -> StepTime:
 
 
 def step_times_of_file(table: CsvTable) -> list[StepTime]:
-    """The rows of step_trace_time.csv; a cell that is no number is unknown."""
+    """The rows of step_trace_time.csv; a cell that is not a number is unknown."""
     cells = {
         name: [scaled(text, table.unit(column, "us")) for text in table.texts(column)]
         for name, column in COLUMNS.items()
@@ -256,10 +256,10 @@ _RECEIVE = re.compile(r"^hcom_receive")
 
 
 def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
-    """Each step's times by device; empty where the table has no times of day.
+    """Each step's times by device; empty if the table has no times of day.
 
-    A step is the rows with its `Step Id`, or all rows where there is no such column. Collectives
-    are rows of core HCCL or COMMUNICATION, which only some releases write.
+    A step is the rows with its `Step Id`, or all rows if there is no such column. Collectives are
+    rows of core HCCL or COMMUNICATION, which only some releases write.
     """
     rows = _rows(table)
     found = []
@@ -334,10 +334,10 @@ def _lanes(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Overlap:
 
 
 EXPOSED_COMMUNICATION = "ascend.exposed_communication"
-"""The code of the finding that tells of all waits within collectives."""
+"""The code of the finding on all waits within collectives."""
 LANES, OPERATORS, FILE, KERNELS = "lanes", "operators", "file", "kernels"
 _SOURCES = {
-    LANES: "the lanes of the trace's Overlap Analysis",
+    LANES: "the tracks of the trace's Overlap Analysis",
     OPERATORS: "the operators in the trace",
     FILE: "step_trace_time.csv",
     KERNELS: "the rows of kernel_details.csv",
@@ -348,8 +348,8 @@ _WORST = 3
 _SHARE = 1e-6
 _SHOWN = 4
 _COARSE = ("stage_ns", "preparing_ns")
-# What kernel_details.csv cannot tell: not every release has collectives in it, and a step's free
-# time reaches to the next one's first operator.
+# Figures that kernel_details.csv does not have: not every release writes collectives to it, and a
+# step's free time extends to the next step's first operator.
 _OF_TRACE = tuple(name for name in COLUMNS if name != "computing_ns")
 
 
@@ -390,7 +390,7 @@ class AscendSteps:
 
     @property
     def exposed_ns(self) -> int:
-        """Communication during which nothing computed, in the steps whose stage is known."""
+        """Communication without computing, in the steps whose stage is known."""
         return sum(step.exposed_ns or 0 for step in self._staged)
 
     @property
@@ -431,13 +431,13 @@ class AscendSteps:
             (
                 [d for d in self.differences if d.other == FILE],
                 "medium",
-                "step_trace_time.csv has it",
+                "not as in step_trace_time.csv",
                 "ascend.steps_differ_from_file",
             ),
             (
                 [d for d in self.differences if d.other != FILE],
                 "low",
-                "the operators have it",
+                "not as in the operators",
                 "ascend.steps_differ_from_operators",
             ),
         ):
@@ -445,7 +445,7 @@ class AscendSteps:
                 found.append(
                     Finding(
                         severity,  # type: ignore[arg-type]
-                        f"{counted(len(differences), 'figure')} of steps not as {what}:"
+                        f"{counted(len(differences), 'figure')} of steps {what}:"
                         f" {differences[0].sentence}.",
                         tuple(
                             Evidence(d.sentence, None, abs(d.time_ns - d.other_ns), "ns")
@@ -457,7 +457,7 @@ class AscendSteps:
         return found
 
     def _free(self) -> list[Finding]:
-        """Much free time, where no trace tells why."""
+        """Much idle time, if there is no trace that shows why."""
         known = [s for s in self.steps if s.free_ns is not None and _span(s)]
         free, span = sum(s.free_ns or 0 for s in known), sum(_span(s) for s in known)
         percent = share(free, span)
@@ -466,14 +466,14 @@ class AscendSteps:
             return []
         worst = sorted(known, key=lambda s: -(s.free_ns or 0))[:3]
         sentence = (
-            f"For {in_words(free, 'ns')} ({percent:.1f} % of its time) the device was free: it"
-            " neither computed nor communicated. The trace (trace_view.json) tells why."
+            f"For {in_words(free, 'ns')} ({percent:.1f} % of its time) the device was idle: it"
+            " neither computed nor communicated. The trace (trace_view.json) shows why."
         )
         evidence = tuple(Evidence(f"Free of {s.name}", None, s.free_ns, "ns") for s in worst)
         return [Finding(severity, sentence, evidence, "ascend.free")]
 
     def _exposed(self) -> list[Finding]:
-        """Communication during which nothing computed, with all that is known about it."""
+        """Communication without computing, with its known causes."""
         percent = share(self.exposed_ns, self.stage_ns)
         severity = _EXPOSED.severity(percent)
         if severity is None:
@@ -482,7 +482,7 @@ class AscendSteps:
         stages = "the stage's" if len(self._staged) == 1 else "the stages'"
         sentence = (
             f"For {in_words(self.exposed_ns, 'ns')} of {stages} {in_words(self.stage_ns, 'ns')}"
-            f" ({percent:.1f} %) the device communicated and computed nothing"
+            f" ({percent:.1f} %) the device communicated without computing"
         )
         evidence = [
             Evidence(f"exposed communication of {s.name}", None, s.exposed_ns, "ns") for s in worst
@@ -537,8 +537,8 @@ class AscendSteps:
                 "bubble": step.bubble_ns,
                 "preparing": step.preparing_ns,
             }
-            told = [f"{what} {in_words(time, 'ns')}" for what, time in times.items() if time]
-            lines.append(f"{step.name}: {', '.join(told)}")
+            listed = [f"{what} {in_words(time, 'ns')}" for what, time in times.items() if time]
+            lines.append(f"{step.name}: {', '.join(listed)}")
         if len(self.steps) > _SHOWN:
             lines.append(f"and {len(self.steps) - _SHOWN:,} more: see --markdown")
         return lines
@@ -579,7 +579,7 @@ def analyze(
     found = {source: steps for source, steps in found.items() if steps}
     if not found:
         return Unavailable(
-            "Neither the trace nor step_trace_time.csv tells about an Ascend device's time:"
+            "Neither the trace nor step_trace_time.csv contains the time of an Ascend device:"
             " record it with the NPU's activity."
         )
     source = next(iter(found))

@@ -46,9 +46,9 @@ class Wait:
     operator: str | None
     """What waited: the next operator on the stream, or the collective that the wait is part of."""
     beside: str | None
-    """What ran beside it for longest, on another stream."""
+    """The event that overlapped it for longest, on another stream."""
     exposed_ns: int
-    """How much of it nothing computed."""
+    """The part of it without computing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class StreamWaits:
     total_ns: dict[str, int]
     """Sum of the waits' durations; waits of several streams at once are each counted."""
     exposed_ns: dict[str, int]
-    """When a stream waited and nothing computed."""
+    """The time in which a stream waited without computing on the device."""
     communicating_ns: dict[str, int]
     """The part of that in which a collective ran: it is exposed communication."""
     largest: list[Wait]
@@ -108,7 +108,7 @@ class StreamWaits:
             longest = max(mine, key=lambda wait: wait.exposed_ns)
             sentence = (
                 f"For {in_words(self.exposed_ns[kind], 'ns')} ({percent:.1f} % of its time) the"
-                f" device waited for {_WHAT[kind]} and computed nothing:"
+                f" device waited for {_WHAT[kind]} without computing:"
                 f" {counted(self.count[kind], 'wait')}, the longest of"
                 f" {in_words(longest.event.figure, 'ns')} on {longest.stream}"
             )
@@ -119,14 +119,16 @@ class StreamWaits:
                 sentence += f", while {shortened(longest.beside)} ran"
             sentence += "."
             if kind == NOTIFY:
-                sentence += " The other ranks came later, or the link was slow: compare the ranks."
+                sentence += (
+                    " The other ranks arrived later, or the link was slow: compare the ranks."
+                )
             mine.sort(key=lambda wait: -wait.exposed_ns)
             evidence = tuple(wait.event for wait in mine[:3])
             found.append(Finding(severity, sentence, evidence, f"ascend.{kind}_wait"))
         return found
 
     def is_communication(self, kind: str) -> bool:
-        """Whether waits of this kind are mostly those of collectives that nothing hides."""
+        """Whether waits of this kind are mostly exposed waits of collectives."""
         exposed, inside = self.exposed_ns[kind], self.communicating_ns[kind]
         much = share(inside, self.span_ns) >= _SHARES.low
         return much and 2 * inside >= exposed
@@ -141,7 +143,7 @@ class StreamWaits:
             longest = max(mine, key=lambda wait: wait.exposed_ns)
             time = in_words(self.communicating_ns[kind], "ns")
             clause = f"{time} of it while a stream waited for {_WHAT[kind]}"
-            name = f"{longest.event.event}, nothing computed"
+            name = f"{longest.event.event}, without computing"
             evidence = Evidence(name, None, self.exposed_ns[kind], "ns")
             found.append((kind, clause, (evidence, longest.event)))
         return found
@@ -167,7 +169,7 @@ class StreamWaits:
         return [
             Table(
                 "What streams waited for",
-                (("", ""), ("waits", ""), ("time", "ns"), ("nothing computed", "ns")),
+                (("", ""), ("waits", ""), ("time", "ns"), ("without computing", "ns")),
                 kinds,
             ),
             Table(
@@ -176,10 +178,10 @@ class StreamWaits:
                     ("wait", ""),
                     ("at", "ns"),
                     ("time", "ns"),
-                    ("nothing computed", "ns"),
+                    ("without computing", "ns"),
                     ("stream", ""),
                     ("operator", ""),
-                    ("beside it", ""),
+                    ("overlapped by", ""),
                 ),
                 rows,
             ),
@@ -236,7 +238,7 @@ def _long(trace: Trace, rows: Numbers) -> list[int]:
 
 
 class _Look:
-    """Looks up what waited, and what ran beside it; each look goes through the device's rows."""
+    """Finds what waited, and what overlapped it; each search goes through the device's rows."""
 
     def __init__(self, trace: Trace, busy: Numbers, kind: NDArray[np.int8]) -> None:
         self._trace, self._busy, self._kind = trace, busy, kind[busy]

@@ -67,7 +67,7 @@ def test_every_file_of_a_folder_is_told(tmp_path: Path) -> None:
     for words in (
         "1 operator ran on the AI CPU, which is slow: 100.000 µs (20.2 %",
         "Conversions take 200.000 µs (40.4 % of all operators' time): TransData 1 time",
-        "Collectives waited for other ranks for 200.000 µs of 250.000 µs (80.0 %)",
+        "Collectives spent 200.000 µs of 250.000 µs (80.0 %) waiting for other ranks",
         "PTA reserved 3.00 GiB and never used more than 32.00 MiB",
     ):
         assert words in told, told
@@ -168,7 +168,7 @@ def test_a_row_that_is_cut_off_is_said(tmp_path: Path) -> None:
     file = root / OUTPUT / "kernel_details.csv"
     file.write_text(file.read_text()[:-30])
     folder = read_ascend_folder(root)
-    assert folder.problems == ["kernel_details.csv ends in the middle of a row, which is left out."]
+    assert folder.problems == ["kernel_details.csv ends in the middle of a row, which is skipped."]
     # AND then it differs from the statistic, which is said too
     found = analysed(root)
     assert found["ascend_operators"]["differences"] == [
@@ -316,9 +316,9 @@ def test_folders_without_what_can_be_read(tmp_path: Path) -> None:
     (garbage / OUTPUT / "trace_view.json").write_bytes(b"\x00\xff" * 9)
     # WHEN they are analysed
     for path, words in (
-        (nothing, "holds none of the files"),
-        (raw, "holds raw data alone"),
-        (databases, "holds databases alone"),
+        (nothing, "contains no files of torch_npu.profiler"),
+        (raw, "contains only raw data"),
+        (databases, "contains only databases"),
         (garbage, "No file of"),
     ):
         with pytest.raises(TraceError, match=words):

@@ -94,7 +94,7 @@ def test_the_file_agrees_or_its_difference_is_said(tmp_path: Path) -> None:
     assert (difference.time_ns, difference.other_ns) == (350_000, 350_002)
     (finding,) = [f for f in found.findings() if "step_trace_time.csv" in f.sentence]
     assert finding.severity == "medium"
-    assert finding.sentence.startswith("1 figure of steps not as step_trace_time.csv has it: Comp")
+    assert finding.sentence.startswith("1 figure of steps not as in step_trace_time.csv: Comp")
 
 
 def test_stage_and_preparing_are_as_coarse_as_the_file_has_them(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_free_time_without_a_trace_has_a_finding_where_there_is_much(tmp_path: P
     it.kernel("a_Mul", 100_000, 110_000)
     assert ascend_steps.analyze(it.trace(tmp_path)).findings() == []
     (finding,) = ascend_free.analyze(it.trace(tmp_path)).findings()
-    assert "For 90.000 µs (81.8 % of its time) the device was free" in finding.sentence
+    assert "For 90.000 µs (81.8 % of its time) the device was idle" in finding.sentence
     assert "the trace does not show the next operator's launch" in finding.sentence
 
 

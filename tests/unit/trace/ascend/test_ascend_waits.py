@@ -166,7 +166,7 @@ def test_item_and_to_are_named_with_their_waits(tmp_path: Path) -> None:
     ]
     (finding,) = found.findings()
     assert finding.severity == "high"
-    assert f"most of it in aten::item ({SYNCHRONISE}): 1.200 ms in 3 calls" in finding.sentence
+    assert f"mostly in aten::item ({SYNCHRONISE}): 1.200 ms in 3 calls" in finding.sentence
     assert "The device was busy for only 25 % of that" in finding.sentence
 
 

@@ -131,7 +131,7 @@ def test_what_a_trace_does_not_hold_is_unknown(tmp_path: Path) -> None:
     assert found["totals"]["ge_to_first_operator_us"] is None
     note = found_in(program.trace(tmp_path)).tables()[0].note
     assert "TorchNpuGraphBase::Run is not in the trace" in note
-    assert "what entered the compiled call is not in the trace" in note
+    assert "the caller of the compiled graph is not in the trace" in note
 
 
 def test_a_captured_graph_is_replayed_without_ge(tmp_path: Path) -> None:
@@ -254,23 +254,23 @@ def test_a_head_that_the_device_hides_is_no_finding(tmp_path: Path) -> None:
     [
         (
             {},
-            "what the trace does not tell apart 12.000 ms",
-            "what the trace does not tell apart. The events that would tell whose it is are not",
+            "time that the trace does not separate 12.000 ms",
+            "time that the trace does not separate. The events that would separate them are not",
         ),
         (
             {"TorchNpuGraphBase::Run": (500_000, 690_000)},
-            "TorchAir's Python 8.000 ms, what the trace does not tell apart 4.000 ms",
+            "TorchAir's Python 8.000 ms, time that the trace does not separate 4.000 ms",
             "TorchAir's Python. Pass tensors",
         ),
         (
             {"acl_graph_replay": (200_000, 600_000)},
-            "TorchAir 2.000 ms, the replay of captured graphs 8.000 ms, what the trace does not",
-            "the replay of captured graphs. Look at what is copied",
+            "TorchAir 2.000 ms, the replay of captured graphs 8.000 ms, time that the trace does",
+            "the replay of captured graphs. Check what is copied",
         ),
         (
             {"TorchNpuGraphBase::Run": (200_000, 690_000), "ExecuteGraph": (250_000, 600_000)},
             "TorchAir's Python 2.000 ms, TorchAir's C++ 1.000 ms, GE 9.000 ms",
-            "GE. Look at",
+            "GE. Check",
         ),
     ],
 )
