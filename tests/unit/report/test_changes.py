@@ -148,6 +148,22 @@ def test_a_stage_with_several_signatures_is_compared_by_signature(tmp_path: Path
     assert verdicts(report(a=before), report(a=slower), tmp_path)["a", "s"] == "slower"
 
 
+def test_the_noise_of_a_signature_comes_from_its_quartiles(tmp_path: Path) -> None:
+    # GIVEN two signatures, 20 % slower after, one of which varies more than that
+    def rows(slowdown: float) -> list[dict[str, Any]]:
+        return [
+            {"key": key, "p50_ms": 10 * slowdown, "count": 20}
+            | {"p25_ms": (10 - spread) * slowdown, "p75_ms": (10 + spread) * slowdown}
+            for key, spread in (("steady", 0.2), ("noisy", 4.0))
+        ]
+
+    before, after = stage(10, signatures=rows(1.0)), stage(12, signatures=rows(1.2))
+    assert verdicts(report(a=before), report(a=after), tmp_path) == {
+        ("a", "steady"): "slower",
+        ("a", "noisy"): "same",
+    }
+
+
 def test_other_inputs_are_no_slowdown(tmp_path: Path) -> None:
     before = stage(10, signatures=[{"key": "s", "p50_ms": 10.0, "count": 100}])
     after = stage(100, signatures=[{"key": "l", "p50_ms": 100.0, "count": 100}])

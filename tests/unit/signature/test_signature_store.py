@@ -179,6 +179,17 @@ def test_times_are_kept_by_signature() -> None:
     assert [(row["count"], row["p50_ms"]) for row in rows] == [(3, 2.0), (1, 9.0)]
 
 
+def test_the_quartiles_of_a_signature_are_kept() -> None:
+    # GIVEN runs of 1 to 9 ms, the first of 5 ms
+    for end in (5, 1, 9, 3, 7, 2, 8, 4, 6):
+        run(function=denoise, args=(torch.zeros(2, 30),), end_ns=end * 1_000_000)
+
+    # WHEN / THEN
+    (row,) = signature_stats()["denoise"]
+    figures = [row[name] for name in ("p25_ms", "p50_ms", "p75_ms", "first_ms")]
+    assert figures == [3.0, 5.0, 7.0, 5.0]
+
+
 def test_a_size_that_grows_from_call_to_call_is_one_signature() -> None:
     # GIVEN a prefill with 64 tokens, and decode steps whose mask grows
     run(function=denoise, args=(torch.zeros(1, 64), torch.ones(1, 64)))
