@@ -64,8 +64,9 @@ class _Session:
         if self.path is None or self.is_writing:
             return None
         if self._baseline is None:
-            from stagespan.report.baseline import machine, read_baseline
+            from stagespan.report.baseline import read_baseline
             from stagespan.report.changes import machine_differences
+            from stagespan.report.environment import machine
 
             self._baseline = read_baseline(self.path)
             for difference in machine_differences(self._baseline.environment, machine()):

@@ -88,7 +88,10 @@ FILES = """
 import pathlib
 print(sorted(path.name for path in pathlib.Path().rglob('*denoise*')))
 """
-REPLAYED = "['denoise_breakdown.json', 'denoise_trace.json.gz', 'profile_denoise.py']"
+REPLAYED = (
+    "['denoise_bench.json', 'denoise_breakdown.json', 'denoise_trace.json.gz', "
+    "'profile_denoise.py']"
+)
 
 SNIPPETS = {
     "harness": (

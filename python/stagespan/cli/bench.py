@@ -95,7 +95,8 @@ def command(
 ) -> None:
     """Replay one iteration of a stage of SIGNATURE_FILE, time it and profile it.
 
-    Writes the kernel trace, the kernel breakdown, and a script that reproduces both.
+    Writes the kernel trace, the kernel breakdown, a script that reproduces both, and the result,
+    which `stagespan compare` compares with that of another replay.
     """
     from rich.console import Console
 
@@ -126,6 +127,7 @@ def command(
             progress=progress,
         )
         harness = StageBenchHarness(signature, stage, config)
+        harness.variant = variant
         harness.live = live_runs(signature_file, signature)
         harness.setup()
         result = harness.profile()

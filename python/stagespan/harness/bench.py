@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from stagespan import run
 from stagespan.errors import HarnessError, StagespanError
-from stagespan.files import stage_path
+from stagespan.files import safe_name
 from stagespan.harness.adapters import Answer, Step, StepAdapter, adapter_for, ask_adapters
-from stagespan.harness.config import LARGEST_TRACE, HarnessConfig, HarnessResult
+from stagespan.harness.config import FILES, LARGEST_TRACE, HarnessConfig, HarnessResult
 from stagespan.harness.first_call import (
     init_for_cuda_graphs,
     run_first_call,
     write_first_call,
 )
 from stagespan.harness.live import live_runs
-from stagespan.harness.output import write_breakdown, write_script
+from stagespan.harness.output import write_breakdown, write_result, write_script
 from stagespan.lines import say
 from stagespan.signature.describe import printable
 from stagespan.signature.fit import ReplayError
@@ -39,9 +39,9 @@ _log = logging.getLogger("stagespan")
 class StageBenchHarness:
     """Replays one iteration of a stage: `setup`, then `profile`.
 
-    The trace, the breakdown and a script that reproduces both without stagespan are written to the
-    output folder. The stage's scheduler and the program's random state are left as they were; while
-    the stage runs, stagespan records nothing in this process.
+    The trace, the breakdown, the result and a script that reproduces them without stagespan are
+    written to the output folder. The stage's scheduler and the program's random state are left as
+    they were; while the stage runs, stagespan records nothing in this process.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class StageBenchHarness:
         )
         self._replay: Replay | None = None
         self._adapter: StepAdapter | None = None
+        self.variant: str | int | None = None  # as it was asked for
         self.live: dict[str, Any] = {"missing": "no timing report was named"}
         self._refused: dict[str, str] = {}
         self._profiled = 0
@@ -86,6 +87,7 @@ class StageBenchHarness:
         """
         signature = SignatureFile.read(signature_path).stage(stage_name, variant)
         harness = cls(signature, stage_instance, config)
+        harness.variant = variant
         harness.live = live_runs(signature_path, signature)
         return harness
 
@@ -101,6 +103,15 @@ class StageBenchHarness:
         """Folder that the files go to."""
         chosen = self.config.output_dir
         return run.output_dir() if chosen is None else Path(chosen).expanduser()
+
+    def output_path(self, kind: str) -> Path:
+        """Path of a file of this replay: a ``trace``, ``breakdown``, ``bench``, ``script``, ...
+
+        ``kind`` is a key of `config.FILES`; `HarnessConfig.file_names` can give other names.
+        """
+        stem = safe_name(self.stage_name) + run.whose_file()
+        name = self.config.file_names.get(kind) or FILES[kind].format(stem=stem)
+        return self.output_dir / name
 
     def setup(self) -> None:
         """Make the inputs and the step.
@@ -235,7 +246,7 @@ class StageBenchHarness:
         return f"one step made by the adapter {self._adapter.name!r}"
 
     def profile(self) -> HarnessResult:
-        """Warm up, time without the profiler, then run under it; write trace, breakdown and script.
+        """Warm up, time without the profiler, then run under it; write the files of the replay.
 
         Raises HarnessError when the stage raises (its own exception is the cause), and when a file
         cannot be written.
@@ -245,6 +256,7 @@ class StageBenchHarness:
         replay, config = self._replay, self.config
         assert replay is not None
         from stagespan.harness.replay import random_state_kept, spread, step_of, summary
+        from stagespan.report.environment import machine
 
         with recorder_off(), random_state_kept(), self._failures("raised in its single step"):
             init_for_cuda_graphs()
@@ -263,8 +275,8 @@ class StageBenchHarness:
         if not window.recorded:
             raise HarnessError(printable(str(window.skipped)))
         with self._writing():
-            compiled = None if first is None else write_first_call(first, self._path)
-        trace_path = self._path("_trace.json.gz")
+            compiled = None if first is None else write_first_call(first, self.output_path)
+        trace_path = self.output_path("trace")
         with self._writing():
             window.export(trace_path)
         trace_bytes = trace_path.stat().st_size
@@ -276,20 +288,24 @@ class StageBenchHarness:
                 trace_bytes / 1e6,
             )
         with self._writing():
-            breakdown_path = self._path("_breakdown.json")
+            breakdown_path = self.output_path("breakdown")
             breakdown = write_breakdown(
                 trace_path, breakdown_path, self.stage_name, self._profiled, self._device, self.live
             )
         say("[Harness] Kernel breakdown saved to: %s", breakdown_path)
         with self._writing():
             script_path = write_script(
-                self.signature, self._target, self._adapter, config, self.output_dir, self.live
+                self.signature,
+                self._target,
+                self._adapter,
+                config,
+                self.output_path("script"),
+                self.live,
             )
         say("[Harness] Test script saved to: %s", script_path)
         timing = summary(runs, self._device)
-        say("[Harness] Average iteration time: %.2f ms", timing["mean"])
-        say("[Harness] Median iteration time: %s", spread(timing))
-        return HarnessResult(
+        written = config.file_names.get("bench", "") is not None
+        result = HarnessResult(
             stage=self.stage_name,
             device=self._device,
             adapter="step_fn" if self._adapter is None else self._adapter.name,
@@ -298,15 +314,31 @@ class StageBenchHarness:
             step=step_of(replay.step, runs),
             timing_ms=timing,
             times_ms=[run.wall_ms for run in runs],
+            cpu_times_ms=[run.cpu_ms for run in runs],
             warmup=warm,
             breakdown=breakdown,
             trace_path=trace_path,
             trace_bytes=trace_bytes,
             breakdown_path=breakdown_path,
             script_path=script_path,
+            bench_path=self.output_path("bench") if written else None,
+            signature={
+                "key": self.signature.key,
+                "variant": self.variant,
+                "count": self.signature.count,
+            },
+            settings={"dtype": config.dtype, "seed": config.seed},
+            environment=machine(),
             fidelity=self._fidelity(timing, breakdown["num_launches"], replay, runs),
             compile=compiled,
         )
+        if result.bench_path is not None:
+            with self._writing():
+                write_result(result, result.bench_path)
+            say("[Harness] Result saved to: %s", result.bench_path)
+        say("[Harness] Average iteration time: %.2f ms", timing["mean"])
+        say("[Harness] Median iteration time: %s", spread(timing))
+        return result
 
     def _run_under_profiler(self, replay: Replay) -> Any:
         from stagespan.harness.replay import synchronize
@@ -331,9 +363,6 @@ class StageBenchHarness:
             window.stop()
         self._tell("profile", self._profiled, total=self._profiled)
         return window
-
-    def _path(self, suffix: str) -> Path:
-        return stage_path(self.output_dir, self.stage_name, run.whose_file() + suffix)
 
     def _tell(self, part: str, done: int, total: int | None = None) -> None:
         if self.config.progress is not None:

@@ -10,11 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from stagespan.errors import HarnessError
+from stagespan.files import safe_name
 from stagespan.harness.adapters import Answer
 
 LARGEST_TRACE = 10 * 1000 * 1000
 """Bytes: a larger trace of one step is warned about."""
 STEPS = ("first", "second", "middle", "last", "whole")
+FILES = {
+    "trace": "{stem}_trace.json.gz",
+    "breakdown": "{stem}_breakdown.json",
+    "bench": "{stem}_bench.json",
+    "script": "profile_{stem}.py",
+    "compile_times": "{stem}_compile_times.json",
+    "compile_trace": "{stem}_compile_trace.json.gz",
+}
+"""Names of the files of a replay, by what they contain."""
 
 
 @dataclass
@@ -33,6 +43,10 @@ class HarnessConfig:
     """Element type of all floating-point inputs; by default the captured one."""
     seed: int = 0
     """The same seed gives the same inputs, here and in the script."""
+    file_names: Mapping[str, str | None] = field(default_factory=dict)
+    """Names of files, by what they contain: ``trace``, ``breakdown``, ``bench``, ``script``,
+    ``compile_times``, ``compile_trace``. By default they contain the stage's name.
+    ``{"bench": None}`` writes no such file."""
     inputs: Mapping[str, Any] | Callable[[], Mapping[str, Any]] | None = None
     """Values by argument name, in place of mock ones: what no signature can describe goes here. Or
     a function that returns them, called each time that inputs are made."""
@@ -89,10 +103,31 @@ class HarnessConfig:
                 f"HarnessConfig(inputs=...) must be a mapping from argument names to values, or a "
                 f"function that returns one, not a {type(given).__name__}."
             )
+        self._check_file_names()
         if self.step_fn is not None and not callable(self.step_fn):
             raise HarnessError(
                 f"HarnessConfig(step_fn={self.step_fn!r}) must be a function of stage and inputs."
             )
+
+    def _check_file_names(self) -> None:
+        for kind, name in self.file_names.items():
+            if kind not in FILES:
+                raise HarnessError(
+                    f"HarnessConfig(file_names=...) has no file {kind!r}: name one of "
+                    f"{', '.join(FILES)}."
+                )
+            if name is None and kind == "bench":
+                continue
+            if not isinstance(name, str) or name in ("", ".", "..") or set("/\0") & set(name):
+                raise HarnessError(
+                    f"HarnessConfig(file_names={{{kind!r}: {name!r}}}) must be the name of a file "
+                    f"in the output folder, without a folder."
+                )
+            if kind == "script" and (safe_name(name, blanks=True) != name or name[-3:] != ".py"):
+                raise HarnessError(
+                    f"HarnessConfig(file_names={{'script': {name!r}}}) must end in .py and have "
+                    f"only letters, digits, '.', '_', '-' and single blanks."
+                )
 
 
 @dataclass(frozen=True)
@@ -117,6 +152,8 @@ class HarnessResult(Mapping[str, Any]):
     the system does not tell) and ``busy`` (a sentence if the machine was busy)."""
     times_ms: list[float]
     """Each of these iterations, in order."""
+    cpu_times_ms: list[float]
+    """CPU time of the thread in each of them."""
     warmup: dict[str, Any]
     """``first_ms`` of the first run, ``iterations``, ``settled`` (None: a number was asked for)."""
     breakdown: dict[str, Any]
@@ -125,6 +162,15 @@ class HarnessResult(Mapping[str, Any]):
     trace_bytes: int
     breakdown_path: Path
     script_path: Path
+    bench_path: Path | None
+    """The file with this result, see `to_json`; None if it was not to be written."""
+    signature: dict[str, Any]
+    """``key`` of the signature that was replayed (None if the file has none), ``variant`` as it was
+    asked for (None: the one that ran most), ``count`` of its live runs (None if not known)."""
+    settings: dict[str, Any]
+    """``dtype`` (None: as captured) and ``seed`` of the inputs."""
+    environment: dict[str, Any]
+    """The machine and the software."""
     fidelity: dict[str, Any]
     """``live_p50_ms``, ``live_runs``, ``live_steps``, ``before_ms``, ``ratio``, ``live_launches``,
     ``launches`` (None where not known), ``reasons`` for a difference, and a ``line`` with all."""
@@ -134,7 +180,7 @@ class HarnessResult(Mapping[str, Any]):
     compiled."""
 
     def to_json(self) -> dict[str, Any]:
-        """The same as plain JSON, with a ``schema_version``."""
+        """The content of ``{stage}_bench.json``: the same as plain JSON, with a schema version."""
         content = {"schema_version": 1, **self, "answers": [asdict(each) for each in self.answers]}
         return json.loads(json.dumps(content, default=str)) or {}
 

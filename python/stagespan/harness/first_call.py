@@ -129,8 +129,8 @@ def run_first_call(replay: Replay, stage: str, device: str) -> FirstCall:
 def write_first_call(call: FirstCall, path: Callable[[str], Path]) -> dict[str, Any] | None:
     """Write `{stage}_compile_times.json` and `{stage}_compile_trace.json.gz`.
 
-    `path` makes paths from suffixes. Returns what was found, times in ms; None with a warning when
-    nothing was compiled. Raises OSError when a file cannot be written.
+    `path` returns the path of a file by its key in `config.FILES`. Returns what was found, times in
+    ms; None with a warning when nothing was compiled. Raises OSError when a file cannot be written.
     """
     if not call.seconds:
         _log.warning(
@@ -139,7 +139,7 @@ def write_first_call(call: FirstCall, path: Callable[[str], Path]) -> dict[str, 
             printable(call.stage),
         )
         return None
-    times_path = path("_compile_times.json")
+    times_path = path("compile_times")
     content = {"name": call.stage, "first_call_ms": call.took_ms, "seconds": call.seconds}
     write_whole(times_path, json.dumps(content, indent=2) + "\n")
     say("[Harness] Compile times saved to: %s", times_path)
@@ -147,7 +147,7 @@ def write_first_call(call: FirstCall, path: Callable[[str], Path]) -> dict[str, 
     if not call.window.recorded:
         _log.warning("[Harness] The first call has no trace: %s", call.window.skipped)
         return found
-    trace_path = call.window.export(path("_compile_trace.json.gz"))
+    trace_path = call.window.export(path("compile_trace"))
     say("[Harness] Compile trace saved to: %s", trace_path)
     return {**found, "trace_path": trace_path, **_summary(trace_path)}
 

@@ -1,4 +1,4 @@
-"""The files that a replay leaves: breakdown and script."""
+"""The files that a replay leaves: breakdown, script and result."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stagespan import run
-from stagespan.files import safe_name, write_whole
+from stagespan.files import write_whole
 from stagespan.harness.adapters import StepAdapter
-from stagespan.harness.config import HarnessConfig
+from stagespan.harness.config import HarnessConfig, HarnessResult
 from stagespan.harness.script import script_text
 from stagespan.signature.model import StageSignature
 
@@ -51,12 +50,17 @@ def write_script(
     stage: Any,
     adapter: StepAdapter | None,
     config: HarnessConfig,
-    folder: Path,
+    path: Path,
     live: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write ``profile_{stage}.py``; returns its path, raises OSError when it cannot be written."""
-    stem = safe_name(signature.stage_name) + run.whose_file()
+    stem = path.stem.removeprefix("profile_")
     step = adapter.script(stage, signature.arguments) if adapter is not None else None
-    text = script_text(signature, step, config, stem=stem, live=live)
+    text = script_text(signature, step, config, stem=stem, module=path.stem, live=live)
     # The script has the values of arguments in it.
-    return write_whole(folder / f"profile_{stem}.py", text, private=True)
+    return write_whole(path, text, private=True)
+
+
+def write_result(result: HarnessResult, path: Path) -> Path:
+    """Write ``{stage}_bench.json``; returns its path, raises OSError when it cannot be written."""
+    return write_whole(path, json.dumps(result.to_json(), indent=2) + "\n")

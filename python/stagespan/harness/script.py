@@ -112,9 +112,12 @@ def script_text(
     config: HarnessConfig,
     *,
     stem: str,
+    module: str | None = None,
     live: Mapping[str, Any] | None = None,
 ) -> str:
     """The script. ``stem`` is the stage's name as a part of a file name.
+
+    ``module`` is the name of the script's own file without its suffix, by default with ``stem``.
 
     Nothing of the signature becomes code: names and strings are literals, values are calls of known
     functions. Raises SignatureError for a signature that no inputs could be made from.
@@ -157,7 +160,7 @@ def script_text(
         ),
     )
     imports, helpers = bundle(modules, "".join((*own, _TAIL)))
-    module = f"profile_{stem}"
+    module = module or f"profile_{stem}"
     load = f"from {module} import profile_stage"
     if not module.isidentifier():  # a name that `import` cannot say
         load = f'profile_stage = runpy.run_path("{module}.py")["profile_stage"]'

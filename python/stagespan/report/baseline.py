@@ -12,7 +12,7 @@ import msgspec
 from stagespan.errors import ReportError
 from stagespan.files import write_whole
 from stagespan.report.changes import Timed, machine_differences, read
-from stagespan.report.environment import environment
+from stagespan.report.environment import machine
 from stagespan.report.noise import Times
 
 SCHEMA_VERSION = 1
@@ -26,11 +26,6 @@ def read_baseline(path: str | os.PathLike[str]) -> Timed:
     if found.kind != "baseline":
         raise ReportError(f"{path} is not a baseline: write one with --stage-baseline-write.")
     return found
-
-
-def machine() -> dict[str, Any]:
-    """The machine and the software here, without the process and the name of the host."""
-    return {key: value for key, value in environment().items() if key not in ("pid", "hostname")}
 
 
 def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> list[str]:

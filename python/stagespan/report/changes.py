@@ -111,6 +111,8 @@ class Timed:
     times: dict[tuple[str, str | None], Times]
     """By stage or kernel, and signature; the signature is None where there is only one."""
     environment: dict[str, Any] = field(default_factory=dict)
+    replayed: dict[str, Any] = field(default_factory=dict)
+    """What a bench result is of, apart from the stage and the signature."""
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,8 @@ def compare(before: Timed, after: Timed, tolerance: Tolerance) -> Comparison:
         before.kind,
         tolerance,
         changes,
-        machine_differences(before.environment, after.environment),
+        machine_differences(before.environment, after.environment)
+        + _replay_differences(before.replayed, after.replayed),
         _notes(changes, before, after),
     )
 
@@ -296,6 +299,11 @@ def machine_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> 
     """A warning if two environments tell of different machines; [] if not, or if not known."""
     found = _differences(before, after, _MACHINE)
     return [f"The machines differ, so the times do not compare: {found}."] if found else []
+
+
+def _replay_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    found = _differences(before, after, before)
+    return [f"The replays differ, so the times may not compare: {found}."] if found else []
 
 
 def _differences(before: Mapping[str, Any], after: Mapping[str, Any], keys: Iterable[str]) -> str:
@@ -365,8 +373,24 @@ def _of_bench(path: str, content: dict[str, Any]) -> Timed:
     timing = content.get("timing_ms")
     disturbed = bool(timing.get("busy")) if isinstance(timing, dict) else None
     samples = Times.of(_samples(content), disturbed)
-    times: dict[tuple[str, str | None], Times] = {(name, None): samples}
-    return Timed(path, "bench", times, _environment(content))
+    signature = content.get("signature")
+    key = signature.get("key") if isinstance(signature, dict) else None
+    times: dict[tuple[str, str | None], Times] = {
+        (name, key if isinstance(key, str) else None): samples
+    }
+    return Timed(path, "bench", times, _environment(content), _replayed(content))
+
+
+def _replayed(content: dict[str, Any]) -> dict[str, Any]:
+    """What one iteration of a bench result is; what is not known is None."""
+    step, device, settings = (content.get(key) for key in ("step", "device", "settings"))
+    number_of = step.get("number") if isinstance(step, dict) else None
+    return {
+        "adapter": content.get("adapter"),
+        "step": "whole" if step is None and "step" in content else number_of,
+        "inputs on": device.partition(":")[0] if isinstance(device, str) else None,
+        "dtype": settings.get("dtype") or "as captured" if isinstance(settings, dict) else None,
+    }
 
 
 def _samples(content: dict[str, Any]) -> tuple[float, ...]:

@@ -34,6 +34,11 @@ def environment() -> Environment:
     }
 
 
+def machine() -> dict[str, Any]:
+    """The machine and the software here, without the process and the name of the host."""
+    return {key: value for key, value in environment().items() if key not in ("pid", "hostname")}
+
+
 def version() -> str | None:
     """Return the version of the installed stagespan, or None if it is not installed."""
     try:

@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 
 import stagespan
+from stagespan.errors import HarnessError
 from stagespan.harness import HarnessConfig, StageBenchHarness
+from stagespan.report.environment import machine
 from stagespan.signature import SignatureFile, StageSignature
 
 torch = pytest.importorskip("torch")
@@ -48,20 +50,22 @@ def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
 
     # THEN the log has TeleFuser's lines
     trace, table = tmp_path / "mlp_trace.json.gz", tmp_path / "mlp_breakdown.json"
-    script = tmp_path / "profile_mlp.py"
+    script, result = tmp_path / "profile_mlp.py", tmp_path / "mlp_bench.json"
     assert caplog.messages == [
         "[Harness] Setup complete for stage 'mlp'",
         "[Harness] Running 2 warmup iteration(s)...",
         "[Harness] Running 3 profile iteration(s)...",
+        "[Profiler] torch.profiler records CPU",
         f"[Harness] Chrome trace saved to: {trace}",
         f"[Harness] Kernel breakdown saved to: {table}",
         f"[Harness] Test script saved to: {script}",
+        f"[Harness] Result saved to: {result}",
         f"[Harness] Average iteration time: {results['timing_ms']['mean']:.2f} ms",
         f"[Harness] Median iteration time: {spread(results['timing_ms'])}",
     ]
     # AND the files are there, whole, with figures that close
     assert sorted(p.name for p in tmp_path.iterdir() if p != path) == sorted(
-        p.name for p in (trace, table, script)
+        p.name for p in (trace, table, script, result)
     )
     content = json.loads(table.read_text())
     assert content == results.breakdown
@@ -79,6 +83,75 @@ def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
     assert results.warmup["iterations"] == 2
     assert len(results.times_ms) == timing["iterations"]
     assert dict(results)["adapter"] == "call"
+    assert json.loads(result.read_text()) == results.to_json()
+
+
+def test_the_file_of_the_result_says_what_was_measured_and_on_what(tmp_path: Path) -> None:
+    # GIVEN a signature with two variants, of which the second is asked for
+    path = tmp_path / "timing_io_signature.json"
+    stage = signature_of(x=torch.zeros(8, 32), scale=0.5)
+    stage.key = "aa"
+    small = signature_of(x=torch.zeros(2, 32), scale=0.5)
+    small.key, small.count = "bb", 7
+    stage.variants = [small]
+    SignatureFile({"mlp": stage}).write(path)
+    config = HarnessConfig(warmup=1, timing_steps=4, seed=5, dtype="float64", output_dir=tmp_path)
+    model = Mlp().double()
+
+    # WHEN
+    bench = StageBenchHarness.from_signature_file(path, "mlp", model, config, variant="bb")
+    bench.profile()
+
+    # THEN
+    found = json.loads((tmp_path / "mlp_bench.json").read_text())
+    assert found["schema_version"] == 1
+    assert found["signature"] == {"key": "bb", "variant": "bb", "count": 7}
+    assert found["settings"] == {"dtype": "float64", "seed": 5}
+    assert len(found["times_ms"]) == len(found["cpu_times_ms"]) == 4
+    for times, figures in (
+        (found["times_ms"], found["timing_ms"]),
+        (found["cpu_times_ms"], found["timing_ms"]["cpu"]),
+    ):
+        quartiles = [figures[name] for name in ("p25", "p50", "p75")]
+        assert quartiles == pytest.approx(list(np.quantile(times, (0.25, 0.5, 0.75))))
+    assert "busy" in found["timing_ms"]
+    assert found["environment"] == machine()
+    assert (found["adapter"], found["step"]) == ("call", None)
+    assert "ratio" in found["fidelity"]
+
+
+def test_files_can_be_named(tmp_path: Path) -> None:
+    # GIVEN names for all files, and none for the result
+    names = {"trace": "t.json.gz", "breakdown": "b.json", "script": "my script.py", "bench": None}
+    config = {"file_names": names}
+
+    # WHEN
+    bench = harness(lambda x: x, signature_of("s", x=1), tmp_path, **config)
+    results = bench.profile()
+
+    # THEN
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["b.json", "my script.py", "t.json.gz"]
+    assert results.bench_path is None
+    assert results.trace_path == bench.output_path("trace") == tmp_path / "t.json.gz"
+    assert bench.output_path("compile_trace") == tmp_path / "s_compile_trace.json.gz"
+    assert 'run_path("my script.py")' in results.script_path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ({"traces": "t"}, "has no file 'traces': name one of trace, breakdown, bench, script,"),
+        ({"trace": "a/b"}, "must be the name of a file in the output folder, without a folder."),
+        ({"trace": None}, "must be the name of a file in the output folder"),
+        ({"breakdown": ".."}, "must be the name of a file in the output folder"),
+        ({"script": 'a".py'}, "must end in .py and have only letters"),
+        ({"script": "a"}, "must end in .py and"),
+    ],
+)
+def test_names_that_cannot_be_used_are_refused(names: Any, sentence: str) -> None:
+    with pytest.raises(HarnessError) as caught:
+        HarnessConfig(file_names=names)
+    assert sentence in str(caught.value)
 
 
 def test_the_profiler_is_not_attached_while_times_are_taken(tmp_path: Path) -> None:

@@ -96,12 +96,83 @@ def test_bench_writes_the_files_and_prints_where_the_time_went(folder: Path, fac
     assert "[Harness] Running 2 warmup iteration(s)...\n" in done.stderr
     assert f"[Harness] Test script saved to: {Path('out', 'profile_denoise.py')}\n" in done.stderr
     assert sorted(path.name for path in Path("out").iterdir()) == [
+        "denoise_bench.json",
         "denoise_breakdown.json",
         "denoise_trace.json.gz",
         "profile_denoise.py",
     ]
     assert "\x1b" not in done.output
     assert json.loads(Path("out/denoise_breakdown.json").read_text())["profile_steps"] == 2
+
+
+def test_two_results_of_bench_are_compared(folder: Path) -> None:
+    # GIVEN two runs of the same stage
+    for output in ("before", "after"):
+        done = bench("--warmup", "1", "--timing-steps", "5", "--output", output)
+        assert done.exit_code == 0, done.output
+    before, after = Path("before/denoise_bench.json"), Path("after/denoise_bench.json")
+
+    def compare() -> Any:
+        done = run("compare", str(before), str(after), "--json", "-")
+        return done.exit_code, json.loads(done.stdout)
+
+    def with_times(path: Path, factor: float, **more: Any) -> None:
+        content = json.loads(path.read_text())
+        times = [factor * (10 + 0.01 * (number % 7)) for number in range(60)]
+        content["timing_ms"]["busy"] = None
+        path.write_text(json.dumps({**content, "times_ms": times, **more}))
+
+    # WHEN their times are alike
+    with_times(before, 1.0)
+    with_times(after, 1.01)
+    status, found = compare()
+    # THEN nothing is slower, and nothing is to be warned of: the machine is the same
+    assert (status, found["kind"], found["summary"]) == (0, "bench", "1 unchanged")
+    assert (found["warnings"], found["notes"]) == ([], [])
+
+    # WHEN the second took longer
+    with_times(after, 1.1)
+    status, found = compare()
+    assert (status, found["summary"]) == (1, "1 slower")
+    assert [change["name"] for change in found["changes"]] == ["denoise"]
+
+    # WHEN the machine was busy during the second
+    with_times(after, 1.1, timing_ms={"busy": "The machine was busy."})
+    status, found = compare()
+    assert (status, found["changes"][0]["statistic"]) == (1, "fastest")
+
+
+def test_results_of_different_replays_are_not_taken_for_a_change(folder: Path) -> None:
+    # GIVEN results of two signatures, and of another machine, step and type
+    done = bench("--warmup", "1", "--timing-steps", "3")
+    assert done.exit_code == 0, done.output
+    content = json.loads(Path("out/denoise_bench.json").read_text())
+    times = [10.0] * 30
+
+    def compare(before: dict[str, Any], after: dict[str, Any]) -> Any:
+        for name, more in (("a.json", before), ("b.json", after)):
+            Path(name).write_text(json.dumps({**content, **more}))
+        done = run("compare", "a.json", "b.json", "--json", "-")
+        return done.exit_code, json.loads(done.stdout)
+
+    status, found = compare(
+        {"times_ms": times, "signature": {"key": "aa"}},
+        {"times_ms": [20.0] * 30, "signature": {"key": "bb"}},
+    )
+    assert status == 0
+    assert found["changes"][0]["reason"] == "ran with other inputs: no signature in common"
+
+    environment = {**content["environment"], "cpu": "another"}
+    _, found = compare(
+        {"times_ms": times, "step": {"number": 2}, "settings": {"dtype": None}},
+        {"times_ms": times, "environment": environment, "settings": {"dtype": "float16"}},
+    )
+    machines, replays = found["warnings"]
+    assert "and another after" in machines
+    assert replays == (
+        "The replays differ, so the times may not compare: step 2 before and whole after, "
+        "dtype as captured before and float16 after."
+    )
 
 
 def test_bench_says_which_adapters_were_asked(folder: Path) -> None:
@@ -142,7 +213,7 @@ def test_bench_takes_seed_device_dtype_and_step(folder: Path) -> None:
         ([], {"factory": "my_pipeline:nothing"}, "returned None"),
         ([], {"factory": "my_pipeline:not_a_stage"}, "has no step to run"),
         ([], {"factory": "my_pipeline:absent"}, "has no attribute 'absent'; check the name.\n"),
-        ([], {"factory": "no_such_module:x"}, "'no_such_module'; start where it lies"),
+        ([], {"factory": "no_such_module:x"}, "'no_such_module'; start in its folder"),
         ([], {"factory": "needy:x"}, "needy.py, line 1).\n"),
         ([], {"factory": "my_pipeline"}, "must be written as module:name"),
         ([], {"stage": "denoize"}, "did you mean 'denoise'?"),

@@ -97,7 +97,7 @@ class StageBenchHarness:
             self._inputs = make_inputs(self._stage_signature(), None, 0)
             messages.info(f"[Harness] Setup complete for stage '{self.stage_name}'")
         else:
-            harness = self._harness(1, 1, Path(self._folder()))
+            harness = self._harness(1, 1)
             harness.setup()
             self._inputs = harness.inputs
         messages.info(f"[Harness] Mock inputs: {list(self._inputs)}")
@@ -146,20 +146,10 @@ class StageBenchHarness:
         """
         warmup = warmup or self.config.warmup
         steps = profile_steps or self.config.profile_steps
-        folder = Path(self._folder())
-        harness = self._harness(warmup, steps, folder)
+        harness = self._harness(warmup, steps, output_suffix)
         harness.setup()
         self._inputs = harness.inputs
-        harness.suffix = output_suffix
         found = harness.profile()
-        stem = safe_name(self.stage_name, blanks=True)
-        paths = {
-            "trace_path": folder / f"{stem}{output_suffix}_trace.json.gz",
-            "breakdown_path": folder / f"{stem}{output_suffix}_breakdown.json",
-            "script_path": folder / f"profile_{stem}.py",
-        }
-        for name, path in paths.items():
-            os.replace(getattr(found, name), path)
         results: dict[str, Any] = {
             "stage_name": self.stage_name,
             "warmup": warmup,
@@ -168,7 +158,9 @@ class StageBenchHarness:
             "kernel_breakdown": found.breakdown,
             "adapter": found.adapter,
             "device": found.device,
-            **{name: str(path) for name, path in paths.items()},
+            "trace_path": str(found.trace_path),
+            "breakdown_path": str(found.breakdown_path),
+            "script_path": str(found.script_path),
         }
         if self.config.capture_output:
             output = self.io_signature.output_signature
@@ -186,8 +178,17 @@ class StageBenchHarness:
             adapter = adapter_for(self.stage_instance, signature.arguments, self.stage_name)
         config = _Config(warmup=self.config.warmup, profile_steps=self.config.profile_steps)
         with tempfile.TemporaryDirectory() as folder:
-            path = write_script(signature, self.stage_instance, adapter, config, Path(folder))
+            path = Path(folder) / self._file_names()["script"]
+            write_script(signature, self.stage_instance, adapter, config, path)
             return path.read_text(encoding="utf-8")
+
+    def _file_names(self, suffix: str = "") -> dict[str, str]:
+        stem = safe_name(self.stage_name, blanks=True)
+        return {
+            "trace": f"{stem}{suffix}_trace.json.gz",
+            "breakdown": f"{stem}{suffix}_breakdown.json",
+            "script": f"profile_{stem}.py",
+        }
 
     def _folder(self) -> str:
         return self.config.output_dir or str(run.output_dir())
@@ -195,20 +196,16 @@ class StageBenchHarness:
     def _stage_signature(self) -> StageSignature:
         return to_stage(self.io_signature) if self._signature is None else self._signature
 
-    def _harness(self, warmup: int, steps: int, folder: Path) -> _NamedAsInTeleFuser:
-        config = _Config(warmup=warmup, profile_steps=steps, timing_steps=steps, output_dir=folder)
+    def _harness(self, warmup: int, steps: int, suffix: str = "") -> _Harness:
+        config = _Config(
+            warmup=warmup,
+            profile_steps=steps,
+            timing_steps=steps,
+            output_dir=self._folder(),
+            file_names={**self._file_names(suffix), "bench": None},
+        )
         signature = dataclasses.replace(self._stage_signature())
-        return _NamedAsInTeleFuser(signature, self.stage_instance, config)
-
-
-class _NamedAsInTeleFuser(_Harness):
-    """Writes the trace and the breakdown under TeleFuser's names."""
-
-    suffix = ""
-
-    def _path(self, suffix: str) -> Path:
-        stem = safe_name(self.stage_name, blanks=True)
-        return self.output_dir / f"{stem}{self.suffix}{suffix}"
+        return _Harness(signature, self.stage_instance, config)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
