@@ -127,7 +127,7 @@ std::optional<bool> is_locked(int fd) noexcept {
 
 std::string file_name(pid_t pid, std::uint64_t start_ticks, int number) {
   std::string name = std::to_string(pid) + "-" + std::to_string(start_ticks);
-  if (number != 0) name += "-" + std::to_string(number);
+  if (number != 0) name.append("-").append(std::to_string(number));
   return name.append(kSuffix);
 }
 
@@ -209,7 +209,7 @@ bool RecordingFile::open_file(const RecordingWish& wish, std::uint64_t size) noe
     folder_ = is_default ? default_recording_folder() : wish.folder;
     const Open folder(open_folder(folder_, is_default, place_.why));
     if (!folder) return false;
-    hidden_ = "." + file_name(owner_, start_ticks_in("/proc/self/stat"), 0);
+    hidden_.assign(".").append(file_name(owner_, start_ticks_in("/proc/self/stat"), 0));
     const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     int fd = openat(folder.get(), hidden_.c_str(), flags, 0600);
     if (fd < 0 && errno == EEXIST) {

@@ -125,7 +125,9 @@ TEST_F(Recordings, AProcessKilledAtAnyMomentLeavesAllSpansThatHadEnded) {
     for (const SpanCopy& span : read_spans(copy.arena)) of_thread[span.thread].push_back(span);
     std::map<std::uint32_t, OpenCopy> open;
     for (const OpenCopy& span : read_open(copy.arena)) open[span.thread] = span;
-    if (log->threads[0].begun.load() != 0) EXPECT_EQ(open.at(static_cast<std::uint32_t>(victim)).stage, outer);
+    if (log->threads[0].begun.load() != 0) {
+      EXPECT_EQ(open.at(static_cast<std::uint32_t>(victim)).stage, outer);
+    }
     const Snapshot snapshot = take_snapshot(copy.arena, copy.fit);
     for (unsigned i = 0; i < kWriters; ++i) {
       SCOPED_TRACE(i);
@@ -192,7 +194,9 @@ TEST_F(Recordings, ALiveProcessIsReadWhileItWrites) {
       ASSERT_LE(span.begin_ticks, span.end_ticks);
       ASSERT_EQ(span.depth, span.stage == inner ? 1 : 0);
       ASSERT_EQ(span.parent == 0, span.stage == outer);
-      if (span.stage == inner) ASSERT_EQ(span.parent + 1, span.id);
+      if (span.stage == inner) {
+        ASSERT_EQ(span.parent + 1, span.id);
+      }
     }
     for (const OpenCopy& span : read_open(copy.arena)) ASSERT_TRUE(span.stage == inner || span.stage == outer);
     // THEN counts only grow

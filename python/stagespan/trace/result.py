@@ -102,7 +102,8 @@ class Finding:
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
     """The findings without those that tell the same as another one, which takes their evidence."""
-    codes = {finding.code for finding in findings if not finding.same_as}
+    there = {finding.code for finding in findings if finding.code}
+    codes = {finding.code for finding in findings if finding.same_as not in there}
     kept = []
     for finding in findings:
         if finding.same_as and finding.same_as in codes:

@@ -115,7 +115,7 @@ def test_a_slip_in_a_verb_is_answered_with_the_near_one(
 def test_a_word_that_is_like_no_verb_gets_all_of_them(tmp_path: Path) -> None:
     done = stagespan("zzz", cwd=tmp_path)
     assert done.returncode == 2
-    assert "the commands are analyze, bench, doctor" in done.stderr
+    assert "the commands are analyze, bench, compare, doctor, dump" in done.stderr
 
 
 @pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "cut.json"])
