@@ -209,7 +209,7 @@ bool RecordingFile::open_file(const RecordingWish& wish, std::uint64_t size) noe
     folder_ = is_default ? default_recording_folder() : wish.folder;
     const Open folder(open_folder(folder_, is_default, place_.why));
     if (!folder) return false;
-    hidden_.assign(".").append(file_name(owner_, start_ticks_in("/proc/self/stat"), 0));
+    hidden_ = std::string(1, '.').append(file_name(owner_, start_ticks_in("/proc/self/stat"), 0));
     const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     int fd = openat(folder.get(), hidden_.c_str(), flags, 0600);
     if (fd < 0 && errno == EEXIST) {
