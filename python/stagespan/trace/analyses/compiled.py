@@ -61,7 +61,7 @@ _FALLBACK_SHARES = Thresholds(medium=30.0, low=10.0)
 _LOOKUP_SHARES = Thresholds(medium=25.0, low=10.0)
 _LIMIT_SHARES = Thresholds(medium=10.0, low=0.0)
 _EAGER_SHARE = 10.0
-# Shorter than this nothing is worth a sentence.
+# Shorter times are not reported.
 _LEAST_NS = 1_000_000
 _LEAST_LOOKUPS = 10
 
@@ -90,11 +90,13 @@ def _breaks(compiled: Compiled) -> Finding | None:
     least = "at least " if len(times) < len(compiled.breaks) else ""
     first = compiled.breaks[0]
     between = ", ".join(list(first.operators or {})[:3])
-    where = "" if first.before == "?" else f": frame {first.before} goes on in frame {first.after}"
+    where = (
+        "" if first.before == "?" else f": frame {first.before} continues in frame {first.after}"
+    )
     if where and len(compiled.breaks) > 1:
         where += f", and {_counted(len(compiled.breaks) - 1, 'more such pair')}"
     if between:
-        where += f"; between them ran {between}" if where else f": between them ran {between}"
+        where += f" ({between} ran between them)"
     lines = [compiled.functions.get(each.after) for each in compiled.breaks]
     known = list(dict.fromkeys(line for line in lines if line))
     advice = "TORCH_LOGS=graph_breaks names the lines."
@@ -110,15 +112,15 @@ def _breaks(compiled: Compiled) -> Finding | None:
     if time is not None:
         percent = share(time, frames.call_ns)
         severity = _BREAK_SHARES.severity(percent) or "low"
-        # A break also keeps what lies around it from being fused, however short it is.
+        # Even a short break prevents fusion across it.
         if severity == "high" and of_size(severity, time) != "high":
             severity = "medium"
         sentence += (
-            f" Between graphs passed {least}{in_words(time, 'ns')} ({percent:.1f} % of the calls'"
-            " time)."
+            f" The time between graphs was {least}{in_words(time, 'ns')}"
+            f" ({percent:.1f} % of the calls' time)."
         )
         seen.append(Evidence("from graph to graph", None, time, "ns"))
-    # What the host loses there the device need not lose.
+    # The device may be busy while the host loses this time.
     if severity == "high" and device_work(compiled.forest.trace).kind.any():
         severity = "medium"
     return Finding(
@@ -146,8 +148,8 @@ def _recompiled(compiled: Compiled) -> Finding | None:
         of_size(_AGAIN_SHARES.severity(percent) or "low", time),
         f"{what} compiled again, {_counted(len(again), 'time')} ({ids}), for {in_words(time, 'ns')}"
         f" ({percent:.1f} % of the window): something that the compiled code relies on changed,"
-        " such as a shape, a number or the grad mode. TORCH_LOGS=recompiles says what;"
-        " torch._dynamo.mark_dynamic, or a tensor in place of the number, avoids it.",
+        " such as a shape, a number or the grad mode. TORCH_LOGS=recompiles shows what changed."
+        " torch._dynamo.mark_dynamic, or a tensor instead of the number, avoids it.",
         tuple(evidence(compiled.forest.trace, each.row) for each in again[:3]),
         "compiled.recompiled",
     )
@@ -178,7 +180,7 @@ def _variants(compiled: Compiled) -> Finding | None:
         f"Frame {most.frame} ran in {len(most.variants)} compiled variants{others}: it was compiled"
         " again before the window because something that it relies on changed. Each new variant"
         " costs a compilation, and each call checks the guards of several. TORCH_LOGS=recompiles"
-        " says what changed.",
+        " shows what changed.",
         tuple(evidence(compiled.forest.trace, row) for row in list(firsts.values())[:3]),
         "compiled.variants",
     )
@@ -199,10 +201,9 @@ def _limit_reached(compiled: Compiled) -> Finding | None:
         _LIMIT_SHARES.severity(percent) or "low",
         f"{eager:,} of {_counted(count, 'call')} of compiled functions ({percent:.1f} %) found no"
         " compiled version that fits and ran eagerly: the limit of recompilations is"
-        f" reached{known}, or the program asked for it. TORCH_LOGS=recompiles says what changes"
-        " from call to call;"
-        " torch._dynamo.mark_dynamic, or a tensor in place of a number, avoids it, and"
-        " torch._dynamo.config.recompile_limit raises the limit.",
+        f" reached{known}, or the program requested this. TORCH_LOGS=recompiles shows what changes"
+        " from call to call. torch._dynamo.mark_dynamic, or a tensor instead of a number, avoids"
+        " it, and torch._dynamo.config.recompile_limit raises the limit.",
         (
             *(evidence(trace, each.row) for each in refused[:1]),
             *(evidence(trace, int(rows[node])) for node in compiled.eager[:2].tolist()),
@@ -228,9 +229,9 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
     return Finding(
         severity,
         f"torch.compile compiled for {in_words(time, 'ns')} ({percent:.1f} % of the window),"
-        f" {_counted(len(first), 'frame')} for the first time; of all compiling"
-        f" {in_words(longest, 'ns')} were {_PHASE_WORDS[phase]}. If the steady state is meant, run"
-        " the program once before the window.",
+        f" {_counted(len(first), 'frame')} for the first time. The longest phase was"
+        f" {_PHASE_WORDS[phase]} ({in_words(longest, 'ns')}). To measure the steady state, run the"
+        " program once before the window.",
         (
             *(evidence(compiled.forest.trace, each.row) for each in first[:2]),
             Evidence(f"{step}, its own time", None, own, "ns"),
@@ -270,16 +271,16 @@ def _no_inductor(compiled: Compiled) -> Finding | None:
     listed = ", ".join(work.name for work in plain[:3])
     return Finding(
         "medium",
-        f"The compiled graphs ran aten's own kernels and none of Inductor's: {in_words(time, 'ns')}"
-        f" ({percent:.1f} % of what ran in graphs) went into {listed} and the like, one by one. The"
-        " backend makes no code (eager, aot_eager): backend='inductor' would fuse them.",
+        f"The compiled graphs ran only aten's kernels, not Inductor's: {in_words(time, 'ns')}"
+        f" ({percent:.1f} % of the time in graphs) went into {listed} and similar kernels. The"
+        " backend generates no code (eager, aot_eager); backend='inductor' would fuse them.",
         _evidence_of(compiled, plain),
         "compiled.no_inductor",
     )
 
 
 def _fallbacks(compiled: Compiled) -> Finding | None:
-    """Operators within Inductor's graphs for which it has no code of its own."""
+    """Operators within Inductor's graphs for which it generates no code."""
     left = [work for work in compiled.work if work.of == FALLBACK]
     total = sum(_time(work) for work in compiled.work)
     time = sum(_time(work) for work in left)
@@ -293,7 +294,7 @@ def _fallbacks(compiled: Compiled) -> Finding | None:
         severity,
         f"In compiled graphs {in_words(time, 'ns')} ({percent:.1f} %) went into operators that"
         f" Inductor left to aten: {listed} (libraries for products, convolutions and attention,"
-        f" {in_words(libraries, 'ns')}, are not counted). Nothing is fused with these.",
+        f" {in_words(libraries, 'ns')}, are not counted). They cannot be fused.",
         _evidence_of(compiled, left),
         "compiled.fallback",
     )
@@ -312,8 +313,8 @@ def _lookups(compiled: Compiled) -> Finding | None:
     return Finding(
         severity,
         f"{in_words(time, 'ns')} ({percent:.1f} % of the calls of compiled functions) went into"
-        f" {count:,} look-ups of compiled code, which check its guards: fewer graph breaks and"
-        " variants, or larger compiled functions, need fewer.",
+        f" {count:,} look-ups of compiled code, which check its guards. Fewer graph breaks, fewer"
+        " variants, or larger compiled functions reduce this.",
         (evidence(forest.trace, int(forest.nodes.rows[longest])),),
         "compiled.guards",
     )
@@ -336,8 +337,8 @@ def _counted(number: int, what: str) -> str:
 
 
 _NOTHING = Unavailable(
-    "The trace shows nothing of torch.compile: neither a compiled region, nor a graph, nor a kernel"
-    " that Inductor made."
+    "The trace contains no sign of torch.compile: no compiled region, no graph, no kernel of"
+    " Inductor."
 )
 _YES = {True: "yes", False: "no"}
 _SHOWN = 15
@@ -352,7 +353,7 @@ class Compiled:
     window_ns: int
     frames: Frames
     breaks: list[Break] | None
-    """None for a trace without regions, as before torch 2.2: then they cannot be seen."""
+    """None for a trace without regions (before torch 2.2), which does not show them."""
     compiling: CompileTime | None
     """None when nothing was compiled within the window."""
     work: list[Work]
@@ -532,7 +533,7 @@ class Compiled:
                 )
                 for frame in self.frames.frames[:_SHOWN]
             ],
-            "Times on the host, compiling and the frames that a frame calls left out."
+            "Host time, without compilation and without called frames."
             + ("" if self.breaks is not None else " Graph breaks cannot be seen without regions."),
         )
 
@@ -569,7 +570,7 @@ class Compiled:
                 (CLASSES[work.of], work.name, work.calls, work.host_ns, work.device_ns)
                 for work in self.work[:_SHOWN]
             ],
-            f"{left:,} more are left out." if left > 0 else "",
+            f"{left:,} more are not shown." if left > 0 else "",
         )
 
     def _triton_table(self) -> Table:
@@ -610,7 +611,7 @@ def _compile_tables(compiling: CompileTime, ran: set[str]) -> list[Table]:
                 (each.id, each.time_ns, None if each.id is None else _YES[each.id in ran])
                 for each in compiling.compilations[:_SHOWN]
             ],
-            "What did not run Dynamo may have given up.",
+            "Dynamo may have skipped frames that did not run.",
         ),
     ]
 
@@ -621,7 +622,7 @@ def analyze(trace: Trace) -> Compiled | Unavailable:
         return _NOTHING
     forest = forest_of(trace)
     if forest is None:
-        return Unavailable("The trace's events lie years apart: its times are damaged.")
+        return Unavailable("The times in this trace are damaged: its events are years apart.")
     frames = frames_of(forest)
     compiling = compile_time(forest)
     triton = triton_by_kind(forest)

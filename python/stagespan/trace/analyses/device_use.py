@@ -43,7 +43,7 @@ from stagespan.trace.result import (
     share,
 )
 
-# Of the steps or the trace: exposed communication or copies below it are no finding.
+# Percent of the steps or the trace: less exposed communication or copies are not reported.
 _SHARES = Thresholds(25.0, 10.0, 5.0)
 
 _WITHIN_DEVICE = re.compile(r"DtoD|DeviceToDevice|Device -> Device", re.IGNORECASE)
@@ -56,7 +56,7 @@ class Use:
     """The device's use; times in ns."""
 
     use: DeviceUse
-    """All devices as one: a moment is busy when any of them is."""
+    """All devices together: a moment is busy if any device is busy."""
     devices: dict[int, DeviceTime]
     """By device; all kernels that communicate are communication."""
     stream_times: dict[tuple[int, int], DeviceTime]
@@ -70,9 +70,9 @@ class Use:
     longest: dict[tuple[int, int], Evidence]
     """The longest communication and copy, by device and kind; copies of the prevailing sort."""
     base: BaseWindow
-    """What the shares on pages are of."""
+    """The time to which the shares on pages refer."""
     within: dict[int, DeviceTime]
-    """By device where the base's time went."""
+    """The use of the base's time by device."""
     streams_within: dict[tuple[int, int], DeviceTime]
     """The same by device and stream."""
     copies: dict[int, str]
@@ -82,7 +82,7 @@ class Use:
 
     @property
     def parts(self) -> DeviceTime:
-        """Of one device its times, of several their sums."""
+        """The times of the device, or the sums over several devices."""
         return together(self.devices.values())
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,9 +106,9 @@ class Use:
         }
 
     def findings(self) -> list[Finding]:
-        """Communication and copies that nothing hides, if they take a good part of the time.
+        """Exposed communication and copies, if they take much of the time.
 
-        Of several devices the finding is about the one that loses the most time.
+        If there are several devices, the finding is about the one that loses the most time.
         """
         found = []
         for kind, what in ((COMMUNICATION, "communication"), (COPY, "copies")):
@@ -139,34 +139,34 @@ class Use:
         return found
 
     def _advice(self, device: int, kind: int) -> str:
-        """What would hide it, by what the trace shows of it."""
+        """How computation could hide it, by its streams and kinds in the trace."""
         if kind == COMMUNICATION:
             if self.shares_stream.get((device, kind)):
                 return (
-                    "It runs on a stream that computes: on a stream of its own, computation that"
-                    " does not need its result can hide it."
+                    "It runs on a stream that also computes. On a separate stream, independent"
+                    " computation can hide it."
                 )
             return (
-                "It has a stream of its own: computation hides it if it starts earlier, or in"
+                "It runs on its own stream. Computation can hide it if it starts earlier or in"
                 " smaller parts."
             )
         of = self.copies.get(device)
         if of == WITHIN_DEVICE:
             return (
                 "Most of the copies' time is within the device: they come from clones, changes of"
-                " layout and concatenation, or fill the inputs of device graphs. Fewer of them are"
-                " the remedy."
+                " layout and concatenation, or fill the inputs of device graphs. Reduce their"
+                " number."
             )
         if of == PAGEABLE:
             return (
-                "Most of the copies' time is to or from pageable memory, which the host waits for:"
-                " pinned memory with non_blocking=True lets computation hide them."
+                "Most of the copies' time is to or from pageable memory, for which the host waits."
+                " With pinned memory and non_blocking=True, computation can hide them."
             )
         if self.shares_stream.get((device, kind)):
-            return "On a stream of their own, computation that does not need them can hide them."
+            return "On a separate stream, independent computation can hide them."
         return (
-            "They have a stream of their own: computation hides them if they start earlier, as with"
-            " prefetching."
+            "They run on their own stream. Computation can hide them if they start earlier, for"
+            " example by prefetching."
         )
 
     def tables(self) -> list[Table]:
@@ -252,8 +252,8 @@ class Use:
             note += f" The times are the sums over {count} devices."
         if parts.custom_ns:
             note += (
-                f" {in_words(parts.custom_ns, 'ns')} of communication is of kernels other than"
-                " NCCL's, RCCL's and HCCL's; compute_union_us in --json has them as computing."
+                f" {in_words(parts.custom_ns, 'ns')} of communication are in kernels that are not"
+                " NCCL's, RCCL's or HCCL's; compute_union_us in --json counts them as computing."
             )
         if self.before_window:
             note += (
@@ -268,7 +268,7 @@ def analyze(trace: Trace) -> Use | Unavailable:
     use = device_use(trace)
     if use.span_ns is None:
         return Unavailable(
-            "The trace has no device events, so nothing is known about the device: record it with"
+            "The trace has no device events, so the use of the device is unknown: record it with"
             " the device's activity.",
             use.to_dict(),
         )
@@ -335,7 +335,7 @@ def _on_computing_stream(trace: Trace, rows: Rows, kind: NDArray[np.int8], of: i
 
 
 def _exposed(time: DeviceTime, kind: int) -> tuple[int, int]:
-    """Of communication or copies what nothing hid, and all."""
+    """The exposed time and the total time of communication or copies."""
     if kind == COMMUNICATION:
         return time.exposed_communication_ns, time.communication_ns
     return time.exposed_copy_ns, time.copy_ns

@@ -25,7 +25,7 @@ _DEEPEST = 250
 _DEEPEST_STACK = _DEEPEST
 _SHOWN = 15
 _LINE = re.compile(r"\.py\(\d+\): |^<[^>]+>\(\d+\): ")
-# Lines of Python that only pass a call on.
+# Lines of Python that only forward a call.
 _WRAPPER = re.compile(
     r": (?:__torch_function__|_(?:wrapped_)?call_impl)$|(?:^|/)torch/_ops\.py\(\d+\): __call__$"
     r"|(?:^|/)(?:contextlib|functools)\.py\(|(?:^|/)torch/autograd/profiler\.py\(\d+\): __enter__$"
@@ -36,13 +36,13 @@ _WIDTH = 58
 
 @dataclass(frozen=True, slots=True)
 class Flame:
-    """A tree of frames. All lists have one element a frame; parents stand before children."""
+    """A tree of frames. All lists have one element for each frame; parents come before children."""
 
     names: list[str]
     parent: list[int]
-    """Of each frame the one that called it, or -1: the threads."""
+    """The caller of each frame, or -1 for threads."""
     self_ns: Numbers
-    """Time in it, less that of what it called."""
+    """The time in each frame, without the frames that it called."""
     total_ns: Numbers
     works: NDArray[np.bool_]
     """Which are operators or calls of the runtime."""
@@ -59,11 +59,11 @@ class Flame:
         }
 
     def findings(self) -> list[Finding]:
-        """None: a picture."""
+        """None: the flame graph is only a chart."""
         return []
 
     def tables(self) -> list[Table]:
-        """The lines of Python whose own time, that of operators called there included, is most."""
+        """The lines of Python with the most own time, including the operators called there."""
         own = self.self_ns.tolist()
         works = self._threads_that_work()
         time: dict[str, int] = {}
@@ -79,7 +79,7 @@ class Flame:
         whole = int(self.self_ns[works].sum())
         longest = sorted(time.items(), key=lambda item: -item[1])[:_SHOWN]
         rows = [(_short(name), spent, share(spent, whole)) for name, spent in longest if spent]
-        note = "Own time with that of the operators called there, of the threads that call any."
+        note = "Own time including the operators called there, for threads that call operators."
         columns = (("line", ""), ("time", "ns"), ("of all", "%"))
         return [Table("Lines of Python", columns, rows, note)]
 
@@ -94,7 +94,7 @@ class Flame:
         return calls[root] if calls.any() else np.ones(len(self.names), dtype=np.bool_)
 
     def folded(self) -> str:
-        """One line a stack, `thread;caller;called 123`, whole microseconds of own time."""
+        """One line for each stack, `thread;caller;called 123`, own time in whole microseconds."""
         return "".join(f"{stack} {time}\n" for stack, time in self._stacks())
 
     def _stacks(self) -> Iterator[tuple[str, int]]:
@@ -108,9 +108,9 @@ class Flame:
                 yield stacks[-1], time
 
     def _kept(self) -> list[bool]:
-        """Which frames the nested form has: not too many, and not too deep for a reader of JSON."""
+        """The frames of the nested form, limited in number and depth for readers of JSON."""
         kept = levels(np.array(self.parent, dtype=np.intp)) < _DEEPEST
-        # Of frames with equal times the first, so that none stands without the one that called it.
+        # Of frames with equal times the first, so that every frame has its caller.
         kept[np.argsort(-self.total_ns, kind="stable")[_MOST_IN_JSON:]] = False
         result: list[bool] = kept.tolist()
         return result
@@ -133,7 +133,7 @@ def folded_of(found: Result | Unavailable | None) -> str:
     """The folded stacks of a result. Raises TraceError with the reason if it has none."""
     if isinstance(found, Flame):
         return found.folded()
-    reason = "Stacks are written of one trace: name one file."
+    reason = "--flame works for one trace only: name one file."
     raise TraceError(found.reason if isinstance(found, Unavailable) else reason)
 
 
@@ -141,7 +141,7 @@ def _of_frames(trace: Trace) -> Flame | Unavailable:
     """From events of Python's functions, operators and calls of the runtime within them."""
     forest, threads, with_frames = _forest_of_frames(trace)
     if forest is None:
-        return Unavailable("The trace's events lie years apart: its times are damaged.")
+        return Unavailable("The times in this trace are damaged: its events are years apart.")
     events = trace.events
     paths = Paths(
         np.concatenate((np.full(len(with_frames), -1), _below(forest, with_frames))),
@@ -230,7 +230,7 @@ def _of_stacks(trace: Trace) -> Flame | None:
 
 
 def _nested(flame: Flame, kept: list[bool]) -> dict[str, Any]:
-    """Frames within each other, the longest first, below one that stands for all."""
+    """Nested frames, the longest first, below one root frame."""
     own, total = flame.self_ns.tolist(), flame.total_ns.tolist()
     root = {"name": "all", "self_us": 0.0, "total_us": sum(own) / 1000, "children": []}
     made: dict[int, dict[str, Any]] = {-1: root}
@@ -257,7 +257,7 @@ def _nested(flame: Flame, kept: list[bool]) -> dict[str, Any]:
 
 
 def _short(name: str) -> str:
-    """A line without where its package lies; of a long path the end."""
+    """A line without the path of its package; only the end of a long path."""
     name = _PACKAGES.sub("", name)
     return name if len(name) <= _WIDTH else f"...{name[3 - _WIDTH :]}"
 

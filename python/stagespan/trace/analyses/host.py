@@ -39,30 +39,30 @@ PARTS = {
     LOADER_START: "starting the data loader",
     OPERATORS: "operators",
     COMMUNICATION: "communication while no operator ran",
-    BETWEEN_STEPS: "no operator for long, as a step ended",
-    OTHER: "no operator for long, but Python or an annotation",
-    UNSEEN: "no operator for long, nor anything else",
+    BETWEEN_STEPS: "no operator at the end of a step",
+    OTHER: "no operator, but Python or an annotation",
+    UNSEEN: "no operator, cause unknown",
     BETWEEN_OPERATORS: "between operators",
 }
 _SHARES = Thresholds(25.0, 10.0, 5.0)
-# Of operators that are called one after the other so much may pass between them.
+# Percent: less time between consecutive operators is not reported.
 _BETWEEN_LEAST = 25.0
 _NAMED = 20
 _ONLY = np.zeros(1, dtype=np.int64)
 _FILLERS = ("python_function", "user_annotation", "overhead")
-# Marks of steps fill everything, and say nothing about it.
+# Marks of steps fill all of the time, so they do not explain it.
 _NO_FILLER = re.compile(r"^ProfilerStep[#*]|^PyTorch Profiler")
-# Looking up what fills a stretch goes through all events that could.
+# Finding the event that fills an interval searches all candidates.
 _MOST_STRETCHES = 500
 _CODES = {part: f"host.{part}" for part in PARTS} | {DATA_LOADING: "host.data_loader"}
 _SENTENCES = {
     DATA_LOADING: "the program loaded data",
     LOADER_START: "the program started the data loader",
-    COMMUNICATION: "it communicated while no operator ran, so nothing hid the communication",
+    COMMUNICATION: "it communicated while no operator ran",
     BETWEEN_STEPS: "no operator ran between two steps",
     OTHER: "no operator ran",
-    UNSEEN: "no operator ran, and the trace holds nothing else in that time",
-    BETWEEN_OPERATORS: "it passed from one operator to the next",
+    UNSEEN: "no operator ran, and the trace shows no other activity in that time",
+    BETWEEN_OPERATORS: "it was between two operators",
 }
 
 
@@ -96,7 +96,7 @@ class Host:
         }
 
     def findings(self) -> list[Finding]:
-        """What took a good part of the time and was no operator."""
+        """Parts other than operators that took much of the time."""
         found = []
         for part, time in sorted(self.parts.items(), key=lambda item: -item[1]):
             percent = share(time, self.span_ns)
@@ -109,12 +109,12 @@ class Host:
             sentence += _SENTENCES[part]
             if part == BETWEEN_OPERATORS:
                 sentence += (
-                    f": there are {self.operators:,} of them, and the median takes"
+                    f": there are {self.operators:,} operators, and the median operator takes"
                     f" {in_words(self.operator_ns, 'ns')}"
                 )
             elif self.filled.get(part):
                 name, inside = next(iter(self.filled[part].items()))
-                sentence += f": most of it in {shortened(name, 90)} ({in_words(inside, 'ns')})"
+                sentence += f", mostly in {shortened(name, 90)} ({in_words(inside, 'ns')})"
             sentence = f"{sentence}. {advice_on(f'host.{part}', self.facts)}".rstrip()
             found.append(Finding(severity, sentence, self.evidence[part], _CODES[part]))
         return found
@@ -128,20 +128,18 @@ class Host:
 def analyze(trace: Trace) -> Host | Unavailable:
     """Sum up the host's time; Unavailable for traces with a device, or without operators."""
     if device_work(trace).kind.any():
-        return Unavailable(
-            "The trace has device events: the causes of idle time tell about the host."
-        )
+        return Unavailable("The trace has device events: see the causes of idle time for the host.")
     events = trace.events
     communicates = named(trace, COMMUNICATES)
     marks = trace.rows_of(["user_annotation", "cpu_op"])
     frames = trace.rows_of(["python_function"])
     operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & ~communicates
     if not operators.any():
-        return Unavailable("The trace has no operators, so nothing is known about the host's time.")
+        return Unavailable("The trace has no operators, so the use of the host's time is unknown.")
     begin, end = int(events.begin_ns[operators].min()), int(events.end_ns[operators].max())
     axis = Axis(begin, end, 1)
     if not axis.fits:
-        return Unavailable("The trace's operators lie years apart: its times are damaged.")
+        return Unavailable("The times in this trace are damaged: its operators are years apart.")
 
     def cover(which: Mask) -> Cover:
         return Cover(*_placed(axis, trace, which))
@@ -173,7 +171,7 @@ def analyze(trace: Trace) -> Host | Unavailable:
     shown = _evidence(trace, operators, communicates & marks)
     filled = {}
     for part, which in quiet.items():
-        # What communication or loading hides of a stretch is theirs.
+        # The part of an interval with communication or loading belongs to these.
         own = ends - begins - (sets[0] | sets[1] | sets[3]).within(begins, ends)
         chosen = np.flatnonzero(which & (own > 0))
         shown[part] = _of_stretches(trace, axis, begins[chosen], own[chosen], fills[chosen])
@@ -204,10 +202,10 @@ def _fillers(
     operators: Mask,
     stretches: tuple[Numbers, Numbers],
 ) -> Rows:
-    """Of each stretch the innermost event that fills half of it, on the thread of most operators.
+    """The innermost event that fills half of each interval, on the thread with most operators.
 
-    Of another thread, if that has none; -1 if there is none at all, and for all but the longest
-    stretches.
+    If that thread has none, an event of another thread; -1 if there is none at all, and for all but
+    the longest intervals.
     """
     events = trace.events
     begins, ends = stretches

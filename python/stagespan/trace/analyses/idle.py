@@ -78,7 +78,7 @@ class IdleGap:
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Calls of one kind in one operator, and the idle time that they are to blame for."""
+    """Calls of one kind in one operator, and the idle time that they caused."""
 
     cause: str
     operator: str | None
@@ -87,9 +87,9 @@ class Culprit:
     """Of the wait that cost most."""
     idle_ns: int
     in_call_ns: int
-    """What of it lies within the calls; the rest passed until the next launch."""
+    """The part of it within the calls; the rest is the time until the next launch."""
     calls: int
-    """How many of them the device was idle for."""
+    """The number of calls during which the device was idle."""
     waited_for: str | None
     """What the one that cost most waited for, where the trace says it: a stream, or all streams."""
 
@@ -118,7 +118,7 @@ class Culprit:
 def describe(
     where: CallSites, gaps: Gaps, parts: IdleParts, at: int, blamed: str | None = None
 ) -> IdleGap:
-    """What is known about one gap; the culprit is that of `blamed`, or of its largest part."""
+    """The details of one gap; the culprit is that of `blamed`, or of its largest part."""
     trace = where.trace
     events = trace.events
     begin, _ = window_of(trace) or (0, 0)
@@ -155,7 +155,7 @@ def describe(
 
 
 def group_by_culprit(where: CallSites, parts: IdleParts) -> list[Culprit]:
-    """Waits and allocations by operator and call, with the idle time that each is to blame for."""
+    """Waits and allocations by operator and call, with the idle time that each caused."""
     trace = where.trace
     events = trace.events
     calls = np.flatnonzero(parts.call_idle_ns)
@@ -236,9 +236,9 @@ def _culprit(
 # --- Findings ---
 
 
-# Of the device's span: below this an idle cause is no finding, and idle time as a whole is none.
+# Percent of the device's span: less idle time is not reported, by cause or as a whole.
 SHARES = Thresholds(25.0, 10.0, 3.0)
-# Of the idle time: causes below it are not named among several.
+# Percent of the idle time: smaller causes are not listed among several.
 _LEAST_NAMED = 10.0
 CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
     causes.DATA_LOADING: "idle.data_loader",
@@ -254,14 +254,14 @@ _SAME_ON_ASCEND = {
 }
 _NOT_SEEN = {
     causes.NOT_TRACED: "and the trace does not show why",
-    causes.HOST_UNSEEN: "the host launched nothing in that time, and the trace holds nothing of it"
-    " there",
+    causes.HOST_UNSEEN: "the host launched nothing meanwhile, and the trace does not show what it"
+    " did",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What findings are made of; times in ns."""
+    """The figures of the findings; times in ns."""
 
     span_ns: int
     idle_ns: int
@@ -287,7 +287,7 @@ class Known:
         return "its" if self.devices == 1 else "their"
 
     def findings(self) -> list[Finding]:
-        """One for the start, one for each cause; else one for all idle time, if it is enough."""
+        """One for the start and one for each cause; otherwise one for all idle time, if large."""
         times = dict(self.by_cause)
         found = []
         if self.start is not None and (severity := self._severity(self.start.idle_ns)):
@@ -344,14 +344,14 @@ class Known:
                     f", of which {in_words(worst.in_call_ns, 'ns')} in the call and the rest until"
                     " the next work began"
                 )
-            return f": most of it at {worst.words} ({said})"
+            return f", mostly at {worst.words} ({said})"
         if cause == causes.QUEUED:
-            return f": the median gap is {in_words(self.queued_gap_ns, 'ns')}"
+            return f" (the median gap is {in_words(self.queued_gap_ns, 'ns')})"
         if cause == causes.LAUNCH and self.kernel_ns is not None:
             return f", while the median kernel takes {in_words(self.kernel_ns, 'ns')}"
         if self.evidence[cause] and cause != causes.GRAPH:
             where = "after" if cause == causes.DEPENDENCY else "at"
-            return f": the longest {where} {shortened(self.evidence[cause][0].event)}"
+            return f" (the longest gap is {where} {shortened(self.evidence[cause][0].event)})"
         return ""
 
     def _of_start(self, start: StartUp, severity: Severity) -> Finding:
@@ -377,20 +377,20 @@ class Known:
         ]
         sentence = (
             f"{self._idle_for(self.idle_ns, sum(self.gaps_by_cause.values()))} for several"
-            f" reasons, none of which took 3 %: {', '.join(parts)}."
+            f" reasons, each below 3 %: {', '.join(parts)}."
         )
         shown = tuple(each for cause, _ in largest for each in self.evidence[cause][:1])
         return Finding(severity, sentence, shown, "idle.several")
 
 
 def _of_pattern(pattern: Pattern) -> str:
-    """What is known of gaps that the trace does not explain."""
+    """Sentences about gaps that the trace does not explain."""
     following = shortened(pattern.next)
     if pattern.gaps == 1:
-        said = f" {in_words(pattern.idle_ns, 'ns')} of it is one gap before {following}"
+        said = f" {in_words(pattern.idle_ns, 'ns')} of this is one gap before {following}"
     else:
         said = (
-            f" {in_words(pattern.idle_ns, 'ns')} of it are {pattern.gaps:,} gaps of"
+            f" {in_words(pattern.idle_ns, 'ns')} of this are {pattern.gaps:,} gaps of"
             f" {in_words(pattern.least_ns, 'ns')} to {in_words(pattern.most_ns, 'ns')} before"
             f" {following}"
         )
@@ -423,7 +423,7 @@ def _of_pattern(pattern: Pattern) -> str:
         )
     if pattern.cause == causes.NOT_TRACED and before + later:
         said += (
-            ". So it waited for what the trace does not hold: work launched before the trace began,"
+            ". So it waited for something outside the trace: work launched before the trace began,"
             " of another process, or of another device"
         )
     return f"{said}."
@@ -434,8 +434,8 @@ def _of_pattern(pattern: Pattern) -> str:
 
 TOP = 20
 _NO_DEVICE = (
-    "The trace has no device events: record it with the device's activity, or nothing can be said"
-    " about how the device was used."
+    "The trace has no device events: record it with the device's activity, otherwise the use of the"
+    " device is unknown."
 )
 
 
@@ -460,7 +460,7 @@ class Idle:
     """The gaps in which the program started up; None if there are none."""
     told: tuple[Finding, ...]
     devices: int = 1
-    """Of several devices only the time counts in which none works."""
+    """The number of devices; with several, only the time in which none works counts."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, in microseconds."""
@@ -485,7 +485,7 @@ class Idle:
         }
 
     def findings(self) -> list[Finding]:
-        """What cost at least 3 % of the device's time, also if the trace does not say why."""
+        """Causes of at least 3 % of the device's time, including unknown ones."""
         return list(self.told)
 
     def tables(self) -> list[Table]:
@@ -500,7 +500,7 @@ class Idle:
             f"Idle {in_words(self.idle_ns, 'ns')} of {in_words(self.span_ns, 'ns')}.",
         )
         calls = Table(
-            "Calls that the device was idle for",
+            "Calls during which the device was idle",
             (
                 ("operator", ""),
                 ("call", ""),

@@ -187,14 +187,14 @@ def as_tables(kernels: Kernels) -> list[Table]:
 
 
 def _note(kernels: Kernels, names: int) -> str:
-    notes = [f"{names - TOP:,} more names are left out."] if names > TOP else []
+    notes = [f"{names - TOP:,} more names are not shown."] if names > TOP else []
     if kernels.launched is not None:
         unknown = kernels.launched.calls < 0
         if unknown.any():
             time = int(kernels.time_ns[unknown].sum())
             notes.append(
-                f"Of {int(unknown.sum()):,} device events ({in_words(time, 'ns')}) the trace does"
-                " not have the launch, so their operator and stage are unknown."
+                f"The launch of {int(unknown.sum()):,} device events ({in_words(time, 'ns')}) is"
+                " not in the trace, so their operator and stage are unknown."
             )
         graph = kernels.launched.of_graph
         if graph.any():
@@ -209,7 +209,7 @@ def _groups(
     title: str, what: str, kernels: Kernels, codes: NDArray[np.int64], with_calls: bool = False
 ) -> Table:
     groups, total = grouped(codes, kernels.time_ns), kernels.total_ns
-    left = f"{len(groups) - _SHOWN:,} more are left out." if len(groups) > _SHOWN else ""
+    left = f"{len(groups) - _SHOWN:,} more are not shown." if len(groups) > _SHOWN else ""
     calls = _calls(codes, kernels.call) if with_calls else {}
     columns = [(what, ""), ("time", "ns"), (_of(kernels), "%"), (_what(kernels), "")]
     rows: list[tuple[Cell, ...]] = []
@@ -221,7 +221,7 @@ def _groups(
 
 
 def _of(kernels: Kernels) -> str:
-    """The one thing that all shares of this analysis are of."""
+    """The total to which all percentages of this analysis refer."""
     return "of device work" if kernels.on_device else "of operators"
 
 
@@ -232,10 +232,10 @@ def _what(kernels: Kernels) -> str:
 def _of_what(kernels: Kernels) -> str:
     time = in_words(kernels.total_ns, "ns")
     if not kernels.on_device:
-        return f"Operators by their own time on the host, {time} in all."
+        return f"Operators by their own time on the host, {time} in total."
     return (
         f"Device work is the sum of the durations of all kernels, copies and memsets: {time}. All"
-        " shares of kernels and operators are of it."
+        " percentages of kernels and operators refer to it."
     )
 
 
@@ -346,7 +346,7 @@ def _stem(path: str) -> str:
 # --- Findings ---
 
 
-# Below these a trace is too short to say anything about a program.
+# Shorter traces are not representative of a program.
 _FEWEST_KERNELS = 100
 _LEAST_NS = 1_000_000
 _DOMINANT = 50.0
@@ -378,7 +378,7 @@ _SINGLE_SHARES = Thresholds(80.0, 40.0, 20.0)
 
 
 def kernel_findings(kernels: Kernels) -> list[Finding]:
-    """Findings about a device's kernels; what is amiss on a host alone stands elsewhere."""
+    """Findings about a device's kernels; `host` has those of traces without a device."""
     time = kernels.time_ns[kernels.is_kernel]
     if not kernels.on_device or len(time) < _FEWEST_KERNELS or time.sum() < _LEAST_NS:
         return []
@@ -394,7 +394,7 @@ def kernel_findings(kernels: Kernels) -> list[Finding]:
 
 
 def _dominant(kernels: Kernels) -> Finding | None:
-    """One kernel takes most of the time that the device worked."""
+    """One kernel that takes most of the device's busy time."""
     groups = kernels.by_name()
     first = groups[0]
     percent = share(first.time_ns, kernels.total_ns)
@@ -407,11 +407,11 @@ def _dominant(kernels: Kernels) -> Finding | None:
     if min(percent, of_busy) < _DOMINANT or kind == "communication":
         return None
     operator = kernels.prevailing(kernels.operator).get(first.code)
-    launched = "" if operator is None else f", launched by {kernels.trace.names[operator]},"
+    launched = "" if operator is None else f" (launched by {kernels.trace.names[operator]})"
     name = shortened(kernels.trace.names[first.code])
     return Finding(
         "medium",
-        f"One kernel, {name}{launched} takes {in_words(first.time_ns, 'ns')}"
+        f"The kernel {name}{launched} takes {in_words(first.time_ns, 'ns')}"
         f" ({percent:.1f} % of device work) in {first.count:,} launches. A kernel profiler, such as"
         " Nsight Compute or rocprof-compute, shows whether it uses the device well.",
         (_longest(kernels, mine), Evidence("all its launches", None, first.time_ns, "ns")),
@@ -420,7 +420,7 @@ def _dominant(kernels: Kernels) -> Finding | None:
 
 
 def _tiny(kernels: Kernels) -> Finding | None:
-    """Very many kernels that are too short for the device to be worth a launch each."""
+    """Very many kernels that are shorter than their launches."""
     assert kernels.launched is not None
     single = kernels.is_kernel & ~kernels.launched.of_graph
     tiny = single & (kernels.time_ns < _TINY_NS)
@@ -433,7 +433,7 @@ def _tiny(kernels: Kernels) -> Finding | None:
     return Finding(
         "medium",
         f"{count:,} kernels ({percent:.1f} % of those launched one by one) ran for less than"
-        f" {in_words(_TINY_NS, 'ns')} each, together {in_words(time, 'ns')}. They would cost less"
+        f" {in_words(_TINY_NS, 'ns')} each, {in_words(time, 'ns')} in total. They would cost less"
         " if torch.compile fused them, if a device graph launched them, or with more work in each.",
         (
             Evidence("kernels below 5 µs", None, count, "events"),
@@ -444,7 +444,7 @@ def _tiny(kernels: Kernels) -> Finding | None:
 
 
 def _fusible(kernels: Kernels) -> Finding | None:
-    """Much time in what is bound by memory, and nothing has fused it."""
+    """Much time in memory-bound kernels that are not fused."""
     names = kernels.trace.names
     ran = np.unique(kernels.name).tolist()
     if any(inductor_kind(names[code]) for code in ran):
@@ -463,12 +463,11 @@ def _fusible(kernels: Kernels) -> Finding | None:
     return Finding(
         of_size(severity, time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into"
-        f" {int(chosen.sum()):,} kernels that only pass over memory (elementwise, copies, norms,"
-        " reductions), and nothing in the trace was compiled: torch.compile would fuse many of"
-        " them.",
+        f" {int(chosen.sum()):,} memory-bound kernels (elementwise, copies, norms, reductions), and"
+        " no code in the trace was compiled. torch.compile would fuse many of them.",
         (
             Evidence(names[first.code], None, first.time_ns, "ns"),
-            Evidence("kernels that only pass over memory", None, percent, "%"),
+            Evidence("memory-bound kernels", None, percent, "%"),
         ),
         "kernels.memory_bound",
     )
@@ -505,7 +504,7 @@ def _layout(kernels: Kernels) -> Finding | None:
 
 
 def _single_precision(kernels: Kernels) -> Finding | None:
-    """Products in single precision, on a device whose matrix units were left idle."""
+    """Products in single precision that do not use the device's matrix units."""
     chosen = kernels.is_kernel & _named(kernels, _SINGLE)
     chosen &= np.isin(kernels.kind, (_KINDS.index(MATMUL), _KINDS.index(CONVOLUTION)))
     time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
@@ -514,14 +513,14 @@ def _single_precision(kernels: Kernels) -> Finding | None:
     if severity is None:
         return None
     half = _named(kernels, _HALF_ALONE)[chosen].any()
-    advice = "autocast to bfloat16, or torch.set_float32_matmul_precision('high'),"
+    advice = "autocast to bfloat16 or torch.set_float32_matmul_precision('high')"
     if half:
         advice = "autocast to float16"
     return Finding(
         of_size(severity, time),
         f"{in_words(time, 'ns')} ({percent:.1f} % of device work) went into products and"
-        " convolutions in single precision without the device's matrix units, as the kernels'"
-        f" names say: where less precision is enough, {advice} would use them.",
+        " convolutions in single precision that, by the kernels' names, do not use the device's"
+        f" matrix units. If lower precision is sufficient, {advice} uses them.",
         (_longest(kernels, chosen), Evidence("products without matrix units", None, percent, "%")),
         "kernels.single_precision",
     )
@@ -532,7 +531,7 @@ def _attention_in_parts(kernels: Kernels) -> Finding | None:
     if (kernels.kind == _KINDS.index(ATTENTION)).any():
         return None
     chosen = kernels.is_kernel & _named(kernels, _SOFTMAX)
-    # Of the last layer, or of a loss, there is one a step; of attention one a layer.
+    # The last layer, or a loss, has one softmax per step; attention has one per layer.
     time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
     percent = share(time, total)
     severity = _SOFTMAX_SHARES.severity(percent)
@@ -542,10 +541,10 @@ def _attention_in_parts(kernels: Kernels) -> Finding | None:
         return None
     return Finding(
         of_size(severity, time),
-        f"Attention ran in parts, with no kernel of its own: {in_words(time, 'ns')}"
+        f"Attention ran as separate kernels: {in_words(time, 'ns')}"
         f" ({percent:.1f} % of device work) went into {int(chosen.sum()):,} softmax kernels, and"
         f" {in_words(products, 'ns')} ({share(products, total):.1f} %) into the batched products"
-        " around them. torch.nn.functional.scaled_dot_product_attention does all of it in one"
+        " around them. torch.nn.functional.scaled_dot_product_attention runs all of this in one"
         " kernel, without writing the weights to memory.",
         (_longest(kernels, chosen), _longest(kernels, batched)),
         "kernels.attention_in_parts",
@@ -631,7 +630,7 @@ class Kernels:
         return as_dict(self)
 
     def findings(self) -> list[Finding]:
-        """What an expert would look at first."""
+        """Findings about kernels that take much of the device's time."""
         return kernel_findings(self)
 
     def tables(self) -> list[Table]:
@@ -654,7 +653,7 @@ def analyze(trace: Trace) -> Kernels | Unavailable:
         return _of_host(trace, host)
     found = launch_sources(trace, rows)
     if found is None:
-        return Unavailable("The trace's events lie years apart: its times are damaged.")
+        return Unavailable("The times in this trace are damaged: its events are years apart.")
     events = trace.events
     operator = _names(trace, found.operator)
     shape, shapes = _shapes(trace, found.operator)
@@ -709,7 +708,7 @@ def _names(trace: Trace, rows: Rows) -> NDArray[np.int64]:
 
 
 def _kinds(trace: Trace, name: NDArray[np.int64], operator: NDArray[np.int64]) -> NDArray[np.int64]:
-    """By the name; if that says nothing, by the operator that launched it.
+    """By the name; if it has no known kind, by the operator that launched it.
 
     Convolutions are computed by matrix products, too, and mixtures of experts by work of all kinds.
     """

@@ -37,9 +37,9 @@ class Launches:
     call_ns: tuple[int, int, int] | None
     """Duration of the launching calls: median, 90th centile, most."""
     depth: tuple[float, int] | None
-    """Launched but not begun as the next was launched: mean and most."""
+    """Work in the queue (launched, but not begun) at each launch: mean and maximum."""
     found_empty: int
-    """Launches that found nothing running and nothing queued."""
+    """The number of launches with no work running or queued."""
     graphs: list[Graph]
 
     def to_dict(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Launches:
         }
 
     def findings(self) -> list[Finding]:
-        """None: what slow launches cost is among the causes of idle time."""
+        """None: the cost of slow launches is one of the causes of idle time."""
         return []
 
     def tables(self) -> list[Table]:
@@ -106,12 +106,12 @@ def analyze(trace: Trace) -> Launches | Unavailable:
     events = trace.events
     rows = device_work(trace).rows
     if len(rows) == 0:
-        return Unavailable("The trace has no device events, so nothing is known about launches.")
+        return Unavailable("The trace has no device events, so the launches are unknown.")
     calls = launch_of(trace, rows)
     if not (calls >= 0).any():
         return Unavailable(
-            "The trace holds none of the calls that launched the device's work: record the host's"
-            " activity too."
+            "The trace contains none of the calls that launched the device's work: also record the"
+            " host's activity."
         )
     of_graph = graph_calls(trace, calls)
     single = (calls >= 0) & ~of_graph
@@ -128,7 +128,7 @@ def analyze(trace: Trace) -> Launches | Unavailable:
 
 
 def _queue(trace: Trace, rows: Numbers, calls: Numbers) -> dict[str, Any]:
-    """How many launches were waiting as each was issued, and how many found nothing there."""
+    """The queue's length at each launch, and the number of launches with an empty device."""
     if len(rows) == 0:
         return {"depth": None, "found_empty": 0}
     events = trace.events

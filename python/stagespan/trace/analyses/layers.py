@@ -1,4 +1,4 @@
-"""Layers: the modules that the profiler recorded, or else what repeats, marked as inferred."""
+"""Layers: the modules that the profiler recorded, or else repeated blocks, marked as inferred."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _MOST_MORE = 2
 # How many layers a block can hold, and how much of it is of one of them alone.
 _MOST_PARTS = 4
 _FEW = 0.1
-# Of the events' time: a repetition of less is no layer.
+# Percent of the events' time: shorter repetitions do not count as layers.
 _LEAST_SHARE = 0.05
 
 
@@ -109,7 +109,7 @@ class Blocks:
 
     @property
     def what(self) -> str:
-        """What it is that repeats."""
+        """The kind of the events that repeat."""
         return "kernels" if self.of_kernels else "operators"
 
 
@@ -184,11 +184,12 @@ def _block(trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int) -> Laye
 
 
 def _layers(names: NDArray[np.int32], block: Rows, times: int, trace: Trace) -> int:
-    """How many layers a block that repeats stands for.
+    """The number of layers in a repeated block.
 
-    What begins or ends the model can run into its first or last layer, which then is not one of the
-    repetitions, but holds most of a block's events all the same. And layers that take turns, as
-    with two sorts of attention, are one block, in which almost every event occurs several times.
+    The work at the begin or end of the model can be adjacent to the first or last layer, which then
+    does not repeat exactly, but still contains most of a block's events. Layers that alternate,
+    such as two kinds of attention, form one block, in which almost every event occurs several
+    times.
     """
     inside, each = np.unique(trace.events.name[block], return_counts=True)
     found, counts = np.unique(names, return_counts=True)
@@ -274,12 +275,12 @@ class Modules:
     modules: list[Module]
     """Each behind the one around it, in the order of the first call."""
     outside: tuple[int, int]
-    """Device events that no module launched, forward or backward, and their durations' sum."""
+    """Device events that were not launched by a module, forward or backward, and their sum."""
     device_ns: int | None
 
 
 def modules_of(trace: Trace) -> Modules | None:
-    """Sum up the modules' calls; None where the trace has none."""
+    """Sum up the modules' calls; None if the trace has none."""
     events = trace.events
     rows = np.flatnonzero(
         trace.rows_of(["python_function"]) & named(trace, _MODULE) & (events.dur_ns > 0)
@@ -415,7 +416,7 @@ _TIMES, _LEAST_PERCENT, _LEAST_LIKE = 1.5, 5.0, 4
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """The modules, and where they do not tell the layers the blocks that repeat."""
+    """The modules; if they do not show the layers, also the repeated blocks."""
 
     modules: Modules | None
     blocks: Blocks | None
@@ -452,9 +453,9 @@ class Layers:
             extra = (most - median) * module.calls // module.instances
             if median and share(extra, whole) >= _LEAST_PERCENT:
                 sentence = (
-                    f"{shortened(module.slowest)} takes the device {in_words(most, 'ns')} a call,"
-                    f" the median of its {module.instances:,} like"
-                    f" ({shortened(' / '.join(module.path), 80)}) {in_words(median, 'ns')}."
+                    f"{shortened(module.slowest)} takes {in_words(most, 'ns')} of device time per"
+                    f" call. The median of its {module.instances:,} instances"
+                    f" ({shortened(' / '.join(module.path), 80)}) is {in_words(median, 'ns')}."
                 )
                 shown = Evidence(f"nn.Module: {module.slowest}", None, most, "ns")
                 found.append(Finding("low", sentence, (shown,), "layers.slow_module"))
@@ -475,8 +476,8 @@ def analyze(trace: Trace) -> Layers | Unavailable:
     if modules is not None or blocks is not None:
         return Layers(modules, blocks)
     return Unavailable(
-        "The trace does not tell layers: it holds no modules, and nothing in it repeats as the"
-        " layers of a model do. Record it with_stack=True, which names them."
+        "Layers are unknown: the trace contains no modules, and no block of kernels repeats."
+        " Record it with_stack=True, which names them."
     )
 
 
@@ -518,7 +519,7 @@ def _modules_table(modules: Modules) -> Table:
     if on_device:
         note += (
             f" {modules.outside[0]:,} device events ({in_words(modules.outside[1], 'ns')}) were"
-            " launched by no module's forward or backward."
+            " not launched by a module's forward or backward."
         )
     return Table("Modules", tuple(columns), rows, note.strip())
 

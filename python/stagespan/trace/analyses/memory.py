@@ -48,11 +48,11 @@ class MemoryEvents:
     bytes: Numbers
     """Allocated, or below zero freed."""
     allocated: Numbers
-    """In all behind each event; where the trace does not say, what came to it since its begin."""
+    """The total after each event; if unknown, the change since the begin of the trace."""
     is_total: bool
     """Whether the trace says how much was allocated in all."""
     reserved: Numbers | None
-    """By the allocator from the device; -1 where the trace does not say."""
+    """Reserved by the allocator; -1 if unknown."""
     freed_at: Rows | None
     """Of an allocation the index of its freeing; of one that the trace does not see freed, and of
     freeings, the number of events. None where not all events have addresses."""
@@ -127,7 +127,7 @@ def _numbers(trace: Trace, key: str) -> tuple[Numbers, NDArray[np.bool_]] | None
         return None
     found = written.numbers
     if found is None:
-        # One that is no number makes all of them texts.
+        # One value that is not a number makes all of them texts.
         found = np.array([_number(text) for text in written.texts])[written.codes]
     values = np.zeros(len(trace.instants), dtype=np.int64)
     known = np.zeros(len(trace.instants), dtype=np.bool_)
@@ -147,7 +147,7 @@ def _addresses(trace: Trace) -> tuple[Numbers, NDArray[np.bool_]]:
         return values, known
     numbers = written.numbers
     if numbers is None:
-        # One beyond 63 bits, or no number, makes all of them texts.
+        # One value beyond 63 bits, or one that is not a number, makes all of them texts.
         each = [_address(text) for text in written.texts]
         found = np.array([value or 0 for value in each], dtype=np.int64)[written.codes]
         whole = np.array([value is not None for value in each])[written.codes]
@@ -275,7 +275,7 @@ class _Forest:
 
 # So many steps in a row must leave more than the one before; the first ones warm up.
 _LEAST_STEPS = 4
-# Of the peak, and bytes: a step that leaves less behind, such as a list of losses, is no worry.
+# Percent of the peak, and bytes: less growth, such as of a list of losses, is not reported.
 _LEAST_PERCENT = 0.1
 _LEAST_BYTES = 1 << 16
 _SHARES = Thresholds(20.0, 5.0, 0.0)
@@ -312,7 +312,7 @@ class Growth:
         }
 
     def finding(self, device: str, peak: int) -> Finding | None:
-        """A sentence where several steps in a row leave memory behind."""
+        """A finding if several steps in a row leave more memory allocated."""
         if self.growing < _LEAST_STEPS or peak <= 0:
             return None
         each = self.left / self.growing
@@ -326,7 +326,7 @@ class Growth:
         )
         if self.by is not None:
             sentence += (
-                f"; {in_words(self.by_bytes, 'bytes')} of what they left was allocated in"
+                f". {in_words(self.by_bytes, 'bytes')} of this were allocated in"
                 f" {shortened(self.by)}"
             )
         sentence += ". If the steps are alike, the program keeps tensors that it no longer needs."
@@ -446,7 +446,7 @@ class DeviceMemory:
     holder: Holder | None
     """Who allocated as the peak was reached."""
     before: int | None
-    """At the peak, of what was allocated before the trace; None where it cannot be told."""
+    """The part of the peak that was allocated before the trace; None if unknown."""
     first: int
     """Behind the first event."""
     last: int
@@ -521,10 +521,11 @@ class Memory:
         note = ""
         if any(not each.is_total for each in self.devices):
             note = (
-                "The trace does not say what was allocated before it began: figures are above that."
+                "The trace does not show what was allocated before it began; figures do not"
+                " include it."
             )
         if self.left_out:
-            note += f" {self.left_out:,} events without a size were left out."
+            note += f" {self.left_out:,} events without a size were skipped."
         tables = [
             Table(
                 "Memory",
@@ -556,7 +557,7 @@ def analyze(trace: Trace) -> Memory | Unavailable:
     found, left_out = memory_events(trace)
     if not found:
         return Unavailable(
-            "The trace has no memory events, so nothing is known about memory: record it with"
+            "The trace has no memory events, so the use of memory is unknown: record it with"
             " profile_memory=True."
         )
     ranges = step_ranges(trace) if len(trace.events) else None

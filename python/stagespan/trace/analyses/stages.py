@@ -54,9 +54,9 @@ class StageTree:
     node: Rows
     """Of each the stage."""
     folded: NDArray[np.bool_]
-    """Calls that lie too deep to be stages of their own: they are a part of the one around them."""
+    """Calls at too great a depth, which count as part of the enclosing stage."""
     names: list[str]
-    """Of each stage; a stage stands behind the one around it."""
+    """The name of each stage; stages come after the enclosing stage."""
     parent: Rows
     """Of each stage the one around it, or -1."""
     calls: Numbers
@@ -120,8 +120,8 @@ def stage_tree(trace: Trace) -> StageTree | None:
 
 
 def _askers(trace: Trace, device: Rows, calls: Rows) -> Rows:
-    """What tells the stage of device events: their launches, or where a queue launches from a
-    thread of its own, the operators that asked for them.
+    """The events that determine the stage of device events: their launches, or if a queue launches
+    on its own thread, the operators that enqueued them.
     """
     found = launch_sources(trace, device) if is_ascend(trace) else None
     return calls if found is None else np.where(found.operator >= 0, found.operator, calls)
@@ -163,7 +163,7 @@ def _lanes(trace: Trace, rows: Rows, calls: Rows) -> tuple[NDArray[np.int64], Nu
 def _stages_of(
     trace: Trace, tree: Tree, lanes: NDArray[np.int64], lane: Numbers, calls: Rows
 ) -> tuple[Rows, int]:
-    """Of each device event the call of a stage that launched it, and how many were told by time."""
+    """The call of a stage that launched each device event, and how many were found by time."""
     events = trace.events
     known = np.flatnonzero(calls >= 0)
     found = np.full(len(calls), -1, dtype=np.intp)
@@ -288,7 +288,7 @@ class Stages:
     device_ns: int | None
     """All device events' durations: those of the stages' own, and what no stage launched."""
     outside: tuple[int, int]
-    """Device events that no stage launched, and their durations' sum."""
+    """Device events that were not launched in a stage, and the sum of their durations."""
     by_time: int
     """Device events given to the stage that another thread was in as they were launched."""
     work_ns: int
@@ -327,9 +327,9 @@ class Stages:
             sentence = (
                 f"The stage {shortened(' / '.join(stage.path), 90)} took the host"
                 f" {in_words(stage.host_self_ns, 'ns')} to launch {launched:,} kernels and copies,"
-                f" which run for {in_words(device // launched, 'ns')} on average: the device was"
-                f" idle for {in_words(idle, 'ns')} of it. Fewer and larger operators, a device"
-                " graph, or torch.compile would help there."
+                f" which run for {in_words(device // launched, 'ns')} on average. The device was"
+                f" idle for {in_words(idle, 'ns')} of this time. Fewer and larger operators, a"
+                " device graph, or torch.compile would help."
             )
             figure = Evidence(stage.path[-1], None, launched, "device events")
             found.append(
@@ -344,19 +344,19 @@ class Stages:
         note = f"The {len(kept):,} longest of {count:,}." if len(kept) < count else ""
         if self.on_device:
             note += (
-                " Device time is that of what the stage launched, whenever it ran;"
+                " Device time is that of the work launched in the stage, no matter when it ran."
                 f" {self.outside[0]:,} device events ({in_words(self.outside[1], 'ns')}) were"
-                " launched by no stage."
+                " not launched in a stage."
             )
         if self.deeper:
             note += (
-                f" {self.deeper:,} annotations lie more than {DEEPEST_PATH} deep and count to the"
-                " stage around them."
+                f" {self.deeper:,} annotations are nested more than {DEEPEST_PATH} deep and count"
+                " towards the enclosing stage."
             )
         if self.by_time:
             note += (
-                f" {self.by_time:,} were launched by other threads and count to the stage that the"
-                " program was in then."
+                f" {self.by_time:,} were launched by other threads and count towards the stage that"
+                " was open at that time."
             )
         columns = [("stage", ""), ("calls", ""), ("host", "ns"), ("host, own", "ns")]
         if self.on_device:
@@ -381,7 +381,7 @@ def analyze(trace: Trace) -> Stages | Unavailable:
     tree = stage_tree(trace) if len(trace.events) else None
     if tree is None:
         return Unavailable(
-            "The trace has no annotations, so nothing is known about stages: mark them by"
+            "The trace has no annotations, so its stages are unknown: mark them by"
             " torch.profiler.record_function or stagespan.span."
         )
     events = trace.events
@@ -433,7 +433,7 @@ def analyze(trace: Trace) -> Stages | Unavailable:
 
 
 def _evidence(trace: Trace, row: int, begin_ns: int) -> Evidence:
-    """As `result.evidence`, without a look at the whole trace for each."""
+    """The same as `result.evidence`, without a search of the whole trace for each."""
     events = trace.events
     name = trace.names[int(events.name[row])]
     return Evidence(name, int(events.begin_ns[row]) - begin_ns, int(events.dur_ns[row]), "ns")

@@ -112,8 +112,8 @@ class StepGaps:
         largest = self.largest[0]
         filled = "" if largest.host_event is None else f", in {shortened(largest.host_event)}"
         note = (
-            "From the last work of a step to the first of the next,"
-            f" {in_words(self.median_ns, 'ns')} in the median; the longest is behind"
+            "The time from the last work of a step to the first of the next. The median is"
+            f" {in_words(self.median_ns, 'ns')}. The longest is after"
             f" {shortened(largest.after)}{filled}: {in_words(largest.dur_ns, 'ns')}."
         )
         return Table("Between steps", (("", ""), ("time", "ns"), ("of it", "%")), rows, note)
@@ -151,7 +151,7 @@ class Edge:
     """Steps' time before the launch of the device's first event, or behind its last."""
 
     first: bool
-    """Before the first, or behind the last."""
+    """True before the first event, False after the last."""
     dur_ns: int
     evidence: tuple[Evidence, ...]
     """The device's event, and what the host did."""
@@ -159,7 +159,7 @@ class Edge:
     """The host's event that fills at least half of it."""
 
     def finding(self, total_ns: int, count: int) -> Finding | None:
-        """A sentence if it is much of the steps' time: causes of idle time leave it out."""
+        """A finding if it is much of the steps' time, as the causes of idle time exclude it."""
         percent = share(self.dur_ns, total_ns)
         severity = _GAP_SHARES.severity(percent)
         if severity is None:
@@ -173,7 +173,7 @@ class Edge:
             f" ({percent:.1f} %) passed {where}"
         )
         if self.host_event is not None:
-            sentence += f", most of it in {shortened(self.host_event, 90)}"
+            sentence += f", mostly in {shortened(self.host_event, 90)}"
         code = "steps.before_device" if self.first else "steps.after_device"
         return Finding(of_size(severity, self.dur_ns), f"{sentence}.", self.evidence, code)
 
@@ -223,7 +223,7 @@ def mostly_filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
 
 
 def _on_host_within(trace: Trace, begin_ns: int, dur_ns: int) -> tuple[Rows, Numbers]:
-    """The host's events that lie in a stretch, and how much of each does."""
+    """The host's events in an interval, and the part of each that is in it."""
     events = trace.events
     rows = _host_events(trace).overlapping(begin_ns, begin_ns + dur_ns)
     inside = np.minimum(events.end_ns[rows], begin_ns + dur_ns) - np.maximum(
@@ -248,7 +248,7 @@ _LEAST_TIMES = 1.2
 _MOST_SHARE = 1 / 3
 # Of all steps' time that an outlier took more than the median.
 _OUTLIER_SHARES = Thresholds(25.0, 10.0, 3.0)
-# So much slower is worth a word, however many steps there are.
+# A step that is slower by this factor is reported regardless of the number of steps.
 _ALWAYS_TIMES = 1.5
 _OUTLIERS_SHOWN = 3
 _MOST_TOLD = 10
@@ -277,19 +277,19 @@ class Outlier:
     evidence: tuple[Evidence, ...]
 
     def sentence(self, count: int, on_device: bool) -> str:
-        """What happened."""
+        """What was different in the step."""
         meaning = (PARTS if on_device else HOST_PARTS)[self.part]
         text = (
             f"{shortened(self.name)} took {in_words(self.dur_ns, 'ns')},"
             f" {self.dur_ns / self.usual_ns:.2f} times the median of {count:,} steps"
-            f" ({in_words(self.usual_ns, 'ns')}). What grew most: {meaning},"
-            f" {in_words(self.part_ns, 'ns')} against {in_words(self.part_usual_ns, 'ns')} in the"
-            " other steps"
+            f" ({in_words(self.usual_ns, 'ns')}). The part that grew most is {meaning}:"
+            f" {in_words(self.part_ns, 'ns')}, compared with {in_words(self.part_usual_ns, 'ns')}"
+            " in the other steps"
         )
         if self.culprit is not None:
             text += (
-                f". Its {shortened(self.culprit)} took {in_words(self.culprit_ns, 'ns')}, in the"
-                f" other steps {in_words(self.culprit_usual_ns, 'ns')} on average"
+                f". {shortened(self.culprit)} took {in_words(self.culprit_ns, 'ns')} in this step,"
+                f" and {in_words(self.culprit_usual_ns, 'ns')} in the other steps on average"
             )
         return text + "."
 
@@ -315,7 +315,7 @@ def outliers(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int)
 def outlier_findings(
     found: list[Outlier], total_ns: int, count: int, on_device: bool
 ) -> list[Finding]:
-    """Those of them that are worth a reader's time."""
+    """The outliers that are reported."""
     result = []
     for each in found[:_OUTLIERS_SHOWN]:
         percent = share(each.dur_ns - each.usual_ns, total_ns)
@@ -364,7 +364,7 @@ def _culprit(
     events = trace.events
     chosen = _events_of(trace, part, len(times.device_rows) > 0)
     if part == OTHER:
-        # What was no operator has a name where the trace has stacks, or annotations.
+        # Work outside of operators has a name only with stacks or annotations.
         row = filled_by(trace, *times.longest_rest(at))
         if row >= 0:
             chosen = events.name == events.name[row]
@@ -427,7 +427,7 @@ class Step:
     """To the end of its last work on the device, from its begin, or from the end of the work that
     was launched before it if that is later: so no time belongs to two steps."""
     host_ns: int | None
-    """Length of its mark on the host; None for steps told from kernels."""
+    """The length of its mark on the host; None for steps that were found from kernels."""
     parts: dict[str, int]
     """They sum to `dur_ns`."""
     launched: int | None
@@ -463,13 +463,13 @@ class Steps:
     edges: list[Edge]
     outliers: list[Outlier]
     outside: tuple[int, int]
-    """Device events that no step launched, and their durations' sum."""
+    """Device events that were not launched in a step, and the sum of their durations."""
     on_device: bool
     earlier_ns: int | None = None
     """From the first step's mark until the device was done with work that was launched before the
     trace began; the first step begins after it. None if the trace shows no such work."""
     earlier_recorded: bool = True
-    """Whether the trace holds the events of that work."""
+    """Whether the trace contains the events of that work."""
 
     @property
     def total_ns(self) -> int:
@@ -538,26 +538,26 @@ class Steps:
         note = self.ranges.how
         if count > 1:
             note += (
-                f" {count:,} steps: {in_words(median, 'ns')} in the median, half of them from"
-                f" {in_words(first, 'ns')} to {in_words(third, 'ns')}, all from"
+                f" {count:,} steps: the median is {in_words(median, 'ns')}, half of them took"
+                f" {in_words(first, 'ns')} to {in_words(third, 'ns')}, and all took"
                 f" {in_words(least, 'ns')} to {in_words(most, 'ns')}."
             )
         after = max((step.after_host_ns or 0 for step in self.steps), default=0)
         if after:
             note += (
-                " Work that runs on the device behind the mark of the step that launched it belongs"
-                f" to that step: up to {in_words(after, 'ns')}."
+                " Work belongs to the step that launched it, even if it runs after the step's mark"
+                f" (here up to {in_words(after, 'ns')})."
             )
         if self.outside[0]:
             note += (
                 f" {counted(self.outside[0], 'device event')} ({in_words(self.outside[1], 'ns')})"
-                f" {'was' if self.outside[0] == 1 else 'were'} launched by no step."
+                f" {'was' if self.outside[0] == 1 else 'were'} not launched in a step."
             )
         if self.earlier_ns:
             note += (
                 f" For the first {in_words(self.earlier_ns, 'ns')} of the first step's mark the"
                 " device was still busy with work that was launched before the trace began"
-                f"{'' if self.earlier_recorded else ' and is not in it'}: the step begins after"
+                f"{'' if self.earlier_recorded else ' and is not in it'}. The step begins after"
                 " that."
             )
         rows = [
@@ -595,8 +595,8 @@ def analyze(trace: Trace) -> Steps | Unavailable:
     window = window_of(trace)
     if ranges is None or window is None:
         return Unavailable(
-            "The trace does not tell steps: nothing in it is marked as one or repeats. Call"
-            " profiler.step() behind each, or mark each by an annotation of the same name."
+            "Steps are unknown: none are marked, and nothing repeats. Call profiler.step() after"
+            " each step, or annotate each step with the same name."
         )
     times = step_times(trace, ranges)
     origin = window[0]

@@ -20,7 +20,7 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import Finding, Table, Unavailable, counted, in_words, share, shortened
 
 LAUNCH_BOUND = "launch-bound"
-# Whether its arithmetic or its memory is the limit the trace does not tell: see `trace.ncu`.
+# The trace does not show whether arithmetic or memory is the limit: see `trace.ncu`.
 DEVICE_BUSY = "device-busy"
 COMMUNICATION_BOUND = "communication-bound"
 COPY_BOUND = "copy-bound"
@@ -39,7 +39,7 @@ PREPARATION, FINISHING = "preparation", "finishing"
 IDLE_BESIDE = "idle_beside"
 IDLE_CAUSES: dict[str, str] = {
     PREPARATION: "the host prepared the device's first work",
-    FINISHING: "the host went on after the device's last work",
+    FINISHING: "the host continued after the device's last work",
     **causes.CAUSES,
 }
 """Causes of idle time: those between the device's work, and those before and after all of it."""
@@ -48,7 +48,7 @@ BUSY_PARTS = {
     "communicating": COMMUNICATION_BOUND,
     "copying": COPY_BOUND,
 }
-"""What a busy device does, and the verdict that this speaks for."""
+"""The parts of a busy device's time, and the verdict that each supports."""
 VERDICT_PARTS = (*BUSY_PARTS, *IDLE_CAUSES, IDLE_BESIDE)
 
 _IDLE = {
@@ -73,16 +73,16 @@ _REASONS = {
     COMMUNICATION_BOUND: "{it} communicated while nothing computed",
     COPY_BOUND: "{it} copied while nothing else ran",
     LAUNCH_BOUND: "{it} {was} idle because {cause}",
-    HOST_BOUND: "{it} {was} idle because of the host, most of it because {cause}",
+    HOST_BOUND: "{it} {was} idle because of the host, mostly because {cause}",
     CANNOT_TELL: (
-        "{it} {was} idle without a cause on the host that the trace shows: mostly, {cause}"
+        "{it} {was} idle for a reason that is not on the host, or unknown: mostly, {cause}"
     ),
 }
-# A device that worked for less of the trace is not mentioned by itself.
+# Percent: devices that worked for less of the trace are not mentioned separately.
 _LEAST_DEVICE = 10.0
-# A cause is named with its figure if it is so much less than all that speaks for the verdict.
+# A cause is named with its figure if it is below this part of the verdict's time.
 _OTHER = 0.99
-# Of the whole: the bar has no part of its own for less preparation.
+# Percent of the whole: the bar has no separate part for less preparation.
 _LEAST_EDGE = 5.0
 
 
@@ -92,14 +92,14 @@ class Verdict:
 
     verdict: str
     base: BaseWindow
-    """What it is of."""
+    """The time to which it refers."""
     span_ns: int
     """From the device's first event to its last; of several devices the sum of theirs, and of the
     time between them."""
     time_ns: int
-    """The time that the verdict rests on."""
+    """The time that supports the verdict."""
     times_ns: dict[str, int]
-    """By verdict the time that speaks for it, the most first; they sum to `whole_ns`."""
+    """The time that supports each verdict, the most first; they sum to `whole_ns`."""
     parts_ns: dict[str, int]
     """By `VERDICT_PARTS` what the time went to, the most first; they sum to `whole_ns`."""
     cause: str | None
@@ -143,13 +143,14 @@ class Verdict:
             )
         if self.base.unrecorded_ns:
             sentence += (
-                f" For {in_words(self.base.unrecorded_ns, 'ns')} before that the device was busy"
-                " with earlier work, which the trace does not hold."
+                f" Before that, the device was busy for {in_words(self.base.unrecorded_ns, 'ns')}"
+                " with earlier work that the trace does not contain."
             )
         if self.differs:
-            sentence += f" Not so {self.differs[0]}"
             more = len(self.differs) - 1
-            sentence += f"; and {counted(more, 'other device')}." if more else "."
+            sentence += f" This does not apply to {self.differs[0]}."
+            if more:
+                sentence += f" It also does not apply to {counted(more, 'other device')}."
         return sentence
 
     def _cause_in_words(self) -> str:
@@ -160,11 +161,11 @@ class Verdict:
         if self.parts_ns[self.cause] < _OTHER * self.time_ns:
             more.append(in_words(self.parts_ns[self.cause], "ns"))
         if self.cause == PREPARATION and self.preparing is not None:
-            more.append(f"most of it in {shortened(self.preparing, 90)}")
+            more.append(f"mostly in {shortened(self.preparing, 90)}")
         return f"{words} ({', '.join(more)})" if more else words
 
     def bar(self) -> list[tuple[str, int, str]]:
-        """Name, time and key of what the time went to; they sum to `whole_ns`.
+        """Name, time and key of each part of the time; they sum to `whole_ns`.
 
         Preparation and what follows the last work are idle time, unless they are a good part.
         """
@@ -195,11 +196,11 @@ class Verdict:
         }
 
     def findings(self) -> list[Finding]:
-        """None: the verdict says where to look, not that something is wrong."""
+        """None: the verdict describes the program, and does not report a problem."""
         return []
 
     def tables(self) -> list[Table]:
-        """What the time went to."""
+        """The parts of the time."""
         rows = [
             (_PART_WORDS[name], _speaks_for(name), time, share(time, self.whole_ns))
             for name, time in self.parts_ns.items()
@@ -239,7 +240,7 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     busy = _busy(whole)
     waiting = {name: sum(parts.get(cause, 0) for cause in of) for name, of in _IDLE.items()}
     several = len(devices) > 1
-    # Where devices are at odds, what could be won comes first.
+    # If devices differ, the verdict with the most time to save comes first.
     most = max(busy, key=lambda name: (busy[name], several and name != DEVICE_BUSY))
     verdict = most
     if whole.idle_ns > busy[most]:
@@ -261,7 +262,7 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
 
 
 def _speaks_for(part: str) -> str:
-    """The verdict that a part speaks for."""
+    """The verdict that a part supports."""
     if part in BUSY_PARTS:
         return BUSY_PARTS[part]
     return next(name for name, of in _IDLE.items() if part in of)
@@ -315,7 +316,7 @@ def _idle(trace: Trace, base: BaseWindow, found: Gaps) -> tuple[dict[str, int], 
     before = launched - base.begin_ns
     preparing = -1
     if before:
-        # Without its launch it is not known what the device's first work waited for.
+        # Without its launch, it is unknown what the device's first work waited for.
         cause = causes.NOT_TRACED if call < 0 else PREPARATION
         idle[cause] = idle.get(cause, 0) + before
         preparing = mostly_filled_by(trace, base.begin_ns, before)

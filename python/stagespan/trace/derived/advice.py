@@ -29,17 +29,17 @@ _FREES = re.compile(r"Free|Release|Unmap", re.IGNORECASE)
 # Calls that the rest of the time does not depend on: the few longest.
 _ONCE = 3
 _MANY = 50
-# Of the device's span: copies of pageable memory below it are no loss.
+# Percent of the device's span: fewer copies of pageable memory do not matter.
 _LEAST_PAGEABLE = 1.0
 
 
 class Facts:
-    """What advice asks of a trace; each is looked up when it is first asked for."""
+    """The facts about a trace on which advice depends; each is computed at its first use."""
 
     def __init__(
         self, trace: Trace, gaps: Gaps | None = None, parts: IdleParts | None = None
     ) -> None:
-        """Without gaps, of a trace of the host alone, nothing about the device holds."""
+        """Without gaps (a trace of only the host), all facts about the device are False."""
         self._trace, self._gaps, self._parts = trace, gaps, parts
 
     @cached_property
@@ -75,7 +75,7 @@ class Facts:
 
     @cached_property
     def pageable_copies(self) -> bool:
-        """Whether copies of pageable memory took a part of the device's time worth a word."""
+        """Whether copies of pageable memory took a relevant part of the device's time."""
         if self._gaps is None:
             return False
         trace, rows = self._trace, self._gaps.rows
@@ -179,8 +179,8 @@ _MEMORY = (
     Advice(
         "memory.caching",
         "{taken:,} calls took memory from the device and {given:,} gave it back: the caching"
-        " allocator is switched off, bypassed, or at the limit of the memory. With room to cache,"
-        " it would reuse the memory.",
+        " allocator is switched off, bypassed, or at the limit of the memory. With enough memory,"
+        " it would reuse it.",
         lambda facts: facts.gives_back_steadily,
     ),
     Advice(
@@ -191,7 +191,8 @@ _MEMORY = (
     ),
     Advice(
         "memory.once",
-        "A few long calls make up most of it: a trace recorded later shows whether they come back.",
+        "Most of this time is in a few long calls. A trace recorded later shows whether they occur"
+        " again.",
         lambda facts: not facts.allocates_steadily,
     ),
 )
@@ -251,7 +252,7 @@ _OF: dict[str, tuple[tuple[Advice, ...], ...]] = {
         (
             Advice(
                 "profiler.cost",
-                "Without the profiler the program does not lose this time.",
+                "This time is lost only under the profiler.",
                 _always,
             ),
         ),
@@ -259,7 +260,7 @@ _OF: dict[str, tuple[tuple[Advice, ...], ...]] = {
 }
 START_UP = Advice(
     "start_up.warm_up",
-    "It is not what the program loses later: record the trace after a warm-up.",
+    "This time is lost only once: record the trace after a warm-up.",
     _always,
 )
 EVERY: tuple[Advice, ...] = (
@@ -284,6 +285,6 @@ def advice_on(cause: str, facts: Facts) -> str:
 
 
 def _steadily(times: Numbers) -> bool:
-    """Whether without the few longest at least half of the time is left."""
+    """Whether at least half of the time is left without the few longest."""
     longest = np.sort(times)[::-1][:_ONCE]
     return 2 * int(longest.sum()) <= int(times.sum()) and len(times) > _ONCE

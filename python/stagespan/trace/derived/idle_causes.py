@@ -13,12 +13,12 @@ DATA_LOADING = "data_loading"
 COMPILATION = "compilation"
 KERNEL_LOADING = "kernel_loading"
 PROFILER = "profiler"
-# A call that is none of these took long.
+# Another call took long.
 RUNTIME_CALL = "runtime_call"
-# It did something else than launching, between two steps or within one.
+# It did other work than launching, between two steps or within one.
 BETWEEN_STEPS = "between_steps"
 HOST_WORK = "host_work"
-# It launched nothing for long, and no event of it is there.
+# It launched nothing for a long time, and the trace has no event of the host in it.
 HOST_UNSEEN = "host_unseen"
 # The launch was there in time.
 DEPENDENCY = "dependency"
@@ -31,7 +31,7 @@ CAUSES: dict[str, str] = {
     SYNCHRONISATION: "the host waited for the device before it launched the next work",
     BETWEEN_STEPS: "the host did other work between steps",
     HOST_WORK: "the host did other work than launching",
-    HOST_UNSEEN: "the host launched nothing, and the trace holds nothing of the host there",
+    HOST_UNSEEN: "the host launched nothing, and the trace does not show what it did",
     DATA_LOADING: "the host waited for the data loader",
     MEMORY_ALLOCATION: "the host allocated or freed device memory",
     COMPILATION: "the host compiled",
@@ -75,7 +75,7 @@ ALLOCATES = re.compile(
 )
 """Runtime and driver calls that allocate or free memory."""
 GRAPH_LAUNCHES = re.compile(r"GraphLaunch|GraphExec|aclmdl(?:RI)?Execute", re.IGNORECASE)
-"""Calls of which one stands for many kernels."""
+"""Calls that each launch many kernels."""
 SINGLE_LAUNCHES = re.compile(
     r"Memcpy|Memset|MemFill|USMFill|Launch\w*Kernel|KernelLaunch|Launch(?:Cooperative|Host)"
     r"|^(?:cu|hip)Launch(?:Grid)?(?:Async)?$|aclop|aclnn",
@@ -96,7 +96,7 @@ COMPILES = re.compile(r" \(dynamo_timed\)$")
 LOADS_KERNELS = re.compile(r"Lazy Function Loading|ModuleLoad|LibraryLoad")
 """Among the events of category `overhead`; the others are the profiler's own."""
 WAITING_OPERATORS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
-"""Operators that wait, for traces that hold no waiting call at all."""
+"""Operators that wait, for traces that contain no waiting call at all."""
 SYNC_OPERATORS = (
     "aten::item",
     "aten::is_nonzero",

@@ -144,12 +144,12 @@ class StepRanges:
     names: list[str]
     begin_ns: Numbers
     end_ns: Numbers
-    """The host's part; for steps told from kernels the device's."""
+    """The host's part; for steps that were found from kernels, the device's."""
     source: Source
     how: str
-    """A sentence: by what the steps were told."""
+    """A sentence on how the steps were found."""
     marks: Rows = field(default_factory=lambda: np.empty(0, dtype=np.intp))
-    """The events that are nothing but marks of steps; none where something else tells them."""
+    """The events that only mark steps; empty if the steps were found otherwise."""
 
     @property
     def inferred(self) -> bool:
@@ -174,7 +174,7 @@ class StepRanges:
 
 @once
 def step_ranges(trace: Trace) -> StepRanges | None:
-    """The steps of a trace, or None where nothing tells them."""
+    """The steps of a trace, or None if unknown."""
     for search in (
         _of_profiler,
         _of_server,
@@ -191,7 +191,7 @@ def step_ranges(trace: Trace) -> StepRanges | None:
 
 @once
 def step_begins(trace: Trace) -> Numbers:
-    """Where the host begins steps, in ns, ascending; none where nothing tells."""
+    """The begins of steps on the host, in ns, ascending; empty if unknown."""
     found = step_ranges(trace)
     return found.begin_ns if found is not None and found.on_host else np.empty(0, dtype=np.int64)
 
@@ -205,7 +205,7 @@ def _of_profiler(trace: Trace) -> StepRanges | None:
     # The profiler opens a step that the program may not begin.
     if len(rows) > 1 and not _has_work(trace, int(rows[-1])):
         rows = rows[:-1]
-        how = "The profiler marked the steps; its last mark holds no work and is left out."
+        how = "The profiler marked the steps. Its last mark contains no work and is skipped."
     if len(rows) == 0:
         return None
     names = [trace.names[code] for code in events.name[rows]]
@@ -267,11 +267,11 @@ def _blocks(trace: Trace, rows: Rows, repeat: Repeat, codes: Numbers) -> StepRan
     first, last = (trace.names[events.name[each[0]]] for each in (firsts, lasts))
     names = [trace.names[code] for code in events.name[firsts]]
     if repeat.length == 1:
-        how = f"The annotation {shortened(first)} repeats and is taken for the step."
+        how = f"The annotation {shortened(first)} repeats and is taken as the step."
     else:
         how = (
             f"{repeat.length} annotations repeat, from {shortened(first)} to {shortened(last)};"
-            " once through them is taken for a step."
+            " one repetition is taken as a step."
         )
     if len(set(names)) < len(names):
         names = _numbered("step", len(names))
@@ -323,7 +323,7 @@ def _of_optimizer(trace: Trace) -> StepRanges | None:
         return None
     ends = events.end_ns[rows]
     how = (
-        f"No annotation marks steps; they are taken to go from the end of one"
+        f"Steps are not marked. A step is taken from the end of one"
         f" {shortened(trace.names[events.name[rows[0]]])} to the end of the next."
     )
     return StepRanges(_numbered("step", len(rows) - 1), ends[:-1], ends[1:], "optimizer", how)
@@ -357,9 +357,9 @@ def _of_operators(trace: Trace) -> StepRanges | None:
     if not _in_each(exchanges, edges) or (on_device and not _in_each(computes, edges)):
         return None
     how = (
-        f"Nothing marks steps; {repeat.length:,} operators, from"
-        f" {shortened(trace.names[events.name[outer[repeat.begin]]])} on, repeat, and once through"
-        " them is taken for a step."
+        f"Steps are not marked. {repeat.length:,} operators, starting with"
+        f" {shortened(trace.names[events.name[outer[repeat.begin]]])}, repeat; one repetition is"
+        " taken as a step."
     )
     names = _numbered("step", repeat.times)
     return StepRanges(names, edges[:-1], edges[1:], "operators", how)
@@ -414,9 +414,9 @@ def _of_kernels(trace: Trace) -> StepRanges | None:
     if edges[-1] - edges[0] < _LEAST_SHARE * length_of_work(trace):
         return None
     how = (
-        f"Nothing marks steps; {repeat.length:,} kernels and copies of a stream, from"
-        f" {shortened(trace.names[events.name[rows[repeat.begin]]])} on, repeat, and once through"
-        " them is taken for a step."
+        f"Steps are not marked. {repeat.length:,} kernels and copies of a stream, starting with"
+        f" {shortened(trace.names[events.name[rows[repeat.begin]]])}, repeat; one repetition is"
+        " taken as a step."
     )
     return StepRanges(_numbered("step", repeat.times), edges[:-1], edges[1:], "kernels", how)
 

@@ -38,8 +38,8 @@ PARTS = {
 HOST_PARTS = {
     DATA_LOADING: "loading data",
     OPERATORS: "operators",
-    COMMUNICATING: "communicating, no operator beside it",
-    OTHER: "no operator, nothing else that is known",
+    COMMUNICATING: "communicating without an operator",
+    OTHER: "no operator, cause unknown",
 }
 """The same for traces without a device."""
 

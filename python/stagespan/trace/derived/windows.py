@@ -15,7 +15,7 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.result import in_words, window_of
 from stagespan.trace.view import once
 
-# Steps that hold less of the device's busy time do not stand for the program.
+# Steps with less of the device's busy time are not representative of the program.
 _LEAST_SHARE = 0.5
 
 
@@ -115,7 +115,7 @@ class Windows:
     names: list[str]
     """Of the steps; empty when the trace has none and the one stretch is all of it."""
     source: str = ""
-    """By what the steps were told: see `step_ranges`."""
+    """How the steps were found: see `step_ranges`."""
     how: str = ""
     """The same as a sentence."""
 

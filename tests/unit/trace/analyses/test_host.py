@@ -177,7 +177,10 @@ def test_tiny_operators_and_loading(tmp_path: Path) -> None:
         host.OPERATORS: 402 * US,
         host.BETWEEN_OPERATORS: 2_000 * US,
     }
-    assert "there are 202 of them, and the median takes 2.000 µs" in found.findings()[0].sentence
+    assert (
+        "there are 202 operators, and the median operator takes 2.000 µs"
+        in found.findings()[0].sentence
+    )
 
 
 def test_with_a_device_and_without_operators_it_has_nothing_to_say(tmp_path: Path) -> None:

@@ -89,8 +89,8 @@ def test_a_layer_that_takes_longer_than_its_like(tmp_path: Path) -> None:
     found = transformer(tmp_path, slow=500)
     # WHEN it is looked at THEN the block and its layer are named
     block, linear = found.findings()
-    assert block.sentence.startswith("Block_4 takes the device 534.000 µs a call")
-    assert linear.sentence.startswith("Linear_8 takes the device 500.000 µs a call")
+    assert block.sentence.startswith("Block_4 takes 534.000 µs of device time per call")
+    assert linear.sentence.startswith("Linear_8 takes 500.000 µs of device time per call")
 
 
 def test_backward_counts_to_the_module_of_its_forward(tmp_path: Path) -> None:

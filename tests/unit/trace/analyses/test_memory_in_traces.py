@@ -130,7 +130,7 @@ def test_without_totals_figures_are_above_the_begin(tmp_path: Path) -> None:
     assert (device.is_total, device.peak, device.last) == (False, 160 * MIB, 0)
     assert (device.before, device.reserved) == (None, None)
     assert {holder.at_peak for holder in device.holders} == {None}
-    assert "above that" in found.tables()[0].note
+    assert "do not include it" in found.tables()[0].note
 
 
 def test_devices_apart(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_sizes_that_cannot_be_are_left_out_and_counted(size: object, tmp_path: P
     # WHEN they are followed THEN it is left out, and that is said
     found = memory_of(program.trace(tmp_path))
     assert (only(found).events, found.left_out) == (2, 1)
-    assert "1 events without a size were left out" in found.tables()[0].note
+    assert "1 events without a size were skipped" in found.tables()[0].note
 
 
 @pytest.mark.parametrize(

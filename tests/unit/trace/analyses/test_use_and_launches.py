@@ -210,12 +210,14 @@ def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: P
     assert found.sentence == (
         "Communication-bound: for 1.000 ms of 2.000 ms (50.0 %; 2 devices times the trace's"
         " 1.000 ms) the devices communicated while nothing computed. They computed for 1.000 ms"
-        " (50.0 %). Not so device 1: for 1.000 ms of its 1.000 ms"
+        " (50.0 %). This does not apply to device 1: for 1.000 ms of its 1.000 ms"
         " (100.0 %) it computed."
     )
     # AND of several that differ the first is named, and the others counted
     found = replace(found, differs=("device 1: it computed", "device 2", "device 3"))
-    assert found.sentence.endswith("Not so device 1: it computed; and 2 other devices.")
+    assert found.sentence.endswith(
+        "This does not apply to device 1: it computed. It also does not apply to 2 other devices."
+    )
     # AND a table has them beside each other
     titles = [table.title for table in use.tables()]
     assert titles == ["Device", "Devices", "Streams"]
@@ -279,8 +281,8 @@ def test_a_device_that_differs_from_most_is_named(tmp_path: Path) -> None:
     # THEN the one is named, and the moment is not
     assert judged(trace).sentence == (
         "Device-busy: for 3.000 ms of 5.000 ms (60.0 %; 5 devices times the trace's 1.000 ms) the"
-        " devices computed. Not so device 2: for 1.000 ms of its 1.000 ms (100.0 %) it"
-        " communicated while nothing computed."
+        " devices computed. This does not apply to device 2: for 1.000 ms of its 1.000 ms"
+        " (100.0 %) it communicated while nothing computed."
     )
 
 
@@ -314,7 +316,7 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
     assert late.sentence.startswith(
         "Cannot tell: for 205.000 µs of 330.000 µs (62.1 %; 3 devices times the trace's 110.000 µs)"
         " the devices were idle while another device worked. They computed for 125.000 µs (37.9 %)."
-        " Not so device 1:"
+        " This does not apply to device 1:"
     )
 
 
@@ -357,7 +359,7 @@ def test_kernels_that_communicate_without_nccl(tmp_path: Path) -> None:
     # AND the keys that count NCCL's alone stay so, beside the figure of the others
     assert (written["comm_union_us"], written["compute_union_us"]) == (0, 1_000)
     assert written["custom_comm_us"] == written["per_device_us"]["0"]["comm"] == 900
-    assert "900.000 µs of communication is of kernels other than NCCL's" in use.tables()[0].note
+    assert "900.000 µs of communication are in kernels that are not NCCL's" in use.tables()[0].note
 
 
 def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_operators_that_repeat_with_a_wait_in_each(tmp_path: Path) -> None:
     # WHEN steps are told THEN a token is a step, and it is said how that is known
     found = ranges_of(program, tmp_path)
     assert (found.source, found.inferred, len(found)) == ("operators", True, 5)
-    assert "15 operators, from aten::embedding on" in found.how
+    assert "15 operators, starting with aten::embedding" in found.how
 
 
 def test_a_trace_that_begins_in_a_step(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_a_trace_that_begins_in_a_step(tmp_path: Path) -> None:
     # WHEN steps are told THEN they begin behind the wait
     found = ranges_of(program, tmp_path)
     assert found.begin_ns[0] == begin * US
-    assert "from aten::embedding on" in found.how
+    assert "starting with aten::embedding" in found.how
 
 
 def test_decoding_on_the_host_alone(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def test_a_page_can_be_used_with_a_screen_reader(browser: Browser, tmp_path: Pat
 def test_a_search_filters_and_a_heading_sorts(browser: Browser, tmp_path: Path) -> None:
     # GIVEN a long table
     browser.open(page_of(many_calls(), tmp_path))
-    title = "Calls that the device was idle for"
+    title = "Calls during which the device was idle"
     table = f"document.querySelector('[role=group][aria-label=\"{title}\"]').parentNode"
     assert len(rows(browser, title)) == 15
     assert browser.evaluate(f"{table}.querySelector('.tools span').innerText") == "59 rows"
