@@ -101,7 +101,7 @@ class Finding:
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings without those that tell the same as another one, which takes their evidence."""
+    """The findings without those that repeat another one, which takes their evidence."""
     there = {finding.code for finding in findings if finding.code}
     codes = {finding.code for finding in findings if finding.same_as not in there}
     kept = []

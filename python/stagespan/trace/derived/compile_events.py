@@ -43,7 +43,7 @@ _ROLES: tuple[tuple[int, re.Pattern[str]], ...] = (
 SIGNS = re.compile(
     r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph| \(dynamo_timed\)$|^triton_"
 )
-"""Without any of these names a trace shows nothing of torch.compile."""
+"""A trace without any of these names has no sign of torch.compile."""
 _RESUMES = re.compile(r"^(.+\.py\(\d+\)): (?:torch_dynamo_)?resume_in_(.+)_at_\d+$")
 _OF_TORCH = re.compile(r"(?:^|/)torch/|^<built-in")
 
@@ -132,7 +132,7 @@ class Forest:
 
 
 def forest_of(trace: Trace) -> Forest | None:
-    """Build it; None where times lie years apart."""
+    """Build it; None if times are years apart."""
     annotations = trace.rows_of(["user_annotation"]) & named(trace, _ROLES[2][1])
     rows = np.flatnonzero(trace.rows_of(["cpu_op"]) | annotations)
     lanes = ThreadIndex(trace, rows)

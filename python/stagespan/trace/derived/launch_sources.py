@@ -132,7 +132,7 @@ class LaunchSources:
 
 @once
 def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
-    """Find what launched each of some device events; None where times lie years apart."""
+    """Find what launched each of some device events; None if times are years apart."""
     events = trace.events
     calls = launch_of(trace, rows)
     known = np.flatnonzero(calls >= 0)
@@ -260,7 +260,7 @@ class HostOperators:
 
 @once
 def host_operators(trace: Trace) -> HostOperators | None:
-    """The operators of a trace; None where their times lie years apart.
+    """The operators of a trace; None if their times are years apart.
 
     What torch.compile runs while it compiles, on tensors without data, is left out.
     """

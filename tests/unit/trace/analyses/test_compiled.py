@@ -136,7 +136,7 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
         "8 graph breaks in 4 calls of compiled functions: frame 0 continues in frame 1, and 1 more"
     )
     assert "aten::item ran between them" in finding.sentence
-    assert "Between graphs passed 48.000 µs (8.7 %" in finding.sentence
+    assert "The time between graphs was 48.000 µs (8.7 %" in finding.sentence
     assert finding.severity == "medium"
     assert finding.evidence[0].event == "Torch-Compiled Region: 1/0"
 

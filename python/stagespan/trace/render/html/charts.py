@@ -114,7 +114,7 @@ def _flame(figures: Figures) -> ChartData | None:
         "parents": parents,
         "self_ns": own,
         "depth": deepest,
-        "note": f"{note}; those of a caller that are too short stand as one.",
+        "note": f"{note}; short ones of one caller are shown as one.",
     }
 
 

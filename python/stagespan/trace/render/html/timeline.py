@@ -304,7 +304,7 @@ def _annotations(trace: Trace) -> list[TimelineRow]:
     by_rank = sorted(distinct, key=lambda word: int(rank[distinct[word]]))
     keys = [(f"stage {word}", word) for word in by_rank]
     deeper = int((depths < 0).sum()) + len(marks) - len(kept)
-    note = f"{deeper:,} annotations that are shorter or lie deeper are not drawn." if deeper else ""
+    note = f"{deeper:,} shorter or deeper annotations are not drawn." if deeper else ""
     drawn_at = [each for each in range(MOST_DEPTHS) if (depths == each).any()]
     for depth in drawn_at:
         here = np.flatnonzero(depths == depth)

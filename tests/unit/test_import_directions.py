@@ -1,4 +1,4 @@
-"""Imports and includes point one way, as docs/design.md draws them."""
+"""Tests that imports and includes follow the directions in docs/design.md."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "stagespan"
 
-# From below to above: a room may import from its own line and those before it.
-ROOMS = (
+# From low to high: a part of the package may import from its own line and the lines before it.
+PARTS = (
     "errors atomic forks imports files distribution _core",
     "settings run dynamo history platforms termination console",
     "context requests live threads decorators trampoline lines memory device synchronize",
@@ -23,8 +23,8 @@ ROOMS = (
     "doctor compat pytest_plugin",
     "cli __main__",
 )
-LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms.split()}
-# The same for the folders and modules of `trace`, from below to above.
+LEVEL = {part: level for level, parts in enumerate(PARTS) for part in parts.split()}
+# The same for the folders and modules of `trace`, from low to high.
 TRACE = (
     "read kernel_names",
     "view",
@@ -38,13 +38,13 @@ TRACE = (
     "ncu paths",
 )
 TRACE_LEVEL = {part: level for level, parts in enumerate(TRACE) for part in parts.split()}
-# What needs torch to be of any use; everything else imports it where it is needed.
+# Modules that need torch; all others import it inside functions.
 NEED_TORCH = {
     *("compat/telefuser/platforms.py", "compat/telefuser/profiler.py"),
     *("harness/replay.py", "harness/denoise.py", "harness/own_loop.py", "harness/program.py"),
     *("signature/contents.py", "signature/values.py", "signature/mock.py"),
 }
-# In C++ the same: whose headers each folder may include.
+# The same for C++: the folders whose headers each folder may include.
 FOLDERS = {
     "stagespan": {"stagespan"},
     "device": {"stagespan", "device"},
@@ -53,7 +53,7 @@ FOLDERS = {
 }
 
 
-def room_of(path: Path) -> str:
+def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -73,17 +73,17 @@ def modules() -> list[Path]:
 
 
 @pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
-def test_no_room_imports_from_a_higher_one() -> None:
+def test_no_part_imports_from_a_higher_one() -> None:
     # GIVEN all modules but the one that names what is public
     wrong = []
     for path in modules():
-        room = room_of(path)
+        part = part_of(path)
         # WHEN each import of the package is looked at, also those inside functions
         for name in imported(ast.parse(path.read_text())):
             if not name.startswith("stagespan."):
                 continue
-            # THEN it leads to a room as low, or lower; public names are the command line's alone
-            if LEVEL.get(name.split(".")[1], LEVEL["cli"]) > LEVEL[room]:
+            # THEN it leads to the same or a lower level; only the command line uses public names
+            if LEVEL.get(name.split(".")[1], LEVEL["cli"]) > LEVEL[part]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert wrong == []
 
@@ -117,7 +117,7 @@ def test_folders_of_trace_import_only_from_lower_ones() -> None:
 
 
 @pytest.mark.skipif(not PACKAGE.is_dir(), reason="the sources are not here")
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_cycle() -> None:
     # GIVEN which module imports which; in trace also inside functions
     paths = {module_of(path): path for path in PACKAGE.rglob("*.py")}
     imports: dict[str, set[str]] = {}
@@ -147,7 +147,7 @@ def test_torch_is_imported_where_it_is_needed() -> None:
         top = ast.Module([node for node in tree.body if not hasattr(node, "body")], [])
         if any(module.split(".")[0] == "torch" for module in imported(top)):
             found.add(name)
-        if room_of(path) == "trace":
+        if part_of(path) == "trace":
             assert not any(module.split(".")[0] == "torch" for module in imported(tree)), name
     assert found == NEED_TORCH
 
