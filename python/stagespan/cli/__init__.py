@@ -20,6 +20,7 @@ _COMMANDS = {
     "compare": "Show which stages are slower than before, beyond tolerance and noise.",
     "doctor": "Show what works on this machine, what does not, and why.",
     "dump": "Write the spans of a recording for Perfetto, as CSV or as JSON.",
+    "merge-spans": "Add the spans of a recording to a trace of torch.profiler.",
     "ncu": "Show what limits the top kernels of a stage, with Nsight Compute.",
     "ps": "List the processes that record here, and the stage that each is in.",
     "recover": "Show what a process was doing when it died, or what it does now.",
@@ -45,7 +46,9 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"stagespan.cli.{cmd_name}").command
+        command: click.Command = importlib.import_module(
+            f"stagespan.cli.{cmd_name.replace('-', '_')}"
+        ).command
         return command
 
     def resolve_command(

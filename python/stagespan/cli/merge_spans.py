@@ -1,0 +1,49 @@
+"""``stagespan merge-spans``: adds the spans of a recording to a trace."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import click
+
+
+@click.command("merge-spans")
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option(
+    "--recording",
+    metavar="FILE|PID",
+    help="Recording with the spans. [default: that of the process that the trace is of]",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write here. [default: the trace's name with _spans]",
+)
+def command(trace: Path, recording: str | None, output: Path | None) -> None:
+    """Add the spans of a recording to TRACE, a trace of torch.profiler.
+
+    They appear as a process of their own, with a track for each thread.
+    """
+    from stagespan.errors import StagespanError
+    from stagespan.files import write_whole
+    from stagespan.recording.into_trace import merge_spans
+
+    merged = merge_spans(trace, recording)
+    path = output or _beside(trace)
+    is_packed = path.suffix == ".gz"
+    try:
+        write_whole(path, merged.trace if is_packed else gzip.decompress(merged.trace))
+    except OSError as error:
+        raise StagespanError(
+            f"{path} cannot be written ({error.strerror or error}): choose another file with -o."
+        ) from error
+    what = "1 span" if merged.spans == 1 else f"{merged.spans:,} spans"
+    click.echo(f"Added {what} of process {merged.pid}: {path}")
+
+
+def _beside(trace: Path) -> Path:
+    name = trace.name.removesuffix(".gz").removesuffix(".json")
+    return trace.with_name(f"{name}_spans.json.gz")

@@ -1,0 +1,112 @@
+"""Adds the spans of a recording to a trace of torch.profiler that was already written."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from stagespan.errors import StagespanError
+from stagespan.profiling.timeline import PROCESS, TimelineSpan, compressed_with_spans
+from stagespan.recording.dump import rows
+from stagespan.recording.reading import open_recording
+from stagespan.trace import read_trace
+
+if TYPE_CHECKING:
+    from stagespan.recording.reading import Recording
+    from stagespan.trace import Trace
+
+_GZIP = b"\x1f\x8b"
+
+
+class Merged(NamedTuple):
+    """A trace with the spans of a recording."""
+
+    trace: bytes
+    """The trace, compressed with gzip."""
+    spans: int
+    """How many spans were added."""
+    pid: int
+    """The process whose spans they are."""
+
+
+def merge_spans(
+    trace_path: str | os.PathLike[str], recording: str | os.PathLike[str] | int | None = None
+) -> Merged:
+    """Return a trace with the spans of a recording that overlap it, as a process of their own.
+
+    ``recording`` is a file or a process id; by default, the process that the trace is of. Times
+    are joined by the clock: both are Unix times.
+
+    Raises TraceError if the trace cannot be read, and StagespanError if it has no events or already
+    contains spans, if there is no recording, or if no span overlaps the trace.
+    """
+    trace = read_trace(trace_path)
+    if trace.incomplete is not None:
+        raise StagespanError(f"{trace_path} cannot take spans: {trace.incomplete}")
+    if not len(trace.events):
+        raise StagespanError(f"{trace_path} contains no events: record the trace again.")
+    if PROCESS in trace.process_names.values():
+        raise StagespanError(f"{trace_path} already contains the spans of stagespan.")
+    found = open_recording(_process_of(trace) if recording is None else recording)
+    begin_ns, end_ns = int(trace.events.begin_ns.min()), int(trace.events.end_ns.max())
+    spans = _spans(found, begin_ns, end_ns)
+    if not spans:
+        raise StagespanError(
+            f"No span of process {found.pid} overlaps {trace_path}: name the recording of the "
+            f"process that wrote the trace with --recording; the oldest spans of a long run are "
+            f"overwritten."
+        )
+    try:
+        return Merged(_with_spans(Path(trace_path), spans), len(spans), found.pid)
+    except (OSError, ValueError) as error:
+        raise StagespanError(f"{trace_path} cannot take spans: {error}") from error
+
+
+def _process_of(trace: Trace) -> int:
+    """The process with the most events of the host, by its id."""
+    host = trace.rows_of(("cpu_op", "user_annotation", "python_function"))
+    known = Counter(pid for pid in trace.events.pid[host].tolist() if pid > 0)
+    if not known:
+        raise StagespanError(
+            f"{trace.path} does not say which process it is of: name its recording with "
+            f"--recording FILE|PID."
+        )
+    return int(known.most_common(1)[0][0])
+
+
+def _spans(recording: Recording, begin_ns: int, end_ns: int) -> list[TimelineSpan]:
+    found = []
+    for row in rows(recording):
+        is_open = row["end_ns"] is None
+        span_end_ns = end_ns if is_open else row["end_ns"]
+        if row["begin_ns"] < end_ns and span_end_ns > begin_ns:
+            found.append(
+                TimelineSpan(
+                    stage=row["stage"],
+                    begin_ns=row["begin_ns"],
+                    end_ns=span_end_ns,
+                    thread=row["thread"],
+                    id=row["id"],
+                    parent=row["parent"],
+                    request=row["request_number"] or 0,
+                    unfinished=is_open,
+                )
+            )
+    return found
+
+
+def _with_spans(trace_path: Path, spans: list[TimelineSpan]) -> bytes:
+    with open(trace_path, "rb") as file:
+        if file.read(2) != _GZIP:
+            return compressed_with_spans(trace_path, spans)
+        file.seek(0)
+        with tempfile.NamedTemporaryFile(suffix=".json") as plain:
+            with gzip.open(file) as unpacked:
+                shutil.copyfileobj(unpacked, plain, 1 << 20)
+            plain.flush()
+            return compressed_with_spans(Path(plain.name), spans)
