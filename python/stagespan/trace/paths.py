@@ -52,8 +52,8 @@ def _compared(path: Path, against: Path) -> Analysis:
     analysis = analyze_path(path)
     if any(isinstance(result, Ranks) for result in analysis.results.values()):
         raise StagespanError(
-            f"{path} holds the traces of many ranks: compare the trace of one rank with the trace"
-            " of the same rank before."
+            f"{path} contains the traces of many ranks: compare the trace of one rank with the"
+            " trace of the same rank before."
         )
     trace = analysis.trace if len(analysis.trace.events) else open_trace(path)
     return Analysis(analysis.trace, {"against": compare(before, trace), **analysis.results})

@@ -55,7 +55,7 @@ class ByteStream:
                 f"{self.path} cannot be read ({error.strerror or error}): check its permissions."
             ) from error
         except ValueError as error:  # a path with a NUL
-            raise TraceError(f"{str(self.path)!r} is no path of a file: {error}.") from error
+            raise TraceError(f"{str(self.path)!r} is not the path of a file: {error}.") from error
 
     def _gunzip(self, start: bytes, file: FileIO) -> Iterator[bytes]:
         member = zlib.decompressobj(wbits=31)
@@ -288,19 +288,19 @@ class _Reader:
         return names > 0
 
     def _read_tail(self, in_object: bool) -> str | None:
-        """Read what stands behind the list of events; a clause when it is not as it should be."""
+        """Read the text after the list of events; a clause if it is not as expected."""
         while self._more():
-            # Blanks at the end may go on for long; only the last that is none counts.
+            # There may be many blanks at the end, which do not count.
             if len(self._buffer) > MOST_BYTES // 2:
                 self._buffer = self._buffer.strip()
             if len(self._buffer) > MOST_BYTES:
-                return f"what stands behind its events is longer than {MOST_BYTES >> 20} MiB"
+                return f"the text after its events is longer than {MOST_BYTES >> 20} MiB"
         rest = self._buffer.strip()
         if not in_object:
-            return "there is text behind its list of events" if rest else None
+            return "there is text after its list of events" if rest else None
         tail = _decode_object(b'{"":null' + rest)
         if tail is None:
-            return "what stands behind its events is cut off or not JSON"
+            return "the text after its events is truncated or not JSON"
         del tail[""]
         again = tail.pop("traceEvents", None)
         if again is not None:
@@ -332,7 +332,7 @@ class _Reader:
         incomplete = None
         if problem:
             incomplete = (
-                f"{self._where} is incomplete: {problem}; the {count} whole entries were read."
+                f"{self._where} is incomplete: {problem}; the {count} complete entries were read."
             )
         path = str(self._stream.path)
         return gather(self._scanner, path, self._metadata, self._adjusted, incomplete)

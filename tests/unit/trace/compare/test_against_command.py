@@ -107,4 +107,4 @@ def test_folders(pair: tuple[Path, Path], traces: Path, tmp_path: Path) -> None:
     ranks = traces / "nccl_dlrm_8rank"
     status, _, error = run(ranks, "--against", ranks / "rank0.json.gz")
     assert status == 2
-    assert "holds the traces of many ranks: compare the trace of one rank" in error
+    assert "contains the traces of many ranks: compare the trace of one rank" in error

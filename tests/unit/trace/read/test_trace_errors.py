@@ -114,7 +114,7 @@ def test_cut_off_at_every_byte(write_trace: Write, as_list: bool, chunk_bytes: i
         assert trace.incomplete is not None
         assert len(trace.events) >= seen
         seen = len(trace.events)
-        assert f"{seen} whole entries" in trace.incomplete
+        assert f"{seen} complete entries" in trace.incomplete
         assert [trace.names[code] for code in trace.events.name] == names[:seen]
         assert trace.left_out == {}
     assert seen == len(names)
