@@ -398,7 +398,7 @@ TEST_F(DeviceTest, AnAcceleratorThatCannotBeTimedSaysWhy) {
   fake_ = &Fake::of("npu");
   ASSERT_TRUE(fake_->is_loaded());
   for (const auto& [fault, why] :
-       {std::pair{kFakeNoEvents, "cannot make events"}, std::pair{kFakeShimFails, "current stream"}}) {
+       {std::pair{kFakeNoEvents, "cannot create timing events"}, std::pair{kFakeShimFails, "current stream"}}) {
     fake().reset();
     fake().set_fault(fault);
     // WHEN it is looked for
