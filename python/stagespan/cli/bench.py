@@ -261,25 +261,18 @@ def _print_result(result: HarnessResult, console: Console) -> None:
         f"One iteration takes {spread(timing)}; {timing['iterations']} iterations without the "
         f"profiler, inputs on {result.device}.",
     )
-    _print_line(
-        console,
-        f"CPU time of its thread: {spread(timing['cpu'])}.{_first_run(result)}",
-    )
+    first = result.warmup["first_ms"]
+    said = "" if first is None else f" The first run took {first:,.2f} ms."
+    _print_line(console, f"CPU time of its thread: {spread(timing['cpu'])}.{said}")
+    if result.warmup["settled"] is False:
+        runs = result.warmup["iterations"]
+        _print_line(console, f"The times did not settle in {runs} warm-up iterations.")
     if timing["busy"]:
         _print_line(console, timing["busy"])
     _print_line(console, result.fidelity["line"])
     if result.compile is not None:
         sentence = _compile_sentence(result.compile)
         console.print(sentence, highlight=False, markup=False, soft_wrap=True)
-
-
-def _first_run(result: HarnessResult) -> str:
-    """What the warm-up showed."""
-    first, settled = result.warmup["first_ms"], result.warmup["settled"]
-    said = "" if first is None else f" The first run took {first:,.2f} ms."
-    if settled is False:
-        said += f" The times did not settle in {result.warmup['iterations']} runs before."
-    return said
 
 
 def _print_line(console: Console, text: str) -> None:
