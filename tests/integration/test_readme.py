@@ -108,9 +108,9 @@ def matches(expected: str, printed: str, any_figures: bool = False) -> bool:
     if any_figures:
         # One pass: what stands for a number must not be taken for text with a number in it.
         loose = re.compile(
-            r"(?P<number>\d(?:[\d,]|\\\.(?=\d))*)|(?P<blanks>(?:\\ )+)|(?P<rule>[─━]+)"
+            r"(?P<number>(?:\\[+-])?\d(?:[\d,]|\\\.(?=\d))*)|(?P<blanks>(?:\\ )+)|(?P<rule>[─━]+)"
         )
-        stands_for = {"number": r"\d[\d,.]*", "blanks": r"[ ]+", "rule": "[─━]+"}
+        stands_for = {"number": r"[+-]?\d[\d,.]*", "blanks": r"[ ]+", "rule": "[─━]+"}
         parts = [loose.sub(lambda found: stands_for[str(found.lastgroup)], part) for part in parts]
     return re.fullmatch(".*".join(parts), tidy[1], flags=re.DOTALL) is not None
 
