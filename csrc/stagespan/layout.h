@@ -354,6 +354,14 @@ struct FrameLocal {
   std::uint64_t belongs_to() noexcept {
     return std::atomic_ref<std::uint64_t>(request).load(std::memory_order_relaxed);
   }
+  /// As if it had never been used.
+  void clear() noexcept {
+    open_by(nullptr);
+    belong_to(0);
+    scope = nullptr;
+    note = nullptr;
+    parent_stage = kNoStage;
+  }
 };
 static_assert(sizeof(FrameLocal) == 48);
 static_assert(kFramesAtOnce * sizeof(FrameLocal) % 4096 == 0 && kFramesAtOnce * sizeof(OpenFrame) % 4096 == 0);

@@ -482,7 +482,8 @@ void Recorder::restore_names() noexcept {
 }
 
 // The parent's arena is not mapped here: memory of this process takes its place, because objects of the program hold
-// addresses in it, and find that the span there is not theirs. False if the system refuses that.
+// addresses in it, and find that the span there is not theirs. If something lies there already, as what another
+// library has mapped in the child, the child's arena lies elsewhere. False if the system refuses memory.
 bool Recorder::renew_arena_in_child() noexcept {
   void* const at = arena_.base();
   const std::uint64_t size = arena_bytes_;
@@ -492,18 +493,22 @@ bool Recorder::renew_arena_in_child() noexcept {
   constexpr int kAtThisPlace = MAP_FIXED;
 #endif
   constexpr int kPrivate = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  void* const memory = mmap(at, size, PROT_READ | PROT_WRITE, kPrivate | kAtThisPlace, -1, 0);
+  void* memory = mmap(at, size, PROT_READ | PROT_WRITE, kPrivate | kAtThisPlace, -1, 0);
   if (memory != at) {
     if (memory != MAP_FAILED) munmap(memory, size);
     // What is looked at there must be readable at least.
     constexpr std::uint64_t kStep = 1 << 20;
     for (std::uint64_t done = 0; done < size; done += kStep)
       mmap(static_cast<std::byte*>(at) + done, std::min(kStep, size - done), PROT_READ, kPrivate | kAtThisPlace, -1, 0);
-    g_mode.store(0, relaxed);
-    arena_ = {};
-    return false;
+    memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, kPrivate, -1, 0);
+    if (memory == MAP_FAILED) {
+      g_mode.store(0, relaxed);
+      arena_ = {};
+      return false;
+    }
+    arena_ = ArenaView(static_cast<std::byte*>(memory));
   }
-  madvise(at, size, MADV_NOHUGEPAGE);
+  madvise(memory, size, MADV_NOHUGEPAGE);
   lay_out_arena(arena_, arena_sizes_);
   restore_names();
   return true;

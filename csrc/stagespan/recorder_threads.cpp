@@ -191,7 +191,7 @@ void Recorder::detach(ThreadState* thread) noexcept {
     if (frame.id.load(relaxed) != 0 && (frame.flags.load(relaxed) & kFrameClosedAway) == 0) ++open;
     frame.id.store(0, relaxed);
     frame.below.store(0, relaxed);
-    thread->locals[index] = FrameLocal{};  // the slot's next thread finds them as new
+    thread->locals[index].clear();  // the slot's next thread finds them as new
   }
   if (open != 0) lose(kLostAbandoned, open);
   if (thread->slot != nullptr) {

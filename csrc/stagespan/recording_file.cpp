@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
@@ -340,6 +341,21 @@ void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piec
   }
 }
 
+namespace {
+
+/// Maps a part of a file over memory that is in use.
+void* map_over(std::byte* at, std::uint64_t bytes, int fd, off_t offset) noexcept {
+#ifdef __SANITIZE_THREAD__
+  // ThreadSanitizer takes mmap for a write to all of it, and so for a race with whoever reads it.
+  return reinterpret_cast<void*>(
+      syscall(SYS_mmap, at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, offset));
+#else
+  return mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, offset);
+#endif
+}
+
+}  // namespace
+
 bool RecordingFile::reserve(ArenaView arena, const Piece& piece, bool has_content) noexcept {
   if (!is_active()) return false;
   bool has_space = is_ours();
@@ -358,7 +374,7 @@ bool RecordingFile::reserve(ArenaView arena, const Piece& piece, bool has_conten
     if (written > 0) done += static_cast<std::uint64_t>(written);
   }
   if (has_space) {
-    void* const mapped = mmap(at, piece.bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd_, offset);
+    void* const mapped = map_over(at, piece.bytes, fd_, offset);
     if (mapped != MAP_FAILED) {
       madvise(at, piece.bytes, MADV_NOHUGEPAGE);
       madvise(at, piece.bytes, MADV_DONTFORK);
