@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 import stagespan
 from stagespan.errors import SignatureError
-from stagespan.signature import SignatureFile, StageSignature, capture, make_inputs
+from stagespan.signature import SignatureFile, StageSignature, capture
 from stagespan.signature.capture import capture_arguments
 
 torch = pytest.importorskip("torch")
+
+from stagespan.signature.mock import make_inputs  # noqa: E402
 
 
 def made(**arguments: Any) -> dict[str, Any]:
