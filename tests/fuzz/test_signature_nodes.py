@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness import HarnessConfig
-from stagespan.signature import SignatureFile, make_inputs
+from stagespan.signature import SignatureFile
 from stagespan.signature.describe import describe
 
 torch = pytest.importorskip("torch")
 
 from stagespan.harness.script import script_text  # noqa: E402
+from stagespan.signature.mock import make_inputs  # noqa: E402
 
 CLASSES = ["os:system", "subprocess:Popen", "antigravity:x", "builtins:object", "x", "", "a:b:c", 3]
 KINDS = [
