@@ -57,12 +57,17 @@ void lay_out_arena(ArenaView arena, const ArenaOptions& sizes) noexcept {
   header.frames_per_thread = sizes.frames_per_thread;
 }
 
+constexpr std::uint64_t kLeftToTheProgramBytes = 32ULL << 20;
+
 ArenaView create_arena(ArenaOptions options) noexcept {
   RegionInfo regions[kRegionCount];
   for (;;) {
     const std::uint64_t size = plan_arena(regions, options);
-    void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    // Where addresses are scarce, some must be left for the program.
+    const std::uint64_t with_rest = size + kLeftToTheProgramBytes;
+    void* memory = mmap(nullptr, with_rest, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory != MAP_FAILED) {
+      munmap(static_cast<std::byte*>(memory) + size, kLeftToTheProgramBytes);
       // A huge page for every corner that is touched would make a small recording large.
       madvise(memory, size, MADV_NOHUGEPAGE);
       ArenaView arena(static_cast<std::byte*>(memory));

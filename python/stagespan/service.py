@@ -194,7 +194,9 @@ class _Service:
         with self._ending:
             self._stopping = True
             thread = self._thread
-            if thread is not None and thread is not threading.current_thread():
+            # One that another thread is starting at this moment ends by itself.
+            is_started = thread is not None and thread.ident is not None
+            if thread is not None and is_started and thread is not threading.current_thread():
                 _core.wake_service()
                 thread.join(timeout=self.at_most(_LONGEST_EXIT_WAIT_S))
             _guarded(lambda: device.wait(self.at_most(_LONGEST_DEVICE_WAIT_S)))
