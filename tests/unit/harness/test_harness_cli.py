@@ -290,8 +290,9 @@ def test_a_file_that_is_none_is_told(folder: Path, verb: str, content: str | Non
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_stages_lists_inputs_and_outputs(folder: Path) -> None:
-    # GIVEN a file with two stages, one with a variant
+def test_stages_lists_inputs_and_outputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a file with two stages, one with a variant, and a page that needs no second lines
+    monkeypatch.setenv("COLUMNS", "160")
     done = run("stages", "signatures.json")
 
     assert done.exit_code == 0
