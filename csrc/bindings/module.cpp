@@ -133,7 +133,7 @@ bool warn_without_arena() {
   return PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
                           "stagespan records nothing in this process: the system refused the %d MiB of address space "
                           "that it needs at least; raise the limit (ulimit -v)",
-                          static_cast<int>((smallest_arena_bytes() >> 20) + 1)) == 0;
+                          static_cast<int>(((smallest_arena_bytes() + kLeftToTheProgramBytes) >> 20) + 1)) == 0;
 }
 
 bool require_main_interpreter() {

@@ -57,8 +57,6 @@ void lay_out_arena(ArenaView arena, const ArenaOptions& sizes) noexcept {
   header.frames_per_thread = sizes.frames_per_thread;
 }
 
-constexpr std::uint64_t kLeftToTheProgramBytes = 32ULL << 20;
-
 ArenaView create_arena(ArenaOptions options) noexcept {
   RegionInfo regions[kRegionCount];
   for (;;) {

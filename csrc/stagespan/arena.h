@@ -60,6 +60,9 @@ class ArenaView {
   std::byte* base_ = nullptr;
 };
 
+/// Address space that must still be free for the program once the arena is reserved.
+inline constexpr std::uint64_t kLeftToTheProgramBytes = 32ULL << 20;
+
 /// Reserves an arena in anonymous memory and lays it out. Pages that are never touched cost nothing. If the system
 /// refuses the size, fewer frames and smaller rings are tried, in turns; the view is empty if all were refused.
 ArenaView create_arena(ArenaOptions options) noexcept;
