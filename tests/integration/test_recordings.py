@@ -167,10 +167,12 @@ def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path
                     continue
                 name = f"writer {i}"
                 # THEN statistics have every span that had ended, and none that had not begun
-                assert ended <= counts[name].count <= begun
+                assert ended <= (counts[name].count if name in counts else 0) <= begun
                 # THEN so has the ring, of the newest ones
                 mine = spans[spans["thread"] == thread]
                 assert len(mine) >= min(ended, RING) - 1
+                if len(mine) == 0:  # killed before its first spans were recorded
+                    continue
                 names = {found.stage_names()[stage] for stage in mine["stage"].tolist()}
                 assert names == {name}
                 sequence = [number & SEQUENCE for number in mine["id"].tolist()]
