@@ -185,9 +185,9 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
   (void)resident_before;
   (void)resident_after;
 #else
-  // THEN memory has not grown: a byte a span would be 80 MB. Some of what is allowed is what the
-  // reader's vectors leave behind.
-  EXPECT_LT(resident_after, resident_before + (std::uint64_t{4} << 20));
+  // THEN memory has not grown. One byte per span would be 80 MB. The reader's vectors (several MB
+  // each) come and go, so the limit allows for what malloc keeps of them.
+  EXPECT_LT(resident_after, resident_before + (std::uint64_t{32} << 20));
 #endif
   RecordProperty("spans", std::to_string(kThreads * kSpans));
 }

@@ -369,10 +369,12 @@ def test_a_child_that_was_forked_without_python_ends_at_once(tmp_path: Path) -> 
     code = """
     import ctypes
     encode("a")
-    child = ctypes.CDLL(None).fork()
+    # PyDLL keeps Python's lock: the child would wait forever for a lock that another thread holds.
+    libc = ctypes.PyDLL(None)
+    child = libc.fork()
     if child == 0:
-        ctypes.CDLL(None)["raise"](15)
-        ctypes.CDLL(None)._exit(0)
+        libc["raise"](15)
+        libc._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == 15
     ready()
     """
