@@ -956,6 +956,38 @@ def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
     assert len(read_trace(tmp_path / "trace.json").events.begin_ns) == total
 
 
+def test_parquet_has_every_span_with_its_types(real_file: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    # WHEN a recording is written as Parquet
+    file = tmp_path / "spans.parquet"
+    done = command("dump", str(real_file), "--format", "parquet", "-o", str(file))
+    assert done.returncode == 0, done.stderr
+    # THEN it has the rows and columns of the CSV, with null for what is not known
+    table = parquet.read_table(file)
+    lines = command("dump", str(real_file), "--format", "csv").stdout
+    expected = list(csv.DictReader(io.StringIO(lines)))
+    found = table.to_pylist()
+    as_text = [{k: "" if v is None else str(v) for k, v in row.items()} for row in found]
+    assert as_text == expected
+    assert sum(row["end_ns"] is None for row in found) == 2
+    assert all(isinstance(row["begin_ns"], int) for row in found)
+    # THEN it says whose spans they are
+    assert json.loads(table.schema.metadata[b"stagespan"])["state"] == "died"
+
+
+def test_parquet_without_pyarrow_says_what_to_install(real_file: Path, tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['pyarrow'] = None; from stagespan.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", hidden, "dump", str(real_file), "--format", "parquet"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert "pip install pyarrow" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 class _Parsed(html.parser.HTMLParser):
     """The elements of a page that are still open, and all attributes that name something else."""
 

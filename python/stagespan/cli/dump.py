@@ -1,4 +1,4 @@
-"""``stagespan dump``: a recording's spans for Perfetto, as CSV or as JSON."""
+"""``stagespan dump``: a recording's spans for Perfetto, as CSV, JSON or Parquet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 @click.option(
     "--format",
     "format_",
-    type=click.Choice(["perfetto", "csv", "json"]),
+    type=click.Choice(["perfetto", "csv", "json", "parquet"]),
     default="perfetto",
     show_default=True,
     help="Format of the output.",
@@ -20,6 +20,7 @@ def command(recording: str, format_: str, output: str) -> None:
     """Write the spans of a recording for other tools.
 
     A trace for https://ui.perfetto.dev has a track for each thread and arrows along each request.
+    Parquet needs pyarrow.
     """
     from stagespan.cli.output import write_to
     from stagespan.recording import dump, reading

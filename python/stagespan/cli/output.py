@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from stagespan.errors import StagespanError
 
 
-def write_to(file: str, text: str) -> None:
-    """Write a text to a file, completely or not at all; ``-`` is standard output.
+def write_to(file: str, text: str | bytes) -> None:
+    """Write text or bytes to a file, completely or not at all; ``-`` is standard output.
 
-    Raises StagespanError if the file cannot be written.
+    Raises StagespanError if the file cannot be written, or if bytes would go to a terminal.
     """
     from stagespan.files import write_whole
+
+    if file == "-" and isinstance(text, bytes) and sys.stdout.isatty():
+        raise StagespanError("a binary format cannot be shown on a terminal: give a file with -o.")
 
     if file == "-":
         click.echo(text, nl=False)

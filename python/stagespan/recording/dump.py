@@ -1,4 +1,4 @@
-"""A recording's spans in formats that other tools read: Perfetto's (Chrome JSON), JSON, CSV."""
+"""A recording's spans in formats of other tools: Perfetto's (Chrome JSON), JSON, CSV, Parquet."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import csv
 import io
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from stagespan import _core
+from stagespan.errors import StagespanError
 from stagespan.recording import summary
 
 if TYPE_CHECKING:
@@ -117,6 +118,31 @@ def as_perfetto(recording: Recording) -> str:
     return _encoded(page)
 
 
+def as_parquet(recording: Recording) -> bytes:
+    """A row a span, with the columns of `as_csv`; what is not known is null.
+
+    Raises StagespanError if pyarrow is not installed.
+    """
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError:
+        raise StagespanError(
+            "--format parquet needs pyarrow (the extra 'parquet'): install it with "
+            "`pip install pyarrow`, or choose --format csv."
+        ) from None
+    text = arrow.dictionary(arrow.int32(), arrow.string())
+    types = dict.fromkeys(_COLUMNS, arrow.int64())
+    types.update({"stage": text, "thread_name": text, "request": text, "error": arrow.bool_()})
+    types.update({"id": arrow.uint64(), "parent": arrow.uint64(), "request_number": arrow.uint64()})
+    identity = _encoded(summary.identity(recording)).strip()
+    schema = arrow.schema(types.items(), metadata={"stagespan": identity})
+    table = arrow.Table.from_pylist(list(rows(recording)), schema=schema)
+    sink = arrow.BufferOutputStream()
+    parquet.write_table(table, sink, compression="zstd")
+    return bytes(sink.getvalue().to_pybytes())
+
+
 def _slice(
     name: str, pid: int, tid: int, begin_ns: int, end_ns: int, args: dict[str, Any]
 ) -> dict[str, Any]:
@@ -155,4 +181,9 @@ def _encoded(page: dict[str, Any]) -> str:
     return msgspec.json.encode(page).decode() + "\n"
 
 
-FORMATS = {"perfetto": as_perfetto, "csv": as_csv, "json": as_json}
+FORMATS: dict[str, Callable[[Recording], str | bytes]] = {
+    "perfetto": as_perfetto,
+    "csv": as_csv,
+    "json": as_json,
+    "parquet": as_parquet,
+}
