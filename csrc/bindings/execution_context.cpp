@@ -5,8 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
-#include <unordered_map>
-#include <vector>
+#include <utility>
 
 #include "stagespan/scoped_timer.h"
 
@@ -28,66 +27,165 @@ struct Inherited {
 };
 
 struct TaskScope : Scope {
-  Inherited stored;  // what the context brought along
+  Inherited stored;           // what the context brought along
+  TaskScope* next = nullptr;  // in its chain of the table, or in a list of scopes that have left the table
 };
 
+/// The scopes of a thread's tasks by the address of their context: a hash table of chains. It is not one of the
+/// standard library's because spans are opened without exceptions: if memory is exhausted, a scope is not made and
+/// the table does not grow.
 class TaskScopes final : public ScopeTable {
  public:
-  TaskScope* find(const void* context) {
-    const auto found = scopes_.find(context);
-    return found == scopes_.end() ? nullptr : found->second.get();
+  ~TaskScopes() override {
+    for_each([](TaskScope& scope) { delete &scope; });
+    while (TaskScope* const scope = spare_) {
+      spare_ = scope->next;
+      delete scope;
+    }
+    if (buckets_ != first_buckets_) delete[] buckets_;
   }
 
-  TaskScope& add(PyObject* context) {
-    std::unique_ptr<TaskScope> scope;
-    if (spare_.empty()) {
-      scope = std::make_unique<TaskScope>();
+  TaskScope* find(const void* context) {
+    TaskScope* scope = bucket_of(context);
+    while (scope != nullptr && scope->context != context) scope = scope->next;
+    return scope;
+  }
+
+  /// Null if there is no memory.
+  TaskScope* add(PyObject* context) {
+    TaskScope* scope = spare_;
+    if (scope == nullptr) {
+      scope = new (std::nothrow) TaskScope;
+      if (scope == nullptr) return nullptr;
     } else {
-      scope = std::move(spare_.back());
-      spare_.pop_back();
+      spare_ = scope->next;
+      --spare_count_;
       *scope = TaskScope{};
     }
     // The context stays alive while its scope does, so that no other context gets its address.
     scope->context = Py_NewRef(context);
     scope->is_task = true;
     scope->takes_turns = true;
-    return *(scopes_[context] = std::move(scope));
+    if (size_ >= bucket_count_) grow();
+    link(*scope);
+    ++size_;
+    return scope;
   }
 
-  void remove(Scope& scope) {
-    auto* context = static_cast<PyObject*>(const_cast<void*>(scope.context));
-    const auto found = scopes_.find(context);
-    if (spare_.size() < 64) spare_.push_back(std::move(found->second));
-    scopes_.erase(found);
-    Py_XDECREF(context);
+  void remove(TaskScope& scope) {
+    TaskScope** at = &bucket_of(scope.context);
+    while (*at != &scope) at = &(*at)->next;
+    *at = scope.next;
+    --size_;
+    recycle(scope);
   }
 
-  Scope* find_by_request(std::uint64_t request) {
-    for (const auto& [context, scope] : scopes_)
-      if (scope->request == request && scope->holds != 0) return scope.get();
-    return nullptr;
-  }
-
-  /// Empty scopes that have not been dropped, as when another thread ended their spans. Searched only
-  /// when there are twice as many scopes as after the last search.
-  std::vector<Scope*> left_behind() {
-    std::vector<Scope*> found;
-    if (scopes_.size() < next_search_) return found;
-    for (const auto& [context, scope] : scopes_)
-      if (scope->top == scope->root && scope->holds == 0) found.push_back(scope.get());
-    next_search_ = std::max<std::size_t>(64, 2 * (scopes_.size() - found.size()));
+  TaskScope* find_by_request(std::uint64_t request) {
+    TaskScope* found = nullptr;
+    for_each([&](TaskScope& scope) {
+      if (scope.request == request && scope.holds != 0) found = &scope;
+    });
     return found;
   }
 
+  /// Removes empty scopes that have not been dropped, as when another thread ended their spans, and returns them as a
+  /// list for `recycle`. Searches only if there are twice as many scopes as after the last search.
+  TaskScope* take_left_behind() {
+    if (size_ < next_search_) return nullptr;
+    TaskScope* taken = nullptr;
+    for (std::size_t i = 0; i < bucket_count_; ++i) {
+      TaskScope** at = &buckets_[i];
+      while (TaskScope* const scope = *at) {
+        if (scope->top != scope->root || scope->holds != 0) {
+          at = &scope->next;
+          continue;
+        }
+        *at = scope->next;
+        --size_;
+        scope->next = taken;
+        taken = scope;
+      }
+    }
+    next_search_ = std::max<std::size_t>(64, 2 * size_);
+    return taken;
+  }
+
+  /// Keeps a scope that has left the table for the next task. Code of the program may run here, as the last
+  /// reference to its context goes.
+  void recycle(TaskScope& scope) {
+    auto* const context = static_cast<PyObject*>(const_cast<void*>(scope.context));
+    if (spare_count_ < 64) {
+      scope.next = spare_;
+      spare_ = &scope;
+      ++spare_count_;
+    } else {
+      delete &scope;
+    }
+    Py_XDECREF(context);
+  }
+
  private:
-  std::unordered_map<const void*, std::unique_ptr<TaskScope>> scopes_;
-  std::vector<std::unique_ptr<TaskScope>> spare_;
+  static constexpr std::size_t kFirstBuckets = 16;  // a power of two, as each larger number
+
+  TaskScope*& bucket_of(const void* context) {
+    // The low bits of an address are those of the allocator's alignment. Multiplying mixes the others upwards.
+    const std::uint64_t hash = (reinterpret_cast<std::uintptr_t>(context) >> 4) * 0x9e3779b97f4a7c15;
+    return buckets_[(hash >> 32) & (bucket_count_ - 1)];
+  }
+
+  void link(TaskScope& scope) {
+    TaskScope*& bucket = bucket_of(scope.context);
+    scope.next = bucket;
+    bucket = &scope;
+  }
+
+  template <class Function>
+  void for_each(Function function) {
+    for (std::size_t i = 0; i < bucket_count_; ++i) {
+      for (TaskScope* scope = buckets_[i]; scope != nullptr;) {
+        TaskScope* const next = scope->next;
+        function(*scope);
+        scope = next;
+      }
+    }
+  }
+
+  void grow() {
+    TaskScope** const larger = new (std::nothrow) TaskScope*[2 * bucket_count_]{};
+    if (larger == nullptr) return;  // the chains become longer
+    TaskScope** const before = std::exchange(buckets_, larger);
+    const std::size_t count_before = std::exchange(bucket_count_, 2 * bucket_count_);
+    for (std::size_t i = 0; i < count_before; ++i) {
+      for (TaskScope* scope = before[i]; scope != nullptr;) {
+        TaskScope* const next = scope->next;
+        link(*scope);
+        scope = next;
+      }
+    }
+    if (before != first_buckets_) delete[] before;
+  }
+
+  TaskScope* first_buckets_[kFirstBuckets] = {};
+  TaskScope** buckets_ = first_buckets_;
+  std::size_t bucket_count_ = kFirstBuckets;
+  std::size_t size_ = 0;
+  TaskScope* spare_ = nullptr;
+  std::size_t spare_count_ = 0;
   std::size_t next_search_ = 64;
 };
 
-TaskScopes& task_scopes(ThreadState& thread) {
-  if (!thread.scopes) thread.scopes = std::make_unique<TaskScopes>();
-  return static_cast<TaskScopes&>(*thread.scopes);
+/// Null until `make_task_scopes`.
+TaskScopes* task_scopes(ThreadState& thread) { return static_cast<TaskScopes*>(thread.scopes.get()); }
+
+/// Null if there is no memory.
+TaskScopes* make_task_scopes(ThreadState& thread) {
+  if (!thread.scopes) thread.scopes.reset(new (std::nothrow) TaskScopes);
+  return task_scopes(thread);
+}
+
+TaskScope* find_task_scope(ThreadState& thread, const void* context) {
+  TaskScopes* const scopes = task_scopes(thread);
+  return scopes == nullptr ? nullptr : scopes->find(context);
 }
 
 ParentLink innermost(const ThreadState& thread, const Scope& scope) {
@@ -246,7 +344,7 @@ bool find_link_in(ThreadState& thread, PyObject* context, ParentLink& link) noex
     link = innermost(thread, thread.base);
     return true;
   }
-  if (const Scope* const known = task_scopes(thread).find(context)) {
+  if (const Scope* const known = find_task_scope(thread, context)) {
     link = innermost(thread, *known);
     return true;
   }
@@ -308,36 +406,53 @@ void become_base(ThreadState& thread, PyObject* context) noexcept {
   thread.base.context = thread_state()->context;  // it is made when something is first stored
 }
 
-void drop_scope(ThreadState& thread, Scope& scope) {
-  const std::uint32_t root = scope.root;
+/// Gives up the frame of a task's scope, so that the scope can leave its table.
+void close_scope(ThreadState& thread, Scope& scope) {
   if (thread.scope == &scope) thread.scope = &thread.base;
-  give_frame(thread, root);
-  task_scopes(thread).remove(scope);
+  give_frame(thread, scope.root);
 }
 
-/// Makes a scope for the current context the current one. The thread's own takes the spans if no frame is left.
+void drop_scope(ThreadState& thread, Scope& scope) {
+  close_scope(thread, scope);
+  task_scopes(thread)->remove(static_cast<TaskScope&>(scope));
+}
+
+void drop_left_behind(ThreadState& thread, TaskScopes& scopes) {
+  for (TaskScope* scope = scopes.take_left_behind(); scope != nullptr;) {
+    TaskScope* const next = scope->next;
+    close_scope(thread, *scope);
+    scopes.recycle(*scope);
+    scope = next;
+  }
+}
+
+/// Makes a scope for the current context the current one. The thread's own takes the spans if there is no frame or
+/// no memory for it.
 void add_scope(ThreadState& thread, PyObject* context, const Inherited& stored, const ParentLink& link,
                bool is_follower) noexcept {
-  TaskScopes& scopes = task_scopes(thread);
   // A finalizer that opens spans may have run since the caller looked.
-  if (Scope* const known = scopes.find(context)) {
+  if (Scope* const known = find_task_scope(thread, context)) {
     thread.scope = known;
     return;
   }
-  for (Scope* const idle : scopes.left_behind()) drop_scope(thread, *idle);
+  thread.scope = &thread.base;
+  TaskScopes* const scopes = make_task_scopes(thread);
+  if (scopes == nullptr) return;
+  drop_left_behind(thread, *scopes);
   const std::uint32_t root = take_frame(thread);
-  if (root == 0) {
-    thread.scope = &thread.base;
+  if (root == 0) return;
+  TaskScope* const scope = scopes->add(context);
+  if (scope == nullptr) {
+    give_frame(thread, root);
     return;
   }
-  TaskScope& scope = scopes.add(context);
-  scope.stored = stored;
-  scope.is_follower = is_follower;
-  scope.root = root;
-  scope.top = root;
-  scope.request = link.request;
+  scope->stored = stored;
+  scope->is_follower = is_follower;
+  scope->root = root;
+  scope->top = root;
+  scope->request = link.request;
   make_root(thread, root, link);
-  thread.scope = &scope;
+  thread.scope = scope;
 }
 
 void enter_task(ThreadState& thread, PyObject* context) noexcept {
@@ -368,8 +483,7 @@ void enter_greenlet(ThreadState& thread, PyObject* greenlet) noexcept {
 
 Scope* current_scope(ThreadState& thread) {
   const PyThreadState* const state = PyGILState_GetThisThreadState();
-  if (state == nullptr || !thread.scopes) return nullptr;
-  return static_cast<TaskScopes&>(*thread.scopes).find(state->context);
+  return state == nullptr ? nullptr : find_task_scope(thread, state->context);
 }
 
 }  // namespace
@@ -381,7 +495,7 @@ void switch_scope(ThreadState& thread, PyObject* context) noexcept {
     return;
   }
   const ErrorAside pending;
-  if (Scope* const known = context != nullptr && thread.scopes ? task_scopes(thread).find(context) : nullptr) {
+  if (Scope* const known = context == nullptr ? nullptr : find_task_scope(thread, context)) {
     thread.scope = known;
     return;
   }
@@ -445,7 +559,8 @@ void exit_request(std::uint64_t request, std::uint64_t before) {
   Scope* scope = thread.scope;
   if (scope->request != request || scope->holds == 0) {
     // Entered in one task and left in another, as an async generator may be.
-    scope = task_scopes(thread).find_by_request(request);
+    TaskScopes* const scopes = task_scopes(thread);
+    scope = scopes == nullptr ? nullptr : scopes->find_by_request(request);
     if (scope == nullptr && thread.base.request == request) scope = &thread.base;
     if (scope == nullptr) {
       // In the child of a fork, what the parent had entered is not the child's to leave.

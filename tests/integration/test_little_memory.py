@@ -174,3 +174,51 @@ def test_spans_for_which_there_is_no_memory_are_lost_and_counted_if_any() -> Non
     # THEN others went on, and so does the thread later
     assert new["known"] == 1
     assert new["later"] == 1
+
+
+TASKS = """
+import contextvars, json, resource
+from pathlib import Path
+import stagespan
+
+# Each context is as that of a task, with a span that stays open in it.
+contexts = [contextvars.copy_context() for _ in range(3000)]
+spans = [stagespan.span("task") for _ in contexts]
+enter = [span.__enter__ for span in spans]
+leave = [span.__exit__ for span in spans]
+with stagespan.span("task"):
+    pass
+used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+held = []
+resource.setrlimit(resource.RLIMIT_AS, (used, -1))
+size = 1 << 24
+while size >= 64:
+    try:
+        held.append(bytearray(size))
+    except MemoryError:
+        size //= 2
+refused = 0
+for context, call in zip(contexts, enter):
+    try:
+        context.run(call)
+    except MemoryError:
+        refused += 1
+for context, call in zip(contexts, leave):
+    try:
+        context.run(call, None, None, None)
+    except MemoryError:
+        pass
+resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+del held
+print(json.dumps({
+    "refused": refused,
+    "lost": sum(stagespan.stats().lost.values()),
+    "count": stagespan.stats()["task"].count,
+}))
+"""
+
+
+def test_tasks_for_which_there_is_no_memory_are_timed_without_a_scope_of_their_own() -> None:
+    found = run(TASKS, MALLOC_ARENA_MAX="1")
+
+    assert found["count"] + found["lost"] + found["refused"] >= 3001
