@@ -25,6 +25,9 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
+// The entries of the table of requests that are tried, from the one that the request's number names.
+constexpr std::uint32_t kRequestProbes = 16;
+
 std::string_view variable(const char* name) {
   const char* text = std::getenv(name);
   return text == nullptr ? std::string_view() : text;
@@ -427,13 +430,12 @@ ProcessInfo Recorder::process_info() noexcept {
 
 void Recorder::begin_request(std::uint64_t number, std::string_view id) noexcept {
   if (!arena_ || number == 0) return;
-  constexpr std::uint32_t kProbes = 16;
   const std::uint64_t begin_ticks = now_ticks();
   const std::lock_guard lock(cold_);
   // Numbers follow each other, so that the entry is the one that has been there for longest: another one only if that
   // request is still open.
   RequestEntry* entry = &arena_.requests()[number % kMaxRequests];
-  for (std::uint32_t probe = 0; probe < kProbes; ++probe) {
+  for (std::uint32_t probe = 0; probe < kRequestProbes; ++probe) {
     RequestEntry& tried = arena_.requests()[(number + probe) % kMaxRequests];
     if (tried.number.load(relaxed) != 0 && tried.end_ticks.load(relaxed) == 0) continue;
     entry = &tried;
@@ -454,7 +456,7 @@ void Recorder::end_request(std::uint64_t number) noexcept {
   if (!arena_ || number == 0) return;
   const std::uint64_t end_ticks = now_ticks();
   const std::lock_guard lock(cold_);
-  for (std::uint32_t probe = 0; probe < 16; ++probe) {
+  for (std::uint32_t probe = 0; probe < kRequestProbes; ++probe) {
     RequestEntry& entry = arena_.requests()[(number + probe) % kMaxRequests];
     if (entry.number.load(relaxed) != number) continue;
     entry.end_ticks.store(end_ticks, relaxed);

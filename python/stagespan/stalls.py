@@ -84,7 +84,11 @@ def _frames(frame: FrameType | None) -> Iterable[FrameType]:
 
 
 def watch(stall_s: float) -> None:
-    """Check from now on, in the service thread of this process and of its forked children."""
+    """Check from now on, in the service thread.
+
+    A forked child has no service thread at first: it checks from its first finished
+    `ProfilingContext` on, which starts one.
+    """
     service.on_tick(StallWatch(stall_s).check)
     service.tick_every(min(stall_s / 4, 5.0))
     service.ensure_running()
