@@ -5,19 +5,23 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from stagespan.cli import command
 
 
 def stagespan(
     *arguments: str, cwd: Path, without: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "COLUMNS"}
-    command = ["-m", "stagespan"]
+    how = ["-m", "stagespan"]
     if without:  # as if the package were not installed
         hidden = f"import sys; sys.modules[{without!r}] = None"
         code = (
@@ -27,15 +31,25 @@ def stagespan(
             f"u.find_spec = lambda n, p=None: None if n == {without!r} else real(n, p)\n"
             "from stagespan.cli import main; main()"
         )
-        command = ["-c", code]
+        how = ["-c", code]
     return subprocess.run(
-        [sys.executable, *command, *arguments],
+        [sys.executable, *how, *arguments],
         env={**environment, **variables},
         cwd=cwd,
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def shown(
+    page: str, columns: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """The lines of a page that this process writes into a pipe."""
+    monkeypatch.chdir(folder)
+    done = CliRunner(env={"COLUMNS": columns}).invoke(command, PAGES[page])
+    assert done.exit_code == 0, done.output
+    return done.output.splitlines()
 
 
 def trace_of(kernels: int) -> dict[str, Any]:
@@ -54,8 +68,10 @@ def trace_of(kernels: int) -> dict[str, Any]:
     return {"traceEvents": events, "deviceProperties": [{"id": 0, "name": "NVIDIA H100"}]}
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trace, and with the files of a run in debug mode."""
+    tmp_path = tmp_path_factory.mktemp("pages")
     (tmp_path / "trace.json").write_text(json.dumps(trace_of(50)))
     (tmp_path / "run").mkdir()
     code = "import stagespan\nwith stagespan.ProfilingContext4Debug('a stage'):\n    pass\n"
@@ -70,6 +86,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of those files."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
 PAGES = {
     "analyze": ("analyze", "trace.json"),
     "report": ("report", "run/timing.json"),
@@ -78,7 +101,7 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ["analyze", "report", "stages"])
 def test_a_page_in_a_pipe_has_no_blanks_at_line_ends(page: str, folder: Path) -> None:
     done = stagespan(*PAGES[page], cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -88,16 +111,16 @@ def test_a_page_in_a_pipe_has_no_blanks_at_line_ends(page: str, folder: Path) ->
 
 @pytest.mark.parametrize("width", [60, 133])
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_in_a_pipe_is_as_wide_as_columns_says(page: str, width: int, folder: Path) -> None:
-    done = stagespan(*PAGES[page], cwd=folder, COLUMNS=str(width))
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines()[:-1])) <= width
+def test_a_page_in_a_pipe_is_as_wide_as_columns_says(
+    page: str, width: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert max(map(len, shown(page, str(width), folder, monkeypatch)[:-1])) <= width
 
 
-def test_pages_are_100_wide_where_nothing_says_so(folder: Path) -> None:
-    wide = stagespan(*PAGES["analyze"], cwd=folder)
-    assert 80 < max(map(len, wide.stdout.splitlines())) <= 100
-    assert stagespan(*PAGES["analyze"], cwd=folder, COLUMNS="wide").stdout == wide.stdout
+def test_pages_are_100_wide_without_a_width(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = shown("analyze", None, folder, monkeypatch)
+    assert 80 < max(map(len, wide)) <= 100
+    assert shown("analyze", "wide", folder, monkeypatch) == wide
 
 
 @pytest.mark.parametrize(
