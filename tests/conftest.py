@@ -29,6 +29,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    """Let the programs that tests start write no bytecode: tests rewrite modules within a second.
+
+    Python takes a module's bytecode for current if the source's size and second are the same.
+    """
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Write the figures of this run, and why tests were skipped, to the file that asks for them."""
     target = os.environ.get("STAGESPAN_TEST_REPORT")
