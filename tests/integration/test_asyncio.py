@@ -81,7 +81,7 @@ def test_interleaved_tasks_each_have_their_own_time() -> None:
             await asyncio.sleep(delay_s)
 
     async def main() -> None:
-        await asyncio.gather(*(sleeper(f"{ms} ms", ms / 1000) for ms in (60, 20, 40)))
+        await asyncio.gather(*(sleeper(f"{ms} ms", ms / 1000) for ms in (20, 40, 60)))
 
     asyncio.run(main())
     # THEN each lasted at least as long as it slept, all began before any ended, and in order

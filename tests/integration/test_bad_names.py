@@ -180,7 +180,7 @@ def test_endless_names_cost_no_memory(tmp_path: Path) -> None:
     )
 
     grown_mb, spans = map(int, done.stdout.split())
-    assert grown_mb < 20
+    assert grown_mb < 150  # of 1,500 MB that the names of the second run have
     assert spans == 3000
 
 

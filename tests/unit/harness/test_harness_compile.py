@@ -80,7 +80,7 @@ def test_the_stage_s_own_trace_holds_no_compiling(tmp_path: Path) -> None:
         Compiled(), signature_of(x=torch.zeros(4)), tmp_path, profile_compile=True, warmup=0
     ).profile()
     assert not any("dynamo_timed" in name for name in read_trace(results.trace_path).names)
-    assert results.timing_ms["max"] < results["compile"]["first_call_ms"]
+    assert results.timing_ms["p50"] < results["compile"]["first_call_ms"]
 
 
 def test_a_stage_that_is_not_compiled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

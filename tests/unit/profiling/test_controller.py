@@ -69,9 +69,9 @@ def test_spans_are_a_process_of_their_own(work: Work, tmp_path: Path) -> None:
     drawn = {trace.names[trace.events.name[row]]: row for row in rows}
     assert set(drawn) == {*names, "still open"}
     for name in names:
-        # The recorder fits its clock anew at each reading: some nanoseconds may lie between two.
-        assert abs(trace.events.begin_ns[drawn[name]] - recorded[name]["begin_ns"]) < 1000
-        assert abs(trace.events.end_ns[drawn[name]] - recorded[name]["end_ns"]) < 1000
+        # The recorder fits its clock anew at each reading, so two readings may differ a little.
+        assert abs(trace.events.begin_ns[drawn[name]] - recorded[name]["begin_ns"]) < 100_000
+        assert abs(trace.events.end_ns[drawn[name]] - recorded[name]["end_ns"]) < 100_000
         assert trace.events.tid[drawn[name]] == threading.get_native_id()
     assert {trace.categories[c] for c in trace.events.category[rows]} == {"user_annotation"}
     # AND the open one is drawn to the window's end, and says so

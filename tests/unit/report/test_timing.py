@@ -100,7 +100,7 @@ def test_captured_and_named_snapshots_are_in_it() -> None:
     stagespan.memory_snapshot("loaded")
     report = stagespan.timing_report()
     (run,) = report["stages"]["load"]["memory"]["runs"]
-    assert run["after"]["rss_mb"] - run["before"]["rss_mb"] == pytest.approx(32, abs=4)
+    assert run["after"]["rss_mb"] - run["before"]["rss_mb"] == pytest.approx(32, abs=16)
     (snapshot,) = report["memory_snapshots"]
     assert snapshot["name"] == "loaded"
 
