@@ -26,8 +26,7 @@ demo:  ## run the demo: report, signatures, harness, trace, breakdown, script
 	@$(RUN) examples/wan_pipeline/demo.py
 
 test: setup  ## run every check: C++ and Python tests, sanitizers, linters, demo, README
-	@rm -rf .make/pytest .make/nox.json
-	@$(RUN) -m nox --report .make/nox.json; $(RUN) tools/summary.py .make/nox.json
+	@$(RUN) tools/check.py
 
 bench: setup  ## measure what spans and reading traces cost, compared with other tools
 	@sed '/^#/d' requirements-bench.txt | while read -r peer; do \

@@ -37,7 +37,8 @@ nox.options.stop_on_first_error = False
 os.environ["PATH"] = os.pathsep.join(
     [str(ROOT / ".venv/bin"), *python_versions(), os.environ.get("PATH", os.defpath)]
 )
-os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+# Compiled and rewritten by pytest once, not by each worker of each run.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
 for _variable in ("PYTHONPATH", "VIRTUAL_ENV"):
     os.environ.pop(_variable, None)  # tests see the installed package only
@@ -52,9 +53,16 @@ SANITIZER_OPTIONS = {
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "second_deadlock_stack=1:halt_on_error=1",
 }
-# Plain Python that no interpreter's version changes: tested in .venv only.
+# The other Pythons run what an interpreter's version can change: the extension, contexts and
+# decorators, threads, tasks, forks, signals, the end of a process, recordings, the reader of traces
+# and the command line. These only compute with what was recorded, or draw it: tested in .venv.
 ONE_PYTHON_IS_ENOUGH = (
     "fuzz",
+    "npu_standin",
+    "gpu",
+    "unit/harness",
+    "unit/profiling",
+    "unit/report",
     "unit/trace/derived",
     "unit/trace/analyses",
     "unit/trace/ascend",
@@ -66,7 +74,7 @@ ONE_PYTHON_IS_ENOUGH = (
 
 
 def run_pytest(session: nox.Session, name: str, python: str, *arguments: str) -> None:
-    """Run pytest with an interpreter; tools/summary.py prints what it reports."""
+    """Run pytest with an interpreter; tools/check.py prints what it reports."""
     folder = STATE / "pytest"
     folder.mkdir(parents=True, exist_ok=True)
     session.run(
@@ -117,7 +125,7 @@ def cpp(session: nox.Session, variant: str) -> None:
     )
     session.run("cmake", "--build", build, "-j", "2", silent=True)
     session.run(
-        *(*prefix, "ctest", "--test-dir", build, "--output-on-failure", "-j", "3"),
+        *(*prefix, "ctest", "--test-dir", build, "--output-on-failure", "-j", "2"),
         *("--timeout", "600", "--no-tests=error"),
         env=SANITIZER_OPTIONS,
         external=True,
@@ -153,7 +161,9 @@ def old_pip(session: nox.Session) -> None:
         session.skip("not a git checkout")
     kept = {clone / name for name in files.splitlines()}
     for stale in clone.rglob("*"):
-        outside = {".venv", ".make", "build"}.isdisjoint(stale.relative_to(clone).parts)
+        outside = {".venv", ".make", "build", "__pycache__"}.isdisjoint(
+            stale.relative_to(clone).parts
+        )
         if outside and stale.is_file() and stale not in kept:
             stale.unlink()
     for name in files.splitlines():

@@ -1,23 +1,71 @@
-"""Prints what the checks did: their times, what was skipped and why, and pytest's last figures.
+"""Runs every check, and prints their times, what was skipped and why, and pytest's figures.
 
-python tools/summary.py REPORT      the file that `nox --report` wrote
+python tools/check.py
+
+Two runs of nox share the cores: one has the sessions that keep a single core busy, the other the
+Python tests. The output of the first is printed when it has ended.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-from common import STATE, say
+from common import LOGS, STATE, Timer, say
+
+# What nox's option -k takes. The two are opposites, so that no session is left out.
+BESIDE = "lint or cpp or demo or docs"
+PARTS = {"beside": BESIDE, "python": f"not ({BESIDE})"}
 
 
 def main() -> int:
-    """Print the summary; returns 1 if a check failed or none ran."""
-    report = json.loads(Path(sys.argv[1]).read_text())
+    """Run the checks and print the summary; returns 1 if a check failed or none ran."""
+    timer = Timer()
+    shutil.rmtree(STATE / "pytest", ignore_errors=True)
+    LOGS.mkdir(parents=True, exist_ok=True)
+    reports = {name: STATE / f"nox-{name}.json" for name in PARTS}
+    for report in reports.values():
+        report.unlink(missing_ok=True)
+    log = LOGS / "checks-beside.log"
+    say(f"The checks {BESIDE} run beside the Python tests; their output is in {log}.")
+    with log.open("w") as file:
+        beside = start("beside", reports["beside"], stdout=file, stderr=subprocess.STDOUT)
+        try:
+            start("python", reports["python"]).wait()
+            beside.wait()
+        finally:
+            beside.terminate()  # after an interrupt; nothing otherwise
+            beside.wait()
+    say(log.read_text(errors="replace"))
+    return summarise([read(report) for report in reports.values()], timer.seconds())
+
+
+def start(part: str, report: Path, **options: Any) -> subprocess.Popen[bytes]:
+    """Start nox with the sessions of a part."""
+    command = [sys.executable, "-m", "nox", "-k", PARTS[part], "--report", str(report)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
+
+
+def read(report: Path) -> dict[str, Any]:
+    """What nox wrote; a failure if it wrote nothing."""
+    if not report.is_file():
+        return {"result": 0, "sessions": []}
+    content = json.loads(report.read_text())
+    assert isinstance(content, dict)
+    return content
+
+
+def summarise(reports: list[dict[str, Any]], seconds: float) -> int:
+    """Print the figures of all reports; returns 1 if a check failed or no test passed."""
+    checks = [check for report in reports for check in report["sessions"]]
     say("\nTime of each check:")
-    for check in report["sessions"]:
+    for check in checks:
         say(f"  {check['name']:24}{check['result']:9}{check['duration']:7.1f} s")
+    say(f"  {'all':33}{seconds:7.1f} s")
     totals = {"passed": 0, "failed": 0, "skipped": 0}
     skipped = []
     for path in sorted((STATE / "pytest").glob("*.json")):
@@ -28,14 +76,13 @@ def main() -> int:
             times = f"{count} x " if count > 1 else ""
             skipped.append(f"  {path.stem}: {times}{reason}")
     skipped += [
-        f"  {check['name']}: {check['reason']}"
-        for check in report["sessions"]
-        if check["result"] == "skipped"
+        f"  {check['name']}: {check['reason']}" for check in checks if check["result"] == "skipped"
     ]
     say("\nSkipped:")
     say("\n".join(skipped) or "  nothing")
     say("\n" + ", ".join(f"{count} {outcome}" for outcome, count in totals.items()))
-    return 1 if report["result"] != 1 or totals["passed"] == 0 else 0
+    failed = any(report["result"] != 1 for report in reports)
+    return 1 if failed or totals["passed"] == 0 else 0
 
 
 if __name__ == "__main__":
