@@ -15,6 +15,7 @@
 #include "stagespan/scoped_timer.h"
 #include "stagespan/variables.h"
 #include "termination.h"
+#include "thread_name.h"
 #include "timed_function.h"
 #include "timed_iterator.h"
 #include "timed_run.h"
@@ -166,6 +167,7 @@ PYBIND11_MODULE(_core_of_main, module) {
   sp::define_statistics(module);
   sp::define_reading(module);
   sp::define_recording(module);
+  sp::watch_thread_names();
   sp::define_device(module);
   sp::define_trace_scanner(module);
   // Python 3.13 runs the entry below in the main interpreter, whichever imports.

@@ -3,7 +3,8 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
-#include <cstring>
+#include <cinttypes>
+#include <cstdio>
 #include <memory>
 #include <string>
 
@@ -201,6 +202,14 @@ py::list open_of(const Recording& recording) {
   return result;
 }
 
+// 32 hexadecimal digits; None without a trace.
+py::object trace_text(const TraceId& trace) {
+  if (trace.high == 0 && trace.low == 0) return py::none();
+  char text[33];
+  std::snprintf(text, sizeof(text), "%016" PRIx64 "%016" PRIx64, trace.high, trace.low);
+  return py::str(text);
+}
+
 py::list requests_of(const Recording& recording) {
   const NoCollection by_allocations;
   py::list result;
@@ -209,6 +218,7 @@ py::list requests_of(const Recording& recording) {
     py::dict request;
     request["number"] = copy.number;
     request["id"] = text_of(copy.id);
+    request["trace_id"] = trace_text(copy.trace);
     request["begin_ns"] = fit.unix_ns(copy.begin_ticks);
     request["end_ns"] =
         copy.end_ticks != 0 ? py::object(py::int_(fit.unix_ns(copy.end_ticks))) : py::object(py::none());
@@ -226,10 +236,8 @@ py::list threads_of(const Recording& recording) {
     const ThreadSlot& slot = arena.slot(i);
     const std::uint32_t state = slot.state.load(std::memory_order_relaxed);
     if (state == kSlotFree) continue;
-    const std::uint64_t words[2] = {slot.name[0].load(std::memory_order_relaxed),
-                                    slot.name[1].load(std::memory_order_relaxed)};
-    char name[sizeof(words)];
-    std::memcpy(name, words, sizeof(words));
+    ThreadName name;
+    copy_name(slot, name);
     py::dict thread;
     thread["thread"] = slot.thread.load(std::memory_order_relaxed);
     thread["name"] = field_text(name);
@@ -271,8 +279,12 @@ void define_recording(py::module_& module) {
   module.def("default_recording_folder", default_recording_folder);
   module.def("this_boot", [] { return identity_of_this_process().boot; });
   module.def(
-      "request_begin", [](std::uint64_t number, std::string_view id) { Recorder::get().begin_request(number, id); },
-      py::arg("number"), py::arg("id"), "Show a request's id in the recording.");
+      "request_begin",
+      [](std::uint64_t number, std::string_view id, std::uint64_t trace_high, std::uint64_t trace_low) {
+        Recorder::get().begin_request(number, id, {trace_high, trace_low});
+      },
+      py::arg("number"), py::arg("id"), py::arg("trace_high") = 0, py::arg("trace_low") = 0,
+      "Show a request's ids in the recording.");
   module.def("request_end", [](std::uint64_t number) { Recorder::get().end_request(number); }, py::arg("number"));
 
   py::class_<Recording, std::shared_ptr<Recording>>(module, "RecordingCopy", "A copy of a recording.")

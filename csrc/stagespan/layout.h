@@ -45,7 +45,7 @@ namespace stagespan {
 //   +-------------+ size_bytes
 
 inline constexpr std::uint64_t kMagic = 0x4e50534547415453;  // "STAGESPN", read as little endian
-inline constexpr std::uint32_t kLayoutVersion = 5;
+inline constexpr std::uint32_t kLayoutVersion = 6;
 inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 
 inline constexpr std::uint32_t kMaxStages = 4096;
@@ -68,6 +68,7 @@ inline constexpr std::uint32_t kDeviceSpans = 1U << 16;
 inline constexpr std::uint32_t kMaxDeviceStages = 1024;  // the last one is shared by all beyond
 inline constexpr std::uint32_t kMaxRequests = 1024;
 inline constexpr std::uint32_t kRequestIdBytes = 64;
+inline constexpr std::uint32_t kThreadNameBytes = 64;
 
 inline constexpr std::uint32_t kPageBytes = 4096;
 /// Where a slot's first FrameLocal lies in its pages. Frames begin with a page, and processors take addresses at the
@@ -177,6 +178,15 @@ enum PieceState : std::uint8_t {
   kPieceRefused,  // the tmpfs was full: it stays in memory of the process
 };
 
+/// A thread's name in UTF-8, zero at the end.
+using ThreadName = char[kThreadNameBytes];
+
+/// Id of a distributed trace, as in W3C Trace Context; zero if there is none.
+struct TraceId {
+  std::uint64_t high = 0;
+  std::uint64_t low = 0;
+};
+
 /// Texts end with a zero byte unless they fill their field.
 struct ProcessInfo {
   std::int32_t rank;         // -1 if nobody has told
@@ -262,7 +272,7 @@ struct alignas(4096) ThreadSlot {
   std::atomic<std::uint64_t> ident;         // pthread_self(), which Python calls the thread's ident
   std::atomic<std::uint64_t> exited_ticks;  // when a thread left this slot; the oldest is reused first
   std::atomic<std::uint32_t> frames_high_water;
-  std::atomic<std::uint64_t> name[2];  // 16 characters, zero at the end
+  std::atomic<std::uint64_t> name[kThreadNameBytes / 8];  // zero at the end
   // The ring's writer owns this line.
   alignas(64) std::atomic<std::uint64_t> head;               // records ever written
   std::atomic<std::uint64_t> floor;                          // records before this number went with a reset
@@ -370,7 +380,8 @@ static_assert(kFramesAtOnce * sizeof(FrameLocal) % 4096 == 0 && kFramesAtOnce * 
 struct RequestEntry {
   std::atomic<std::uint64_t> number;
   std::atomic<std::uint64_t> begin_ticks;
-  std::atomic<std::uint64_t> end_ticks;  // 0 while it is open
+  std::atomic<std::uint64_t> end_ticks;    // 0 while it is open
+  std::atomic<std::uint64_t> trace_id[2];  // high half first; both 0 if it belongs to no trace
   std::atomic<std::uint64_t> id[kRequestIdBytes / 8];
 };
 

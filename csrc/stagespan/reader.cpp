@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <new>
 #include <optional>
 #include <unordered_set>
@@ -183,6 +184,14 @@ bool try_read_new_spans(ArenaView arena, ReadPositions& positions, std::vector<S
   }
 }
 
+void copy_name(const ThreadSlot& slot, ThreadName& name) noexcept {
+  std::uint64_t words[kThreadNameBytes / 8];
+  for (std::size_t i = 0; i < std::size(words); ++i) words[i] = slot.name[i].load(relaxed);
+  static_assert(sizeof(words) == sizeof(name));
+  std::memcpy(name, words, sizeof(name));
+  name[sizeof(name) - 1] = '\0';
+}
+
 std::vector<OpenCopy> read_open(ArenaView arena) {
   std::vector<OpenCopy> result;
   std::unordered_set<std::uint64_t> seen;
@@ -197,9 +206,7 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
       copy.frame = index;
       copy.thread = slot.thread.load(relaxed);
       copy.ident = slot.ident.load(relaxed);
-      const std::uint64_t name[2] = {slot.name[0].load(relaxed), slot.name[1].load(relaxed)};
-      std::memcpy(copy.thread_name, name, sizeof(copy.thread_name));
-      copy.thread_name[sizeof(copy.thread_name) - 1] = '\0';
+      copy_name(slot, copy.thread_name);
       // A thread that leaves drops its frames before another gets its slot: still open means still its own.
       load_fence();
       if (arena.frames(i)[index].id.load(relaxed) != copy.id) continue;

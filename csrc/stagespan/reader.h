@@ -78,8 +78,11 @@ struct OpenCopy {
   std::uint16_t depth;
   std::uint16_t flags;
   bool detached;
-  char thread_name[16];
+  ThreadName thread_name;
 };
+
+/// The name of the thread that has this slot.
+void copy_name(const ThreadSlot& slot, ThreadName& name) noexcept;
 
 /// What every thread is in at this moment, by thread, outermost first.
 std::vector<OpenCopy> read_open(ArenaView arena);

@@ -428,7 +428,7 @@ ProcessInfo Recorder::process_info() noexcept {
   return process_info_;
 }
 
-void Recorder::begin_request(std::uint64_t number, std::string_view id) noexcept {
+void Recorder::begin_request(std::uint64_t number, std::string_view id, TraceId trace) noexcept {
   if (!arena_ || number == 0) return;
   const std::uint64_t begin_ticks = now_ticks();
   const std::lock_guard lock(cold_);
@@ -448,6 +448,8 @@ void Recorder::begin_request(std::uint64_t number, std::string_view id) noexcept
   store_fence();  // who sees a field of this request sees that the one before has left
   entry->begin_ticks.store(begin_ticks, relaxed);
   entry->end_ticks.store(0, relaxed);
+  entry->trace_id[0].store(trace.high, relaxed);
+  entry->trace_id[1].store(trace.low, relaxed);
   for (std::size_t i = 0; i < std::size(words); ++i) entry->id[i].store(words[i], relaxed);
   entry->number.store(number, std::memory_order_release);
 }

@@ -119,8 +119,12 @@ class Recorder {
   /// Called without the lock when a recording has just been made, by the thread that opens the first span.
   std::atomic<void (*)()> on_recording{nullptr};
 
-  /// Shows a request's id in the recording; see RequestEntry.
-  void begin_request(std::uint64_t number, std::string_view id) noexcept;
+  /// Called without the lock by a thread that is about to open its first span: gives its name if it knows a better one
+  /// than the system.
+  std::atomic<void (*)(ThreadName& name) noexcept> on_new_thread{nullptr};
+
+  /// Shows a request's ids in the recording; see RequestEntry.
+  void begin_request(std::uint64_t number, std::string_view id, TraceId trace = {}) noexcept;
   void end_request(std::uint64_t number) noexcept;
 
   /// Have memory reserved in the recording before it is first written.

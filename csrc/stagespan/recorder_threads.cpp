@@ -3,9 +3,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <array>
-#include <bit>
 #include <cstdlib>
+#include <cstring>
+#include <iterator>
 #include <limits>
 #include <new>
 
@@ -71,11 +71,11 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
     store_fence();
     slot.thread.store(thread.thread, relaxed);
     slot.ident.store(thread.ident, relaxed);
-    char name[16] = {};
-    pthread_getname_np(pthread_self(), name, sizeof(name));
-    const auto words = std::bit_cast<std::array<std::uint64_t, 2>>(name);
-    slot.name[0].store(words[0], relaxed);
-    slot.name[1].store(words[1], relaxed);
+    if (thread.name[0] == '\0') pthread_getname_np(pthread_self(), thread.name, sizeof(thread.name));
+    std::uint64_t words[kThreadNameBytes / 8];
+    static_assert(sizeof(words) == sizeof(thread.name));
+    std::memcpy(words, thread.name, sizeof(words));
+    for (std::size_t i = 0; i < std::size(words); ++i) slot.name[i].store(words[i], relaxed);
     slot.state.store(kSlotLive, std::memory_order_release);
   } else {
     // No slot is left: open spans are kept in memory of the thread's own, and records are counted as lost.
@@ -150,6 +150,7 @@ ThreadState& Recorder::attach() noexcept {
 ThreadState& Recorder::attach_to_slot(bool& begins) noexcept {
   std::unique_ptr<ThreadState> thread = new_thread();
   if (!thread) return stand_in_;
+  if (auto* const hook = on_new_thread.load(relaxed); hook != nullptr) hook(thread->name);
   const std::lock_guard lock(cold_);
   if (!arena_) {
     // Nothing is recorded; what opens and closes spans still finds frames to pair them by.

@@ -299,7 +299,8 @@ void Copier::take_requests() {
     for (std::size_t k = 0; k < std::size(words); ++k) words[k] = plain(entry.id[k]);
     char text[sizeof(words)];
     std::memcpy(text, words, sizeof(words));
-    copy_.requests.push_back({plain(entry.number), plain(entry.begin_ticks), plain(entry.end_ticks),
+    const TraceId trace{plain(entry.trace_id[0]), plain(entry.trace_id[1])};
+    copy_.requests.push_back({plain(entry.number), plain(entry.begin_ticks), plain(entry.end_ticks), trace,
                               std::string(text_in(text, sizeof(text)))});
   }
   std::sort(copy_.requests.begin(), copy_.requests.end(),

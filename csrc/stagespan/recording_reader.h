@@ -17,6 +17,7 @@ struct RequestCopy {
   std::uint64_t number;
   std::uint64_t begin_ticks;
   std::uint64_t end_ticks;  // 0 while it is open
+  TraceId trace;
   std::string id;
 };
 

@@ -128,6 +128,7 @@ struct ThreadState {
   const std::uint64_t serial = serials.fetch_add(1, std::memory_order_relaxed) + 1;
   std::uint32_t slot_index = kSharedSlot;
   std::uint64_t ident = 0;
+  ThreadName name{};
   std::unique_ptr<FrameLocal[], FreeMemory> locals_storage;  // only without a slot
   std::vector<std::uint32_t> retired_blocks;                 // taken by a reset; guarded by Recorder::cold_mutex()
   std::unique_ptr<OpenFrame[]> frames_storage;               // only without a slot

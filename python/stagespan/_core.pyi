@@ -672,8 +672,8 @@ def default_recording_folder() -> str: ...
 def this_boot() -> int:
     """A number that is another one each time the machine starts; 0 if it is not known."""
 
-def request_begin(number: int, id: str) -> None:
-    """Write a request's id to the recording."""
+def request_begin(number: int, id: str, trace_high: int = ..., trace_low: int = ...) -> None:
+    """Write a request's id to the recording, and both halves of the id of its trace."""
 
 def request_end(number: int) -> None: ...
 

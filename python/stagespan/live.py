@@ -6,7 +6,7 @@ import threading
 from typing import TypedDict, cast
 
 from stagespan import _core
-from stagespan.requests import id_of
+from stagespan.requests import id_of, trace_id_of
 
 
 def threads() -> list[threading.Thread]:
@@ -32,6 +32,7 @@ class OpenSpan(TypedDict):
     elapsed_ns: int
     request: str | None
     request_number: int | None
+    trace_id: str | None
     detached: bool
 
 
@@ -40,8 +41,9 @@ def open_spans() -> list[OpenSpan]:
 
     Each has ``stage``, ``thread`` (the system's id), ``thread_name``, ``id``, ``parent``,
     ``depth``, ``begin_ns`` (Unix time), ``elapsed_ns``, ``request`` (the id of its request, or
-    None), ``request_number`` (None outside of requests) and ``detached``. A span is detached if no
-    thread is inside it, as with tokens and suspended coroutines. Its ``thread_name`` is None then.
+    None), ``request_number`` (None outside of requests), ``trace_id`` (of its request, or None) and
+    ``detached``. A span is detached if no thread is inside it, as with tokens and suspended
+    coroutines. Its ``thread_name`` is None then.
     """
     found = _core.open_spans()
     if found:
@@ -53,4 +55,5 @@ def open_spans() -> list[OpenSpan]:
             number = span["request"]
             span["request"] = id_of(number)
             span["request_number"] = number or None
+            span["trace_id"] = trace_id_of(number)
     return cast("list[OpenSpan]", found)

@@ -7,6 +7,8 @@ import contextvars
 import functools
 import inspect
 import itertools
+import re
+import sys
 import threading
 import weakref
 from collections import deque
@@ -40,6 +42,11 @@ finished_requests: deque[FinishedRequest] = deque(maxlen=MOST_FINISHED_REQUESTS)
 """The latest requests that have ended, oldest first."""
 
 MOST_REQUEST_IDS = 16_384
+_HALF = (1 << 64) - 1
+# Later versions of the header may have more fields.
+_TRACEPARENT = re.compile(
+    r"(?P<version>[0-9a-f]{2})-(?P<trace>[0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
+)
 _numbers = itertools.count(1)
 # Numbers and ids. Each dict is used as a ring, and copied in one call without a lock.
 _begun_ids: dict[int, tuple[int, str]] = {}
@@ -59,13 +66,19 @@ class request:
     returned. Its figures are taken from the rings when it ends. The default id contains its number.
     It does nothing in a graph that torch.compile captures.
 
+    ``trace_id`` is the id of the distributed trace that it belongs to, or None: that of
+    ``traceparent``, the header of W3C Trace Context, else that of the OpenTelemetry span that is
+    current when it begins. A malformed header is ignored, because a client may have sent it.
+
     As a decorator, `@request("nightly")` or `@request()`, it makes each call of a function or a
     coroutine function a separate request, with the same id and metadata.
 
     Raises TypeError if ``request_id`` is a function, as in a decorator without parentheses.
     """
 
-    def __init__(self, request_id: str = "", **metadata: Any) -> None:
+    def __init__(
+        self, request_id: str = "", *, traceparent: str | None = None, **metadata: Any
+    ) -> None:
         if callable(request_id):
             raise TypeError('request was given a function: write @request() or @request("id").')
         # A number taken during compilation would become part of the graph and its guards.
@@ -73,6 +86,9 @@ class request:
         self._given_id = str(request_id) if request_id else ""
         self.id = self._given_id or f"req_{self.number}"
         self.metadata: dict[str, Any] = metadata
+        self._traceparent = traceparent
+        self.trace_id = _trace_id_of(traceparent)
+        """Id of the trace: 32 hexadecimal digits, or None."""
         self._before: int | None = None
         self._begin_ns = 0
         self._token: contextvars.Token[request | None] | None = None
@@ -88,7 +104,10 @@ class request:
         _begun_ids[self.number % MOST_REQUEST_IDS] = (self.number, self.id)
         if _core.is_enabled():
             self._begin_ns = _core.now_ns()
-            _core.request_begin(self.number, self.id)
+            if self.trace_id is None:
+                self.trace_id = _current_trace_id()
+            trace = int(self.trace_id or "0", 16)
+            _core.request_begin(self.number, self.id, trace >> 64, trace & _HALF)
         else:
             self._begin_ns = 0
         self._before = _core.request_enter(self.number)
@@ -148,16 +167,16 @@ class request:
             )
         if isinstance(function, type) or not callable(function):
             raise TypeError(f"request decorates {function!r}, but only a function can be decorated")
-        given_id, metadata = self._given_id, self.metadata
+        given_id, traceparent, metadata = self._given_id, self._traceparent, self.metadata
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with request(given_id, **metadata):
+            with request(given_id, traceparent=traceparent, **metadata):
                 return function(*args, **kwargs)
 
         @functools.wraps(function)
         async def wait_for(*args: Any, **kwargs: Any) -> Any:
-            async with request(given_id, **metadata):
+            async with request(given_id, traceparent=traceparent, **metadata):
                 return await function(*args, **kwargs)
 
         return cast(_F, wait_for if inspect.iscoroutinefunction(function) else call)
@@ -165,6 +184,29 @@ class request:
     def __repr__(self) -> str:
         state = "not open" if self._before is None else "open"
         return f"<request {self.id!r}, number {self.number}, {state}>"
+
+
+def _trace_id_of(traceparent: object) -> str | None:
+    """The trace id in a header; None if the header is missing or malformed."""
+    if not isinstance(traceparent, str):
+        return None
+    found = _TRACEPARENT.fullmatch(traceparent.strip())
+    if found is None or found["version"] == "ff" or set(found["trace"]) == {"0"}:
+        return None
+    return found["trace"]
+
+
+def _current_trace_id() -> str | None:
+    """The trace of OpenTelemetry's current span, if the program uses OpenTelemetry."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    try:
+        context = trace.get_current_span().get_span_context()
+        return f"{context.trace_id:032x}" if context.is_valid else None
+    except Exception:  # a provider of the program's own, or an import that is not complete
+        _core.count_lost("hook_errors")
+        return None
 
 
 def current_request() -> request | None:
@@ -198,6 +240,12 @@ def id_of(number: int) -> str | None:
         return begun[1]
     alive = _alive.get(number)
     return dict(_ended_ids.copy().values()).get(number) if alive is None else alive.id
+
+
+def trace_id_of(number: int) -> str | None:
+    """Return the trace id of the request with this number while the request is open, else None."""
+    alive = _alive.get(number)
+    return None if alive is None else alive.trace_id
 
 
 class UnboundThread(threading.Thread):

@@ -36,7 +36,7 @@ time.sleep(0.05)
 with stagespan.span("open"):
     with torch.profiler.profile() as profiler:
         work("here")
-        other = threading.Thread(target=work, args=("there",))
+        other = threading.Thread(target=work, args=("there",), name="other")
         other.start()
         other.join()
     time.sleep(0.05)
@@ -98,6 +98,11 @@ def test_spans_of_the_trace_s_process_are_added_by_the_clock(traced: tuple[Path,
         assert after.events.begin_ns[row] == pytest.approx(span["begin_ns"], abs=100_000, rel=0)
         assert after.events.end_ns[row] == pytest.approx(span["end_ns"], abs=100_000, rel=0)
         assert after.events.tid[row] == span["thread"]
+    # AND the threads have their names
+    tracks = {
+        e["args"]["name"] for e in entries if e["name"] == "thread_name" and e["pid"] == "stagespan"
+    }
+    assert {f"MainThread {pid}", f"other {recorded['there']['thread']}"} <= tracks
     # AND the product of two matrices lies within the span that it ran in
     products = [
         row for row, code in enumerate(after.events.name) if after.names[code] == "aten::mm"

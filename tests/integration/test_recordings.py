@@ -31,6 +31,7 @@ from hypothesis import strategies as st
 
 from stagespan import recording
 from stagespan.errors import StagespanError
+from stagespan.recording import dump
 
 RING = 128
 SEQUENCE = (1 << 40) - 1  # of an id: the rest tells threads apart
@@ -330,6 +331,78 @@ def test_a_process_that_holds_the_interpreters_lock_is_read(folder: Path) -> Non
         assert [span["stage"] for span in found.open_spans()] == ["request", "native call"]
     finally:
         end(process)
+
+
+def test_threads_have_the_names_that_python_gave_them(folder: Path) -> None:
+    # GIVEN threads with long names, one of which has ended, and one that Python did not start
+    process = start("""
+        import ctypes, threading, time
+        import stagespan
+
+        def work(wait):
+            with stagespan.span("work"):
+                wait()
+
+        ended = threading.Thread(target=work, args=(bool,), name="loader of the first shard")
+        ended.start()
+        ended.join()
+        working = threading.Event()
+        def wait():
+            working.set()
+            time.sleep(60)
+        threading.Thread(target=work, args=(wait,), name="\u00e9" * 100, daemon=True).start()
+        working.wait()
+        with stagespan.span("main"):
+            print("ready", flush=True)
+            time.sleep(60)
+    """)
+    try:
+        ready(process)
+        found = recording.open(process.pid)
+        shown = command("recover", str(process.pid)).stdout
+    finally:
+        end(process)
+    # THEN the recording has these names, the longest cut between two characters
+    names = [thread["name"] for thread in found.threads()]
+    assert names == ["loader of the first shard", "\u00e9" * 31, "MainThread"]
+    by_stage = {span["stage"]: span["thread_name"] for span in found.open_spans()}
+    assert by_stage == {"work": "\u00e9" * 31, "main": "MainThread"}
+    assert "loader of the first shard, ended" in shown
+
+
+def test_requests_have_the_ids_of_their_traces(folder: Path) -> None:
+    # GIVEN a process with a request of a trace, and one of none
+    process = start("""
+        import time
+        import stagespan
+        header = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        with stagespan.request("alone"), stagespan.span("first"):
+            with stagespan.request("traced", traceparent=header), stagespan.span("second"):
+                print("ready", flush=True)
+                time.sleep(60)
+    """)
+    try:
+        ready(process)
+        found = recording.open(process.pid)
+        shown = command("recover", str(process.pid)).stdout
+        lines = command("dump", str(process.pid), "--format", "csv").stdout
+        events = json.loads(command("dump", str(process.pid)).stdout)["traceEvents"]
+    finally:
+        end(process)
+    # THEN everything that names the request has the id of its trace
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    assert {one["id"]: one["trace_id"] for one in found.requests()} == {
+        "alone": None,
+        "traced": trace,
+    }
+    assert [span["trace_id"] for span in found.open_spans()] == [None, trace]
+    assert f", trace {trace})" in shown
+    assert shown.count("trace ") == 1
+    rows = {row["stage"]: row["trace_id"] for row in csv.DictReader(io.StringIO(lines))}
+    assert rows == {"first": "", "second": trace}
+    arguments = {event["name"]: event["args"] for event in events if event["ph"] == "X"}
+    assert arguments["second"]["trace_id"] == trace
+    assert "trace_id" not in arguments["first"]
 
 
 RANK = """
@@ -848,7 +921,7 @@ def read_all(path: Path) -> None:
 
 
 def command_pages(found: recording.Recording) -> None:
-    from stagespan.recording import dump, html_page, summary
+    from stagespan.recording import html_page, summary
 
     summary.as_dict(found)
     html_page.page(found)
@@ -958,21 +1031,22 @@ def test_dumps_have_every_span(real_file: Path, tmp_path: Path) -> None:
 
 def test_parquet_has_every_span_with_its_types(real_file: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    # WHEN a recording is written as Parquet
-    file = tmp_path / "spans.parquet"
-    done = command("dump", str(real_file), "--format", "parquet", "-o", str(file))
-    assert done.returncode == 0, done.stderr
-    # THEN it has the rows and columns of the CSV, with null for what is not known
-    table = parquet.read_table(file)
-    lines = command("dump", str(real_file), "--format", "csv").stdout
-    expected = list(csv.DictReader(io.StringIO(lines)))
+    # WHEN one copy of a recording is written as Parquet and as CSV
+    copy = recording.open(real_file)
+    table = parquet.read_table(io.BytesIO(dump.as_parquet(copy)))
+    # THEN both have the same rows and columns, and null is what is not known
     found = table.to_pylist()
     as_text = [{k: "" if v is None else str(v) for k, v in row.items()} for row in found]
-    assert as_text == expected
+    assert as_text == list(csv.DictReader(io.StringIO(dump.as_csv(copy))))
     assert sum(row["end_ns"] is None for row in found) == 2
     assert all(isinstance(row["begin_ns"], int) for row in found)
     # THEN it says whose spans they are
     assert json.loads(table.schema.metadata[b"stagespan"])["state"] == "died"
+    # THEN the command writes such a file
+    file = tmp_path / "spans.parquet"
+    done = command("dump", str(real_file), "--format", "parquet", "-o", str(file))
+    assert done.returncode == 0, done.stderr
+    assert parquet.read_table(file).num_rows == table.num_rows == 22
 
 
 def test_parquet_without_pyarrow_says_what_to_install(real_file: Path, tmp_path: Path) -> None:

@@ -374,3 +374,47 @@ def test_a_request_shows_its_id() -> None:
     assert repr(one) == f"<request 'req-7', number {one.number}, not open>"
     with one:
         assert repr(one).endswith(", open>")
+
+
+# --- which trace it belongs to --------------------------------------------------------------------
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+
+
+@pytest.mark.parametrize(
+    ("header", "trace_id"),
+    [
+        (f"00-{TRACE}-{PARENT}-01", TRACE),
+        (f"01-{TRACE}-{PARENT}-01-more", TRACE),
+        (None, None),
+        ("", None),
+        (f"ff-{TRACE}-{PARENT}-01", None),
+        (f"00-{TRACE.upper()}-{PARENT}-01", None),
+        (f"00-{'0' * 32}-{PARENT}-01", None),
+        (f"00-{TRACE}-{'0' * 16}-01", None),
+        (f"00-{TRACE}-{PARENT}-01\nx", None),
+        (f"00-{TRACE[:-1]}-{PARENT}-01", None),
+    ],
+)
+def test_the_trace_of_a_header(header: str | None, trace_id: str | None) -> None:
+    with request("req-1", traceparent=header) as one, span("inside"):
+        assert one.trace_id == trace_id
+        (inside,) = stagespan.open_spans()
+        assert inside["trace_id"] == trace_id
+    assert one.metadata == {}
+
+
+def test_the_trace_of_opentelemetry_s_current_span() -> None:
+    trace = pytest.importorskip("opentelemetry.trace")
+    context = trace.SpanContext(int(TRACE, 16), int(PARENT, 16), is_remote=True)
+    # GIVEN a span of OpenTelemetry that is current when requests begin
+    with trace.use_span(trace.NonRecordingSpan(context)):
+        with request() as inside:
+            pass
+        with request(traceparent=f"00-{'1' * 32}-{PARENT}-01") as named:
+            pass
+    with request() as outside:
+        pass
+    # THEN they belong to its trace, unless they name another one
+    assert (inside.trace_id, named.trace_id, outside.trace_id) == (TRACE, "1" * 32, None)

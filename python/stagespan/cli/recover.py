@@ -95,7 +95,8 @@ def _print(recording: Recording) -> None:
     if page["open_requests"]:
         click.echo("\nRequests under way")
         for request in page["open_requests"]:
-            click.echo(f"  {one_line(request['id'])} (since {_clock(request['begin_ns'])})")
+            trace = f", trace {request['trace_id']}" if request["trace_id"] else ""
+            click.echo(f"  {one_line(request['id'])} (since {_clock(request['begin_ns'])}{trace})")
     click.echo("\nStatistics")
     for line in str(recording.stats()).splitlines():
         click.echo(f"  {line}")

@@ -31,6 +31,7 @@ class TimelineSpan:
     request: int
     unfinished: bool = False
     """It was still open when the trace was written, so it ends at the end of the window."""
+    thread_name: str | None = None
 
 
 def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
@@ -39,9 +40,10 @@ def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
     Returns an empty list if the extension is missing.
     """
     try:
-        from stagespan import _core
+        from stagespan import _core, live
 
         spans, names, still_open = _core.spans(), _core.stage_names(), _core.open_spans()
+        threads = {thread.native_id: thread.name for thread in live.threads()}
     except ImportError:
         return []
     within = spans[(spans["begin_ns"] < end_ns) & (spans["end_ns"] > begin_ns)]
@@ -55,6 +57,7 @@ def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
             parent=span["parent"],
             request=0,
             unfinished=True,
+            thread_name=threads.get(span["thread"]),
         )
         for span in still_open
         if span["begin_ns"] < end_ns
@@ -68,6 +71,7 @@ def recorded_spans(begin_ns: int, end_ns: int) -> list[TimelineSpan]:
             id=int(row["id"]),
             parent=int(row["parent"]),
             request=int(row["request"]),
+            thread_name=threads.get(int(row["thread"])),
         )
         for row in within
     ]
@@ -108,9 +112,9 @@ def _pieces(file: BinaryIO, at: int, events: bytes, empty: bool) -> Iterator[byt
 
 
 def _events(spans: Iterable[TimelineSpan], base_ns: int) -> Iterator[bytes]:
-    threads: set[int] = set()
+    threads: dict[int, str | None] = {}
     for span in spans:
-        threads.add(span.thread)
+        threads[span.thread] = span.thread_name
         args: dict[str, object] = {
             "id": span.id,
             "parent": span.parent,
@@ -134,8 +138,8 @@ def _events(spans: Iterable[TimelineSpan], base_ns: int) -> Iterator[bytes]:
         yield _metadata("process_name", 0, {"name": PROCESS})
         yield _metadata("process_labels", 0, {"labels": "spans"})
         yield _metadata("process_sort_index", 0, {"sort_index": -1})
-    for thread in sorted(threads):
-        yield _metadata("thread_name", thread, {"name": f"thread {thread}"})
+    for thread, name in sorted(threads.items()):
+        yield _metadata("thread_name", thread, {"name": f"{name or 'thread'} {thread}"})
 
 
 def _metadata(name: str, thread: int, args: dict[str, object]) -> bytes:

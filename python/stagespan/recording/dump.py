@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     *("stage", "thread", "thread_name", "begin_ns", "end_ns", "id", "parent", "depth"),
-    *("request", "request_number", "error", "suspended_ns"),
+    *("request", "request_number", "trace_id", "error", "suspended_ns"),
     *("device_elapsed_ns", "device_queue_ns", "device_tail_ns"),
 )
 
@@ -28,6 +28,7 @@ def rows(recording: Recording) -> Iterator[dict[str, Any]]:
     names = recording.stage_names()
     threads = {thread["thread"]: thread["name"] for thread in recording.threads()}
     ids = {request["number"]: request["id"] for request in recording.requests()}
+    traces = {request["number"]: request["trace_id"] for request in recording.requests()}
     spans = recording.spans()
     columns = {name: spans[name].tolist() for name in spans.dtype.names or ()}
     for i in range(len(spans)):
@@ -38,6 +39,7 @@ def rows(recording: Recording) -> Iterator[dict[str, Any]]:
             "thread_name": threads.get(columns["thread"][i]),
             "request": ids.get(number),
             "request_number": number or None,
+            "trace_id": traces.get(number),
             "error": bool(columns["flags"][i] & _core.FLAG_ERROR),
         }
         for name in ("begin_ns", "end_ns", "id", "parent", "depth", "suspended_ns"):
@@ -51,7 +53,8 @@ def rows(recording: Recording) -> Iterator[dict[str, Any]]:
         for name in ("stage", "thread", "begin_ns", "id", "parent", "depth"):
             open_row[name] = span[name]  # type: ignore[literal-required]
         open_row["thread_name"] = span["thread_name"] or threads.get(span["thread"])
-        open_row["request"], open_row["request_number"] = span["request"], span["request_number"]
+        for name in ("request", "request_number", "trace_id"):
+            open_row[name] = span[name]  # type: ignore[literal-required]
         open_row["error"] = False
         yield open_row
 
@@ -92,6 +95,8 @@ def as_perfetto(recording: Recording) -> str:
         args = {"id": row["id"], "parent": row["parent"]}
         if row["request"] is not None:
             args["request"] = row["request"]
+        if row["trace_id"] is not None:
+            args["trace_id"] = row["trace_id"]
         if row["error"]:
             args["error"] = True
         if row["end_ns"] is None:
@@ -133,7 +138,8 @@ def as_parquet(recording: Recording) -> bytes:
         ) from None
     text = arrow.dictionary(arrow.int32(), arrow.string())
     types = dict.fromkeys(_COLUMNS, arrow.int64())
-    types.update({"stage": text, "thread_name": text, "request": text, "error": arrow.bool_()})
+    types.update(dict.fromkeys(("stage", "thread_name", "request", "trace_id"), text))
+    types["error"] = arrow.bool_()
     types.update({"id": arrow.uint64(), "parent": arrow.uint64(), "request_number": arrow.uint64()})
     identity = _encoded(summary.identity(recording)).strip()
     schema = arrow.schema(types.items(), metadata={"stagespan": identity})

@@ -95,6 +95,7 @@ def _spans(recording: Recording, begin_ns: int, end_ns: int) -> list[TimelineSpa
                     parent=row["parent"],
                     request=row["request_number"] or 0,
                     unfinished=is_open,
+                    thread_name=row["thread_name"],
                 )
             )
     return found

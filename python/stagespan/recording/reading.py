@@ -31,10 +31,14 @@ _F_OFD_GETLK = 36
 
 
 class Request(TypedDict):
-    """A request of a recording; ``end_ns`` is None if it had not ended."""
+    """A request of a recording; ``end_ns`` is None if it had not ended.
+
+    ``trace_id`` is the id of its distributed trace, 32 hexadecimal digits, or None.
+    """
 
     number: int
     id: str
+    trace_id: str | None
     begin_ns: int
     end_ns: int | None
 
@@ -55,6 +59,7 @@ class OpenSpan(TypedDict):
     elapsed_ns: int | None
     request: str | None
     request_number: int | None
+    trace_id: str | None
     detached: bool
 
 
@@ -146,12 +151,14 @@ class Recording:
 
     def open_spans(self) -> list[OpenSpan]:
         """Return what every thread was in, outermost first, as `stagespan.open_spans`."""
-        ids = {request["number"]: request["id"] for request in self.requests()}
+        requests = {request["number"]: request for request in self.requests()}
         found = self._copy.open_spans()
         for span in found:
             number = span["request"]
-            span["request"] = ids.get(number)
+            request = requests.get(number)
+            span["request"] = None if request is None else request["id"]
             span["request_number"] = number or None
+            span["trace_id"] = None if request is None else request["trace_id"]
             if self.state not in ("alive", "unknown"):
                 span["elapsed_ns"] = None
         return cast("list[OpenSpan]", found)

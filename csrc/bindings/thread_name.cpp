@@ -1,0 +1,49 @@
+// thread_name.cpp: the names of Python's threads, of which the system knows at most 15 bytes, or nothing.
+#include "thread_name.h"
+
+#include <Python.h>
+#include <pthread.h>
+
+#include <string_view>
+
+#include "object.h"
+#include "stagespan/process_info.h"
+#include "stagespan/recorder.h"
+
+namespace stagespan::python {
+
+namespace {
+
+// What threading.current_thread().name gives, read without running Python code: the span that is about to open must
+// not find another one inside of it.
+void name_of_this_thread(ThreadName& name) noexcept {
+  if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
+  const NoCollection by_allocations;
+  ErrorAside error;
+  const Ref module_name(PyUnicode_FromString("threading"));
+  const Ref module(module_name ? PyImport_GetModule(module_name.get()) : nullptr);
+  const Ref active(module ? PyObject_GetAttrString(module.get(), "_active") : nullptr);
+  const Ref ident(PyLong_FromUnsignedLong(pthread_self()));
+  if (!active || !PyDict_CheckExact(active.get()) || !ident) return PyErr_Clear();
+  // Kept while it is looked at.
+  const Ref thread(Py_XNewRef(PyDict_GetItemWithError(active.get(), ident.get())));
+  const Ref attributes(thread ? PyObject_GenericGetDict(thread.get(), nullptr) : nullptr);
+  PyObject* const text = attributes ? PyDict_GetItemString(attributes.get(), "_name") : nullptr;
+  Py_ssize_t size = 0;
+  const char* const utf8 =
+      text != nullptr && PyUnicode_CheckExact(text) != 0 ? PyUnicode_AsUTF8AndSize(text, &size) : nullptr;
+  PyErr_Clear();
+  if (utf8 == nullptr) return;
+  const std::string_view found(utf8, static_cast<std::size_t>(size));
+  // threading names threads that it has not started so: the system may know more.
+  if (found.starts_with("Dummy-")) return;
+  set_text(name, sizeof(name) - 1, found);
+}
+
+}  // namespace
+
+void watch_thread_names() noexcept {
+  Recorder::get().on_new_thread.store(name_of_this_thread, std::memory_order_relaxed);
+}
+
+}  // namespace stagespan::python
