@@ -27,7 +27,8 @@ CLASSES = ["os:system", "subprocess:Popen", "antigravity:x", "builtins:object", 
 KINDS = [
     "tuple", "set", "list", "dataclass", "namedtuple", "dict", "userdict", "object", "class",
     "shared", "enum", "str", "float", "complex", "path", "bytes", "range", "slice", "image",
-    "ndarray", "torch.Generator", "torch.device", "torch.dtype", "no such kind", 5,
+    "ndarray", "torch.Generator", "torch.sparse", "torch.nested", "torch.device", "torch.dtype",
+    "no such kind", 5,
 ]  # fmt: skip
 SIZES = [0, 1, 3, -1, 10**18, 1 << 70, 1.5, "2", None]
 
@@ -58,6 +59,7 @@ def tensors() -> Any:
             "values": st.lists(leaves, max_size=4),
             "true_fraction": leaves,
             "requires_grad": leaves,
+            "storage": st.one_of(st.tuples(leaves, leaves, leaves).map(list), leaves),
             "content": st.one_of(contents, leaves),
         },
     )
@@ -72,6 +74,12 @@ def specials(inner: Any) -> Any:
             "class": st.sampled_from(CLASSES),
             "length": st.sampled_from(SIZES),
             "of": st.text(max_size=3),
+            "layout": st.sampled_from(["sparse_coo", "sparse_csr", "sparse_bsc", "jagged", "x", 2]),
+            "shape": st.lists(st.sampled_from(SIZES), max_size=3),
+            "offsets": inner,
+            "values": inner,
+            "lengths": inner,
+            "dim": leaves,
             "data": inner,
             "args": st.lists(inner, max_size=4),
             "name": leaves,

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from stagespan.signature.describe import describe, holds_text, printable
+from stagespan.signature.describe import describe, printable
+from stagespan.signature.kinds import holds_text
 from stagespan.signature.model import SignatureFile, StageSignature
 
 _MOST_NAMED = 8

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from stagespan.errors import SignatureError
-from stagespan.harness import source
 from stagespan.harness.adapters import ScriptStep
 from stagespan.harness.bundle import bundle
 from stagespan.harness.config import HarnessConfig
+from stagespan.signature import source
 from stagespan.signature.capture import capture
+from stagespan.signature.kinds.base import source_of
 from stagespan.signature.model import UNREPLAYABLE, StageSignature
 from stagespan.signature.target import method_name
 
@@ -196,10 +197,10 @@ def _input(node: Any, name: str) -> source.Source:
         kind = node.get(UNREPLAYABLE, "value") if isinstance(node, dict) else "value"
         node = {UNREPLAYABLE: kind}
     try:
-        return source.input_source(node, name)
+        return source_of(node, name)
     except (SignatureError, LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         # Not of a capture: the harness has refused it, or it is of a variant that was not made.
-        return source.input_source({UNREPLAYABLE: "value that its entry does not describe"}, name)
+        return source_of({UNREPLAYABLE: "value that its entry does not describe"}, name)
 
 
 def _has_unreplayable(node: Any) -> bool:

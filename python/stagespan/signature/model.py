@@ -55,6 +55,8 @@ class TensorSignature:
     """Part of a bool tensor that is true, from 0 to 1."""
     content: dict[str, Any] | None = None
     """What the values of an integer or bool tensor are like, see `stagespan.signature.contents`."""
+    storage: tuple[str, int, int] | None = None
+    """Memory shared with other inputs: its name, its bytes, and the byte at which this begins."""
 
     @property
     def numel(self) -> int:
@@ -93,6 +95,8 @@ class TensorSignature:
             node["true_fraction"] = self.true_fraction
         if self.values is None and self.content is not None:
             node["content"] = self.content
+        if self.storage is not None:
+            node["storage"] = list(self.storage)
         return node
 
     @classmethod
@@ -133,6 +137,7 @@ class TensorSignature:
             true_fraction=_fraction(node.get("true_fraction"), where),
             content=_content(node.get("content"), where),
         )
+        signature = replace(signature, storage=_storage(node.get("storage"), signature, where))
         values = node.get("values")
         if values is None:
             return signature
@@ -141,7 +146,7 @@ class TensorSignature:
                 f"{where}: 'values' must be a list of the {signature.numel} values that shape "
                 f"{list(shape)} holds."
             )
-        return cls(**{**signature.__dict__, "values": tuple(values)})
+        return replace(signature, values=tuple(values))
 
 
 def _sizes(value: object, where: str, what: str) -> tuple[int, ...]:
@@ -170,6 +175,23 @@ def _range(value: object, where: str) -> tuple[int, int] | None:
     ):
         raise SignatureError(f"{where}: value_range {value!r} is not a pair [smallest, largest].")
     return value[0], value[1]
+
+
+def _storage(value: object, tensor: TensorSignature, where: str) -> tuple[str, int, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 3:
+        raise SignatureError(f"{where}: storage {value!r} is not [name, bytes, offset].")
+    name, size, offset = value
+    if not isinstance(name, str) or type(size) is not int or type(offset) is not int:
+        raise SignatureError(f"{where}: storage {value!r} is not [name, bytes, offset].")
+    element = dtypes.ELEMENT_BYTES[tensor.dtype]
+    if offset < 0 or offset % element or offset + tensor.storage_bytes > size:
+        raise SignatureError(
+            f"{where}: its {tensor.storage_bytes:,} bytes at offset {offset} do not fit into the "
+            f"{size} bytes of storage {name!r}."
+        )
+    return name, size, offset
 
 
 _CONTENTS: dict[str, dict[str, type]] = {

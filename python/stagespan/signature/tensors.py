@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from stagespan import imports
@@ -37,7 +38,7 @@ def tensor_node(tensor: Any, torch: Any, read_values: bool) -> dict[str, Any]:
                 extra.update(_content(tensor, dtype, torch))
         except Exception:  # no kernel for the type, a functorch wrapper, a capture under way, ...
             pass
-    return TensorSignature(**{**signature.__dict__, **extra}).to_json()
+    return replace(signature, **extra).to_json()
 
 
 def _may_read(tensor: Any, torch: Any) -> bool:

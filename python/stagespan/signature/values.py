@@ -35,6 +35,7 @@ class MockInputs:
         self.captured_device = captured_device
         self.dtype = dtype
         self.made: dict[str, Any] = {}
+        self.storages: dict[tuple[str, str], Any] = {}
 
     def tensor(
         self,
@@ -49,8 +50,13 @@ class MockInputs:
         content: dict[str, Any] | None = None,
         strides: Sequence[int] | None = None,
         requires_grad: bool = False,
+        storage: Sequence[Any] | None = None,
     ) -> Any:
-        """A tensor with the given values, or normal, or integer within the range, or bool."""
+        """A tensor with the given values, or normal, or integer within the range, or bool.
+
+        ``storage`` is the name of memory that it shares, its size, and where the tensor begins.
+        """
+        captured = dtype
         if self.dtype is not None and dtype.startswith(("float", "bfloat")):
             dtype = self.dtype
         if values is not None:
@@ -69,9 +75,25 @@ class MockInputs:
             size = storage_size(shape, strides)
             flat = self._random(name, size, dtype, value_range, true_fraction)
             made = flat.as_strided(tuple(shape), tuple(strides or dense_strides(shape)))
-        made = made.to(self.place(device))
+        if storage is not None and dtype == captured:
+            made = self._in_storage(made, storage, strides, self.place(device))
+        else:
+            made = made.to(self.place(device))
         self.made[name] = made.requires_grad_() if requires_grad else made
         return self.made[name]
+
+    def _in_storage(
+        self, tensor: Any, storage: Sequence[Any], strides: Sequence[int] | None, device: str
+    ) -> Any:
+        """The same values in memory that other tensors share."""
+        name, size, begin = storage
+        key = (device, name)
+        if key not in self.storages or self.storages[key].numel() < size:
+            self.storages[key] = torch.empty(size, dtype=torch.uint8, device=device)
+        steps = strides or dense_strides(tensor.shape)
+        end = begin + storage_size(tensor.shape, steps) * tensor.element_size()
+        flat = self.storages[key][begin:end].view(tensor.dtype)
+        return write_into(flat.as_strided(tuple(tensor.shape), tuple(steps)), tensor)
 
     def shared(self, name: str) -> Any:
         """The tensor that was made under this name before."""
@@ -165,10 +187,77 @@ def lay_out(tensor: Any, strides: Sequence[int]) -> Any:
     if 0 in tensor.shape:
         return tensor
     storage = torch.empty(storage_size(tensor.shape, strides), dtype=tensor.dtype)
-    laid = storage.as_strided(tuple(tensor.shape), tuple(strides))
-    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)
+    return write_into(storage.as_strided(tuple(tensor.shape), tuple(strides)), tensor)
+
+
+def write_into(laid: Any, tensor: Any) -> Any:
+    """Copy values into a tensor of the same shape, in which elements can share their place."""
+    once = tuple(slice(0, 1) if step == 0 else slice(None) for step in laid.stride())
     laid[once].copy_(tensor[once])
     return laid
+
+
+def sparse_tensor(layout: str, shape: Sequence[int], offsets: Any, values: Any) -> Any:
+    """A sparse tensor whose rows have as many elements as the offsets say, spread over each row.
+
+    Rows are those of the first dimension (of blocks, or columns, if the layout has those).
+    """
+    offsets = made_monotonic(offsets, len(values))
+    by_block = values.shape[1:3] if layout in ("sparse_bsr", "sparse_bsc") else (1, 1)
+    rows = len(offsets) - 1
+    if layout == "sparse_coo":
+        sizes = [int(size) for size in shape[: len(shape) - values.dim() + 1]]
+        others = sizes[1:] if len(sizes) > 1 else sizes
+        width = 1
+        for size in others:
+            width *= size
+    else:
+        along = 0 if layout in ("sparse_csc", "sparse_bsc") else 1
+        width = int(shape[along]) // int(by_block[along])
+    if rows and int(offsets.diff().max()) > width:  # approximate offsets of a rather full tensor
+        even = torch.arange(rows + 1, device=offsets.device) * len(values) // rows
+        offsets = even.to(offsets.dtype)
+    counts = offsets.diff()
+    row = torch.repeat_interleave(torch.arange(rows, device=offsets.device), counts)
+    place = torch.arange(len(values), device=offsets.device) - offsets[row]
+    begin = (row * 0.618) % 1  # rows of equally many elements do not have the same columns
+    column = ((place + begin) * (width / counts[row].clamp(min=1))).long().clamp(max=width - 1)
+    if layout != "sparse_coo":
+        made = column.to(offsets.dtype)
+        return torch.sparse_compressed_tensor(
+            offsets,
+            made,
+            values,
+            tuple(shape),
+            layout=getattr(torch, layout),
+            check_invariants=True,
+        )
+    indices = list(torch.unravel_index(column, tuple(others)))
+    indices = [row, *indices] if len(sizes) > 1 else indices
+    return torch.sparse_coo_tensor(
+        torch.stack(indices), values, tuple(shape), is_coalesced=True, check_invariants=True
+    )
+
+
+def jagged_tensor(values: Any, offsets: Any, lengths: Any, dim: int) -> Any:
+    """A nested tensor of the layout jagged."""
+    size = values.shape[dim - 1]
+    offsets = made_monotonic(offsets, size)
+    if lengths is not None:
+        lengths = torch.minimum(lengths.clamp(min=0), offsets.diff().to(lengths.dtype))
+    return torch.nested.nested_tensor_from_jagged(values, offsets, lengths, jagged_dim=dim)
+
+
+def nested_tensor(tensors: Sequence[Any]) -> Any:
+    """A nested tensor of several tensors."""
+    return torch.nested.as_nested_tensor(list(tensors))
+
+
+def made_monotonic(offsets: Any, end: int) -> Any:
+    """Offsets in order, from 0 to the end."""
+    made = offsets.clamp(0, end).sort().values
+    made[0], made[-1] = 0, end
+    return made
 
 
 def find_class(path: str) -> Any:

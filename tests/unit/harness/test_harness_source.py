@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from stagespan.harness import HarnessConfig
 from stagespan.signature import StageSignature, capture
 from stagespan.signature.capture import capture_arguments
+from stagespan.signature.kinds.base import source_of
+from stagespan.signature.source import Group, flat, literal, quoted, render
 
 torch = pytest.importorskip("torch")
 
 from stagespan.harness.script import script_text  # noqa: E402
-from stagespan.harness.source import Group, flat, input_source, literal, quoted, render  # noqa: E402
 from stagespan.signature import make_inputs, values  # noqa: E402
 from stagespan.signature import mock as mocks  # noqa: E402
 
@@ -99,7 +100,7 @@ def test_the_source_makes_what_the_harness_makes(value: Any, name: str, seed: in
 
     # WHEN it is made by the harness, and by the source
     made = mocks.make_inputs(StageSignature("s", {name: node}), seed=seed)[name]
-    written = evaluate(input_source(node, name), seed)
+    written = evaluate(source_of(node, name), seed)
 
     # THEN both are the same, bit for bit
     assert checksum(written) == checksum(made)

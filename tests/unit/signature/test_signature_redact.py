@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stagespan.signature import capture
-from stagespan.signature.describe import holds_text
 from stagespan.signature.key import key_of
+from stagespan.signature.kinds import holds_text
 from stagespan.signature.model import StageSignature
 
 SECRET = "a secret prompt"

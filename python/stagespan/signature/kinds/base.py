@@ -1,0 +1,307 @@
+"""What every kind of value has in common, and the kinds that are plain JSON in a signature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from stagespan import imports
+from stagespan.errors import HarnessError, SignatureError
+from stagespan.signature.model import TYPE, UNREPLAYABLE, is_tensor
+from stagespan.signature.source import Group, Source, call, literal, quoted
+
+if TYPE_CHECKING:
+    from stagespan.signature.capture import Capture
+    from stagespan.signature.mock import Builder
+
+Node = dict[str, Any]
+
+MAX_ITEMS = 256
+"""A longer list keeps its length and its first items."""
+_MAX_INT_BITS = 1024
+_LONGEST = 1 << 24  # of a list or text that a file asks for
+
+
+class Kind:
+    """A kind of value: how it is captured, made again, written into a script, and shown."""
+
+    name: str | None = None
+    """The ``$type`` of its nodes; None for values that are plain JSON."""
+    words: tuple[str, ...] = ("class", "name", "value", "length")
+    """Parts of the node that belong to the form of a value as they are."""
+    text: str | None = None
+    """Part of the node that can be text of the user."""
+
+    def holds(self, value: Any) -> bool:
+        """Whether the kind captures this value. The kinds before it did not."""
+        return False
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        """The node of a value; nodes of the values within it come from ``to.node``."""
+        return unreplayable(value)
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        """A value made from a node; the values within it come from ``mock.build``."""
+        raise NotImplementedError
+
+    def source(self, node: Any, path: str) -> Source:
+        """Python source that makes the value; ``mock`` is its name for a `MockInputs`."""
+        raise NotImplementedError
+
+    def describe(self, node: Any, depth: int) -> str:
+        """The node in a few words."""
+        found = (node[k] for k in ("value", "device", "size", "class") if k in node)
+        return short(f"{node[TYPE]} {next(found, '')}".strip())
+
+    def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        """Nodes of the values within a value, with their paths."""
+        return iter(())
+
+    def form(self, node: Any, sizes: bool) -> list[str]:
+        """What counts for the key of a signature; without ``sizes`` for that of a family."""
+        found = [f"{{{node.get(TYPE) or ''}"]
+        for name, item in node.items():
+            if name != TYPE:
+                found.append(name)
+                found += [str(item)] if name in self.words else form_of(item, sizes)
+        return found
+
+
+class _Scalar(Kind):
+    """Numbers, strings, booleans and None, which are nodes themselves; also their subclasses."""
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, (int, float))
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        # Subclasses lose their class and keep their value; none of their own methods is called.
+        if isinstance(value, int):
+            return integer_node(int.__pos__(value))
+        return float_node(float.__pos__(value))
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return node
+
+    def source(self, node: Any, path: str) -> Source:
+        return literal(node)
+
+    def describe(self, node: Any, depth: int) -> str:
+        return short(repr(node))
+
+    def form(self, node: Any, sizes: bool) -> list[str]:
+        return [repr(node) if node is None or isinstance(node, bool) else type(node).__name__]
+
+
+class _List(Kind):
+    """A list of up to `MAX_ITEMS` items."""
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, list) and len(value) <= MAX_ITEMS
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        return to.items(value, path)
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return [mock.build(item, f"{path}[{index}]") for index, item in enumerate(node)]
+
+    def source(self, node: Any, path: str) -> Source:
+        return sequence_source(node, path, "[", "]")
+
+    def describe(self, node: Any, depth: int) -> str:
+        return items_text("[", node, "]", depth)
+
+    def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        return ((f"{path}[{index}]", item) for index, item in enumerate(node))
+
+    def form(self, node: Any, sizes: bool) -> list[str]:
+        return [f"[{len(node)}", *(part for item in node for part in form_of(item, sizes))]
+
+
+class _Plain(Kind):
+    """A dictionary whose keys are strings, and mean nothing in a signature."""
+
+    words = ()
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return {key: mock.build(item, f"{path}.{key}") for key, item in node.items()}
+
+    def source(self, node: Any, path: str) -> Source:
+        pairs = [(f"{quoted(k)}: ", source_of(v, f"{path}.{k}")) for k, v in node.items()]
+        return Group("{", pairs, "}")
+
+    def describe(self, node: Any, depth: int) -> str:
+        return pairs_text("{", node, "}", depth)
+
+    def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        return ((f"{path}.{key}", item) for key, item in node.items())
+
+
+class _Unreplayable(Kind):
+    """A value that cannot be made again: only its type is known."""
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        reason = f" ({node['reason']})" if "reason" in node else ""
+        raise HarnessError(
+            f"Input {path!r} is a {node[UNREPLAYABLE]}{reason}, which cannot be made from its "
+            f"signature; pass it in with HarnessConfig(inputs={{{top(path)!r}: ...}})."
+        )
+
+    def source(self, node: Any, path: str) -> Source:
+        return call("Missing", quoted(str(node[UNREPLAYABLE])))
+
+    def describe(self, node: Any, depth: int) -> str:
+        return f"{node[UNREPLAYABLE]} (cannot be replayed)"
+
+    def form(self, node: Any, sizes: bool) -> list[str]:
+        return [str(node[UNREPLAYABLE])]
+
+
+class _Unknown(Kind):
+    """A kind that a later stagespan writes."""
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        shown = node.get("value", node[TYPE])
+        raise SignatureError(
+            f"Input {path!r}: this stagespan does not know the {node[TYPE]} {str(shown)!r}."
+        )
+
+    def source(self, node: Any, path: str) -> Source:
+        raise ValueError(f"the kind {node[TYPE]!r} is not known")
+
+
+SCALAR, PLAIN_LIST, PLAIN, UNKNOWN = _Scalar(), _List(), _Plain(), _Unknown()
+_UNREPLAYABLE = _Unreplayable()
+
+_by_name: dict[str, Kind] = {}
+_of_tensors: list[Kind] = []
+
+
+def register(kinds: Iterable[Kind], tensor: Kind) -> None:
+    """Make the kinds known by their names; ``tensor`` is that of nodes with a shape and a dtype."""
+    _by_name.update({kind.name: kind for kind in kinds if kind.name is not None})
+    _of_tensors[:] = [tensor]
+
+
+def kind_of(node: Any) -> Kind:
+    """The kind of a node, whatever a file contains."""
+    if isinstance(node, list):
+        return PLAIN_LIST
+    if not isinstance(node, dict):
+        return SCALAR
+    if UNREPLAYABLE in node:
+        return _UNREPLAYABLE
+    if is_tensor(node):
+        return _of_tensors[0]
+    if TYPE not in node:
+        return PLAIN
+    name = node[TYPE]
+    return _by_name.get(name, UNKNOWN) if isinstance(name, str) else UNKNOWN
+
+
+def source_of(node: Any, path: str) -> Source:
+    """Python source that makes the value of a node; ``mock`` is its name for a `MockInputs`."""
+    return kind_of(node).source(node, path)
+
+
+def form_of(node: Any, sizes: bool) -> list[str]:
+    """What of a node counts for the key of a signature."""
+    return kind_of(node).form(node, sizes)
+
+
+def describe_node(node: Any, depth: int) -> str:
+    """A node in a few words."""
+    return kind_of(node).describe(node, depth)
+
+
+def unreplayable(value: object, reason: str | None = None) -> Node:
+    """The node of a value that cannot be made again from its signature."""
+    node = {UNREPLAYABLE: type_name(value)}
+    if reason is not None:
+        node["reason"] = reason
+    return node
+
+
+def type_name(value: object) -> str:
+    """``package.module.Type`` of a value; built-in types have no package."""
+    kind = type(value)
+    module = kind.__module__
+    return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
+
+
+def class_path(kind: type) -> str:
+    """``package.module:Outer.Inner``, from which a replay finds a class again."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def float_node(value: float) -> Any:
+    """The node of a number."""
+    return value if math.isfinite(value) else {TYPE: "float", "value": str(value)}
+
+
+def integer_node(value: int) -> Any:
+    """The node of an integer."""
+    if value.bit_length() > _MAX_INT_BITS:
+        return unreplayable(value, f"{value.bit_length()} bits, more than {_MAX_INT_BITS}")
+    return value
+
+
+def top(path: str) -> str:
+    """The argument's name in the path of a value within it."""
+    return path.partition(".")[0].partition("[")[0]
+
+
+def sequence_source(nodes: Any, path: str, opening: str, closing: str) -> Group:
+    """Source of several values between brackets."""
+    items = [("", source_of(node, f"{path}[{index}]")) for index, node in enumerate(list(nodes))]
+    return Group(opening, items, closing, opening == "(" and len(items) == 1)
+
+
+def items_text(opening: str, nodes: Any, closing: str, depth: int) -> str:
+    """Several nodes in a few words."""
+    if not isinstance(nodes, list) or depth >= 2 or len(nodes) > 4:
+        count = len(nodes) if isinstance(nodes, list) else "?"
+        return f"{opening}{count} values{closing}"
+    return opening + ", ".join(describe_node(node, depth + 1) for node in nodes) + closing
+
+
+def pairs_text(opening: str, nodes: Any, closing: str, depth: int) -> str:
+    """Named nodes in a few words."""
+    if not isinstance(nodes, dict) or depth >= 2 or len(nodes) > 6:
+        count = len(nodes) if isinstance(nodes, dict) else "?"
+        return f"{opening}{count} values{closing}"
+    inner = (f"{short(str(k))}: {describe_node(v, depth + 1)}" for k, v in nodes.items())
+    return opening + ", ".join(inner) + closing
+
+
+def short(text: str) -> str:
+    """The beginning of a text."""
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def list_of(node: Node, key: str) -> list[Any]:
+    """A part of a node that must be a list. Raises ValueError if it is not."""
+    found = node[key]
+    if not isinstance(found, list):
+        raise ValueError(f"{key!r} is not a list")
+    return found
+
+
+def items_of(node: Node, key: str) -> list[Any]:
+    """A part of a node if it is a list, else an empty list."""
+    found = node.get(key)
+    return found if isinstance(found, list) else []
+
+
+def length_of(node: Node) -> int:
+    """The length of a long list or text. Raises ValueError if it is invalid."""
+    length = node["length"]
+    if type(length) is not int or not 0 <= length <= _LONGEST:
+        raise ValueError(f"length {length!r} is not a number from 0 to {_LONGEST}")
+    return length
+
+
+def torch_module() -> Any:
+    """The module torch, or None if it is not loaded."""
+    torch = imports.loaded("torch")
+    return torch if hasattr(torch, "Tensor") else None

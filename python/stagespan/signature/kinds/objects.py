@@ -1,0 +1,167 @@
+"""Kinds of objects with named parts: dataclasses, named tuples, enums, plain objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from stagespan.signature.kinds.base import (
+    PLAIN,
+    Kind,
+    Node,
+    class_path,
+    pairs_text,
+    torch_module,
+    unreplayable,
+)
+from stagespan.signature.model import TYPE, UNREPLAYABLE
+from stagespan.signature.source import Source, call, quoted
+
+if TYPE_CHECKING:
+    from stagespan.signature.capture import Capture
+    from stagespan.signature.mock import Builder
+
+MAX_ATTRIBUTES = 256
+"""An object with more is not a plain holder of values."""
+
+
+class _Dataclass(Kind):
+    name = "dataclass"
+    maker = "instance"
+
+    def holds(self, value: Any) -> bool:
+        return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        return self._node(value, {name: getattr(value, name) for name in names}, path, to)
+
+    def _node(self, value: Any, fields: dict[str, Any], path: str, to: Capture) -> Node:
+        nodes = {name: to.node(item, f"{path}.{name}") for name, item in fields.items()}
+        return {TYPE: self.name, "class": class_path(type(value)), "fields": nodes}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        fields = PLAIN.build(dict(node["fields"]), path, mock)
+        return getattr(mock.module, self.maker)(node["class"], fields)
+
+    def source(self, node: Any, path: str) -> Source:
+        fields = PLAIN.source(dict(node["fields"]), path)
+        return call(self.maker, quoted(node["class"]), fields)
+
+    def describe(self, node: Any, depth: int) -> str:
+        return pairs_text(f"{_class_name(node)}(", node.get("fields"), ")", depth)
+
+    def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        fields = node.get("fields")
+        return PLAIN.parts(fields if isinstance(fields, dict) else {}, path)
+
+
+class _NamedTuple(_Dataclass):
+    name = "namedtuple"
+
+    def holds(self, value: Any) -> bool:
+        names = getattr(type(value), "_fields", None)
+        return isinstance(value, tuple) and isinstance(names, tuple) and len(names) == len(value)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        return self._node(value, dict(zip(type(value)._fields, value, strict=True)), path, to)
+
+
+class _Object(_Dataclass):
+    """An object that only holds values, such as a cache or a configuration."""
+
+    name = "object"
+    maker = "plain_object"
+
+    def holds(self, value: Any) -> bool:
+        torch = torch_module()
+        attributes = getattr(value, "__dict__", None)
+        return (
+            torch is not None
+            and type(attributes) is dict
+            and 0 < len(attributes) <= MAX_ATTRIBUTES
+            and _can_be_made(type(value))
+            and not isinstance(value, (type, torch.nn.Module))
+        )
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        with to.inside_object() as undo:
+            node = self._node(value, value.__dict__, path, to)
+            if not _some(node["fields"], UNREPLAYABLE):
+                return node
+            undo()
+        return unreplayable(value)
+
+
+class _Class(Kind):
+    """A class among the attributes of an object; elsewhere it is not captured."""
+
+    name = "class"
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, type)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        if not to.in_object or torch_module() is None or not _has_name(value):
+            return unreplayable(value)
+        return {TYPE: self.name, "class": class_path(value)}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return mock.module.find_class(node["class"])
+
+    def source(self, node: Any, path: str) -> Source:
+        return call("find_class", quoted(node["class"]))
+
+
+class _Enum(Kind):
+    name = "enum"
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, enum.Enum)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        if value.name not in type(value).__members__:  # a combination of flags
+            return unreplayable(value)
+        return {TYPE: self.name, "class": class_path(type(value)), "name": value.name}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return mock.module.member(node["class"], node["name"])
+
+    def source(self, node: Any, path: str) -> Source:
+        return call("member", quoted(node["class"]), quoted(node["name"]))
+
+    def describe(self, node: Any, depth: int) -> str:
+        return f"{_class_name(node)}.{node.get('name')}"
+
+
+KINDS: tuple[Kind, ...] = (_Enum(), _Dataclass(), _NamedTuple())
+LAST: tuple[Kind, ...] = (_Class(), _Object())
+"""These capture what no other kind does."""
+
+
+def _can_be_made(kind: type) -> bool:
+    """Whether an object of a class can be created from its attributes without running its code."""
+    return (
+        getattr(kind, "__new__", None) is object.__new__
+        and not hasattr(kind, "__del__")
+        and not any(vars(base).get("__slots__") for base in kind.__mro__[:-1])
+        and _has_name(kind)
+    )
+
+
+def _has_name(kind: type) -> bool:
+    """Whether a replay can find a class by its path."""
+    return "<" not in kind.__qualname__ and kind.__module__ is not None
+
+
+def _some(node: Any, key: str) -> bool:
+    """Whether an object below a node has a key."""
+    if isinstance(node, dict):
+        return key in node or any(_some(item, key) for item in node.values())
+    return isinstance(node, list) and any(_some(item, key) for item in node)
+
+
+def _class_name(node: Node) -> str:
+    return str(node.get("class", "")).rpartition(":")[2]

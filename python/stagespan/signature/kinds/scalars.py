@@ -1,0 +1,214 @@
+"""Kinds of texts, numbers, paths, bytes, ranges and images."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from stagespan.signature.kinds.base import (
+    SCALAR,
+    Kind,
+    float_node,
+    items_of,
+    length_of,
+    list_of,
+    source_of,
+    unreplayable,
+)
+from stagespan.signature.model import TYPE
+from stagespan.signature.source import Source, call, literal, quoted
+
+if TYPE_CHECKING:
+    from stagespan.signature.capture import Capture
+    from stagespan.signature.mock import Builder
+
+MAX_TEXT = 2000
+KEPT_TEXT = 200
+MAX_BYTES = 256
+_LARGEST_IMAGE = 1 << 14  # pixels on a side
+
+
+class _Leaf(Kind):
+    """A value whose content does not belong to its form."""
+
+    def form(self, node: Any, sizes: bool) -> list[str]:
+        return [str(self.name)]
+
+
+class _Text(_Leaf):
+    """A string that is long, or left out because of STAGESPAN_REDACT."""
+
+    name = "str"
+    text = "text"
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, str)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        kept = str.__getitem__(value, slice(None))
+        if to.redact:
+            return {TYPE: self.name, "length": len(kept)}
+        if len(kept) <= MAX_TEXT:
+            return kept
+        return {TYPE: self.name, "length": len(kept), "text": kept[:KEPT_TEXT]}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        length = length_of(node)
+        if "text" in node:
+            return mock.module.stretch(str(node["text"]), length)
+        return mock.values.text(path, length)
+
+    def source(self, node: Any, path: str) -> Source:
+        if "text" in node:
+            return call("stretch", quoted(node["text"]), literal(node["length"]))
+        return call("mock.text", quoted(path), literal(node["length"]))
+
+    def describe(self, node: Any, depth: int) -> str:
+        return f"string of {node.get('length')} characters"
+
+
+class _Float(_Leaf):
+    """Infinity, or not a number."""
+
+    name = "float"
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return float(node["value"])
+
+    def source(self, node: Any, path: str) -> Source:
+        return literal(float(node["value"]))
+
+
+class _Complex(Kind):
+    name = "complex"
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, complex)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        return {TYPE: self.name, "real": float_node(value.real), "imag": float_node(value.imag)}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return complex(mock.build(node["real"], path), mock.build(node["imag"], path))
+
+    def source(self, node: Any, path: str) -> Source:
+        return call("complex", source_of(node["real"], path), source_of(node["imag"], path))
+
+
+class _Path(_Leaf):
+    name = "path"
+    text = "value"
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, pathlib.PurePath)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        content = str(value)
+        if to.redact:
+            return {TYPE: self.name, "length": len(content)}
+        return {TYPE: self.name, "value": content}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        if "value" in node:
+            return pathlib.Path(node["value"])
+        return pathlib.Path(mock.values.text(path, length_of(node)))
+
+    def source(self, node: Any, path: str) -> Source:
+        if "value" in node:
+            return call("Path", quoted(node["value"]))
+        return call("Path", call("mock.text", quoted(path), literal(node["length"])))
+
+    def describe(self, node: Any, depth: int) -> str:
+        if "length" in node:
+            return f"path of {node['length']} characters"
+        return super().describe(node, depth)
+
+
+class _Bytes(_Leaf):
+    name = "bytes"
+    text = "hex"
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, (bytes, bytearray))
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        if len(value) > MAX_BYTES:
+            return unreplayable(value, f"{len(value)} bytes, more than {MAX_BYTES}")
+        if to.redact:
+            return {TYPE: self.name, "length": len(value)}
+        return {TYPE: self.name, "hex": bytes(value).hex()}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return bytes.fromhex(node["hex"]) if "hex" in node else bytes(length_of(node))
+
+    def source(self, node: Any, path: str) -> Source:
+        return repr(bytes.fromhex(node["hex"])) if "hex" in node else f"bytes({length_of(node)})"
+
+    def describe(self, node: Any, depth: int) -> str:
+        if "length" in node:
+            return f"bytes of {node['length']} bytes"
+        return super().describe(node, depth)
+
+
+class _Range(Kind):
+    name = "range"
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, range)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        return {TYPE: self.name, "args": [value.start, value.stop, value.step]}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return range(*list_of(node, "args"))
+
+    def source(self, node: Any, path: str) -> Source:
+        return call("range", *(source_of(item, path) for item in node["args"]))
+
+
+class _Slice(Kind):
+    name = "slice"
+
+    def holds(self, value: Any) -> bool:
+        return isinstance(value, slice)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        return {TYPE: self.name, "args": to.items([value.start, value.stop, value.step], path)}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return slice(*mock.build(list_of(node, "args"), path))
+
+    def source(self, node: Any, path: str) -> Source:
+        items = [source_of(item, f"{path}[{at}]") for at, item in enumerate(node["args"])]
+        return call("slice", *items)
+
+    def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        return ((f"{path}[{at}]", item) for at, item in enumerate(items_of(node, "args")))
+
+
+class _Image(Kind):
+    """A PIL image; a replay gets one of noise."""
+
+    name = "image"
+
+    def holds(self, value: Any) -> bool:
+        return type(value).__module__.partition(".")[0] == "PIL" and hasattr(value, "mode")
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        return {TYPE: self.name, "size": list(value.size), "mode": value.mode}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        width, height = (int(size) for size in list_of(node, "size"))
+        if not (0 < width <= _LARGEST_IMAGE and 0 < height <= _LARGEST_IMAGE):
+            raise ValueError(f"{width} x {height} is not the size of an image")
+        return mock.values.image(path, (width, height), str(node["mode"]))
+
+    def source(self, node: Any, path: str) -> Source:
+        return call("mock.image", quoted(path), literal(node["size"]), quoted(node["mode"]))
+
+
+TEXT = _Text()
+KINDS: tuple[Kind, ...] = (
+    *(TEXT, SCALAR, _Float(), _Complex(), _Path(), _Bytes(), _Range(), _Slice(), _Image()),
+)

@@ -1,0 +1,345 @@
+"""Kinds of torch and numpy: tensors of every layout, their names, devices and generators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from stagespan import imports
+from stagespan.signature.kinds.base import (
+    MAX_ITEMS,
+    UNKNOWN,
+    Kind,
+    Node,
+    describe_node,
+    form_of,
+    items_of,
+    items_text,
+    list_of,
+    short,
+    source_of,
+    torch_module,
+    unreplayable,
+)
+from stagespan.signature.model import TYPE, TensorSignature
+from stagespan.signature.source import Group, Source, call, literal, quoted
+from stagespan.signature.tensors import array_node, tensor_node
+
+if TYPE_CHECKING:
+    from stagespan.signature.capture import Capture
+    from stagespan.signature.mock import Builder
+
+
+class _Tensor(Kind):
+    """A tensor of torch in one piece of memory."""
+
+    def holds(self, value: Any) -> bool:
+        torch = torch_module()
+        return torch is not None and isinstance(value, torch.Tensor)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        first = to.first_with(value, path)
+        if first is not None:
+            return {TYPE: SHARED.name, "of": first}
+        node = tensor_node(value, torch_module(), to.read_values)
+        to.keep_storage(value, node)
+        return node
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return mock.tensor(node, path)
+
+    def source(self, node: Any, path: str) -> Source:
+        tensor = TensorSignature.from_json(node, f"input {path!r}")
+        return _tensor_source("mock.tensor", path, tensor, quoted(tensor.device))
+
+    def describe(self, node: Any, depth: int) -> str:
+        return f"{node['dtype']}{short(str(node['shape']))} {node.get('device', 'cpu')}"
+
+    def form(self, node: Any, sizes: bool) -> list[str]:
+        device = str(node.get("device", "host")).partition(":")[0]
+        return [f"{node['dtype']}{node['shape'] if sizes else len(node['shape'])}{device}"]
+
+
+class _Shared(Kind):
+    """A tensor that is also an earlier input, or a part of one."""
+
+    name = "shared"
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return mock.values.shared(str(node["of"]))
+
+    def source(self, node: Any, path: str) -> Source:
+        return call("mock.shared", quoted(node["of"]))
+
+    def describe(self, node: Any, depth: int) -> str:
+        return f"the same tensor as {short(str(node.get('of')))}"
+
+
+class _Sparse(Kind):
+    """A sparse tensor: how many elements each row has is kept, their columns are not."""
+
+    name = "torch.sparse"
+    words = ("layout",)
+    LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
+
+    def holds(self, value: Any) -> bool:
+        torch = torch_module()
+        if torch is None or not isinstance(value, torch.Tensor):
+            return False
+        return _layout(value) in self.LAYOUTS
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        torch, layout = torch_module(), _layout(value)
+        with torch.no_grad():
+            if layout == "sparse_coo":
+                indices, values = value._indices(), value._values()
+                rows = value.shape[0] if len(indices) > 1 else 1
+                counts = torch.zeros(rows, dtype=torch.int64, device=values.device)
+                if to.read_values and len(indices) > 1:
+                    counts = torch.bincount(indices[0], minlength=rows)
+                offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+            else:
+                by_row = layout in ("sparse_csr", "sparse_bsr")
+                offsets = value.crow_indices() if by_row else value.ccol_indices()
+                values = value.values()
+            if offsets.dim() > 1:
+                return unreplayable(value, f"a batch of {layout} tensors")
+            node = {
+                TYPE: self.name,
+                "layout": layout,
+                "shape": [int(size) for size in value.shape],
+                "offsets": to.node(offsets, f"{path}.offsets"),
+                "values": to.node(values.detach(), f"{path}.values"),
+            }
+        return {**node, "requires_grad": True} if value.requires_grad else node
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        layout, shape = node["layout"], _sizes(node, "shape")
+        if layout not in self.LAYOUTS:
+            raise ValueError(f"{layout!r} is not the layout of a sparse tensor")
+        offsets = mock.build(node["offsets"], f"{path}.offsets")
+        values = mock.build(node["values"], f"{path}.values")
+        made = mock.module.sparse_tensor(layout, shape, offsets, values)
+        return made.requires_grad_() if node.get("requires_grad") else made
+
+    def source(self, node: Any, path: str) -> Source:
+        made = call(
+            "sparse_tensor",
+            quoted(node["layout"]),
+            literal(node["shape"]),
+            source_of(node["offsets"], f"{path}.offsets"),
+            source_of(node["values"], f"{path}.values"),
+        )
+        if not node.get("requires_grad"):
+            return made
+        return Group(made.opening, made.items, ").requires_grad_()")
+
+    def describe(self, node: Any, depth: int) -> str:
+        values = node.get("values")
+        dtype = values.get("dtype") if isinstance(values, dict) else "?"
+        return f"{node.get('layout')} {dtype}{short(str(node.get('shape')))}"
+
+    def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        return ((f"{path}.{k}", node[k]) for k in ("offsets", "values") if k in node)
+
+    def form(self, node: Any, sizes: bool) -> list[str]:
+        whole = [str(node["shape"])] if sizes else [str(len(node["shape"]))]
+        parts = [part for _, item in self.parts(node, "") for part in form_of(item, sizes)]
+        return [f"{{{self.name}", str(node["layout"]), *whole, *parts]
+
+
+class _Nested(Kind):
+    """A nested tensor: its tensors, or all rows in one tensor with offsets (layout jagged)."""
+
+    name = "torch.nested"
+    words = ("layout", "dim")
+
+    def holds(self, value: Any) -> bool:
+        torch = torch_module()
+        if torch is None or not isinstance(value, torch.Tensor):
+            return False
+        return bool(getattr(value, "is_nested", False))
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        node: Node = {TYPE: self.name, "layout": _layout(value)}
+        if node["layout"] == "jagged":
+            for part in ("values", "offsets", "lengths"):
+                found = getattr(value, part)()
+                node[part] = to.node(None if found is None else found.detach(), f"{path}.{part}")
+            node["dim"] = int(value._ragged_idx)
+        else:
+            tensors = value.unbind()
+            if len(tensors) > MAX_ITEMS:
+                return unreplayable(value, f"{len(tensors)} tensors, more than {MAX_ITEMS}")
+            node["items"] = to.items([tensor.detach() for tensor in tensors], path)
+        return {**node, "requires_grad": True} if value.requires_grad else node
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        if node["layout"] == "jagged":
+            parts = [mock.build(node[k], f"{path}.{k}") for k in ("values", "offsets", "lengths")]
+            made = mock.module.jagged_tensor(*parts, int(node["dim"]))
+        else:
+            made = mock.module.nested_tensor(mock.build(list_of(node, "items"), path))
+        return made.requires_grad_() if node.get("requires_grad") else made
+
+    def source(self, node: Any, path: str) -> Source:
+        if node["layout"] == "jagged":
+            parts = (source_of(node[k], f"{path}.{k}") for k in ("values", "offsets", "lengths"))
+            made = call("jagged_tensor", *parts, literal(node["dim"]))
+        else:
+            made = call("nested_tensor", source_of(list(node["items"]), path))
+        if not node.get("requires_grad"):
+            return made
+        return Group(made.opening, made.items, ").requires_grad_()")
+
+    def describe(self, node: Any, depth: int) -> str:
+        if "values" in node:
+            return f"jagged ({describe_node(node['values'], depth + 1)})"
+        return items_text("nested (", node.get("items"), ")", depth)
+
+    def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
+        if "values" in node:
+            return ((f"{path}.{k}", node.get(k)) for k in ("values", "offsets", "lengths"))
+        return ((f"{path}[{at}]", item) for at, item in enumerate(items_of(node, "items")))
+
+
+class _TorchName(Kind):
+    """A data type, memory format or layout of torch."""
+
+    def __init__(self, name: str) -> None:
+        self.name = f"torch.{name}"
+        self._type = name
+
+    def holds(self, value: Any) -> bool:
+        torch = torch_module()
+        return torch is not None and isinstance(value, getattr(torch, self._type))
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        return {TYPE: self.name, "value": str(value).removeprefix("torch.")}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        found = getattr(torch_module(), _identifier(node), None)
+        if type(found).__name__ != self._type:
+            UNKNOWN.build(node, path, mock)
+        return found
+
+    def source(self, node: Any, path: str) -> Source:
+        return f"torch.{_identifier(node)}"
+
+
+class _TorchDevice(Kind):
+    name = "torch.device"
+
+    def holds(self, value: Any) -> bool:
+        torch = torch_module()
+        return torch is not None and isinstance(value, torch.device)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        return {TYPE: self.name, "value": str(value)}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return torch_module().device(mock.values.place(node["value"]))
+
+    def source(self, node: Any, path: str) -> Source:
+        return call("torch.device", call("mock.place", quoted(node["value"])))
+
+
+class _TorchGenerator(Kind):
+    """A random number generator; a replay gets one with a seed of its own."""
+
+    name = "torch.Generator"
+
+    def holds(self, value: Any) -> bool:
+        torch = torch_module()
+        return torch is not None and isinstance(value, torch.Generator)
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        return {TYPE: self.name, "device": str(value.device)}
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        mock.check_device(mock.values.place(node["device"]), path)
+        return mock.values.generator(path, node["device"])
+
+    def source(self, node: Any, path: str) -> Source:
+        return call("mock.generator", quoted(path), quoted(node["device"]))
+
+
+class _Array(Kind):
+    """A numpy array; a number of numpy becomes one of Python."""
+
+    name = "ndarray"
+
+    def holds(self, value: Any) -> bool:
+        numpy = imports.loaded("numpy")
+        return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
+
+    def capture(self, value: Any, path: str, to: Capture) -> Any:
+        if isinstance(value, imports.load("numpy").generic):
+            return to.node(value.item(), path)
+        return array_node(value, to.read_values) or unreplayable(value)
+
+    def build(self, node: Any, path: str, mock: Builder) -> Any:
+        return mock.tensor(node, path)
+
+    def source(self, node: Any, path: str) -> Source:
+        tensor = TensorSignature.from_json(node, f"input {path!r}")
+        return _tensor_source("mock.array", path, tensor)
+
+    def describe(self, node: Any, depth: int) -> str:
+        return f"numpy {node.get('dtype')}{short(str(node.get('shape')))}"
+
+    def form(self, node: Any, sizes: bool) -> list[str]:
+        return TENSOR.form(node, sizes)
+
+
+TENSOR, SHARED = _Tensor(), _Shared()
+KINDS: tuple[Kind, ...] = (
+    *(_Sparse(), _Nested(), TENSOR, SHARED),
+    *map(_TorchName, ("dtype", "memory_format", "layout")),
+    *(_TorchDevice(), _TorchGenerator(), _Array()),
+)
+
+
+def content_of(tensor: TensorSignature) -> dict[str, Any]:
+    """The arguments of `MockInputs.tensor` beyond name, shape, dtype and device."""
+    content: dict[str, Any] = {}
+    if tensor.values is not None:
+        content["values"] = list(tensor.values)
+    elif tensor.value_range is not None:
+        content["value_range"] = list(tensor.value_range)
+    elif tensor.true_fraction is not None:
+        content["true_fraction"] = tensor.true_fraction
+    if tensor.values is None and tensor.content is not None:
+        content["content"] = tensor.content
+    if tensor.strides is not None:
+        content["strides"] = list(tensor.strides)
+    if tensor.storage is not None:
+        content["storage"] = list(tensor.storage)
+    if tensor.requires_grad and tensor.dtype.startswith(("float", "bfloat", "complex")):
+        content["requires_grad"] = True
+    return content
+
+
+def _tensor_source(function: str, path: str, tensor: TensorSignature, *device: str) -> Group:
+    content = {name: literal(value) for name, value in content_of(tensor).items()}
+    shape = literal(list(tensor.shape))
+    return call(function, quoted(path), shape, quoted(tensor.dtype), *device, **content)
+
+
+def _layout(tensor: Any) -> str:
+    return str(tensor.layout).removeprefix("torch.")
+
+
+def _identifier(node: Node) -> str:
+    """The name in torch of a node's ``value``. Raises ValueError if it is not a name."""
+    name = node["value"]
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"{name!r} is not a name")
+    return name
+
+
+def _sizes(node: Node, key: str) -> list[int]:
+    found = list_of(node, key)
+    if not all(type(size) is int and 0 <= size < 1 << 62 for size in found):
+        raise ValueError(f"{key!r} is not a list of sizes")
+    return found

@@ -1,0 +1,85 @@
+"""Python source of values, with lines broken as a formatter would. Scripts are written with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LINE = 100
+_ESCAPE = re.compile(r"\\(.)")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Brackets with items between them, each with a prefix such as ``"key": `` or ``name=``."""
+
+    opening: str
+    items: Sequence[tuple[str, Source]]
+    closing: str
+    one_tuple: bool = False
+
+    @property
+    def is_call(self) -> bool:
+        """Whether the arguments may share a line of their own, as formatters have it for calls."""
+        return self.opening[:1].isidentifier()
+
+
+Source = str | Group
+
+
+def flat(source: Source) -> str:
+    """The source on one line."""
+    if isinstance(source, str):
+        return source
+    inner = ", ".join(prefix + flat(item) for prefix, item in source.items)
+    return source.opening + inner + ("," if source.one_tuple else "") + source.closing
+
+
+def render(source: Source, indent: int, before: int = 0, after: int = 0) -> str:
+    """The source with lines broken as a formatter would, its first line behind ``before`` columns.
+
+    ``after`` columns follow its last line, such as a comma.
+    """
+    line = flat(source)
+    if isinstance(source, str) or not source.items or before + len(line) + after <= LINE:
+        return line
+    inside = " " * (indent + 4)
+    body = ", ".join(prefix + flat(item) for prefix, item in source.items)
+    if source.is_call and len(inside) + len(body) <= LINE:
+        return f"{source.opening}\n{inside}{body}\n{' ' * indent}{source.closing}"
+    lines = [source.opening]
+    for prefix, item in source.items:
+        text = render(item, indent + 4, indent + 4 + len(prefix), 1)
+        lines.append(f"{inside}{prefix}{text},")
+    lines.append(f"{' ' * indent}{source.closing}")
+    return "\n".join(lines)
+
+
+def quoted(text: str) -> str:
+    """A string literal, in double quotes unless single ones need fewer escapes."""
+    # With a double quote in front, repr always takes single quotes around.
+    body = repr(f'"{text}')[2:-1]
+    body = _ESCAPE.sub(lambda found: "'" if found[1] == "'" else found[0], body)
+    quote = "'" if body.count('"') > body.count("'") else '"'
+    return quote + body.replace(quote, f"\\{quote}") + quote
+
+
+def literal(value: Any) -> Source:
+    """A literal of numbers, strings, None and lists of them."""
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, (list, tuple)):
+        return Group("[", [("", literal(item)) for item in value], "]")
+    if isinstance(value, dict):
+        return Group("{", [(f"{quoted(str(k))}: ", literal(v)) for k, v in value.items()], "}")
+    if isinstance(value, float) and repr(value) in ("inf", "-inf", "nan"):
+        return f'float("{value}")'
+    return repr(value)
+
+
+def call(function: str, *arguments: Source, **named: Source) -> Group:
+    """A call of a function."""
+    items = [("", argument) for argument in arguments]
+    return Group(f"{function}(", items + [(f"{k}=", v) for k, v in named.items()], ")")

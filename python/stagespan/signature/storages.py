@@ -1,0 +1,45 @@
+"""Memory that several tensors among a call's arguments share. Does not import torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stagespan.signature.model import TensorSignature
+
+_ALIGNMENT = 16  # bytes: the largest element
+
+
+class SharedStorages:
+    """Collects tensors by the memory that they lie in."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[str, int], list[tuple[int, dict[str, Any]]]] = {}
+
+    def copy(self) -> SharedStorages:
+        """The same tensors."""
+        copied = SharedStorages()
+        copied._tensors = {key: list(found) for key, found in self._tensors.items()}
+        return copied
+
+    def add(self, tensor: Any, node: dict[str, Any]) -> None:
+        """Note where a tensor lies; one without memory of its own, such as a fake one, is left."""
+        try:
+            begin = tensor.untyped_storage().data_ptr()
+            offset = tensor.storage_offset() * tensor.element_size()
+        except (RuntimeError, NotImplementedError, TypeError):
+            return
+        if begin and tensor.numel() and node.get("layout") is None:
+            self._tensors.setdefault((str(tensor.device), begin), []).append((offset, node))
+
+    def write(self) -> None:
+        """Add the memory to the nodes of tensors that share it."""
+        for number, (_, found) in enumerate(self._tensors.items()):
+            if len(found) < 2:
+                continue
+            begin = min(offset for offset, _ in found) // _ALIGNMENT * _ALIGNMENT
+            ends = [
+                offset + TensorSignature.from_json(node, "a tensor").storage_bytes
+                for offset, node in found
+            ]
+            for offset, node in found:
+                node["storage"] = [str(number), max(ends) - begin, offset - begin]
