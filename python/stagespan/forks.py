@@ -1,4 +1,4 @@
-"""What this package does when the process forks.
+"""What this package does when the process forks, and when a worker of multiprocessing ends.
 
 A forked child has only the thread that called fork. The state of other threads stays as it was at
 the fork: their locks are never released, and their imports never end.
@@ -49,6 +49,50 @@ def around(
     `before` must return within a few milliseconds. The others are called only if `before` was.
     """
     _around.append(_Handlers(before, after_in_parent, after_in_child))
+
+
+def at_worker_exit(callback: Callable[[], object], priority: int) -> None:
+    """Call `callback` when a worker of multiprocessing ends: this process, or a forked child.
+
+    Such workers end without atexit. Callbacks with a higher `priority` are called first.
+    """
+    exit_ = _WorkerExit(callback, priority)
+    after_in_child(exit_.after_fork)
+    process = sys.modules.get("multiprocessing.process")
+    if process is None:
+        return
+    if process.parent_process() is not None:
+        exit_.register()
+    elif getattr(process.current_process(), "_inheriting", False):
+        exit_.register_once_started()
+
+
+class _WorkerExit:
+    def __init__(self, callback: Callable[[], object], priority: int) -> None:
+        self._callback = callback
+        self._priority = priority
+        self._process = _Process()
+
+    def register(self, _: object = None) -> None:
+        from multiprocessing import util
+
+        util.Finalize(None, self._callback, exitpriority=self._priority)
+
+    def register_once_started(self) -> None:
+        """Do this later: multiprocessing clears the finalizers before a worker starts its work."""
+        from multiprocessing import util
+
+        util.register_after_fork(self._process, self.register)
+
+    def after_fork(self) -> None:
+        # multiprocessing forgets what was registered for the parent's, which goes away here.
+        self._process = _Process()
+        if "multiprocessing.util" in sys.modules:
+            self.register_once_started()
+
+
+class _Process:
+    """Stands for the process in what multiprocessing calls back after a fork."""
 
 
 def is_forking_elsewhere() -> bool:

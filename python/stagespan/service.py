@@ -10,7 +10,6 @@ import atexit
 import collections
 import logging
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -301,20 +300,6 @@ def _exit() -> None:
     _service.exit()
 
 
-def _exit_as_worker(_: object = None) -> None:
-    """Have multiprocessing call the exit handler, because its children end without atexit."""
-    from multiprocessing import util
-
-    util.Finalize(None, _exit, exitpriority=1)
-
-
-def _exit_once_started() -> None:
-    """Do this later: multiprocessing clears the finalizers before a worker starts its work."""
-    from multiprocessing import util
-
-    util.register_after_fork(_service, _exit_as_worker)
-
-
 _paused = threading.local()
 
 
@@ -333,19 +318,6 @@ def _after_fork_in_child() -> None:
     _service = _Service()
     if _paused.service is None:
         lines.renew_streams()
-    if "multiprocessing.util" in sys.modules:
-        _exit_once_started()
-
-
-def _prepare_worker() -> None:
-    """Register the exit handler in a worker of multiprocessing that imports this module late."""
-    process = sys.modules.get("multiprocessing.process")
-    if process is None:
-        return
-    if process.parent_process() is not None:
-        _exit_as_worker()
-    elif getattr(process.current_process(), "_inheriting", False):
-        _exit_once_started()
 
 
 on_tick(memory.watch_accelerator)
@@ -354,4 +326,4 @@ context.register_service(ensure_running)
 forks.around(_before_fork, _after_fork_in_parent, _after_fork_in_child)
 # This runs before the exit handler that logging registered when it was imported.
 atexit.register(_exit)
-_prepare_worker()
+forks.at_worker_exit(_exit, priority=1)
