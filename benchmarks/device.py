@@ -154,7 +154,7 @@ def model_step(torch: Any) -> None:
 
 
 def on_gpu() -> int:
-    """Measure on the GPU that torch sees; 0, also where there is none."""
+    """Measure on the GPU that torch sees; returns 0, also without a GPU."""
     try:
         import torch
     except ImportError:
@@ -195,7 +195,7 @@ def on_standin(folder: Path) -> int:
     device = standin.Standin(str(made.device), str(made.ascend), "npu")
     device.set_up()
     wiring.watch()
-    print(f"STAND-IN made of threads, no device: torch {torch.__version__}, through torch.Event")
+    print(f"STAND-IN that runs on threads: torch {torch.__version__}, through torch.Event")
     host_costs(torch, "npu", device.synchronize)
     return 0
 

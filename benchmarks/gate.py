@@ -48,8 +48,8 @@ def passes(folder: Path, slowdown: float, *arguments: str) -> bool:
         check=False,
         timeout=_TIMEOUT_S,
     )
-    told = [line for line in done.stdout.splitlines() if " takes " in line]
-    print(f"{slowdown:+.0%}:", *(told[:1] or ["passed" if done.returncode == 0 else done.stdout]))
+    found = [line for line in done.stdout.splitlines() if " takes " in line]
+    print(f"{slowdown:+.0%}:", *(found[:1] or ["passed" if done.returncode == 0 else done.stdout]))
     sys.stdout.flush()
     return done.returncode == 0
 

@@ -51,7 +51,7 @@ def measure(folder: Path, count: int, turns: int) -> dict[str, Any]:
         [folder / "device_cost", folder / "fakes", str(count // 12), str(turns)],
     ):
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        told = json.loads(done.stdout)
-        found["ns"].update(told["ns"])
-        found["counted"] += told["counted"]
+        measured = json.loads(done.stdout)
+        found["ns"].update(measured["ns"])
+        found["counted"] += measured["counted"]
     return found

@@ -1,4 +1,4 @@
-"""Replays beside the live runs that they stand for, on real model classes with tiny random weights.
+"""Replays compared with their live runs, on real model classes with tiny random weights.
 
     python -m benchmarks.replays [--rounds N] [--json FILE] [NAME ...]
 

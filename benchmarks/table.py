@@ -22,7 +22,7 @@ def _figure(value: float) -> str:
 
 
 def _special(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Rows whose figures are no ns of a statement."""
+    """Rows whose figures are not nanoseconds per statement."""
     processes, startup = found["processes"], found["startup"]
     grown = max(process["growth_bytes"] / process["growth_spans"] for process in processes)
     heavy = ", ".join(startup["imported_too"])
@@ -35,7 +35,7 @@ def _special(found: dict[str, Any]) -> list[tuple[str, ...]]:
             f"in {processes[0]['growth_spans']:,}",
             "",
             "0 B",
-            # A page or two that the interpreter took for itself are no growth.
+            # The interpreter itself takes a page or two, which does not count as growth.
             "within" if grown < 0.05 else "OVER",
         ),
         (

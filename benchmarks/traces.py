@@ -3,8 +3,8 @@
     python -m benchmarks.traces [--quick] [--json FILE]
 
 Reads the real traces in the folder that STAGESPAN_TRACES names (else `../shared/traces`), unpacked
-and as they are, and one of 1 GB that is made of one of them and deleted afterwards. Each figure is
-of a process of its own. Speeds are by CPU time; the exit status is 1 when a budget is exceeded.
+and as they are, and one of 1 GB that is made from one of them and deleted afterwards. A separate
+process measures each figure. Speeds are by CPU time; the exit status is 1 when a budget is exceeded.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def run(reader: str, path: Path, times: int) -> dict[str, Any]:
 
 
 def collect(traces: list[Path], large_bytes: int, times: int, console: Console) -> dict[str, Any]:
-    """Every reader on every trace, and on one of `large_bytes` made of the largest."""
+    """Every reader on every trace, and on one of `large_bytes` made from the largest."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as temporary:
         unpacked = Path(temporary, "trace.json")

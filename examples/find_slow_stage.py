@@ -1,4 +1,4 @@
-"""For whoever looks for a slow stage: debug mode, a timing report, the signatures of all stages.
+"""Find a slow stage: debug mode, a timing report, the signatures of all stages.
 
 python examples/find_slow_stage.py        same as TELEFUSER_PROFILE_DEBUG=true around a program
 """

@@ -1,4 +1,4 @@
-"""For whoever makes a stage faster: replay it alone with inputs made from its signature.
+"""Make a stage faster: replay it alone with inputs made from its signature.
 
 python examples/replay_stage.py
 """

@@ -1,4 +1,4 @@
-"""For whoever runs a service: always-on spans, percentiles, what each thread is doing right now.
+"""Time a service in production: always-on spans, percentiles, what each thread is doing right now.
 
     python examples/service.py
 
@@ -29,7 +29,7 @@ def answer(number: int) -> int:
         words = tokenize("which stage of this request takes the time")
         with stagespan.span("generate") as span:
             time.sleep(random.uniform(0.002, 0.02))
-            # Work that was done, so that the figures show rates beside times.
+            # Work that was done, so that the figures show rates as well as times.
             span.add(tokens=len(words))
         return len(words)
 

@@ -96,7 +96,7 @@ enum Cause : std::uint32_t {
   kLostDetached,         // tokens and suspended coroutines that are timed but not shown as open
   kLostUnmatched,        // ends without a begin
   kLostAbandoned,        // begins whose end never came
-  kLostWork,             // work counters beyond the table, and amounts that are no finite number
+  kLostWork,             // work counters beyond the table, and amounts that are not finite
   kLostCompletions,      // log lines that found the queue full
   kLostHookErrors,       // exceptions inside hooks
   kLostRecords,          // `record` with times that cannot be placed
@@ -189,8 +189,8 @@ struct TraceId {
 
 /// Texts end with a zero byte unless they fill their field.
 struct ProcessInfo {
-  std::int32_t rank;         // -1 if nobody has told
-  std::uint32_t world_size;  // 0 if nobody has told
+  std::int32_t rank;         // -1 if unknown
+  std::uint32_t world_size;  // 0 if unknown
   char job[128];             // what the ranks of a job have in common, or empty
   char pipeline[128];
   char program[128];

@@ -346,7 +346,7 @@ namespace {
 /// Maps a part of a file over memory that is in use.
 void* map_over(std::byte* at, std::uint64_t bytes, int fd, off_t offset) noexcept {
 #ifdef __SANITIZE_THREAD__
-  // ThreadSanitizer takes mmap for a write to all of it, and so for a race with whoever reads it.
+  // ThreadSanitizer treats mmap as a write to all of it, and so as a race with every reader.
   return reinterpret_cast<void*>(
       syscall(SYS_mmap, at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, offset));
 #else

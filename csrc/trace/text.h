@@ -29,7 +29,7 @@ const char* string_end(const char* at, const char* end, bool* plain) noexcept;
 
 /// What a string that is not plain says, as UTF-8. What JSON does not allow is set right: a backslash before any other
 /// character represents itself, control characters become spaces, and halves of surrogate pairs U+FFFD. Bytes that
-/// are no UTF-8 stay.
+/// are not UTF-8 stay.
 void unescape(std::string_view raw, std::string* into);
 
 }  // namespace stagespan::trace

@@ -1,4 +1,4 @@
-"""Calls the extension; its C++ scopes appear beside the spans of Python, as their children."""
+"""Calls the extension; its C++ scopes appear as children of Python's spans."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class WanStages:
 
 
 def get_pipeline() -> WanStages:
-    """The pipeline, for whoever loads it by name."""
+    """The pipeline, for commands that load it by name."""
     return WanStages()
 
 

@@ -55,7 +55,7 @@ class _Session:
         self.path: str | None = config.getoption("--stage-baseline")
         self.is_writing = bool(config.getoption("--stage-baseline-write"))
         self.measured: dict[str, Times] = {}
-        self.told: list[str] = []
+        self.sentences: list[str] = []
         self._baseline: Timed | None = None
 
     @property
@@ -84,8 +84,8 @@ class _Session:
         elif self.is_writing and self.measured and self.path is not None:
             from stagespan.report.baseline import write_baseline
 
-            self.told = write_baseline(self.path, self.measured)
-            self.told.append(f"measurements written to {self.path}: {len(self.measured)}")
+            self.sentences = write_baseline(self.path, self.measured)
+            self.sentences.append(f"measurements written to {self.path}: {len(self.measured)}")
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: Any) -> None:
@@ -98,7 +98,7 @@ class _Session:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Say what was written."""
-        for sentence in self.told:
+        for sentence in self.sentences:
             terminalreporter.write_line(f"stagespan: {sentence}")
 
 

@@ -28,7 +28,7 @@ PROMPTS = (
 )
 GUIDANCES = ("guidance_scale", "cfg_scale", "true_cfg_scale")
 SHIFTS = ("sigma_shift", "shift", "flow_shift")
-BESIDE_SAMPLE = ("ref_latent", "condition", "latent_condition")  # joined to it along the channels
+JOINED_TO_SAMPLE = ("ref_latent", "condition", "latent_condition")  # along the channels
 # Parameters of models: the names that pipelines give the same thing.
 OTHER_NAMES = {
     "pooled_projections": ("pooled_prompt_embeds",),
@@ -197,12 +197,12 @@ class DenoiseStep:
 
     def _sample(self) -> Any:
         """The latents as the model takes them: its type, its channels."""
-        beside = first_name(BESIDE_SAMPLE, self.inputs)
+        extra = first_name(JOINED_TO_SAMPLE, self.inputs)
         sample = self.latents
         if hasattr(self.scheduler, "scale_model_input"):
             sample = self.scheduler.scale_model_input(sample, self.timestep)
-        if beside is not None:
-            sample = torch.cat([sample, self.inputs[beside].to(sample)], dim=1)
+        if extra is not None:
+            sample = torch.cat([sample, self.inputs[extra].to(sample)], dim=1)
         dtype = getattr(self.holder, "torch_dtype", None) or getattr(self.model, "dtype", None)
         if not isinstance(dtype, torch.dtype):
             parameters = getattr(self.model, "parameters", tuple)

@@ -102,5 +102,7 @@ def likely_reasons(
     if timing.get("p75") and timing["p75"] > 1.5 * timing["p25"]:
         reasons.append("the iterations took very different times, as with state or cached features")
     if ratio < 1 and step is None:
-        reasons.append("live, data was not in the processor's caches, or other stages ran beside")
+        reasons.append(
+            "live, data was not in the processor's caches, or other stages ran at the same time"
+        )
     return reasons

@@ -27,12 +27,14 @@ def load(target: str) -> Any:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             hint = "; start in its folder, or set PYTHONPATH"
-        raise ReplayError(f"{target!r} cannot be loaded: {told(error)}{hint}") from error
+        raise ReplayError(f"{target!r} cannot be loaded: {described(error)}{hint}") from error
     try:
         for part in name.split("."):
             found = getattr(found, part)
     except Exception as error:
-        raise ReplayError(f"{target!r} cannot be loaded: {told(error)}; check the name") from error
+        raise ReplayError(
+            f"{target!r} cannot be loaded: {described(error)}; check the name"
+        ) from error
     return found
 
 
@@ -44,13 +46,13 @@ def load_stage(target: str) -> Any:
     try:
         stage = factory()
     except (Exception, SystemExit) as error:
-        raise ReplayError(f"the factory {target!r} raised {told(error)}") from error
+        raise ReplayError(f"the factory {target!r} raised {described(error)}") from error
     if stage is None:
         raise ReplayError(f"the factory {target!r} returned None; it must return the loaded stage")
     return stage
 
 
-def told(error: BaseException) -> str:
+def described(error: BaseException) -> str:
     """Return an exception on one line, with its position if that is in a file of the user."""
     message = " ".join(str(error).split())
     frames = traceback.extract_tb(error.__traceback__)

@@ -38,7 +38,7 @@ def stands(recording: Recording) -> list[Stand]:
     ended = _last_ends(recording)
     found = []
     for thread, spans in by_thread.items():
-        # An asyncio task's spans lie beside those of others: the one that began last is innermost.
+        # Spans of asyncio tasks do not nest in each other: the one that began last is innermost.
         innermost = max(spans, key=lambda span: (span["begin_ns"], span["depth"]))
         idle = innermost["elapsed_ns"]
         if idle is not None and recording.read_ns is not None and thread in ended:

@@ -35,12 +35,12 @@ def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> 
     not compare. Raises ReportError if there is a file that is not a baseline, or that cannot be
     written.
     """
-    told: list[str] = []
+    sentences: list[str] = []
     stages: dict[str, Any] = {}
     if Path(path).exists():
         before = read_baseline(path)
         if machine_differences(before.environment, machine()):
-            told.append(
+            sentences.append(
                 f"The {len(before.times)} times in {path} are of another machine and were left out."
             )
         else:
@@ -58,7 +58,7 @@ def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> 
         raise ReportError(
             f"the baseline {path} cannot be written: {error.strerror or error}; choose another file"
         ) from error
-    return told
+    return sentences
 
 
 def _entry(times: Times) -> dict[str, Any]:
