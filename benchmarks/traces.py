@@ -4,7 +4,7 @@
 
 Reads the real traces in the folder that STAGESPAN_TRACES names (else `../shared/traces`), unpacked
 and as they are, and one of 1 GB that is made from one of them and deleted afterwards. A separate
-process measures each figure. Speeds are by CPU time; the exit status is 1 when a budget is exceeded.
+process measures each figure. Speeds are by CPU time; the exit status is 1 if a budget is exceeded.
 """
 
 from __future__ import annotations
