@@ -381,6 +381,15 @@ class StageBenchHarness:
         except StagespanError:
             raise
         except Exception as error:
+            from stagespan.signature.values import is_out_of_memory
+
+            if is_out_of_memory(error):
+                raise HarnessError(
+                    f"Stage {self.stage_name!r} {what}: there is not enough memory on "
+                    f"{self._device}: end other programs that use it, choose a smaller signature "
+                    f"with --variant, or profile fewer iterations at once with "
+                    f"HarnessConfig(profile_steps=1)."
+                ) from error
             message = str(error).strip().partition("\n")[0]
             raise HarnessError(
                 f"Stage {self.stage_name!r} {what}: {type(error).__name__}: {message} (if mock "

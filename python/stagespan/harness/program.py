@@ -25,6 +25,7 @@ from stagespan.harness.replay import (
     synchronize,
 )
 from stagespan.signature.fit import ReplayError
+from stagespan.signature.values import is_out_of_memory
 
 # Categories of device work in a trace.
 DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -213,5 +214,13 @@ def main(profile_stage: Callable[..., Any], stage_name: str, variants: list[str]
             say(json.dumps(result, indent=2))
     except (ReplayError, LookupError, OSError) as error:
         sys.stderr.write(f"{str(error).strip()}\n")
+        return 2
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        sys.stderr.write(
+            "There is not enough memory: end other programs that use it, or choose a smaller "
+            "signature with --variant, or fewer iterations with --steps 1.\n"
+        )
         return 2
     return 0

@@ -18,6 +18,8 @@ from stagespan.report.reader import number, read_timing_report
 SCHEMA_VERSION = 1
 Statistic = Literal["median", "fastest"]
 Verdict = Literal["slower", "faster", "same", "added", "removed"]
+_PERCENTILE_RUNS = 512
+"""Runs behind a signature's percentiles, in reports that do not say so."""
 _MACHINE = ("cpu", "cpu_count", "platform", "device")
 _SOFTWARE = ("python", "torch", "stagespan")
 _NAMES = {
@@ -435,7 +437,11 @@ def _of_signature(signature: object) -> Times | None:
     if not isinstance(signature, dict):
         return None
     median = number(signature.get("p50_ms"))
-    return None if median is None else Times(median, _count(signature), _quartiles(signature))
+    if median is None:
+        return None
+    counts = [_count(signature), number(signature.get("percentile_runs", _PERCENTILE_RUNS))]
+    known = [int(count) for count in counts if count is not None]
+    return Times(median, min(known) if len(known) == 2 else None, _quartiles(signature))
 
 
 def _of_stage(stage: dict[str, Any]) -> Times:

@@ -48,6 +48,8 @@ def make_inputs(
         raise SignatureError(
             f"The inputs of stage {signature.stage_name!r} are nested too deeply to be replayed."
         ) from None
+    except MemoryError as error:  # of what is not a tensor, such as a long list
+        raise no_memory(f"the inputs of stage {signature.stage_name!r}") from error
     return {**made, **given}
 
 
@@ -66,7 +68,7 @@ def _check_memory(stage: str, nodes: dict[str, Any], device: str | None, dtype: 
     )
     needed: dict[str, int] = {}
     storages: set[tuple[str, str]] = set()
-    largest, most = "", -1
+    largest, most, working = "", -1, 0
     for path, node in tensors_of(nodes):
         tensor = TensorSignature.from_json(node, f"input {path!r} of stage {stage!r}")
         target = place.place(tensor.device)
@@ -78,9 +80,28 @@ def _check_memory(stage: str, nodes: dict[str, Any], device: str | None, dtype: 
             size = 0 if (target, name) in storages else size
             storages.add((target, name))
         needed[target] = needed.get(target, 0) + size
+        working = max(working, _working_bytes(tensor, target))
         if size > most:
             largest, most = f"{path!r} with shape {list(tensor.shape)}", size
+    if working:
+        needed["cpu"] = needed.get("cpu", 0) + working
     check_memory(needed, largest)
+
+
+def _working_bytes(tensor: TensorSignature, target: str) -> int:
+    """Bytes of host memory that are needed only while a tensor is made."""
+    if tensor.content is not None:  # several times as int64
+        return 3 * 8 * tensor.numel
+    return 0 if target.startswith("cpu") else tensor.storage_bytes
+
+
+def no_memory(what: str) -> HarnessError:
+    """The sentence for inputs that did not fit, although there seemed to be enough memory."""
+    return HarnessError(
+        f"There is not enough memory for {what}: make the shape smaller in the signature file, "
+        f"choose a smaller signature with --variant, or make the inputs on another device with "
+        f"HarnessConfig(device=...) (or --device)."
+    )
 
 
 class Builder:
@@ -108,6 +129,8 @@ class Builder:
         except (TypeError, ValueError, AttributeError, RuntimeError, OverflowError) as error:
             if isinstance(error, (HarnessError, RecursionError)):
                 raise
+            if values.is_out_of_memory(error):
+                raise no_memory(f"input {path!r}") from error
             raise SignatureError(
                 f"Input {path!r}: its entry of type {node[TYPE]!r} is wrong ({error})."
             ) from None
@@ -120,10 +143,12 @@ class Builder:
             if TYPE in node:
                 return self.values.array(path, tensor.shape, tensor.dtype, **content)
             return self.values.tensor(path, tensor.shape, tensor.dtype, tensor.device, **content)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
+            shown = f"input {path!r} with shape {list(tensor.shape)} and dtype {tensor.dtype}"
+            if values.is_out_of_memory(error):
+                raise no_memory(shown) from error
             raise SignatureError(
-                f"Input {path!r} with shape {list(tensor.shape)} and dtype {tensor.dtype} cannot "
-                f"be made: {str(error).partition(chr(10))[0]}"
+                f"I{shown[1:]} cannot be made: {str(error).partition(chr(10))[0]}"
             ) from None
 
     def check_device(self, device: str, path: str) -> None:

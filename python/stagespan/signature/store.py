@@ -204,7 +204,12 @@ class SignatureStore:
 def _figures(key: str, entry: _Entry) -> dict[str, Any]:
     """Figures of one signature's runs; None before a run has ended well."""
     ordered = sorted(entry.durations_ns.copy())
-    found: dict[str, Any] = {"key": key, "count": entry.ended.value, "p50_ms": None}
+    found: dict[str, Any] = {
+        "key": key,
+        "count": entry.ended.value,
+        "percentile_runs": len(ordered),
+        "p50_ms": None,
+    }
     if ordered:
         found["p50_ms"] = statistics.median(ordered) / 1e6
     for name, part in (("p25_ms", 0.25), ("p75_ms", 0.75), ("p95_ms", 0.95)):
@@ -248,7 +253,8 @@ def dump_io_signatures(path: str | os.PathLike[str], request_id: str | None = No
 def signature_stats() -> dict[str, list[dict[str, Any]]]:
     """Per stage a list of figures by signature, the one that ran most first.
 
-    Each has ``key``, ``count``, ``p50_ms``, ``p25_ms``, ``p75_ms``, ``p95_ms`` and ``first_ms``.
+    Each has ``key``, ``count``, ``p50_ms``, ``p25_ms``, ``p75_ms``, ``p95_ms`` and ``first_ms``;
+    the percentiles are those of the latest ``percentile_runs`` runs.
     """
     return STORE.stats()
 

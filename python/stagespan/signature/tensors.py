@@ -66,9 +66,11 @@ def _content(tensor: Any, dtype: str, torch: Any) -> dict[str, Any]:
     if dtypes.is_integer(dtype):
         if count <= KEPT_INTEGERS:
             return {"values": tuple(tensor.flatten().tolist())}
-        if count > _LARGEST_SCANNED and tensor.device.type == "cpu":
+        # aminmax has no kernel for these types, and a copy of a large tensor needs memory.
+        is_copied = dtype in ("uint16", "uint32", "uint64")
+        if count > _LARGEST_SCANNED and (is_copied or tensor.device.type == "cpu"):
             return {}
-        if dtype in ("uint16", "uint32", "uint64"):  # aminmax has no kernel for them
+        if is_copied:
             tensor = tensor.to(torch.int64)
         low, high = torch.aminmax(tensor)
         kind = _kind(tensor) if low != high else None

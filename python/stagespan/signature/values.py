@@ -322,3 +322,12 @@ def repeat(items: Sequence[Any], length: int) -> list[Any]:
 def stretch(text: str, length: int) -> str:
     """A long text from its beginning, again and again."""
     return (text * (length // max(len(text), 1) + 1))[:length]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was what was missing, on the host or a device."""
+    if isinstance(error, (MemoryError, getattr(torch, "OutOfMemoryError", MemoryError))):
+        return True
+    said = str(error).lower()
+    wordings = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, RuntimeError) and any(wording in said for wording in wordings)

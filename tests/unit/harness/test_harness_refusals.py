@@ -13,6 +13,7 @@ import pytest
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.harness import HarnessConfig, StageBenchHarness
 from stagespan.harness.output import write_breakdown
+from stagespan.signature import StageSignature
 
 torch = pytest.importorskip("torch")
 
@@ -117,6 +118,66 @@ def test_settings_that_cannot_be_used_are_told(wrong: dict[str, Any]) -> None:
     # GIVEN / WHEN / THEN
     with pytest.raises(HarnessError, match=next(iter(wrong))):
         HarnessConfig(**wrong)
+
+
+TOO_MANY_BYTES = 1 << 48  # more than a process has addresses for
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda: torch.empty(TOO_MANY_BYTES, dtype=torch.uint8),
+        lambda: bytearray(TOO_MANY_BYTES),
+        lambda: raise_(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")),
+    ],
+    ids=["torch", "python", "cuda"],
+)
+def test_a_replay_that_runs_out_of_memory_says_what_to_do(tmp_path: Path, allocate: Any) -> None:
+    # GIVEN a stage that allocates more than there is
+    def stage(x: Any) -> Any:
+        return allocate()
+
+    # WHEN it is replayed
+    with pytest.raises(HarnessError) as caught:
+        harness(stage, signature_of("s", x=1), tmp_path).profile()
+
+    # THEN one sentence says so, without torch's
+    said = str(caught.value)
+    assert "there is not enough memory on cpu: end other programs" in said
+    assert "--variant" in said
+    assert "alloc" not in said
+    assert isinstance(caught.value.__cause__, (RuntimeError, MemoryError))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inputs_for_which_memory_runs_out_after_all_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN an input that is too large, on a machine that does not say how much memory is free
+    monkeypatch.setattr("stagespan.signature.resources.free_bytes", lambda device: None)
+    node = {"shape": [TOO_MANY_BYTES // 4], "dtype": "float32", "device": "cpu"}
+    signature = StageSignature("s", {"latents": node})
+
+    # WHEN / THEN
+    with pytest.raises(HarnessError, match=r"not enough memory for input 'latents' with shape \["):
+        harness(lambda latents: latents, signature, tmp_path).setup()
+
+
+def test_memory_that_is_needed_only_while_inputs_are_made_is_estimated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a mask of 16 MB that is made from numbers of 8 bytes, and 64 MB
+    monkeypatch.setattr("stagespan.signature.resources.free_host_bytes", lambda: 64 << 20)
+    content = {"kind": "runs", "values": [0, 1], "lengths": [1 << 23, 1 << 23]}
+    node = {"shape": [1 << 24], "dtype": "bool", "device": "cpu", "content": content}
+
+    # WHEN / THEN it is refused before anything is allocated
+    with pytest.raises(HarnessError, match=r"need 0.39 GiB on cpu, but only 0.06 GiB are free"):
+        harness(lambda mask: mask, StageSignature("s", {"mask": node}), tmp_path).setup()
 
 
 def test_a_profiler_of_the_applications_own_is_told(tmp_path: Path) -> None:

@@ -322,6 +322,37 @@ def test_a_wrong_factory_is_told_in_one_sentence(
     assert len(told.splitlines()) == 1
 
 
+def test_a_stage_that_runs_out_of_memory_is_told_in_one_sentence(tmp_path: Path) -> None:
+    # GIVEN a script of a stage that allocates more than there are addresses for
+    (tmp_path / "large.py").write_text(
+        "import torch\n\n\nclass Stage:\n    def process(self, x):\n"
+        "        return torch.empty(1 << 48, dtype=torch.uint8)\n"
+    )
+    script = tmp_path / "profile_s.py"
+    script.write_text(
+        script_text(
+            StageSignature("s", {"x": 1}),
+            CallAdapter().script(lambda x: x, HarnessConfig()),
+            HarnessConfig(),
+            stem="s",
+        )
+    )
+
+    # WHEN it is run
+    done = subprocess.run(
+        [sys.executable, script.name, "--factory", "large:Stage"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+    # THEN
+    assert done.returncode == 2
+    assert done.stderr.startswith("There is not enough memory: end other programs")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_the_script_looks_as_a_formatter_leaves_it(stages: Any, tmp_path: Path) -> None:
     # GIVEN scripts of each kind, with the inputs of each stage
     pytest.importorskip("ruff", reason="ruff is not installed")

@@ -51,6 +51,26 @@ def verdicts(before: Any, after: Any, folder: Path) -> dict[tuple[str, str | Non
     return {(change.name, change.signature): change.verdict for change in found.changes}
 
 
+@pytest.mark.parametrize("more", [{"percentile_runs": 512}, {}])
+def test_the_noise_of_a_signature_is_that_of_the_runs_behind_its_percentiles(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    # GIVEN a million runs of two signatures, of which the times of the latest 512 are known
+    def signatures(p50: float) -> list[dict[str, Any]]:
+        row = {"count": 1_000_000, "p50_ms": p50, "p25_ms": 0.6 * p50, "p75_ms": 1.4 * p50, **more}
+        return [{"key": key, **row} for key in ("a", "b")]
+
+    before, after = (
+        report(s=stage(p50, 2_000_000, signatures=signatures(p50))) for p50 in (10.0, 10.6)
+    )
+
+    # WHEN their medians differ by less than the noise of 512 runs
+    found = verdicts(before, after, tmp_path)
+
+    # THEN nothing has changed
+    assert set(found.values()) == {"same"}
+
+
 # --- noise --------------------------------------------------------------------------------------
 
 

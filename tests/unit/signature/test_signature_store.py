@@ -190,6 +190,16 @@ def test_the_quartiles_of_a_signature_are_kept() -> None:
     assert figures == [3.0, 5.0, 7.0, 5.0]
 
 
+def test_the_runs_behind_the_percentiles_are_counted() -> None:
+    # GIVEN more runs than times are kept of
+    for _ in range(600):
+        run(function=denoise, args=(torch.zeros(2, 30),), end_ns=1_000_000)
+
+    # WHEN / THEN
+    (row,) = signature_stats()["denoise"]
+    assert (row["count"], row["percentile_runs"]) == (600, 512)
+
+
 def test_a_size_that_grows_from_call_to_call_is_one_signature() -> None:
     # GIVEN a prefill with 64 tokens, and decode steps whose mask grows
     run(function=denoise, args=(torch.zeros(1, 64), torch.ones(1, 64)))
