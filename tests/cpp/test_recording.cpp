@@ -218,10 +218,13 @@ TEST_F(Recordings, NoChildWritesItsParentsFile) {
   // GIVEN threads that write while their process forks
   std::atomic<bool> is_over{false};
   auto threads = test::start_threads(4, [&](unsigned) {
-    while (!is_over.load(std::memory_order_relaxed)) const ScopedTimer span(stage);
+    while (!is_over.load(std::memory_order_relaxed)) {
+      for (int k = 0; k < 5000; ++k) const ScopedTimer span(stage);
+      usleep(500);  // else they, and not the children, would have the processors
+    }
   });
   // WHEN each child records some spans, and reads its own file
-  for (std::uint64_t i = 0; i < test::scaled(60, 4); ++i) {
+  for (std::uint64_t i = 0; i < test::scaled(1000, 40); ++i) {
     const pid_t child = fork();
     if (child == 0) {
       alarm(60);
