@@ -1,8 +1,11 @@
-"""A recorder that has recorded nothing yet, for the tests that ask for it."""
+"""A recorder that has recorded nothing yet, and a folder of recordings, for tests that ask."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,3 +24,15 @@ def fresh() -> Iterator[None]:
     stagespan.set_debug(False)
     left = _core.open_spans()
     assert left == [], "a test left spans open"
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give a folder on a tmpfs, in which this process looks for recordings too."""
+    try:
+        made = Path(tempfile.mkdtemp(prefix="stagespan-test-", dir="/dev/shm"))
+    except OSError as error:
+        pytest.skip(f"no folder can be made in /dev/shm: {error}")
+    monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(made))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)

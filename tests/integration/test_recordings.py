@@ -22,66 +22,18 @@ import tempfile
 import termios
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded_process import RING, command, end, ready, recordings_in, start
 
 from stagespan import recording
 from stagespan.errors import StagespanError
 from stagespan.recording import dump
 
-RING = 128
 SEQUENCE = (1 << 40) - 1  # of an id: the rest tells threads apart
-
-
-@pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Give a folder on a tmpfs, in which this process looks for recordings too."""
-    try:
-        made = Path(tempfile.mkdtemp(prefix="stagespan-test-", dir="/dev/shm"))
-    except OSError as error:
-        pytest.skip(f"no folder can be made in /dev/shm: {error}")
-    monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(made))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
-
-
-def start(program: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """Start a program that prints a line when it is ready."""
-    environment = {"STAGESPAN_RING_SPANS": str(RING), **os.environ, **variables}
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(program), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
-
-
-def ready(process: subprocess.Popen[str]) -> str:
-    """Wait for the line that a program prints."""
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    if not line:
-        _, errors = process.communicate(timeout=30)
-        pytest.fail(f"the program ended: {errors}")
-    return line
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    """Kill a program that a test has started."""
-    process.kill()
-    process.communicate(timeout=30)
-
-
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    return subprocess.run(
-        [sys.executable, "-m", "stagespan", *arguments], capture_output=True, text=True, timeout=60
-    )
 
 
 def extents(handle: int) -> list[tuple[int, int]]:
@@ -105,11 +57,6 @@ def copy_sparse(source: Path, target: Path) -> None:
         for begin, length in extents(old.fileno()):
             os.pwrite(new.fileno(), os.pread(old.fileno(), length, begin), begin)
         os.ftruncate(new.fileno(), os.fstat(old.fileno()).st_size)
-
-
-def recordings_in(folder: Path) -> list[recording.Recording]:
-    """Those of a test's own processes."""
-    return [one for one in recording.recordings() if Path(one.path).parent == folder]
 
 
 # --- processes that are killed --------------------------------------------------------------------
@@ -219,6 +166,104 @@ def test_however_it_dies_its_stages_are_named(way: str, folder: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     assert "died without a clean exit" in shown.stdout
     assert "in inner (since" in shown.stdout
+
+
+EATER = """
+    import os, resource, sys, threading
+    import stagespan
+
+    working = threading.Event()
+    def work():
+        while True:
+            with stagespan.span("work"):
+                pass
+            working.set()
+
+    def limit_memory(how):
+        if "/" in how:  # a control group
+            with open(how, "w") as file:
+                file.write(str(os.getpid()))
+            return
+        field = {"RLIMIT_AS": "VmSize:", "RLIMIT_DATA": "VmData:"}[how]
+        lines = [line.split() for line in open("/proc/self/status")]
+        (used_bytes,) = (int(line[1]) * 1024 for line in lines if line[0] == field)
+        resource.setrlimit(getattr(resource, how), (used_bytes + (256 << 20),) * 2)
+
+    threading.Thread(target=work, daemon=True).start()
+    working.wait()
+    with stagespan.request("large"), stagespan.span("serve"):
+        for _ in range(100):
+            with stagespan.span("step"):
+                pass
+        with stagespan.span("load"):
+            limit_memory(sys.argv[1])
+            kept = []
+            try:
+                for _ in range(256):
+                    kept.append(bytes(range(256)) * (1 << 14))  # 4 MiB, in use
+            except MemoryError:
+                os.abort()  # as programs in C++ end
+    os._exit(7)  # there was no limit
+"""
+
+
+def check_eater(process: subprocess.Popen[str]) -> None:
+    """Compare what the recording says with what the program did."""
+    found = recording.open(process.pid)
+    assert found.state == "died"
+    assert found.warnings() == []
+    assert found.stats()["step"].count == 100
+    main = [span for span in found.open_spans() if span["thread"] == process.pid]
+    assert [(span["stage"], span["request"]) for span in main] == [
+        ("serve", "large"),
+        ("load", "large"),
+    ]
+    stage = found.stage_names().index("work")
+    count = found.stats()["work"].count
+    assert min(count, RING) - 1 <= (found.spans()["stage"] == stage).sum() <= RING
+
+
+@pytest.mark.parametrize("limit", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_a_program_that_finds_no_memory_leaves_its_spans(limit: str, folder: Path) -> None:
+    process = start(EATER, limit)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGABRT, errors
+    check_eater(process)
+
+
+def memory_group(limit_bytes: int) -> Path | None:
+    """Make a control group with this limit of memory; None if that is not possible."""
+    for root, limit in (
+        ("/sys/fs/cgroup", "memory.max"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+    ):
+        if not Path(root, "cgroup.procs").exists():
+            continue
+        group = Path(root, f"stagespan-test-{os.getpid()}")
+        with contextlib.suppress(OSError):
+            group.mkdir()
+            try:
+                (group / limit).write_text(str(limit_bytes))
+                return group
+            except OSError:
+                group.rmdir()
+    return None
+
+
+def test_a_process_that_is_killed_for_its_memory_leaves_its_spans(folder: Path) -> None:
+    group = memory_group(256 << 20)
+    if group is None:
+        pytest.skip("no control group with a limit of memory can be made here")
+    try:
+        process = start(EATER, str(group / "cgroup.procs"))
+        _, errors = process.communicate(timeout=120)
+    finally:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+    if process.returncode == 7:
+        pytest.skip("the limit of a control group has no effect here")
+    assert process.returncode == -signal.SIGKILL, errors
+    check_eater(process)
 
 
 CLEAN = {

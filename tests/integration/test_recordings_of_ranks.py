@@ -1,0 +1,101 @@
+"""Eight ranks of torch.distributed, one of which does not go on: it is named from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from recorded_process import command
+
+pytest.importorskip("torch")
+
+RANKS = 8
+# One process imports torch, because eight imports would take most of the test.
+PROGRAM = """
+    import ctypes, datetime, os, signal, sys, time
+    import torch
+    import torch.distributed as dist
+    import stagespan
+
+    def run(rank):
+        os.environ.update(RANK=str(rank), WORLD_SIZE="8", TORCHELASTIC_RUN_ID="job-8")
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{os.getcwd()}/store",
+            rank=rank,
+            world_size=8,
+            timeout=datetime.timedelta(seconds=300),
+        )
+        for step in range(1000):
+            with stagespan.span("step"):
+                with stagespan.span("load"):
+                    if rank == 3 and step == 5:
+                        stop()
+                with stagespan.span("all_reduce"):
+                    dist.all_reduce(torch.ones(16))
+
+    def stop():
+        if sys.argv[1] == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            ctypes.PyDLL(None).pause()  # waits forever, and holds Python's lock
+
+    for rank in range(8):
+        if os.fork() == 0:
+            try:
+                run(rank)
+            finally:
+                os._exit(1)
+    time.sleep(300)
+"""
+
+
+@pytest.mark.parametrize("way", ["stopped", "holds Python's lock"])
+def test_the_rank_that_the_others_wait_for_is_named(way: str, folder: Path, tmp_path: Path) -> None:
+    # GIVEN eight ranks, one of which stands still in a stage, so that the others wait for it
+    job = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), way],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        stdout=subprocess.DEVNULL,
+        stderr=(tmp_path / "stderr").open("w"),
+        start_new_session=True,
+    )
+    try:
+        # WHEN all of them have stood still for some time
+        expected = {rank: "load" if rank == 3 else "all_reduce" for rank in range(RANKS)}
+        stalled: dict[int, str] = {}
+        until = time.monotonic() + 120
+        while stalled != expected and time.monotonic() < until:
+            time.sleep(0.2)
+            found = json.loads(command("ps", "--stalled", "1", "--json").stdout)["stalled"]
+            of_job = [one for one in found if one["job"] == "job-8"]
+            stalled = {one["rank"]: one["open_spans"][0]["stage"] for one in of_job}
+        assert stalled == expected, (tmp_path / "stderr").read_text()
+        shown = command("ps", "--stalled", "1", "--job", "job-8")
+        pages = [
+            command(*arguments, "--job", "job-8")
+            for arguments in (("ps",), ("recover",), ("top", "--once"))
+        ]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait(timeout=30)
+    # THEN the probe names each rank and the stage that it is in
+    assert shown.returncode == 1
+    for rank, stage in expected.items():
+        (line,) = (line for line in shown.stdout.splitlines() if f", rank {rank}:" in line)
+        assert f" has been in `{stage}` for " in line
+    # THEN every page of the job says which rank the others wait for
+    for page in pages:
+        assert page.returncode == 0, page.stderr
+        assert "rank 3 has been in `load` for " in page.stdout
+        assert "it finished `load` 5 times, the others 6." in page.stdout
