@@ -63,6 +63,8 @@ ONE_PYTHON_IS_ENOUGH = (
     "unit/harness",
     "unit/profiling",
     "unit/report",
+    "integration/test_pytest_plugin.py",
+    "unit/trace/read",
     "unit/trace/derived",
     "unit/trace/analyses",
     "unit/trace/ascend",

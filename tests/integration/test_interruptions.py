@@ -81,6 +81,10 @@ def run(code: str, folder: Path, *options: str) -> str:
 
 # --- signal handlers ------------------------------------------------------------------------------
 
+TAKES_SECONDS = {
+    *("a stage", "a first signature", "a dump of signatures", "a report", "a dump of the report"),
+    *("a flush", "a decorator"),
+}
 WORK = {
     "a stage": "stage([1.0, 2.0])",
     "a first signature": "[stage([0] * n) for n in range(40)]",
@@ -101,7 +105,10 @@ WORK = {
 }
 
 
-@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize(
+    "work",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in TAKES_SECONDS)) for name in WORK],
+)
 def test_a_signal_handler_may_do_anything_at_any_line(work: str, tmp_path: Path) -> None:
     # GIVEN all that a handler may call, called before
     code = f"""
