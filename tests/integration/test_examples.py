@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import preloaded
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name: str, folder: Path) -> str:
+def run(name: str, folder: Path, python: Sequence[str] = (sys.executable,)) -> str:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
+        [*python, str(EXAMPLES / name)],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -42,7 +45,7 @@ def test_find_slow_stage_shows_report_and_signature(tmp_path: Path) -> None:
     pytest.importorskip("torch")
 
     # WHEN it runs
-    printed = run("find_slow_stage.py", tmp_path)
+    printed = run("find_slow_stage.py", tmp_path, preloaded.python())
 
     # THEN it shows all three stages, one stage's input, and names the files
     for stage in ("encode", "normalise", "decode"):
@@ -57,7 +60,7 @@ def test_replay_stage_writes_trace_breakdown_and_script(tmp_path: Path) -> None:
     pytest.importorskip("torch")
 
     # WHEN it runs
-    printed = run("replay_stage.py", tmp_path)
+    printed = run("replay_stage.py", tmp_path, preloaded.python())
 
     # THEN it shows a time and names the files
     assert "ms (median)" in printed

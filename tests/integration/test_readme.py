@@ -21,17 +21,23 @@ Several may stand above one block.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+import preloaded
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -115,6 +121,19 @@ def matches(expected: str, printed: str, any_figures: bool = False) -> bool:
     return re.fullmatch(".*".join(parts), tidy[1], flags=re.DOTALL) is not None
 
 
+@functools.cache
+def preloaded_programs() -> Path:
+    """A folder with `python` and `stagespan` as forks of a process that has imported torch."""
+    folder = tempfile.TemporaryDirectory(prefix="programs")
+    atexit.register(folder.cleanup)
+    start = shlex.join(preloaded.python())
+    for name, options in ("python", ""), ("stagespan", "-m stagespan"):
+        path = Path(folder.name) / name
+        path.write_text(f'#!/bin/sh\nexec {start} {options} "$@"\n')
+        path.chmod(0o755)
+    return Path(folder.name)
+
+
 class Runner:
     """Runs the blocks of one document."""
 
@@ -141,6 +160,7 @@ class Runner:
             self.note_skip(f"{place}: needs torch")
             self.printed = None
             return
+        programs = None if block.order("torch") is None else preloaded_programs()
         variables = dict(word.split("=", 1) for word in (block.order("env") or "").split())
         if (target := block.order("file")) is not None:
             path = (self.folder / target).resolve()
@@ -156,26 +176,32 @@ class Runner:
             # A file, not `-c`: pickling, new processes and compilers look for the source.
             script = self.folder / f"_block_{block.line}.py"
             script.write_text(self.program)
-            done = self.execute([sys.executable, str(script)], variables, merged=False)
+            python = [sys.executable] if programs is None else preloaded.python()
+            done = self.execute([*python, str(script)], variables, merged=False)
             assert done.returncode == 0, f"{place}:\n{done.stdout}\n{done.stderr}"
             self.printed = done.stdout
             self.ran += 1
         elif block.language == "console":
             for command, expected in commands_of(block.text):
-                done = self.execute(["/bin/sh", "-c", command], variables, merged=True)
+                done = self.execute(["/bin/sh", "-c", command], variables, True, programs)
                 assert done.returncode == 0, f"{place}: $ {command}\n{done.stdout}"
                 if expected.strip():
                     self.compare(place, expected, done.stdout, any_figures)
             self.ran += 1
 
     def execute(
-        self, command: list[str], variables: dict[str, str], merged: bool
+        self,
+        command: list[str],
+        variables: dict[str, str],
+        merged: bool,
+        programs: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the document's folder, with this Python's programs first on PATH."""
+        """Run a command in the document's folder, with these programs or Python's first on PATH."""
         # A terminal as wide as the page; colours and screen control would not compare.
         environment = {**os.environ, "NO_COLOR": "1", "TERM": "dumb"}
         environment.pop("COLUMNS", None)  # the pages are as wide as they are in any pipe
-        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        folders = [str(programs or ""), str(Path(sys.executable).parent), os.environ["PATH"]]
+        environment["PATH"] = os.pathsep.join(filter(None, folders))
         return subprocess.run(
             command,
             cwd=self.folder,

@@ -6,12 +6,13 @@ import functools
 import json
 import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import preloaded
 
 pytest.importorskip("torch", reason="torch is not installed")
 
@@ -116,7 +117,7 @@ def run(
     if isinstance(code, str):
         script.write_text(textwrap.dedent(code))
     done = subprocess.run(
-        [sys.executable, str(script), *arguments],
+        [*preloaded.python(), str(script), *arguments],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **variables},
         cwd=folder,
         capture_output=True,
@@ -320,7 +321,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
     def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", module, "--signature", "s.json", *arguments],
+            [*preloaded.python(), "-m", module, "--signature", "s.json", *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,

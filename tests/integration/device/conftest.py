@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import preloaded
+
 sys.path.insert(0, str(Path(__file__).parents[2] / "npu_standin"))
 
 import standin
@@ -25,18 +27,28 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> standin.Libraries:
 
 @pytest.fixture(scope="session")
 def run(libraries: standin.Libraries) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run a program in an interpreter of its own, in which `Standin.of_environment` works."""
+    """Run a program in a process in which `Standin.of_environment` works.
+
+    With ``first``, nothing has been imported before the program: torch takes seconds.
+    """
 
     def run(
-        program: str, *, name: str = "npu", with_ascend: bool = True, **variables: str
+        program: str,
+        *,
+        name: str = "npu",
+        with_ascend: bool = True,
+        first: bool = False,
+        **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         environment = standin.environment(libraries, name=name, with_ascend=with_ascend)
+        environment |= variables
+        python = [sys.executable] if first else preloaded.python()
         return subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(program)],
+            [*python, "-c", textwrap.dedent(program)],
             capture_output=True,
             text=True,
             timeout=120,
-            env={**environment, **variables},
+            env=environment,
         )
 
     return run

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import standin
+
+import preloaded
 
 ROOT = Path(__file__).parents[3]
 CASES = sorted(path.name for path in (standin.HERE / "cases").glob("test_*.py"))
@@ -24,7 +25,7 @@ def test_all_cases(
     libraries: standin.Libraries, tmp_path: Path, name: str, with_ascend: bool
 ) -> None:
     # GIVEN a process of its own, for torch cannot forget a device / WHEN the cases run there
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header"]
+    command = [*preloaded.python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--no-header"]
     done = subprocess.run(
         [*command, "--basetemp", str(tmp_path / "cases"), str(standin.HERE / "cases")],
         capture_output=True,

@@ -21,7 +21,8 @@ def told(done: subprocess.CompletedProcess[str]) -> list[object]:
 
 def test_it_begins_when_the_application_sets_its_device_up(run: Run) -> None:
     # GIVEN stagespan before torch, and spans alone / WHEN the device is set up between two spans
-    done = run("""
+    done = run(
+        """
         import json, stagespan
         import torch
         from standin import Standin
@@ -40,13 +41,16 @@ def test_it_begins_when_the_application_sets_its_device_up(run: Run) -> None:
         stats = stagespan.stats()
         print(json.dumps([wiring.is_attached(), stats["before"].device_elapsed_ns is None,
                           stats["after"].device_elapsed_ns.count]))
-    """)
+        """,
+        first=True,
+    )
     # THEN nothing is done to the device before, and the second is timed
     assert told(done) == [[False, False, 0], [True, True, 1]]
 
 
 def test_an_import_of_torch_later_is_seen(run: Run) -> None:
-    done = run("""
+    done = run(
+        """
         import json, sys, stagespan
         from stagespan import device as wiring
         print(json.dumps(["torch" in sys.modules, sorted(wiring._asked)]))
@@ -54,7 +58,9 @@ def test_an_import_of_torch_later_is_seen(run: Run) -> None:
         print(json.dumps([torch.cuda.is_initialized(), {"cuda", "xpu"} <= wiring._asked]))
         print(json.dumps(any(type(f).__name__ == "ImportFinder" and f._name == "torch"
                              for f in sys.meta_path)))
-    """)
+        """,
+        first=True,
+    )
     assert told(done) == [[False, []], [False, True], False]
 
 

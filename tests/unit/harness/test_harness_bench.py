@@ -7,7 +7,6 @@ import json
 import logging
 import random
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import preloaded
 import stagespan
 from stagespan.errors import HarnessError
 from stagespan.harness import HarnessConfig, StageBenchHarness
@@ -371,7 +371,7 @@ def replay():
 
 if __name__ == "__main__":
     stagespan.get_profiler_output_dir()  # the folder of the run, which workers share
-    worker = multiprocessing.get_context("spawn").Process(target=replay)
+    worker = multiprocessing.get_context("fork").Process(target=replay)
     worker.start()
     worker.join()
     replay()
@@ -385,7 +385,11 @@ def test_workers_write_files_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WORKER)
 
     done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [*preloaded.python(), "program.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import preloaded
 from stagespan.cli import command
 from stagespan.signature import SignatureFile, StageSignature, capture
 
@@ -252,7 +253,7 @@ def test_a_terminal_sees_how_far_it_is(folder: Path) -> None:
     arguments = ["--stage", "denoise", "--factory", "my_pipeline:get_stage", "--output", "out"]
 
     process = subprocess.Popen(
-        [sys.executable, "-m", "stagespan", "bench", "signatures.json", *arguments],
+        [*preloaded.python(), "-m", "stagespan", "bench", "signatures.json", *arguments],
         env={**os.environ, "TERM": "xterm", "COLUMNS": "200"},
         stdout=subprocess.PIPE,
         stderr=terminal,

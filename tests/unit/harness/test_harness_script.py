@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import preloaded
 from stagespan.harness import HarnessConfig, StageBenchHarness
 from stagespan.harness.adapters import CallAdapter, DenoiseAdapter
 from stagespan.signature import StageSignature, capture
@@ -164,7 +165,7 @@ def test_both_ways_give_the_stage_what_the_harness_gave_it(
     program = WATCH.format(script=f"profile_{name}", factory=f"stages:{factory}")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [*preloaded.python(), "-c", program],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

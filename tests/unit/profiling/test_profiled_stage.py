@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import preloaded
 import stagespan
 from stagespan import ProfilingContext, ProfilingContext4Debug, enable_profiler_for_names, run
 from stagespan.trace import breakdown, read_trace
@@ -277,7 +277,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
 
     # WHEN a named stage runs in it
     done = subprocess.run(
-        [sys.executable, "-c", _FULL_DISK],
+        [*preloaded.python(), "-c", _FULL_DISK],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -299,7 +299,7 @@ def test_names_from_the_environment(tmp_path: Path) -> None:
     environment = {"ENABLE_PROFILER_NAMES": "denoise", "STAGESPAN_OUTPUT_DIR": str(tmp_path)}
     # WHEN a program runs with it
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [*preloaded.python(), "-c", code],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,

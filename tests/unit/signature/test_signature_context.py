@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import preloaded
 
 pytest.importorskip("torch")
 
@@ -95,7 +96,7 @@ print(json.dumps({
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("debug")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [*preloaded.python(), "-c", PROGRAM],
         env={**os.environ, "STAGESPAN_DEBUG": "true", "STAGESPAN_OUTPUT_DIR": str(folder)},
         cwd=folder,
         capture_output=True,

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import preloaded
 from stagespan.signature import capture
 from stagespan.signature.key import key_of
 from stagespan.signature.kinds import holds_text
@@ -225,7 +226,7 @@ def test_a_script_of_a_replay_has_no_text_and_is_for_its_owner_only(tmp_path: Pa
         ("out/profile_encode.py",),
     ):
         done = subprocess.run(
-            [sys.executable, *arguments, "--factory", "factory:get_stage"],
+            [*preloaded.python(), *arguments, "--factory", "factory:get_stage"],
             env={**os.environ, "PYTHONPATH": "."},
             cwd=tmp_path,
             capture_output=True,

@@ -1,0 +1,149 @@
+"""An interpreter that has imported torch, which takes seconds each time.
+
+``python()`` is the beginning of a command that runs programs as ``sys.executable`` does: ``-c``,
+``-m`` or a file, with an environment, a folder, standard streams and an end of their own. Each is a
+fork of one process that has imported torch. A test of what depends on the order of imports, on
+options of the interpreter, or on torch being imported at all starts ``sys.executable`` instead.
+
+This file is also the program of that process (``server``) and of the command (``client``). It
+imports little, because each command starts it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from types import CodeType
+
+
+def client(path: str, *arguments: str) -> None:
+    """Have the server run a program on this process's streams, and end as the program does."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+        job = {"argv": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
+        socket.send_fds(connection, [b"x"], [0, 1, 2])
+        connection.sendall(json.dumps(job).encode())
+        connection.shutdown(socket.SHUT_WR)
+        status = int(connection.recv(64) or b"1")
+    if status < 0:
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def server(path: str) -> dict[str, object]:
+    """Fork for each program; return in the child, with what it is to run."""
+    import gc
+
+    import torch
+    import torch._dynamo
+    import torch.profiler  # noqa: F401
+
+    gc.collect()
+    gc.freeze()  # what was imported is not looked through again at the end of each program
+    parent = os.getppid()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    listener.settimeout(1)
+    print("ready", flush=True)
+    while os.getppid() == parent:
+        try:
+            connection = listener.accept()[0]
+        except TimeoutError:
+            connection = None
+        if connection is not None and os.fork() == 0:
+            listener.close()
+            break
+        if connection is not None:
+            connection.close()
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+    else:
+        os._exit(0)
+    # The child's own child runs the program, so that its status can be waited for.
+    connection.settimeout(None)
+    _, streams, _, _ = socket.recv_fds(connection, 1, 3)
+    text = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    program = os.fork()
+    if program != 0:
+        status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+        connection.sendall(str(status).encode())
+        os._exit(0)
+    connection.close()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    job: dict[str, object] = json.loads(text)
+    return job
+
+
+def become(job: dict[str, object]) -> CodeType:
+    """Take over the environment, folder and arguments of a job; return its program."""
+    cwd, environment, argv = job["cwd"], job["env"], job["argv"]
+    assert isinstance(cwd, str)
+    assert isinstance(environment, dict)
+    assert isinstance(argv, list)
+    os.chdir(cwd)
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    what, *rest = argv
+    if what in ("-c", "-m"):
+        sys.argv = ["-c", *rest[1:]]
+        sys.path[:1] = ["", *paths]
+        program = rest[0]
+        if what == "-m":
+            program = f"import runpy\nrunpy.run_module({program!r}, None, '__main__', True)"
+        return compile(program, "<string>", "exec", dont_inherit=True)
+    sys.argv = [what, *rest]
+    sys.path[:1] = [os.path.dirname(os.path.abspath(what)), *paths]
+    with open(what, "rb") as file:
+        return compile(file.read(), what, "exec", dont_inherit=True)
+
+
+_path: list[str] = []
+
+
+def python() -> list[str]:
+    """The beginning of a command; starts the server if this process has not."""
+    if not _path:
+        import atexit
+        import subprocess
+        import tempfile
+
+        folder = tempfile.TemporaryDirectory(prefix="preloaded")
+        path = os.path.join(folder.name, "socket")
+        process = subprocess.Popen(
+            [sys.executable, __file__, "server", path],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        atexit.register(folder.cleanup)
+        atexit.register(process.kill)
+        _path.append(path)
+    return [sys.executable, "-I", "-S", __file__, "client", _path[0]]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "client":
+        client(*sys.argv[2:])
+    else:
+        _job = server(sys.argv[2])
+        _code = become(_job)
+        if os.path.isfile(sys.argv[0]):
+            __file__ = os.path.abspath(sys.argv[0])
+        else:
+            del __file__
+        for _name in ("client", "server", "become", "python", "_path", "_job", "annotations"):
+            del globals()[_name]
+        del _name
+        exec(_code)
