@@ -26,7 +26,7 @@ PARTS = (
 LEVEL = {part: level for level, parts in enumerate(PARTS) for part in parts.split()}
 # The same for the folders and modules of `trace`, from low to high.
 TRACE = (
-    "read kernel_names",
+    "read kernel_names figures",
     "view",
     "result",
     "derived",

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
+
+import msgspec
 
 from stagespan.trace.analyses import (
     compiled,
@@ -25,11 +27,12 @@ from stagespan.trace.analyses import (
     verdict,
 )
 from stagespan.trace.ascend import cores, free_time, graph_mode, host_waits, waits
+from stagespan.trace.ascend import report as ascend_report
 from stagespan.trace.ascend import steps as ascend_steps
 from stagespan.trace.ascend.folder import AscendFolder
 from stagespan.trace.ascend.operators import Operators
-from stagespan.trace.ascend.report import analyze_files
 from stagespan.trace.derived.device import is_ascend
+from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
@@ -69,13 +72,42 @@ ASCEND: dict[str, Analyze] = {
 }
 """Those that apply only to traces of torch_npu.profiler."""
 
+
+def result_types() -> dict[str, type[Result]]:
+    """The class of every result of one trace or folder, by its name in the JSON."""
+    found = {name: _result_of(each) for name, each in (ANALYSES | ASCEND).items()}
+    return found | ascend_report.RESULTS
+
+
+def _result_of(function: Callable[..., Result | Unavailable]) -> type[Result]:
+    """The class of the results of an analysis, which its annotations name."""
+    names = get_args(get_type_hints(function)["return"])
+    found: type[Result] = next(each for each in names if issubclass(each, Result))
+    return found
+
+
 # Findings whose event is the same as that of another analysis' finding, which says more.
-_TELLS_ALSO: dict[str, tuple[str, ...]] = {
+_COVERS: dict[str, tuple[str, ...]] = {
     "ascend.exposed_communication": (
         "device_use.exposed_communication",
         "ascend.collectives_waited",
     ),
 }
+
+
+class TraceFigures(Figures, frozen=True):
+    """What was read."""
+
+    path: str
+    entries: Count
+    window_begin_ns: int | None = msgspec.field(name="window_begin_ns")
+    """In ns, in JSON too: a Unix time in microseconds would lose digits."""
+    window_ns: Ns | None
+    incomplete: str | None
+    left_out: dict[str, Count]
+    """By cause, how many entries were not used."""
+    adjusted: dict[str, Count]
+    """By cause, how many entries were used with a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,24 +125,25 @@ class Analysis:
         """
         found = [finding for result in self.results.values() for finding in result.findings()]
         codes = {finding.code for finding in found}
-        covered = {other for code in codes for other in _TELLS_ALSO.get(code, ())}
+        covered = {other for code in codes for other in _COVERS.get(code, ())}
         return by_severity(merged([each for each in found if each.code not in covered]))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: what was read, the findings, then one key an analysis."""
+        """For JSON: what was read, the findings, then one key for each analysis."""
         trace = self.trace
         window = window_of(trace)
+        read = TraceFigures(
+            path=trace.path,
+            entries=trace.total,
+            window_begin_ns=None if window is None else window[0],
+            window_ns=None if window is None else window[1] - window[0],
+            incomplete=trace.incomplete,
+            left_out=dict(trace.left_out),
+            adjusted=dict(trace.adjusted),
+        )
         return {
             "schema_version": SCHEMA_VERSION,
-            "trace": {
-                "path": trace.path,
-                "entries": trace.total,
-                "window_begin_ns": None if window is None else window[0],
-                "window_us": None if window is None else (window[1] - window[0]) / 1000,
-                "incomplete": trace.incomplete,
-                "left_out": dict(trace.left_out),
-                "adjusted": dict(trace.adjusted),
-            },
+            "trace": read.to_dict(),
             "findings": [finding.to_dict() for finding in self.findings()],
             **{name: result.to_dict() for name, result in self.results.items()},
         }
@@ -141,7 +174,7 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
     """Analyse an Ascend folder: the trace if there is one, and every other file that exists."""
     trace = folder.trace
     results = {} if trace is None else analyze(trace).results
-    of_files = analyze_files(folder)
+    of_files = ascend_report.analyze_files(folder)
     by_type = of_files["ascend_operators"]
     if isinstance(by_type, Operators) and any(each.core for each in by_type.types):
         results.pop("ascend_cores", None)  # the file says more

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.figures import Count, Figures
 from stagespan.trace.read.intervals import Numbers, exclusive
 from stagespan.trace.read.model import Trace
 
@@ -33,6 +34,30 @@ class KernelRow:
     """How many of `count` have no launching call in the trace."""
 
 
+class BreakdownRow(Figures, frozen=True):
+    """A row of `{stage}_breakdown.json`; times in ms."""
+
+    name: str
+    ms: float
+    cuda_ms: float
+    """0.0 without a device, for readers of the older file."""
+    device_ms: float | None
+    """None without a device."""
+    cpu_ms: float | None
+    """None if the trace does not contain the launches."""
+    count: Count
+
+
+class BreakdownFigures(Figures, frozen=True):
+    """The content of `{stage}_breakdown.json`; times in ms."""
+
+    name: str
+    total_kernel_time_ms: float
+    num_kernels: Count
+    num_launches: Count
+    top_kernels: list[BreakdownRow]
+
+
 @dataclass(frozen=True, slots=True)
 class Breakdown:
     """Where a stage's time went, by kernel or operator, the longest first."""
@@ -51,29 +76,29 @@ class Breakdown:
         """Kernel launches, or calls of operators."""
         return sum(row.count for row in self.rows)
 
-    def to_dict(self, top: int = TOP) -> dict[str, Any]:
-        """The content of `{stage}_breakdown.json`: the `top` rows; totals are over all rows.
-
-        Milliseconds. `device_ms` is None without a device, where `cuda_ms` is 0.0 for readers of
-        the older file; `cpu_ms` is None where the trace does not hold the launches.
-        """
-        return {
-            "name": self.name,
-            "total_kernel_time_ms": self.total_ns / 1e6,
-            "num_kernels": len(self.rows),
-            "num_launches": self.launches,
-            "top_kernels": [
-                {
-                    "name": row.name,
-                    "ms": row.time_ns / 1e6,
-                    "cuda_ms": row.time_ns / 1e6 if self.on_device else 0.0,
-                    "device_ms": row.time_ns / 1e6 if self.on_device else None,
-                    "cpu_ms": None if row.launch_ns is None else row.launch_ns / 1e6,
-                    "count": row.count,
-                }
+    def figures(self, top: int = TOP) -> BreakdownFigures:
+        """The content of `{stage}_breakdown.json`: the `top` rows; totals are over all rows."""
+        return BreakdownFigures(
+            name=self.name,
+            total_kernel_time_ms=self.total_ns / 1e6,
+            num_kernels=len(self.rows),
+            num_launches=self.launches,
+            top_kernels=[
+                BreakdownRow(
+                    name=row.name,
+                    ms=row.time_ns / 1e6,
+                    cuda_ms=row.time_ns / 1e6 if self.on_device else 0.0,
+                    device_ms=row.time_ns / 1e6 if self.on_device else None,
+                    cpu_ms=None if row.launch_ns is None else row.launch_ns / 1e6,
+                    count=row.count,
+                )
                 for row in self.rows[:top]
             ],
-        }
+        )
+
+    def to_dict(self, top: int = TOP) -> dict[str, Any]:
+        """`figures` as plain dicts and lists, for JSON."""
+        return self.figures(top).to_dict()
 
 
 def breakdown(trace: Trace, name: str) -> Breakdown:

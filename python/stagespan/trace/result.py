@@ -8,11 +8,15 @@ package; every written figure names its unit.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
 
 from stagespan.trace import kernel_names as names
+from stagespan.trace.figures import Figures, Ns, one_of
 from stagespan.trace.read.model import Trace
 from stagespan.trace.view import once
 
@@ -47,6 +51,27 @@ _T = TypeVar("_T")
 printable = names.printable
 MOST_LETTERS = 60
 """Of a name in a table."""
+LONGEST_NAME = 160
+"""Letters of a name in a picture."""
+
+
+class EvidenceFigures(Figures, frozen=True):
+    """An `Evidence` in JSON."""
+
+    event: str
+    time_ns: Ns | None
+    figure: float | None
+    """In `unit`; times in microseconds."""
+    unit: str
+
+
+class FindingFigures(Figures, frozen=True):
+    """A `Finding` in JSON."""
+
+    code: str
+    severity: Annotated[str, one_of(SEVERITIES)]
+    sentence: str
+    evidence: Annotated[list[EvidenceFigures], msgspec.Meta(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +86,15 @@ class Evidence:
     unit: str
     """Of the figure: "ns", "%", "events", "bytes". Figures in "ns" are printed as µs, ms or s."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON; the time in microseconds, the figure in its unit (ns as microseconds)."""
+    def figures(self) -> EvidenceFigures:
+        """For JSON: a figure in ns is written in microseconds."""
         in_ns = self.unit == "ns" and self.figure is not None
-        return {
-            "event": self.event,
-            "time_us": None if self.time_ns is None else self.time_ns / 1000,
-            "figure": self.figure / 1000 if in_ns and self.figure is not None else self.figure,
-            "unit": "us" if self.unit == "ns" else self.unit,
-        }
+        return EvidenceFigures(
+            event=self.event,
+            time_ns=self.time_ns,
+            figure=self.figure / 1000 if in_ns and self.figure is not None else self.figure,
+            unit="us" if self.unit == "ns" else self.unit,
+        )
 
     def __str__(self) -> str:
         at = "" if self.time_ns is None else f" at {in_words(self.time_ns, 'ns')}"
@@ -90,14 +115,14 @@ class Finding:
     """The code of a finding of another analysis that tells of the same lost time, if there is one:
     then only that one is shown, with the evidence of both."""
 
+    def figures(self) -> FindingFigures:
+        """For JSON."""
+        evidence = [each.figures() for each in self.evidence]
+        return FindingFigures(self.code, self.severity, self.sentence, evidence)
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "code": self.code,
-            "severity": self.severity,
-            "sentence": self.sentence,
-            "evidence": [each.to_dict() for each in self.evidence],
-        }
+        return self.figures().to_dict()
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
@@ -133,39 +158,73 @@ class Table:
     """A sentence below the table, such as what was left out of it."""
 
 
-class Result(Protocol):
-    """What every analysis returns when the trace holds what it needs."""
+Chart = dict[str, Any]
+"""The data of a picture: its "kind", and lists and texts for that kind. Times in ns."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON: plain dicts, lists, numbers, texts; times in us, the unit in the key."""
+
+class Result(ABC):
+    """What an analysis returns if the trace has what it needs.
+
+    Renderers read what these methods return, and nothing else: a new analysis needs no change in
+    them.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def figures(self) -> Figures:
+        """All figures, from which the JSON and its schema are derived."""
 
     def findings(self) -> list[Finding]:
-        """What is worth a look, the gravest first; empty for a trace without a fault."""
+        """What is worth a look, the most severe first; empty for a trace without a fault."""
+        return []
 
+    @abstractmethod
     def tables(self) -> list[Table]:
         """For pages, the most important first."""
 
+    def chart(self) -> Chart | None:
+        """For the HTML page; None if there is nothing to draw."""
+        return None
 
-@runtime_checkable
-class Titled(Protocol):
-    """A result that a page about it is headed by, such as a comparison."""
+    def line(self) -> str:
+        """A few words for the terminal, such as "3 steps, 2.1 ms in the median"; may be empty."""
+        return ""
 
+    def to_dict(self) -> dict[str, Any]:
+        """The figures for JSON, times in microseconds."""
+        return self.figures().to_dict()
+
+
+class Titled(Result):
+    """A result that heads the page about it, such as a comparison."""
+
+    __slots__ = ()
+
+    @abstractmethod
     def title(self) -> tuple[str, str]:
         """A few words, and a sentence."""
 
 
+class UnknownFigures(Figures, frozen=True):
+    """The JSON of an analysis that has no result."""
+
+    reason: str = msgspec.field(name="unknown")
+
+
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The analysis has nothing to say about this trace, and why."""
+    """The analysis has no result for this trace, and why."""
 
     reason: str
-    """One sentence: what the trace lacks, and how to record it where that is known."""
-    figures: dict[str, Any] = field(default_factory=dict)
-    """What is known all the same, for JSON: keys of the result, null for what is not."""
+    """One sentence: what the trace lacks, and how to record it if that is known."""
+    known: Figures | None = None
+    """Figures that are known nevertheless; the others are None."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"unknown": self.reason, **self.figures}
+        known = {} if self.known is None else self.known.to_dict()
+        return {**UnknownFigures(self.reason).to_dict(), **known}
 
     def findings(self) -> list[Finding]:
         """None."""

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from commands import fits
+from commands import fits, resolved
 from synthetic_ascend import SyntheticAscend
 
+from stagespan.trace.analysis import ASCEND
+from stagespan.trace.ascend.report import RESULTS
 from stagespan.trace.paths import analyze_path
-from stagespan.trace.render.json_schema import ASCEND, json_schema
+from stagespan.trace.render.json_schema import json_schema
 
 OUTPUT = "ASCEND_PROFILER_OUTPUT"
 
@@ -19,9 +21,11 @@ OUTPUT = "ASCEND_PROFILER_OUTPUT"
 def analysed(path: Path) -> dict[str, Any]:
     """What --json would write; it fits the schema, which describes every key."""
     written: dict[str, Any] = json.loads(json.dumps(analyze_path(path).to_dict()))
-    fits(written, json_schema())
-    for name, described in ASCEND.items():
-        if name in written and "unknown" not in written[name]:
+    schema = json_schema()
+    fits(written, schema)
+    for name in (ASCEND | RESULTS).keys() & written.keys():
+        described = resolved(schema["properties"][name]["anyOf"][-1])
+        if "unknown" not in written[name]:
             assert described["properties"].keys() == written[name].keys(), name
     return written
 

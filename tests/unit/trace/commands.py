@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from click.testing import CliRunner
 
 from stagespan.cli import command
+from stagespan.trace.render.json_schema import json_schema
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -15,11 +17,26 @@ def run(*arguments: object) -> tuple[int, str, str]:
     return result.exit_code, result.stdout, result.stderr
 
 
+@cache
+def _definitions() -> dict[str, Any]:
+    found: dict[str, Any] = json_schema()["$defs"]
+    return found
+
+
+def resolved(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema itself, or the definition to which it refers."""
+    if "$ref" in schema:
+        return dict(_definitions()[schema["$ref"].removeprefix("#/$defs/")])
+    return schema
+
+
 def fits(value: Any, schema: dict[str, Any], at: str = "") -> None:
     """Check a value against the parts of JSON Schema that ours uses."""
+    schema = resolved(schema)
     unknown = schema.keys() - {
-        "$schema", "title", "type", "properties", "required", "additionalProperties", "anyOf",
-        "enum", "const", "items", "minItems", "minimum", "propertyNames",
+        "$schema", "$defs", "title", "description", "type", "properties", "required",
+        "additionalProperties", "anyOf", "enum", "const", "items", "minItems", "maxItems",
+        "prefixItems", "minimum", "propertyNames",
     }  # fmt: skip
     assert not unknown
     if "anyOf" in schema:
@@ -50,6 +67,8 @@ def fits(value: Any, schema: dict[str, Any], at: str = "") -> None:
                 fits(key, schema["propertyNames"], at)
     if isinstance(value, list):
         assert len(value) >= schema.get("minItems", 0), at
-        for number, each in enumerate(value):
-            fits(each, schema.get("items", {}), f"{at}/{number}")
+        assert len(value) <= schema.get("maxItems", len(value)), at
+        items = schema.get("prefixItems") or [schema.get("items", {})] * len(value)
+        for number, (each, of_it) in enumerate(zip(value, items, strict=True)):
+            fits(each, of_it, f"{at}/{number}")
     return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -34,25 +34,24 @@ from stagespan.trace.derived.compile_events import (
 )
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.kernel_kinds import ELEMENTWISE, kind_of
+from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Severity,
     Table,
     Thresholds,
     Unavailable,
+    counted,
     evidence,
     in_words,
     of_size,
     share,
     window_of,
 )
-
-if TYPE_CHECKING:
-    pass
-
 
 _BREAK_SHARES = Thresholds(25.0, 5.0, 0.0)
 _COMPILE_SHARES = Thresholds(medium=10.0, low=2.0)
@@ -94,7 +93,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
         "" if first.before == "?" else f": frame {first.before} continues in frame {first.after}"
     )
     if where and len(compiled.breaks) > 1:
-        where += f", and {_counted(len(compiled.breaks) - 1, 'more such pair')}"
+        where += f", and {counted(len(compiled.breaks) - 1, 'more such pair')}"
     if between:
         where += f" ({between} ran between them)"
     lines = [compiled.functions.get(each.after) for each in compiled.breaks]
@@ -104,7 +103,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
         advice = f"They are at {', '.join(known[:3])}{', ...' if len(known) > 3 else ''}."
     rows = compiled.forest.nodes.rows
     sentence = (
-        f"{_counted(count, 'graph break')} in {_counted(frames.calls, 'call')} of compiled"
+        f"{counted(count, 'graph break')} in {counted(frames.calls, 'call')} of compiled"
         f" functions{where}."
     )
     severity: Severity = "medium"
@@ -146,7 +145,7 @@ def _recompiled(compiled: Compiled) -> Finding | None:
     what = f"Frame {name} was" if len(frames) == 1 else f"{len(frames)} frames were"
     return Finding(
         of_size(_AGAIN_SHARES.severity(percent) or "low", time),
-        f"{what} compiled again, {_counted(len(again), 'time')} ({ids}), for {in_words(time, 'ns')}"
+        f"{what} compiled again, {counted(len(again), 'time')} ({ids}), for {in_words(time, 'ns')}"
         f" ({percent:.1f} % of the window): something that the compiled code relies on changed,"
         " such as a shape, a number or the grad mode. TORCH_LOGS=recompiles shows what changed."
         " torch._dynamo.mark_dynamic, or a tensor instead of the number, avoids it.",
@@ -199,7 +198,7 @@ def _limit_reached(compiled: Compiled) -> Finding | None:
     known = f" ({variants} variants of a frame)" if variants > 1 else ""
     return Finding(
         _LIMIT_SHARES.severity(percent) or "low",
-        f"{eager:,} of {_counted(count, 'call')} of compiled functions ({percent:.1f} %) found no"
+        f"{eager:,} of {counted(count, 'call')} of compiled functions ({percent:.1f} %) found no"
         " compiled version that fits and ran eagerly: the limit of recompilations is"
         f" reached{known}, or the program requested this. TORCH_LOGS=recompiles shows what changes"
         " from call to call. torch._dynamo.mark_dynamic, or a tensor instead of a number, avoids"
@@ -229,7 +228,7 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
     return Finding(
         severity,
         f"torch.compile compiled for {in_words(time, 'ns')} ({percent:.1f} % of the window),"
-        f" {_counted(len(first), 'frame')} for the first time. The longest phase was"
+        f" {counted(len(first), 'frame')} for the first time. The longest phase was"
         f" {_PHASE_WORDS[phase]} ({in_words(longest, 'ns')}). To measure the steady state, run the"
         " program once before the window.",
         (
@@ -329,10 +328,6 @@ def _time(work: Work) -> int:
     return work.device_ns if work.device_ns is not None else work.host_ns or 0
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
-
-
 # --- The analysis ---
 
 
@@ -345,8 +340,117 @@ _SHOWN = 15
 _MOST = 50
 
 
+class CountedTime(Figures, frozen=True):
+    """Some events: how many, and their time."""
+
+    count: Count
+    time_ns: Ns
+
+
+class FrameFigures(Figures, frozen=True):
+    """A compiled frame in JSON."""
+
+    frame: str | None
+    function: str | None
+    variants: dict[str, Count]
+    """By variant its calls."""
+    calls: Count
+    time_ns: Ns
+    graph_ns: Ns
+    backward_calls: Count
+    backward_ns: Ns
+
+
+class GraphCounts(Figures, frozen=True):
+    """How often graphs ran."""
+
+    forward: Count
+    backward: Count
+    backward_linked: Count
+
+
+class BreakFigures(Figures, frozen=True):
+    """A graph break in JSON."""
+
+    before: str
+    after: str
+    line: str | None
+    count: Count
+    time_ns: Ns | None
+    operators: dict[str, Count] | None
+    called: dict[str, Count]
+
+
+class Recompilation(Figures, frozen=True):
+    """A frame that was compiled more than once."""
+
+    frame: str
+    times: Count
+    in_window: Count
+    before_window: int
+    compiled: list[str]
+    time_ns: Ns
+    variants_run: list[str]
+
+
+class CompileStep(Figures, frozen=True):
+    """A step of the compiler."""
+
+    step: str
+    self_ns: Ns
+    count: Count
+
+
+class Compilation(Figures, frozen=True):
+    """One compilation of a frame."""
+
+    id: str | None
+    begin_ns: Ns
+    time_ns: Ns
+    recompilation: bool | None
+    refused: bool
+    ran: bool | None
+    """False if it made no region, for example because Dynamo gave the frame up."""
+
+
+class CompileFigures(Figures, frozen=True):
+    """The time that was spent on compiling within the window."""
+
+    time_ns: Ns
+    percent_of_window: float
+    phases_ns: dict[Annotated[str, one_of(PHASES)], Ns]
+    steps: list[CompileStep]
+    compilations: list[Compilation]
+
+
+class WorkFigures(Figures, frozen=True):
+    """Work in compiled graphs in JSON."""
+
+    of: Annotated[str, one_of(CLASSES)]
+    name: str
+    calls: Count
+    host_ns: Ns | None
+    device_ns: Ns | None
+
+
+class CompiledFigures(Figures, frozen=True):
+    """What the trace shows of torch.compile."""
+
+    regions: Count | None
+    calls: Count | None
+    frames: list[FrameFigures]
+    graphs: GraphCounts
+    graph_breaks: list[BreakFigures] | None
+    recompilations: list[Recompilation]
+    compile_time: CompileFigures | None
+    cache_lookups: CountedTime
+    eager_calls: Count | None
+    in_graphs: list[WorkFigures]
+    triton_kinds: dict[str, CountedTime]
+
+
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(Result):
     """What the trace shows of torch.compile; times in ns."""
 
     forest: Forest
@@ -381,65 +485,52 @@ class Compiled:
         """Frames and variants that ran within the window, as torch writes them."""
         return {f"{f.frame}/{variant}" for f in self.frames.frames for variant in f.variants}
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds; lists are cut at 50 rows."""
+    def figures(self) -> CompiledFigures:
+        """Frames, graphs, breaks, recompilations and compile time; lists have at most 50 rows."""
         frames, compiling = self.frames, self.compiling
         seen = self.breaks is not None
         functions = self.functions
-        return {
-            "regions": frames.regions if seen else None,
-            "calls": frames.calls if seen else None,
-            "frames": [
-                {
-                    "frame": frame.frame,
-                    "function": frame.function,
-                    "variants": {str(v): n for v, n in sorted(frame.variants.items())},
-                    "calls": frame.calls,
-                    "time_us": frame.time_ns / 1000,
-                    "graph_us": frame.graph_ns / 1000,
-                    "backward_calls": frame.backward_calls,
-                    "backward_us": frame.backward_ns / 1000,
-                }
+        return CompiledFigures(
+            regions=frames.regions if seen else None,
+            calls=frames.calls if seen else None,
+            frames=[
+                FrameFigures(
+                    frame=frame.frame,
+                    function=frame.function,
+                    variants={str(v): n for v, n in sorted(frame.variants.items())},
+                    calls=frame.calls,
+                    time_ns=frame.time_ns,
+                    graph_ns=frame.graph_ns,
+                    backward_calls=frame.backward_calls,
+                    backward_ns=frame.backward_ns,
+                )
                 for frame in frames.frames[:_MOST]
             ],
-            "graphs": {
-                "forward": frames.forward_graphs,
-                "backward": frames.backward_graphs,
-                "backward_linked": frames.linked,
-            },
-            "graph_breaks": None
+            graphs=GraphCounts(frames.forward_graphs, frames.backward_graphs, frames.linked),
+            graph_breaks=None
             if self.breaks is None
             else [
-                {
-                    "before": each.before,
-                    "after": each.after,
-                    "line": functions.get(each.after),
-                    "count": each.count,
-                    "time_us": None if each.time_ns is None else each.time_ns / 1000,
-                    "operators": each.operators,
-                    "called": each.called,
-                }
+                BreakFigures(
+                    before=each.before,
+                    after=each.after,
+                    line=functions.get(each.after),
+                    count=each.count,
+                    time_ns=each.time_ns,
+                    operators=each.operators,
+                    called=each.called,
+                )
                 for each in self.breaks[:_MOST]
             ],
-            "recompilations": self._recompilations(),
-            "compile_time": None if compiling is None else self._compile_time(compiling),
-            "cache_lookups": {"count": self.lookups[0], "time_us": self.lookups[1] / 1000},
-            "eager_calls": self.eager_calls if seen else None,
-            "in_graphs": [
-                {
-                    "of": work.of,
-                    "name": work.name,
-                    "calls": work.calls,
-                    "host_us": None if work.host_ns is None else work.host_ns / 1000,
-                    "device_us": None if work.device_ns is None else work.device_ns / 1000,
-                }
+            recompilations=self._recompilations(),
+            compile_time=None if compiling is None else self._compile_time(compiling),
+            cache_lookups=CountedTime(*self.lookups),
+            eager_calls=self.eager_calls if seen else None,
+            in_graphs=[
+                WorkFigures(work.of, work.name, work.calls, work.host_ns, work.device_ns)
                 for work in self.work[:_MOST]
             ],
-            "triton_kinds": {
-                kind: {"count": count, "time_us": time / 1000}
-                for kind, (count, time) in self.triton.items()
-            },
-        }
+            triton_kinds={kind: CountedTime(*sums) for kind, sums in self.triton.items()},
+        )
 
     def findings(self) -> list[Finding]:
         """Breaks, recompilations, compiling within the window, and what was not compiled."""
@@ -453,7 +544,21 @@ class Compiled:
         tables += [self._work_table(), self._triton_table()]
         return [table for table in tables if table.rows]
 
-    def _recompilations(self) -> list[dict[str, Any]]:
+    def line(self) -> str:
+        """How many graphs, breaks, recompilations and eager calls the trace shows."""
+        again = self._recompilations()
+        seen = self.breaks is not None
+        counts = (
+            (self.frames.forward_graphs, "forward graph", ""),
+            (self.frames.backward_graphs, "backward graph", ""),
+            (sum(each.count for each in (self.breaks or [])[:_MOST]), "graph break", ""),
+            (sum(each.in_window for each in again), "recompilation", ""),
+            (sum(each.before_window for each in again), "recompilation", " before the trace"),
+            (self.eager_calls if seen else 0, "call", " that ran eagerly"),
+        )
+        return ", ".join(f"{counted(n, what)}{more}" for n, what, more in counts if n)
+
+    def _recompilations(self) -> list[Recompilation]:
         """Frames known to have been compiled more than once, within the window or before it."""
         found = []
         compilations = self.compiling.compilations if self.compiling else []
@@ -469,43 +574,39 @@ class Compiled:
             if most == 0:
                 continue
             found.append(
-                {
-                    "frame": frame,
-                    "times": most,
-                    "in_window": len(compiled),
-                    "before_window": most - len({variant for variant, _ in compiled}),
-                    "compiled": [f"{frame}/{variant}" for variant, _ in compiled],
-                    "time_us": sum(time for _, time in compiled) / 1000,
-                    "variants_run": [f"{frame}/{variant}" for variant in variants],
-                }
+                Recompilation(
+                    frame=frame,
+                    times=most,
+                    in_window=len(compiled),
+                    before_window=most - len({variant for variant, _ in compiled}),
+                    compiled=[f"{frame}/{variant}" for variant, _ in compiled],
+                    time_ns=sum(time for _, time in compiled),
+                    variants_run=[f"{frame}/{variant}" for variant in variants],
+                )
             )
         return found
 
-    def _compile_time(self, compiling: CompileTime) -> dict[str, Any]:
+    def _compile_time(self, compiling: CompileTime) -> CompileFigures:
         begin, _ = window_of(self.forest.trace) or (0, 0)
         begins = self.forest.trace.events.begin_ns
         ran = self._ran
-        return {
-            "time_us": compiling.time_ns / 1000,
-            "percent_of_window": share(compiling.time_ns, self.window_ns),
-            "phases_us": {phase: time / 1000 for phase, time in compiling.phases.items()},
-            "steps": [
-                {"step": step, "self_us": time / 1000, "count": count}
-                for step, time, count in compiling.steps[:_MOST]
-            ],
-            "compilations": [
-                {
-                    "id": each.id,
-                    "begin_us": (int(begins[each.row]) - begin) / 1000,
-                    "time_us": each.time_ns / 1000,
-                    "recompilation": None if each.variant is None else each.again,
-                    "refused": each.refused,
-                    # False: it made no region, as when Dynamo gives a frame up.
-                    "ran": None if each.id is None else each.id in ran,
-                }
+        return CompileFigures(
+            time_ns=compiling.time_ns,
+            percent_of_window=share(compiling.time_ns, self.window_ns),
+            phases_ns=compiling.phases,
+            steps=[CompileStep(*step) for step in compiling.steps[:_MOST]],
+            compilations=[
+                Compilation(
+                    id=each.id,
+                    begin_ns=int(begins[each.row]) - begin,
+                    time_ns=each.time_ns,
+                    recompilation=None if each.variant is None else each.again,
+                    refused=each.refused,
+                    ran=None if each.id is None else each.id in ran,
+                )
                 for each in compiling.compilations[:_MOST]
             ],
-        }
+        )
 
     def _frame_table(self) -> Table:
         return Table(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import (
@@ -14,6 +14,7 @@ from stagespan.trace.derived.device import (
     COMPUTE,
     COPY,
     DeviceUse,
+    DeviceUseFigures,
     device_use,
     device_work,
     launch_of,
@@ -22,6 +23,7 @@ from stagespan.trace.derived.device import (
 )
 from stagespan.trace.derived.device_time import (
     DeviceTime,
+    DeviceTimeFigures,
     device_rows,
     device_times,
     kind_of_work,
@@ -29,11 +31,13 @@ from stagespan.trace.derived.device_time import (
     together,
 )
 from stagespan.trace.derived.windows import BaseWindow, base_window
+from stagespan.trace.figures import Ns
 from stagespan.trace.read.intervals import Mask, Rows, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Table,
     Thresholds,
     Unavailable,
@@ -51,8 +55,21 @@ _PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)
 WITHIN_DEVICE, PAGEABLE, PINNED = "within_device", "pageable", "other"
 
 
+class UseFigures(DeviceUseFigures, frozen=True):
+    """The device's use, and how its streams overlapped."""
+
+    overlap_ns: Ns
+    hidden_comm_ns: Ns
+    hidden_comm_percent: float | None
+    """Of communication; None without communication."""
+    custom_comm_ns: Ns
+    gpu_events_without_launch_ns: Ns
+    per_device_ns: dict[str, DeviceTimeFigures]
+    per_stream_ns: dict[str, DeviceTimeFigures]
+
+
 @dataclass(frozen=True, slots=True)
-class Use:
+class Use(Result):
     """The device's use; times in ns."""
 
     use: DeviceUse
@@ -85,25 +102,24 @@ class Use:
         """The times of the device, or the sums over several devices."""
         return together(self.devices.values())
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON: the keys of `DeviceUse`, and those of overlap; microseconds."""
-        use, parts = self.use, self.parts
-        streams = use.to_dict()["per_stream_busy_us"]
-        return {
-            **use.to_dict(),
-            "overlap_us": self.overlap_ns / 1000,
-            "hidden_comm_us": parts.hidden_communication_ns / 1000,
-            "hidden_comm_percent": share(parts.hidden_communication_ns, parts.communication_ns)
+    def figures(self) -> UseFigures:
+        """The figures of `DeviceUse`, and those of overlap."""
+        use, parts = self.use.figures(), self.parts
+        return UseFigures(
+            **structs.asdict(use),
+            overlap_ns=self.overlap_ns,
+            hidden_comm_ns=parts.hidden_communication_ns,
+            hidden_comm_percent=share(parts.hidden_communication_ns, parts.communication_ns)
             if parts.communication_ns
             else None,
-            "custom_comm_us": parts.custom_ns / 1000,
-            "gpu_events_without_launch_us": self.before_window_ns / 1000,
-            "per_device_us": {str(name): time.to_dict() for name, time in self.devices.items()},
-            "per_stream_us": {
-                name: self.stream_times[key].to_dict()
-                for name, key in zip(streams, use.stream_busy_ns, strict=True)
+            custom_comm_ns=parts.custom_ns,
+            gpu_events_without_launch_ns=self.before_window_ns,
+            per_device_ns={str(name): time.figures() for name, time in self.devices.items()},
+            per_stream_ns={
+                name: self.stream_times[key].figures()
+                for name, key in zip(use.per_stream_busy_ns, self.use.stream_busy_ns, strict=True)
             },
-        }
+        )
 
     def findings(self) -> list[Finding]:
         """Exposed communication and copies, if they take much of the time.
@@ -270,7 +286,7 @@ def analyze(trace: Trace) -> Use | Unavailable:
         return Unavailable(
             "The trace has no device events, so the use of the device is unknown: record it with"
             " the device's activity.",
-            use.to_dict(),
+            use.figures(),
         )
     work, events, base = device_work(trace), trace.events, base_window(trace)
     assert base is not None

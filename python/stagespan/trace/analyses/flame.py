@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +15,19 @@ from stagespan.trace.derived.device import launches
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.step_ranges import PROFILER_STEP
 from stagespan.trace.derived.threads import Nesting, Paths, ThreadIndex, levels, named, sums
+from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers, exclusive
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import Finding, Result, Table, Unavailable, printable, share
+from stagespan.trace.result import (
+    LONGEST_NAME,
+    Chart,
+    Result,
+    Table,
+    Unavailable,
+    printable,
+    share,
+    shortened,
+)
 
 _MOST_IN_JSON = 1_500
 _DEEPEST = 250
@@ -34,8 +44,27 @@ _PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 _WIDTH = 58
 
 
+class Frame(Figures, frozen=True):
+    """All calls of a frame by the same callers."""
+
+    name: str
+    self_ns: Ns
+    """Without the frames that it called."""
+    total_ns: Ns
+    children: list[Frame]
+
+
+class FlameFigures(Figures, frozen=True):
+    """The tree of frames."""
+
+    told_from: Annotated[str, one_of(("frames", "call_stack"))]
+    frames: Count
+    total_ns: Ns
+    tree: Frame
+
+
 @dataclass(frozen=True, slots=True)
-class Flame:
+class Flame(Result):
     """A tree of frames. All lists have one element for each frame; parents come before children."""
 
     names: list[str]
@@ -49,18 +78,14 @@ class Flame:
     told_from: str
     """"frames": events of Python's functions; "call_stack": an argument of operators."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON: nested frames, in microseconds; the short ones of a caller as one."""
-        return {
-            "told_from": self.told_from,
-            "frames": len(self.names),
-            "total_us": int(self.self_ns.sum()) / 1000,
-            "tree": _nested(self, self._kept()),
-        }
-
-    def findings(self) -> list[Finding]:
-        """None: the flame graph is only a chart."""
-        return []
+    def figures(self) -> FlameFigures:
+        """Nested frames; the short ones of a caller as one."""
+        return FlameFigures(
+            told_from=self.told_from,
+            frames=len(self.names),
+            total_ns=int(self.self_ns.sum()),
+            tree=_nested(self, self._kept()),
+        )
 
     def tables(self) -> list[Table]:
         """The lines of Python with the most own time, including the operators called there."""
@@ -92,6 +117,35 @@ class Flame:
         calls = np.zeros(len(self.names), dtype=np.bool_)
         calls[root[self.works]] = True
         return calls[root] if calls.any() else np.ones(len(self.names), dtype=np.bool_)
+
+    def chart(self) -> Chart | None:
+        """The tree of frames as columns, callers before what they call."""
+        names: list[str] = []
+        parents: list[int] = []
+        own: list[int] = []
+        deepest = 0
+        left = [(_nested(self, self._kept()), -1, 1)]
+        while left:
+            node, parent, depth = left.pop()
+            deepest = max(deepest, depth)
+            number = len(names)
+            names.append(shortened(node.name, LONGEST_NAME))
+            parents.append(parent)
+            own.append(node.self_ns)
+            left += [(child, number, depth + 1) for child in reversed(node.children)]
+        if not any(own):
+            return None
+        frames = len(self.names)
+        note = f"{len(names):,} frames"
+        note += f" of {frames:,} are drawn" if frames > len(names) else ""
+        return {
+            "kind": "flame",
+            "names": names,
+            "parents": parents,
+            "self_ns": own,
+            "depth": deepest,
+            "note": f"{note}; short ones of one caller are shown as one.",
+        }
 
     def folded(self) -> str:
         """One line for each stack, `thread;caller;called 123`, own time in whole microseconds."""
@@ -229,30 +283,24 @@ def _of_stacks(trace: Trace) -> Flame | None:
     return Flame(names, parents, self_ns, total_ns, works, "call_stack")
 
 
-def _nested(flame: Flame, kept: list[bool]) -> dict[str, Any]:
+def _nested(flame: Flame, kept: list[bool]) -> Frame:
     """Nested frames, the longest first, below one root frame."""
     own, total = flame.self_ns.tolist(), flame.total_ns.tolist()
-    root = {"name": "all", "self_us": 0.0, "total_us": sum(own) / 1000, "children": []}
-    made: dict[int, dict[str, Any]] = {-1: root}
+    root = Frame("all", 0, sum(own), [])
+    made: dict[int, Frame] = {-1: root}
     short: dict[int, list[int]] = {}
     for frame, parent in enumerate(flame.parent):
         if kept[frame]:
-            made[frame] = {
-                "name": flame.names[frame],
-                "self_us": own[frame] / 1000,
-                "total_us": total[frame] / 1000,
-                "children": [],
-            }
-            made[parent]["children"].append(made[frame])
+            made[frame] = Frame(flame.names[frame], own[frame], total[frame], [])
+            made[parent].children.append(made[frame])
         elif parent in made:
             short.setdefault(parent, []).append(frame)
     for parent, frames in short.items():
-        time = sum(total[frame] for frame in frames) / 1000
-        rest = {"name": f"({len(frames)} more)", "self_us": time, "total_us": time, "children": []}
-        made[parent]["children"].append(rest)
+        time = sum(total[frame] for frame in frames)
+        made[parent].children.append(Frame(f"({len(frames)} more)", time, time, []))
     for node in made.values():
-        if len(node["children"]) > 1:
-            node["children"].sort(key=lambda child: -child["total_us"])
+        if len(node.children) > 1:
+            node.children.sort(key=lambda child: -child.total_ns)
     return root
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.idle_causes import COMMUNICATES, LOADS_DATA, MARKS
 from stagespan.trace.derived.step_ranges import step_begins
 from stagespan.trace.derived.threads import QUIET_NS, Axis, Cover, named
+from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Table,
     Thresholds,
     Unavailable,
@@ -66,8 +68,21 @@ _SENTENCES = {
 }
 
 
+_Part = Annotated[str, one_of(PARTS)]
+
+
+class HostFigures(Figures, frozen=True):
+    """The host's time by part."""
+
+    span_ns: Ns
+    parts_ns: dict[_Part, Ns]
+    operators: Count
+    median_operator_ns: Ns
+    instead_of_operators_ns: dict[_Part, dict[str, Ns]]
+
+
 @dataclass(frozen=True, slots=True)
-class Host:
+class Host(Result):
     """Times in ns of the whole process, each moment the first of PARTS that applies."""
 
     span_ns: int
@@ -82,18 +97,17 @@ class Host:
     """By part without operators what ran instead: its time in ns by name, the longest first."""
     facts: Facts
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "span_us": self.span_ns / 1000,
-            "parts_us": {part: time / 1000 for part, time in self.parts.items()},
-            "operators": self.operators,
-            "median_operator_us": self.operator_ns / 1000,
-            "instead_of_operators_us": {
-                part: {name: time / 1000 for name, time in list(times.items())[:_NAMED]}
-                for part, times in self.filled.items()
+    def figures(self) -> HostFigures:
+        """The time by part, and what ran instead of operators."""
+        return HostFigures(
+            span_ns=self.span_ns,
+            parts_ns=self.parts,
+            operators=self.operators,
+            median_operator_ns=self.operator_ns,
+            instead_of_operators_ns={
+                part: dict(list(times.items())[:_NAMED]) for part, times in self.filled.items()
             },
-        }
+        )
 
     def findings(self) -> list[Finding]:
         """Parts other than operators that took much of the time."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.derived import idle_causes as causes
@@ -12,14 +13,25 @@ from stagespan.trace.derived.advice import START_UP, Facts, advice_on
 from stagespan.trace.derived.call_site import CallSites, waiting_operators
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.device_time import device_rows
-from stagespan.trace.derived.gap_patterns import Pattern, StartUp, patterns, start_up
+from stagespan.trace.derived.gap_patterns import (
+    Pattern,
+    PatternFigures,
+    StartUp,
+    StartUpFigures,
+    patterns,
+    start_up,
+)
 from stagespan.trace.derived.gaps import ISSUED, NAMES, Gaps, IdleParts, gaps, split_idle
+from stagespan.trace.derived.idle_causes import Cause
 from stagespan.trace.derived.step_ranges import step_begins
+from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
+    Chart,
     Evidence,
     Finding,
+    Result,
     Severity,
     Table,
     Thresholds,
@@ -34,61 +46,46 @@ from stagespan.trace.result import (
 _BLOCKING = (causes.SYNCHRONISATION, causes.MEMORY_ALLOCATION)
 
 
-@dataclass(frozen=True, slots=True)
-class IdleGap:
-    """One gap; times in ns, `time_ns` from the begin of the trace's window."""
+_Issued = Annotated[str, one_of(each for each in ISSUED if each)]
 
-    time_ns: int
-    dur_ns: int
-    cause: str
+
+class IdleGap(Figures, frozen=True):
+    """One gap; times in ns."""
+
+    time_ns: Ns
+    """From the begin of the trace's window."""
+    dur_ns: Ns = msgspec.field(name="idle_us")
+    cause: Cause
     """Of the largest part."""
-    parts: dict[str, int]
+    parts: dict[Cause, Ns] = msgspec.field(name="parts_us")
     """By cause; they sum to `dur_ns`."""
-    issued: str | None
+    issued: _Issued | None = msgspec.field(name="next_launch_issued")
     """The next launch: "before" the gap, "during" (its call was under way), "after", or unknown."""
     culprit: str | None
     """What the host did: the waiting operator, the call, or what filled most of the gap."""
-    line: str | None
-    """The line of Python around it, where stacks were recorded."""
-    call: str | None
+    line: str | None = msgspec.field(name="python")
+    """The line of Python around it, if stacks were recorded."""
+    call: str | None = msgspec.field(name="launch")
     """The call that launched what comes next."""
-    previous: str
-    next: str
-    crosses_step: bool
+    previous: str = msgspec.field(name="previous_on_device")
+    next: str = msgspec.field(name="next_on_device")
+    crosses_step: bool = msgspec.field(name="between_steps")
     waited_for: str | None
     """What the host or the stream waited for, where the trace says it (`cuda_sync`)."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "time_us": self.time_ns / 1000,
-            "idle_us": self.dur_ns / 1000,
-            "cause": self.cause,
-            "parts_us": {cause: time / 1000 for cause, time in self.parts.items()},
-            "next_launch_issued": self.issued,
-            "culprit": self.culprit,
-            "python": self.line,
-            "launch": self.call,
-            "previous_on_device": self.previous,
-            "next_on_device": self.next,
-            "between_steps": self.crosses_step,
-            "waited_for": self.waited_for,
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class Culprit:
+class Culprit(Figures, frozen=True):
     """Calls of one kind in one operator, and the idle time that they caused."""
 
-    cause: str
+    cause: Cause
     operator: str | None
     call: str
-    line: str | None
+    line: str | None = msgspec.field(name="python")
     """Of the wait that cost most."""
-    idle_ns: int
-    in_call_ns: int
+    idle_ns: Ns
+    in_call_ns: Ns
     """The part of it within the calls; the rest is the time until the next launch."""
-    calls: int
+    calls: Count
     """The number of calls during which the device was idle."""
     waited_for: str | None
     """What the one that cost most waited for, where the trace says it: a stream, or all streams."""
@@ -100,19 +97,6 @@ class Culprit:
         if self.operator not in (None, self.call):
             named = f"{self.operator} ({self.call})"
         return f"{named}, {self.line}" if self.line else named
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "cause": self.cause,
-            "operator": self.operator,
-            "call": self.call,
-            "python": self.line,
-            "idle_us": self.idle_ns / 1000,
-            "in_call_us": self.in_call_ns / 1000,
-            "calls": self.calls,
-            "waited_for": self.waited_for,
-        }
 
 
 def describe(
@@ -439,8 +423,32 @@ _NO_DEVICE = (
 )
 
 
+class CauseFigures(Figures, frozen=True):
+    """The idle time of one cause."""
+
+    meaning: str
+    idle_ns: Ns
+    percent_of_idle: float
+    gaps: Count
+
+
+class IdleFigures(Figures, frozen=True):
+    """The device's idle time by cause."""
+
+    span_ns: Ns
+    idle_ns: Ns
+    idle_percent: float
+    """Of `span_ns`."""
+    gaps: Count
+    by_cause: dict[Cause, CauseFigures]
+    blocking_calls: list[Culprit]
+    largest_gaps: list[IdleGap]
+    patterns: list[PatternFigures]
+    start_up: StartUpFigures | None
+
+
 @dataclass(frozen=True, slots=True)
-class Idle:
+class Idle(Result):
     """The device's idle time by cause; times in ns."""
 
     span_ns: int
@@ -462,27 +470,27 @@ class Idle:
     devices: int = 1
     """The number of devices; with several, only the time in which none works counts."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "span_us": self.span_ns / 1000,
-            "idle_us": self.idle_ns / 1000,
-            "idle_percent": share(self.idle_ns, self.span_ns),
-            "gaps": self.gaps,
-            "by_cause": {
-                cause: {
-                    "meaning": causes.CAUSES[cause],
-                    "idle_us": time / 1000,
-                    "percent_of_idle": share(time, self.idle_ns),
-                    "gaps": self.gaps_by_cause.get(cause, 0),
-                }
+    def figures(self) -> IdleFigures:
+        """Idle time by cause, blocking calls, and the largest gaps."""
+        return IdleFigures(
+            span_ns=self.span_ns,
+            idle_ns=self.idle_ns,
+            idle_percent=share(self.idle_ns, self.span_ns),
+            gaps=self.gaps,
+            by_cause={
+                cause: CauseFigures(
+                    meaning=causes.CAUSES[cause],
+                    idle_ns=time,
+                    percent_of_idle=share(time, self.idle_ns),
+                    gaps=self.gaps_by_cause.get(cause, 0),
+                )
                 for cause, time in self.by_cause.items()
             },
-            "blocking_calls": [group.to_dict() for group in self.groups],
-            "largest_gaps": [gap.to_dict() for gap in self.largest],
-            "patterns": [pattern.to_dict() for pattern in self.patterns],
-            "start_up": None if self.start is None else self.start.to_dict(),
-        }
+            blocking_calls=self.groups,
+            largest_gaps=self.largest,
+            patterns=[pattern.figures() for pattern in self.patterns],
+            start_up=None if self.start is None else self.start.figures(),
+        )
 
     def findings(self) -> list[Finding]:
         """Causes of at least 3 % of the device's time, including unknown ones."""
@@ -538,6 +546,14 @@ class Idle:
             ],
         )
         return [table for table in (by_cause, calls, largest) if table.rows]
+
+    def chart(self) -> Chart | None:
+        """Cause, its meaning, idle time and gaps, the longest first."""
+        rows = [
+            (cause, causes.CAUSES[cause], time, self.gaps_by_cause.get(cause, 0))
+            for cause, time in self.by_cause.items()
+        ]
+        return {"kind": "idle_causes", "causes": rows} if rows else None
 
 
 def split_gaps(trace: Trace) -> tuple[Gaps, IdleParts]:

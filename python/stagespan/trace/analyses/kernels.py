@@ -6,12 +6,12 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.breakdown import TOP, breakdown
+from stagespan.trace.breakdown import TOP, BreakdownFigures, breakdown
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.kernel_kinds import (
     ATTENTION,
@@ -40,15 +40,18 @@ from stagespan.trace.derived.launch_sources import (
     launch_sources,
     stages,
 )
+from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered, pairs
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Cell,
     Evidence,
     Finding,
+    Result,
     Table,
     Thresholds,
     Unavailable,
+    counted,
     evidence,
     in_words,
     of_size,
@@ -56,58 +59,151 @@ from stagespan.trace.result import (
     shortened,
 )
 
-if TYPE_CHECKING:
-    pass
-
-
 _KINDS = list(KINDS)
 _SHOWN = 15
+_KINDS_IN_LINE = 4
+_Kind = Annotated[str, one_of(KINDS)]
 
 
-def as_dict(kernels: Kernels) -> dict[str, Any]:
-    """For JSON: lists are cut at 50 rows, sums are over all; times in us."""
+class TimeOf(Figures, frozen=True):
+    """Some of the rows: how many, and their time."""
+
+    count: Count
+    time_ns: Ns
+
+
+class KindTime(Figures, frozen=True):
+    """The time of one kind of work."""
+
+    kind: _Kind
+    time_ns: Ns
+    percent: float
+    count: Count
+
+
+class KernelTime(Figures, frozen=True):
+    """The time of one kernel, or of one operator on a trace without a device."""
+
+    name: str
+    kind: _Kind
+    time_ns: Ns
+    percent: float
+    count: Count
+    min_ns: Ns
+    max_ns: Ns
+    operator: str | None
+    stage: str | None
+
+
+class StageTime(Figures, frozen=True):
+    """The time of what a stage launched; None is the time outside of stages."""
+
+    stage: str | None
+    time_ns: Ns
+    percent: float
+    count: Count
+
+
+class ShapeTime(Figures, frozen=True):
+    """The time of an operator with inputs of one shape."""
+
+    operator: str | None
+    shape: str
+    kernel: str | None
+    time_ns: Ns
+    percent: float
+    count: Count
+    """Calls."""
+    device_events: Count | None
+
+
+class ForwardTime(Figures, frozen=True):
+    """The time of the backward passes of a forward operator."""
+
+    operator: str | None
+    time_ns: Ns
+    percent: float
+    count: Count
+
+
+class OperatorTime(Figures, frozen=True):
+    """The device time of what an operator launched."""
+
+    operator: str | None
+    time_ns: Ns
+    percent: float
+    count: Count
+    calls: Count | None
+
+
+class HostTime(Figures, frozen=True):
+    """The host time of an operator."""
+
+    operator: str | None
+    self_ns: Ns
+    duration_ns: Ns
+    count: Count
+
+
+class KernelsFigures(Figures, frozen=True):
+    """Time by kind, name, shape, operator and stage: lists have 50 rows, sums are over all."""
+
+    on_device: bool
+    time_ns: Ns
+    count: Count
+    names: Count
+    kernel_time_ns: Ns | None
+    kernels: Count | None
+    without_launch: TimeOf | None
+    of_graphs: TimeOf | None
+    by_kind: list[KindTime]
+    top: list[KernelTime]
+    by_stage: list[StageTime]
+    by_shape: list[ShapeTime] | None
+    by_forward_operator: list[ForwardTime] | None
+    operators_by_device_time: list[OperatorTime] | None
+    operators_by_host_time: list[HostTime] | None
+    breakdown: BreakdownFigures
+
+
+def _figures(kernels: Kernels) -> KernelsFigures:
     launched, time, total = kernels.launched, kernels.time_ns, kernels.total_ns
-    rows: dict[str, Any] = {
-        "on_device": kernels.on_device,
-        "time_us": total / 1000,
-        "count": len(kernels.rows),
-        "names": len(np.unique(kernels.name)),
-        "kernel_time_us": None,
-        "kernels": None,
-        "without_launch": None,
-        "of_graphs": None,
-        "by_kind": [
-            {"kind": _KINDS[group.code], **_sums(group, total)} for group in kernels.by_kind()
+    on_device = launched is not None
+    return KernelsFigures(
+        on_device=kernels.on_device,
+        time_ns=total,
+        count=len(kernels.rows),
+        names=len(np.unique(kernels.name)),
+        kernel_time_ns=int(time[kernels.is_kernel].sum()) if on_device else None,
+        kernels=int(kernels.is_kernel.sum()) if on_device else None,
+        without_launch=None if launched is None else _time_of(time, launched.calls < 0),
+        of_graphs=None if launched is None else _time_of(time, launched.of_graph),
+        by_kind=[KindTime(_KINDS[group.code], *_sums(group, total)) for group in kernels.by_kind()],
+        top=_top(kernels),
+        by_stage=[
+            StageTime(_name(kernels, group.code), *_sums(group, total))
+            for group in grouped(kernels.stage, time)[:TOP]
         ],
-        "top": _top(kernels),
-        "by_stage": [
-            {"stage": _name(kernels, group.code), **_sums(group, total)}
-            for group in grouped(kernels.stage, time)
-        ][:TOP],
-        "by_shape": _by_shape(kernels),
-        "by_forward_operator": _by_forward(kernels),
-        "operators_by_device_time": None,
-        "operators_by_host_time": _by_host_time(kernels),
-        "breakdown": breakdown(kernels.trace, _stem(kernels.trace.path)).to_dict(),
-    }
-    if launched is not None:
-        unknown, of_graph = launched.calls < 0, launched.of_graph
-        calls = _calls(kernels.operator, kernels.call)
-        rows |= {
-            "kernel_time_us": int(time[kernels.is_kernel].sum()) / 1000,
-            "kernels": int(kernels.is_kernel.sum()),
-            "without_launch": {"count": int(unknown.sum()), "time_us": _us(time[unknown])},
-            "of_graphs": {"count": int(of_graph.sum()), "time_us": _us(time[of_graph])},
-            "operators_by_device_time": [
-                {
-                    "operator": _name(kernels, group.code),
-                    **_sums(group, total),
-                    "calls": calls.get(group.code),
-                }
-                for group in grouped(kernels.operator, time)
-            ][:TOP],
-        }
-    return rows
+        by_shape=_by_shape(kernels),
+        by_forward_operator=_by_forward(kernels),
+        operators_by_device_time=_by_device_time(kernels) if on_device else None,
+        operators_by_host_time=_by_host_time(kernels),
+        breakdown=breakdown(kernels.trace, _stem(kernels.trace.path)).figures(),
+    )
+
+
+def _time_of(time_ns: Numbers, chosen: Mask) -> TimeOf:
+    return TimeOf(int(chosen.sum()), int(time_ns[chosen].sum()))
+
+
+def _by_device_time(kernels: Kernels) -> list[OperatorTime]:
+    calls = _calls(kernels.operator, kernels.call)
+    return [
+        OperatorTime(
+            _name(kernels, group.code), *_sums(group, kernels.total_ns), calls.get(group.code)
+        )
+        for group in grouped(kernels.operator, kernels.time_ns)[:TOP]
+    ]
 
 
 def as_tables(kernels: Kernels) -> list[Table]:
@@ -172,13 +268,7 @@ def as_tables(kernels: Kernels) -> list[Table]:
             "Shapes",
             (("operator", ""), ("inputs", ""), ("time", "ns"), ("calls", ""), ("a call", "ns")),
             [
-                (
-                    r["operator"],
-                    r["shape"],
-                    round(r["time_us"] * 1000),
-                    r["count"],
-                    round(r["time_us"] * 1000 / r["count"]),
-                )
+                (r.operator, r.shape, r.time_ns, r.count, round(r.time_ns / r.count))
                 for r in shapes[:_SHOWN]
             ],
         )
@@ -239,25 +329,25 @@ def _of_what(kernels: Kernels) -> str:
     )
 
 
-def _top(kernels: Kernels) -> list[dict[str, Any]]:
+def _top(kernels: Kernels) -> list[KernelTime]:
     groups, total = kernels.by_name(), kernels.total_ns
     operator, stage = kernels.prevailing(kernels.operator), kernels.prevailing(kernels.stage)
     kind = kernels.kind_of_name
     return [
-        {
-            "name": kernels.trace.names[group.code],
-            "kind": _KINDS[kind[group.code]],
-            **_sums(group, total),
-            "min_us": group.shortest_ns / 1000,
-            "max_us": group.longest_ns / 1000,
-            "operator": _name(kernels, operator.get(group.code, -1)),
-            "stage": _name(kernels, stage.get(group.code, -1)),
-        }
+        KernelTime(
+            kernels.trace.names[group.code],
+            _KINDS[kind[group.code]],
+            *_sums(group, total),
+            min_ns=group.shortest_ns,
+            max_ns=group.longest_ns,
+            operator=_name(kernels, operator.get(group.code, -1)),
+            stage=_name(kernels, stage.get(group.code, -1)),
+        )
         for group in groups[:TOP]
     ]
 
 
-def _by_shape(kernels: Kernels) -> list[dict[str, Any]] | None:
+def _by_shape(kernels: Kernels) -> list[ShapeTime] | None:
     """By operator and its inputs, with the number of its calls; None if no shapes were recorded."""
     known = kernels.shape >= 0
     if not known.any():
@@ -268,14 +358,15 @@ def _by_shape(kernels: Kernels) -> list[dict[str, Any]] | None:
     kernel = prevailing(code, name, kernels.time_ns[known]) if kernels.on_device else {}
     calls = _calls(code, kernels.call[known])
     return [
-        {
-            "operator": _name(kernels, group.code // size),
-            "shape": kernels.shapes[group.code % size],
-            "kernel": _name(kernels, kernel.get(group.code, -1)),
-            **_sums(group, kernels.total_ns),
-            "count": calls[group.code],
-            "device_events": group.count if kernels.on_device else None,
-        }
+        ShapeTime(
+            operator=_name(kernels, group.code // size),
+            shape=kernels.shapes[group.code % size],
+            kernel=_name(kernels, kernel.get(group.code, -1)),
+            time_ns=group.time_ns,
+            percent=share(group.time_ns, kernels.total_ns),
+            count=calls[group.code],
+            device_events=group.count if kernels.on_device else None,
+        )
         for group in grouped(code, kernels.time_ns[known])[:TOP]
     ]
 
@@ -291,18 +382,18 @@ def _calls(code: NDArray[np.int64], call: NDArray[np.intp]) -> dict[int, int]:
     return dict(zip(codes.tolist(), counts.tolist(), strict=True))
 
 
-def _by_forward(kernels: Kernels) -> list[dict[str, Any]] | None:
+def _by_forward(kernels: Kernels) -> list[ForwardTime] | None:
     """Time of backward passes by the forward operator; None without such links."""
     known = kernels.forward >= 0
     if not known.any():
         return None
     return [
-        {"operator": _name(kernels, group.code), **_sums(group, kernels.total_ns)}
+        ForwardTime(_name(kernels, group.code), *_sums(group, kernels.total_ns))
         for group in grouped(kernels.forward[known], kernels.time_ns[known])[:TOP]
     ]
 
 
-def _by_host_time(kernels: Kernels) -> list[dict[str, Any]] | None:
+def _by_host_time(kernels: Kernels) -> list[HostTime] | None:
     host = kernels.host
     if host is None or len(host.rows) == 0:
         return None
@@ -310,30 +401,18 @@ def _by_host_time(kernels: Kernels) -> list[dict[str, Any]] | None:
     name = events.name[host.rows].astype(np.int64)
     whole = np.bincount(name, weights=events.dur_ns[host.rows], minlength=1)
     return [
-        {
-            "operator": _name(kernels, group.code),
-            "self_us": group.time_ns / 1000,
-            "duration_us": whole[group.code] / 1000,
-            "count": group.count,
-        }
+        HostTime(_name(kernels, group.code), group.time_ns, int(whole[group.code]), group.count)
         for group in grouped(name, host.own_ns)[:TOP]
     ]
 
 
-def _sums(group: RowGroup, total: int) -> dict[str, Any]:
-    return {
-        "time_us": group.time_ns / 1000,
-        "percent": share(group.time_ns, total),
-        "count": group.count,
-    }
+def _sums(group: RowGroup, total: int) -> tuple[int, float, int]:
+    """Time, percent of `total`, and count."""
+    return group.time_ns, share(group.time_ns, total), group.count
 
 
 def _name(kernels: Kernels, code: int) -> str | None:
     return kernels.trace.names[code] if code >= 0 else None
-
-
-def _us(time_ns: NDArray[np.int64]) -> float:
-    return int(time_ns.sum()) / 1000
 
 
 def _stem(path: str) -> str:
@@ -573,7 +652,7 @@ _OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class Kernels(Result):
     """What ran, each row with what launched it; on a trace without a device, operators.
 
     `rows` are device events, copies and memsets among them, or else operators with their own time.
@@ -625,9 +704,9 @@ class Kernels:
         chosen = self.is_kernel
         return prevailing(self.name[chosen], other[chosen], self.time_ns[chosen])
 
-    def to_dict(self) -> dict[str, object]:
-        """For JSON, in microseconds."""
-        return as_dict(self)
+    def figures(self) -> KernelsFigures:
+        """By kind, name, shape, operator and stage."""
+        return _figures(self)
 
     def findings(self) -> list[Finding]:
         """Findings about kernels that take much of the device's time."""
@@ -636,6 +715,15 @@ class Kernels:
     def tables(self) -> list[Table]:
         """By kind, by name, by operator, by stage, by shape."""
         return as_tables(self)
+
+    def line(self) -> str:
+        """The kinds of work that took the most time."""
+        kinds = [
+            f"{KINDS[_KINDS[group.code]]} {share(group.time_ns, self.total_ns):.1f} %"
+            for group in self.by_kind()[:_KINDS_IN_LINE]
+        ]
+        count = counted(len(self.rows), "device event" if self.on_device else "operator")
+        return f"{', '.join(kinds)} of the {in_words(float(self.total_ns), 'ns')} of {count}"
 
 
 def analyze(trace: Trace) -> Kernels | Unavailable:

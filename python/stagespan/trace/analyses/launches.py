@@ -9,24 +9,51 @@ import numpy as np
 
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.gaps import graph_calls
+from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import Finding, Table, Unavailable, share
+from stagespan.trace.result import Result, Table, Unavailable, share
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
+class Graph(Figures, frozen=True):
     """All launches of graphs by one kind of call; times in ns."""
 
     call: str
-    launches: int
-    device_events: int
-    device_ns: int
+    launches: Count
+    device_events: Count
+    device_ns: Ns
     """Sum of the events' durations."""
 
 
+class Percentiles(Figures, frozen=True):
+    """Of many times; in ns."""
+
+    median: Ns
+    p90: Ns
+    max: Ns
+
+
+class QueueDepth(Figures, frozen=True):
+    """The number of launches that the device had not begun, at each launch."""
+
+    mean: float
+    max: Count
+
+
+class LaunchFigures(Figures, frozen=True):
+    """Launches of single kernels, copies and memsets, and of graphs."""
+
+    launched: Count
+    without_launch: Count
+    launch_delay_ns: Percentiles | None
+    launch_call_ns: Percentiles | None
+    queue_depth: QueueDepth | None
+    launches_to_empty_device: Count
+    graphs: list[Graph]
+
+
 @dataclass(frozen=True, slots=True)
-class Launches:
+class Launches(Result):
     """Launches of single kernels, copies and memsets; graphs apart. Times in ns."""
 
     launched: int
@@ -42,31 +69,17 @@ class Launches:
     """The number of launches with no work running or queued."""
     graphs: list[Graph]
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "launched": self.launched,
-            "without_launch": self.without_launch,
-            "launch_delay_us": _summary(self.delay_ns),
-            "launch_call_us": _summary(self.call_ns),
-            "queue_depth": None
-            if self.depth is None
-            else {"mean": self.depth[0], "max": self.depth[1]},
-            "launches_to_empty_device": self.found_empty,
-            "graphs": [
-                {
-                    "call": graph.call,
-                    "launches": graph.launches,
-                    "device_events": graph.device_events,
-                    "device_us": graph.device_ns / 1000,
-                }
-                for graph in self.graphs
-            ],
-        }
-
-    def findings(self) -> list[Finding]:
-        """None: the cost of slow launches is one of the causes of idle time."""
-        return []
+    def figures(self) -> LaunchFigures:
+        """Delays, the queue's length, and graphs."""
+        return LaunchFigures(
+            launched=self.launched,
+            without_launch=self.without_launch,
+            launch_delay_ns=None if self.delay_ns is None else Percentiles(*self.delay_ns),
+            launch_call_ns=None if self.call_ns is None else Percentiles(*self.call_ns),
+            queue_depth=None if self.depth is None else QueueDepth(*self.depth),
+            launches_to_empty_device=self.found_empty,
+            graphs=self.graphs,
+        )
 
     def tables(self) -> list[Table]:
         """Delays, and graphs if there are any."""
@@ -165,13 +178,3 @@ def _figures(times: Numbers) -> tuple[int, int, int] | None:
     if len(times) == 0:
         return None
     return int(np.median(times)), int(np.percentile(times, 90)), int(times.max())
-
-
-def _summary(figures: tuple[int, int, int] | None) -> dict[str, float] | None:
-    if figures is None:
-        return None
-    return {
-        "median": figures[0] / 1000,
-        "p90": figures[1] / 1000,
-        "max": figures[2] / 1000,
-    }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,11 +30,13 @@ from stagespan.trace.derived.threads import (
     tree_of,
     with_those_below,
 )
+from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive, pairs
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Table,
     Unavailable,
     in_words,
@@ -55,43 +58,35 @@ _FEW = 0.1
 _LEAST_SHARE = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class LayerBlock:
+class Spread(Figures, frozen=True):
+    """Of several times; in ns."""
+
+    min: Ns
+    median: Ns
+    max: Ns
+
+
+class LayerBlock(Figures, frozen=True):
     """A sequence that repeats, at least four times in a row; times in ns."""
 
     first: str
     """The name of its first event."""
     heaviest: str
     """That of the event that takes the most time in it."""
-    length: int
+    length: Count = msgspec.field(name="events")
     """Events a repetition."""
-    times: int
-    layers: int
+    times: Count
+    layers: Count
     """How many layers that makes: more than `times` if the first or the last layer is a little
     different, or if a block holds several layers."""
-    begin_ns: int
+    begin_ns: Ns = msgspec.field(name="time_us")
     """From the begin of the trace's window."""
-    total_ns: int
+    total_ns: Ns
     """Durations of all its events; overlaps counted twice."""
-    block_ns: tuple[int, int, int]
-    """Of the repetitions: least, median, most."""
-    slowest: int
+    block_ns: Spread
+    """Of the repetitions."""
+    slowest: Count
     """Which of them took the most, from 1."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        least, median, most = (figure / 1000 for figure in self.block_ns)
-        return {
-            "first": self.first,
-            "heaviest": self.heaviest,
-            "events": self.length,
-            "times": self.times,
-            "layers": self.layers,
-            "time_us": self.begin_ns / 1000,
-            "total_us": self.total_ns / 1000,
-            "block_us": {"min": least, "median": median, "max": most},
-            "slowest": self.slowest,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +173,7 @@ def _block(trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int) -> Laye
         layers=_layers(events.name[rows], here.reshape(-1, length)[0], len(each), trace),
         begin_ns=int(events.begin_ns[here[0]]) - origin_ns,
         total_ns=int(each.sum()),
-        block_ns=(int(each.min()), int(np.median(each)), int(each.max())),
+        block_ns=Spread(int(each.min()), int(np.median(each)), int(each.max())),
         slowest=int(np.argmax(each)) + 1,
     )
 
@@ -226,46 +221,28 @@ _MODULE = re.compile(r"^nn\.Module: ")
 _CLASS = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$")
 
 
-@dataclass(frozen=True, slots=True)
-class Module:
+class Module(Figures, frozen=True):
     """All calls of modules of one class at one place in the model; times in ns."""
 
-    path: tuple[str, ...]
+    path: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     """The classes of the modules around it, and its own."""
-    instances: int
+    instances: Count
     """Different modules."""
-    calls: int
-    host_ns: int
-    host_self_ns: int
+    calls: Count
+    host_ns: Ns
+    host_self_ns: Ns
     """Less the modules within it."""
-    device_ns: int | None
+    device_ns: Ns | None
     """Durations of what was launched in it and in what it holds; None without a device."""
-    device_self_ns: int | None
-    launched: int | None
-    backward_ns: int | None
+    device_self_ns: Ns | None
+    launched: Count | None = msgspec.field(name="device_events")
+    backward_ns: Ns | None = msgspec.field(name="backward_device_us")
     """Of `device_ns` not a part: what the backward pass of its operators launched."""
-    call_ns: tuple[int, int, int]
-    """Of its instances, on the device if there is one and else on the host, the time of a call:
-    least, median, most."""
+    call_ns: Spread = msgspec.field(name="call_of_an_instance_us")
+    """Of its instances, on the device if there is one and else on the host, the time of a
+    call."""
     slowest: str
     """The instance with the most."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        least, median, most = (figure / 1000 for figure in self.call_ns)
-        return {
-            "path": list(self.path),
-            "instances": self.instances,
-            "calls": self.calls,
-            "host_us": self.host_ns / 1000,
-            "host_self_us": self.host_self_ns / 1000,
-            "device_us": _us(self.device_ns),
-            "device_self_us": _us(self.device_self_ns),
-            "device_events": self.launched,
-            "backward_device_us": _us(self.backward_ns),
-            "call_of_an_instance_us": {"min": least, "median": median, "max": most},
-            "slowest": self.slowest,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,7 +347,7 @@ def _by_node(paths: Paths, call: Rows, figure: Numbers) -> Numbers:
 
 def _spread(
     node: Rows, instance: NDArray[np.int64], of_call: Numbers, count: int
-) -> list[tuple[int, tuple[int, int, int], int]]:
+) -> list[tuple[int, Spread, int]]:
     """By node: its instances; of their average calls the least, median, and most; whose it is."""
     cells, of = np.unique(node * count + instance, return_inverse=True)
     of = of.reshape(-1)
@@ -381,7 +358,7 @@ def _spread(
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         here = mean[low:high]
         most = int(np.argmax(here))
-        figures = (int(here.min()), int(np.median(here)), int(here[most]))
+        figures = Spread(int(here.min()), int(np.median(here)), int(here[most]))
         found.append((high - low, figures, int(cells[low + most] % count)))
     return found
 
@@ -400,10 +377,6 @@ def _order(paths: Paths, first: Numbers) -> list[int]:
     return ordered
 
 
-def _us(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1000
-
-
 # --- The analysis ---
 
 
@@ -414,39 +387,49 @@ _TELLS = 40.0
 _TIMES, _LEAST_PERCENT, _LEAST_LIKE = 1.5, 5.0, 4
 
 
+class LayersFigures(Figures, frozen=True):
+    """The modules, or the repeated blocks."""
+
+    told_from: Annotated[str, one_of(("modules", "repetition"))]
+    inferred: bool
+    modules: list[Module]
+    modules_left_out: Count
+    device_events_outside: Count | None
+    device_events_outside_ns: Ns | None
+    blocks: list[LayerBlock]
+    blocks_of: Annotated[str, one_of(("kernels", "operators"))] | None
+    blocks_in_step: str | None
+
+
 @dataclass(frozen=True, slots=True)
-class Layers:
+class Layers(Result):
     """The modules; if they do not show the layers, also the repeated blocks."""
 
     modules: Modules | None
     blocks: Blocks | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
+    def figures(self) -> LayersFigures:
+        """Modules, of very many those that took the most time, and blocks."""
         modules = self.modules.modules if self.modules else []
         kept = largest(modules, _MOST_IN_JSON, lambda module: module.host_ns)
         blocks = self.blocks
-        return {
-            "told_from": "modules" if self.modules else "repetition",
-            "inferred": self.modules is None,
-            "modules": [module.to_dict() for module in kept],
-            "modules_left_out": len(modules) - len(kept),
-            "device_events_outside": self.modules.outside[0] if self.modules else None,
-            "device_events_outside_us": self.modules.outside[1] / 1000 if self.modules else None,
-            "blocks": [block.to_dict() for block in blocks.blocks] if blocks else [],
-            "blocks_of": None
-            if blocks is None
-            else "kernels"
-            if blocks.of_kernels
-            else "operators",
-            "blocks_in_step": None if blocks is None else blocks.step,
-        }
+        return LayersFigures(
+            told_from="modules" if self.modules else "repetition",
+            inferred=self.modules is None,
+            modules=kept,
+            modules_left_out=len(modules) - len(kept),
+            device_events_outside=self.modules.outside[0] if self.modules else None,
+            device_events_outside_ns=self.modules.outside[1] if self.modules else None,
+            blocks=blocks.blocks if blocks else [],
+            blocks_of=None if blocks is None else blocks.what,
+            blocks_in_step=None if blocks is None else blocks.step,
+        )
 
     def findings(self) -> list[Finding]:
         """Modules of a repeated layer that take much longer than the others of it."""
         found = []
         for module in self.modules.modules if self.modules else []:
-            _, median, most = module.call_ns
+            median, most = module.call_ns.median, module.call_ns.max
             whole = self.modules.device_ns if self.modules else None
             if not whole or module.instances < _LEAST_LIKE or most <= _TIMES * median:
                 continue
@@ -511,7 +494,7 @@ def _modules_table(modules: Modules) -> Table:
             row += [module.device_ns, module.device_self_ns]
         if with_backward:
             row.append(module.backward_ns)
-        row += [module.call_ns[1], module.slowest if module.instances > 1 else None]
+        row += [module.call_ns.median, module.slowest if module.instances > 1 else None]
         rows.append(tuple(row))
     note = ""
     if len(kept) < len(modules.modules):
@@ -538,8 +521,8 @@ def _blocks_table(blocks: Blocks) -> Table:
             block.layers,
             block.total_ns,
             share(block.total_ns, blocks.total_ns),
-            block.block_ns[1],
-            block.block_ns[2],
+            block.block_ns.median,
+            block.block_ns.max,
             shortened(block.heaviest, 40),
         )
         for block in blocks.blocks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,11 +14,15 @@ from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.launch_sources import stage_marks
 from stagespan.trace.derived.step_ranges import StepRanges, step_ranges
 from stagespan.trace.derived.threads import Nesting, ThreadIndex, Tree, named, processes
+from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Numbers, Rows, pairs
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
+    LONGEST_NAME,
+    Chart,
     Evidence,
     Finding,
+    Result,
     Table,
     Thresholds,
     Unavailable,
@@ -283,6 +287,23 @@ _SHOWN = 20
 _MOST_IN_JSON = 2_000
 
 
+class StepMemory(Figures, frozen=True):
+    """The memory of a step, in bytes."""
+
+    name: str
+    peak_bytes: int
+    end_bytes: int
+
+
+class GrowthFigures(Figures, frozen=True):
+    """A `Growth` in JSON."""
+
+    steps: list[StepMemory]
+    growing_steps: Count
+    left_bytes: int
+    left_by: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class Growth:
     """Memory by step, in bytes."""
@@ -299,17 +320,14 @@ class Growth:
     since_ns: int | None
     """When the first of these began, from the begin of the trace's window."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def figures(self) -> GrowthFigures:
         """For JSON."""
-        return {
-            "steps": [
-                {"name": name, "peak_bytes": peak, "end_bytes": end}
-                for name, peak, end in self.steps[:_MOST_IN_JSON]
-            ],
-            "growing_steps": self.growing,
-            "left_bytes": self.left,
-            "left_by": self.by,
-        }
+        return GrowthFigures(
+            steps=[StepMemory(*step) for step in self.steps[:_MOST_IN_JSON]],
+            growing_steps=self.growing,
+            left_bytes=self.left,
+            left_by=self.by,
+        )
 
     def finding(self, device: str, peak: int) -> Finding | None:
         """A finding if several steps in a row leave more memory allocated."""
@@ -404,31 +422,41 @@ _LEAST_TOLD = 1 << 20
 _WITH_LINES = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Figures, frozen=True):
     """All allocations by one operator in one stage; bytes."""
 
     operator: str | None
     """The innermost around the allocation; None for what was allocated outside of all."""
     stage: str | None
-    line: str | None
+    line: str | None = msgspec.field(name="python")
     """The line of Python of its largest allocation, where the trace has stacks."""
-    allocations: int
-    allocated: int
+    allocations: Count
+    allocated: Count = msgspec.field(name="allocated_bytes")
     """Sum over the trace."""
-    at_peak: int | None
+    at_peak: Count | None = msgspec.field(name="bytes_at_peak")
     """Not yet freed at the device's peak; None where the trace has no addresses."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            "operator": self.operator,
-            "stage": self.stage,
-            "python": self.line,
-            "allocations": self.allocations,
-            "allocated_bytes": self.allocated,
-            "bytes_at_peak": self.at_peak,
-        }
+
+class DeviceMemoryFigures(Figures, frozen=True):
+    """A `DeviceMemory` in JSON."""
+
+    device: str
+    events: Count
+    total_known: bool
+    peak_bytes: int
+    peak_time_ns: Ns
+    peak_in_step: str | None
+    peak_by: Holder | None
+    from_before_at_peak_bytes: int | None
+    first_bytes: int
+    last_bytes: int
+    reserved_at_peak_bytes: int | None
+    reserved_unused_at_peak_bytes: int | None
+    most_reserved_bytes: int | None
+    holders: list[Holder]
+    steps: GrowthFigures | None
+    curve: list[tuple[Ns, int]]
+    """Time and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,43 +489,51 @@ class DeviceMemory:
     curve: list[tuple[int, int]]
     """Time and bytes, of each of some hundred stretches the highest."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in bytes and microseconds."""
-        unused = None if self.reserved is None else self.reserved - self.peak
-        return {
-            "device": self.device,
-            "events": self.events,
-            "total_known": self.is_total,
-            "peak_bytes": self.peak,
-            "peak_time_us": self.peak_ns / 1000,
-            "peak_in_step": self.step,
-            "peak_by": None if self.holder is None else self.holder.to_dict(),
-            "from_before_at_peak_bytes": self.before,
-            "first_bytes": self.first,
-            "last_bytes": self.last,
-            "reserved_at_peak_bytes": self.reserved,
-            "reserved_unused_at_peak_bytes": unused,
-            "most_reserved_bytes": self.most_reserved,
-            "holders": [holder.to_dict() for holder in self.holders],
-            "steps": None if self.growth is None else self.growth.to_dict(),
-            "curve": [[time / 1000, size] for time, size in self.curve],
-        }
+    def figures(self) -> DeviceMemoryFigures:
+        """For JSON."""
+        return DeviceMemoryFigures(
+            device=self.device,
+            events=self.events,
+            total_known=self.is_total,
+            peak_bytes=self.peak,
+            peak_time_ns=self.peak_ns,
+            peak_in_step=self.step,
+            peak_by=self.holder,
+            from_before_at_peak_bytes=self.before,
+            first_bytes=self.first,
+            last_bytes=self.last,
+            reserved_at_peak_bytes=self.reserved,
+            reserved_unused_at_peak_bytes=self.unused,
+            most_reserved_bytes=self.most_reserved,
+            holders=self.holders,
+            steps=None if self.growth is None else self.growth.figures(),
+            curve=self.curve,
+        )
+
+    @property
+    def unused(self) -> int | None:
+        """Bytes that were reserved and not allocated at the peak; None if unknown."""
+        return None if self.reserved is None else self.reserved - self.peak
+
+
+class MemoryFigures(Figures, frozen=True):
+    """All devices, that with the highest peak first."""
+
+    devices: list[DeviceMemoryFigures]
+    events_left_out: Count
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Result):
     """All devices, that with the highest peak first."""
 
     devices: list[DeviceMemory]
     left_out: int
     """Events without a size, or with one that cannot be."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def figures(self) -> MemoryFigures:
         """For JSON."""
-        return {
-            "devices": [device.to_dict() for device in self.devices],
-            "events_left_out": self.left_out,
-        }
+        return MemoryFigures([device.figures() for device in self.devices], self.left_out)
 
     def findings(self) -> list[Finding]:
         """Memory that step after step leaves behind."""
@@ -516,8 +552,9 @@ class Memory:
         for each in self.devices:
             at = in_words(each.peak_ns, "ns") + (f", {each.step}" if each.step else "")
             by = each.holder.operator if each.holder else None
-            unused = None if each.reserved is None else each.reserved - each.peak
-            rows.append((each.device, each.peak, at, by, each.last, each.most_reserved, unused))
+            rows.append(
+                (each.device, each.peak, at, by, each.last, each.most_reserved, each.unused)
+            )
         note = ""
         if any(not each.is_total for each in self.devices):
             note = (
@@ -550,6 +587,25 @@ class Memory:
             if each.growth is not None:
                 tables.append(each.growth.table(each.device))
         return tables
+
+    def chart(self) -> Chart | None:
+        """Bytes over time, of each device."""
+        devices = [
+            {"device": shortened(each.device, LONGEST_NAME), "curve": each.curve}
+            for each in self.devices
+            if len(each.curve) > 1
+        ]
+        return {"kind": "memory", "devices": devices} if devices else None
+
+    def line(self) -> str:
+        """The highest peak."""
+        first = self.devices[0]
+        if first.peak < _LEAST_TOLD:
+            return ""
+        return (
+            f"at most {in_words(first.peak, 'bytes')} on {shortened(first.device, 30)},"
+            f" at {in_words(first.peak_ns, 'ns')}"
+        )
 
 
 def analyze(trace: Trace) -> Memory | Unavailable:

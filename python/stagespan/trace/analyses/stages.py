@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +22,13 @@ from stagespan.trace.derived.threads import (
     threads_of,
     with_those_below,
 )
+from stagespan.trace.figures import Count, Figures, Ns, Path
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Table,
     Thresholds,
     Unavailable,
@@ -232,6 +233,35 @@ _SHARES = Thresholds(50.0, 25.0, 10.0)
 _MOST_FINDINGS = 2
 
 
+class StageFigures(Figures, frozen=True):
+    """A `Stage` in JSON."""
+
+    path: Path
+    calls: Count
+    host_ns: Ns
+    host_self_ns: Ns
+    device_ns: Ns | None
+    device_self_ns: Ns | None
+    device_events: Count | None
+    device_events_self: Count | None
+    launches_self: Count
+    device_idle_self_ns: Ns | None
+    steps: Count | None
+    host_ns_a_step: Ns | None
+    device_ns_a_step: Ns | None
+
+
+class StagesFigures(Figures, frozen=True):
+    """All stages, and the device's work outside of them."""
+
+    stages: list[StageFigures]
+    stages_left_out: Count
+    device_ns: Ns | None
+    device_events_outside: Count
+    device_events_outside_ns: Ns
+    device_events_told_by_time: Count
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
     """All calls of a stage at one place in the tree; times in ns, on all threads."""
@@ -261,27 +291,27 @@ class Stage:
     longest: Evidence
     """Its longest call."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "path": list(self.path),
-            "calls": self.calls,
-            "host_us": self.host_ns / 1000,
-            "host_self_us": self.host_self_ns / 1000,
-            "device_us": _us(self.device_ns),
-            "device_self_us": _us(self.device_self_ns),
-            "device_events": self.launched,
-            "device_events_self": self.launched_self,
-            "launches_self": self.calls_made,
-            "device_idle_self_us": _us(self.idle_self_ns),
-            "steps": self.steps,
-            "host_us_a_step": _us(self.step_host_ns),
-            "device_us_a_step": _us(self.step_device_ns),
-        }
+    def figures(self) -> StageFigures:
+        """For JSON."""
+        return StageFigures(
+            path=list(self.path),
+            calls=self.calls,
+            host_ns=self.host_ns,
+            host_self_ns=self.host_self_ns,
+            device_ns=self.device_ns,
+            device_self_ns=self.device_self_ns,
+            device_events=self.launched,
+            device_events_self=self.launched_self,
+            launches_self=self.calls_made,
+            device_idle_self_ns=self.idle_self_ns,
+            steps=self.steps,
+            host_ns_a_step=self.step_host_ns,
+            device_ns_a_step=self.step_device_ns,
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class Stages(Result):
     """All stages, each behind the one around it; times in ns."""
 
     stages: list[Stage]
@@ -297,17 +327,17 @@ class Stages:
     deeper: int = 0
     """Annotations too deep within others to be stages of their own."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds; of very many stages those that took the most time."""
+    def figures(self) -> StagesFigures:
+        """The stages; of very many those that took the most time."""
         kept = largest(self.stages, _MOST_IN_JSON, lambda stage: stage.host_ns)
-        return {
-            "stages": [stage.to_dict() for stage in kept],
-            "stages_left_out": len(self.stages) - len(kept),
-            "device_us": _us(self.device_ns),
-            "device_events_outside": self.outside[0],
-            "device_events_outside_us": self.outside[1] / 1000,
-            "device_events_told_by_time": self.by_time,
-        }
+        return StagesFigures(
+            stages=[stage.figures() for stage in kept],
+            stages_left_out=len(self.stages) - len(kept),
+            device_ns=self.device_ns,
+            device_events_outside=self.outside[0],
+            device_events_outside_ns=self.outside[1],
+            device_events_told_by_time=self.by_time,
+        )
 
     def findings(self) -> list[Finding]:
         """Stages in which the host mostly launches small work."""
@@ -482,7 +512,3 @@ def _per_step(trace: Trace, tree: StageTree) -> list[tuple[int, int, int]] | Non
 
 def _median(figures: Numbers) -> int:
     return int(np.median(figures)) if len(figures) else 0
-
-
-def _us(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1000

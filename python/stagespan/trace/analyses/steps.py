@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.derived.device import (
@@ -16,7 +17,7 @@ from stagespan.trace.derived.device import (
     launches,
 )
 from stagespan.trace.derived.idle_causes import COMMUNICATES, LOADS_DATA, MARKS
-from stagespan.trace.derived.step_ranges import PROFILER_STEP, StepRanges, step_ranges
+from stagespan.trace.derived.step_ranges import PROFILER_STEP, Source, StepRanges, step_ranges
 from stagespan.trace.derived.step_times import (
     COMMUNICATING,
     COMPUTATION,
@@ -31,11 +32,15 @@ from stagespan.trace.derived.step_times import (
     step_times,
 )
 from stagespan.trace.derived.threads import TimeIndex, named
+from stagespan.trace.figures import Count, Figures, MeanNs, Ns, one_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
+    LONGEST_NAME,
+    Chart,
     Evidence,
     Finding,
+    Result,
     Table,
     Thresholds,
     Unavailable,
@@ -55,49 +60,31 @@ _FILLS = (0.8, 0.5)
 _HOST = ("cpu_op", "user_annotation", "python_function", "overhead")
 
 
-@dataclass(frozen=True, slots=True)
-class StepGap:
+_Part = Annotated[str, one_of([*PARTS, *(part for part in HOST_PARTS if part not in PARTS)])]
+
+
+class StepGap(Figures, frozen=True):
     """Behind one step, none of the device's work of any step; times in ns."""
 
     after: str
     """The step before it."""
-    begin_ns: int
+    begin_ns: Ns = msgspec.field(name="time_us")
     """From the begin of the trace's window."""
-    dur_ns: int
-    parts: dict[str, int]
+    dur_ns: Ns = msgspec.field(name="gap_us")
+    parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
     """They sum to `dur_ns`."""
     host_event: str | None
     """The smallest event of the host that fills most of it, else the one that fills the most."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "after": self.after,
-            "time_us": self.begin_ns / 1000,
-            "gap_us": self.dur_ns / 1000,
-            "parts_us": {part: time / 1000 for part, time in self.parts.items()},
-            "host_event": self.host_event,
-        }
 
-
-@dataclass(frozen=True, slots=True)
-class StepGaps:
+class StepGaps(Figures, frozen=True):
     """All gaps between steps; times in ns."""
 
-    total_ns: int
-    median_ns: int | None
-    """None where there is one step."""
-    parts: dict[str, int]
+    total_ns: Ns
+    median_ns: Ns | None
+    """None if there is one step."""
+    parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
     largest: list[StepGap]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "total_us": self.total_ns / 1000,
-            "median_us": None if self.median_ns is None else self.median_ns / 1000,
-            "parts_us": {part: time / 1000 for part, time in self.parts.items()},
-            "largest": [gap.to_dict() for gap in self.largest],
-        }
 
     def table(self) -> Table | None:
         """What they went to; None where there are none."""
@@ -414,50 +401,80 @@ def _events_of(trace: Trace, part: str, on_device: bool) -> Mask:
 
 _STEPS_SHOWN = 20
 _MOST_IN_JSON = 2_000
+MOST_DRAWN = 400
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(Figures, frozen=True):
     """One step; times in ns."""
 
     name: str
-    begin_ns: int
+    begin_ns: Ns = msgspec.field(name="time_us")
     """From the begin of the trace's window."""
-    dur_ns: int
+    dur_ns: Ns = msgspec.field(name="step_us")
     """To the end of its last work on the device, from its begin, or from the end of the work that
     was launched before it if that is later: so no time belongs to two steps."""
-    host_ns: int | None
+    host_ns: Ns | None
     """The length of its mark on the host; None for steps that were found from kernels."""
-    parts: dict[str, int]
+    parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
     """They sum to `dur_ns`."""
-    launched: int | None
+    launched: Count | None = msgspec.field(name="device_events")
     """Device events that it launched; None without a device."""
-    device_ns: int | None
+    device_ns: Ns | None
     """Their durations' sum."""
-    after_host_ns: int | None
+    after_host_ns: Ns | None
     """How long the device still worked on it when its mark had ended."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "name": self.name,
-            "time_us": self.begin_ns / 1000,
-            "step_us": self.dur_ns / 1000,
-            "host_us": _us(self.host_ns),
-            "parts_us": {part: time / 1000 for part, time in self.parts.items()},
-            "device_events": self.launched,
-            "device_us": _us(self.device_ns),
-            "after_host_us": _us(self.after_host_ns),
-        }
+
+class Quartiles(Figures, frozen=True):
+    """The steps' durations; in ns."""
+
+    mean: MeanNs
+    min: Ns
+    first_quartile: Ns
+    median: Ns
+    third_quartile: Ns
+    max: Ns
+
+
+class OutlierFigures(Figures, frozen=True):
+    """An `Outlier` in JSON."""
+
+    name: str
+    step_ns: Ns
+    part: _Part
+    part_ns: Ns
+    part_of_others_ns: Ns
+    event: str | None
+
+
+class StepsFigures(Figures, frozen=True):
+    """The steps, and sums over all."""
+
+    count: Count
+    told_from: Source
+    how: str
+    inferred: bool
+    step_ns: Quartiles
+    parts_ns: dict[_Part, Ns]
+    steps: list[Step]
+    steps_left_out: Count
+    between: StepGaps
+    before_device_ns: Ns
+    behind_device_ns: Ns
+    outliers: list[OutlierFigures]
+    earlier_work_ns: Ns | None
+    earlier_work_recorded: bool | None
+    device_events_outside: Count
+    device_events_outside_ns: Ns
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Result):
     """All steps; times in ns."""
 
     ranges: StepRanges
     steps: list[Step]
-    figures: tuple[int, int, int, int, int]
+    quartiles_ns: tuple[int, int, int, int, int]
     """Of the steps' durations: least, first quartile, median, third quartile, most."""
     gaps: StepGaps
     edges: list[Edge]
@@ -482,44 +499,38 @@ class Steps:
         names = self.steps[0].parts
         return {part: sum(step.parts[part] for step in self.steps) for part in names}
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        least, first, median, third, most = (figure / 1000 for figure in self.figures)
-        return {
-            "count": len(self.steps),
-            "told_from": self.ranges.source,
-            "how": self.ranges.how,
-            "inferred": self.ranges.inferred,
-            "step_us": {
-                "mean": self.total_ns / len(self.steps) / 1000,
-                "min": least,
-                "first_quartile": first,
-                "median": median,
-                "third_quartile": third,
-                "max": most,
-            },
-            "parts_us": {part: time / 1000 for part, time in self.parts.items()},
-            "steps": [step.to_dict() for step in self.steps[:_MOST_IN_JSON]],
-            "steps_left_out": max(len(self.steps) - _MOST_IN_JSON, 0),
-            "between": self.gaps.to_dict(),
-            "before_device_us": sum(edge.dur_ns for edge in self.edges if edge.first) / 1000,
-            "behind_device_us": sum(edge.dur_ns for edge in self.edges if not edge.first) / 1000,
-            "outliers": [
-                {
-                    "name": each.name,
-                    "step_us": each.dur_ns / 1000,
-                    "part": each.part,
-                    "part_us": each.part_ns / 1000,
-                    "part_of_others_us": each.part_usual_ns / 1000,
-                    "event": each.culprit,
-                }
+    def figures(self) -> StepsFigures:
+        """The steps, of very many the first, and sums over all."""
+        least, first, median, third, most = self.quartiles_ns
+        mean = self.total_ns / len(self.steps)
+        return StepsFigures(
+            count=len(self.steps),
+            told_from=self.ranges.source,
+            how=self.ranges.how,
+            inferred=self.ranges.inferred,
+            step_ns=Quartiles(mean, least, first, median, third, most),
+            parts_ns=self.parts,
+            steps=self.steps[:_MOST_IN_JSON],
+            steps_left_out=max(len(self.steps) - _MOST_IN_JSON, 0),
+            between=self.gaps,
+            before_device_ns=sum(edge.dur_ns for edge in self.edges if edge.first),
+            behind_device_ns=sum(edge.dur_ns for edge in self.edges if not edge.first),
+            outliers=[
+                OutlierFigures(
+                    name=each.name,
+                    step_ns=each.dur_ns,
+                    part=each.part,
+                    part_ns=each.part_ns,
+                    part_of_others_ns=each.part_usual_ns,
+                    event=each.culprit,
+                )
                 for each in self.outliers
             ],
-            "earlier_work_us": _us(self.earlier_ns),
-            "earlier_work_recorded": None if self.earlier_ns is None else self.earlier_recorded,
-            "device_events_outside": self.outside[0],
-            "device_events_outside_us": self.outside[1] / 1000,
-        }
+            earlier_work_ns=self.earlier_ns,
+            earlier_work_recorded=None if self.earlier_ns is None else self.earlier_recorded,
+            device_events_outside=self.outside[0],
+            device_events_outside_ns=self.outside[1],
+        )
 
     def findings(self) -> list[Finding]:
         """Time of steps at the trace's edges, and steps that took much longer than the others."""
@@ -534,7 +545,7 @@ class Steps:
         meaning = PARTS if self.on_device else HOST_PARTS
         total = self.total_ns
         count = len(self.steps)
-        least, first, median, third, most = self.figures
+        least, first, median, third, most = self.quartiles_ns
         note = self.ranges.how
         if count > 1:
             note += (
@@ -588,6 +599,32 @@ class Steps:
         between = self.gaps.table()
         return tables if between is None else [*tables, between]
 
+    def chart(self) -> Chart | None:
+        """The parts of every step; of many steps the first."""
+        steps = self.steps[:MOST_DRAWN]
+        if len(steps) < 2:
+            return None
+        words = PARTS if self.on_device else HOST_PARTS
+        times = {part: [step.parts.get(part, 0) for step in steps] for part in self.parts}
+        left = len(self.steps) - len(steps)
+        return {
+            "kind": "steps",
+            "names": [shortened(step.name, LONGEST_NAME) for step in steps],
+            "on_device": self.on_device,
+            "parts": [(part, words.get(part, part), of) for part, of in times.items() if any(of)],
+            "note": f"Not drawn: {counted(left, 'step')}." if left > 0 else "",
+        }
+
+    def line(self) -> str:
+        """Their number, and how long they took."""
+        least, _, median, _, most = self.quartiles_ns
+        if len(self.steps) == 1:
+            return f"1, {in_words(float(self.total_ns), 'ns')}"
+        return (
+            f"{len(self.steps):,}, {in_words(median, 'ns')} in the median"
+            f" ({in_words(least, 'ns')} to {in_words(most, 'ns')})"
+        )
+
 
 def analyze(trace: Trace) -> Steps | Unavailable:
     """Split each step's time; Unavailable if the trace shows no steps."""
@@ -607,7 +644,7 @@ def analyze(trace: Trace) -> Steps | Unavailable:
     return Steps(
         ranges=ranges,
         steps=_rows(ranges, times, origin, on_device),
-        figures=(least, first, median, third, most),
+        quartiles_ns=(least, first, median, third, most),
         gaps=step_gaps(trace, ranges, times, origin),
         edges=edges_of(trace, times),
         outliers=outliers(trace, ranges, times, origin),
@@ -643,7 +680,3 @@ def _rows(ranges: StepRanges, times: StepTimes, origin_ns: int, on_device: bool)
 
 def _of(count: int) -> str:
     return "of the step" if count == 1 else f"of the {count:,} steps"
-
-
-def _us(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1000

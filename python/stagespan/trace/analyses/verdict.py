@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
@@ -14,10 +14,11 @@ from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.device_time import DeviceTime, device_rows, device_times, together
 from stagespan.trace.derived.gaps import Gaps, gaps, split_idle
 from stagespan.trace.derived.step_ranges import step_begins
-from stagespan.trace.derived.windows import BaseWindow, base_window
+from stagespan.trace.derived.windows import BaseFigures, BaseWindow, base_window
+from stagespan.trace.figures import Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
-from stagespan.trace.result import Finding, Table, Unavailable, counted, in_words, share, shortened
+from stagespan.trace.result import Result, Table, Unavailable, counted, in_words, share, shortened
 
 LAUNCH_BOUND = "launch-bound"
 # The trace does not show whether arithmetic or memory is the limit: see `trace.ncu`.
@@ -86,8 +87,29 @@ _OTHER = 0.99
 _LEAST_EDGE = 5.0
 
 
+_Name = Annotated[str, one_of(VERDICTS)]
+
+
+class VerdictFigures(Figures, frozen=True):
+    """The verdict, and the times that it rests on."""
+
+    verdict: _Name
+    sentence: str
+    base: BaseFigures
+    whole_ns: Ns
+    span_ns: Ns
+    time_ns: Ns
+    percent: float
+    """Of `whole_ns`."""
+    times_ns: dict[_Name, Ns]
+    """By verdict."""
+    parts_ns: dict[Annotated[str, one_of(VERDICT_PARTS)], Ns]
+    cause: Annotated[str, one_of(IDLE_CAUSES)] | None
+    preparing: str | None
+
+
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Result):
     """The verdict; times in ns, of several devices the sums of theirs."""
 
     verdict: str
@@ -179,25 +201,21 @@ class Verdict:
         parts = (*shown, ("idle", rest, "idle"), *edges)
         return [(name, time, key) for name, time, key in parts if time]
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "verdict": self.verdict,
-            "sentence": self.sentence,
-            "base": self.base.to_dict(),
-            "whole_us": self.whole_ns / 1000,
-            "span_us": self.span_ns / 1000,
-            "time_us": self.time_ns / 1000,
-            "percent": share(self.time_ns, self.whole_ns),
-            "times_us": {name: time / 1000 for name, time in self.times_ns.items()},
-            "parts_us": {name: time / 1000 for name, time in self.parts_ns.items()},
-            "cause": self.cause,
-            "preparing": self.preparing,
-        }
-
-    def findings(self) -> list[Finding]:
-        """None: the verdict describes the program, and does not report a problem."""
-        return []
+    def figures(self) -> VerdictFigures:
+        """The verdict, and the times that it rests on."""
+        return VerdictFigures(
+            verdict=self.verdict,
+            sentence=self.sentence,
+            base=self.base.figures(),
+            whole_ns=self.whole_ns,
+            span_ns=self.span_ns,
+            time_ns=self.time_ns,
+            percent=share(self.time_ns, self.whole_ns),
+            times_ns=self.times_ns,
+            parts_ns=self.parts_ns,
+            cause=self.cause,
+            preparing=self.preparing,
+        )
 
     def tables(self) -> list[Table]:
         """The parts of the time."""

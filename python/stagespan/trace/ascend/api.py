@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from stagespan.trace.ascend.csv_tables import CsvTable, count, disagreement, scaled
+from stagespan.trace.figures import Count, Figures, MeanNs, Ns
 from stagespan.trace.read.intervals import by_group
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Table,
     Thresholds,
     Unavailable,
@@ -30,6 +31,18 @@ _SHARES = Thresholds(25.0, 10.0, 5.0)
 _TOP = 50
 
 
+class ApiCallFigures(Figures, frozen=True):
+    """An `ApiCall` in JSON."""
+
+    level: str | None
+    name: str
+    count: Count
+    total_ns: Ns
+    avg_ns: MeanNs | None
+    min_ns: Ns | None
+    max_ns: Ns | None
+
+
 @dataclass(frozen=True, slots=True)
 class ApiCall:
     """All calls of one function; times in ns."""
@@ -41,21 +54,36 @@ class ApiCall:
     min_ns: int | None
     max_ns: int | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "level": self.level or None,
-            "name": self.name,
-            "count": self.count,
-            "total_us": self.total_ns / 1000,
-            "avg_us": self.total_ns / self.count / 1000 if self.count else None,
-            "min_us": None if self.min_ns is None else self.min_ns / 1000,
-            "max_us": None if self.max_ns is None else self.max_ns / 1000,
-        }
+    @property
+    def mean_ns(self) -> float | None:
+        """Of one call; None without calls."""
+        return self.total_ns / self.count if self.count else None
+
+    def figures(self) -> ApiCallFigures:
+        """For JSON."""
+        return ApiCallFigures(
+            level=self.level or None,
+            name=self.name,
+            count=self.count,
+            total_ns=self.total_ns,
+            avg_ns=self.mean_ns,
+            min_ns=self.min_ns,
+            max_ns=self.max_ns,
+        )
+
+
+class CallsFigures(Figures, frozen=True):
+    """Calls by function."""
+
+    source: str
+    calls: list[ApiCallFigures]
+    unread_rows: Count
+    compared_functions: Count
+    differences: list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class Calls(Result):
     """Calls by function, those with the most time first; calls within others are counted too."""
 
     source: str
@@ -67,15 +95,15 @@ class Calls:
     """The number of functions that are in both the file and the trace."""
     differences: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "source": self.source,
-            "calls": [call.to_dict() for call in self.calls],
-            "unread_rows": self.unread,
-            "compared_functions": self.compared,
-            "differences": list(self.differences),
-        }
+    def figures(self) -> CallsFigures:
+        """For JSON."""
+        return CallsFigures(
+            source=self.source,
+            calls=[call.figures() for call in self.calls],
+            unread_rows=self.unread,
+            compared_functions=self.compared,
+            differences=self.differences,
+        )
 
     def findings(self) -> list[Finding]:
         """Operators compiled while the program runs; synchronisation if there is no trace."""

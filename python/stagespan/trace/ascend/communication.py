@@ -6,15 +6,18 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.ascend.csv_tables import disagreement, scaled
 from stagespan.trace.derived.device import COMMUNICATION as DEVICE_COMMUNICATION
 from stagespan.trace.derived.device import device_work
+from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Severity,
     Table,
     Thresholds,
@@ -92,8 +95,49 @@ class Link:
         return self.megabytes / 1000 / (self.transit_ns / 1e9) if self.transit_ns else None
 
 
+class Sent(Figures, frozen=True):
+    """What an operation sent over one link."""
+
+    megabytes: float
+    gb_per_s: float | None
+
+
+class CollectiveFigures(Figures, frozen=True):
+    """A `Collective` in JSON."""
+
+    step: str
+    name: str
+    elapse_ns: Ns | None
+    transit_ns: Ns | None
+    wait_ns: Ns | None
+    synchronization_ns: Ns | None
+    idle_ns: Ns | None
+    sent: dict[str, Sent]
+
+
+class LinkFigures(Figures, frozen=True):
+    """A `Link` in JSON."""
+
+    step: str
+    source: str = msgspec.field(name="from")
+    target: str = msgspec.field(name="to")
+    transport: str
+    megabytes: float
+    transit_ns: Ns
+    gb_per_s: float | None
+
+
+class CollectivesFigures(Figures, frozen=True):
+    """Operations and links."""
+
+    operations: list[CollectiveFigures]
+    links: list[LinkFigures]
+    compared_operations: Count
+    differences: list[str]
+
+
 @dataclass(frozen=True, slots=True)
-class CollectiveStats:
+class CollectiveStats(Result):
     """Operations, the longest first."""
 
     operations: list[Collective]
@@ -137,39 +181,33 @@ class CollectiveStats:
             Evidence(f"{worst.name}, no data moved", None, still[id(worst)], "ns"),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds and MB."""
-        return {
-            "operations": [
-                {
-                    "step": each.step,
-                    "name": each.name,
-                    **{
-                        name.replace("_ns", "_us"): None if time is None else time / 1000
-                        for name, time in self._times(each).items()
-                    },
-                    "sent": {
-                        link: {"megabytes": size, "gb_per_s": speed}
-                        for link, (size, speed) in each.sent.items()
-                    },
-                }
+    def figures(self) -> CollectivesFigures:
+        """For JSON."""
+        return CollectivesFigures(
+            operations=[
+                CollectiveFigures(
+                    step=each.step,
+                    name=each.name,
+                    **self._times(each),
+                    sent={link: Sent(*moved) for link, moved in each.sent.items()},
+                )
                 for each in self.operations
             ],
-            "links": [
-                {
-                    "step": link.step,
-                    "from": link.source,
-                    "to": link.target,
-                    "transport": link.transport,
-                    "megabytes": link.megabytes,
-                    "transit_us": link.transit_ns / 1000,
-                    "gb_per_s": link.bandwidth,
-                }
+            links=[
+                LinkFigures(
+                    step=link.step,
+                    source=link.source,
+                    target=link.target,
+                    transport=link.transport,
+                    megabytes=link.megabytes,
+                    transit_ns=link.transit_ns,
+                    gb_per_s=link.bandwidth,
+                )
                 for link in self.links
             ],
-            "compared_operations": self.compared,
-            "differences": list(self.differences),
-        }
+            compared_operations=self.compared,
+            differences=self.differences,
+        )
 
     def findings(self) -> list[Finding]:
         """Operations that waited for much of their time, and figures that do not agree."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.ascend.overlap import on_device
 from stagespan.trace.derived.device import device_work
+from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import by_group
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Severity,
     Table,
     Thresholds,
@@ -30,35 +32,43 @@ _SHARES = Thresholds(50.0, 25.0)
 _NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
+class Core(Figures, frozen=True):
     """All operators of one kind of core; times in ns."""
 
+    name: str = msgspec.field(name="core")
+    count: Count = msgspec.field(name="operators")
+    total_ns: Ns
+
+
+class AiCpuOperator(Figures, frozen=True):
+    """All runs of an operator on the AI CPU; times in ns."""
+
     name: str
-    count: int
-    total_ns: int
+    count: Count
+    total_ns: Ns
+
+
+class CoresFigures(Figures, frozen=True):
+    """Time by the kind of core."""
+
+    cores: list[Core]
+    ai_cpu_operators: list[AiCpuOperator]
 
 
 @dataclass(frozen=True, slots=True)
-class Cores:
+class Cores(Result):
     """Kinds of cores, the one with the most time first."""
 
     cores: list[Core]
     slow: list[tuple[str, int, int, Evidence]]
     """Operators of the AI CPU: name, count, time, and the longest; the most time first."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "cores": [
-                {"core": core.name, "operators": core.count, "total_us": core.total_ns / 1000}
-                for core in self.cores
-            ],
-            "ai_cpu_operators": [
-                {"name": name, "count": count, "total_us": time / 1000}
-                for name, count, time, _ in self.slow
-            ],
-        }
+    def figures(self) -> CoresFigures:
+        """For JSON."""
+        return CoresFigures(
+            cores=self.cores,
+            ai_cpu_operators=[AiCpuOperator(*each[:3]) for each in self.slow],
+        )
 
     def findings(self) -> list[Finding]:
         """Operators of the AI CPU, named."""

@@ -8,18 +8,20 @@ moment belongs to the phase that the next operator was in.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
 from stagespan.trace.ascend.flows import QUEUE, launched, started_by
 from stagespan.trace.ascend.overlap import on_device
 from stagespan.trace.derived.device import COPY, device_work
+from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers, covered, merged
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Table,
     Thresholds,
     Unavailable,
@@ -50,6 +52,9 @@ SHORT_NS = 10_000
 _LARGEST = 20
 
 
+_Part = Annotated[str, one_of(PARTS)]
+
+
 @dataclass(frozen=True, slots=True)
 class FreeGap:
     """A time when the device was free; ns."""
@@ -62,8 +67,31 @@ class FreeGap:
     """The operator that ended it."""
 
 
+class FreeGapFigures(Figures, frozen=True):
+    """A `FreeGap` in JSON."""
+
+    time_ns: Ns
+    free_ns: Ns
+    parts_ns: dict[_Part, Ns]
+    next_operator: str
+
+
+class FreeFigures(Figures, frozen=True):
+    """The device's free time by part."""
+
+    span_ns: Ns
+    free_ns: Ns
+    host_bound_ns: Ns
+    parts_ns: dict[_Part, Ns]
+    gaps: Count
+    operators: Count
+    median_operator_ns: Ns
+    operators_below_10_us: Count
+    largest_gaps: list[FreeGapFigures]
+
+
 @dataclass(frozen=True, slots=True)
-class Free:
+class Free(Result):
     """Times in ns; `parts` sum to `free_ns`."""
 
     span_ns: int
@@ -82,27 +110,22 @@ class Free:
         """Free because of the host."""
         return sum(self.parts.get(part, 0) for part in _HOST)
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "span_us": self.span_ns / 1000,
-            "free_us": self.free_ns / 1000,
-            "host_bound_us": self.host_ns / 1000,
-            "parts_us": {part: time / 1000 for part, time in self.parts.items()},
-            "gaps": self.gaps,
-            "operators": self.operators,
-            "median_operator_us": self.operator_ns / 1000,
-            "operators_below_10_us": self.short,
-            "largest_gaps": [
-                {
-                    "time_us": gap.begin_ns / 1000,
-                    "free_us": gap.time_ns / 1000,
-                    "parts_us": {part: time / 1000 for part, time in gap.parts.items()},
-                    "next_operator": gap.following.event,
-                }
+    def figures(self) -> FreeFigures:
+        """For JSON."""
+        return FreeFigures(
+            span_ns=self.span_ns,
+            free_ns=self.free_ns,
+            host_bound_ns=self.host_ns,
+            parts_ns=self.parts,
+            gaps=self.gaps,
+            operators=self.operators,
+            median_operator_ns=self.operator_ns,
+            operators_below_10_us=self.short,
+            largest_gaps=[
+                FreeGapFigures(gap.begin_ns, gap.time_ns, gap.parts, gap.following.event)
                 for gap in self.largest
             ],
-        }
+        )
 
     def findings(self) -> list[Finding]:
         """Idle time because of the host, after a launch in time, or for an unknown reason."""

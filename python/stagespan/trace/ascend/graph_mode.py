@@ -6,7 +6,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from stagespan.trace.ascend.flows import launched
 from stagespan.trace.derived.device import COPY, device_work
 from stagespan.trace.derived.threads import Cover
+from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Mask, Numbers, by_group, pairs
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Table,
     Thresholds,
     Unavailable,
@@ -388,17 +390,17 @@ _SHARES = Thresholds(25.0, 10.0, 5.0)
 _MOST_IN_JSON = 200
 _LARGEST = 10
 _KEYS = {
-    "framework": "framework_us",
-    "lookup": "framework_cache_lookup_us",
-    "guards": "framework_guards_us",
-    "torchair": "torchair_us",
-    "python": "torchair_python_us",
-    "cpp": "torchair_cpp_us",
-    "ge": "ge_to_compiler_end_us",
-    "execute": "ge_execute_us",
-    "first_operator": "ge_to_first_operator_us",
-    "replay": "graph_replay_us",
-    "unknown": "unknown_us",
+    "framework": "framework_ns",
+    "lookup": "framework_cache_lookup_ns",
+    "guards": "framework_guards_ns",
+    "torchair": "torchair_ns",
+    "python": "torchair_python_ns",
+    "cpp": "torchair_cpp_ns",
+    "ge": "ge_to_compiler_end_ns",
+    "execute": "ge_execute_ns",
+    "first_operator": "ge_to_first_operator_ns",
+    "replay": "graph_replay_ns",
+    "unknown": "unknown_ns",
 }
 _TITLES = {
     "framework": "framework",
@@ -415,8 +417,73 @@ _TITLES = {
 }
 
 
+class HeadParts(Figures, frozen=True):
+    """The parts of heads, of several calls their sums or medians."""
+
+    framework_ns: Ns | None
+    framework_cache_lookup_ns: Ns | None
+    framework_guards_ns: Ns | None
+    torchair_ns: Ns | None
+    torchair_python_ns: Ns | None
+    torchair_cpp_ns: Ns | None
+    ge_to_compiler_end_ns: Ns | None
+    ge_execute_ns: Ns | None
+    ge_to_first_operator_ns: Ns | None
+    graph_replay_ns: Ns | None
+    unknown_ns: Ns | None
+
+
+class Converted(Figures, frozen=True):
+    """Inputs that were converted, by how many operators and for how long."""
+
+    operators: Count
+    time_ns: Ns
+
+
+class CallFigures(Figures, frozen=True):
+    """A `CompiledCall` in JSON."""
+
+    time_ns: Ns
+    """Its begin, from the begin of the trace's window."""
+    region: str | None
+    execute: str | None
+    head_ns: Ns
+    framework_ns: Ns | None
+    framework_cache_lookup_ns: Ns | None
+    framework_guards_ns: Ns | None
+    torchair_ns: Ns | None
+    torchair_python_ns: Ns | None
+    torchair_cpp_ns: Ns | None
+    ge_to_compiler_end_ns: Ns | None
+    ge_execute_ns: Ns | None
+    ge_to_first_operator_ns: Ns | None
+    graph_replay_ns: Ns | None
+    unknown_ns: Ns | None
+    first_operator: str | None
+    first_operator_by: Literal["launch", "time"] | None
+    compiled: bool
+    scalar_inputs_ns: Ns
+    non_contiguous_inputs_ns: Ns
+
+
+class HeadFigures(Figures, frozen=True):
+    """The heads of all calls."""
+
+    calls: Count
+    calls_that_compiled: Count
+    counted_calls: Count
+    head_ns: Ns
+    device_idle_ns: Ns | None
+    totals: HeadParts
+    medians: HeadParts
+    scalar_inputs: Converted
+    non_contiguous_inputs: Converted
+    other_events_ns: dict[str, Ns]
+    per_call: list[CallFigures]
+
+
 @dataclass(frozen=True, slots=True)
-class HeadOverhead:
+class HeadOverhead(Result):
     """All calls; those that compiled something stand apart, as they are not like the others."""
 
     calls: list[CompiledCall]
@@ -446,22 +513,22 @@ class HeadOverhead:
         times = [getattr(call, f"{name}_ns") for call in self.counted]
         return [time for time in times if time is not None]
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
+    def figures(self) -> HeadFigures:
+        """For JSON."""
         scalars, contiguous = self._conversions()
-        return {
-            "calls": len(self.calls),
-            "calls_that_compiled": sum(call.compiles for call in self.calls),
-            "counted_calls": len(self.counted),
-            "head_us": sum(call.head_ns for call in self.counted) / 1000,
-            "device_idle_us": _us(self.idle_ns),
-            "totals": {key: _us(self.total(name)) for name, key in _KEYS.items()},
-            "medians": {key: _us(self.median(name)) for name, key in _KEYS.items()},
-            "scalar_inputs": {"operators": scalars[0], "time_us": scalars[1] / 1000},
-            "non_contiguous_inputs": {"operators": contiguous[0], "time_us": contiguous[1] / 1000},
-            "other_events_us": {name: time / 1000 for name, time in self._named().items()},
-            "per_call": [self._call_dict(call) for call in self.calls[:_MOST_IN_JSON]],
-        }
+        return HeadFigures(
+            calls=len(self.calls),
+            calls_that_compiled=sum(call.compiles for call in self.calls),
+            counted_calls=len(self.counted),
+            head_ns=sum(call.head_ns for call in self.counted),
+            device_idle_ns=self.idle_ns,
+            totals=HeadParts(**{key: self.total(name) for name, key in _KEYS.items()}),
+            medians=HeadParts(**{key: self.median(name) for name, key in _KEYS.items()}),
+            scalar_inputs=Converted(*scalars),
+            non_contiguous_inputs=Converted(*contiguous),
+            other_events_ns=self._named(),
+            per_call=[self._call(call) for call in self.calls[:_MOST_IN_JSON]],
+        )
 
     def findings(self) -> list[Finding]:
         """Heads during which the device was idle for a good part of the time."""
@@ -612,19 +679,29 @@ class HeadOverhead:
         what = f"head of {shortened(call.region)}" if call.region else "head of a compiled call"
         return Evidence(what, call.begin_ns - self.window[0], call.head_ns, "ns")
 
-    def _call_dict(self, call: CompiledCall) -> dict[str, Any]:
-        return {
-            "time_us": (call.begin_ns - self.window[0]) / 1000,
-            "region": call.region,
-            "execute": call.execute,
-            "head_us": call.head_ns / 1000,
-            **{key: _us(getattr(call, f"{name}_ns")) for name, key in _KEYS.items()},
-            "first_operator": self.operators.get(call.first_operator),
-            "first_operator_by": _by(call),
-            "compiled": call.compiles,
-            "scalar_inputs_us": call.scalars[1] / 1000,
-            "non_contiguous_inputs_us": call.contiguous[1] / 1000,
-        }
+    def _call(self, call: CompiledCall) -> CallFigures:
+        return CallFigures(
+            time_ns=call.begin_ns - self.window[0],
+            region=call.region,
+            execute=call.execute,
+            head_ns=call.head_ns,
+            framework_ns=call.framework_ns,
+            framework_cache_lookup_ns=call.lookup_ns,
+            framework_guards_ns=call.guards_ns,
+            torchair_ns=call.torchair_ns,
+            torchair_python_ns=call.python_ns,
+            torchair_cpp_ns=call.cpp_ns,
+            ge_to_compiler_end_ns=call.ge_ns,
+            ge_execute_ns=call.execute_ns,
+            ge_to_first_operator_ns=call.first_operator_ns,
+            graph_replay_ns=call.replay_ns,
+            unknown_ns=call.unknown_ns,
+            first_operator=self.operators.get(call.first_operator),
+            first_operator_by=_by(call),
+            compiled=call.compiles,
+            scalar_inputs_ns=call.scalars[1],
+            non_contiguous_inputs_ns=call.contiguous[1],
+        )
 
 
 def analyze(trace: Trace) -> HeadOverhead | Unavailable:
@@ -661,11 +738,7 @@ def _idle(trace: Trace, found: HeadOverhead) -> int | None:
     return int((heads.end - heads.begin - inside).sum())
 
 
-def _by(call: CompiledCall) -> str | None:
+def _by(call: CompiledCall) -> Literal["launch", "time"] | None:
     if call.first_operator < 0:
         return None
     return "launch" if call.by_launch else "time"
-
-
-def _us(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,11 +11,13 @@ from stagespan.trace.derived.device import device_work, launches
 from stagespan.trace.derived.idle_causes import SYNC_OPERATORS, WAITING_OPERATORS, WAITS
 from stagespan.trace.derived.kernel_kinds import grouped
 from stagespan.trace.derived.threads import Cover, ThreadIndex, named
+from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Mask, Numbers, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Severity,
     Table,
     Thresholds,
@@ -58,8 +59,39 @@ class HostWait:
         return f"{self.operator} ({self.call})" if self.call else self.operator
 
 
+class HostWaitFigures(Figures, frozen=True):
+    """A `HostWait` in JSON."""
+
+    operator: str | None
+    call: str | None
+    python: str | None
+    waits: Count
+    wait_ns: Ns
+    device_busy_ns: Ns
+    longest_ns: Ns
+    longest_at_ns: Ns
+
+
+class LongWait(Figures, frozen=True):
+    """One of the longest waits."""
+
+    operator: str | None
+    event: str
+    time_ns: Ns
+    wait_ns: Ns
+
+
+class HostWaitsFigures(Figures, frozen=True):
+    """The host's waits for the device."""
+
+    window_ns: Ns
+    wait_ns: Ns
+    waits: list[HostWaitFigures]
+    longest: list[LongWait]
+
+
 @dataclass(frozen=True, slots=True)
-class HostWaits:
+class HostWaits(Result):
     """All waits; times in ns."""
 
     window_ns: int
@@ -71,34 +103,29 @@ class HostWaits:
     longest: list[tuple[str | None, Evidence]]
     """The longest waits one by one, with the operator of each."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "window_us": self.window_ns / 1000,
-            "wait_us": self.total_ns / 1000,
-            "waits": [
-                {
-                    "operator": group.operator,
-                    "call": group.call,
-                    "python": group.line,
-                    "waits": group.waits,
-                    "wait_us": group.total_ns / 1000,
-                    "device_busy_us": group.busy_ns / 1000,
-                    "longest_us": (group.longest.figure or 0) / 1000,
-                    "longest_at_us": (group.longest.time_ns or 0) / 1000,
-                }
+    def figures(self) -> HostWaitsFigures:
+        """For JSON."""
+        return HostWaitsFigures(
+            window_ns=self.window_ns,
+            wait_ns=self.total_ns,
+            waits=[
+                HostWaitFigures(
+                    operator=group.operator,
+                    call=group.call,
+                    python=group.line,
+                    waits=group.waits,
+                    wait_ns=group.total_ns,
+                    device_busy_ns=group.busy_ns,
+                    longest_ns=int(group.longest.figure or 0),
+                    longest_at_ns=group.longest.time_ns or 0,
+                )
                 for group in self.groups
             ],
-            "longest": [
-                {
-                    "operator": operator,
-                    "event": wait.event,
-                    "time_us": (wait.time_ns or 0) / 1000,
-                    "wait_us": (wait.figure or 0) / 1000,
-                }
+            longest=[
+                LongWait(operator, wait.event, wait.time_ns or 0, int(wait.figure or 0))
                 for operator, wait in self.longest
             ],
-        }
+        )
 
     def findings(self) -> list[Finding]:
         """Waiting that takes a good part of the time."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
+
+import msgspec
 
 from stagespan.trace.ascend.csv_tables import CsvTable, scaled
-from stagespan.trace.result import Evidence, Finding, Table, Unavailable, in_words, share
+from stagespan.trace.figures import Count, Figures, Ns
+from stagespan.trace.result import Evidence, Finding, Result, Table, Unavailable, in_words, share
 
 RECORD, OPERATOR = "memory_record.csv", "operator_memory.csv"
 _TOP = 30
@@ -29,54 +31,61 @@ class Peak:
     records: int
 
 
-@dataclass(frozen=True, slots=True)
-class Allocations:
+class Allocations(Figures, frozen=True):
     """All allocations of one operator; bytes."""
 
     name: str
-    count: int
-    total: int
-    largest: int
-    kept: int | None
+    count: Count = msgspec.field(name="allocations")
+    total: Count = msgspec.field(name="total_bytes")
+    largest: Count = msgspec.field(name="largest_bytes")
+    kept: Count | None = msgspec.field(name="not_released")
     """Of `count` those that were not released before the profile ended; None if unknown."""
 
 
+class PeakFigures(Figures, frozen=True):
+    """A `Peak` in JSON."""
+
+    component: str
+    device: str | None
+    reserved_bytes: int | None
+    allocated_bytes: int | None
+    allocated_at_ns: Ns | None
+    records: Count
+
+
+class AscendMemoryFigures(Figures, frozen=True):
+    """Peaks by component, and operators that allocate."""
+
+    peaks: list[PeakFigures]
+    operators: list[Allocations]
+    unread_rows: Count
+
+
 @dataclass(frozen=True, slots=True)
-class AscendMemory:
+class AscendMemory(Result):
     """Peaks by component, and operators that allocate, the most first."""
 
     peaks: list[Peak]
     operators: list[Allocations] = field(default_factory=list)
     unread: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in bytes."""
-        return {
-            "peaks": [
-                {
-                    "component": peak.component,
-                    "device": peak.device or None,
-                    "reserved_bytes": peak.reserved,
-                    "allocated_bytes": peak.allocated,
-                    "allocated_at_us": None
-                    if peak.allocated_at_ns is None
-                    else peak.allocated_at_ns / 1000,
-                    "records": peak.records,
-                }
+    def figures(self) -> AscendMemoryFigures:
+        """For JSON; operators are cut at 30."""
+        return AscendMemoryFigures(
+            peaks=[
+                PeakFigures(
+                    component=peak.component,
+                    device=peak.device or None,
+                    reserved_bytes=peak.reserved,
+                    allocated_bytes=peak.allocated,
+                    allocated_at_ns=peak.allocated_at_ns,
+                    records=peak.records,
+                )
                 for peak in self.peaks
             ],
-            "operators": [
-                {
-                    "name": each.name,
-                    "allocations": each.count,
-                    "total_bytes": each.total,
-                    "largest_bytes": each.largest,
-                    "not_released": each.kept,
-                }
-                for each in self.operators[:_TOP]
-            ],
-            "unread_rows": self.unread,
-        }
+            operators=self.operators[:_TOP],
+            unread_rows=self.unread,
+        )
 
     def findings(self) -> list[Finding]:
         """Much memory that is reserved and not used at the peak."""

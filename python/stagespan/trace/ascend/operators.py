@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from stagespan.trace.ascend.csv_tables import CsvTable, count, disagreement, scaled
+from stagespan.trace.figures import Count, Figures, MeanNs, Ns
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Severity,
     Table,
     Thresholds,
@@ -37,6 +39,20 @@ _TOP = 50
 _NS_EACH = 1
 
 
+class OperatorTypeFigures(Figures, frozen=True):
+    """An `OperatorType` in JSON."""
+
+    type: str
+    core: str
+    count: Count
+    total_ns: Ns
+    total_of_kernel_details_ns: Ns | None
+    min_ns: Ns | None
+    avg_ns: MeanNs | None
+    max_ns: Ns | None
+    percent: float
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorType:
     """All operators of one type on one kind of core; times in ns."""
@@ -48,23 +64,35 @@ class OperatorType:
     min_ns: int | None
     max_ns: int | None
 
-    def to_dict(self, whole_ns: int, kernels_ns: int | None) -> dict[str, Any]:
-        """For JSON, with the columns of op_statistic.csv; microseconds."""
-        return {
-            "type": self.type,
-            "core": self.core,
-            "count": self.count,
-            "total_us": self.total_ns / 1000,
-            "total_of_kernel_details_us": None if kernels_ns is None else kernels_ns / 1000,
-            "min_us": None if self.min_ns is None else self.min_ns / 1000,
-            "avg_us": self.total_ns / self.count / 1000 if self.count else None,
-            "max_us": None if self.max_ns is None else self.max_ns / 1000,
-            "percent": share(self.total_ns, whole_ns),
-        }
+    def figures(self, whole_ns: int, kernels_ns: int | None) -> OperatorTypeFigures:
+        """For JSON, with the columns of op_statistic.csv."""
+        return OperatorTypeFigures(
+            type=self.type,
+            core=self.core,
+            count=self.count,
+            total_ns=self.total_ns,
+            total_of_kernel_details_ns=kernels_ns,
+            min_ns=self.min_ns,
+            avg_ns=self.total_ns / self.count if self.count else None,
+            max_ns=self.max_ns,
+            percent=share(self.total_ns, whole_ns),
+        )
+
+
+class OperatorsFigures(Figures, frozen=True):
+    """Operators by type."""
+
+    source: str
+    operators: Count
+    total_ns: Ns
+    unread_rows: Count
+    by_type: list[OperatorTypeFigures]
+    compared: bool
+    differences: list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Operators:
+class Operators(Result):
     """Types, the one with the most time first."""
 
     source: str
@@ -82,20 +110,20 @@ class Operators:
         """Of all types."""
         return sum(each.total_ns for each in self.types)
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "source": self.source,
-            "operators": sum(each.count for each in self.types),
-            "total_us": self.total_ns / 1000,
-            "unread_rows": self.unread,
-            "by_type": [
-                each.to_dict(self.total_ns, self.kernels_ns.get((each.type, each.core)))
+    def figures(self) -> OperatorsFigures:
+        """For JSON."""
+        return OperatorsFigures(
+            source=self.source,
+            operators=sum(each.count for each in self.types),
+            total_ns=self.total_ns,
+            unread_rows=self.unread,
+            by_type=[
+                each.figures(self.total_ns, self.kernels_ns.get((each.type, each.core)))
                 for each in self.types
             ],
-            "compared": self.compared,
-            "differences": list(self.differences),
-        }
+            compared=self.compared,
+            differences=self.differences,
+        )
 
     def findings(self) -> list[Finding]:
         """Operators of the AI CPU, conversions, and files that do not agree."""
@@ -266,7 +294,9 @@ def _of_statistic(table: CsvTable) -> Operators:
     return Operators(STATISTIC, found, unread=unread)
 
 
-def _either(choose: Any, first: int | None, second: int | None) -> int | None:
+def _either(
+    choose: Callable[[list[int]], int], first: int | None, second: int | None
+) -> int | None:
     known = [each for each in (first, second) if each is not None]
     return choose(known) if known else None
 
@@ -302,48 +332,37 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class HostOperator:
+class HostOperator(Figures, frozen=True):
     """All calls of one operator; ns, None if unknown.
 
     The operators that it calls are in total, not in self.
     """
 
     name: str
-    calls: int
-    host_self_ns: int | None
-    host_total_ns: int | None
-    device_self_ns: int | None
-    device_total_ns: int | None
+    calls: Count
+    host_self_ns: Ns | None
+    host_total_ns: Ns | None
+    device_self_ns: Ns | None
+    device_total_ns: Ns | None
+
+
+class DetailsFigures(Figures, frozen=True):
+    """Operators of the framework, from operator_details.csv."""
+
+    operators: list[HostOperator]
+    unread_rows: Count
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorDetails:
+class OperatorDetails(Result):
     """Operators, those with the most time of their own on the host first."""
 
     operators: list[HostOperator]
     unread: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "operators": [
-                {
-                    "name": each.name,
-                    "calls": each.calls,
-                    "host_self_us": _us(each.host_self_ns),
-                    "host_total_us": _us(each.host_total_ns),
-                    "device_self_us": _us(each.device_self_ns),
-                    "device_total_us": _us(each.device_total_ns),
-                }
-                for each in self.operators
-            ],
-            "unread_rows": self.unread,
-        }
-
-    def findings(self) -> list[Finding]:
-        """None: the trace shows why the device was idle."""
-        return []
+    def figures(self) -> DetailsFigures:
+        """For JSON."""
+        return DetailsFigures(self.operators, self.unread)
 
     def tables(self) -> list[Table]:
         """Host and device side by side."""
@@ -395,7 +414,3 @@ def host_operators(table: CsvTable | None) -> OperatorDetails | Unavailable:
     found = [HostOperator(name, calls[name], *row) for name, row in sums.items()]
     found.sort(key=lambda each: (-(each.host_self_ns or 0), each.name))
     return OperatorDetails(found, unread)
-
-
-def _us(time_ns: int | None) -> float | None:
-    return None if time_ns is None else time_ns / 1000

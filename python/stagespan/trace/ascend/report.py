@@ -3,40 +3,55 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from stagespan.trace.ascend import steps
-from stagespan.trace.ascend.api import API, calls
+from stagespan.trace.ascend.api import API, Calls, calls
 from stagespan.trace.ascend.communication import CollectiveStats, collectives
 from stagespan.trace.ascend.folder import DOCUMENTS, TABLES, TRACE, AscendFolder
-from stagespan.trace.ascend.memory import memory
-from stagespan.trace.ascend.operators import DETAILS, host_operators, operators
+from stagespan.trace.ascend.memory import AscendMemory, memory
+from stagespan.trace.ascend.operators import (
+    DETAILS,
+    OperatorDetails,
+    Operators,
+    host_operators,
+    operators,
+)
+from stagespan.trace.figures import Count, Figures
 from stagespan.trace.read.columns import without_events
-from stagespan.trace.result import Finding, Result, Table, Unavailable
+from stagespan.trace.result import Result, Table, Unavailable
+
+
+class FilesFigures(Figures, frozen=True):
+    """The files of an Ascend folder."""
+
+    path: str
+    output: str
+    level: str | None
+    rank: int | None
+    read: dict[str, Count]
+    """By file its rows or entries."""
+    missing: list[str]
+    problems: list[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class Files(Result):
     """Which of the folder's files exist."""
 
     folder: AscendFolder
 
-    def to_dict(self) -> dict[str, Any]:
+    def figures(self) -> FilesFigures:
         """For JSON."""
         folder = self.folder
-        return {
-            "path": str(folder.path),
-            "output": str(folder.output),
-            "level": folder.level,
-            "rank": folder.rank,
-            "read": self._read(),
-            "missing": folder.missing,
-            "problems": list(folder.problems),
-        }
-
-    def findings(self) -> list[Finding]:
-        """None: unreadable files are listed at the top of every page."""
-        return []
+        return FilesFigures(
+            path=str(folder.path),
+            output=str(folder.output),
+            level=folder.level,
+            rank=folder.rank,
+            read=self._read(),
+            missing=folder.missing,
+            problems=list(folder.problems),
+        )
 
     def tables(self) -> list[Table]:
         """File by file."""
@@ -55,6 +70,17 @@ class Files:
         found = {} if folder.trace is None else {TRACE: folder.trace.total}
         found |= {name: len(table) for name, table in folder.tables.items()}
         return found | {name: len(document) for name, document in folder.documents.items()}
+
+
+RESULTS: dict[str, type[Result]] = {
+    "ascend_operators": Operators,
+    "ascend_api": Calls,
+    "ascend_collectives": CollectiveStats,
+    "ascend_memory": AscendMemory,
+    "ascend_host_operators": OperatorDetails,
+    "ascend_files": Files,
+}
+"""The results of files other than the trace, by their names in the JSON."""
 
 
 def analyze_files(folder: AscendFolder) -> dict[str, Result | Unavailable]:

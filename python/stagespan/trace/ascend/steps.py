@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
@@ -27,11 +27,13 @@ from stagespan.trace.ascend.overlap import (
 )
 from stagespan.trace.ascend.waits import NOTIFY, StreamWaits
 from stagespan.trace.derived.device import device_work
+from stagespan.trace.figures import Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Table,
     Thresholds,
     Unavailable,
@@ -139,17 +141,22 @@ COLUMNS = {
     "preparing_ns": "Preparing",
 }
 """Each figure's name, and its column."""
-_KEYS = {
-    "computing_ns": "computing_us",
-    "exposed_ns": "communication_not_overlapped_us",
-    "overlapped_ns": "overlapped_us",
-    "communication_ns": "communication_us",
-    "free_ns": "free_us",
-    "stage_ns": "stage_us",
-    "bubble_ns": "bubble_us",
-    "exposed_without_receive_ns": "communication_not_overlapped_exclude_receive_us",
-    "preparing_ns": "preparing_us",
-}
+
+
+class StepTimeFigures(Figures, frozen=True):
+    """A `StepTime` in JSON."""
+
+    device: str | None
+    step: str | None
+    computing_ns: Ns | None
+    communication_not_overlapped_ns: Ns | None
+    overlapped_ns: Ns | None
+    communication_ns: Ns | None
+    free_ns: Ns | None
+    stage_ns: Ns | None
+    bubble_ns: Ns | None
+    communication_not_overlapped_exclude_receive_ns: Ns | None
+    preparing_ns: Ns | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,17 +182,13 @@ class StepTime:
     intervals: int | None = None
     """Of how many intervals, each rounded to ns, it was summed up; None in a file."""
 
-    def figures(self) -> dict[str, int | None]:
-        """By field name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in COLUMNS}
+    def times(self) -> dict[str, int | None]:
+        """The times by field name, in the order of `COLUMNS`."""
+        return {name: getattr(self, name) for name in COLUMNS}
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        times = {
-            _KEYS[name]: None if time is None else time / 1000
-            for name, time in self.figures().items()
-        }
-        return {"device": self.device or None, "step": self.step or None, **times}
+    def figures(self) -> StepTimeFigures:
+        """For JSON."""
+        return StepTimeFigures(self.device or None, self.step or None, *self.times().values())
 
     @property
     def name(self) -> str:
@@ -243,7 +246,7 @@ def step_times_of_file(table: CsvTable) -> list[StepTime]:
     for row, (device, step) in enumerate(places):
         times = {name: of_rows[row] for name, of_rows in cells.items()}
         device, step = device.removeprefix("-1"), "" if step.lower() == "none" else step
-        found.append(StepTime(device, step, *(times[name] for name in _KEYS)))
+        found.append(StepTime(device, step, *(times[name] for name in COLUMNS)))
     return found
 
 
@@ -374,8 +377,32 @@ class Difference:
         )
 
 
+_Source = Annotated[str, one_of((LANES, OPERATORS, FILE, KERNELS))]
+
+
+class DifferenceFigures(Figures, frozen=True):
+    """A `Difference` in JSON."""
+
+    step: str
+    figure: str
+    source: _Source
+    time_ns: Ns
+    other: _Source
+    other_ns: Ns
+
+
+class AscendStepsFigures(Figures, frozen=True):
+    """Steps by device, and the source of their times."""
+
+    source: _Source
+    steps: list[StepTimeFigures]
+    checked_against: dict[str, list[StepTimeFigures]]
+    """By source."""
+    differences: list[DifferenceFigures]
+
+
 @dataclass(frozen=True, slots=True)
-class AscendSteps:
+class AscendSteps(Result):
     """Steps by device, and who said so."""
 
     source: str
@@ -402,26 +429,19 @@ class AscendSteps:
     def _staged(self) -> list[StepTime]:
         return [s for s in self.steps if s.stage_ns and s.exposed_ns is not None]
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "source": self.source,
-            "steps": [step.to_dict() for step in self.steps],
-            "checked_against": {
-                source: [step.to_dict() for step in steps] for source, steps in self.checked.items()
+    def figures(self) -> AscendStepsFigures:
+        """For JSON."""
+        return AscendStepsFigures(
+            source=self.source,
+            steps=[step.figures() for step in self.steps],
+            checked_against={
+                source: [step.figures() for step in steps] for source, steps in self.checked.items()
             },
-            "differences": [
-                {
-                    "step": d.step,
-                    "figure": d.figure,
-                    "source": d.says,
-                    "time_us": d.time_ns / 1000,
-                    "other": d.other,
-                    "other_us": d.other_ns / 1000,
-                }
+            differences=[
+                DifferenceFigures(d.step, d.figure, d.says, d.time_ns, d.other, d.other_ns)
                 for d in self.differences
             ],
-        }
+        )
 
     def findings(self) -> list[Finding]:
         """Exposed communication, free time that no trace explains, figures that do not agree."""
@@ -517,7 +537,7 @@ class AscendSteps:
     def tables(self) -> list[Table]:
         """Steps as rows, with the columns of step_trace_time.csv."""
         rows = [
-            (s.step or "all", *([s.device] if self._devices else []), *s.figures().values())
+            (s.step or "all", *([s.device] if self._devices else []), *s.times().values())
             for s in self.steps
         ]
         columns = [("step", ""), *([("device", "")] if self._devices else [])]
@@ -609,10 +629,10 @@ def _differences(
             same = by_step.get((step.device, step.step)) or by_step.get(("", step.step))
             if same is None:
                 continue
-            for name, mine in step.figures().items():
+            for name, mine in step.times().items():
                 if other == KERNELS and name in _OF_TRACE:
                     continue
-                their = same.figures()[name]
+                their = same.times()[name]
                 if mine is None or their is None:
                     continue
                 if abs(mine - their) > _apart(name, other, mine, step, same):

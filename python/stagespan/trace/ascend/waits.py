@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,11 +11,13 @@ from numpy.typing import NDArray
 from stagespan.trace.ascend.overlap import Interval, minus, on_device
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work
 from stagespan.trace.derived.threads import named
+from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Numbers, covered, merged
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Table,
     Thresholds,
     Unavailable,
@@ -51,8 +52,39 @@ class Wait:
     """The part of it without computing."""
 
 
+class WaitsOfKind(Figures, frozen=True):
+    """All waits of one kind."""
+
+    meaning: str
+    waits: Count
+    wait_ns: Ns
+    nothing_computed_ns: Ns
+    in_exposed_communication_ns: Ns
+
+
+class WaitFigures(Figures, frozen=True):
+    """A `Wait` in JSON."""
+
+    kind: str
+    event: str
+    time_ns: Ns
+    wait_ns: Ns
+    nothing_computed_ns: Ns
+    stream: str
+    operator: str | None
+    beside: str | None
+
+
+class WaitsFigures(Figures, frozen=True):
+    """What the streams waited for."""
+
+    span_ns: Ns
+    by_kind: dict[str, WaitsOfKind]
+    largest: list[WaitFigures]
+
+
 @dataclass(frozen=True, slots=True)
-class StreamWaits:
+class StreamWaits(Result):
     """Times in ns, by kind."""
 
     span_ns: int
@@ -65,34 +97,34 @@ class StreamWaits:
     """The part of that in which a collective ran: it is exposed communication."""
     largest: list[Wait]
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "span_us": self.span_ns / 1000,
-            "by_kind": {
-                kind: {
-                    "meaning": _WHAT[kind],
-                    "waits": self.count[kind],
-                    "wait_us": self.total_ns[kind] / 1000,
-                    "nothing_computed_us": self.exposed_ns[kind] / 1000,
-                    "in_exposed_communication_us": self.communicating_ns[kind] / 1000,
-                }
+    def figures(self) -> WaitsFigures:
+        """For JSON."""
+        return WaitsFigures(
+            span_ns=self.span_ns,
+            by_kind={
+                kind: WaitsOfKind(
+                    meaning=_WHAT[kind],
+                    waits=self.count[kind],
+                    wait_ns=self.total_ns[kind],
+                    nothing_computed_ns=self.exposed_ns[kind],
+                    in_exposed_communication_ns=self.communicating_ns[kind],
+                )
                 for kind in self.count
             },
-            "largest": [
-                {
-                    "kind": wait.kind,
-                    "event": wait.event.event,
-                    "time_us": (wait.event.time_ns or 0) / 1000,
-                    "wait_us": (wait.event.figure or 0) / 1000,
-                    "nothing_computed_us": wait.exposed_ns / 1000,
-                    "stream": wait.stream,
-                    "operator": wait.operator,
-                    "beside": wait.beside,
-                }
+            largest=[
+                WaitFigures(
+                    kind=wait.kind,
+                    event=wait.event.event,
+                    time_ns=wait.event.time_ns or 0,
+                    wait_ns=int(wait.event.figure or 0),
+                    nothing_computed_ns=wait.exposed_ns,
+                    stream=wait.stream,
+                    operator=wait.operator,
+                    beside=wait.beside,
+                )
                 for wait in self.largest
             ],
-        }
+        )
 
     def findings(self) -> list[Finding]:
         """Waits that take much of the time, if they are not the waits of a collective."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
+
+from msgspec import structs
 
 from stagespan.trace.compare import cost_table as parts
 from stagespan.trace.compare.attribution import DONE
@@ -13,12 +15,16 @@ from stagespan.trace.compare.cost_table import Cell, Cells
 from stagespan.trace.derived.idle_causes import CAUSES, MEMORY_ALLOCATION, SYNCHRONISATION
 from stagespan.trace.derived.kernel_kinds import KINDS
 from stagespan.trace.derived.windows import Windows
+from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.result import (
+    LONGEST_NAME,
+    Chart,
     Evidence,
     Finding,
     Severity,
     Table,
     Thresholds,
+    Titled,
     counted,
     in_words,
     share,
@@ -26,6 +32,7 @@ from stagespan.trace.result import (
 )
 
 TOP = 50
+MOST_DRAWN = 12
 # Percent of the time before: smaller changes are not reported.
 _SHARES = Thresholds(10.0, 5.0, 2.0)
 # Percentages are not printed for parts below this share of the whole, or for larger changes.
@@ -44,6 +51,65 @@ class Side:
     cells: Cells
     host: Cells
     """The same time, split by the work of the host's busiest thread; without a device, `cells`."""
+
+
+class ChangeFigures(Figures, frozen=True):
+    """A `Change` in JSON."""
+
+    name: str
+    before_ns: Ns
+    after_ns: Ns
+    change_ns: Ns
+    before_count: float
+    """Launches or calls in a step, on average."""
+    after_count: float
+
+
+class KernelChange(ChangeFigures, frozen=True):
+    """The change of a kernel that an operator launched."""
+
+    operator: str
+    old_name: str | None
+
+
+class RenamedKernel(ChangeFigures, frozen=True):
+    """The change of a kernel that was matched under another name."""
+
+    old_name: str
+
+
+class SideFigures(Figures, frozen=True):
+    """One of the two traces in JSON."""
+
+    path: str
+    steps: Count
+    """0 if all of the trace is compared."""
+    time_ns: Ns
+    each_step_ns: list[Ns]
+
+
+class ComparisonFigures(Figures, frozen=True):
+    """What changed between two traces."""
+
+    per: Literal["step", "trace"]
+    before: SideFigures
+    after: SideFigures
+    change_ns: Ns
+    change_percent: float | None
+    within_variation: bool
+    remarks: list[str]
+    parts: list[ChangeFigures]
+    """Their changes sum to `change_ns`."""
+    stages: list[ChangeFigures]
+    layers: list[ChangeFigures]
+    operators: list[ChangeFigures]
+    host: list[ChangeFigures]
+    """Own times of operators on the host's busiest thread; they sum to `change_ns`, too."""
+    waits: list[ChangeFigures]
+    kernels: list[KernelChange]
+    new_kernels: list[ChangeFigures]
+    vanished_kernels: list[ChangeFigures]
+    renamed_kernels: list[RenamedKernel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +132,17 @@ class Change:
         """After minus before."""
         return self.after_ns - self.before_ns
 
+    def figures(self) -> ChangeFigures:
+        """For JSON."""
+        return ChangeFigures(
+            name=self.name,
+            before_ns=self.before_ns,
+            after_ns=self.after_ns,
+            change_ns=self.change_ns,
+            before_count=self.before_count,
+            after_count=self.after_count,
+        )
+
 
 def part_name(cell: Cell) -> str:
     """The printed name of a cell's part."""
@@ -82,7 +159,7 @@ def part_name(cell: Cell) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Titled):
     """The comparison; every list of changes sums to `after` minus `before`."""
 
     before: Side
@@ -98,7 +175,7 @@ class Comparison:
     """Idle time by the calls that wait or allocate, per step, over the whole of each trace."""
 
     @property
-    def unit(self) -> str:
+    def unit(self) -> Literal["step", "trace"]:
         """What the times refer to: "step" or "trace"."""
         return "step" if self.before.windows.steps else "trace"
 
@@ -183,31 +260,58 @@ class Comparison:
             return None
         return _ERRORS * math.sqrt(errors[0] + errors[1])
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "per": self.unit,
-            "before": _side(self.before),
-            "after": _side(self.after),
-            "change_us": self.change_ns / 1000,
-            "change_percent": share(self.change_ns, self.before_ns) if self.before_ns else None,
-            "within_variation": self.within_variation(),
-            "remarks": list(self.remarks),
-            "parts": [_change(each) for each in self.parts()],
-            "stages": [_change(each) for each in self.stages()],
-            "layers": [_change(each) for each in self.layers()],
-            "operators": [_change(each) for each in self.operators()],
-            "host": [_change(each) for each in self.host()],
-            "waits": [_change(each) for each in self.waits],
-            "kernels": [
-                {**_change(each), "operator": each.operator, "old_name": each.old_name or None}
+    def figures(self) -> ComparisonFigures:
+        """Both traces, and every list of changes."""
+        return ComparisonFigures(
+            per=self.unit,
+            before=_side(self.before),
+            after=_side(self.after),
+            change_ns=self.change_ns,
+            change_percent=share(self.change_ns, self.before_ns) if self.before_ns else None,
+            within_variation=self.within_variation(),
+            remarks=list(self.remarks),
+            parts=_changes(self.parts()),
+            stages=_changes(self.stages()),
+            layers=_changes(self.layers()),
+            operators=_changes(self.operators()),
+            host=_changes(self.host()),
+            waits=_changes(self.waits),
+            kernels=[
+                KernelChange(
+                    **structs.asdict(each.figures()),
+                    operator=each.operator,
+                    old_name=each.old_name or None,
+                )
                 for each in self.kernels()
             ],
-            "new_kernels": [_change(each) for each in self.new_kernels()],
-            "vanished_kernels": [_change(each) for each in self.vanished_kernels()],
-            "renamed_kernels": [
-                {**_change(each), "old_name": each.old_name} for each in self.renamed_kernels()
+            new_kernels=_changes(self.new_kernels()),
+            vanished_kernels=_changes(self.vanished_kernels()),
+            renamed_kernels=[
+                RenamedKernel(**structs.asdict(each.figures()), old_name=each.old_name)
+                for each in self.renamed_kernels()
             ],
+        )
+
+    def chart(self) -> Chart | None:
+        """What the time before became, part by part; small parts as one, so that all sum up."""
+        parts = [
+            (shortened(each.name, LONGEST_NAME), each.change_ns)
+            for each in self.parts()
+            if each.change_ns
+        ]
+        parts.sort(key=lambda part: -abs(part[1]))
+        shown = parts[:MOST_DRAWN]
+        rest = self.change_ns - sum(time for _, time in shown)
+        if rest and len(parts) > MOST_DRAWN:
+            shown.append((counted(len(parts) - MOST_DRAWN, "smaller part"), rest))
+        if not shown:
+            return None
+        return {
+            "kind": "change",
+            "before": self.before_ns,
+            "after": self.after_ns,
+            "parts": shown,
+            "per": self.unit,
         }
 
     def findings(self) -> list[Finding]:
@@ -268,25 +372,18 @@ def _squared_error(windows: Windows) -> float | None:
     return float(windows.dur_ns.var(ddof=1)) / windows.steps
 
 
-def _side(side: Side) -> dict[str, Any]:
+def _side(side: Side) -> SideFigures:
     windows = side.windows
-    return {
-        "path": side.path,
-        "steps": windows.steps,
-        "time_us": side.cells.total_ns / 1000,
-        "each_step_us": [int(time) / 1000 for time in windows.dur_ns] if windows.steps else [],
-    }
+    return SideFigures(
+        path=side.path,
+        steps=windows.steps,
+        time_ns=side.cells.total_ns,
+        each_step_ns=[int(time) for time in windows.dur_ns] if windows.steps else [],
+    )
 
 
-def _change(change: Change) -> dict[str, Any]:
-    return {
-        "name": change.name,
-        "before_us": change.before_ns / 1000,
-        "after_us": change.after_ns / 1000,
-        "change_us": change.change_ns / 1000,
-        "before_count": change.before_count,
-        "after_count": change.after_count,
-    }
+def _changes(changes: Iterable[Change]) -> list[ChangeFigures]:
+    return [each.figures() for each in changes]
 
 
 def signed(time_ns: int) -> str:

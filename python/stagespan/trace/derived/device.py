@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Codes, Mask, Numbers, Rows, by_group, covered, pairs
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.view import TraceView, once
@@ -234,6 +235,26 @@ def _add_ascend(trace: Trace, kind: NDArray[np.int8]) -> Mask:
 # --- How the device's time was spent ---
 
 
+class DeviceUseFigures(Figures, frozen=True):
+    """A `DeviceUse` in JSON; times in ns, None without device events."""
+
+    events: Count
+    gpu_events: dict[str, Count]
+    span_ns: Ns | None
+    busy_ns: Ns | None
+    idle_ns: Ns | None
+    compute_union_ns: Ns | None
+    comm_union_ns: Ns | None
+    exposed_comm_ns: Ns | None
+    memcpy_union_ns: Ns | None
+    exposed_memcpy_ns: Ns | None
+    kernel_dur_sum_ns: Ns | None
+    n_streams: Count
+    gpu_events_without_launch_in_trace: Count
+    triton_kernels: Count
+    per_stream_busy_ns: dict[str, Ns]
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
     """Times in ns, over all devices of the trace; None where the trace has no device events.
@@ -268,29 +289,33 @@ class DeviceUse:
         """Span less busy."""
         return None if self.span_ns is None or self.busy_ns is None else self.span_ns - self.busy_ns
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds; streams by number, or device/stream on several devices."""
+    def figures(self) -> DeviceUseFigures:
+        """For JSON; streams by number, or device/stream on several devices."""
         devices = {device for device, _ in self.stream_busy_ns}
-        return {
-            "events": self.entries,
-            "gpu_events": dict(self.device_events),
-            "span_us": _us(self.span_ns),
-            "busy_us": _us(self.busy_ns),
-            "idle_us": _us(self.idle_ns),
-            "compute_union_us": _us(self.compute_ns),
-            "comm_union_us": _us(self.communication_ns),
-            "exposed_comm_us": _us(self.exposed_communication_ns),
-            "memcpy_union_us": _us(self.copy_ns),
-            "exposed_memcpy_us": _us(self.exposed_copy_ns),
-            "kernel_dur_sum_us": _us(self.kernel_sum_ns),
-            "n_streams": len(self.stream_busy_ns),
-            "gpu_events_without_launch_in_trace": self.without_launch,
-            "triton_kernels": self.triton_kernels,
-            "per_stream_busy_us": {
-                (str(stream) if len(devices) == 1 else f"{device}/{stream}"): _us(busy)
+        return DeviceUseFigures(
+            events=self.entries,
+            gpu_events=dict(self.device_events),
+            span_ns=self.span_ns,
+            busy_ns=self.busy_ns,
+            idle_ns=self.idle_ns,
+            compute_union_ns=self.compute_ns,
+            comm_union_ns=self.communication_ns,
+            exposed_comm_ns=self.exposed_communication_ns,
+            memcpy_union_ns=self.copy_ns,
+            exposed_memcpy_ns=self.exposed_copy_ns,
+            kernel_dur_sum_ns=self.kernel_sum_ns,
+            n_streams=len(self.stream_busy_ns),
+            gpu_events_without_launch_in_trace=self.without_launch,
+            triton_kernels=self.triton_kernels,
+            per_stream_busy_ns={
+                (str(stream) if len(devices) == 1 else f"{device}/{stream}"): busy
                 for (device, stream), busy in self.stream_busy_ns.items()
             },
-        }
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures for JSON, times in microseconds."""
+        return self.figures().to_dict()
 
 
 @once
@@ -338,7 +363,3 @@ def _by_stream(trace: Trace) -> dict[tuple[int, int], int]:
 
 def _less(whole: int | None, part: int | None) -> int | None:
     return None if whole is None or part is None else whole - part
-
-
-def _us(nanoseconds: int | None) -> float | None:
-    return None if nanoseconds is None else nanoseconds / 1000

@@ -23,9 +23,23 @@ from stagespan.trace.derived.device import (
     streams,
     work_by_stream,
 )
+from stagespan.trace.figures import Figures, Ns
 from stagespan.trace.read.intervals import Mask, Rows, by_group, covered
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.view import once
+
+
+class DeviceTimeFigures(Figures, frozen=True):
+    """A `DeviceTime` in JSON; in ns."""
+
+    busy: Ns
+    idle: Ns
+    span: Ns
+    compute: Ns
+    comm: Ns
+    exposed_comm: Ns
+    memcpy: Ns
+    exposed_memcpy: Ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +69,18 @@ class DeviceTime:
         """Communication during which something computed."""
         return self.communication_ns - self.exposed_communication_ns
 
-    def to_dict(self) -> dict[str, float]:
-        """For JSON, in microseconds."""
-        times = {
-            "busy": self.busy_ns,
-            "idle": self.idle_ns,
-            "span": self.span_ns,
-            "compute": self.compute_ns,
-            "comm": self.communication_ns,
-            "exposed_comm": self.exposed_communication_ns,
-            "memcpy": self.copy_ns,
-            "exposed_memcpy": self.exposed_copy_ns,
-        }
-        return {name: time / 1000 for name, time in times.items()}
+    def figures(self) -> DeviceTimeFigures:
+        """For JSON."""
+        return DeviceTimeFigures(
+            busy=self.busy_ns,
+            idle=self.idle_ns,
+            span=self.span_ns,
+            compute=self.compute_ns,
+            comm=self.communication_ns,
+            exposed_comm=self.exposed_communication_ns,
+            memcpy=self.copy_ns,
+            exposed_memcpy=self.exposed_copy_ns,
+        )
 
 
 def together(times: Iterable[DeviceTime]) -> DeviceTime:

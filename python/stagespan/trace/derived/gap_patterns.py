@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.call_site import CallSites
 from stagespan.trace.derived.gaps import AFTER, BEFORE, DURING, NAMES, UNKNOWN, Gaps, IdleParts
+from stagespan.trace.derived.idle_causes import Cause
+from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.result import Evidence, evidence, window_of
 
@@ -30,6 +32,39 @@ _LEAST_START = 0.01
 _MOST_STARTS = 20
 # The first call of an operator took so many times as long as the others do.
 _FIRST = 10
+
+
+class PatternFigures(Figures, frozen=True):
+    """A `Pattern` in JSON."""
+
+    cause: Cause
+    next_on_device: str
+    gaps: Count
+    idle_ns: Ns
+    least_ns: Ns
+    most_ns: Ns
+    every_ns: Ns | None
+    one_a_step: bool
+    launched_before: Count
+    launched_later: Count
+    launch_unknown: Count
+    begun_after_launch_ns: Ns | None
+    stream_wait: str | None
+    host_call: str | None
+    host_call_in_gaps: Count
+    host_call_ns: Ns | None
+    host_operator: str | None
+    host_annotation: str | None
+    python: str | None
+
+
+class StartUpFigures(Figures, frozen=True):
+    """A `StartUp` in JSON."""
+
+    where: str = msgspec.field(name="in")
+    idle_ns: Ns
+    gaps: Count
+    by_cause_ns: dict[Cause, Ns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,29 +100,30 @@ class Pattern:
     line: str | None
     evidence: tuple[Evidence, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "cause": self.cause,
-            "next_on_device": self.next,
-            "gaps": self.gaps,
-            "idle_us": self.idle_ns / 1000,
-            "least_us": self.least_ns / 1000,
-            "most_us": self.most_ns / 1000,
-            "every_us": None if self.every_ns is None else self.every_ns / 1000,
-            "one_a_step": self.one_a_step,
-            "launched_before": self.issued[0],
-            "launched_later": self.issued[1],
-            "launch_unknown": self.issued[2],
-            "begun_after_launch_us": None if self.delay_ns is None else self.delay_ns / 1000,
-            "stream_wait": self.told_by,
-            "host_call": self.host_call,
-            "host_call_in_gaps": self.host_gaps,
-            "host_call_us": None if self.host_call_ns is None else self.host_call_ns / 1000,
-            "host_operator": self.host_operator,
-            "host_annotation": self.host_annotation,
-            "python": self.line,
-        }
+    def figures(self) -> PatternFigures:
+        """For JSON."""
+        before, later, unknown = self.issued
+        return PatternFigures(
+            cause=self.cause,
+            next_on_device=self.next,
+            gaps=self.gaps,
+            idle_ns=self.idle_ns,
+            least_ns=self.least_ns,
+            most_ns=self.most_ns,
+            every_ns=self.every_ns,
+            one_a_step=self.one_a_step,
+            launched_before=before,
+            launched_later=later,
+            launch_unknown=unknown,
+            begun_after_launch_ns=self.delay_ns,
+            stream_wait=self.told_by,
+            host_call=self.host_call,
+            host_call_in_gaps=self.host_gaps,
+            host_call_ns=self.host_call_ns,
+            host_operator=self.host_operator,
+            host_annotation=self.host_annotation,
+            python=self.line,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +146,9 @@ class StartUp:
         """In all."""
         return sum(self.by_cause.values())
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "in": self.where,
-            "idle_us": self.idle_ns / 1000,
-            "gaps": len(self.rows),
-            "by_cause_us": {cause: time / 1000 for cause, time in self.by_cause.items()},
-        }
+    def figures(self) -> StartUpFigures:
+        """For JSON."""
+        return StartUpFigures(self.where, self.idle_ns, len(self.rows), self.by_cause)
 
 
 def patterns(where: CallSites, gaps: Gaps, parts: IdleParts, step_begins: Numbers) -> list[Pattern]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Annotated
+
+from stagespan.trace.figures import one_of
 
 # The launching thread was at work on the next launch.
 LAUNCH = "launch"
@@ -44,6 +47,8 @@ CAUSES: dict[str, str] = {
     NOT_TRACED: "the trace does not show why",
 }
 """Every cause with its meaning, as the end of a sentence."""
+Cause = Annotated[str, one_of(CAUSES)]
+"""The name of a cause, for structs of figures."""
 STARVED = (
     LAUNCH,
     SYNCHRONISATION,

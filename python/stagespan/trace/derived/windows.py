@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.step_times import Earlier, earlier_work, step_extents
+from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers, covered
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import in_words, window_of
@@ -17,6 +18,18 @@ from stagespan.trace.view import once
 
 # Steps with less of the device's busy time are not representative of the program.
 _LEAST_SHARE = 0.5
+
+
+class BaseFigures(Figures, frozen=True):
+    """The time that shares refer to."""
+
+    of: Annotated[str, one_of(("steps", "trace"))]
+    steps: Count
+    time_ns: Ns
+    """Its begin, from the begin of the trace's window."""
+    whole_ns: Ns
+    """Its length."""
+    unrecorded_work_ns: Ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +64,15 @@ class BaseWindow:
         ending = "'" if self.steps > 1 else "'s"
         return f"{self.words}{ending} {in_words(self.whole_ns, 'ns')}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        return {
-            "of": "steps" if self.steps else "trace",
-            "steps": self.steps,
-            "time_us": (self.begin_ns - self.origin_ns) / 1000,
-            "whole_us": self.whole_ns / 1000,
-            "unrecorded_work_us": self.unrecorded_ns / 1000,
-        }
+    def figures(self) -> BaseFigures:
+        """For JSON."""
+        return BaseFigures(
+            of="steps" if self.steps else "trace",
+            steps=self.steps,
+            time_ns=self.begin_ns - self.origin_ns,
+            whole_ns=self.whole_ns,
+            unrecorded_work_ns=self.unrecorded_ns,
+        )
 
 
 @once

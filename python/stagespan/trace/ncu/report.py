@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from stagespan.trace.figures import Count, Figures
 from stagespan.trace.ncu import reading as m
 from stagespan.trace.ncu.command import Top, TopKernels, base_name, one_way, without_parameters
 from stagespan.trace.ncu.reading import Measured, Reading
@@ -14,6 +14,7 @@ from stagespan.trace.ncu.verdict import CANNOT_TELL, Judgement, judge
 from stagespan.trace.result import (
     Evidence,
     Finding,
+    Result,
     Severity,
     Table,
     Thresholds,
@@ -47,8 +48,56 @@ class Judged:
     stage: str | None
 
 
+class RoofFigures(Figures, frozen=True):
+    """The peaks of the device, as far as they are known."""
+
+    bytes_per_second: float | None
+    operations_per_second: dict[str, float]
+
+
+class NcuKernel(Figures, frozen=True):
+    """A `Judged` kernel in JSON."""
+
+    name: str
+    bound: str
+    reasons: list[str]
+    operator: str | None
+    stage: str | None
+    traced_ms: float | None
+    traced_percent: float | None
+    """Of the kernel time of the stage."""
+    launches_measured: Count
+    duration_us: float | None
+    compute_percent: float | None
+    memory_percent: float | None
+    memory_level: str | None
+    occupancy_percent: float | None
+    stall: str | None
+    stall_percent: float | None
+    dram_bytes: float | None
+    dram_bytes_per_second: float | None
+    operations: float | None
+    operations_per_second: float | None
+    operations_per_byte: float | None
+    grid: tuple[int, int, int] | None
+    block: tuple[int, int, int] | None
+
+
+class NcuFigures(Figures, frozen=True):
+    """The content of a file of ncu."""
+
+    schema_version: int
+    file: str
+    incomplete: str | None
+    left_out: dict[str, Count]
+    stage: str | None
+    not_measured: list[str]
+    roofs: RoofFigures
+    kernels: list[NcuKernel]
+
+
 @dataclass(frozen=True, slots=True)
-class NcuReport:
+class NcuReport(Result):
     """All kernels of a file of ncu; the one that takes most of the stage's time first."""
 
     reading: Reading
@@ -58,50 +107,48 @@ class NcuReport:
     missing: list[Top]
     """Kernels of the breakdown that were requested, but not measured."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def figures(self) -> NcuFigures:
         """For JSON."""
-        return {
-            "schema_version": 1,
-            "file": self.reading.path,
-            "incomplete": self.reading.incomplete,
-            "left_out": dict(self.reading.left_out),
-            "stage": None if self.top is None else self.top.stage,
-            "not_measured": [kernel.name for kernel in self.missing],
-            "roofs": {
-                "bytes_per_second": self.roofs.bandwidth,
-                "operations_per_second": dict(self.roofs.rates),
-            },
-            "kernels": [self._kernel(each) for each in self.judged],
-        }
+        return NcuFigures(
+            schema_version=1,
+            file=self.reading.path,
+            incomplete=self.reading.incomplete,
+            left_out=dict(self.reading.left_out),
+            stage=None if self.top is None else self.top.stage,
+            not_measured=[kernel.name for kernel in self.missing],
+            roofs=RoofFigures(self.roofs.bandwidth, dict(self.roofs.rates)),
+            kernels=[self._kernel(each) for each in self.judged],
+        )
 
-    def _kernel(self, each: Judged) -> dict[str, Any]:
+    def _kernel(self, each: Judged) -> NcuKernel:
         said, values, point = each.judgement, each.kernel.metrics, each.point
         seconds = values.get(m.DURATION)
         moved = bytes_of(each.kernel)
-        return {
-            "name": each.kernel.name,
-            "bound": said.bound,
-            "reasons": list(said.reasons),
-            "operator": each.operator,
-            "stage": each.stage,
-            "traced_ms": None if each.traced is None else each.traced.ms,
-            "traced_percent": self._percent(each),
-            "launches_measured": each.launches,
-            "duration_us": None if seconds is None else seconds * 1e6,
-            "compute_percent": said.compute,
-            "memory_percent": said.memory,
-            "memory_level": said.level,
-            "occupancy_percent": said.occupancy,
-            "stall": None if said.stall is None else said.stall[0],
-            "stall_percent": None if said.stall is None else said.stall[1],
-            "dram_bytes": moved,
-            "dram_bytes_per_second": moved / seconds if moved and seconds else None,
-            "operations": None if point is None else point.operations,
-            "operations_per_second": None if point is None else point.rate,
-            "operations_per_byte": None if point is None else point.intensity,
-            "grid": each.kernel.grid,
-            "block": each.kernel.block,
-        }
+        stall, stall_percent = said.stall or (None, None)
+        return NcuKernel(
+            name=each.kernel.name,
+            bound=said.bound,
+            reasons=list(said.reasons),
+            operator=each.operator,
+            stage=each.stage,
+            traced_ms=None if each.traced is None else each.traced.ms,
+            traced_percent=self._percent(each),
+            launches_measured=each.launches,
+            duration_us=None if seconds is None else seconds * 1e6,
+            compute_percent=said.compute,
+            memory_percent=said.memory,
+            memory_level=said.level,
+            occupancy_percent=said.occupancy,
+            stall=stall,
+            stall_percent=stall_percent,
+            dram_bytes=moved,
+            dram_bytes_per_second=moved / seconds if moved and seconds else None,
+            operations=None if point is None else point.operations,
+            operations_per_second=None if point is None else point.rate,
+            operations_per_byte=None if point is None else point.intensity,
+            grid=each.kernel.grid,
+            block=each.kernel.block,
+        )
 
     def _percent(self, each: Judged) -> float | None:
         if each.traced is None or self.top is None or not self.top.total_ms:

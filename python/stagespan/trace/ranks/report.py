@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 
-from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks
+from stagespan.trace.figures import Count, Figures, Ns, one_of
+from stagespan.trace.ranks.clocks import COLLECTIVES, HOST, UNKNOWN_CLOCK, Clocks
 from stagespan.trace.ranks.match import Matched
 from stagespan.trace.ranks.summary import RankSummary, Unreadable
 from stagespan.trace.ranks.waits import (
@@ -27,10 +28,12 @@ from stagespan.trace.ranks.waits import (
 )
 from stagespan.trace.result import (
     Cell,
+    Chart,
     Evidence,
     Finding,
     Table,
     Thresholds,
+    Titled,
     by_severity,
     counted,
     in_words,
@@ -38,9 +41,16 @@ from stagespan.trace.result import (
 )
 
 TOP = 50
+_MOST_DRAWN = 256
 
 
-PARTS = ("computing", "waiting", "communicating", "copying", "idle")
+PARTS = {
+    "computing": "computing",
+    "waiting": "waiting for other ranks",
+    "communicating": "other communication",
+    "copying": "copying, nothing else",
+    "idle": "idle",
+}
 """What the time of a rank is spent on; each moment counts as the first part that applies."""
 
 
@@ -73,8 +83,140 @@ def word_of(parts_ns: dict[str, int], on_device: bool) -> str:
     return "device-busy" if on_device else "computing"
 
 
+class JobVerdict(Figures, frozen=True):
+    """One word for the job, and one sentence."""
+
+    verdict: str
+    sentence: str
+
+
+class UnreadableFile(Figures, frozen=True):
+    """A file that could not be read."""
+
+    path: str
+    reason: str
+
+
+class ImbalanceFigures(Figures, frozen=True):
+    """An `Imbalance` in JSON."""
+
+    rank: Count
+    """The rank that computed longest."""
+    percent_over_mean: float
+    ranks: list[Count]
+    times_the_others: float | None
+
+
+class RankFigures(Figures, frozen=True):
+    """One rank."""
+
+    rank: int | None
+    path: str
+    rank_from: Annotated[str, one_of(("metadata", "name"))] | None
+    backend: str
+    host: str | None
+    window_ns: Ns
+    steps: Count
+    step_ns: Ns | None
+    verdict: str
+    verdict_sentence: str | None
+    time_ns: Ns
+    parts_ns: dict[Annotated[str, one_of(PARTS)], Ns]
+    """They sum to `time_ns`."""
+    idle_percent: float
+    """Of `time_ns`."""
+    exposed_percent: float
+    """Of `time_ns`."""
+    stage_ns: Ns | None
+    """On Ascend, as in step_trace_time.csv."""
+    stage_exposed_comm_ns: Ns | None
+    pipeline_stage: Count | None
+    span_ns: Ns | None
+    busy_ns: Ns | None
+    idle_ns: Ns | None
+    compute_union_ns: Ns | None
+    comm_union_ns: Ns | None
+    exposed_comm_ns: Ns | None
+    clock_offset_ns: Ns | None
+    clock_error_ns: Ns | None
+    clock_from: Annotated[str, one_of((HOST, COLLECTIVES, UNKNOWN_CLOCK))]
+    matched_collectives: Count
+    last_in: Count | None
+    made_others_wait_ns: Ns | None
+    waited_ns: Ns | None
+    lost_ns: Ns | None
+    """The part of `waited_ns` in which the rank did not compute."""
+    waited_for_ns: Ns | None
+    """The time that all ranks lost because this one came last."""
+    late_because_ns: dict[Annotated[str, one_of(REASONS)], Ns] | None
+    """The parts of `waited_for_ns`."""
+    computed_ns: Ns | None
+
+
+class CollectiveGroup(Figures, frozen=True):
+    """All collectives of one operation in one process group."""
+
+    op: str
+    group: str | None
+    count: Count
+    pure_ns: Ns
+    waited_ns: Ns
+    lost_ns: Ns
+    bus_gb_per_s: float | None
+    """From the shortest duration on any rank, and the bytes that a link carries."""
+    late_max_ns: Ns
+    most_often_last: Count | None
+    most_often_last_in: Count
+    most_waited_for: Count | None
+    most_waited_for_ns: Ns | None
+    most_waited_for_in: Count
+
+
+class CollectiveInstance(Figures, frozen=True):
+    """One collective."""
+
+    op: str
+    group: str | None
+    index: Count
+    step: Count | None
+    position: Count | None
+    """Among the collectives of its group in the step."""
+    time_ns: Ns
+    ranks: Count
+    last: Count | None
+    late_ns: Ns
+    waited_ns: Ns
+    lost_ns: Ns
+    pure_ns: Ns
+    still_ns: Ns | None
+    """After the last rank had come, without any data that moved."""
+
+
+class RanksFigures(Figures, frozen=True):
+    """What the traces of many ranks show together."""
+
+    verdict: JobVerdict
+    world_size: Count | None
+    world_size_from: str | None
+    found: list[int]
+    missing: list[Count]
+    duplicated: dict[str, list[str]]
+    without_rank: list[str]
+    unreadable: list[UnreadableFile]
+    remarks: list[str]
+    matched_collectives: Count
+    waited_ns: Ns | None
+    lost_ns: Ns | None
+    lost_percent: float | None
+    imbalance: ImbalanceFigures | None
+    ranks: list[RankFigures]
+    collectives: list[CollectiveGroup]
+    worst: list[CollectiveInstance]
+    """The collectives that cost the most waiting, at most 50."""
+
+
 @dataclass(frozen=True)
-class Ranks:
+class Ranks(Titled):
     """The result; ranks are in ascending order, times in ns."""
 
     folder: str
@@ -192,38 +334,39 @@ class Ranks:
             for each, offset in zip(self.summaries, self.clocks.offset_ns, strict=True)
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON, in microseconds."""
-        imbalance = self.imbalance
-        return {
-            "verdict": dict(zip(("verdict", "sentence"), self.verdict(), strict=True)),
-            "world_size": self.world_size,
-            "world_size_from": self.world_size_from,
-            "found": self.numbers,
-            "missing": self.missing,
-            "duplicated": {str(rank): paths for rank, paths in self.duplicated.items()},
-            "without_rank": self.without_rank,
-            "unreadable": [{"path": e.path, "reason": e.reason} for e in self.unreadable],
-            "remarks": list(self.remarks),
-            "matched_collectives": self.matched.count,
-            "waited_us": int(self.waits.waited_ns.sum()) / 1000 if self.waits.instances else None,
-            "lost_us": self.lost_ns / 1000 if self.waits.instances else None,
-            "lost_percent": share(self.lost_ns, self.common_ns) if self.common_ns else None,
-            "imbalance": None
-            if imbalance is None
-            else {
-                "rank": self.numbers[max(self.computing, key=lambda at: self.computing[at][0])],
-                "percent_over_mean": imbalance.percent,
-                "ranks": [self.numbers[at] for at in imbalance.ranks],
-                "times_the_others": imbalance.times,
-            },
-            "ranks": [self._rank(at) for at in range(len(self.summaries))],
-            "collectives": [
+    def figures(self) -> RanksFigures:
+        """The job's verdict, its ranks, and their collectives."""
+        some = bool(self.waits.instances)
+        return RanksFigures(
+            verdict=JobVerdict(*self.verdict()),
+            world_size=self.world_size,
+            world_size_from=self.world_size_from,
+            found=self.numbers,
+            missing=self.missing,
+            duplicated={str(rank): paths for rank, paths in self.duplicated.items()},
+            without_rank=self.without_rank,
+            unreadable=[UnreadableFile(each.path, each.reason) for each in self.unreadable],
+            remarks=list(self.remarks),
+            matched_collectives=self.matched.count,
+            waited_ns=int(self.waits.waited_ns.sum()) if some else None,
+            lost_ns=self.lost_ns if some else None,
+            lost_percent=share(self.lost_ns, self.common_ns) if self.common_ns else None,
+            imbalance=None if self.imbalance is None else self._imbalance(self.imbalance),
+            ranks=[self._rank(at) for at in range(len(self.summaries))],
+            collectives=[
                 self._group(op, group, each)
                 for (op, group), each in by_op(self.waits.instances).items()
             ],
-            "worst": [self._instance(each) for each in self.worst(TOP)],
-        }
+            worst=[self._instance(each) for each in self.worst(TOP)],
+        )
+
+    def _imbalance(self, found: Imbalance) -> ImbalanceFigures:
+        return ImbalanceFigures(
+            rank=self.numbers[max(self.computing, key=lambda at: self.computing[at][0])],
+            percent_over_mean=found.percent,
+            ranks=[self.numbers[at] for at in found.ranks],
+            times_the_others=found.times,
+        )
 
     def worst(self, count: int) -> list[Instance]:
         """The collectives in which the ranks waited longest."""
@@ -248,99 +391,99 @@ class Ranks:
 
         return tables(self)
 
-    def _rank(self, at: int) -> dict[str, Any]:
-        summary, found = self.summaries[at], self.waits
-        use = {} if summary.device is None else summary.device.to_dict()
+    def chart(self) -> Chart | None:
+        """What the time of each rank went to; the parts of a rank sum to its time."""
+        shown = range(min(len(self.summaries), _MOST_DRAWN))
+        usages = [self.usage(at) for at in shown]
+        parts = [(words, part, [usage[part] for usage in usages]) for part, words in PARTS.items()]
+        if len(shown) < 2 or not any(any(times) for *_, times in parts):
+            return None
+        left = len(self.summaries) - len(shown)
+        return {
+            "kind": "ranks",
+            "ranks": [self.summaries[at].rank for at in shown],
+            "parts": [part for part in parts if any(part[2])],
+            "note": f"Not drawn: {counted(left, 'rank')}." if left else "",
+        }
+
+    def _rank(self, at: int) -> RankFigures:
+        summary, found, device = self.summaries[at], self.waits, self.summaries[at].device
         matched, compared = bool(found.took_part[at]), bool(found.compared[at])
         error = int(self.clocks.error_ns[at])
-        return {
-            "rank": summary.rank,
-            "path": summary.path,
-            "rank_from": summary.rank_from,
-            "backend": summary.backend,
-            "host": summary.host,
-            "window_us": summary.window_ns / 1000,
-            "steps": summary.steps,
-            "step_us": None if summary.step_ns is None else summary.step_ns / 1000,
-            "verdict": self.verdict_of(at),
-            "verdict_sentence": summary.verdict_sentence,
-            "time_us": summary.usage.time_ns / 1000,
-            "parts_us": {part: time / 1000 for part, time in self.usage(at).items()},
-            "idle_percent": share(summary.usage.idle_ns, summary.usage.time_ns),
-            "exposed_percent": share(summary.usage.communicating_ns, summary.usage.time_ns),
-            "stage_us": None if summary.usage.stage_ns is None else summary.usage.stage_ns / 1000,
-            "stage_exposed_comm_us": None
-            if summary.usage.stage_communicating_ns is None
-            else summary.usage.stage_communicating_ns / 1000,
-            "pipeline_stage": summary.pipeline_stage,
-            **{
-                key: use.get(name)
-                for key, name in (
-                    ("span_us", "span"),
-                    ("busy_us", "busy"),
-                    ("idle_us", "idle"),
-                    ("compute_union_us", "compute"),
-                    ("comm_union_us", "comm"),
-                    ("exposed_comm_us", "exposed_comm"),
-                )
-            },
-            "clock_offset_us": int(self.clocks.offset_ns[at]) / 1000
-            if self.clocks.how[at] != UNKNOWN_CLOCK
-            else None,
-            "clock_error_us": error / 1000 if error >= 0 else None,
-            "clock_from": self.clocks.how[at],
-            "matched_collectives": int(found.took_part[at]),
-            "last_in": int(found.last[at]) if compared else None,
-            "made_others_wait_us": int(found.caused_ns[at]) / 1000 if compared else None,
-            "waited_us": int(found.waited_ns[at]) / 1000 if compared else None,
-            "lost_us": int(found.lost_ns[at]) / 1000 if compared else None,
-            "waited_for_us": int(found.waited_for_ns[at]) / 1000 if compared else None,
-            "late_because_us": {
-                reason: int(time) / 1000
-                for reason, time in zip(REASONS, found.reasons_ns[at], strict=True)
-            }
-            if compared
-            else None,
-            "computed_us": int(found.computed_ns[at]) / 1000
-            if matched and summary.collectives.computing_known
-            else None,
-        }
+        known_clock = self.clocks.how[at] != UNKNOWN_CLOCK
+        computing_known = matched and summary.collectives.computing_known
+        reasons = zip(REASONS, found.reasons_ns[at].tolist(), strict=True)
+        return RankFigures(
+            rank=summary.rank,
+            path=summary.path,
+            rank_from=summary.rank_from,
+            backend=summary.backend,
+            host=summary.host,
+            window_ns=summary.window_ns,
+            steps=summary.steps,
+            step_ns=summary.step_ns,
+            verdict=self.verdict_of(at),
+            verdict_sentence=summary.verdict_sentence,
+            time_ns=summary.usage.time_ns,
+            parts_ns=self.usage(at),
+            idle_percent=share(summary.usage.idle_ns, summary.usage.time_ns),
+            exposed_percent=share(summary.usage.communicating_ns, summary.usage.time_ns),
+            stage_ns=summary.usage.stage_ns,
+            stage_exposed_comm_ns=summary.usage.stage_communicating_ns,
+            pipeline_stage=summary.pipeline_stage,
+            span_ns=None if device is None else device.span_ns,
+            busy_ns=None if device is None else device.busy_ns,
+            idle_ns=None if device is None else device.idle_ns,
+            compute_union_ns=None if device is None else device.compute_ns,
+            comm_union_ns=None if device is None else device.communication_ns,
+            exposed_comm_ns=None if device is None else device.exposed_communication_ns,
+            clock_offset_ns=int(self.clocks.offset_ns[at]) if known_clock else None,
+            clock_error_ns=error if error >= 0 else None,
+            clock_from=self.clocks.how[at],
+            matched_collectives=int(found.took_part[at]),
+            last_in=int(found.last[at]) if compared else None,
+            made_others_wait_ns=int(found.caused_ns[at]) if compared else None,
+            waited_ns=int(found.waited_ns[at]) if compared else None,
+            lost_ns=int(found.lost_ns[at]) if compared else None,
+            waited_for_ns=int(found.waited_for_ns[at]) if compared else None,
+            late_because_ns={reason: int(time) for reason, time in reasons} if compared else None,
+            computed_ns=int(found.computed_ns[at]) if computing_known else None,
+        )
 
-    def _group(self, op: str, group: str, instances: list[Instance]) -> dict[str, Any]:
+    def _group(self, op: str, group: str, instances: list[Instance]) -> CollectiveGroup:
         last, most = most_often_last(instances), most_waited_for(instances)
-        lost = sum(each.lost_ns for each in instances)
-        return {
-            "op": op,
-            "group": group or None,
-            "count": len(instances),
-            "pure_us": sum(each.pure_ns for each in instances) / 1000,
-            "waited_us": sum(each.waited_ns for each in instances) / 1000,
-            "lost_us": lost / 1000,
-            "bus_gb_per_s": bus_speed(instances),
-            "late_max_us": max(each.late_ns for each in instances) / 1000,
-            "most_often_last": None if last is None else self.numbers[last[0]],
-            "most_often_last_in": 0 if last is None else last[1],
-            "most_waited_for": None if most is None else self.numbers[most.rank],
-            "most_waited_for_us": None if most is None else most.lost_ns / 1000,
-            "most_waited_for_in": 0 if most is None else most.times,
-        }
+        return CollectiveGroup(
+            op=op,
+            group=group or None,
+            count=len(instances),
+            pure_ns=sum(each.pure_ns for each in instances),
+            waited_ns=sum(each.waited_ns for each in instances),
+            lost_ns=sum(each.lost_ns for each in instances),
+            bus_gb_per_s=bus_speed(instances),
+            late_max_ns=max(each.late_ns for each in instances),
+            most_often_last=None if last is None else self.numbers[last[0]],
+            most_often_last_in=0 if last is None else last[1],
+            most_waited_for=None if most is None else self.numbers[most.rank],
+            most_waited_for_ns=None if most is None else most.lost_ns,
+            most_waited_for_in=0 if most is None else most.times,
+        )
 
-    def _instance(self, each: Instance) -> dict[str, Any]:
-        return {
-            "op": each.op,
-            "group": each.group or None,
-            "index": each.index,
-            "step": each.step,
-            "position": each.position,
-            "time_us": (each.begin_ns - self.window_begin_ns()) / 1000,
-            "ranks": each.ranks,
-            "last": None if each.last == NOBODY else self.numbers[each.last],
-            "late_us": each.late_ns / 1000,
-            "waited_us": each.waited_ns / 1000,
-            "lost_us": each.lost_ns / 1000,
-            "pure_us": each.pure_ns / 1000,
-            "still_us": None if each.still_ns is None else each.still_ns / 1000,
-        }
+    def _instance(self, each: Instance) -> CollectiveInstance:
+        return CollectiveInstance(
+            op=each.op,
+            group=each.group or None,
+            index=each.index,
+            step=each.step,
+            position=each.position,
+            time_ns=each.begin_ns - self.window_begin_ns(),
+            ranks=each.ranks,
+            last=None if each.last == NOBODY else self.numbers[each.last],
+            late_ns=each.late_ns,
+            waited_ns=each.waited_ns,
+            lost_ns=each.lost_ns,
+            pure_ns=each.pure_ns,
+            still_ns=each.still_ns,
+        )
 
 
 @dataclass(frozen=True, slots=True)

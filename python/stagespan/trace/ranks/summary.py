@@ -12,6 +12,7 @@ import numpy as np
 
 from stagespan.errors import TraceError
 from stagespan.trace.analyses import verdict
+from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.ascend import (
     AscendFolder,
     communication,
@@ -225,7 +226,8 @@ def summarise(
     host = trace.metadata.get("host_name")
     windows = steps_of(trace)
     devices = device_times(trace)
-    verdict_said = verdict.analyze(trace).to_dict()
+    judged = verdict.analyze(trace)
+    said = judged if isinstance(judged, Verdict) else None
     return RankSummary(
         path=str(path),
         rank=rank,
@@ -244,8 +246,8 @@ def summarise(
         device=together(devices.values()) if devices else None,
         usage=usage_of(trace, window, stages),
         collectives=collectives(trace, transits(known)),
-        verdict=verdict_said.get("verdict"),
-        verdict_sentence=verdict_said.get("sentence"),
+        verdict=None if said is None else said.verdict,
+        verdict_sentence=None if said is None else said.sentence,
         least_ranks=least_ranks(trace, documents),
         pipeline_stage=None if files is None else files.pipeline_stage,
         incomplete=trace.incomplete,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stagespan.console import set_width
 from stagespan.trace.analyses.idle import Idle
@@ -13,18 +13,17 @@ from stagespan.trace.analysis import Analysis
 from stagespan.trace.ascend.steps import AscendSteps
 from stagespan.trace.compare.comparison import Change, Comparison, headline, percent_of
 from stagespan.trace.derived.idle_causes import CAUSES
-from stagespan.trace.derived.kernel_kinds import KINDS
 from stagespan.trace.kernel_names import kernel_label, labels
 from stagespan.trace.ranks.report import Ranks, verdict
 from stagespan.trace.ranks.report import headline as headline_of_ranks
-from stagespan.trace.render.markdown import ignored, missing, name_of, summary
+from stagespan.trace.render.markdown import heading, ignored, missing, name_of, summary
 from stagespan.trace.result import (
     Finding,
+    Result,
     Table,
     Unavailable,
     counted,
     in_cell,
-    in_words,
     printable,
     share,
     shortened,
@@ -36,85 +35,11 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
-Figures = dict[str, Any]
-_KINDS = 4
-# A program's tensors take more: less is what an allocator that is not recorded left over.
-_LEAST_BYTES = 2**20
-
-
 def one_liners(analysis: Analysis) -> list[tuple[str, str]]:
     """Heading and line, of those analyses that have one."""
-    found = []
-    for name, line in _ONE_LINERS.items():
-        result = analysis.results.get(name)
-        if result is None or isinstance(result, Unavailable):
-            continue
-        said = line(result.to_dict())
-        if said:
-            found.append((name.capitalize(), said))
-    return found
-
-
-def _in_time(time_us: float) -> str:
-    return in_words(time_us * 1000, "ns")
-
-
-def _kernels_line(figures: Figures) -> str:
-    kinds = [
-        f"{KINDS.get(each['kind'], each['kind'])} {each['percent']:.1f} %"
-        for each in figures["by_kind"][:_KINDS]
-    ]
-    what = "device event" if figures["on_device"] else "operator"
-    count = counted(figures["count"], what)
-    return f"{', '.join(kinds)} of the {_in_time(figures['time_us'])} of {count}"
-
-
-def _compiled_line(figures: Figures) -> str:
-    counts = [
-        ("forward graph", figures["graphs"]["forward"]),
-        ("backward graph", figures["graphs"]["backward"]),
-    ]
-    if figures["graph_breaks"] is not None:
-        counts.append(("graph break", sum(each["count"] for each in figures["graph_breaks"])))
-    again = figures["recompilations"]
-    found = [counted(count, what) for what, count in counts if count]
-    inside = sum(each["in_window"] for each in again)
-    before = sum(each["before_window"] for each in again)
-    eager = figures["eager_calls"] or 0
-    found += [counted(inside, "recompilation")] if inside else []
-    found += [f"{counted(before, 'recompilation')} before the trace"] if before else []
-    found += [f"{counted(eager, 'call')} that ran eagerly"] if eager else []
-    return ", ".join(found)
-
-
-def _steps_line(figures: Figures) -> str:
-    step = figures["step_us"]
-    if not figures["count"] or step is None:
-        return ""
-    if figures["count"] == 1:
-        return f"1, {_in_time(step['mean'])}"
-    return (
-        f"{figures['count']:,}, {_in_time(step['median'])} in the median"
-        f" ({_in_time(step['min'])} to {_in_time(step['max'])})"
-    )
-
-
-def _memory_line(figures: Figures) -> str:
-    device = figures["devices"][0]
-    if device["peak_bytes"] < _LEAST_BYTES:
-        return ""
-    return (
-        f"at most {in_words(device['peak_bytes'], 'bytes')} on {shortened(device['device'], 30)},"
-        f" at {_in_time(device['peak_time_us'])}"
-    )
-
-
-_ONE_LINERS: dict[str, Callable[[Figures], str]] = {
-    "kernels": _kernels_line,
-    "compiled": _compiled_line,
-    "steps": _steps_line,
-    "memory": _memory_line,
-}
+    results = {n: r for n, r in analysis.results.items() if isinstance(r, Result)}
+    lines = {name: result.line() for name, result in results.items()}
+    return [(heading(name), line) for name, line in lines.items() if line]
 
 
 # --- One trace ---

@@ -15,7 +15,7 @@ from planted import Program
 
 from stagespan.trace import Trace, read_trace
 from stagespan.trace.analyses import layers
-from stagespan.trace.analyses.layers import Layers, Module
+from stagespan.trace.analyses.layers import Layers, Module, Spread
 from stagespan.trace.derived.step_ranges import Repeat, all_repeats, longest_repeat
 from stagespan.trace.result import Unavailable
 
@@ -74,8 +74,8 @@ def test_modules_with_their_own_time_and_what_they_hold(tmp_path: Path) -> None:
     assert (linear.device_ns, linear.launched) == (6 * 80 * US, 12)
     assert block.host_ns == 6 * (3 * 15 + 3) * US
     assert block.host_self_ns == 6 * (15 + 1) * US
-    assert block.call_ns == (84 * US,) * 3
-    assert linear.call_ns == (30 * US, 40 * US, 50 * US)
+    assert block.call_ns == Spread(84 * US, 84 * US, 84 * US)
+    assert linear.call_ns == Spread(30 * US, 40 * US, 50 * US)
     assert found.modules is not None
     assert found.modules.outside == (1, 9 * US)
     # AND nothing is wrong with it, nor inferred
@@ -135,8 +135,8 @@ def test_a_block_of_kernels_that_repeats(tmp_path: Path) -> None:
     # THEN the repetition is told, and that it is inferred
     (block,) = found.blocks.blocks
     assert (block.length, block.times, block.first) == (5, 8, "kernel_a")
-    assert block.block_ns[1] == sum(10 + ord(name) % 7 for name in "abcad") * US
-    assert block.total_ns == 8 * block.block_ns[1]
+    assert block.block_ns.median == sum(10 + ord(name) % 7 for name in "abcad") * US
+    assert block.total_ns == 8 * block.block_ns.median
     assert found.to_dict()["inferred"] is True
     assert "Inferred" in found.tables()[0].note
 

@@ -280,7 +280,7 @@ def test_an_event_that_does_not_say_what_is_reserved(tmp_path: Path) -> None:
     # WHEN the memory is followed THEN it is unknown there, and known elsewhere
     found = only(memory_of(program.trace(tmp_path)))
     assert (found.peak, found.reserved, found.most_reserved) == (5 * MIB, None, 5 * MIB)
-    assert found.to_dict()["reserved_unused_at_peak_bytes"] is None
+    assert found.figures().to_dict()["reserved_unused_at_peak_bytes"] is None
 
 
 def test_only_memory_events(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_one_step_by_hand(tmp_path: Path) -> None:
         "other": 20 * US,
     }
     assert [step.parts for step in found.steps] == [expected, expected]
-    assert found.figures == (90 * US,) * 5
+    assert found.quartiles_ns == (90 * US,) * 5
     assert [step.after_host_ns for step in found.steps] == [0, 0]
     # AND between the kernels lie the wait's end, Python, and what comes before the next kernel
     (gap,) = found.gaps.largest

@@ -57,7 +57,7 @@ def steps_of(
 
 
 def figures(steps: AscendSteps) -> list[tuple[int | None, ...]]:
-    return [tuple(step.figures().values()) for step in steps.steps]
+    return [tuple(step.times().values()) for step in steps.steps]
 
 
 def test_lanes_and_operators_give_the_same_steps(tmp_path: Path) -> None:

@@ -37,9 +37,10 @@ def test_who_sleeps_is_the_straggler(recorded: Path) -> None:
     # GIVEN traces of two processes that met, of which rank 1 then slept before each all-reduce
     # WHEN they are read together
     found = ranks_in(recorded)
-    # THEN all are matched, by one clock
+    # THEN their collectives are matched
     assert (found.numbers, found.world_size) == ([0, 1], 2)
-    assert found.matched.count == 1 + gloo_rank.ROUNDS
+    # The first, in which they meet, can lie before the window of one of them.
+    assert found.matched.count >= gloo_rank.ROUNDS
     assert {each.op for each in found.waits.instances} == {"all_reduce"}
     # AND rank 1 came last, and rank 0 waited for as long as it slept, or nearly
     assert found.waits.last[1] >= gloo_rank.ROUNDS - 2

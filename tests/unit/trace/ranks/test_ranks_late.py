@@ -12,7 +12,7 @@ from planted_ranks import US, Call, codes_in, finding_in, ranks_in, together, wr
 
 from stagespan.trace.ranks import Ranks, analyze_folder
 from stagespan.trace.ranks.waits import BEFORE, COMMUNICATION, COMPUTING, HOST, NOT_KNOWN, REASONS
-from stagespan.trace.render.html.charts import charts
+from stagespan.trace.render.html.data import charts
 
 STEP = 100_000.0
 

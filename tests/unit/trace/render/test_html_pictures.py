@@ -11,11 +11,12 @@ import pytest
 from browser import Browser, program
 from planted import Program
 
+from stagespan.trace.analyses.steps import MOST_DRAWN
 from stagespan.trace.analysis import Analysis, analyze
+from stagespan.trace.compare import comparison
 from stagespan.trace.paths import analyze_path
 from stagespan.trace.render import html
-from stagespan.trace.render.html import charts as module
-from stagespan.trace.render.html.charts import MOST_STEPS, charts
+from stagespan.trace.render.html.data import charts
 
 pytest.importorskip("plotly", reason="plotly, whose charts the page has, is not installed")
 
@@ -105,20 +106,20 @@ def test_a_change_is_drawn_from_before_to_after(tmp_path: Path) -> None:
     assert change["after"] > change["before"]
     # AND where they are more than are drawn, the largest are, and the others stand as one
     whole = change["parts"]
-    most, module.MOST_PARTS = module.MOST_PARTS, 1
+    most, comparison.MOST_DRAWN = comparison.MOST_DRAWN, 1
     try:
         short = by_kind(analysis)["change"]["parts"]
     finally:
-        module.MOST_PARTS = most
+        comparison.MOST_DRAWN = most
     assert short[0] == max(whole, key=lambda part: abs(part[1]))
     assert short[1][0] == f"{len(whole) - 1} smaller parts"
     assert change["before"] + sum(time for _, time in short) == change["after"]
 
 
 def test_many_steps_are_cut_and_say_so(tmp_path: Path) -> None:
-    analysis = analyze_path(a_trace(tmp_path, steps=MOST_STEPS + 20))
+    analysis = analyze_path(a_trace(tmp_path, steps=MOST_DRAWN + 20))
     steps = by_kind(analysis)["steps"]
-    assert len(steps["names"]) <= MOST_STEPS
+    assert len(steps["names"]) <= MOST_DRAWN
     left = analysis.to_dict()["steps"]["count"] - len(steps["names"])
     assert steps["note"] == f"Not drawn: {left:,} steps."
 

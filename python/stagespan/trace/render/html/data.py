@@ -14,12 +14,12 @@ from stagespan.trace.analyses.steps import Steps
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.kernel_names import labels
-from stagespan.trace.render.html.charts import charts
 from stagespan.trace.render.html.timeline import drawn, timeline
 from stagespan.trace.render.markdown import heading, ignored, name_of, summary
 from stagespan.trace.result import (
     Cell,
     Finding,
+    Result,
     Table,
     Titled,
     Unavailable,
@@ -80,8 +80,8 @@ def _verdict(analysis: Analysis) -> dict[str, str] | None:
         return None
     if isinstance(result, Unavailable):
         return {"word": "cannot tell", "sentence": printable(result.reason)}
-    said = result.to_dict()
-    return {"word": str(said["verdict"]), "sentence": printable(str(said["sentence"]))}
+    assert isinstance(result, Verdict)
+    return {"word": result.verdict, "sentence": printable(result.sentence)}
 
 
 def _device(analysis: Analysis) -> list[tuple[str, int, str]]:
@@ -115,6 +115,13 @@ def written_finding(finding: Finding) -> dict[str, Any]:
             for each in finding.evidence
         ],
     }
+
+
+def charts(analysis: Analysis) -> list[dict[str, Any]]:
+    """The pictures, each with the name of its analysis."""
+    results = {n: r for n, r in analysis.results.items() if isinstance(r, Result)}
+    drawn = {name: result.chart() for name, result in results.items()}
+    return [{"analysis": name, **chart} for name, chart in drawn.items() if chart is not None]
 
 
 def _section(name: str, result: Any) -> dict[str, Any]:

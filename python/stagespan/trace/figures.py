@@ -1,0 +1,145 @@
+"""The figures of a result as structs: times in nanoseconds inside, microseconds in JSON.
+
+A result describes its figures once, as a class derived from `Figures`. Their JSON and its JSON
+Schema follow from that class. The key of a field is its name with `_us` in place of `_ns`; a field
+whose key differs has `msgspec.field(name=...)`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+from msgspec import inspect
+
+_NANOSECONDS = re.compile(r"_ns(?=_|$)")
+_UNIT = {"unit": "ns"}
+
+if TYPE_CHECKING:
+    Ns = int
+else:
+    # Written in microseconds, with decimals: a number for readers of the schema.
+    Ns = Annotated[float, msgspec.Meta(extra=_UNIT)]
+"""A time in integer nanoseconds. In JSON it is a number of microseconds."""
+
+if TYPE_CHECKING:
+    MeanNs = float
+else:
+    MeanNs = Ns
+"""A mean time, in nanoseconds with decimals. In JSON it is a number of microseconds."""
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Path = Annotated[list[str], msgspec.Meta(min_length=1)]
+"""The names of what is around something, and its own name at the end."""
+
+
+def one_of(values: Iterable[str]) -> msgspec.Meta:
+    """The constraint that a text is one of `values`, for `Annotated[str, one_of(...)]`."""
+    return msgspec.Meta(extra_json_schema={"enum": list(values)})
+
+
+def _key(name: str) -> str:
+    return _NANOSECONDS.sub("_us", name)
+
+
+class Figures(msgspec.Struct, frozen=True, rename=_key):
+    """Base class of all structs of figures. An unknown figure is None, never 0."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: plain dicts, lists, numbers and texts; times in microseconds."""
+        written: dict[str, Any] = _writer_of(type(self))(self)
+        return written
+
+
+def schema_of(types: Sequence[type[Figures]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The JSON Schemas of the types, and the definitions to which they refer (`$defs`)."""
+    schemas, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    return list(schemas), definitions
+
+
+_Write = Callable[[Any], Any]
+
+
+@cache
+def _writer_of(struct: type[Figures]) -> _Write:
+    """The function that makes a dict for JSON of a struct of this type."""
+    found = inspect.type_info(struct)
+    assert isinstance(found, inspect.StructType)
+    # Trees are too deep for recursion: structs of the same type are written one after another.
+    nested = [(each.name, each.encode_name) for each in found.fields if _is_list_of(struct, each)]
+    fields = [
+        (each.name, each.encode_name, _writer(each.type))
+        for each in found.fields
+        if not _is_list_of(struct, each)
+    ]
+
+    def write(figures: Any) -> dict[str, Any]:
+        root: dict[str, Any] = {}
+        waiting = [(figures, root)]
+        while waiting:
+            each, written = waiting.pop()
+            for name, key, inner in fields:
+                value = getattr(each, name)
+                written[key] = value if inner is None else inner(value)
+            for name, key in nested:
+                below = getattr(each, name)
+                written[key] = [{} for _ in below]
+                waiting += zip(below, written[key], strict=True)
+        return root
+
+    return write
+
+
+def _is_list_of(struct: type[Figures], field: inspect.Field) -> bool:
+    kind = field.type
+    if not isinstance(kind, inspect.ListType) or not isinstance(kind.item_type, inspect.StructType):
+        return False
+    return kind.item_type.cls is struct
+
+
+def _writer(kind: inspect.Type) -> _Write | None:
+    """The function that makes JSON of a value of this type; None if the value is JSON already."""
+    if isinstance(kind, inspect.Metadata):
+        return _in_us if kind.extra == _UNIT else _writer(kind.type)
+    if isinstance(kind, inspect.StructType):
+        return Figures.to_dict
+    if isinstance(kind, inspect.UnionType):
+        found = [each for each in map(_writer, kind.types) if each is not None]
+        assert len(found) < 2, "a field has one type of figures, or None"
+        return _optional(found[0]) if found else None
+    if isinstance(kind, inspect.DictType):
+        value = _writer(kind.value_type)
+        return dict if value is None else _of_dict(value)
+    if isinstance(kind, inspect.ListType):
+        item = _writer(kind.item_type)
+        return list if item is None else _of_list(item)
+    if isinstance(kind, inspect.TupleType):
+        return _of_tuple([_writer(each) for each in kind.item_types])
+    return None
+
+
+def _in_us(time_ns: float) -> float:
+    return time_ns / 1000
+
+
+def _optional(inner: _Write) -> _Write:
+    return lambda value: None if value is None else inner(value)
+
+
+def _of_dict(inner: _Write) -> _Write:
+    return lambda values: {key: inner(value) for key, value in values.items()}
+
+
+def _of_list(inner: _Write) -> _Write:
+    return lambda values: [inner(value) for value in values]
+
+
+def _of_tuple(writers: list[_Write | None]) -> _Write:
+    def write(values: Any) -> list[Any]:
+        pairs = zip(values, writers, strict=True)
+        return [value if inner is None else inner(value) for value, inner in pairs]
+
+    return write

@@ -1,0 +1,97 @@
+"""Structs of figures: their JSON in microseconds, and their JSON Schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import msgspec
+import pytest
+
+from stagespan.trace.figures import Count, Figures, Ns, one_of, schema_of
+from stagespan.trace.render.json_schema import figure_types, json_schema
+
+
+class Part(Figures, frozen=True):
+    name: str
+    time_ns: Ns
+
+
+class Node(Figures, frozen=True):
+    own_ns: Ns
+    children: list[Node]
+
+
+class Example(Figures, frozen=True):
+    """An example."""
+
+    total_ns: Ns
+    host_ns_a_step: Ns | None
+    count: Count
+    parts_ns: dict[Annotated[str, one_of(("a", "b"))], Ns]
+    largest: Part | None
+    parts: list[Part]
+    spread_ns: Part
+    curve: list[tuple[Ns, int]]
+    line: str = msgspec.field(name="python")
+
+
+def example(largest: Part | None = None) -> Example:
+    return Example(
+        total_ns=1_500,
+        host_ns_a_step=None,
+        count=3,
+        parts_ns={"a": 500, "b": 1_000},
+        largest=largest,
+        parts=[Part("p", 250)],
+        spread_ns=Part("q", 1),
+        curve=[(1_000, 7)],
+        line="a.py(1)",
+    )
+
+
+def test_times_are_written_in_microseconds_under_a_key_that_says_so() -> None:
+    assert example(Part("most", 2_000)).to_dict() == {
+        "total_us": 1.5,
+        "host_us_a_step": None,
+        "count": 3,
+        "parts_us": {"a": 0.5, "b": 1.0},
+        "largest": {"name": "most", "time_us": 2.0},
+        "parts": [{"name": "p", "time_us": 0.25}],
+        "spread_us": {"name": "q", "time_us": 0.001},
+        "curve": [[1.0, 7]],
+        "python": "a.py(1)",
+    }
+    assert example().to_dict()["largest"] is None
+
+
+def test_a_tree_of_any_depth_is_written() -> None:
+    # GIVEN a tree that is deeper than Python's limit of recursion
+    tree = Node(1_000, [])
+    for _ in range(5_000):
+        tree = Node(1_000, [tree])
+    # WHEN it is written
+    found, depth = tree.to_dict(), 0
+    # THEN every node is in it
+    while found["children"]:
+        (found,), depth = found["children"], depth + 1
+    assert (found["own_us"], depth) == (1.0, 5_000)
+
+
+def test_the_json_of_figures_fits_their_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    (schema,), definitions = schema_of([Example])
+    validator = jsonschema.Draft202012Validator({**schema, "$defs": definitions})
+    written = json.loads(json.dumps(example(Part("most", 2_000)).to_dict()))
+    assert not list(validator.iter_errors(written))
+    for wrong in ({"count": -1}, {"parts_us": {"c": 1.0}}, {"total_us": None}):
+        assert list(validator.iter_errors({**written, **wrong})), wrong
+
+
+def test_the_schema_describes_every_result() -> None:
+    schema = json_schema()
+    assert figure_types().keys() == schema["properties"].keys() - {
+        "schema_version", "trace", "findings",
+    }  # fmt: skip
+    for types in figure_types().values():
+        assert types.__doc__
