@@ -9,7 +9,7 @@ import msgspec
 
 from stagespan import _core
 from stagespan.trace.read import json_repair as split
-from stagespan.trace.read.reader import CHUNK_BYTES, ByteStream, _Reader
+from stagespan.trace.read.reader import CHUNK_BYTES, ByteStream, EventReader
 
 RawEvent = dict[str, msgspec.Raw]
 _entries = msgspec.json.Decoder(list[RawEvent])
@@ -21,16 +21,14 @@ def copy_raw_events(path: Path, take: Callable[[list[RawEvent]], None]) -> None:
 
     Raises TraceError as `read_trace` does.
     """
-    _Copying(ByteStream(path, CHUNK_BYTES), take).copy()
+    EventReader(ByteStream(path, CHUNK_BYTES), _Tap(take)).read_events()
 
 
 class _Tap:
-    """A scanner of which only what it takes for whole entries is of use."""
+    """Gives the text of whole entries to `take`."""
 
     def __init__(self, take: Callable[[list[RawEvent]], None]) -> None:
         self._take = take
-        self.total = 0
-        self.looks_like_a_trace = True
 
     def scan(self, buffer: bytes, start: int) -> tuple[int, int]:
         """As `TraceScanner.scan`; its columns are dropped at once."""
@@ -43,21 +41,7 @@ class _Tap:
         return behind, state
 
     def leave_out(self, cause: str, count: int) -> None:
-        """Counted where the trace was read for its figures."""
-
-
-class _Copying(_Reader):
-    def __init__(self, stream: ByteStream, take: Callable[[list[RawEvent]], None]) -> None:
-        super().__init__(stream)
-        self._scanner = _Tap(take)  # type: ignore[assignment]
-
-    def copy(self) -> None:
-        """Read all of the file."""
-        if self._first_character() == b"{":
-            self._read_head()
-        else:
-            self._buffer = self._buffer[1:]
-        self._read_events()
+        """Nothing: `read_trace` counts these entries."""
 
 
 def _decoded(piece: bytes) -> list[RawEvent]:
@@ -65,7 +49,7 @@ def _decoded(piece: bytes) -> list[RawEvent]:
         return _entries.decode(b"[" + piece + b"]")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
-    # Something in it is not quite JSON, or no object: take each entry by itself.
+    # Something in it is not valid JSON, or not an object: take each entry by itself.
     found: list[RawEvent] = []
     at = 0
     while (begin := piece.find(b"{", at)) >= 0:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -124,7 +124,11 @@ def read_trace(path: str | os.PathLike[str], *, chunk_bytes: int = CHUNK_BYTES) 
     the memory.
     """
     try:
-        return _Reader(ByteStream(path, chunk_bytes)).read()
+        scanner = _core.TraceScanner()
+        reader = EventReader(ByteStream(path, chunk_bytes), scanner)
+        is_closed = reader.read_events()
+        broken = reader.read_tail() if is_closed else None
+        return _finished(reader, scanner, is_closed, broken)
     except MemoryError:
         raise TraceError(
             f"{path} needs more memory than there is: record fewer steps, or read it on a machine"
@@ -132,31 +136,52 @@ def read_trace(path: str | os.PathLike[str], *, chunk_bytes: int = CHUNK_BYTES) 
         ) from None
 
 
-class _Reader:
-    def __init__(self, stream: ByteStream) -> None:
-        self._stream = stream
+class EventScanner(Protocol):
+    """Takes the entries of the list of events, as `TraceScanner` does."""
+
+    def scan(self, buffer: bytes, start: int) -> tuple[int, int]:
+        """Take the whole entries of `buffer` from `start` on.
+
+        Returns where the first entry begins that was not taken, and why it stopped: `SCAN_MORE`,
+        `SCAN_ODD` or `SCAN_CLOSED`.
+        """
+
+    def leave_out(self, cause: str, count: int) -> None:
+        """Count entries that could not be taken."""
+
+
+class EventReader:
+    """Finds the list of events in a trace file, and gives its text to a scanner.
+
+    The methods raise TraceError as `read_trace` does.
+    """
+
+    def __init__(self, stream: ByteStream, scanner: EventScanner) -> None:
+        self.stream = stream
+        self.metadata: dict[str, Any] = {}
+        """The values next to the list of events."""
+        self.adjusted: Counter[str] = Counter()
+        """By cause, how often the text was changed to make it valid JSON."""
+        self.problem: str | None = None
+        """Why reading stopped before the end of the events, if it did for a reason of its own."""
+        self._scanner = scanner
         self._chunks = stream.chunks()
         self._buffer = b""
         self._ended = False
-        self._scanner = _core.TraceScanner()
-        self._adjusted: Counter[str] = Counter()
-        self._metadata: dict[str, Any] = {}
+        self._in_object = False
         self._names_right_to = 0
-        """Up to here quotes in names of the buffer are escaped."""
+        """Up to here, quotes in names of the buffer are escaped."""
         self._window = _WINDOW_BYTES
         """How far ahead they are looked for."""
-        self._problem: str | None = None
-        """Why reading stopped before the end."""
 
-    def read(self) -> Trace:
-        top = self._first_character()
-        if top == b"{":
+    def read_events(self) -> bool:
+        """Read to the end of the list of events; False if the file ends before it."""
+        self._in_object = self._first_character() == b"{"
+        if self._in_object:
             self._read_head()
         else:
             self._buffer = self._buffer[1:]
-        closed = self._read_events()
-        broken = self._read_tail(top == b"{") if closed else None
-        return self._finish(closed, broken)
+        return self._scan_events()
 
     def _more(self) -> bool:
         """More of the file into the buffer; False at the end.
@@ -184,8 +209,8 @@ class _Reader:
             # Blanks are not kept.
             self._buffer = text
             if not self._more():
-                if self._stream.damage:
-                    raise TraceError(f"{self._where} cannot be read: {self._stream.damage}.")
+                if self.stream.damage:
+                    raise TraceError(f"{self._where} cannot be read: {self.stream.damage}.")
                 raise TraceError(f"{self._where} is empty: export the trace again.")
         if text[:1] not in b"{[":
             raise TraceError(
@@ -222,7 +247,7 @@ class _Reader:
             if not is_list:
                 raise TraceError(f"{self._where} is not a trace: its `traceEvents` is not a list.")
             del head[""]
-            self._metadata = head
+            self.metadata = head
             self._buffer = self._buffer[value + 1 :]
             return
 
@@ -230,8 +255,8 @@ class _Reader:
         try:
             msgspec.json.decode(self._buffer)
         except _UNDECODABLE as error:
-            if self._stream.damage:
-                return f"{self._where} cannot be read: {self._stream.damage} before its events."
+            if self.stream.damage:
+                return f"{self._where} cannot be read: {self.stream.damage} before its events."
             return (
                 f"{self._where} is cut off or not JSON, and no `traceEvents` was found in it"
                 f" ({error}): export the trace again."
@@ -241,8 +266,7 @@ class _Reader:
             " Give the file that the profiler exported."
         )
 
-    def _read_events(self) -> bool:
-        """Read entries until the list closes; False when the file ends before."""
+    def _scan_events(self) -> bool:
         at = 0
         while True:
             at, state = self._scanner.scan(self._buffer, at)
@@ -257,7 +281,7 @@ class _Reader:
             if state == _core.SCAN_CLOSED:
                 return True
             if len(self._buffer) > MOST_BYTES:
-                self._problem = f"its next entry is longer than {MOST_BYTES >> 20} MiB"
+                self.problem = f"its next entry is longer than {MOST_BYTES >> 20} MiB"
                 return False
             if not self._more():
                 return False
@@ -284,11 +308,14 @@ class _Reader:
             self._buffer, start, start + window
         )
         if names:
-            self._adjusted["quotes in a name that were not escaped"] += names
+            self.adjusted["quotes in a name that were not escaped"] += names
         return names > 0
 
-    def _read_tail(self, in_object: bool) -> str | None:
-        """Read the text after the list of events; a clause if it is not as expected."""
+    def read_tail(self) -> str | None:
+        """Read the text after the list of events.
+
+        Returns None, or if the text is not as expected what is wrong, as a clause.
+        """
         while self._more():
             # There may be many blanks at the end, which do not count.
             if len(self._buffer) > MOST_BYTES // 2:
@@ -296,7 +323,7 @@ class _Reader:
             if len(self._buffer) > MOST_BYTES:
                 return f"the text after its events is longer than {MOST_BYTES >> 20} MiB"
         rest = self._buffer.strip()
-        if not in_object:
+        if not self._in_object:
             return "there is text after its list of events" if rest else None
         tail = _decode_object(b'{"":null' + rest)
         if tail is None:
@@ -306,40 +333,38 @@ class _Reader:
         if again is not None:
             count = len(again) if isinstance(again, list) else 1
             self._scanner.leave_out("entry of a second `traceEvents`", count)
-        self._metadata.update(tail)
+        self.metadata.update(tail)
         return None
-
-    def _finish(self, closed: bool, broken: str | None) -> Trace:
-        count = self._scanner.total
-        problem = broken
-        if not closed:
-            problem = (
-                self._problem or self._stream.damage or "the file ends in the middle of its events"
-            )
-            if count == 0:
-                raise TraceError(
-                    f"{self._where} has no whole event ({problem}): export it again."
-                    if self._problem
-                    else f"{self._where} is cut off before its first whole event ({problem}):"
-                    " export it again."
-                )
-        elif self._stream.damage:
-            problem = self._stream.damage
-        if count and not self._scanner.looks_like_a_trace:
-            raise TraceError(
-                f"{self._where} is JSON but not a trace: none of its {count} entries is an event."
-            )
-        incomplete = None
-        if problem:
-            incomplete = (
-                f"{self._where} is incomplete: {problem}; the {count} complete entries were read."
-            )
-        path = str(self._stream.path)
-        return gather(self._scanner, path, self._metadata, self._adjusted, incomplete)
 
     @property
     def _where(self) -> str:
-        return str(self._stream.path)
+        return str(self.stream.path)
+
+
+def _finished(
+    reader: EventReader, scanner: _core.TraceScanner, is_closed: bool, broken: str | None
+) -> Trace:
+    """The trace of what was read. Raises TraceError if that is not a trace."""
+    path, damage = str(reader.stream.path), reader.stream.damage
+    count, problem = scanner.total, broken
+    if not is_closed:
+        problem = reader.problem or damage or "the file ends in the middle of its events"
+        if count == 0:
+            raise TraceError(
+                f"{path} has no whole event ({problem}): export it again."
+                if reader.problem
+                else f"{path} is cut off before its first whole event ({problem}): export it again."
+            )
+    elif damage:
+        problem = damage
+    if count and not scanner.looks_like_a_trace:
+        raise TraceError(
+            f"{path} is JSON but not a trace: none of its {count} entries is an event."
+        )
+    incomplete = None
+    if problem:
+        incomplete = f"{path} is incomplete: {problem}; the {count} complete entries were read."
+    return gather(scanner, path, reader.metadata, reader.adjusted, incomplete)
 
 
 def _decode_object(text: bytes) -> dict[str, Any] | None:
