@@ -50,7 +50,12 @@ if TYPE_CHECKING:
     from stagespan.harness import HarnessConfig, StageBenchHarness
     from stagespan.memory import memory_snapshot
     from stagespan.platforms import current_platform
-    from stagespan.profiling import enable_profiler_for_names, profile_steps, profile_window
+    from stagespan.profiling import (
+        annotate,
+        enable_profiler_for_names,
+        profile_steps,
+        profile_window,
+    )
     from stagespan.report.compare import compare_timing_reports
     from stagespan.report.tables import print_timing_summary
     from stagespan.report.timing import (
@@ -67,6 +72,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
+    "annotate": "stagespan.profiling",
     "BoundExecutor": "stagespan.threads",
     "HarnessConfig": "stagespan.harness",
     "StageBenchHarness": "stagespan.harness",
@@ -100,6 +106,7 @@ __all__ = [
     "StageBenchHarness",
     "StagespanError",
     "Token",
+    "annotate",
     "begin",
     "bind",
     "compare_timing_reports",
@@ -168,6 +175,8 @@ _context.lazy_hook("debug", "stagespan.report.exit")
 # clock.
 _context.lazy_hook("debug", "stagespan.synchronize:SynchronizeHook")
 _context.lazy_hook("profiled", "stagespan.profiling.profiled:ProfiledHook")
+# After that one: the range in a trace is within the profiler's window.
+_context.lazy_hook("profiled", "stagespan.profiling.annotation:AnnotateHook")
 _context.lazy_hook("memory", "stagespan.memory")
 _context.lazy_hook("service", "stagespan.service")
 _context.lazy_hook("service", "stagespan.recording.ticks")

@@ -316,7 +316,7 @@ def _start() -> None:
     leave_alone(_enter, _leave, _exit, _decorate, _service_is_needed, _torch_was_imported)
     if not settings.get("STAGESPAN_ENABLED"):
         _core.disable()
-    _core.set_profiled_names(settings.profiler_names())
+    _core.set_profiled_names([*settings.profiler_names(), *settings.annotated_names()])
     if settings.get("STAGESPAN_DEBUG"):
         _core.set_debug(True)
 

@@ -92,6 +92,14 @@ VARIABLES: tuple[Variable, ...] = (
         "whether their traces hold Python stacks, which make them many times larger",
     ),
     Variable(
+        "STAGESPAN_ANNOTATE",
+        (),
+        "names",
+        (),
+        "stages that are ranges in the application's own torch.profiler traces, separated by "
+        "commas; * stands for all",
+    ),
+    Variable(
         "STAGESPAN_TIMING_REPORT",
         ("TELEFUSER_TIMING_REPORT",),
         "text",
@@ -286,4 +294,10 @@ def warn_once(spelling: str, text: str, sentence: str) -> None:
 def profiler_names() -> tuple[str, ...]:
     """Return the stages that the environment names for torch.profiler, in order, each once."""
     names: tuple[str, ...] = get("STAGESPAN_PROFILER_NAMES")
+    return names
+
+
+def annotated_names() -> tuple[str, ...]:
+    """Return the stages that the environment names for the application's own traces."""
+    names: tuple[str, ...] = get("STAGESPAN_ANNOTATE")
     return names

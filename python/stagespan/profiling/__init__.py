@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from stagespan.profiling.annotation import annotate
 from stagespan.profiling.controller import Window, profile_window
 from stagespan.profiling.names import enable_profiler_for_names
 from stagespan.profiling.steps import profile_steps
 
-__all__ = ["Window", "enable_profiler_for_names", "profile_steps", "profile_window"]
+__all__ = ["Window", "annotate", "enable_profiler_for_names", "profile_steps", "profile_window"]

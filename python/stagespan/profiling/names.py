@@ -1,4 +1,4 @@
-"""The stages that run under a profiler, named by the environment or at run time."""
+"""The stages that run under a profiler, or are ranges in one of the application."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ ALL = "*"
 # Without a lock: one call of dict changes it, and readers copy it.
 _named: dict[str, int] = {}
 """The names given at run time, and how often each was given."""
+_annotated: list[tuple[str, ...]] = []
+"""The names of the latest `annotate`, which replace those of STAGESPAN_ANNOTATE."""
 
 
 def enable_profiler_for_names(names: str | Iterable[str]) -> None:
@@ -23,12 +25,24 @@ def enable_profiler_for_names(names: str | Iterable[str]) -> None:
     ENABLE_PROFILER_NAMES. A stage that is named again is profiled again. Raises SettingsError if a
     name is empty or not a string.
     """
-    if isinstance(names, str):
-        wanted = [name for part in names.split(",") if (name := part.strip())]
-    else:
-        wanted = _listed(names)
-    _named.update({name: _named.get(name, 0) + 1 for name in wanted})
+    _named.update({name: _named.get(name, 0) + 1 for name in _listed(names)})
     _update_core()
+
+
+def set_annotated(names: str | Iterable[str]) -> None:
+    """Replace the stages that are annotated in the application's traces, see `annotate`."""
+    _annotated[:] = [tuple(_listed(names))]
+    _update_core()
+
+
+def is_annotated(stage: str) -> bool:
+    """Whether `stage` is a range in the application's traces."""
+    names = _annotated_names()
+    return stage in names or ALL in names
+
+
+def _annotated_names() -> tuple[str, ...]:
+    return _annotated[0] if _annotated else settings.annotated_names()
 
 
 def profiled_names() -> tuple[str, ...]:
@@ -48,12 +62,15 @@ def times_named(stage: str) -> int:
 
 
 def forget_names() -> None:
-    """Remove the names given at run time. The names of the environment stay."""
+    """Remove the names given at run time, also by `annotate`. Those of the environment stay."""
     _named.clear()
+    _annotated.clear()
     _update_core()
 
 
-def _listed(names: Iterable[object]) -> list[str]:
+def _listed(names: str | Iterable[object]) -> list[str]:
+    if isinstance(names, str):
+        return [part.strip() for part in names.split(",") if part.strip()]
     try:
         given = list(names)
     except TypeError:
@@ -66,13 +83,17 @@ def _listed(names: Iterable[object]) -> list[str]:
     return [str(name) for name in given]
 
 
+def _names_of_core() -> tuple[str, ...]:
+    return (*profiled_names(), *_annotated_names())
+
+
 def _update_core() -> None:
     # Without the extension no context can run.
     with contextlib.suppress(ImportError):
         from stagespan import _core
 
-        names = None
+        names: tuple[str, ...] | None = None
         # Another thread may name stages at the same time.
-        while names != profiled_names():
-            names = profiled_names()
+        while names != _names_of_core():
+            names = _names_of_core()
             _core.set_profiled_names(list(names))

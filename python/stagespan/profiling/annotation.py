@@ -1,0 +1,63 @@
+"""Shows contexts as ranges in a profiler of the application."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from stagespan import imports
+from stagespan.profiling.controller import open_window
+from stagespan.profiling.names import is_annotated, set_annotated
+
+
+def annotate(names: str | Iterable[str] = "*") -> None:
+    """Show stages as ranges in the application's own torch.profiler traces from now on.
+
+    This applies to `ProfilingContext` and, in debug mode, to `ProfilingContext4Debug`, while a
+    profiler of the application runs. The ranges also appear on the device's timeline, if the
+    profiler records it. Traces that stagespan writes have a track of all spans, and are not
+    annotated. STAGESPAN_ANNOTATE does the same from the start.
+
+    Args:
+        names: The stages, as one name, names separated by commas, or an iterable of names; ``*``
+            for all stages. They replace those of earlier calls; an empty list ends annotating.
+
+    Raises:
+        SettingsError: If a name is empty or not a string.
+    """
+    set_annotated(names)
+
+
+def _is_recording() -> bool:
+    """Whether a profiler of torch records; cheaper than `foreign_profiler`, which also searches."""
+    autograd = imports.loaded("torch.autograd.profiler")
+    if autograd is None:
+        return False
+    if getattr(autograd, "_is_profiler_enabled", False):
+        return True
+    return bool(imports.load("torch").autograd._profiler_enabled())  # on this thread
+
+
+class AnnotateHook:
+    """Opens a range of torch's profiler around each named context."""
+
+    name = "annotate"
+
+    def wants(self, call: Any) -> bool:
+        """Whether the stage is named and a profiler of the application runs."""
+        return is_annotated(call.stage) and open_window() is None and _is_recording()
+
+    def enter(self, call: Any) -> None:
+        """Begin the range."""
+        record_function = imports.load("torch.autograd.profiler").record_function
+        call.state[self.name] = record_function(call.stage)
+        call.state[self.name].__enter__()
+
+    def leave(self, call: Any) -> None:
+        """End the range."""
+        opened = call.state.pop(self.name, None)
+        if opened is not None:
+            opened.__exit__(None, None, None)
+
+    def exit(self, call: Any) -> None:
+        """Nothing: the range has ended."""
