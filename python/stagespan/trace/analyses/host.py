@@ -119,7 +119,8 @@ class Host(Result):
                 continue
             if part == BETWEEN_OPERATORS and percent < _BETWEEN_LEAST:
                 continue
-            sentence = f"For {in_words(time, 'ns')} ({percent:.1f} % of its time) "
+            span = f"the {in_words(self.span_ns, 'ns')} from the first operator to the last"
+            sentence = f"For {in_words(time, 'ns')} of {span} ({percent:.1f} %) "
             sentence += _SENTENCES[part]
             if part == BETWEEN_OPERATORS:
                 sentence += (

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
 import numpy as np
 
+from stagespan.trace.analyses.steps import mostly_filled_by
 from stagespan.trace.derived import idle_causes as causes
 from stagespan.trace.derived.advice import START_UP, Facts, advice_on
 from stagespan.trace.derived.call_site import CallSites, waiting_operators
-from stagespan.trace.derived.device import device_work
+from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.device_time import device_rows
 from stagespan.trace.derived.gap_patterns import (
     Pattern,
@@ -24,6 +25,7 @@ from stagespan.trace.derived.gap_patterns import (
 from stagespan.trace.derived.gaps import ISSUED, NAMES, Gaps, IdleParts, gaps, split_idle
 from stagespan.trace.derived.idle_causes import Cause
 from stagespan.trace.derived.step_ranges import step_begins
+from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
@@ -42,6 +44,7 @@ from stagespan.trace.result import (
     shortened,
     window_of,
 )
+from stagespan.trace.view import once
 
 _BLOCKING = (causes.SYNCHRONISATION, causes.MEMORY_ALLOCATION)
 
@@ -220,7 +223,7 @@ def _culprit(
 # --- Findings ---
 
 
-# Percent of the device's span: less idle time is not reported, by cause or as a whole.
+# Percent of the base (the steps, or the trace): less idle time is not reported.
 SHARES = Thresholds(25.0, 10.0, 3.0)
 # Percent of the idle time: smaller causes are not listed among several.
 _LEAST_NAMED = 10.0
@@ -243,13 +246,17 @@ _NOT_SEEN = {
 }
 
 
+PREPARATION, FINISHING = "preparation", "finishing"
+"""Idle time before the device's first work is launched, and after its last work."""
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The figures of the findings; times in ns."""
+    """The figures of the findings, all within the base to which shares refer; times in ns."""
 
-    span_ns: int
-    idle_ns: int
+    base: BaseWindow
     by_cause: dict[str, int]
+    """As in the verdict: with the time before the device's first work, and after its last."""
     gaps_by_cause: dict[str, int]
     groups: list[Culprit]
     evidence: dict[str, tuple[Evidence, ...]]
@@ -267,12 +274,13 @@ class Known:
         return "The device was" if self.devices == 1 else f"All {self.devices} devices were"
 
     @property
-    def _its(self) -> str:
-        return "its" if self.devices == 1 else "their"
+    def idle_ns(self) -> int:
+        """Idle time for all causes that findings name."""
+        return sum(time for cause, time in self.by_cause.items() if cause in self.evidence)
 
     def findings(self) -> list[Finding]:
         """One for the start and one for each cause; otherwise one for all idle time, if large."""
-        times = dict(self.by_cause)
+        times = {cause: time for cause, time in self.by_cause.items() if cause in self.evidence}
         found = []
         if self.start is not None and (severity := self._severity(self.start.idle_ns)):
             found.append(self._of_start(self.start, severity))
@@ -287,14 +295,13 @@ class Known:
         return found
 
     def _severity(self, time: int) -> Severity | None:
-        percent = share(time, self.span_ns)
-        return SHARES.severity(percent)
+        return SHARES.severity(share(time, self.base.whole_ns))
 
     def _idle_for(self, time: int, gaps: int) -> str:
         counted = f", {gaps:,} gaps" if gaps > 1 else ""
         return (
-            f"{self._subject} idle for {in_words(time, 'ns')}"
-            f" ({share(time, self.span_ns):.1f} % of {self._its} time{counted})"
+            f"{self._subject} idle for {in_words(time, 'ns')} of {self.base.whose}"
+            f" ({share(time, self.base.whole_ns):.1f} %{counted})"
         )
 
     def _of_cause(self, cause: str, time: int, severity: Severity) -> Finding:
@@ -354,7 +361,7 @@ class Known:
         largest = [
             (cause, time)
             for cause, time in self.by_cause.items()
-            if share(time, self.idle_ns) >= _LEAST_NAMED
+            if cause in self.evidence and share(time, self.idle_ns) >= _LEAST_NAMED
         ][:3]
         parts = [
             f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}" for cause, time in largest
@@ -505,7 +512,8 @@ class Idle(Result):
                 (causes.CAUSES[cause], time, share(time, self.idle_ns), self.gaps_by_cause[cause])
                 for cause, time in self.by_cause.items()
             ],
-            f"Idle {in_words(self.idle_ns, 'ns')} of {in_words(self.span_ns, 'ns')}.",
+            f"Idle {in_words(self.idle_ns, 'ns')} of the {in_words(self.span_ns, 'ns')} from the"
+            " device's first work to the end of its last.",
         )
         calls = Table(
             "Calls during which the device was idle",
@@ -568,43 +576,132 @@ def sums_by_cause(parts: IdleParts) -> dict[str, int]:
     return {cause: time for cause, time in sorted(totals, key=lambda item: -item[1]) if time}
 
 
+@dataclass(frozen=True, slots=True)
+class BaseIdle:
+    """The time of the base in which no device worked; times in ns."""
+
+    base: BaseWindow
+    gaps: Gaps
+    """Between the device's work, cut at the ends of the base."""
+    parts: IdleParts
+    """Of these gaps."""
+    by_cause: dict[str, int]
+    """With `PREPARATION` and `FINISHING`; they sum to the idle time of the base."""
+    preparing: str | None
+    """What the host did for most of the time before the device's first work."""
+
+
+@once
+def base_idle(trace: Trace) -> BaseIdle | None:
+    """Split the idle time of the base, to which all shares refer; None without device events."""
+    base, device = base_window(trace), device_work(trace).rows
+    if base is None or len(device) == 0:
+        return None
+    events, (found, parts) = trace.events, split_gaps(trace)
+    begin = np.clip(found.begin_ns, base.begin_ns, base.end_ns)
+    end = np.clip(found.end_ns, base.begin_ns, base.end_ns)
+    inside = end > begin
+    if not inside.all() or int((end - begin).sum()) < int(found.dur_ns.sum()):
+        found = replace(
+            found,
+            begin_ns=begin[inside],
+            end_ns=end[inside],
+            last=found.last[inside],
+            first=found.first[inside],
+            in_graph=found.in_graph[inside],
+            issued=found.issued[inside],
+        )
+        parts = split_idle(trace, found, step_begins(trace))
+    idle = sums_by_cause(parts)
+    first = int(device[np.argmin(events.begin_ns[device])])
+    call = int(launch_of(trace, np.array([first]))[0])
+    work = max(int(events.begin_ns[first]), base.begin_ns)
+    launched = work if call < 0 else min(max(int(events.begin_ns[call]), base.begin_ns), work)
+    before = launched - base.begin_ns
+    preparing = -1
+    if before:
+        # Without its launch, it is unknown what the device's first work waited for.
+        cause = causes.NOT_TRACED if call < 0 else PREPARATION
+        idle[cause] = idle.get(cause, 0) + before
+        preparing = mostly_filled_by(trace, base.begin_ns, before)
+    if work > launched:
+        idle[causes.LAUNCH] = idle.get(causes.LAUNCH, 0) + work - launched
+    behind = base.end_ns - max(int(events.end_ns[device].max()), base.begin_ns)
+    if behind > 0:
+        idle[FINISHING] = behind
+    name = None if preparing < 0 else trace.names[int(events.name[preparing])]
+    return BaseIdle(base, found, parts, idle, name)
+
+
 def analyze(trace: Trace) -> Idle | Unavailable:
     """Find every gap of the device and its cause; Unavailable without device events."""
-    found, parts = split_gaps(trace)
-    if len(found.rows) == 0:
+    within = base_idle(trace)
+    if within is None:
         return Unavailable(_NO_DEVICE)
-    events, where = trace.events, CallSites(trace)
-    kernels = events.dur_ns[device_work(trace).kernels]
-    counts = np.bincount(parts.cause, minlength=len(NAMES)).tolist() if len(parts.parts) else []
-    by_cause = sums_by_cause(parts)
+    (found, parts), events, where = split_gaps(trace), trace.events, CallSites(trace)
+    by_cause, counts = sums_by_cause(parts), _gaps_by_cause(parts)
     span = int(events.end_ns[found.rows].max() - events.begin_ns[found.rows].min())
-    known = Known(
+    groups = group_by_culprit(where, parts)
+    alike = patterns(where, found, parts, step_begins(trace))
+    started = start_up(where, found, parts, span)
+    if within.gaps is found:
+        known = _known(trace, within, where, groups, alike, started)
+    else:
+        known = _known(
+            trace,
+            within,
+            where,
+            group_by_culprit(where, within.parts),
+            patterns(where, within.gaps, within.parts, step_begins(trace)),
+            start_up(where, within.gaps, within.parts, within.base.whole_ns),
+        )
+    return Idle(
         span_ns=span,
         idle_ns=int(found.dur_ns.sum()),
         by_cause=by_cause,
-        gaps_by_cause={c: n for c, n in zip(NAMES, counts, strict=False) if c in by_cause},
-        groups=group_by_culprit(where, parts),
-        evidence={cause: _evidence(where, found, parts, cause) for cause in by_cause},
-        patterns=patterns(where, found, parts, step_begins(trace)),
-        start=start_up(where, found, parts, span),
+        gaps_by_cause={cause: counts[cause] for cause in NAMES if cause in by_cause},
+        gaps=len(found.begin_ns),
+        largest=[describe(where, found, parts, at) for at in _largest(found.dur_ns, TOP)],
+        groups=groups,
+        patterns=alike,
+        start=started,
+        told=tuple(known.findings()),
+        devices=known.devices,
+    )
+
+
+def _known(
+    trace: Trace,
+    within: BaseIdle,
+    where: CallSites,
+    groups: list[Culprit],
+    alike: list[Pattern],
+    started: StartUp | None,
+) -> Known:
+    found, parts = within.gaps, within.parts
+    kernels = trace.events.dur_ns[device_work(trace).kernels]
+    between = sums_by_cause(parts)
+    return Known(
+        base=within.base,
+        by_cause=dict(sorted(within.by_cause.items(), key=lambda item: -item[1])),
+        gaps_by_cause=_gaps_by_cause(parts),
+        groups=groups,
+        evidence={cause: _evidence(where, found, parts, cause) for cause in between},
+        patterns=alike,
+        start=started,
         kernel_ns=int(np.median(kernels)) if len(kernels) else None,
         queued_gap_ns=_median_of(found, parts, causes.QUEUED),
         devices=len(device_rows(trace)),
         facts=Facts(trace, found, parts),
     )
-    return Idle(
-        span_ns=known.span_ns,
-        idle_ns=known.idle_ns,
-        by_cause=by_cause,
-        gaps_by_cause=known.gaps_by_cause,
-        gaps=len(found.begin_ns),
-        largest=[describe(where, found, parts, at) for at in _largest(found.dur_ns, TOP)],
-        groups=known.groups,
-        patterns=known.patterns,
-        start=known.start,
-        told=tuple(known.findings()),
-        devices=known.devices,
-    )
+
+
+def _gaps_by_cause(parts: IdleParts) -> dict[str, int]:
+    """By cause, the number of gaps of which it has the largest part."""
+    if len(parts.parts) == 0:
+        return dict.fromkeys(NAMES, 0)
+    counts = np.bincount(parts.cause, minlength=len(NAMES)).tolist()
+    return dict(zip(NAMES, counts, strict=True))
 
 
 def _median_of(found: Gaps, parts: IdleParts, cause: str) -> int | None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
-from stagespan.trace.analyses.idle import sums_by_cause
-from stagespan.trace.analyses.steps import mostly_filled_by
+from stagespan.trace.analyses.idle import FINISHING, PREPARATION, base_idle
 from stagespan.trace.derived import idle_causes as causes
-from stagespan.trace.derived.device import device_work, launch_of
+from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.device_time import DeviceTime, device_rows, device_times, together
-from stagespan.trace.derived.gaps import Gaps, gaps, split_idle
-from stagespan.trace.derived.step_ranges import step_begins
+from stagespan.trace.derived.gaps import Gaps, gaps
 from stagespan.trace.derived.windows import BaseFigures, BaseWindow, base_window
 from stagespan.trace.figures import Figures, Ns, one_of
-from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import Result, Table, Unavailable, counted, in_words, share, shortened
 
@@ -36,7 +33,6 @@ VERDICTS = (
     CANNOT_TELL,
 )
 
-PREPARATION, FINISHING = "preparation", "finishing"
 IDLE_BESIDE = "idle_beside"
 IDLE_CAUSES: dict[str, str] = {
     PREPARATION: "the host prepared the device's first work",
@@ -247,8 +243,9 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
             "Cannot tell: the trace's device events have no duration, so what bounds the device is"
             " unknown."
         )
-    found = gaps(trace)
-    idle, preparing = _idle(trace, base, found)
+    within = base_idle(trace)
+    assert within is not None
+    idle = within.by_cause
     spans = _spans(trace)
     parts = {name: _busy(whole)[of] for name, of in BUSY_PARTS.items()}
     parts |= {cause: time * len(devices) for cause, time in idle.items()}
@@ -268,12 +265,12 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     return Verdict(
         verdict=verdict,
         base=base,
-        span_ns=sum(end - begin for begin, end in spans.values()) + _between(found, spans),
+        span_ns=sum(end - begin for begin, end in spans.values()) + _between(gaps(trace), spans),
         time_ns=times[verdict],
         times_ns={n: t for n, t in sorted(times.items(), key=lambda item: -item[1]) if t},
         parts_ns=parts,
         cause=None if cause == IDLE_BESIDE else cause,
-        preparing=preparing,
+        preparing=within.preparing,
         devices=len(devices),
         differs=_differing(spans, devices, verdict) if several else (),
     )
@@ -309,45 +306,6 @@ def _between(found: Gaps, spans: dict[int, tuple[int, int]]) -> int:
     for begin, end in spans.values():
         inside |= (found.begin_ns >= begin) & (found.end_ns <= end)
     return int(found.dur_ns[~inside].sum())
-
-
-def _idle(trace: Trace, base: BaseWindow, found: Gaps) -> tuple[dict[str, int], str | None]:
-    """The time of the base in which no device works, by cause, and what it was prepared in."""
-    events = trace.events
-    begin, end = _clipped(base, found.begin_ns), _clipped(base, found.end_ns)
-    inside = end > begin
-    found = replace(
-        found,
-        begin_ns=begin[inside],
-        end_ns=end[inside],
-        last=found.last[inside],
-        first=found.first[inside],
-        in_graph=found.in_graph[inside],
-        issued=found.issued[inside],
-    )
-    idle = sums_by_cause(split_idle(trace, found, step_begins(trace)))
-    rows = device_work(trace).rows
-    first = int(rows[np.argmin(events.begin_ns[rows])])
-    call = int(launch_of(trace, np.array([first]))[0])
-    work = max(int(events.begin_ns[first]), base.begin_ns)
-    launched = work if call < 0 else min(max(int(events.begin_ns[call]), base.begin_ns), work)
-    before = launched - base.begin_ns
-    preparing = -1
-    if before:
-        # Without its launch, it is unknown what the device's first work waited for.
-        cause = causes.NOT_TRACED if call < 0 else PREPARATION
-        idle[cause] = idle.get(cause, 0) + before
-        preparing = mostly_filled_by(trace, base.begin_ns, before)
-    if work > launched:
-        idle[causes.LAUNCH] = idle.get(causes.LAUNCH, 0) + work - launched
-    behind = base.end_ns - max(int(events.end_ns[rows].max()), base.begin_ns)
-    if behind > 0:
-        idle[FINISHING] = behind
-    return idle, None if preparing < 0 else trace.names[int(events.name[preparing])]
-
-
-def _clipped(base: BaseWindow, time_ns: Numbers) -> Numbers:
-    return np.clip(time_ns, base.begin_ns, base.end_ns)
 
 
 def _most(times: dict[str, int], wanted: str) -> str:

@@ -110,6 +110,10 @@ class Free(Result):
         """Free because of the host."""
         return sum(self.parts.get(part, 0) for part in _HOST)
 
+    @property
+    def _span(self) -> str:
+        return f"the {in_words(self.span_ns, 'ns')} from its first operator to its last"
+
     def figures(self) -> FreeFigures:
         """For JSON."""
         return FreeFigures(
@@ -135,8 +139,8 @@ class Free(Result):
         if severity is not None:
             most = max(_HOST, key=lambda part: self.parts.get(part, 0))
             sentence = (
-                f"Host-bound: for {in_words(self.host_ns, 'ns')} ({percent:.1f} % of its time) the"
-                f" device was free because the host was late, most of it"
+                f"Host-bound: for {in_words(self.host_ns, 'ns')} of {self._span} "
+                f"({percent:.1f} %) the device was free because the host was late, most of it"
                 f" ({in_words(self.parts[most], 'ns')}) because {PARTS[most]}."
             )
             if 2 * self.short >= self.operators:
@@ -168,8 +172,8 @@ class Free(Result):
             severity = _SHARES.severity(percent)
             if severity is not None:
                 sentence = (
-                    f"For {in_words(time, 'ns')} ({percent:.1f} % of its time) the device was idle"
-                    f" {words}."
+                    f"For {in_words(time, 'ns')} of {self._span} ({percent:.1f} %) the device"
+                    f" was idle {words}."
                 )
                 found.append(Finding(severity, sentence, self._largest((part,)), code))
         return found

@@ -486,8 +486,9 @@ class AscendSteps(Result):
             return []
         worst = sorted(known, key=lambda s: -(s.free_ns or 0))[:3]
         sentence = (
-            f"For {in_words(free, 'ns')} ({percent:.1f} % of its time) the device was idle: it"
-            " neither computed nor communicated. The trace (trace_view.json) shows why."
+            f"For {in_words(free, 'ns')} of the steps' {in_words(span, 'ns')} ({percent:.1f} %) the"
+            " device was idle: it neither computed nor communicated. The trace (trace_view.json)"
+            " shows why."
         )
         evidence = tuple(Evidence(f"Free of {s.name}", None, s.free_ns, "ns") for s in worst)
         return [Finding(severity, sentence, evidence, "ascend.free")]

@@ -139,7 +139,8 @@ class StreamWaits(Result):
                 continue
             longest = max(mine, key=lambda wait: wait.exposed_ns)
             sentence = (
-                f"For {in_words(self.exposed_ns[kind], 'ns')} ({percent:.1f} % of its time) the"
+                f"For {in_words(self.exposed_ns[kind], 'ns')} of the {in_words(self.span_ns, 'ns')}"
+                f" from its first event to its last ({percent:.1f} %) the"
                 f" device waited for {_WHAT[kind]} without computing:"
                 f" {counted(self.count[kind], 'wait')}, the longest of"
                 f" {in_words(longest.event.figure, 'ns')} on {longest.stream}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from stagespan.trace import read_trace
-from stagespan.trace.analyses.idle import Idle
+from stagespan.trace.analyses.idle import CODES, Idle
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.derived import idle_causes as causes
@@ -101,3 +102,34 @@ def test_no_launch_gap_is_invented_within_graphs(traces: Path) -> None:
     # THEN those within the graph are the graph's
     assert found.gaps_by_cause[causes.GRAPH] > 500
     assert found.gaps_by_cause.get(causes.LAUNCH, 0) < 10
+
+
+def test_findings_and_verdict_agree_on_idle_time(traces: Path) -> None:
+    """Every trace: one figure has one share, whether the verdict or a finding shows it."""
+    seen = 0
+    for path in sorted(traces.glob("*.json.gz")):
+        results = analyze(read_trace(path), ["idle", "verdict"]).results
+        idle, verdict = results["idle"], results["verdict"]
+        if not isinstance(idle, Idle) or not isinstance(verdict, Verdict):
+            continue
+        shown = {
+            each.code: float(re.search(r" \((\d+\.\d) %", each.sentence)[1])  # type: ignore[index]
+            for each in idle.findings()
+        }
+        for cause, code in CODES.items():
+            # Idle time while the program started up has a finding of its own.
+            if code in shown and "idle.start_up" not in shown:
+                part = verdict.parts_ns[cause] / verdict.whole_ns
+                assert shown[code] == pytest.approx(100 * part, abs=0.051), (path.name, code)
+                seen += 1
+        for each in idle.findings():
+            assert f" of {verdict.base.whose} (" in each.sentence, (path.name, each.code)
+        if "idle.start_up" in shown:
+            several = (
+                sum(shown.values())
+                - 100
+                * sum(time for cause, time in verdict.parts_ns.items() if cause in CODES)
+                / verdict.whole_ns
+            )
+            assert several < 0.05 * len(shown) + 0.001, path.name
+    assert seen >= 10

@@ -245,7 +245,8 @@ def test_devices_that_are_idle_together(tmp_path: Path) -> None:
     }
     assert idle.tables()[0].title == "Why all devices were idle"
     (finding,) = idle.findings()
-    assert finding.sentence.startswith("All 2 devices were idle for 2.977 ms (98.1 % of their time")
+    assert (finding.code, finding.evidence[0].figure) == ("idle.host_unseen", 2_977 * US)
+    assert finding.sentence.startswith("All 2 devices were idle")
     # AND in the verdict they count for each, as do the first launch and its latency, and 5 µs for
     # each in which the other one worked: behind both first kernels, and before and behind all
     found = judged(trace)
