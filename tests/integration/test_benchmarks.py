@@ -57,3 +57,24 @@ def test_the_quick_benchmark_prints_a_row_for_every_budget_and_loses_no_span(
     assert len(process["ns"]["with span, reused"]) == found["turns"]
     assert found["machine"]["python"]
     assert found["versions"]["stagespan"]
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_recordings_loses_no_span(tmp_path: Path) -> None:
+    target = tmp_path / "figures.json"
+    arguments = ["--turns", "3", "--minutes", "0.03", "--json", target]
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.recordings", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    if "The writer of spans is missing" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    # THEN the statistics had every span (it fails otherwise), and each watched one is in a bucket
+    assert done.returncode == 0, done.stderr
+    found = json.loads(target.read_text())
+    watched = sum(sum(found["watched"][name]["spans"]) for name in ("file", "memory"))
+    assert 0 < watched < found["spans"]
+    assert "file, read" in done.stdout
