@@ -47,6 +47,7 @@ from stagespan.run import (
 
 if TYPE_CHECKING:
     from stagespan.errors import StagespanError
+    from stagespan.graphs import graph_stages
     from stagespan.harness import HarnessConfig, StageBenchHarness
     from stagespan.memory import memory_snapshot
     from stagespan.platforms import current_platform
@@ -85,6 +86,7 @@ _LAZY = {
     "enable_profiler_for_names": "stagespan.profiling",
     "flush": "stagespan.service",
     "get_io_signatures": "stagespan.signature",
+    "graph_stages": "stagespan.graphs",
     "memory_snapshot": "stagespan.memory",
     "print_timing_summary": "stagespan.report.tables",
     "profile_steps": "stagespan.profiling",
@@ -122,6 +124,7 @@ __all__ = [
     "get_include",
     "get_io_signatures",
     "get_profiler_output_dir",
+    "graph_stages",
     "is_debug",
     "is_enabled",
     "lost",

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from stagespan import _core, forks, settings
+from stagespan.device_table import DEVICE_TYPES, PACKAGES, row_of
 from stagespan.imports import ImportFinder
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stagespan")
 
-# Modules of torch that run queued callbacks once their device is initialised.
-_MODULES = ("cuda", "xpu", "npu")
 _TROUBLES = {
     "device_failed": "the driver refused their events",
     "device_timeout": "their work did not end within the time limit",
@@ -37,7 +36,7 @@ def install() -> None:
     """Watch for torch and its accelerator. Called once, when stagespan is imported."""
     if "torch" in sys.modules:
         _torch_is_there()
-    for name in ("torch", "torch_npu"):  # the second puts torch.npu into the first
+    for name in PACKAGES:  # torch_npu, for example, puts torch.npu into torch
         if name not in sys.modules:
             sys.meta_path.insert(0, ImportFinder(name, _torch_is_there, _went_wrong))
 
@@ -84,14 +83,14 @@ def set_device_every(every: int) -> None:
 def _torch_is_there() -> None:
     """Register with torch's accelerators. Calling a driver here could break a later fork."""
     torch: Any = sys.modules.get("torch")
-    for name in _MODULES:
-        module = getattr(torch, name, None)
-        lazy_call = getattr(module, "_lazy_call", None)
-        if lazy_call is None or name in _asked:
+    for name in DEVICE_TYPES:
+        # Modules of torch run queued callbacks once their device is initialised.
+        lazy_call = getattr(getattr(torch, name, None), "_lazy_call", None)
+        row = row_of(torch, name)
+        if lazy_call is None or row is None or not row.events or name in _asked:
             continue
         _asked.add(name)
-        kind = "rocm" if name == "cuda" and getattr(torch.version, "hip", None) else name
-        lazy_call(lambda kind=kind: _guarded_attach(kind))
+        lazy_call(lambda kind=row.events: _guarded_attach(kind))
 
 
 def _guarded_attach(kind: str) -> None:
@@ -108,7 +107,7 @@ def _went_wrong(error: Exception) -> None:
 
 
 def _kind_of(platform: Platform) -> str:
-    return "rocm" if platform.name == "rocm" else platform.device_type
+    return platform.device.events or platform.device_type
 
 
 def _attach(kind: str) -> None:

@@ -14,77 +14,9 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from stagespan import imports
+from stagespan.device_table import CPU, DEVICE_TYPES, Device, row_of
 
 _AcceleratorT = TypeVar("_AcceleratorT", bound="Accelerator")
-
-
-@dataclass(frozen=True)
-class Device:
-    """What is known of one kind of device, in one row."""
-
-    name: str
-    device_type: str
-    """torch's name, as in ``torch.device("cuda")``."""
-    activity: str = "CPU"
-    """Member of `torch.profiler.ProfilerActivity` that records the device's work."""
-    profilers: tuple[str, ...] = ("torch.profiler",)
-    """Modules that can profile the device, the preferred one first."""
-    dispatch_key: str = "PrivateUse1"
-    communication: str = "gloo"
-    """Backend of torch.distributed."""
-    visible_variable: str = ""
-    """Environment variable that limits which devices a process sees."""
-    capture_check: str = "is_current_stream_capturing"
-    """Function of torch's module that says whether a device graph is being captured."""
-    trace_launches: tuple[str, ...] = ()
-    """Beginnings of the names that launches of kernels have in a trace."""
-    advice: str = "update torch, or the package that adds the device to it."
-    """What to do if traces lack the device's work."""
-
-
-CPU = Device("cpu", "cpu", dispatch_key="CPU", visible_variable="CPU_VISIBLE_MEMORY_NODES")
-CUDA = Device(
-    "cuda",
-    "cuda",
-    "CUDA",
-    dispatch_key="CUDA",
-    communication="nccl",
-    visible_variable="CUDA_VISIBLE_DEVICES",
-    trace_launches=("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cuGraphLaunch"),
-    advice="see that no other profiler (ncu, nsys, DCGM) holds CUPTI, and that torch finds CUPTI.",
-)
-ROCM = Device(
-    "rocm",
-    "cuda",
-    "CUDA",
-    dispatch_key="CUDA",
-    communication="nccl",
-    visible_variable="CUDA_VISIBLE_DEVICES",
-    trace_launches=("hipLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel"),
-    advice="install roctracer, or rocprofiler-sdk, for the version of ROCm that torch has.",
-)
-XPU = Device(
-    "xpu",
-    "xpu",
-    "XPU",
-    dispatch_key="XPU",
-    communication="xccl",
-    visible_variable="ZE_AFFINITY_MASK",
-    trace_launches=("zeCommandListAppendLaunchKernel", "urEnqueueKernelLaunch"),
-    advice="use a torch that is built with Intel PTI, version 2.6 or later.",
-)
-NPU = Device(
-    "npu",
-    "npu",
-    "PrivateUse1",
-    ("torch_npu.profiler", "torch.profiler"),
-    communication="hccl",
-    visible_variable="ASCEND_RT_VISIBLE_DEVICES",
-    trace_launches=("aclnn", "Node@launch"),
-    advice="source the set_env.sh of CANN, and use the torch_npu that fits torch and CANN.",
-)
-DEVICES = (CPU, CUDA, ROCM, XPU, NPU)
-"""The devices that stagespan knows. Any other accelerator of torch gets a row when it is found."""
 
 
 @dataclass(frozen=True)
@@ -395,31 +327,19 @@ def peak_resident_bytes() -> int:
 # --- which one ----------------------------------------------------------------------------------
 
 
-def _cuda(torch: Any) -> Accelerator | None:
-    # device_count() uses NVML, so the process can still fork, unlike after is_available().
-    if not torch.backends.cuda.is_built() or torch.cuda.device_count() < 1:
+def _known(torch: Any, device_type: str) -> Accelerator | None:
+    module = getattr(torch, device_type, None)  # torch_npu puts torch.npu there
+    row = row_of(torch, device_type)
+    built = getattr(getattr(torch.backends, device_type, None), "is_built", None)
+    # device_count() of CUDA uses NVML, so the process can still fork, unlike after is_available().
+    if row is None or module is None or (built and not built()) or module.device_count() < 1:
         return None
-    return Accelerator(torch, torch.cuda, ROCM if getattr(torch.version, "hip", None) else CUDA)
-
-
-def _with_module(torch: Any, device: Device) -> Accelerator | None:
-    module = getattr(torch, device.device_type, None)  # torch_npu puts torch.npu there
-    if module is None or module.device_count() < 1:
-        return None
-    return Accelerator(torch, module, device)
-
-
-def _xpu(torch: Any) -> Accelerator | None:
-    return _with_module(torch, XPU)
-
-
-def _npu(torch: Any) -> Accelerator | None:
-    return _with_module(torch, NPU)
+    return Accelerator(torch, module, row)
 
 
 def _other(torch: Any) -> Accelerator | None:
     device = torch.accelerator.current_accelerator()
-    if device is None or device.type in ("cuda", "xpu"):
+    if device is None or device.type in DEVICE_TYPES:
         return None
     module = torch.get_device_module(device)
     if not module.is_available():
@@ -434,14 +354,14 @@ def _activity_of(torch: Any, device_type: str) -> str:
     return next((name for name in known if name.lower() == device_type), "PrivateUse1")
 
 
-_PROBES: tuple[Callable[[Any], Accelerator | None], ...] = (_cuda, _xpu, _npu, _other)
-_found: tuple[tuple[object, bool], Platform] | None = None
+_found: tuple[tuple[object, list[bool]], Platform] | None = None
 
 
 def _detect(torch: Any) -> Platform:
-    for probe in _PROBES:
+    for device_type in (*DEVICE_TYPES, None):
         try:
-            accelerator = probe(torch)
+            known = None if device_type is None else _known(torch, device_type)
+            accelerator = _other(torch) if device_type is None else known
         except Exception:  # an older torch without it, or a driver that does not answer
             continue
         if accelerator is not None:
@@ -458,7 +378,8 @@ def loaded_platform() -> Platform:
     torch = imports.loaded("torch")
     if torch is None:
         return _CPU
-    seen = (torch, hasattr(torch, "npu"))  # torch_npu may be imported later than torch
+    # Packages such as torch_npu may be imported later than torch.
+    seen = (torch, [hasattr(torch, device_type) for device_type in DEVICE_TYPES])
     if _found is None or _found[0] != seen:
         _found = (seen, _detect(torch))
     return _found[1]

@@ -196,3 +196,37 @@ def test_the_doctor_is_content(cuda: Any) -> None:
 
     findings = doctor.examine()
     assert doctor.is_well(findings), [f for f in findings if f.state == "fails"]
+
+
+def test_a_replay_overwrites_the_cache_and_knows_the_clock(cuda: Any) -> None:
+    from stagespan.harness.replay import DeviceCache, cache_bytes, clock_mhz
+
+    cache = DeviceCache("cuda:0")
+    cache.flush()
+
+    assert cache.bytes == cache_bytes("cuda:0") == cuda.get_device_properties(0).L2_cache_size
+    assert clock_mhz("cuda:0") is None or clock_mhz("cuda:0") > 100
+
+
+def test_the_replays_of_graphs_are_stages(cuda: Any) -> None:
+    import torch
+
+    # GIVEN a graph for each of two batch sizes
+    graphs = {}
+    for size in (1, 4):
+        x = torch.zeros(size << 18, device="cuda")
+        graphs[size] = cuda.CUDAGraph()
+        cuda.synchronize()
+        with cuda.graph(graphs[size]):
+            x += 1
+
+    # WHEN they are replayed
+    timed = stagespan.graph_stages(graphs, "decode")
+    timed[1].replay()
+    timed[4].replay()
+    cuda.synchronize()
+
+    # THEN each is a stage with device time
+    for stage in ("decode[1]", "decode[4]"):
+        (span,) = spans_of(stage)
+        assert span["device_elapsed_ns"] > 0

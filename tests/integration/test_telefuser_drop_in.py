@@ -347,3 +347,25 @@ def test_importing_the_package_changes_nothing(tmp_path: Path) -> None:
         print(len(context._hooks), logging.getLogger("stagespan").handlers)
     """
     assert run(code, tmp_path).stdout.split() == ["0", "[]"]
+
+
+def test_submodules_of_the_platforms_can_be_imported(tmp_path: Path) -> None:
+    # GIVEN a package in which only the module with the platforms is replaced
+    code = """
+        import sys, types
+        from stagespan.compat.telefuser import platforms
+        package = sys.modules["telefuser"] = types.ModuleType("telefuser")
+        package.__path__ = []
+        sys.modules["telefuser.platforms"] = platforms
+
+        from telefuser.platforms.cpu import CpuPlatform
+        from telefuser.platforms.cuda import CudaPlatform
+        from telefuser.platforms.interface import BasePlatform
+        from telefuser.platforms.npu import NPUPlatform
+        from telefuser.platforms.rocm import RocmPlatform
+        print(CudaPlatform is platforms.CudaPlatform, issubclass(NPUPlatform, BasePlatform))
+        print(isinstance(platforms.current_platform, CpuPlatform), RocmPlatform.__name__)
+    """
+
+    # WHEN / THEN its submodules have the same classes
+    assert run(code, tmp_path).stdout.split() == ["True", "True", "True", "RocmPlatform"]

@@ -14,9 +14,9 @@ PACKAGE = ROOT / "python" / "stagespan"
 
 # From low to high: a part of the package may import from its own line and the lines before it.
 PARTS = (
-    "errors atomic forks imports files distribution _core",
+    "errors atomic forks imports files distribution device_table _core",
     "settings run dynamo history platforms termination console",
-    "context requests live threads decorators trampoline lines memory device synchronize",
+    "context requests live threads decorators trampoline graphs lines memory device synchronize",
     "service statistics stalls",
     "trace signature profiling",
     "harness report export recording",
@@ -40,7 +40,7 @@ TRACE = (
 TRACE_LEVEL = {part: level for level, parts in enumerate(TRACE) for part in parts.split()}
 # Modules that need torch; all others import it inside functions.
 NEED_TORCH = {
-    *("compat/telefuser/platforms.py", "compat/telefuser/profiler.py"),
+    *("compat/telefuser/platforms/__init__.py", "compat/telefuser/profiler.py"),
     *("harness/replay.py", "harness/denoise.py", "harness/own_loop.py", "harness/program.py"),
     *("signature/contents.py", "signature/values.py"),
 }

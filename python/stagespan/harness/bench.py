@@ -303,7 +303,7 @@ class StageBenchHarness:
                 self.live,
             )
         say("[Harness] Test script saved to: %s", script_path)
-        timing = summary(runs, self._device)
+        timing = summary(runs, self._device, replay.clocks_mhz)
         written = config.file_names.get("bench", "") is not None
         result = HarnessResult(
             stage=self.stage_name,

@@ -18,6 +18,7 @@ from stagespan.harness.fidelity import fidelity, fidelity_line, likely_reasons
 from stagespan.harness.loading import load, load_stage
 from stagespan.harness.replay import (
     Replay,
+    clock_change,
     random_state_kept,
     spread,
     step_of,
@@ -51,7 +52,7 @@ def profile_replay(
         if steps:
             say(f"Running {steps} profile iteration(s)...")
             write_trace(replay, steps, trace_path)
-    timing = summary(runs, replay.device)
+    timing = summary(runs, replay.device, replay.clocks_mhz)
     if steps:
         say(f"Chrome trace saved to: {trace_path}")
         print_table(trace_path)
@@ -64,6 +65,9 @@ def profile_replay(
     say(f"Median CPU time of the thread: {spread(timing['cpu'])}")
     if timing["busy"]:
         say(timing["busy"])
+    changed = clock_change(timing)
+    if changed:
+        say(changed)
     step = step_of(replay.step, runs)
     found = fidelity(live, timing, step)
     reasons = likely_reasons(found, timing, [], step)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from stagespan.device_table import DEVICE_TYPES
+
 # Timed iterations, unless a number is given: some, and for some time, but not for long.
 FEWEST_TIMED, USUALLY_TIMED, MOST_TIMED = 3, 20, 1000
 LEAST_SECONDS, SECONDS_TIMED, SECONDS_IN_ALL = 1.0, 5.0, 20.0
@@ -22,6 +24,8 @@ LEAST_SECONDS, SECONDS_TIMED, SECONDS_IN_ALL = 1.0, 5.0, 20.0
 SETTLED_RUNS, SETTLED_WITHIN = 3, 0.02
 MOST_WARM_UP, SECONDS_WARM_UP = 30, 5.0
 BUSY_WAITS = 0.1  # of the time
+CLOCK_CHANGE = 0.05
+MOST_ROTATED_BYTES = 1 << 28  # of inputs, where the size of the device's cache is not known
 MOST_LOOKED_AT = 10_000  # values among the inputs, to see whether a run has changed them
 
 
@@ -53,18 +57,35 @@ class Replay:
         self.step = make_step(self.inputs)
         self._state = state_of(self.inputs)
         self._changes_inputs = False
+        self._cache = DeviceCache(device)
+        self._other: tuple[dict[str, Any], Callable[[], Any], list[Any]] | None = None
+        self.clocks_mhz: list[int | None] = []
+        """The device's clock before and after what was measured; None if it is not known."""
 
     def prepare(self) -> Callable[[], Any]:
         """Return a step that is ready to run. Inputs that the last run modified are re-created."""
         if state_of(self.inputs) != self._state:
             self._changes_inputs = True
+            self._other = None
             self.inputs = self.make_inputs()
             self.step = self._another(self.inputs)
             self._state = state_of(self.inputs)
+        elif self._cache.needs_rotation(self.inputs):
+            self._rotate()
         return self._ready(self.step)
+
+    def _rotate(self) -> None:
+        """Take other inputs than the last run, which has left its own in the device's cache."""
+        if self._other is None:
+            inputs = self.make_inputs()
+            self._other = inputs, self._another(inputs), state_of(inputs)
+        mine = self.inputs, self.step, self._state
+        self.inputs, self.step, self._state = self._other
+        self._other = mine
 
     def remake(self) -> None:
         """Create the inputs and the step again, without the state of the last step."""
+        self._other = None
         self.inputs = self.make_inputs()
         self.step = self.make_step(self.inputs)
         self._state = state_of(self.inputs)
@@ -101,6 +122,7 @@ class Replay:
             synchronize(self.device)
             stamps.append(stamp(at_end=True))
 
+        self._cache.flush()
         synchronize(self.device)
         stamps.append(stamp())
         self._between([step], begin, end)
@@ -120,6 +142,7 @@ class Replay:
         Returns how many were run; a loop may have fewer.
         """
         is_loop = hasattr(self.step, "run_between")
+        self._cache.flush()
         return self._between(self.prepare_several(1 if is_loop else count), begin, end, count)
 
     def _between(
@@ -163,10 +186,67 @@ class Replay:
         """Run several times; ``progress`` is called with the number of runs so far."""
         runs: list[Run] = []
         began = time.perf_counter()
+        before_mhz = clock_mhz(self.device)
         while not _enough(runs, iterations, time.perf_counter() - began):
             runs.append(self.run(self.prepare()))
             progress(len(runs))
+        self.clocks_mhz = [before_mhz, clock_mhz(self.device)]
         return runs
+
+
+class DeviceCache:
+    """The cache of an accelerator, which other stages have filled when a stage runs in a pipeline.
+
+    Before each run it is overwritten. If its size is not known, runs take turns with two sets of
+    inputs instead. Nothing is done on a CPU.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.is_accelerator = device.partition(":")[0] not in ("cpu", "meta")
+        self.bytes = cache_bytes(device) if self.is_accelerator else None
+        self._buffer: Any = None
+
+    def flush(self) -> None:
+        """Overwrite the cache, where its size is known."""
+        if not self.bytes:
+            return
+        if self._buffer is None:
+            try:
+                self._buffer = torch.empty(2 * self.bytes, dtype=torch.uint8, device=self.device)
+            except RuntimeError:  # the stage takes all memory, and so more than the cache
+                self.bytes = None
+                return
+        self._buffer.zero_()
+
+    def needs_rotation(self, inputs: Mapping[str, Any]) -> bool:
+        """Whether small inputs would stay in the cache from one run to the next."""
+        if not self.is_accelerator or self.bytes:
+            return False
+        tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+        size = int(sum(each.numel() * each.element_size() for each in tensors))
+        return 0 < size < MOST_ROTATED_BYTES
+
+
+def cache_bytes(device: str) -> int | None:
+    """Size of the last cache of a device; None if it is not known."""
+    try:
+        module = getattr(torch, device.partition(":")[0])
+        return int(module.get_device_properties(torch.device(device)).L2_cache_size) or None
+    except (AttributeError, RuntimeError, ValueError, TypeError, AssertionError):
+        return None
+
+
+def clock_mhz(device: str) -> int | None:
+    """The clock at which a device runs now; None if it is not known, as on a CPU."""
+    kind = device.partition(":")[0]
+    read = getattr(getattr(torch, kind, None), "clock_rate", None)
+    if kind == "cpu" or read is None:
+        return None
+    try:
+        return int(read(torch.device(device)))
+    except Exception:  # the library that reads it is missing, or refuses
+        return None
 
 
 class Stamp(NamedTuple):
@@ -230,9 +310,12 @@ def _enough(runs: Sequence[Run], iterations: int | None, elapsed: float) -> bool
     return len(runs) >= USUALLY_TIMED and elapsed >= LEAST_SECONDS
 
 
-def summary(runs: Sequence[Run], device: str = "cpu") -> dict[str, Any]:
+def summary(
+    runs: Sequence[Run], device: str = "cpu", clocks_mhz: Sequence[int | None] = ()
+) -> dict[str, Any]:
     """Figures of several runs; each is None without any."""
     found: dict[str, Any] = figures([run.wall_ms for run in runs])
+    found["clocks_mhz"] = list(clocks_mhz) if all(clocks_mhz) and clocks_mhz else None
     found["cpu"] = figures([run.cpu_ms for run in runs])
     found["waited_ms"] = waited_ms(runs)
     found["busy"] = busy(runs, device)
@@ -291,6 +374,17 @@ def spread(found: Mapping[str, Any]) -> str:
     return f"{found['p50']:,.2f} ms (middle half {found['p25']:,.2f} to {found['p75']:,.2f})"
 
 
+def clock_change(timing: Mapping[str, Any]) -> str | None:
+    """A sentence if the device's clock has changed while it was measured; None if not."""
+    before, after = timing["clocks_mhz"] or (None, None)
+    if not before or not after or abs(after - before) <= CLOCK_CHANGE * before:
+        return None
+    return (
+        f"The device's clock went from {before:,} to {after:,} MHz meanwhile, so that times may "
+        f"not be comparable: fix the clocks, or measure for longer."
+    )
+
+
 def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
     """Return which step of a loop was run, or None if there is no loop."""
     if not hasattr(step, "run_between") or not hasattr(step, "total"):
@@ -306,7 +400,7 @@ def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
 
 def synchronize(device: str = "cpu") -> None:
     """Wait for the device of the inputs and the current ones; makes no device context."""
-    for kind in ("cuda", "xpu", "npu"):
+    for kind in DEVICE_TYPES:
         module = getattr(torch, kind, None)
         if module is not None and getattr(module, "is_initialized", lambda: False)():
             module.synchronize()
@@ -349,7 +443,7 @@ def run_context(context: Mapping[str, Any]) -> Iterator[None]:
         autocast = context.get("autocast")
         for device, name in (autocast if isinstance(autocast, dict) else {}).items():
             dtype = getattr(torch, str(name), None)
-            if isinstance(dtype, torch.dtype) and device in ("cpu", "cuda", "xpu", "npu"):
+            if isinstance(dtype, torch.dtype) and device in ("cpu", *DEVICE_TYPES):
                 stack.enter_context(torch.autocast(device_type=device, dtype=dtype))
         for is_set, set_to, wanted in kernel_settings(context):
             before = is_set()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stagespan.device_table import DEVICE_TYPES
 from stagespan.errors import SignatureError
 from stagespan.harness.adapters import ScriptStep
 from stagespan.harness.bundle import bundle
@@ -143,6 +144,7 @@ def script_text(
         "DEVICE": config.device,
         "DTYPE": config.dtype,
         "CONTEXT": signature.context,
+        "DEVICE_TYPES": list(DEVICE_TYPES),
         "VARIANT": next(iter(variants)),
         "VARIANTS": list(variants),
         "STEP": config.step,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stagespan.platforms import Device
+from stagespan.device_table import Device
 from stagespan.trace import Trace, breakdown
 
 

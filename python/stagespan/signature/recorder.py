@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from stagespan import _core, imports
+from stagespan.device_table import DEVICE_TYPES
 from stagespan.signature.bind import bind_arguments, receiver_of, undecorated
 from stagespan.signature.capture import capture, capture_arguments
 from stagespan.signature.key import key_of
@@ -129,7 +130,7 @@ def run_context() -> dict[str, Any]:
         "inference": bool(torch.is_inference_mode_enabled()),
     }
     autocast: dict[str, str] = {}
-    for device in ("cuda", "cpu", "xpu", "npu"):
+    for device in ("cpu", *DEVICE_TYPES):
         try:
             if torch.is_autocast_enabled(device):
                 dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")

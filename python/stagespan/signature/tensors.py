@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from stagespan import imports
+from stagespan.device_table import is_capturing
 from stagespan.signature import dtypes
 from stagespan.signature.model import TYPE, TensorSignature
 
@@ -49,10 +50,7 @@ def _may_read(tensor: Any, torch: Any) -> bool:
         return False
     if tensor.device.type == "cpu":
         return True
-    capturing = getattr(
-        getattr(torch, tensor.device.type, None), "is_current_stream_capturing", None
-    )
-    return capturing is None or not capturing()
+    return not is_capturing(torch, tensor.device.type)
 
 
 def _content(tensor: Any, dtype: str, torch: Any) -> dict[str, Any]:

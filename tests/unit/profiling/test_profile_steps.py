@@ -11,8 +11,8 @@ import pytest
 
 import stagespan
 from stagespan import ProfilingContext, enable_profiler_for_names, profile_steps
+from stagespan.device_table import CPU, CUDA
 from stagespan.errors import SettingsError, StagespanError
-from stagespan.platforms import CPU, CUDA
 from stagespan.profiling.kernels import missing_kernels
 from stagespan.trace import Trace, read_trace
 

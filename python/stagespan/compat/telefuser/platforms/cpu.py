@@ -1,0 +1,7 @@
+"""``telefuser.platforms.cpu``."""
+
+from __future__ import annotations
+
+from stagespan.compat.telefuser.platforms import BasePlatform, CpuPlatform
+
+__all__ = ["BasePlatform", "CpuPlatform"]

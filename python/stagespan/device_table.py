@@ -1,0 +1,107 @@
+"""What is known of each kind of device: one row a device. To add a device, add its row.
+
+Does not import torch, and nothing that takes time: this is read when stagespan is imported.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Device(NamedTuple):
+    """What is known of one kind of device, in one row."""
+
+    name: str
+    device_type: str
+    """torch's name, as in ``torch.device("cuda")``."""
+    activity: str = "CPU"
+    """Member of `torch.profiler.ProfilerActivity` that records the device's work."""
+    events: str = ""
+    """Event backend of the extension; empty if it has none for the device."""
+    package: str = "torch"
+    """Package that adds the device's module to torch."""
+    version: str = ""
+    """Attribute of `torch.version` that is set if torch is built for this device."""
+    profilers: tuple[str, ...] = ("torch.profiler",)
+    """Modules that can profile the device, the preferred one first."""
+    dispatch_key: str = "PrivateUse1"
+    communication: str = "gloo"
+    """Backend of torch.distributed."""
+    visible_variable: str = ""
+    """Environment variable that limits which devices a process sees."""
+    capture_check: str = "is_current_stream_capturing"
+    """Function of torch's module that says whether a device graph is being captured."""
+    trace_launches: tuple[str, ...] = ()
+    """Beginnings of the names that launches of kernels have in a trace."""
+    advice: str = "update torch, or the package that adds the device to it."
+    """What to do if traces lack the device's work."""
+
+
+CPU = Device("cpu", "cpu", dispatch_key="CPU", visible_variable="CPU_VISIBLE_MEMORY_NODES")
+CUDA = Device(
+    "cuda",
+    "cuda",
+    "CUDA",
+    events="cuda",
+    dispatch_key="CUDA",
+    communication="nccl",
+    visible_variable="CUDA_VISIBLE_DEVICES",
+    trace_launches=("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cuGraphLaunch"),
+    advice="see that no other profiler (ncu, nsys, DCGM) holds CUPTI, and that torch finds CUPTI.",
+)
+ROCM = Device(
+    "rocm",
+    "cuda",
+    "CUDA",
+    events="rocm",
+    version="hip",
+    dispatch_key="CUDA",
+    communication="nccl",
+    visible_variable="CUDA_VISIBLE_DEVICES",
+    trace_launches=("hipLaunchKernel", "hipModuleLaunchKernel", "hipExtModuleLaunchKernel"),
+    advice="install roctracer, or rocprofiler-sdk, for the version of ROCm that torch has.",
+)
+XPU = Device(
+    "xpu",
+    "xpu",
+    "XPU",
+    events="xpu",
+    dispatch_key="XPU",
+    communication="xccl",
+    visible_variable="ZE_AFFINITY_MASK",
+    trace_launches=("zeCommandListAppendLaunchKernel", "urEnqueueKernelLaunch"),
+    advice="use a torch that is built with Intel PTI, version 2.6 or later.",
+)
+NPU = Device(
+    "npu",
+    "npu",
+    "PrivateUse1",
+    events="npu",
+    package="torch_npu",
+    profilers=("torch_npu.profiler", "torch.profiler"),
+    communication="hccl",
+    visible_variable="ASCEND_RT_VISIBLE_DEVICES",
+    trace_launches=("aclnn", "Node@launch"),
+    advice="source the set_env.sh of CANN, and use the torch_npu that fits torch and CANN.",
+)
+DEVICES = (CPU, CUDA, ROCM, XPU, NPU)
+"""The devices that stagespan knows. Any other accelerator of torch gets a row when it is found."""
+DEVICE_TYPES = tuple(dict.fromkeys(row.device_type for row in DEVICES if row is not CPU))
+"""torch's names of the accelerators, in the order in which they are looked for."""
+PACKAGES = tuple(dict.fromkeys(("torch", *(row.package for row in DEVICES))))
+"""Packages after whose import torch can have an accelerator."""
+
+
+def row_of(torch: Any, device_type: str) -> Device | None:
+    """The row of a kind of device, as this torch is built; None if the table has none."""
+    rows = [row for row in DEVICES if row.device_type == device_type]
+    built_for = (row for row in rows if row.version and getattr(torch.version, row.version, None))
+    return next(built_for, None) or next((row for row in rows if not row.version), None)
+
+
+def is_capturing(torch: Any, device_type: str) -> bool:
+    """Whether a device graph is being captured on the current stream of a kind of device."""
+    row = row_of(torch, device_type)
+    check = CPU.capture_check if row is None else row.capture_check
+    capturing = getattr(getattr(torch, device_type, None), check, None)
+    return capturing is not None and bool(capturing())

@@ -1,0 +1,102 @@
+"""What a replay does about the cache and the clock of a device, as far as a CPU can show it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from stagespan.harness import replay  # noqa: E402
+from stagespan.harness.replay import Replay, clock_change, summary  # noqa: E402
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An accelerator of torch whose memory is the host's."""
+    properties = SimpleNamespace(L2_cache_size=1 << 20)
+    made = SimpleNamespace(
+        get_device_properties=lambda device: properties, clock_rate=lambda device: 1500
+    )
+    made.properties = properties
+    monkeypatch.setattr(torch, "pretended", made, raising=False)
+    monkeypatch.setattr(torch, "device", lambda name: name)
+    allocate = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, device="cpu", **more: allocate(*size, **more))
+    return made
+
+
+def replay_of(seen: list[Any], device: str, numel: int = 8) -> Replay:
+    def make_step(inputs: dict[str, Any]) -> Any:
+        return lambda: seen.append(inputs["x"].data_ptr())
+
+    return Replay(lambda: {"x": torch.zeros(numel)}, make_step, device=device)
+
+
+def test_the_cache_is_overwritten_before_each_run(
+    device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a replay that notes what happens
+    seen: list[Any] = []
+    run = replay_of(seen, "pretended:0")
+    flush = replay.DeviceCache.flush
+
+    def noted(cache: Any) -> None:
+        flush(cache)
+        seen.append(cache._buffer.numel())
+
+    monkeypatch.setattr(replay.DeviceCache, "flush", noted)
+
+    # WHEN it runs three times, and twice under the profiler
+    run.measure(3)
+    run.run_between(2, lambda: None, lambda: None)
+
+    # THEN twice the cache's size is written before each run, and once before the profile
+    where = run.inputs["x"].data_ptr()
+    assert seen == [2 << 20, where] * 4 + [where]
+
+
+def test_small_inputs_take_turns_where_the_size_of_the_cache_is_not_known(device: Any) -> None:
+    del device.properties.L2_cache_size
+    seen: list[Any] = []
+
+    replay_of(seen, "pretended:0").measure(4)
+
+    assert seen[0] == seen[2] != seen[1] == seen[3]
+
+
+def test_nothing_of_it_is_done_on_a_cpu() -> None:
+    seen: list[Any] = []
+    run = replay_of(seen, "cpu")
+
+    runs = run.measure(3)
+
+    assert len(set(seen)) == 1
+    assert run.clocks_mhz == [None, None]
+    assert summary(runs, "cpu", run.clocks_mhz)["clocks_mhz"] is None
+
+
+def test_a_clock_that_changes_is_told(device: Any) -> None:
+    # GIVEN a device that slows down as it gets warm
+    clocks = iter((1500, 1200))
+    device.clock_rate = lambda device: next(clocks)
+    run = replay_of([], "pretended:0")
+
+    timing = summary(run.measure(3), "pretended:0", run.clocks_mhz)
+
+    assert timing["clocks_mhz"] == [1500, 1200]
+    assert "from 1,500 to 1,200 MHz" in str(clock_change(timing))
+    assert clock_change({"clocks_mhz": [1500, 1490]}) is None
+
+
+def test_a_clock_that_cannot_be_read_is_not_known(device: Any) -> None:
+    def refuse(device: Any) -> int:
+        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
+
+    device.clock_rate = refuse
+    run = replay_of([], "pretended:0")
+    run.measure(3)
+
+    assert run.clocks_mhz == [None, None]
