@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import stagespan
-from stagespan import _core
+from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 
 
 @pytest.fixture
@@ -36,3 +36,11 @@ def folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("STAGESPAN_RECORDING_DIR", str(made))
     yield made
     shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture(params=[span, ProfilingContext, ProfilingContext4Debug])
+def make(request: pytest.FixtureRequest) -> Iterator[Callable[[str], _core.Span]]:
+    """Each kind of context, while it is active."""
+    stagespan.set_debug(request.param is ProfilingContext4Debug)
+    yield request.param
+    stagespan.set_debug(False)

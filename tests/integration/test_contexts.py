@@ -13,20 +13,11 @@ from collections.abc import Callable, Iterator
 import pytest
 from recording import assert_closed, count, counts, lost, only, parents, recorded
 
-import stagespan
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
 Make = Callable[[str], _core.Span]
-
-
-@pytest.fixture(params=[span, ProfilingContext, ProfilingContext4Debug])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Each kind of context, while it is active."""
-    stagespan.set_debug(request.param is ProfilingContext4Debug)
-    yield request.param
-    stagespan.set_debug(False)
 
 
 # --- every way in and out -------------------------------------------------------------------------

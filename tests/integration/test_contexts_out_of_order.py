@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from recording import assert_closed, count, counts, eventually, lost, only, parents, recorded
@@ -15,14 +15,6 @@ from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
 pytestmark = pytest.mark.usefixtures("fresh")
 
 Make = Callable[[str], _core.Span]
-
-
-@pytest.fixture(params=[span, ProfilingContext, ProfilingContext4Debug])
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Each kind of context, while it is active."""
-    stagespan.set_debug(request.param is ProfilingContext4Debug)
-    yield request.param
-    stagespan.set_debug(False)
 
 
 # --- switches in the middle -----------------------------------------------------------------------

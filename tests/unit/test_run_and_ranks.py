@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from without_settings import python
 
-from stagespan import run, settings
+from stagespan import run
 from stagespan.errors import SettingsError
 from stagespan.run import Run
 
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable is set, nothing has been set by a call, and nothing has been warned about."""
-    for variable in settings.VARIABLES:
-        for spelling in (variable.name, *variable.aliases):
-            monkeypatch.delenv(spelling, raising=False)
-    for spelling in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(spelling, raising=False)
-    monkeypatch.setattr(run, "_output_dir", None)
-    monkeypatch.setattr(run, "_pipeline_name", None)
-    monkeypatch.setattr(settings, "_warned", set())
-
-
-def python(code: str, *, cwd: Path, **variables: str) -> dict[str, object]:
-    """Run ``code`` in a fresh interpreter and read the JSON that it prints last."""
-    environment = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**environment, **variables},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert isinstance(answer, dict)
-    return answer
-
+pytestmark = pytest.mark.usefixtures("no_settings")
 
 # --- ranks --------------------------------------------------------------------------------------
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -16,35 +14,8 @@ from hypothesis import strategies as st
 
 from stagespan import run, settings
 
+pytestmark = pytest.mark.usefixtures("no_settings")
 PAIRS = [(v.name, a) for v in settings.VARIABLES for a in v.aliases]
-
-
-@pytest.fixture(autouse=True)
-def clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable is set, nothing has been set by a call, and nothing has been warned about."""
-    for variable in settings.VARIABLES:
-        for spelling in (variable.name, *variable.aliases):
-            monkeypatch.delenv(spelling, raising=False)
-    monkeypatch.setattr(run, "_output_dir", None)
-    monkeypatch.setattr(run, "_pipeline_name", None)
-    monkeypatch.setattr(settings, "_warned", set())
-
-
-def python(code: str, *, cwd: Path, **variables: str) -> dict[str, object]:
-    """Run ``code`` in a fresh interpreter and read the JSON that it prints last."""
-    environment = {k: v for k, v in os.environ.items() if "STAGESPAN" not in k}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**environment, **variables},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout.splitlines()[-1])
-    assert isinstance(answer, dict)
-    return answer
 
 
 # --- values -------------------------------------------------------------------------------------
