@@ -54,24 +54,31 @@ SANITIZER_OPTIONS = {
     "TSAN_OPTIONS": "second_deadlock_stack=1:halt_on_error=1",
 }
 # The other Pythons run what an interpreter's version can change: the extension, contexts and
-# decorators, threads, tasks, forks, signals, the end of a process, recordings, the reader of traces
-# and the command line. These only compute with what was recorded, or draw it: tested in .venv.
+# decorators, threads, tasks, forks, signals, the end of a process, recordings, signatures and the
+# command line. The following only compute with what was recorded, draw it, or look at the sources.
+# They are tested in .venv, and so are all tests with the marker `slow`.
 ONE_PYTHON_IS_ENOUGH = (
     "fuzz",
-    "npu_standin",
     "gpu",
+    "integration/test_pytest_plugin.py",
+    "integration/test_recordings_of_ranks.py",
+    "integration/test_wrong_clock.py",
+    "npu_standin",
     "unit/harness",
     "unit/profiling",
     "unit/report",
-    "integration/test_pytest_plugin.py",
-    "unit/trace/read",
-    "unit/trace/derived",
+    "unit/test_docs_links.py",
+    "unit/test_docs_production.py",
+    "unit/test_docs_settings.py",
+    "unit/test_import_directions.py",
     "unit/trace/analyses",
     "unit/trace/ascend",
-    "unit/trace/ranks",
     "unit/trace/compare",
-    "unit/trace/render",
+    "unit/trace/derived",
     "unit/trace/ncu",
+    "unit/trace/ranks",
+    "unit/trace/read",
+    "unit/trace/render",
 )
 
 
@@ -201,8 +208,9 @@ def python(session: nox.Session) -> None:
 
 
 def _torch_free_tests(session: nox.Session, version: str, python: str) -> None:
+    # Four workers, because these tests wait for other processes half of the time.
     ignored = [f"--ignore=tests/{folder}" for folder in ONE_PYTHON_IS_ENOUGH]
-    run_pytest(session, f"python-{version}", python, "-m", "not slow", "-n", "2", *ignored)
+    run_pytest(session, f"python-{version}", python, "-m", "not slow", "-n", "4", *ignored)
 
 
 @nox.session
