@@ -278,10 +278,10 @@ def llama_decode() -> Stage:
     with torch.no_grad():
         cache = model(**given).past_key_values
     mask = torch.cat([given["attention_mask"], torch.ones(4, 1, dtype=torch.long)], 1)
+    ids = given["input_ids"][:, -1:]  # not in run(), which is the stage alone
     pasts: list[Any] = []
 
     def run() -> Any:
-        ids = given["input_ids"][:, -1:]
         return model(input_ids=ids, attention_mask=mask, past_key_values=pasts.pop())
 
     return Stage(model, "forward", run, prepare=lambda: pasts.append(copy.deepcopy(cache)))
@@ -322,6 +322,37 @@ def whisper() -> Stage:
     model = t.WhisperForConditionalGeneration(config).eval()
     features, ids = random(1, 80, 200), torch.ones(1, 8, dtype=torch.long)
     return Stage(model, "forward", lambda: model(input_features=features, decoder_input_ids=ids))
+
+
+def qwen2_vl() -> Stage:
+    import transformers as t
+
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    text = t.models.qwen2_vl.Qwen2VLTextConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=1000, rope_parameters=rope, bos_token_id=1,
+        eos_token_id=2,
+    )  # fmt: skip
+    vision = t.models.qwen2_vl.Qwen2VLVisionConfig(
+        depth=2, embed_dim=32, hidden_size=64, num_heads=2, patch_size=4, spatial_merge_size=2,
+        temporal_patch_size=2,
+    )  # fmt: skip
+    config = t.Qwen2VLConfig(
+        text_config=text, vision_config=vision, image_token_id=7, video_token_id=8,
+        vision_start_token_id=5, vision_end_token_id=6,
+    )  # fmt: skip
+    model = t.Qwen2VLForConditionalGeneration(config).eval()
+    grid = torch.tensor([[1, 16, 16]])  # 256 patches, merged to 64 tokens
+    ids = torch.randint(10, 1000, (1, 96), generator=torch.Generator().manual_seed(2))
+    ids[0, 3], ids[0, 4:68], ids[0, 68] = 5, 7, 6
+    given = {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "mm_token_type_ids": (ids == 7).long(),
+        "pixel_values": random(256, 3 * 2 * 4 * 4),
+        "image_grid_thw": grid,
+    }
+    return Stage(model, "forward", lambda: model(**given))
 
 
 def vit() -> Stage:
@@ -392,7 +423,8 @@ ALL = {
     made.__name__: made
     for made in (
         wan, wan22, flux, sd3, sdxl, qwen_image, hunyuan_video, cogvideox, ltx, llama_prefill,
-        llama_decode, llama_generate, llama_generate_whole, mixtral, whisper, vit, compiled, cached,
+        llama_decode, llama_generate, llama_generate_whole, mixtral, whisper, qwen2_vl, vit,
+        compiled, cached,
     )
 }  # fmt: skip
 
