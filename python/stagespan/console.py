@@ -1,14 +1,17 @@
-"""The width of pages that are not printed on a terminal, without trailing blanks."""
+"""The width of pages and tables, and pages that are not printed on a terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+
+_LEAST_COLUMN = 8
 
 
 def columns() -> int | None:
@@ -34,3 +37,59 @@ def trimmed(console: Console) -> Iterator[None]:
     text = "".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines())
     console.file.write(text)
     console.file.flush()
+
+
+class Column(NamedTuple):
+    """One column of a table."""
+
+    title: str
+    cells: list[str]
+    is_flexible: bool = False
+    """Its cells are cut if the table is too wide."""
+    is_number: bool = False
+    """Its cells are aligned to the right."""
+    is_optional: bool = False
+    """It is left out if the table is too wide even so."""
+
+
+def fitted_table(columns: Sequence[Column], width: int) -> Table:
+    """A table that is at most ``width`` wide, if cutting and leaving out columns is enough."""
+    from rich import box
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
+    def width_of(column: Column) -> int:
+        return max(map(cell_len, (column.title, *column.cells)))
+
+    def least_width() -> int:
+        return sum(
+            3 + (min(width_of(column), _LEAST_COLUMN) if column.is_flexible else width_of(column))
+            for column in columns
+        )
+
+    while least_width() > width and any(column.is_optional for column in columns):
+        last = max(i for i, column in enumerate(columns) if column.is_optional)
+        columns = [column for i, column in enumerate(columns) if i != last]
+    widths = [width_of(column) for column in columns]
+    flexible = [i for i, column in enumerate(columns) if column.is_flexible]
+    # Between two columns are three blanks.
+    while sum(widths) + 3 * len(widths) > width and flexible:
+        widest = max(flexible, key=widths.__getitem__)
+        if widths[widest] <= _LEAST_COLUMN:
+            break
+        widths[widest] -= 1
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column, column_width in zip(columns, widths, strict=True):
+        head = Text(column.title)
+        head.truncate(column_width, overflow="ellipsis")
+        table.add_column(
+            head,
+            no_wrap=True,
+            overflow="ellipsis",
+            width=column_width,
+            justify="right" if column.is_number else "left",
+        )
+    for row in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*map(Text, row))
+    return table

@@ -12,6 +12,7 @@ import mmap
 import os
 import pty
 import random
+import re
 import select
 import shutil
 import signal
@@ -641,6 +642,57 @@ def test_the_live_page_once(folder: Path) -> None:
         assert "no recording of the job" in none.stderr
     finally:
         end(busy)
+
+
+def test_long_names_do_not_hide_figures(folder: Path) -> None:
+    # GIVEN stages and a thread with names that are longer than a terminal is wide
+    process = start(
+        """
+        import threading, time
+        import stagespan
+        def work():
+            while True:
+                with stagespan.span("inner " * 20):
+                    time.sleep(0.001)
+        threading.Thread(target=work, name="worker " * 9, daemon=True).start()
+        with stagespan.span("first " * 20), stagespan.span("second " * 20):
+            time.sleep(60)
+    """,
+        RANK="0",
+        TORCHELASTIC_RUN_ID="a job with a name of many characters",
+    )
+    try:
+        until = time.monotonic() + 20
+        while not recordings_in(folder) and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        pages = [
+            subprocess.run(
+                [sys.executable, "-m", "stagespan", *arguments],
+                env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
+                capture_output=True,
+                text=True,
+                timeout=60,
+            ).stdout
+            for arguments in (
+                ("top", str(process.pid), "--once"),
+                ("ps",),
+                ("ps", "--job", "a job with a name of many characters"),
+            )
+        ]
+    finally:
+        end(process)
+    # THEN no line is longer than the terminal, and what is cut are the names
+    top, processes, of_job = pages
+    assert max(len(line) for page in (top, of_job) for line in page.splitlines()) <= 80
+    (row,) = (line for line in top.splitlines() if line.lstrip().startswith("inner"))
+    assert re.fullmatch(r" inner.*… +[\d,.]+ +[\d,]+(?: +[\d.,]+ \w+)* +\d+%", row), row
+    (row,) = (line for line in processes.splitlines() if line.startswith(f" {process.pid} "))
+    assert len(row) <= 80
+    assert re.match(rf" {process.pid} +alive ", row)
+    assert re.search(rf"^ 0 +{process.pid} +alive ", of_job, re.MULTILINE)
+    # THEN of the open stages the innermost is shown
+    assert "… > second" in top
 
 
 def test_forks_while_threads_write(folder: Path) -> None:

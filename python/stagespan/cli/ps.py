@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -93,12 +93,9 @@ def _rows(found: list[Recording]) -> list[dict[str, Any]]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    from stagespan.console import set_width, trimmed
+    from stagespan.console import Column, fitted_table, set_width, trimmed
     from stagespan.lines import one_line
     from stagespan.recording.ranks import duration
 
@@ -123,17 +120,20 @@ def _print(rows: list[dict[str, Any]]) -> None:
         )
         for column, cell in zip(columns.values(), cells, strict=True):
             column.append(one_line(cell))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown = {name: column for name, column in columns.items() if any(column)}
-    for name, column in shown.items():
-        # On a narrow screen, texts are cut and numbers are not.
-        width = None if name in ("program", "job", "pipeline", "in") else max(map(len, column))
-        justify: Literal["left", "right"] = "right" if name.startswith("spans") else "left"
-        table.add_column(name, justify=justify, no_wrap=True, min_width=width)
-    for cells in zip(*shown.values(), strict=True):
-        table.add_row(*map(Text, cells))
     console = Console()
     set_width(console, 10_000)
+    shown = [
+        Column(
+            name,
+            column,
+            is_flexible=name in ("program", "job", "pipeline", "in"),
+            is_number=name.startswith("spans"),
+            is_optional=name in ("rank", "job", "pipeline", "age", "spans"),
+        )
+        for name, column in columns.items()
+        if any(column)
+    ]
+    table = fitted_table(shown, console.width)
     with trimmed(console):
         console.print(table, highlight=False)
     for row in rows:

@@ -70,6 +70,8 @@ def _print(recording: Recording) -> None:
         click.echo(f"  {warning}")
 
     click.echo("\nThreads")
+    if not page["threads"]:
+        click.echo("  none")
     last = page["last_ns"]
     for thread in page["threads"]:
         ended = "" if thread["is_alive"] else ", ended"
@@ -125,35 +127,53 @@ def _job(job: str, as_json: bool) -> None:
 
 def print_ranks(of_it: list[Rank]) -> None:
     """Print who is behind, where each rank is, and how often each has finished each stage."""
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
-    from stagespan.console import set_width, trimmed
+    from stagespan.console import Column, fitted_table, set_width, trimmed
     from stagespan.lines import one_line
     from stagespan.recording import ranks
 
     for sentence in ranks.findings(of_it):
         click.echo(one_line(sentence))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("rank", "pid", "state", "in", "for"):
-        table.add_column(title, no_wrap=True)
-    names = ranks.stages(of_it)
-    for name in names:
-        table.add_column(Text(one_line(name)), justify="right", no_wrap=True)
-    for rank in of_it:
-        stand = rank.stand
-        elapsed = stand.elapsed_ns if stand else None
-        table.add_row(
-            "" if rank.recording.rank is None else str(rank.recording.rank),
-            str(rank.recording.pid),
-            rank.recording.state,
-            Text(one_line(" > ".join(stand.stages)) if stand else ""),
-            "" if elapsed is None else ranks.duration(elapsed),
-            *(f"{rank.counts.get(name, 0):,}" for name in names),
-        )
     console = Console()
     set_width(console, 10_000)
+    stands = [rank.stand for rank in of_it]
+    elapsed = [None if stand is None else stand.elapsed_ns for stand in stands]
+    recordings = [rank.recording for rank in of_it]
+    columns = [
+        Column("rank", ["" if one.rank is None else str(one.rank) for one in recordings]),
+        Column("pid", [str(one.pid) for one in recordings]),
+        Column("state", [one.state for one in recordings]),
+        Column(
+            "in",
+            [one_line(" > ".join(stand.stages)) if stand else "" for stand in stands],
+            is_flexible=True,
+        ),
+        Column("for", ["" if ns is None else ranks.duration(ns) for ns in elapsed]),
+    ]
+    names = ranks.stages(of_it)
+    shown = _as_fit(names, console.width)
+    for name in shown:
+        counts = [f"{rank.counts.get(name, 0):,}" for rank in of_it]
+        columns.append(Column(one_line(name), counts, is_flexible=True, is_number=True))
+    table = fitted_table(columns, console.width)
     with trimmed(console):
         console.print(table, highlight=False)
+    if len(shown) < len(names):
+        click.echo(f"{len(names) - len(shown)} more stages: --json shows them.")
+
+
+_WIDEST_STAGE = 20
+_WIDTH_WITHOUT_STAGES = 50
+
+
+def _as_fit(names: list[str], width: int) -> list[str]:
+    """The first stages, as many as a screen has columns for."""
+    left = width - _WIDTH_WITHOUT_STAGES
+    shown = []
+    for name in names:
+        left -= min(max(len(name), 5), _WIDEST_STAGE) + 3
+        if left < 0:
+            break
+        shown.append(name)
+    return shown

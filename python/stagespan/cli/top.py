@@ -40,6 +40,7 @@ def command(pid: str | None, job: str | None, interval: float, once: bool) -> No
         raise click.UsageError("give either a file or process id, or --job.")
     from rich.console import Console
 
+    from stagespan.console import trimmed
     from stagespan.recording.live_page import Page
 
     page = Page(pid, job)
@@ -48,8 +49,9 @@ def command(pid: str | None, job: str | None, interval: float, once: bool) -> No
         page.read()
         time.sleep(interval)
         page.read()
-        for part in page.render(console.width, None):
-            console.print(part, highlight=False)
+        with trimmed(console):
+            for part in page.render(console.width, None):
+                console.print(part, highlight=False)
         return
     _live(console, page, interval)
 

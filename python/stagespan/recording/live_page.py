@@ -6,11 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rich import box
+from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
 from stagespan import _core, imports
+from stagespan.console import Column, fitted_table
 from stagespan.errors import StagespanError
 from stagespan.lines import one_line
 from stagespan.recording import ranks, reading, summary
@@ -131,8 +132,8 @@ class Page:
         places = self._places(of_it)
         # Each table has a head of two rows and an empty row at both ends.
         left = None if height is None else height - used - min(len(places), _MOST_THREADS) - 8
-        body.append(self._stages(shown, left))
-        body.append(self._place_table(places[:_MOST_THREADS], len(places)))
+        body.append(self._stages(shown, width, left))
+        body.append(self._place_table(places[:_MOST_THREADS], width, len(places)))
         return body
 
     def _title(self, shown: list[list[_Reading]]) -> str:
@@ -147,17 +148,13 @@ class Page:
         age = f", {duration(until - recording.begin_ns)}" if until else ""
         return f"{recording.pid} {recording.program}, {recording.state}{rank}{age}{frozen}"
 
-    def _stages(self, shown: list[list[_Reading]], most: int | None) -> Table:
+    def _stages(self, shown: list[list[_Reading]], width: int, most: int | None) -> Table:
         rows = [row for kept in shown for row in self._changes(kept)]
         total_ns = sum(row.self_ns for row in rows) or 1
         merged: dict[str, list[_Change]] = {}
         for row in rows:
             if self.filter.lower() in row.name.lower():
                 merged.setdefault(row.name, []).append(row)
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        table.add_column("stage", no_wrap=True, overflow="ellipsis")
-        for title in ("runs/s", "runs", "p50", "p95", "p99", "share", "device"):
-            table.add_column(title, justify="right", no_wrap=True, min_width=5)
         lines = [_line(name, changes, total_ns) for name, changes in merged.items()]
         order = _ORDERS[self._order]
         keys: dict[str, Any] = {
@@ -169,17 +166,21 @@ class Page:
         lines.sort(key=keys[order])
         if most is not None:
             del lines[max(most, 1) :]
-        for line in lines:
-            table.add_row(
-                Text(one_line(line.name)),
-                f"{line.rate:,.1f}",
-                f"{line.count:,}",
-                *(duration(round(ns)) if ns else "" for ns in (line.p50_ns, line.p95_ns)),
-                duration(round(line.p99_ns)) if line.p99_ns else "",
-                f"{line.share:.0%}",
-                "" if line.device_ns is None else duration(round(line.device_ns)),
+        columns = [Column("stage", [one_line(line.name) for line in lines], is_flexible=True)]
+        columns += [
+            Column(title, cells, is_number=True, is_optional=title in ("runs", "p50", "p95"))
+            for title, cells in (
+                ("runs/s", [f"{line.rate:,.1f}" for line in lines]),
+                ("runs", [f"{line.count:,}" for line in lines]),
+                ("p50", [_shown(line.p50_ns or None) for line in lines]),
+                ("p95", [_shown(line.p95_ns or None) for line in lines]),
+                ("p99", [_shown(line.p99_ns or None) for line in lines]),
+                ("share", [f"{line.share:.0%}" for line in lines]),
+                ("device", [_shown(line.device_ns) for line in lines]),
             )
-        return table
+            if title != "device" or any(cells)
+        ]
+        return fitted_table(columns, width)
 
     def _changes(self, kept: list[_Reading]) -> list[_Change]:
         """What each stage has run between the oldest reading that is kept and the latest."""
@@ -204,7 +205,7 @@ class Page:
             for name, stage in life.items()
         ]
 
-    def _places(self, of_it: list[ranks.Rank]) -> list[tuple[str, str, str]]:
+    def _places(self, of_it: list[ranks.Rank]) -> list[_Place]:
         found = []
         for rank in of_it:
             of_threads = summary.stands(rank.recording)
@@ -213,19 +214,48 @@ class Page:
             for stand in of_threads:
                 who = rank.label if len(of_it) > 1 else f"{stand.thread} {stand.name}"
                 elapsed = "" if stand.elapsed_ns is None else duration(stand.elapsed_ns)
-                found.append((who, " > ".join(stand.stages), elapsed))
+                found.append(_Place(who, stand.stages, elapsed))
         return found
 
-    def _place_table(self, places: list[tuple[str, str, str]], total: int) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    def _place_table(self, places: list[_Place], width: int, total: int) -> Table:
         hidden = f" ({total - len(places)} more)" if total > len(places) else ""
-        who = "rank" if self._job is not None else "thread"
-        table.add_column(who + hidden, no_wrap=True)
-        table.add_column("in", no_wrap=True, overflow="ellipsis")
-        table.add_column("for", no_wrap=True, min_width=6)
-        for place in places:
-            table.add_row(*(Text(one_line(cell)) for cell in place))
-        return table
+        title = ("rank" if self._job is not None else "thread") + hidden
+        who = [_cut(one_line(place.who), max(width // 3, 12)) for place in places]
+        elapsed = [place.elapsed for place in places]
+        used = sum(max(map(cell_len, cells)) + 3 for cells in ([title, *who], ["for", *elapsed]))
+        left = max(width - used - 3, 8)
+        inside = [_innermost([one_line(name) for name in place.stages], left) for place in places]
+        return fitted_table(
+            [Column(title, who), Column("in", inside, is_flexible=True), Column("for", elapsed)],
+            width,
+        )
+
+
+class _Place(NamedTuple):
+    """Where a thread or rank is."""
+
+    who: str
+    stages: tuple[str, ...]
+    elapsed: str
+
+
+def _shown(ns: float | None) -> str:
+    return "" if ns is None else duration(round(ns))
+
+
+def _cut(text: str, width: int) -> str:
+    cut = Text(text)
+    cut.truncate(width, overflow="ellipsis")
+    return cut.plain
+
+
+def _innermost(stages: list[str], width: int) -> str:
+    """The path to the innermost stage; without the outermost ones if it is too long."""
+    for first in range(len(stages)):
+        path = " > ".join((["…"] if first else []) + stages[first:])
+        if cell_len(path) <= width:
+            return path
+    return _cut(" > ".join((["…"] if len(stages) > 1 else []) + stages[-1:]), width)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from stagespan.recording.reading import Recording
 
 _MOST_NAMED = 8
+_LEAST_STAND_NS = 1_000_000_000  # ranks that go on are in different stages at any moment
 
 
 class Rank(NamedTuple):
@@ -122,7 +123,11 @@ def _elsewhere(of_it: list[Rank]) -> list[str]:
     """Ranks that are in another stage than most."""
     where = Counter(rank.stand.stages[-1] if rank.stand else "" for rank in of_it)
     usual, many = where.most_common(1)[0]
-    others = [rank for rank in of_it if (rank.stand.stages[-1] if rank.stand else "") != usual]
+    others = [
+        rank
+        for rank in of_it
+        if (rank.stand.stages[-1] if rank.stand else "") != usual and _stands(rank)
+    ]
     if not others or 2 * many <= len(of_it):
         return []
     place = f"in `{usual}`" if usual else "in no stage"
@@ -130,6 +135,11 @@ def _elsewhere(of_it: list[Rank]) -> list[str]:
         f"{rank.label}{_where(rank, since=True)}; {many} ranks are {place}."
         for rank in others[:_MOST_NAMED]
     ]
+
+
+def _stands(rank: Rank) -> bool:
+    elapsed = None if rank.stand is None else rank.stand.elapsed_ns
+    return elapsed is None or elapsed >= _LEAST_STAND_NS
 
 
 def _where(rank: Rank, *, since: bool) -> str:
@@ -149,6 +159,8 @@ def _times(count: int) -> str:
 
 def duration(ns: int) -> str:
     """A time in words: ``1.2 us``, ``340 ms``, ``42.1 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if ns <= 0:
+        return "0 us"
     seconds = ns / 1e9
     for unit, length in (("us", 1e3), ("ms", 1e6)):
         if ns < 1000 * length:

@@ -89,7 +89,7 @@ class Recording:
             self.state: State = _state(info, handle)
             """How the process ended, or that it is alive."""
         except ValueError as error:
-            raise StagespanError(str(error)) from None
+            raise StagespanError(f"{error}.") from None
         except MemoryError:
             raise StagespanError(f"{path} is too large to be read.") from None
         finally:
