@@ -23,7 +23,9 @@ from stagespan.trace.derived.step_ranges import (
 from stagespan.trace.derived.threads import (
     Paths,
     Tree,
+    depth_first,
     named,
+    paths_to,
     sums,
     threads,
     threads_of,
@@ -296,11 +298,9 @@ def modules_of(trace: Trace) -> Modules | None:
     host_own = paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane))
     counted = np.bincount(paths.node[apart], minlength=len(paths))
     words = list(number)
-    named_so: list[tuple[str, ...]] = []
+    named_so = paths_to(paths.parent, [words[each] for each in paths.word])
     found = []
     for node in range(len(paths)):
-        above = int(paths.parent[node])
-        named_so.append((*(named_so[above] if above >= 0 else ()), words[paths.word[node]]))
         instances, call_ns, slowest = spread[node]
         found.append(
             Module(
@@ -320,8 +320,9 @@ def modules_of(trace: Trace) -> Modules | None:
     outside = (forward < 0) & (backward < 0)
     first = np.full(len(paths), np.iinfo(np.int64).max)
     np.minimum.at(first, paths.node, events.begin_ns[rows])
+    by_first = np.argsort(first, kind="stable").tolist()
     return Modules(
-        modules=[found[node] for node in _order(paths, first)],
+        modules=[found[node] for node in depth_first(paths.parent, by_first)],
         outside=(int(outside.sum()), int(durations[outside].sum())),
         device_ns=int(durations.sum()) if on_device else None,
     )
@@ -361,20 +362,6 @@ def _spread(
         figures = Spread(int(here.min()), int(np.median(here)), int(here[most]))
         found.append((high - low, figures, int(cells[low + most] % count)))
     return found
-
-
-def _order(paths: Paths, first: Numbers) -> list[int]:
-    """Nodes with those below behind them, in the order of their first calls."""
-    below: dict[int, list[int]] = {}
-    for node in np.argsort(first, kind="stable").tolist():
-        below.setdefault(int(paths.parent[node]), []).append(node)
-    ordered: list[int] = []
-    waiting = below.get(-1, [])[::-1]
-    while waiting:
-        node = waiting.pop()
-        ordered.append(node)
-        waiting += below.get(node, [])[::-1]
-    return ordered
 
 
 # --- The analysis ---

@@ -16,7 +16,9 @@ from stagespan.trace.derived.threads import (
     Cover,
     Paths,
     Tree,
+    depth_first,
     named,
+    paths_to,
     sums,
     threads,
     threads_of,
@@ -427,11 +429,9 @@ def analyze(trace: Trace) -> Stages | Unavailable:
     longest = rows[np.lexsort((-events.dur_ns[rows], nodes))]
     firsts = np.searchsorted(np.sort(nodes), np.arange(len(tree.names)))
     begin, _ = window_of(trace) or (0, 0)
-    paths: list[tuple[str, ...]] = []
+    paths = paths_to(tree.parent, tree.names)
     stages = []
-    for node, name in enumerate(tree.names):
-        above = int(tree.parent[node])
-        paths.append((*(paths[above] if above >= 0 else ()), name))
+    for node in range(len(tree.names)):
         steps, step_host, step_device = per_step[node] if per_step else (None, None, None)
         stages.append(
             Stage(
@@ -470,20 +470,10 @@ def _evidence(trace: Trace, row: int, begin_ns: int) -> Evidence:
 
 
 def _as_read(tree: StageTree, stages: list[Stage]) -> list[Stage]:
-    """Each stage with those within behind it, the longest first."""
-    below: dict[int, list[int]] = {}
-    for node, parent in enumerate(tree.parent.tolist()):
-        below.setdefault(parent, []).append(node)
-    ordered, waiting = [], [below.get(-1, [])]
-    waiting = [sorted(waiting[0], key=lambda node: stages[node].host_ns)]
-    while waiting:
-        if not waiting[-1]:
-            waiting.pop()
-            continue
-        node = waiting[-1].pop()
-        ordered.append(stages[node])
-        waiting.append(sorted(below.get(node, []), key=lambda each: stages[each].host_ns))
-    return ordered
+    """Each stage followed by those within it; of those in the same stage the longest first."""
+    host = [stage.host_ns for stage in stages]
+    longest = sorted(range(len(stages)), key=lambda node: (-host[node], -node))
+    return [stages[node] for node in depth_first(tree.parent, longest)]
 
 
 def _per_step(trace: Trace, tree: StageTree) -> list[tuple[int, int, int]] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from re import Pattern
@@ -751,3 +751,29 @@ def threads_of(wanted: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
     number = [known.get((int(pid), int(tid)), -1) for pid, tid in found]
     result: Numbers = np.array(number, dtype=np.int64)[lane]
     return result
+
+
+def depth_first(parent: Rows, siblings: Sequence[int]) -> list[int]:
+    """The nodes of a tree, each followed by the nodes below it.
+
+    `parent` is -1 for the outermost nodes. Nodes with the same parent are in the order in which
+    they are in `siblings`, which contains every node.
+    """
+    below: dict[int, list[int]] = {}
+    for node in siblings:
+        below.setdefault(int(parent[node]), []).append(node)
+    ordered: list[int] = []
+    waiting = below.get(-1, [])[::-1]
+    while waiting:
+        node = waiting.pop()
+        ordered.append(node)
+        waiting += below.get(node, [])[::-1]
+    return ordered
+
+
+def paths_to(parent: Rows, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """By node of a tree the names from the outermost node down to it; parents come first."""
+    found: list[tuple[str, ...]] = []
+    for above, name in zip(parent.tolist(), names, strict=True):
+        found.append((*(found[above] if above >= 0 else ()), name))
+    return found
