@@ -26,7 +26,6 @@ from stagespan.trace.derived.device_time import (
     DeviceTimeFigures,
     device_rows,
     device_times,
-    kind_of_work,
     stream_times,
     together,
 )
@@ -291,7 +290,7 @@ def analyze(trace: Trace) -> Use | Unavailable:
     work, events, base = device_work(trace), trace.events, base_window(trace)
     assert base is not None
     within = base.begin_ns, base.end_ns
-    kind = kind_of_work(trace)
+    kind = work.kind
     sorts = _sorts_of_copies(trace)
     longest: dict[tuple[int, int], Evidence] = {}
     copies: dict[int, str] = {}

@@ -564,6 +564,7 @@ class Idle(Result):
         return {"kind": "idle_causes", "causes": rows} if rows else None
 
 
+@once
 def split_gaps(trace: Trace) -> tuple[Gaps, IdleParts]:
     """The gaps of the device, and their times by cause."""
     found = gaps(trace)

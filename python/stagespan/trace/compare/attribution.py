@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, COPY, device_work, launch_of
-from stagespan.trace.derived.device_time import custom_communication
 from stagespan.trace.derived.gaps import (
     AFTER,
     BEFORE,
@@ -57,7 +56,7 @@ def attribute(trace: Trace, windows: Windows) -> Attribution:
     """Attribute every moment of the windows to a device event or to a cause of idle time."""
     events, work = trace.events, device_work(trace)
     rows = work.rows
-    kind = np.where(custom_communication(trace), COMMUNICATION, work.kind)[rows]
+    kind = work.kind[rows]
     time = np.zeros(len(rows), dtype=np.int64)
     free = Cover(windows.begin_ns, windows.end_ns)
     for each in (COMPUTE, COMMUNICATION, COPY):

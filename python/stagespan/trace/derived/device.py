@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stagespan.trace.derived.kernel_kinds import COMMUNICATION as KIND_OF_COMMUNICATION
+from stagespan.trace.derived.kernel_kinds import kind_of
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Codes, Mask, Numbers, Rows, by_group, covered, pairs
 from stagespan.trace.read.model import MISSING, Trace
@@ -49,6 +51,8 @@ class DeviceWork:
     """NOT_DEVICE, COMPUTE (memset and MTIA's event_wait too), COMMUNICATION or COPY."""
     is_kernel: Mask
     """Kernels: device work that is neither a copy nor a memset nor an event of a stream."""
+    is_custom: Mask
+    """Communication by kernels other than those of NCCL, RCCL and HCCL."""
 
     @cached_property
     def rows(self) -> NDArray[np.intp]:
@@ -65,9 +69,10 @@ class DeviceWork:
 def device_work(trace: Trace) -> DeviceWork:
     """Find the device's events: by category (kernel, gpu_memcpy, gpu_memset), on Ascend by process.
 
-    On other accelerators all that runs on a stream is device work. Communication is a kernel whose
-    name contains nccl, rccl or hccl; on Ascend the operators in the groups' lanes of the
-    communication process.
+    On other accelerators, all that runs on a stream is device work. Communication is a kernel whose
+    name contains nccl, rccl or hccl, or that `kernel_kinds` counts as communication (oneCCL,
+    NVSHMEM, the all-reduces of inference servers). On Ascend, it is the operators in the groups'
+    tracks of the communication process.
     """
     events = trace.events
     kind = np.zeros(len(events), dtype=np.int8)
@@ -81,7 +86,18 @@ def device_work(trace: Trace) -> DeviceWork:
     kind[is_kernel & communicates] = COMMUNICATION
     if _ASCEND_DEVICE in trace.process_names.values():
         is_kernel = is_kernel | _add_ascend(trace, kind)
-    return DeviceWork(kind, is_kernel)
+    custom = _custom(trace, is_kernel & (kind == COMPUTE))
+    kind[custom] = COMMUNICATION
+    return DeviceWork(kind, is_kernel, custom)
+
+
+def _custom(trace: Trace, computing: Mask) -> Mask:
+    """Which of the kernels communicate without NCCL, RCCL or HCCL, by their names."""
+    chosen = np.zeros(len(trace.names) + 1, dtype=np.bool_)
+    for code in np.unique(trace.events.name[computing]).tolist():
+        chosen[code] = kind_of(trace.names[code]) == KIND_OF_COMMUNICATION
+    custom: Mask = computing & chosen[trace.events.name]
+    return custom
 
 
 def is_ascend(trace: Trace) -> bool:
@@ -257,7 +273,10 @@ class DeviceUseFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """Times in ns, over all devices of the trace; None where the trace has no device events.
+    """Times in ns, over all devices of the trace; None if the trace has no device events.
+
+    Communication is that of NCCL, RCCL and HCCL. Other communication (`DeviceWork.is_custom`)
+    counts as computing here, and only here.
 
     compute + exposed communication + exposed copies + idle = span, exactly.
     """
@@ -324,7 +343,8 @@ def device_use(trace: Trace) -> DeviceUse:
     events = trace.events
     work = device_work(trace)
     rows = work.rows
-    begin, end, kind = events.begin_ns[rows], events.end_ns[rows], work.kind[rows]
+    begin, end = events.begin_ns[rows], events.end_ns[rows]
+    kind = np.where(work.is_custom, COMPUTE, work.kind)[rows]
 
     def union(*kinds: int) -> int | None:
         chosen = np.isin(kind, kinds)

@@ -1,8 +1,6 @@
 """What each device and each stream spent its time on.
 
-All kernels that communicate count as communication here, including those of oneCCL and NVSHMEM and
-the custom all-reduces of inference servers. `stagespan.trace.derived.device` counts these as
-computing.
+Communication is that of `DeviceWork.kind`, by any library.
 """
 
 from __future__ import annotations
@@ -11,20 +9,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stagespan.trace.derived import kernel_kinds as kinds
 from stagespan.trace.derived.device import (
     COMMUNICATION,
     COMPUTE,
     COPY,
+    DeviceWork,
     device_work,
     is_ascend,
     streams,
     work_by_stream,
 )
 from stagespan.trace.figures import Figures, Ns
-from stagespan.trace.read.intervals import Mask, Rows, by_group, covered
+from stagespan.trace.read.intervals import Rows, by_group, covered
 from stagespan.trace.read.model import MISSING, Trace
 from stagespan.trace.view import once
 
@@ -108,12 +105,8 @@ def device_times(trace: Trace, within: tuple[int, int] | None = None) -> dict[in
     `within` is the begin and end of a stretch in ns: then all of that stretch is divided up, also
     what lies before the device's first event and after its last.
     """
-    custom = custom_communication(trace)
-    kind = kind_of_work(trace)
-    return {
-        device: _time(trace, rows, kind, custom, within)
-        for device, rows in device_rows(trace).items()
-    }
+    work = device_work(trace)
+    return {device: _time(trace, rows, work, within) for device, rows in device_rows(trace).items()}
 
 
 @once
@@ -121,39 +114,15 @@ def stream_times(
     trace: Trace, within: tuple[int, int] | None = None
 ) -> dict[tuple[int, int], DeviceTime]:
     """The same for each stream by itself, by device and stream."""
-    custom = custom_communication(trace)
-    kind = kind_of_work(trace)
-    rows, (of_stream, _) = device_work(trace).rows, work_by_stream(trace)
-    return {
-        stream: _time(trace, rows[mine], kind, custom, within) for stream, mine in of_stream.items()
-    }
-
-
-@once
-def custom_communication(trace: Trace) -> Mask:
-    """Which events are kernels that communicate without NCCL, RCCL or HCCL, by their names."""
     work = device_work(trace)
-    computing: Mask = work.is_kernel & (work.kind == COMPUTE)
-    chosen = np.zeros(len(trace.names) + 1, dtype=np.bool_)
-    for code in np.unique(trace.events.name[computing]).tolist():
-        chosen[code] = kinds.kind_of(trace.names[code]) == kinds.COMMUNICATION
-    custom: Mask = computing & chosen[trace.events.name]
-    return custom
-
-
-@once
-def kind_of_work(trace: Trace) -> NDArray[np.int8]:
-    """As `DeviceWork.kind`, with custom communication as communication."""
-    kind = device_work(trace).kind.copy()
-    kind[custom_communication(trace)] = COMMUNICATION
-    return kind
+    rows, (of_stream, _) = work.rows, work_by_stream(trace)
+    return {stream: _time(trace, rows[mine], work, within) for stream, mine in of_stream.items()}
 
 
 def _time(
     trace: Trace,
     rows: Rows,
-    kind: NDArray[np.int8],
-    custom: Mask,
+    work: DeviceWork,
     within: tuple[int, int] | None = None,
 ) -> DeviceTime:
     begin = trace.events.begin_ns[rows]
@@ -162,11 +131,11 @@ def _time(
     begin, end = np.clip(begin, low, high), np.clip(end, low, high)
 
     def union(*of: int) -> int:
-        chosen = np.isin(kind[rows], of)
+        chosen = np.isin(work.kind[rows], of)
         return covered(begin[chosen], end[chosen])
 
     busy, compute, not_copying = covered(begin, end), union(COMPUTE), union(COMPUTE, COMMUNICATION)
-    own = custom[rows]
+    own = work.is_custom[rows]
     return DeviceTime(
         span_ns=high - low,
         busy_ns=busy,

@@ -14,7 +14,6 @@ from stagespan.trace.ascend import communication
 from stagespan.trace.ascend.csv_tables import CsvTable
 from stagespan.trace.ascend.steps import intervals_of_kernels
 from stagespan.trace.derived.device import COMMUNICATION, COMPUTE, device_work, launch_of
-from stagespan.trace.derived.device_time import custom_communication
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.derived.threads import Cover, Nesting, ThreadIndex, named
@@ -103,11 +102,9 @@ def op_of(name: str) -> str:
 def work_of(trace: Trace) -> tuple[Rows, Rows]:
     """The events that communicate, sorted by begin, and the events that compute.
 
-    They are events of the device, or of the host if no device runs a collective. Communication is
-    defined as in `device_time`.
+    They are events of the device, or of the host if no device runs a collective.
     """
-    events, work = trace.events, device_work(trace)
-    kind = np.where(custom_communication(trace), COMMUNICATION, work.kind)
+    events, kind = trace.events, device_work(trace).kind
     rows = np.flatnonzero(kind == COMMUNICATION)
     if len(rows):
         computing = np.flatnonzero(kind == COMPUTE)

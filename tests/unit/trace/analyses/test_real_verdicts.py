@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from stagespan.trace import read_trace
+from stagespan.trace.analyses.device_use import Use
 from stagespan.trace.analyses.idle import CODES, Idle
+from stagespan.trace.analyses.steps import Steps
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.step_times import COMMUNICATING
 
 _SEEN: dict[str, Analysis] = {}
 
@@ -133,3 +136,20 @@ def test_findings_and_verdict_agree_on_idle_time(traces: Path) -> None:
             )
             assert several < 0.05 * len(shown) + 0.001, path.name
     assert seen >= 10
+
+
+def test_all_analyses_have_one_definition_of_communication(traces: Path) -> None:
+    # GIVEN a step with all-reduce kernels of an inference server
+    trace = read_trace(traces / "cuda_b200_vllm_eager.json.gz")
+    # WHEN its time is split by several analyses
+    results = analyze(trace, ["verdict", "steps", "device_use"]).results
+    verdict, steps, use = (results[name] for name in ("verdict", "steps", "device_use"))
+    assert isinstance(verdict, Verdict)
+    assert isinstance(steps, Steps)
+    assert isinstance(use, Use)
+    # THEN these kernels are communication in each of them
+    assert use.parts.custom_ns > 0
+    assert steps.parts[COMMUNICATING] == verdict.parts_ns["communicating"]
+    assert use.parts.exposed_communication_ns == verdict.parts_ns["communicating"]
+    # AND the figures of collective libraries alone do not contain them
+    assert use.use.communication_ns == use.parts.communication_ns - use.parts.custom_ns
