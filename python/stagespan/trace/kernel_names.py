@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 # How much of a name is written: the functor that it runs, its own template arguments, those of
-# what it holds too, and its parameters.
+# what it contains, and its parameters.
 _FUNCTOR, _OWN_ARGUMENTS, _ARGUMENTS, _PARAMETERS, _FULL = range(5)
 _LONGEST = 8_000
 _FEWEST_WORDS = 4
@@ -61,32 +61,32 @@ def labels(names: Iterable[str], most: int = 60) -> dict[str, str]:
     """
     wanted = list(dict.fromkeys(names))
     detail = dict.fromkeys(wanted, _FUNCTOR)
-    told = {name: printable(_label(name, _FUNCTOR)) for name in wanted}
+    shown_as = {name: printable(_label(name, _FUNCTOR)) for name in wanted}
     for _ in range(_FULL):
-        alike = [each for group in _alike(told) for each in group if detail[each] < _FULL]
+        alike = [each for group in _alike(shown_as) for each in group if detail[each] < _FULL]
         if not alike:
             break
         for name in alike:
             detail[name] += 1
-            told[name] = printable(_label(name, detail[name]))
-    return _cut(told, most)
+            shown_as[name] = printable(_label(name, detail[name]))
+    return _cut(shown_as, most)
 
 
-def _alike(told: dict[str, str]) -> list[list[str]]:
+def _alike(shown_as: dict[str, str]) -> list[list[str]]:
     """Names that have one label."""
     groups: dict[str, list[str]] = {}
-    for name, label in told.items():
+    for name, label in shown_as.items():
         groups.setdefault(label, []).append(name)
     return [group for group in groups.values() if len(group) > 1]
 
 
-def _cut(told: dict[str, str], most: int) -> dict[str, str]:
+def _cut(shown_as: dict[str, str], most: int) -> dict[str, str]:
     """Labels that fit; of those that begin and end alike the part that differs."""
-    shown = {name: _ends(label, most) for name, label in told.items()}
+    shown = {name: _ends(label, most) for name, label in shown_as.items()}
     for group in _alike(shown):
-        at = _first_difference([told[name] for name in group])
+        at = _first_difference([shown_as[name] for name in group])
         for name in group:
-            shown[name] = _around(told[name], at, most)
+            shown[name] = _around(shown_as[name], at, most)
     for group in _alike(shown):
         for number, name in enumerate(group[1:], 2):
             ending = f" ({number})"

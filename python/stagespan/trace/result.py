@@ -317,7 +317,7 @@ def time_unit(columns_ns: Iterable[float]) -> tuple[float, str]:
     """Size and name of the unit for all times of a table; of each column the longest is given."""
     longest = [each for each in columns_ns if each > 0]
     most, least = max(longest, default=0.0), min(longest, default=0.0)
-    # A short column beside a long one would lose its digits in ms.
+    # A column of short times would lose its digits if another one is in ms.
     if most < 1e6 or (most < 1e9 and least < 1e5):
         return 1e3, "µs"
     return (1e6, "ms") if most < 1e12 else (1e9, "s")
@@ -345,14 +345,14 @@ def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[li
         f"{name} ({of_time[at][1]})" if unit == "ns" else name
         for at, (name, unit) in enumerate(table.columns)
     ]
-    told = [
+    shown_as = [
         names.labels((row[at] for row in table.rows if isinstance(row[at], str)), most)  # type: ignore[misc]
         for at in range(len(units))
     ]
 
     def text(cell: Cell, at: int) -> str:
         if isinstance(cell, str):
-            return told[at][cell]
+            return shown_as[at][cell]
         if cell is not None and units[at] == "ns":
             return f"{cell / of_time[at][0]:,.3f}"
         return in_cell(cell, units[at], most)
@@ -362,5 +362,5 @@ def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[li
 
 
 def share(part: float, whole: float) -> float:
-    """Part of a whole in percent; 0 when there is no whole."""
+    """Part of a whole in percent; 0 if the whole is 0."""
     return 100.0 * part / whole if whole else 0.0

@@ -157,11 +157,11 @@ def _recompiled(compiled: Compiled) -> Finding | None:
 def _variants(compiled: Compiled) -> Finding | None:
     """Frames that ran in several variants, which were compiled before the window."""
     in_window = compiled.compiling.compilations if compiled.compiling else []
-    told = {each.frame for each in in_window if each.again}
+    recompiled = {each.frame for each in in_window if each.again}
     several = [
         frame
         for frame in compiled.frames.frames
-        if len(frame.variants) > 1 and frame.frame not in told
+        if len(frame.variants) > 1 and frame.frame not in recompiled
     ]
     if not several:
         return None

@@ -473,7 +473,7 @@ class Idle(Result):
     """Gaps that the trace does not explain, by the work before which they are."""
     start: StartUp | None
     """The gaps in which the program started up; None if there are none."""
-    told: tuple[Finding, ...]
+    reported: tuple[Finding, ...]
     devices: int = 1
     """The number of devices; with several, only the time in which none works counts."""
 
@@ -501,7 +501,7 @@ class Idle(Result):
 
     def findings(self) -> list[Finding]:
         """Causes of at least 3 % of the device's time, including unknown ones."""
-        return list(self.told)
+        return list(self.reported)
 
     def tables(self) -> list[Table]:
         """Idle time by cause, blocking calls, and the largest gaps."""
@@ -666,7 +666,7 @@ def analyze(trace: Trace) -> Idle | Unavailable:
         groups=groups,
         patterns=alike,
         start=started,
-        told=tuple(known.findings()),
+        reported=tuple(known.findings()),
         devices=known.devices,
     )
 

@@ -54,7 +54,7 @@ class LaunchFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Launches(Result):
-    """Launches of single kernels, copies and memsets; graphs apart. Times in ns."""
+    """Launches of single kernels, copies and memsets, and separately of graphs. Times in ns."""
 
     launched: int
     """Device events whose own launch is in the trace."""

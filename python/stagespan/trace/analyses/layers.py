@@ -80,7 +80,7 @@ class LayerBlock(Figures, frozen=True):
     times: Count
     layers: Count
     """How many layers that makes: more than `times` if the first or the last layer is a little
-    different, or if a block holds several layers."""
+    different, or if a block contains several layers."""
     begin_ns: Ns = msgspec.field(name="time_us")
     """From the begin of the trace's window."""
     total_ns: Ns
@@ -235,11 +235,11 @@ class Module(Figures, frozen=True):
     host_self_ns: Ns
     """Less the modules within it."""
     device_ns: Ns | None
-    """Durations of what was launched in it and in what it holds; None without a device."""
+    """Durations of what was launched in it and in the modules within it; None without a device."""
     device_self_ns: Ns | None
     launched: Count | None = msgspec.field(name="device_events")
     backward_ns: Ns | None = msgspec.field(name="backward_device_us")
-    """Of `device_ns` not a part: what the backward pass of its operators launched."""
+    """What the backward pass of its operators launched; not a part of `device_ns`."""
     call_ns: Spread = msgspec.field(name="call_of_an_instance_us")
     """Of its instances, on the device if there is one and else on the host, the time of a
     call."""
@@ -291,7 +291,7 @@ def modules_of(trace: Trace) -> Modules | None:
     of_call = events.dur_ns[rows]
     if on_device:
         of_call = with_those_below(tree.parent, sums(forward, durations, len(rows)))
-    # A module that lies too deep to be told apart is a part of the one around it.
+    # A module that is nested too deep is a part of the one around it.
     apart = ~paths.folded
     spread = _spread(paths.node[apart], instance[apart], of_call[apart], len(codes))
     host = paths.sums(np.where(apart, events.dur_ns[rows], 0))

@@ -225,7 +225,7 @@ def _words(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:
 _SHOWN = 40
 _MOST_IN_JSON = 1_000
 _MOST_CELLS = 5_000_000
-# A stage whose launches are told as the cause: so many a call, of so little work.
+# A finding needs so many launches in each call, of so little work each.
 _LEAST_LAUNCHES = 20
 _MOST_KERNEL_NS = 20_000
 # Of the host for each: where it takes longer, it does something else than launching.

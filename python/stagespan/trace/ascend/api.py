@@ -190,8 +190,8 @@ def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Unavailable:
     read, unread = ([], 0) if table is None else _of_table(table)
     if read:
         both = [call for call in read if call.name in seen]
-        told = [text for call in both if (text := _difference(call, seen[call.name]))]
-        return Calls(API, read, length, unread, len(both), told)
+        differences = [text for call in both if (text := _difference(call, seen[call.name]))]
+        return Calls(API, read, length, unread, len(both), differences)
     if seen:
         most = sorted(seen.values(), key=lambda call: (-call.total_ns, call.name))
         return Calls("the trace", most, length)

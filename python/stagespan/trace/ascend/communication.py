@@ -295,8 +295,8 @@ def collectives(
             " from Level1 on when ranks communicate."
         )
     found.sort(key=lambda each: -(each.elapse_ns or 0))
-    compared, told = (0, []) if trace is None else _compared(found, trace)
-    return CollectiveStats(found, links, compared, told)
+    compared, differences = (0, []) if trace is None else _compared(found, trace)
+    return CollectiveStats(found, links, compared, differences)
 
 
 def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str]]:
@@ -317,12 +317,12 @@ def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str
         for name, times in mine.items()
         if name not in unknown and len(seen.get(name, ())) == len(times)
     }
-    told = [
+    differences = [
         f"{name} takes {in_words(time, 'ns')} in the file, {in_words(other, 'ns')} in the trace"
         for name, (time, other) in both.items()
         if abs(time - other) > max(2 * len(mine[name]), 1e-6 * time)
     ]
-    return len(both), told
+    return len(both), differences
 
 
 def _entries(document: Any) -> list[tuple[str, str, dict[str, Any]]]:

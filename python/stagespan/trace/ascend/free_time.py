@@ -309,7 +309,7 @@ def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
 
 
 def _around(trace: Trace, dequeue: Numbers, thread: Numbers, time_ns: Numbers) -> Numbers:
-    """Which of the rows `dequeue` holds each time on its thread, or -1."""
+    """For each time the row of `dequeue` that contains it on its thread, or -1."""
     events = trace.events
     found = np.full(len(time_ns), -1, dtype=np.int64)
     for tid in np.unique(events.tid[dequeue]):

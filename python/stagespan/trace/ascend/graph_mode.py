@@ -220,7 +220,7 @@ class _Thread:
         framework_parts = self._outermost(start, begin) if start is not None else {}
         inputs = self._outermost(begin, python_until, _ATEN) if python_until is not None else {}
         stretches = [framework_parts]
-        if at is not None:  # what `Run` holds before the graph is run lies in no other there
+        if at is not None:  # what is in `Run` before the graph runs is in no other event
             stretches.append(self._outermost(begin, at))
         named: Counter[str] = Counter()
         for name, (_, time) in (item for parts in stretches for item in parts.items()):
@@ -317,7 +317,7 @@ class _Thread:
 
 
 def _sum(parts: dict[str, tuple[int, int]], pattern: re.Pattern[str]) -> tuple[int, int]:
-    """Count and time of those whose name holds the pattern."""
+    """Count and time of those whose name contains the pattern."""
     mine = [part for name, part in parts.items() if pattern.search(name)]
     return sum(count for count, _ in mine), sum(time for _, time in mine)
 
@@ -484,7 +484,7 @@ class HeadFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class HeadOverhead(Result):
-    """All calls; those that compiled something stand apart, as they are not like the others."""
+    """All calls. Those that compiled something are not summed, because they take far longer."""
 
     calls: list[CompiledCall]
     window: tuple[int, int]
@@ -653,12 +653,12 @@ class HeadOverhead(Result):
         if part == FRAMEWORK and self.total("lookup"):
             return f", {in_words(self.total('lookup'), 'ns')} of it dynamo's cache look-up"
         scalars, contiguous = self._conversions()
-        told = []
+        parts = []
         if part in (PYTHON, TORCHAIR) and scalars[0]:
-            told.append(f"{in_words(scalars[1], 'ns')} for inputs that are not tensors")
+            parts.append(f"{in_words(scalars[1], 'ns')} for inputs that are not tensors")
         if part in (PYTHON, TORCHAIR) and contiguous[0]:
-            told.append(f"{in_words(contiguous[1], 'ns')} to make inputs contiguous")
-        return f", of it {' and '.join(told)}" if told else ""
+            parts.append(f"{in_words(contiguous[1], 'ns')} to make inputs contiguous")
+        return f", of it {' and '.join(parts)}" if parts else ""
 
     def _conversions(self) -> tuple[tuple[int, int], tuple[int, int]]:
         scalars = [call.scalars for call in self.counted]

@@ -90,12 +90,12 @@ class AscendMemory(Result):
     def findings(self) -> list[Finding]:
         """Much memory that is reserved and not used at the peak."""
         found = []
-        told = set()
+        seen = set()
         for peak in self.peaks:
             same = peak.device, peak.reserved, peak.allocated
-            if peak.reserved is None or peak.allocated is None or same in told:
+            if peak.reserved is None or peak.allocated is None or same in seen:
                 continue
-            told.add(same)  # PTA and PTA+GE are the same where GE has none
+            seen.add(same)  # PTA and PTA+GE are the same where GE has none
             unused = peak.reserved - peak.allocated
             percent = share(unused, peak.reserved)
             if unused >= _MUCH and percent >= _UNUSED_PERCENT:

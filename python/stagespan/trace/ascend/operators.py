@@ -231,8 +231,8 @@ def operators(tables: dict[str, CsvTable]) -> Operators | Unavailable:
     mine, unread = _of_kernels(kernels) if kernels is not None else ([], 0)
     if theirs.types and mine and kernels is not None and kernels.has("type"):
         sums = {(each.type, each.core): each.total_ns for each in mine}
-        told = _differences(mine, theirs.types)
-        return Operators(STATISTIC, theirs.types, sums, theirs.unread + unread, True, told)
+        differences = _differences(mine, theirs.types)
+        return Operators(STATISTIC, theirs.types, sums, theirs.unread + unread, True, differences)
     if theirs.types:
         return theirs
     if mine:

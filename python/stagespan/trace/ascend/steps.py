@@ -642,7 +642,7 @@ def _differences(
 
 
 def _apart(figure: str, other: str, time_ns: int, *steps: StepTime) -> float:
-    """How far apart two figures may be that are equal: 1 ns, 1e-6, or what rounding makes out."""
+    """The largest difference of two equal figures: 1 ns, 1e-6 of the time, or their rounding."""
     apart = max(1.0, _SHARE * abs(time_ns))
     if other in (OPERATORS, KERNELS):
         # Operators last fractions of ns; trace and lanes round each to ns.

@@ -25,7 +25,7 @@ _STREAM_WAIT, _STREAM, _EVENT, _DEVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What a stream was told to wait for."""
+    """What a stream had to wait for."""
 
     stream: int
     row: int
@@ -66,7 +66,7 @@ class SyncEvents:
         return f"stream {stream[at]}" if stream is not None and stream[at] >= 0 else None
 
     def before(self, gaps: Gaps, at: int) -> Awaited | None:
-        """What the work behind a gap was told to wait for on another stream, the last to end.
+        """What the work after a gap had to wait for on another stream, the last to end.
 
         Only waits between the launch of what its stream ran before and its own count.
         """
@@ -78,8 +78,8 @@ class SyncEvents:
         launch = int(events.begin_ns[call])
         device, stream = streams(self._trace, np.array([row]))
         mine = (self._kind == _STREAM_WAIT) & (self._device == device) & (self._stream == stream)
-        told = events.begin_ns[self._rows]
-        mine &= (told <= launch) & (told > self._launched_before(gaps, device, stream, launch))
+        issued = events.begin_ns[self._rows]
+        mine &= (issued <= launch) & (issued > self._launched_before(gaps, device, stream, launch))
         found = [self._awaited(gaps, int(wait)) for wait in np.flatnonzero(mine & (self._on >= 0))]
         return max(found, key=lambda each: self._end(each.row), default=None)
 

@@ -301,7 +301,7 @@ class Break:
     """From the end of a graph or region to the begin of the next one, compiling left out.
 
     None where the trace does not show graphs, as with backends that make none: then what is
-    between them cannot be told from what is in them.
+    between them cannot be known from what is in them.
     """
     operators: dict[str, int] | None
     """What ran outside of graphs between them, by how often; None as `time_ns`."""
@@ -721,7 +721,7 @@ def compile_time(forest: Forest) -> CompileTime | None:
     phases: dict[str, int] = {}
     for group in grouped(name, own):
         step = _TIMED.sub("", trace.names[group.code])
-        # Today's torch holds each part twice, one around the other.
+        # Current torch records each part twice, one around the other.
         time, count = steps.get(step, (0, 0))
         steps[step] = (time + group.time_ns, max(count, group.count))
         phases[_phase(step)] = phases.get(_phase(step), 0) + group.time_ns

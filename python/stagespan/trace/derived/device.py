@@ -33,7 +33,7 @@ _STREAM = re.compile(r"^stream\b(?!.*queue)", re.IGNORECASE)
 _COPIES = re.compile(r"memcpy|^dma(?:_|\b)", re.IGNORECASE)
 # Between the work of a stream: its waits for an event of another stream, and its own events.
 _STREAM_EVENTS = re.compile(r"^event_(?:wait|record)", re.IGNORECASE)
-# Ascend: rows without a category, told by the names of their process and by `Task Type`.
+# Ascend: rows without a category, found by the names of their process and by `Task Type`.
 _ASCEND_DEVICE = "Ascend Hardware"
 _ASCEND_COMMUNICATION = frozenset({"HCCL", "Communication"})
 _ASCEND_HOST = "CANN"
@@ -119,9 +119,8 @@ def launches(trace: Trace) -> Mask:
 def launch_of(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """For each of `rows` the row of the call that launched it; -1 when it is not in the trace.
 
-    They are joined by correlation. Where calls nest under one, the longest, which holds the
-    others, is taken. Where calls of several processes share one, device events do not tell whose
-    they are: their launch is unknown.
+    They are joined by correlation. If nested calls have the same correlation, the outermost
+    counts. If calls of several processes share one, the launch of these device events is unknown.
     """
     if isinstance(trace, TraceView):
         return _launch_of_every_event(trace)[rows].astype(np.intp)

@@ -133,7 +133,7 @@ _ENDS_STEP = re.compile(r"^aten::(?:item|_local_scalar_dense|is_nonzero)$|^Optim
 _LEAST = 3
 # A block of fewer operators or kernels is a loop within a step.
 _LEAST_BLOCK = 8
-# Of the stretch that holds all work.
+# Of the range that contains all work.
 _LEAST_SHARE = 0.5
 
 

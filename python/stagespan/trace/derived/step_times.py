@@ -55,7 +55,7 @@ class Earlier:
     end_ns: int | None = None
     """When the device was done with it; None if the trace shows no such work."""
     recorded: bool = True
-    """Whether the trace holds its events. If not, the first recorded device event began so long
+    """Whether its events are in the trace. If not, the first recorded device event began so long
     after its launch that the device must have been busy with other work until then.
     """
 
@@ -256,7 +256,7 @@ class _Parts:
 
 
 def _steps_of(trace: Trace, ranges: StepRanges, rows: Rows) -> Numbers:
-    """By the launch's time; for steps told from kernels by their own."""
+    """By the time of the launch. Steps that were found from kernels: by their own time."""
     events = trace.events
     if not ranges.on_host:
         return ranges.at(events.begin_ns[rows])

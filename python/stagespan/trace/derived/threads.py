@@ -333,7 +333,7 @@ def holders(trace: Trace, calls: Mask) -> Mask:
 
 
 def named(trace: Trace, pattern: Pattern[str]) -> Mask:
-    """Rows whose name holds the pattern."""
+    """The rows whose name contains the pattern."""
     rows: Mask = names_with(trace, pattern)[trace.events.name]
     return rows
 
@@ -413,7 +413,7 @@ class ThreadIndex:
 
     @property
     def fits(self) -> bool:
-        """False when the events lie so far apart that nothing can be said about them."""
+        """False if the events are years apart, which means that their times are damaged."""
         return self.axis.fits
 
     def places_of_flows(self, trace: Trace, flows: Rows) -> Numbers:
@@ -442,7 +442,7 @@ class Nesting:
     def __init__(
         self, axis: Axis, rows: Rows, begin: Numbers, end: Numbers, *ties: NDArray[Any]
     ) -> None:
-        """Of events that begin and end together the lowest by `ties` holds the others."""
+        """If events begin and end together, the lowest by `ties` contains the others."""
         longer = np.flatnonzero(end > begin)
         order = longer[
             outermost_first(begin[longer], end[longer], *(each[longer] for each in ties))
@@ -544,7 +544,7 @@ class Nesting:
             return depth, depth
         if depth.max() > _DEEP:
             return self._links_of_crossing()
-        # What holds an event was the last to begin at the depth above.
+        # An event is contained in the last one that began at the depth above.
         by_depth = np.argsort(depth.astype(np.int16), kind="stable")
         counts = np.bincount(depth)
         firsts = np.concatenate(([0], np.cumsum(counts)))
@@ -578,13 +578,14 @@ class Nesting:
 
 
 DEEPEST_PATH = 100
-"""Levels of a tree whose nodes are told apart; what lies deeper belongs to the last of them."""
+"""Levels of a tree with nodes of their own. Deeper nodes count towards the last level."""
 
 
 class Tree:
-    """Intervals in lanes. Where some cross without nesting, the one begun last holds what follows.
+    """The nesting of intervals, by thread.
 
-    Those of no length hold nothing, and are held as the others are.
+    If some cross without nesting, the one that began last contains the next. Intervals without a
+    length contain nothing, but are contained like the others.
     """
 
     def __init__(self, begin: Numbers, end: Numbers, lane: Numbers) -> None:
@@ -595,11 +596,11 @@ class Tree:
             owner = edges.innermost_of_crossing()
         self._time = edges._time
         self._lane = lane[long][edges._row]
-        # The last is for what no interval holds.
+        # The last is for times outside all intervals.
         of = np.append(long, -1)
         self._owner = of[owner]
         self.parent: Rows = np.full(len(begin), -1, dtype=np.intp)
-        """Of each interval the index of the one that holds it, or -1."""
+        """For each interval the index of the one that contains it, or -1."""
         opens = np.flatnonzero(edges._is_begin)
         before = np.where(opens > 0, owner[opens - 1], -1)
         self.parent[long[edges._row[opens]]] = of[before]
@@ -659,7 +660,7 @@ class Paths:
     def __init__(
         self, parents_of: Rows, word: NDArray[np.int64], deepest: int = DEEPEST_PATH
     ) -> None:
-        """`parents_of` has of each interval the one that holds it, or -1.
+        """`parents_of` has for each interval the one that contains it, or -1.
 
         No path has more than `deepest` nodes, so that all of them take memory in proportion to
         the intervals.

@@ -41,10 +41,10 @@ class BaseWindow:
     origin_ns: int
     """Where the trace's window begins."""
     steps: int
-    """How many steps it holds, with the time between them; 0 if it is the whole trace."""
+    """The number of steps in it; the time between them is included. 0 for the whole trace."""
     unrecorded_ns: int = 0
     """How long before `begin_ns`, since the first step or the trace began, the device was busy
-    with work that was launched before the trace began and that the trace does not hold."""
+    with work that was launched before the trace began and that is not in the trace."""
 
     @property
     def whole_ns(self) -> int:
@@ -98,7 +98,7 @@ def base_window(trace: Trace) -> BaseWindow | None:
         events, rows = trace.events, device_work(trace).rows
         begins = np.maximum(events.begin_ns[rows], earlier.end_ns)
         if covered(begins, np.maximum(events.end_ns[rows], begins)) > 0:
-            begin = earlier.end_ns  # otherwise all the work that the trace holds is earlier work
+            begin = earlier.end_ns  # otherwise all work in the trace is earlier work
     return BaseWindow(begin, window[1], window[0], 0, _unrecorded(earlier, window[0], begin))
 
 

@@ -433,6 +433,6 @@ def _add(
             _count(left_out, "value that is no number")
         return
     scaled, base = in_base_unit(value, unit)
-    # `--page details` writes labels; some stand for two metrics, told by the unit.
+    # `--page details` writes labels. Some stand for two metrics; the unit says which.
     name = BY_LABEL.get((metric, base), metric)
     metrics.setdefault(name, scaled)

@@ -267,13 +267,13 @@ def _points(axes: _Axes, kernels: Sequence[Placed]) -> list[str]:
     taken: list[float] = []
     for each in sorted(kernels, key=lambda placed: placed.point.rate, reverse=True):
         x, y = axes.x(each.point.intensity), axes.y(each.point.rate)
-        told = (
+        title = (
             f"{shortened(each.name, 400)}: {each.bound}, {in_words(each.point.rate)}FLOP/s,"
             f" {each.point.intensity:.2f} operations a byte"
         )
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{COLOURS[each.bound]}"'
-            f' fill-opacity="0.85" stroke="#ffffff"><title>{_text(told)}</title></circle>'
+            f' fill-opacity="0.85" stroke="#ffffff"><title>{_text(title)}</title></circle>'
         )
         # Names are listed one below the other, as the roofs are above.
         at = y + 16
@@ -298,7 +298,7 @@ def _legend() -> str:
 
 
 def _decades(values: list[float]) -> tuple[int, int]:
-    """Powers of ten around positive values, at least one apart."""
+    """Powers of ten around positive values, at least one decade."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return low, max(high, low + 1)
 

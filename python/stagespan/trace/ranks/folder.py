@@ -172,7 +172,7 @@ def _about_files(
     without_rank: list[str],
     unreadable: list[Unreadable],
 ) -> list[str]:
-    told = []
+    remarks = []
     if missing:
         ranks = _listed(list(map(str, missing)))
         number = len(missing) + len(summaries)
@@ -183,54 +183,56 @@ def _about_files(
                 f"{len(missing)} of at least {number} ranks are missing, as {world_from} shows:"
                 f" {ranks}."
             )
-        told.append(f"{one} The last rank is known only among the ranks with a trace.")
+        remarks.append(f"{one} The last rank is known only among the ranks with a trace.")
     for rank, paths in list(duplicated.items())[:_LISTED]:
         used = next(each.path for each in summaries if each.rank == rank)
-        told.append(
+        remarks.append(
             f"Rank {rank} has {len(paths) + 1} traces: {Path(used).name} is used, because its name"
             " and time match the other ranks best."
         )
     if len(duplicated) > _LISTED:
-        told.append(f"{len(duplicated) - _LISTED} more ranks have several traces.")
+        remarks.append(f"{len(duplicated) - _LISTED} more ranks have several traces.")
     if without_rank:
         names = [Path(path).name for path in without_rank]
-        told.append(f"Skipped, because their rank is unknown: {_listed(names)}.")
+        remarks.append(f"Skipped, because their rank is unknown: {_listed(names)}.")
     if unreadable:
         names = [Path(each.path).name for each in unreadable]
-        told.append(f"Skipped, because they cannot be read as traces: {_listed(names)}.")
+        remarks.append(f"Skipped, because they cannot be read as traces: {_listed(names)}.")
     cut = [f"{each.rank}" for each in summaries if each.incomplete]
     if cut:
-        told.append(f"The traces of ranks {_listed(cut)} are truncated; the complete part is used.")
-    return told
+        remarks.append(
+            f"The traces of ranks {_listed(cut)} are truncated; the complete part is used."
+        )
+    return remarks
 
 
 def _about_jobs(others: list[RankSummary], elsewhen: list[RankSummary]) -> list[str]:
-    told = []
+    remarks = []
     if others:
         names = [f"{Path(each.path).name} (of {each.world_size})" for each in others]
-        told.append(
+        remarks.append(
             "Skipped, because they are from jobs with a different number of ranks:"
             f" {_listed(names)}."
         )
     if elsewhen:
         names = [Path(each.path).name for each in elsewhen]
-        told.append(f"Skipped, because they were recorded on a different day: {_listed(names)}.")
-    return told
+        remarks.append(f"Skipped, because they were recorded on a different day: {_listed(names)}.")
+    return remarks
 
 
 def _about_windows(summaries: list[RankSummary]) -> list[str]:
-    told = []
+    remarks = []
     backends: dict[str, list[str]] = {}
     for each in summaries:
         backends.setdefault(each.backend, []).append(str(each.rank))
     if len(backends) > 1:
         parts = [f"{name} on {_listed(ranks)}" for name, ranks in sorted(backends.items())]
-        told.append(f"The ranks ran on different backends: {'; '.join(parts)}.")
+        remarks.append(f"The ranks ran on different backends: {'; '.join(parts)}.")
     if len(summaries) < 2:
-        return told
+        return remarks
     lengths = [each.window_ns for each in summaries]
     if max(lengths) > _DIFFERENT * max(min(lengths), 1):
-        told.append(
+        remarks.append(
             "The traces have different lengths: only collectives that are in several of them are"
             " compared."
         )
@@ -246,30 +248,30 @@ def _about_windows(summaries: list[RankSummary]) -> list[str]:
             if length < _OVERLAP * min(each.window_ns, float(np.median(end) - np.median(begin)))
         ]
         if apart:
-            told.append(
+            remarks.append(
                 f"The traces of ranks {_listed(apart)} were recorded at a different time than most"
                 " others."
             )
-    return told
+    return remarks
 
 
 def _about_matching(summaries: list[RankSummary], matched: Matched) -> list[str]:
-    told = []
+    remarks = []
     without = [str(each.rank) for each in summaries if not len(each.collectives)]
     if without and len(summaries) > 1:
-        told.append(f"The traces of ranks {_listed(without)} contain no collectives.")
+        remarks.append(f"The traces of ranks {_listed(without)} contain no collectives.")
     if matched.unmatched and len(summaries) > 1:
         ranks = [str(summaries[at].rank) for at in matched.unmatched]
-        told.append(
+        remarks.append(
             f"The collectives of ranks {_listed(ranks)} do not match those of the others by group,"
             " operation and order, so their waiting is unknown."
         )
     if matched.alone:
-        told.append(f"{matched.alone:,} sends and receives between two ranks are skipped.")
+        remarks.append(f"{matched.alone:,} sends and receives between two ranks are skipped.")
     left = sum(each.collectives.left_out for each in summaries)
     if left:
-        told.append(f"{left:,} collectives beyond the first {MOST:,} of each rank are skipped.")
-    return told
+        remarks.append(f"{left:,} collectives beyond the first {MOST:,} of each rank are skipped.")
+    return remarks
 
 
 def _about_clocks(summaries: list[RankSummary], matched: Matched, clocks: Clocks) -> list[str]:

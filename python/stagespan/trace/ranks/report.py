@@ -287,8 +287,8 @@ class Ranks(Titled):
         gaps = [first - second for first, second in itertools.pairwise(times)]
         split = max(range(len(gaps)), key=lambda at: gaps[at])
         # The ranks form two groups if the largest gap exceeds all other gaps together.
-        apart = gaps[split] > sum(gaps) - gaps[split]
-        count = split + 1 if apart else 1
+        has_groups = gaps[split] > sum(gaps) - gaps[split]
+        count = split + 1 if has_groups else 1
         above, below = times[:count], times[count:]
         others = sum(below) / len(below)
         return Imbalance(
@@ -619,10 +619,10 @@ def _hidden(found: Ranks) -> str:
 
 def findings(found: Ranks) -> list[Finding]:
     """Time lost waiting, ranks that come late, exposed communication, uneven computing."""
-    told = [*_exposed(found), *_imbalance(found)]
+    listed = [*_exposed(found), *_imbalance(found)]
     if found.matched.count:
-        told = [*_waiting(found), *_late(found), *told]
-    return by_severity(told)
+        listed = [*_waiting(found), *_late(found), *listed]
+    return by_severity(listed)
 
 
 def _waiting(found: Ranks) -> list[Finding]:

@@ -16,7 +16,7 @@ from stagespan.trace.read.intervals import Codes, Mask, Numbers
 class Argument:
     """One argument (`args[key]`) of those rows of a table that have it.
 
-    `rows` ascend. An argument that is `null`, or a number that is no number, counts as absent.
+    `rows` ascend. An argument that is `null`, or NaN, counts as absent.
     Values that are all numbers or booleans stand in `numbers`, and `texts` is empty; all others are
     text-like, and `numbers` is None.
     """

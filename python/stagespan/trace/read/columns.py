@@ -250,5 +250,5 @@ def gather(
 
 
 def without_events(path: str, total: int = 0) -> Trace:
-    """A trace that holds nothing, for what is no single file; `total` entries stand in others."""
+    """An empty trace, for a folder without a trace file; `total` entries are in other files."""
     return replace(gather(_core.TraceScanner(), path, {}, Counter(), None), total=total)

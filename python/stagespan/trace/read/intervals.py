@@ -121,7 +121,7 @@ class _Edges:
         """The interval on top behind each edge (-1 for none), and whether all intervals nest."""
         position = np.arange(len(self._row), dtype=np.int64)
         by_depth = np.argsort(self._depth, kind="stable")
-        # On top at a depth is what was begun there last; the offset keeps depths apart.
+        # On top at a depth is what was begun there last; the offset separates the depths.
         offset = self._depth * len(position)
         last_begin = np.empty_like(position)
         last_begin[by_depth] = np.maximum.accumulate(

@@ -50,7 +50,7 @@ class Depths:
 
 
 def entry_end(buffer: bytes, start: int) -> int | None:
-    """Just behind the list's entry that begins at `start`, told by brackets and strings alone.
+    """The position after the list's entry that begins at `start`, by brackets and strings alone.
 
     None when it does not end in the buffer.
     """

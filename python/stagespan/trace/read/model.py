@@ -71,7 +71,7 @@ class Flows:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What one trace file holds."""
+    """The content of one trace file."""
 
     path: str
     events: Events

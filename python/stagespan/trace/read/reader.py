@@ -111,7 +111,7 @@ _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def read_trace(path: str | os.PathLike[str], *, chunk_bytes: int = CHUNK_BYTES) -> Trace:
-    """Read a trace file, `.json` or gzip (told by its content), into columns; times in integer ns.
+    """Read a trace file, `.json` or gzip (by its content), into columns; times in integer ns.
 
     The list of events may stand at the top level or under `traceEvents`. Times may be numbers or
     texts. What cannot become a row is counted in `Trace.left_out`, what becomes one with a change

@@ -85,14 +85,14 @@ def ignored(trace: Trace) -> list[str]:
     """What of the file's entries was not used, and what was used with a change, as sentences."""
     found = []
     if trace.left_out:
-        told = [
+        listed = [
             f"{count:,} {_LEFT_OUT.get(cause, (cause, f'{cause}s'))[count != 1]}"
             for cause, count in trace.left_out.items()
         ]
-        found.append(f"Ignored: {', '.join(told)}.")
+        found.append(f"Ignored: {', '.join(listed)}.")
     if trace.adjusted:
-        told = [f"{cause} ({count:,})" for cause, count in trace.adjusted.items()]
-        found.append(f"Read with a change: {', '.join(told)}.")
+        listed = [f"{cause} ({count:,})" for cause, count in trace.adjusted.items()]
+        found.append(f"Read with a change: {', '.join(listed)}.")
     return found
 
 
@@ -111,16 +111,16 @@ _MISSING = {
 
 
 def missing(analysis: Analysis) -> list[str]:
-    """One sentence: what the trace does not hold, and how to record it; none if it holds all."""
+    """One sentence: what the trace lacks, and how to record it. Empty if it lacks nothing."""
     absent = {
         name for name, result in analysis.results.items() if isinstance(result, Unavailable)
     } & _MISSING.keys()
     if "device_use" in absent:
         absent.discard("launches")
-    told = dict.fromkeys(_MISSING[name] for name in _MISSING if name in absent)
-    if not told:
+    listed = dict.fromkeys(_MISSING[name] for name in _MISSING if name in absent)
+    if not listed:
         return []
-    return [f"Not in this trace: {', '.join(f'{what} ({how})' for what, how in told)}."]
+    return [f"Not in this trace: {', '.join(f'{what} ({how})' for what, how in listed)}."]
 
 
 def _full_names(analysis: Analysis) -> dict[str, str]:

@@ -121,11 +121,11 @@ def print_page(
     if not findings:
         blocks.append(text_block("No findings."))
         left -= 1
-    told = list(lines)
-    while told and _heights(told, console) + 1 > left:
-        told.pop()
-    between = [text_block("")] if told else []
-    for block in [*blocks, *between, *told, *tail]:
+    extra = list(lines)
+    while extra and _heights(extra, console) + 1 > left:
+        extra.pop()
+    between = [text_block("")] if extra else []
+    for block in [*blocks, *between, *extra, *tail]:
         print_block(block, console)
 
 
@@ -287,7 +287,7 @@ def print_comparison(analysis: Analysis, console: Console | None = None) -> None
 
 
 def _names(*paths: str) -> list[str]:
-    """The files' names, with as many folders as it takes to tell them apart."""
+    """The files' names, with as many folders as make them differ."""
     parts = [Path(path).parts for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(each[-count:]) for each in parts]

@@ -59,7 +59,7 @@ class TimelineRow:
     key: NDArray[np.intp]
     """Of each what it is: an index into `keys`."""
     keys: list[tuple[str, str]]
-    """The key of a colour, and what a reader is told that it is."""
+    """The key of a colour, and its name for readers."""
     label: NDArray[np.intp]
     """Of each its name: an index into `names`."""
     names: list[str]
@@ -115,8 +115,8 @@ def drawn(lanes: list[TimelineRow]) -> dict[str, Any]:
             keys.setdefault(key, len(keys))
     parts = [_part(lane, most, keys, names) for lane, most in zip(lanes, room, strict=True)]
     kept = list(names)[:MOST_NAMES]
-    told = labels(kept, LONGEST_NAME)
-    return {"keys": list(keys), "names": [told[name] for name in kept], "lanes": parts}
+    shown = labels(kept, LONGEST_NAME)
+    return {"keys": list(keys), "names": [shown[name] for name in kept], "lanes": parts}
 
 
 def summed_up(begin: Numbers, end: Numbers, most: int) -> Bars:
