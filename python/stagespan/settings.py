@@ -92,6 +92,21 @@ VARIABLES: tuple[Variable, ...] = (
         "whether their traces hold Python stacks, which make them many times larger",
     ),
     Variable(
+        "STAGESPAN_NPU_LEVEL",
+        (),
+        "choice",
+        "1",
+        "level of torch_npu.profiler: more levels record more of CANN and of each operator",
+        ("none", "0", "1", "2"),
+    ),
+    Variable(
+        "STAGESPAN_NPU_RESULT",
+        (),
+        "switch",
+        False,
+        "whether torch_npu.profiler leaves its result folder, in npu/{stage} of the output folder",
+    ),
+    Variable(
         "STAGESPAN_ANNOTATE",
         (),
         "names",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,10 @@ class Options:
     record_shapes: bool = False
     with_stack: bool = False
     profile_memory: bool = False
+    npu_level: str = "1"
+    """Level of torch_npu.profiler: ``none``, ``0``, ``1`` or ``2``."""
+    npu_result_dir: Path | None = None
+    """Folder in which torch_npu.profiler leaves its own result folder; None: it is not kept."""
 
 
 class Backend(Protocol):
@@ -113,20 +118,27 @@ class NpuProfiler:
         names = tuple("NPU" if name == "PrivateUse1" else name for name in options.activities)
         chosen, self.missing = _members(profiler.ProfilerActivity, names, None)
         config = profiler._ExperimentalConfig(
-            profiler_level=profiler.ProfilerLevel.Level1,
+            profiler_level=getattr(profiler.ProfilerLevel, _LEVELS[options.npu_level]),
             # Without this, the intermediate files are many times larger than the result.
             data_simplification=True,
         )
+        self._result_dir = options.npu_result_dir
+        handler = None
+        if self._result_dir is not None:
+            handler = profiler.tensorboard_trace_handler(str(self._result_dir))
         self.profiler: Any = profiler.profile(
             activities=chosen,
+            on_trace_ready=handler,
             record_shapes=options.record_shapes,
             with_stack=options.with_stack,
             profile_memory=options.profile_memory,
             experimental_config=config,
         )
+        self._before: set[Path] = set()
 
     def start(self) -> None:
         """Start recording."""
+        self._before = self._results()
         self.profiler.start()
 
     def stop(self) -> None:
@@ -137,10 +149,24 @@ class NpuProfiler:
         self.profiler.stop()
 
     def write(self, path: Path) -> None:
-        """Write the recorded events as an uncompressed Chrome trace."""
-        self.profiler.export_chrome_trace(str(path))
+        """Write the recorded events as an uncompressed Chrome trace.
+
+        Raises OSError if torch_npu has written none: it only warns.
+        """
+        if self._result_dir is None:
+            self.profiler.export_chrome_trace(str(path))
+        else:
+            for result in self._results() - self._before:
+                shutil.copyfile(result / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", path)
+                LOGGER.info("[Profiler] Result of torch_npu.profiler saved to: %s", result)
+        if not path.exists():
+            raise OSError("torch_npu.profiler has written no trace; its warnings say why")
+
+    def _results(self) -> set[Path]:
+        return set() if self._result_dir is None else set(self._result_dir.glob("*_ascend_pt"))
 
 
+_LEVELS = {"none": "Level_none", "0": "Level0", "1": "Level1", "2": "Level2"}
 _KINDS: dict[str, Callable[[Options], Backend]] = {
     "torch.profiler": TorchProfiler,
     "torch_npu.profiler": NpuProfiler,

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from stagespan import forks
+from stagespan import forks, run, settings
 from stagespan.errors import StagespanError
-from stagespan.files import write_whole
+from stagespan.files import safe_name, write_whole
 from stagespan.platforms import current_platform
 from stagespan.profiling.backends import Backend, Options, make_backend
 from stagespan.profiling.deadline import Deadline
@@ -212,13 +212,16 @@ def profile_window(
     profile_memory: bool = False,
     max_seconds: float | None = None,
     max_bytes: int | None = None,
+    keep_npu_result: bool | None = None,
 ) -> Window:
     """Return a window under the profiler of the platform, which is not open yet.
 
     `activities` are names of ProfilerActivity members, by default CPU and the platform's. The
     window ends after `max_seconds` if the stage runs on the main thread, because a profiler can
     only be stopped on the thread that started it. `export` refuses a file of more than
-    `max_bytes`. Stacks, memory and shapes are off, because they make a trace several times larger.
+    `max_bytes`. `keep_npu_result` keeps the result folder of torch_npu.profiler in the output
+    folder, by default if STAGESPAN_NPU_RESULT is set; STAGESPAN_NPU_LEVEL is its level. Stacks,
+    memory and shapes are off, because they make a trace several times larger.
 
         with profile_window("denoise") as window:
             step()
@@ -226,7 +229,16 @@ def profile_window(
             window.export("denoise_trace.json.gz")
     """
     chosen = current_platform.profiler_activities() if activities is None else activities
-    options = Options(("CPU", *chosen), record_shapes, with_stack, profile_memory)
+    if keep_npu_result is None:
+        keep_npu_result = bool(settings.get("STAGESPAN_NPU_RESULT"))
+    options = Options(
+        ("CPU", *chosen),
+        record_shapes,
+        with_stack,
+        profile_memory,
+        npu_level=str(settings.get("STAGESPAN_NPU_LEVEL")),
+        npu_result_dir=run.output_dir() / "npu" / safe_name(name) if keep_npu_result else None,
+    )
     return Window(name, options, max_seconds, max_bytes)
 
 

@@ -138,7 +138,7 @@ class profile_steps:
         if cycle >= self._repeat:
             return
         if self._wait <= at < self._wait + self._warmup and self._window is None:
-            self._open()
+            self._open(keep_npu_result=False)
         if at == self._wait + self._warmup:
             self._close()  # what was recorded of the warm-up
             self._is_recording = self._open()
@@ -152,7 +152,7 @@ class profile_steps:
             self._close()
             self._write(cycle)
 
-    def _open(self) -> bool:
+    def _open(self, keep_npu_result: bool | None = None) -> bool:
         shapes, memory, stack = self._options
         window = profile_window(
             self._name,
@@ -161,6 +161,7 @@ class profile_steps:
             with_stack=stack,
             max_seconds=self._bounds[0],
             max_bytes=self._bounds[1],
+            keep_npu_result=keep_npu_result,
         )
         self._window = window
         if window.start():
