@@ -5,15 +5,19 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 
 _Part = tuple[set[str], set[str], str]  # names it defines, names it uses, its text
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def bundle(modules: Iterable[ModuleType], user: str) -> tuple[str, str]:
+def bundle(
+    modules: Iterable[ModuleType], user: str, functions: Iterable[Callable[..., object]] = ()
+) -> tuple[str, str]:
     """The imports, and the text of all that ``user`` (Python source) needs of the modules.
+
+    Of ``functions``, which may be in other modules, only their own text comes along.
 
     A function, class or constant comes along if the user names it or another one that comes along
     does. Imports of stagespan are left out: what they name must be in the modules.
@@ -24,6 +28,9 @@ def bundle(modules: Iterable[ModuleType], user: str) -> tuple[str, str]:
         of_module = _parts_of(module)
         imports.extend(of_module[0])
         parts.extend(of_module[1])
+    for function in functions:
+        text = inspect.getsource(function).strip("\n")
+        parts.append(({function.__name__}, _used(ast.parse(text)), text))
     needed = _used(ast.parse(user))
     kept: set[int] = set()
     while True:

@@ -16,6 +16,7 @@ from stagespan.harness.bundle import bundle
 from stagespan.harness.config import HarnessConfig
 from stagespan.signature import source
 from stagespan.signature.capture import capture
+from stagespan.signature.kinds import KINDS
 from stagespan.signature.kinds.base import source_of
 from stagespan.signature.model import UNREPLAYABLE, StageSignature
 from stagespan.signature.target import method_name
@@ -162,7 +163,8 @@ def script_text(
             warmup=config.warmup, steps=config.profile_steps, timing_steps=config.timing_steps
         ),
     )
-    imports, helpers = bundle(modules, "".join((*own, _TAIL)))
+    functions = [function for kind in KINDS for function in kind.helpers]
+    imports, helpers = bundle(modules, "".join((*own, _TAIL)), functions)
     module = module or f"profile_{stem}"
     load = f"from {module} import profile_stage"
     if not module.isidentifier():  # a name that `import` cannot say

@@ -104,12 +104,38 @@ def test_every_kind_is_captured_described_made_and_written_into_a_script(kind: A
     made = make_inputs(StageSignature("s", {"x": node}))["x"]
     names = {name: getattr(values, name) for name in dir(values)}
     names.update(mock=values.MockInputs(), torch=torch, Path=pathlib.Path)
+    names.update({helper.__name__: helper for helper in kind.helpers})
     written = eval(render(source_of(node, "x"), 4), names)
 
     # THEN both have the form of the example
     assert type(made) is type(value)
     assert capture(made, read_values=False) == capture(value, read_values=False)
     assert capture(written, read_values=False) == capture(value, read_values=False)
+
+
+def test_the_helpers_of_a_kind_are_written_into_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # GIVEN a kind whose source calls a function of its own
+    from stagespan.harness import HarnessConfig
+    from stagespan.harness.script import script_text
+
+    kind = kind_of({"$type": "range"})
+    monkeypatch.setattr(kind, "helpers", (made_by_a_helper,), raising=False)
+    monkeypatch.setattr(kind, "source", lambda node, path: "made_by_a_helper()", raising=False)
+    signature = StageSignature("s", {"x": {"$type": "range", "args": [3]}})
+
+    # WHEN a script is written
+    names: dict[str, Any] = {"__name__": "script"}
+    exec(script_text(signature, None, HarnessConfig(), stem="s"), names)
+
+    # THEN it has the function, and scripts that do not need it leave it out
+    assert names["create_inputs"]() == {"x": [0, 1, 2]}
+    assert "made_by_a_helper" not in script_text(
+        StageSignature("s"), None, HarnessConfig(), stem="s"
+    )
+
+
+def made_by_a_helper() -> list[int]:
+    return list(range(3))
 
 
 def test_kinds_have_names_of_their_own() -> None:

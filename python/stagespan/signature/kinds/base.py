@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from stagespan import imports
@@ -32,6 +32,9 @@ class Kind:
     """Parts of the node that belong to the form of a value as they are."""
     text: str | None = None
     """Part of the node that can be text of the user."""
+    helpers: tuple[Callable[..., Any], ...] = ()
+    """Functions that `source` calls, in addition to those of `stagespan.signature.values`. Scripts
+    contain their text, so they import what they need themselves, torch apart."""
 
     def holds(self, value: Any) -> bool:
         """Whether the kind captures this value. The kinds before it did not."""
