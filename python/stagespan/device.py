@@ -86,8 +86,10 @@ def _torch_is_there() -> None:
     for name in DEVICE_TYPES:
         # Modules of torch run queued callbacks once their device is initialised.
         lazy_call = getattr(getattr(torch, name, None), "_lazy_call", None)
+        if lazy_call is None or name in _asked:
+            continue
         row = row_of(torch, name)
-        if lazy_call is None or row is None or not row.events or name in _asked:
+        if row is None or not row.events:
             continue
         _asked.add(name)
         lazy_call(lambda kind=row.events: _guarded_attach(kind))
