@@ -184,7 +184,7 @@ def test_bench_says_which_adapters_were_asked(folder: Path) -> None:
     assert done.exit_code == 0, done.output
     for text in ("How the step was found", "holds no scheduler", "can be called whole"):
         assert text in done.stdout
-    assert "One iteration is one whole call of Stage.process (adapter call)." in done.stdout
+    assert "Stage.process (adapter call)" in done.stdout
     assert "CPU time of its thread" in done.stdout
 
 

@@ -90,7 +90,7 @@ def test_a_stage_that_is_not_compiled(tmp_path: Path, caplog: pytest.LogCaptureF
     results = bench.profile()
     # THEN that is said, and no file of it is left
     assert results.compile is None
-    assert "The first call of stage 'mlp' compiled nothing" in caplog.text
+    assert any(r.levelname == "WARNING" and "'mlp'" in r.getMessage() for r in caplog.records)
     assert not list(tmp_path.glob("*compile*"))
 
 
@@ -114,7 +114,7 @@ def test_a_pre_compilation_that_fails_is_told(
         bench = harness(Compiled(), signature_of(x=torch.zeros(4)), tmp_path, profile_compile=True)
         results = bench.profile()
     # THEN there is one warning, and the first call all the same
-    assert "[Harness] The pre-compilation failed" in caplog.text
+    assert "pre-compilation" in caplog.text
     assert results["compile"]["frames"] == 2
 
 

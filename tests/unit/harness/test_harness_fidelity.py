@@ -93,10 +93,8 @@ def test_another_callable_is_refused_unless_it_is_allowed(run_live: Any) -> None
     # WHEN / THEN
     with pytest.raises(HarnessError) as caught:
         bench(path, model.forward).setup()
-    assert "was captured from 'Model.produce', but 'Model.forward' would be replayed" in str(
-        caught.value
-    )
-    assert "--any-callable" in str(caught.value)
+    for name in ("'Model.produce'", "'Model.forward'", "--any-callable"):
+        assert name in str(caught.value)
     bench(path, model.forward, any_callable=True).setup()
 
 
@@ -168,8 +166,8 @@ def test_the_whole_stage_is_put_together_of_its_steps(run_live: Any) -> None:
     assert found["live_steps"] == 4
     took = result.step["before_ms"] + 3 * result.timing_ms["p50"]
     assert found["ratio"] == pytest.approx(took / found["live_p50_ms"])
-    assert " for 4 steps (1 run of this signature), replay " in found["line"]
-    assert "ms up to step 2, then 3 x this step)" in found["line"]
+    for figure in ("4 steps", "1 run", "step 2", "3 x"):
+        assert figure in found["line"]
 
 
 def test_without_live_times_the_line_says_why(tmp_path: Path, run_live: Any) -> None:

@@ -288,7 +288,7 @@ def test_the_script_runs_the_same_step(
 
         # THEN
         assert left.value.code == 0
-        assert f"One iteration is step {number} of {of} of Denoiser.process's own loop" in told
+        assert f" step {number} of {of} of Denoiser.process" in told
         rows = [line.split() for line in told.splitlines() if line.endswith("aten::mm")]
         assert [int(row[2]) for row in rows] == [number]
 

@@ -127,10 +127,8 @@ def test_the_noise_of_few_runs_is_not_known(times: Times) -> None:
     assert relative_noise(times) is None
     # so that the tolerance decides, and the reason says so
     change = judge("s", times, Times.of([20.0] * 50), Tolerance())
-    assert (change.verdict, change.reason) == (
-        "slower",
-        "more than the tolerance; the noise is not known",
-    )
+    assert change.verdict == "slower"
+    assert "noise" in change.reason
 
 
 def test_a_small_stage_is_judged_by_the_absolute_tolerance() -> None:
@@ -192,10 +190,8 @@ def test_other_inputs_are_no_slowdown(tmp_path: Path) -> None:
         write(tmp_path / "b.json", report(a=after)),
     )
     (change,) = compare_files(*paths).changes
-    assert (change.verdict, change.reason) == (
-        "same",
-        "ran with other inputs: no signature in common",
-    )
+    assert change.verdict == "same"
+    assert "signature" in change.reason
 
 
 def test_breakdowns_are_compared_by_kernel_and_step(tmp_path: Path) -> None:
