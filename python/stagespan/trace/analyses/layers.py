@@ -20,15 +20,13 @@ from stagespan.trace.derived.step_ranges import (
     same_block,
     step_ranges,
 )
-from stagespan.trace.derived.threads import (
+from stagespan.trace.derived.threads import named, threads, threads_of
+from stagespan.trace.derived.trees import (
     Paths,
     Tree,
     depth_first,
-    named,
     paths_to,
     sums,
-    threads,
-    threads_of,
     tree_of,
     with_those_below,
 )

@@ -11,17 +11,14 @@ from numpy.typing import NDArray
 from stagespan.trace.derived.device import device_work, is_ascend, launch_of
 from stagespan.trace.derived.launch_sources import SPANS, launch_sources, stage_marks
 from stagespan.trace.derived.step_ranges import length_of_work, step_ranges
-from stagespan.trace.derived.threads import (
+from stagespan.trace.derived.threads import Cover, named, threads, threads_of
+from stagespan.trace.derived.trees import (
     DEEPEST_PATH,
-    Cover,
     Paths,
     Tree,
     depth_first,
-    named,
     paths_to,
     sums,
-    threads,
-    threads_of,
     with_those_below,
 )
 from stagespan.trace.figures import Count, Figures, Ns, Path

@@ -15,7 +15,8 @@ from stagespan.trace.derived.device import COMMUNICATION, COPY
 from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.launch_sources import launch_sources
 from stagespan.trace.derived.step_ranges import step_ranges
-from stagespan.trace.derived.threads import Nesting, Paths, ThreadIndex, named, threads
+from stagespan.trace.derived.threads import Nesting, ThreadIndex, named, threads
+from stagespan.trace.derived.trees import Paths
 from stagespan.trace.derived.windows import Windows
 from stagespan.trace.read.intervals import Numbers, Rows, exclusive
 from stagespan.trace.read.model import Trace

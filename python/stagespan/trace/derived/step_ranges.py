@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from stagespan.trace.derived.device import COMPUTE, device_work, launch_of, launches, streams
 from stagespan.trace.derived.idle_causes import MARKS
-from stagespan.trace.derived.threads import named, threads, tree_of
+from stagespan.trace.derived.threads import named, threads
+from stagespan.trace.derived.trees import tree_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group
 from stagespan.trace.read.model import Trace
 from stagespan.trace.result import shortened

@@ -1,9 +1,9 @@
-"""What the threads of a program did: their call trees, calls, waits and quiet time."""
+"""What the threads of a program did: nested events, calls, waits and quiet time."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from re import Pattern
@@ -17,7 +17,6 @@ from stagespan.trace.read.intervals import (
     Mask,
     Numbers,
     Rows,
-    _Edges,
     exclusive,
     merged,
     outermost_first,
@@ -574,177 +573,6 @@ class Nesting:
         return np.array(parent, dtype=np.intp), np.array(longer, dtype=np.intp)
 
 
-# --- The call tree of a thread ---
-
-
-DEEPEST_PATH = 100
-"""Levels of a tree with nodes of their own. Deeper nodes count towards the last level."""
-
-
-class Tree:
-    """The nesting of intervals, by thread.
-
-    If some cross without nesting, the one that began last contains the next. Intervals without a
-    length contain nothing, but are contained like the others.
-    """
-
-    def __init__(self, begin: Numbers, end: Numbers, lane: Numbers) -> None:
-        long = np.flatnonzero(end > begin)
-        edges = _Edges(begin[long], end[long], lane[long])
-        owner, nested = edges.innermost()
-        if not nested:
-            owner = edges.innermost_of_crossing()
-        self._time = edges._time
-        self._lane = lane[long][edges._row]
-        # The last is for times outside all intervals.
-        of = np.append(long, -1)
-        self._owner = of[owner]
-        self.parent: Rows = np.full(len(begin), -1, dtype=np.intp)
-        """For each interval the index of the one that contains it, or -1."""
-        opens = np.flatnonzero(edges._is_begin)
-        before = np.where(opens > 0, owner[opens - 1], -1)
-        self.parent[long[edges._row[opens]]] = of[before]
-        short = np.flatnonzero(end <= begin)
-        self.parent[short] = self.at(lane[short], begin[short])
-
-    def at(self, lane: Numbers, time_ns: Numbers) -> Rows:
-        """The index of the innermost interval around each time in a lane, or -1."""
-        found = np.full(len(time_ns), -1, dtype=np.intp)
-        by_lane = np.argsort(lane, kind="stable")
-        lanes, firsts = np.unique(lane[by_lane], return_index=True)
-        lows = np.searchsorted(self._lane, lanes).tolist()
-        highs = np.searchsorted(self._lane, lanes, side="right").tolist()
-        ends = np.append(firsts, len(by_lane))[1:].tolist()
-        for first, end, low, high in zip(firsts.tolist(), ends, lows, highs, strict=True):
-            if low == high:
-                continue
-            asked = by_lane[first:end]
-            at = np.searchsorted(self._time[low:high], time_ns[asked], side="right") - 1
-            found[asked] = np.where(at >= 0, self._owner[low + np.maximum(at, 0)], -1)
-        return found
-
-    def in_one_lane(self, lanes: Rows, time_ns: Numbers) -> Rows:
-        """The innermost interval at each time if only one of some lanes has any then, or -1."""
-        owner, begin, end = self.stretches()
-        held = np.flatnonzero((owner >= 0) & (end > begin) & np.isin(self._lane, lanes))
-        if len(held) == 0:
-            return np.full(len(time_ns), -1, dtype=np.intp)
-        edges = np.concatenate((begin[held], end[held]))
-        order = np.argsort(edges, kind="stable")
-        sign = np.repeat(np.array([1, -1]), len(held))[order]
-        # Behind each edge how many lanes hold one, and the sum of their numbers: that of the one.
-        count = np.append(np.cumsum(sign), 0)
-        number = np.append(np.cumsum(sign * np.tile(self._lane[held], 2)[order]), 0)
-        at = np.searchsorted(edges[order], time_ns, side="right") - 1
-        alone = count[at] == 1
-        found = np.full(len(time_ns), -1, dtype=np.intp)
-        found[alone] = self.at(number[at[alone]], time_ns[alone])
-        return found
-
-    def stretches(self) -> tuple[Rows, Numbers, Numbers]:
-        """The innermost interval from each begin or end to the next (or -1), and the two times."""
-        return self._owner, self._time, np.append(self._time[1:], self._time[-1:])
-
-    def levels(self) -> NDArray[np.int64]:
-        """How many intervals hold each."""
-        return levels(self.parent)
-
-
-class Paths:
-    """A tree with intervals of the same words on the way to them as one node.
-
-    `node` and `folded` have one element an interval, the others one a node; parents stand before
-    children.
-    """
-
-    def __init__(
-        self, parents_of: Rows, word: NDArray[np.int64], deepest: int = DEEPEST_PATH
-    ) -> None:
-        """`parents_of` has for each interval the one that contains it, or -1.
-
-        No path has more than `deepest` nodes, so that all of them take memory in proportion to
-        the intervals.
-        """
-        self.node: Rows = np.full(len(word), -1, dtype=np.intp)
-        level = levels(parents_of)
-        self.folded: NDArray[np.bool_] = level >= deepest
-        """Those that lie deeper and belong to the last node around them."""
-        # Numbers of 16 bits are sorted fastest.
-        small = level.astype(np.int16) if level.max(initial=0) < 2**15 else level
-        order = np.argsort(small, kind="stable")
-        words = int(word.max(initial=0)) + 1
-        parents: list[Rows] = [np.empty(0, dtype=np.intp)]
-        named: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
-        count = begin = 0
-        for stop in np.cumsum(np.bincount(level)).tolist():
-            here = order[begin:stop]
-            holder = parents_of[here]
-            if len(parents) > deepest:
-                self.node[here] = self.node[holder]
-                begin = stop
-                continue
-            above = np.where(holder >= 0, self.node[holder], -1)
-            codes, of = np.unique((above + 1) * words + word[here], return_inverse=True)
-            self.node[here] = count + of.reshape(-1)
-            parents.append((codes // words - 1).astype(np.intp))
-            named.append(codes % words)
-            count, begin = count + len(codes), stop
-        self.parent: Rows = np.concatenate(parents)
-        """Of each node the one above, or -1."""
-        self.word: NDArray[np.int64] = np.concatenate(named)
-
-    def __len__(self) -> int:
-        return len(self.parent)
-
-    def sums(self, figure: Numbers) -> Numbers:
-        """Of each node the sum over its intervals."""
-        return sums(self.node, figure, len(self))
-
-    def inclusive(self, own: Numbers) -> Numbers:
-        """Of each node its own figure and those of all below it."""
-        return with_those_below(self.parent, own)
-
-
-def levels(parent: Rows) -> NDArray[np.int64]:
-    """How many of a tree's elements are above each."""
-    level = (parent >= 0).astype(np.int64)
-    # Each turn doubles how far up an element has looked.
-    above = parent.copy()
-    while len(deeper := np.flatnonzero(above >= 0)):
-        reached = above[deeper]
-        level[deeper] += level[reached]
-        above[deeper] = above[reached]
-    return level
-
-
-def with_those_below(parent: Rows, own: Numbers) -> Numbers:
-    """Of each of a tree's elements its own figure and those of all below it."""
-    total: Numbers = own.copy()
-    level = levels(parent)
-    order = np.argsort(level, kind="stable")
-    ends = np.cumsum(np.bincount(level, minlength=1))
-    for begin, end in zip(ends[-2::-1].tolist(), ends[:0:-1].tolist(), strict=True):
-        here = order[begin:end]
-        np.add.at(total, parent[here], total[here])
-    return total
-
-
-def sums(index: Rows, figure: Numbers, count: int) -> Numbers:
-    """Sums of figures by index; those of index -1 are left out."""
-    known = index >= 0
-    # Whole numbers below 2**53: doubles add them exactly.
-    total = np.bincount(index[known], weights=figure[known], minlength=count)
-    result: Numbers = total.astype(np.int64)
-    return result
-
-
-def tree_of(trace: Trace, rows: Rows) -> tuple[Tree, NDArray[np.int64], Numbers]:
-    """The tree of some events on their threads; the threads (process, thread), and each one's."""
-    events = trace.events
-    found, lane = threads(trace, rows)
-    return Tree(events.begin_ns[rows], events.end_ns[rows], lane), found, lane
-
-
 def threads_of(wanted: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
     """Of each event the number of its thread among `wanted`, or -1."""
     found, lane = threads(trace, rows)
@@ -752,29 +580,3 @@ def threads_of(wanted: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
     number = [known.get((int(pid), int(tid)), -1) for pid, tid in found]
     result: Numbers = np.array(number, dtype=np.int64)[lane]
     return result
-
-
-def depth_first(parent: Rows, siblings: Sequence[int]) -> list[int]:
-    """The nodes of a tree, each followed by the nodes below it.
-
-    `parent` is -1 for the outermost nodes. Nodes with the same parent are in the order in which
-    they are in `siblings`, which contains every node.
-    """
-    below: dict[int, list[int]] = {}
-    for node in siblings:
-        below.setdefault(int(parent[node]), []).append(node)
-    ordered: list[int] = []
-    waiting = below.get(-1, [])[::-1]
-    while waiting:
-        node = waiting.pop()
-        ordered.append(node)
-        waiting += below.get(node, [])[::-1]
-    return ordered
-
-
-def paths_to(parent: Rows, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """By node of a tree the names from the outermost node down to it; parents come first."""
-    found: list[tuple[str, ...]] = []
-    for above, name in zip(parent.tolist(), names, strict=True):
-        found.append((*(found[above] if above >= 0 else ()), name))
-    return found

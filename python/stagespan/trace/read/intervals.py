@@ -82,7 +82,7 @@ def exclusive(begin: Numbers, end: Numbers, lane: Numbers) -> Numbers:
     rows = np.flatnonzero(end > begin)
     if len(rows) == 0:
         return own
-    edges = _Edges(begin[rows], end[rows], lane[rows])
+    edges = Edges(begin[rows], end[rows], lane[rows])
     owner, nested = edges.innermost()
     if nested:
         own[rows] = edges.time_by(owner)
@@ -92,8 +92,11 @@ def exclusive(begin: Numbers, end: Numbers, lane: Numbers) -> Numbers:
     return own
 
 
-class _Edges:
-    """Begins and ends in the order in which a lane passes them."""
+class Edges:
+    """The begins and ends of intervals, by thread and in the order of time.
+
+    `row`, `is_begin` and `time_ns` have one element for each edge; `row` is the interval's index.
+    """
 
     def __init__(self, begin: Numbers, end: Numbers, lane: Numbers) -> None:
         count = len(begin)
@@ -101,45 +104,45 @@ class _Edges:
         length = end - begin
         self.count = count
         time = np.concatenate((begin, end))
-        self._is_begin = np.repeat(np.array([True, False]), count)
+        self.is_begin = np.repeat(np.array([True, False]), count)
         # At one time ends come first, the inner before the outer; then begins, the outer first.
         order = np.lexsort(
             (
                 np.concatenate((index, -index)),
                 np.concatenate((-length, length)),
-                self._is_begin,
+                self.is_begin,
                 time,
                 np.concatenate((lane, lane)),
             )
         )
-        self._row = np.concatenate((index, index))[order]
-        self._is_begin = self._is_begin[order]
-        self._time = time[order]
-        self._depth = np.cumsum(np.where(self._is_begin, 1, -1))
+        self.row = np.concatenate((index, index))[order]
+        self.is_begin = self.is_begin[order]
+        self.time_ns = time[order]
+        self._depth = np.cumsum(np.where(self.is_begin, 1, -1))
 
     def innermost(self) -> tuple[Numbers, bool]:
-        """The interval on top behind each edge (-1 for none), and whether all intervals nest."""
-        position = np.arange(len(self._row), dtype=np.int64)
+        """The innermost interval after each edge (-1 for none), and whether all intervals nest."""
+        position = np.arange(len(self.row), dtype=np.int64)
         by_depth = np.argsort(self._depth, kind="stable")
         # On top at a depth is what was begun there last; the offset separates the depths.
         offset = self._depth * len(position)
         last_begin = np.empty_like(position)
         last_begin[by_depth] = np.maximum.accumulate(
-            np.where(self._is_begin, offset + position, -1)[by_depth]
+            np.where(self.is_begin, offset + position, -1)[by_depth]
         )
         inside = self._depth > 0
         owner = np.full(len(position), -1, dtype=np.int64)
-        owner[inside] = self._row[(last_begin - offset)[inside]]
-        ends = np.flatnonzero(~self._is_begin)
-        return owner, bool(np.all(owner[ends - 1] == self._row[ends]))
+        owner[inside] = self.row[(last_begin - offset)[inside]]
+        ends = np.flatnonzero(~self.is_begin)
+        return owner, bool(np.all(owner[ends - 1] == self.row[ends]))
 
     def innermost_of_crossing(self) -> Numbers:
         """As `innermost`, for intervals that need not nest."""
-        owner = [-1] * len(self._row)
+        owner = [-1] * len(self.row)
         is_open = [False] * self.count
         # One that ends deep in the stack stays there until it comes to the top.
         stack: list[int] = []
-        edges = zip(self._row.tolist(), self._is_begin.tolist(), strict=True)
+        edges = zip(self.row.tolist(), self.is_begin.tolist(), strict=True)
         for at, (row, begins) in enumerate(edges):
             is_open[row] = begins
             if begins:
@@ -152,7 +155,7 @@ class _Edges:
 
     def time_by(self, owner: Numbers) -> Numbers:
         """Time from each edge to the next, summed by owner."""
-        gaps: NDArray[np.int64] = np.diff(self._time, append=self._time[-1])
+        gaps: NDArray[np.int64] = np.diff(self.time_ns, append=self.time_ns[-1])
         owned = owner >= 0
         # Whole numbers below 2**53: doubles add them exactly.
         sums = np.bincount(owner[owned], weights=gaps[owned], minlength=self.count)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagespan.trace.derived.threads import Paths, Tree, levels
+from stagespan.trace.derived.trees import Paths, Tree, levels
 
 _rows = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 12), st.integers(0, 2)),

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stagespan.trace.read.intervals import _Edges, covered, exclusive, merged
+from stagespan.trace.read.intervals import Edges, covered, exclusive, merged
 
 _INTERVALS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 15), st.integers(0, 2)), max_size=12
@@ -86,7 +86,7 @@ def _nested(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 @given(_nested())
 def test_nesting_is_seen(rows: list[tuple[int, int, int]]) -> None:
     # GIVEN intervals that nest
-    edges = _Edges(*arrays(rows))
+    edges = Edges(*arrays(rows))
     # WHEN the owners are looked for without a loop
     owner, nested = edges.innermost()
     # THEN that succeeds, and finds what the loop finds
