@@ -145,8 +145,7 @@ def group_by_culprit(where: CallSites, parts: IdleParts) -> list[Culprit]:
     """Waits and allocations by operator and call, with the idle time that each caused."""
     trace = where.trace
     events = trace.events
-    calls = np.flatnonzero(parts.call_idle_ns)
-    time = parts.call_idle_ns[calls]
+    calls, time = parts.calls, parts.call_idle_ns
     operator = waiting_operators(trace, calls)
     name = np.where(operator >= 0, events.name[operator], -1)
     keys = np.stack((parts.waits[calls], name, events.name[calls]), axis=1)
@@ -166,7 +165,7 @@ def group_by_culprit(where: CallSites, parts: IdleParts) -> list[Culprit]:
                 call=trace.names[call_name],
                 line=where.line(worst),
                 idle_ns=int(time[mine].sum()),
-                in_call_ns=int(parts.call_inside_ns[calls[mine]].sum()),
+                in_call_ns=int(parts.call_inside_ns[mine].sum()),
                 calls=len(mine),
                 waited_for=where.waits.of_host(worst),
             )

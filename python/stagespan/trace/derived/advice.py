@@ -97,7 +97,9 @@ class Facts:
     def allocates_steadily(self) -> bool:
         """Whether calls that allocate or free cost idle time again and again, not once."""
         parts = self._parts
-        return parts is not None and _steadily(parts.call_idle_ns[parts.allocates])
+        if parts is None:
+            return False
+        return _steadily(parts.call_idle_ns[parts.allocates[parts.calls]])
 
     @cached_property
     def gives_back_steadily(self) -> bool:

@@ -147,12 +147,12 @@ class IdleParts:
     """One row a gap, one column for each of NAMES; each row sums to the gap's length."""
     blocked_in: Rows
     """The waiting or allocating call in which the launching thread was as the gap began, or -1."""
+    calls: Rows
+    """The waiting and allocating calls that caused idle time, as rows of the trace's events."""
     call_idle_ns: Numbers
-    """Of every event of the trace that is a waiting or allocating call: the idle time that it is to
-    blame for, within it and in filling the device again.
-    """
+    """For each of `calls` the idle time that it caused: within it, and until the next work."""
     call_inside_ns: Numbers
-    """What of that time lies within the call itself."""
+    """The part of that time within the call itself."""
     waits: Mask
     """Which events are calls that wait for the device."""
     allocates: Mask
@@ -218,11 +218,13 @@ class _Splitter:
         chosen = np.flatnonzero(~unknown & ~gaps.in_graph)
         if len(chosen):
             self._split_launched(chosen)
+        calls = np.flatnonzero(self.call_idle)
         return IdleParts(
             self.parts,
             self.blocked_in,
-            self.call_idle,
-            self.call_inside,
+            calls,
+            self.call_idle[calls],
+            self.call_inside[calls],
             self.waits,
             self.allocates,
             self.crosses,
