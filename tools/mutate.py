@@ -118,7 +118,7 @@ def mutate(module: Path, tests: tuple[str, ...], sample: int, seed: int) -> tupl
                 changes.append(changed)
                 occurrence += 1
     same = meaning(source)
-    changes = [each for each in dict.fromkeys(changes) if meaning(each) != same]
+    changes = [each for each in dict.fromkeys(changes) if meaning(each) not in (same, None)]
     chosen = random.Random(seed).sample(changes, min(sample, len(changes)))
     survived = []
     try:
@@ -131,9 +131,12 @@ def mutate(module: Path, tests: tuple[str, ...], sample: int, seed: int) -> tupl
     return survived, len(chosen)
 
 
-def meaning(source: str) -> str:
-    """The program without annotations, which nothing evaluates."""
-    tree = ast.parse(source)
+def meaning(source: str) -> str | None:
+    """The program without annotations, which nothing evaluates; None if it is not Python."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return None
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.returns = None
