@@ -49,7 +49,10 @@ class Capture:
     """One walk through values; the kinds of values use it for the values within them."""
 
     def __init__(
-        self, read_values: bool, redact: bool, tensors: dict[int, str] | None = None
+        self,
+        read_values: bool,
+        redact: bool,
+        tensors: dict[int, tuple[str, Any]] | None = None,
     ) -> None:
         self.read_values = read_values
         self.redact = redact
@@ -58,7 +61,10 @@ class Capture:
         """Whether the value is an attribute of an object that is not a dataclass."""
         self.storages = SharedStorages()
         self._above: set[int] = set()  # ids of the containers around the current value
-        self._tensors = tensors  # paths of the tensors so far, by id; None: not looked for
+        # The tensors so far by id, with their paths; None: not looked for. Those that exist only
+        # for the capture, such as the offsets of a nested tensor, are kept: otherwise another
+        # tensor could get their id and their memory.
+        self._tensors = tensors
 
     def node(self, value: Any, path: str) -> Any:
         """The node of a value of any kind."""
@@ -105,7 +111,7 @@ class Capture:
         """The path of the same tensor among the values so far; None if this is the first."""
         if self._tensors is None:
             return None
-        first = self._tensors.setdefault(id(tensor), path)
+        first, _ = self._tensors.setdefault(id(tensor), (path, tensor))
         return None if first == path else first
 
     def keep_storage(self, tensor: Any, node: dict[str, Any]) -> None:

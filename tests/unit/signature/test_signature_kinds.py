@@ -265,6 +265,17 @@ def test_jagged_tensors_keep_their_lengths() -> None:
     assert [part.shape for part in made.unbind()] == [(3, 4), (5, 4)]
 
 
+def test_the_parts_of_several_tensors_are_told_apart() -> None:
+    # GIVEN tensors whose parts exist only while they are captured
+    given = {f"x{at}": torch.eye(at + 2).to_sparse() for at in range(20)}
+    given.update({f"y{at}": jagged() for at in range(20)})
+
+    # WHEN / THEN none of the parts is taken for another
+    text = json.dumps(capture_arguments(given))
+    assert "shared" not in text
+    assert "storage" not in text
+
+
 def test_tensors_of_other_layouts_are_refused_in_a_sentence() -> None:
     from stagespan.errors import StagespanError
 
