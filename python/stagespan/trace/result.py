@@ -1,4 +1,4 @@
-"""What an analysis returns: figures, tables, and findings with their evidence.
+"""What an analysis returns: figures, findings with their evidence, tables, a chart and a line.
 
 An analysis is a module with a function `analyze(trace)`. It returns a `Result`, or `Unavailable`
 with the reason if the trace lacks what the analysis needs. Times are integer nanoseconds inside the
@@ -21,20 +21,20 @@ from stagespan.trace.read.model import Trace
 from stagespan.trace.view import once
 
 Severity = Literal["high", "medium", "low", "better"]
-"""How much there is to win: most of the time, a good part of it, or little; or what was won."""
+"""How much time can be saved: most of it, a good part, or little; "better" if time was saved."""
 SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "better")
 
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """From how many percent on a finding has which severity; those left out are never reached."""
+    """The percentages from which a finding has each severity; infinite if it never does."""
 
     high: float = math.inf
     medium: float = math.inf
     low: float = math.inf
 
     def severity(self, percent: float) -> Severity | None:
-        """The severity of so many percent; None below all thresholds."""
+        """The severity for a percentage; None if it is below all thresholds."""
         reached: tuple[tuple[float, Severity], ...] = (
             (self.high, "high"),
             (self.medium, "medium"),
@@ -43,7 +43,7 @@ class Thresholds:
         return next((severity for least, severity in reached if percent >= least), None)
 
 
-# A finding about less time than this is not "high", and about less still not "medium".
+# The least time in ns that a finding of each severity is about.
 _SIZES: tuple[tuple[int, Severity], ...] = ((1_000_000, "high"), (250_000, "medium"))
 
 Cell = str | int | float | None
@@ -81,7 +81,7 @@ class Evidence:
     event: str
     """The event's name as the trace has it, or what many events have in common."""
     time_ns: int | None
-    """From the begin of the trace's window (`window_of`); None for what has no single time."""
+    """From the begin of the trace's window (`window_of`); None if it has no single time."""
     figure: float | None
     unit: str
     """Of the figure: "ns", "%", "events", "bytes". Figures in "ns" are printed as µs, ms or s."""
@@ -104,16 +104,16 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence that is worth a reader's time, and what it rests on (never empty)."""
+    """One sentence about something to improve, with its evidence (never empty)."""
 
     severity: Severity
     sentence: str
     evidence: tuple[Evidence, ...]
     code: str = ""
-    """What the finding is about, the same in every version: "idle.data_loader"."""
+    """The subject of the finding, such as "idle.data_loader". It never changes."""
     same_as: str = ""
-    """The code of a finding of another analysis that tells of the same lost time, if there is one:
-    then only that one is shown, with the evidence of both."""
+    """The code of another analysis' finding about the same lost time. If there is such a finding,
+    only that one is shown, with the evidence of both."""
 
     def figures(self) -> FindingFigures:
         """For JSON."""
@@ -237,7 +237,7 @@ class Unavailable:
 
 @once
 def window_of(trace: Trace) -> tuple[int, int] | None:
-    """Begin and end in ns of all that the trace timed, marks at one time left out; or None."""
+    """Begin and end in ns of all events with a duration; None if there are none."""
     events = trace.events
     if len(events) == 0:
         return None

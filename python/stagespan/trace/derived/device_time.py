@@ -44,7 +44,7 @@ class DeviceTime:
     """Times in ns; compute + exposed communication + exposed copies + idle = span, exactly."""
 
     span_ns: int
-    """From the first event's begin to the end of the last, or the stretch that was asked for."""
+    """From the begin of the first event to the end of the last, or the length of `within`."""
     busy_ns: int
     compute_ns: int
     communication_ns: int
@@ -100,10 +100,10 @@ def device_rows(trace: Trace) -> dict[int, Rows]:
 
 @once
 def device_times(trace: Trace, within: tuple[int, int] | None = None) -> dict[int, DeviceTime]:
-    """Of each device where its time went; empty without device events.
+    """What the time of each device was spent on; empty without device events.
 
-    `within` is the begin and end of a stretch in ns: then all of that stretch is divided up, also
-    what lies before the device's first event and after its last.
+    `within` is the begin and end in ns of a time range. Then all of that range is split, including
+    the time before the device's first event and after its last.
     """
     work = device_work(trace)
     return {device: _time(trace, rows, work, within) for device, rows in device_rows(trace).items()}
@@ -113,7 +113,7 @@ def device_times(trace: Trace, within: tuple[int, int] | None = None) -> dict[in
 def stream_times(
     trace: Trace, within: tuple[int, int] | None = None
 ) -> dict[tuple[int, int], DeviceTime]:
-    """The same for each stream by itself, by device and stream."""
+    """The same for each stream, by device and stream."""
     work = device_work(trace)
     rows, (of_stream, _) = work.rows, work_by_stream(trace)
     return {stream: _time(trace, rows[mine], work, within) for stream, mine in of_stream.items()}

@@ -34,7 +34,7 @@ class BaseFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class BaseWindow:
-    """One stretch; times in ns, as in the trace."""
+    """The time range that shares refer to; times in ns, as in the trace."""
 
     begin_ns: int
     end_ns: int
