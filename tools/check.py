@@ -18,8 +18,8 @@ from typing import Any
 from common import LOGS, STATE, Timer, say
 
 # What nox's option -k takes. The two are opposites, so that no session is left out.
-BESIDE = "lint or cpp or demo or docs"
-PARTS = {"beside": BESIDE, "python": f"not ({BESIDE})"}
+BACKGROUND = "lint or cpp or demo or docs"
+PARTS = {"background": BACKGROUND, "python": f"not ({BACKGROUND})"}
 
 
 def main() -> int:
@@ -30,16 +30,18 @@ def main() -> int:
     reports = {name: STATE / f"nox-{name}.json" for name in PARTS}
     for report in reports.values():
         report.unlink(missing_ok=True)
-    log = LOGS / "checks-beside.log"
-    say(f"The checks {BESIDE} run beside the Python tests; their output is in {log}.")
+    log = LOGS / "checks-background.log"
+    say(f"While the Python tests run, the output of the other checks goes to {log}.")
     with log.open("w") as file:
-        beside = start("beside", reports["beside"], stdout=file, stderr=subprocess.STDOUT)
+        background = start(
+            "background", reports["background"], stdout=file, stderr=subprocess.STDOUT
+        )
         try:
             start("python", reports["python"]).wait()
-            beside.wait()
+            background.wait()
         finally:
-            beside.terminate()  # after an interrupt; nothing otherwise
-            beside.wait()
+            background.terminate()  # after an interrupt; nothing otherwise
+            background.wait()
     say(log.read_text(errors="replace"))
     return summarise([read(report) for report in reports.values()], timer.seconds())
 
