@@ -184,26 +184,29 @@ import stagespan
 # Each context is as that of a task, with a span that stays open in it.
 contexts = [contextvars.copy_context() for _ in range(3000)]
 spans = [stagespan.span("task") for _ in contexts]
-enter = [span.__enter__ for span in spans]
-leave = [span.__exit__ for span in spans]
+enter = list(zip(contexts, [span.__enter__ for span in spans]))
+leave = list(zip(contexts, [span.__exit__ for span in spans]))
 with stagespan.span("task"):
     pass
+# Python's own small objects find room here: every second one is freed.
+kept = [bytes(size) for size in range(0, 480, 16) for _ in range(8000)]
+del kept[::2]
 used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
 held = []
+refused, context, call = 0, None, None  # a new variable may take memory
 resource.setrlimit(resource.RLIMIT_AS, (used, -1))
 size = 1 << 24
-while size >= 64:
+while size >= 512:
     try:
         held.append(bytearray(size))
     except MemoryError:
         size //= 2
-refused = 0
-for context, call in zip(contexts, enter):
+for context, call in enter:
     try:
         context.run(call)
     except MemoryError:
         refused += 1
-for context, call in zip(contexts, leave):
+for context, call in leave:
     try:
         context.run(call, None, None, None)
     except MemoryError:
