@@ -254,7 +254,11 @@ def _print_result(result: HarnessResult, console: Console) -> None:
     console.print(table, highlight=False)
     _print_line(console, f"One iteration is {result.iteration} (adapter {result.adapter}).")
     if result.step is not None and result.step["number"] == 2:
-        what = "The prefill" if result.adapter == "generate" else "All before it, with step 1,"
+        what = (
+            "The prefill"
+            if result.adapter == "generate"
+            else "Everything before it, including step 1,"
+        )
         _print_line(console, f"{what} takes {result.step['before_ms']:,.2f} ms.")
     _print_line(
         console,
