@@ -27,7 +27,7 @@ SEVERITIES: tuple[Severity, ...] = ("high", "medium", "low", "better")
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The percentages from which a finding has each severity; infinite if it never does."""
+    """The least percentage at which a finding has each severity; infinite if it never has it."""
 
     high: float = math.inf
     medium: float = math.inf
@@ -43,16 +43,16 @@ class Thresholds:
         return next((severity for least, severity in reached if percent >= least), None)
 
 
-# The least time in ns that a finding of each severity is about.
+# The least time in ns that a finding of each severity must cover.
 _SIZES: tuple[tuple[int, Severity], ...] = ((1_000_000, "high"), (250_000, "medium"))
 
 Cell = str | int | float | None
 _T = TypeVar("_T")
 printable = names.printable
 MOST_LETTERS = 60
-"""Of a name in a table."""
+"""The number of characters of a name in a table."""
 LONGEST_NAME = 160
-"""Letters of a name in a picture."""
+"""The number of characters of a name in a picture."""
 
 
 class EvidenceFigures(Figures, frozen=True):
@@ -79,15 +79,15 @@ class Evidence:
     """One thing that the trace shows: an event, when it was, and a figure about it."""
 
     event: str
-    """The event's name as the trace has it, or what many events have in common."""
+    """The event's name in the trace, or what several events have in common."""
     time_ns: int | None
-    """From the begin of the trace's window (`window_of`); None if it has no single time."""
+    """From the start of the trace's window (`window_of`); None if it has no single time."""
     figure: float | None
     unit: str
     """Of the figure: "ns", "%", "events", "bytes". Figures in "ns" are printed as µs, ms or s."""
 
     def figures(self) -> EvidenceFigures:
-        """For JSON: a figure in ns is written in microseconds."""
+        """Return the evidence for JSON, with a figure in ns converted to microseconds."""
         in_ns = self.unit == "ns" and self.figure is not None
         return EvidenceFigures(
             event=self.event,
@@ -116,19 +116,22 @@ class Finding:
     only that one is shown, with the evidence of both."""
 
     def figures(self) -> FindingFigures:
-        """For JSON."""
+        """Return the finding as a struct for JSON."""
         evidence = [each.figures() for each in self.evidence]
         return FindingFigures(self.code, self.severity, self.sentence, evidence)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the finding as a dict for JSON, with times in microseconds."""
         return self.figures().to_dict()
 
 
 def merged(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings without those that repeat another one, which takes their evidence."""
-    there = {finding.code for finding in findings if finding.code}
-    codes = {finding.code for finding in findings if finding.same_as not in there}
+    """Join each finding that repeats another one (`same_as`) to it, with the evidence of both.
+
+    The joined finding has the higher of their severities.
+    """
+    existing = {finding.code for finding in findings if finding.code}
+    codes = {finding.code for finding in findings if finding.same_as not in existing}
     kept = []
     for finding in findings:
         if finding.same_as and finding.same_as in codes:
@@ -141,7 +144,7 @@ def merged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """By severity; within one, in the order in which they come."""
+    """Sort findings, the most severe first; findings of one severity keep their order."""
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
@@ -151,7 +154,7 @@ class Table:
 
     title: str
     columns: tuple[tuple[str, str], ...]
-    """Heading and unit of each: "" for texts and plain counts, else "ns", "%", "bytes", ..."""
+    """Heading and unit of each: "" for texts and plain counts, otherwise "ns", "%", "bytes" etc."""
     rows: Sequence[tuple[Cell, ...]]
     """A cell that is None is unknown, and shown as such."""
     note: str = ""
@@ -165,45 +168,44 @@ Chart = dict[str, Any]
 class Result(ABC):
     """What an analysis returns if the trace has what it needs.
 
-    Renderers read what these methods return, and nothing else: a new analysis needs no change in
-    them.
+    Renderers use only these methods, so a new analysis does not require changes in a renderer.
     """
 
     __slots__ = ()
 
     @abstractmethod
     def figures(self) -> Figures:
-        """All figures, from which the JSON and its schema are derived."""
+        """Return all figures. The JSON and its schema are derived from their type."""
 
     def findings(self) -> list[Finding]:
-        """What is worth a look, the most severe first; empty for a trace without a fault."""
+        """Return what could be improved, the most severe first; [] if there is nothing."""
         return []
 
     @abstractmethod
     def tables(self) -> list[Table]:
-        """For pages, the most important first."""
+        """Return the tables for pages, the most important first."""
 
     def chart(self) -> Chart | None:
-        """For the HTML page; None if there is nothing to draw."""
+        """Return the data of a picture for the HTML page; None if there is nothing to draw."""
         return None
 
     def line(self) -> str:
-        """A few words for the terminal, such as "3 steps, 2.1 ms in the median"; may be empty."""
+        """Return a summary for the terminal, such as "3 steps, 2.1 ms in the median"; may be ""."""
         return ""
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures for JSON, times in microseconds."""
+        """Return the figures as a dict for JSON, with times in microseconds."""
         return self.figures().to_dict()
 
 
 class Titled(Result):
-    """A result that heads the page about it, such as a comparison."""
+    """A result with a page of its own, such as a comparison."""
 
     __slots__ = ()
 
     @abstractmethod
     def title(self) -> tuple[str, str]:
-        """A few words, and a sentence."""
+        """Return the title of the page, and a sentence below it."""
 
 
 class UnknownFigures(Figures, frozen=True):
@@ -222,22 +224,22 @@ class Unavailable:
     """Figures that are known nevertheless; the others are None."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the reason and the known figures as a dict for JSON."""
         known = {} if self.known is None else self.known.to_dict()
         return {**UnknownFigures(self.reason).to_dict(), **known}
 
     def findings(self) -> list[Finding]:
-        """None."""
+        """Return []."""
         return []
 
     def tables(self) -> list[Table]:
-        """None."""
+        """Return []."""
         return []
 
 
 @once
 def window_of(trace: Trace) -> tuple[int, int] | None:
-    """Begin and end in ns of all events with a duration; None if there are none."""
+    """Return the first begin and the last end, in ns, of all events; None without events."""
     events = trace.events
     if len(events) == 0:
         return None
@@ -245,7 +247,10 @@ def window_of(trace: Trace) -> tuple[int, int] | None:
 
 
 def evidence(trace: Trace, row: int, figure: float | None = None, unit: str = "ns") -> Evidence:
-    """Evidence of an event, a row of `trace.events`; its duration if no figure is given."""
+    """Return evidence about the event in `row` of `trace.events`.
+
+    The figure is in `unit`. Without a figure, and if `unit` is "ns", it is the event's duration.
+    """
     events = trace.events
     begin, _ = window_of(trace) or (0, 0)
     return Evidence(
@@ -257,7 +262,7 @@ def evidence(trace: Trace, row: int, figure: float | None = None, unit: str = "n
 
 
 def in_words(figure: float | None, unit: str) -> str:
-    """A figure with its unit as a reader wants it: 1,234,567 ns is "1.235 ms"."""
+    """Return a figure with a suitable unit: 1,234,567 ns is "1.235 ms"; None is "unknown"."""
     if figure is None:
         return "unknown"
     if unit == "ns":
@@ -276,19 +281,19 @@ def in_words(figure: float | None, unit: str) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things: "1 call", "1,200 calls"."""
+    """Return a count with its noun: "1 call", "1,200 calls"."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def shortened(name: str, most: int = 60) -> str:
-    """A name that fits a sentence: of a long kernel's what it runs, see `kernel_label`."""
+    """Return a name with at most `most` characters; long kernel names become a `kernel_label`."""
     if len(name) > most:
         name = names.kernel_label(name)
     return printable(name if len(name) <= most else name[: most - 3] + "...")
 
 
 def in_cell(cell: Cell, unit: str, most: int = 60) -> str:
-    """A cell of a Table as text."""
+    """Return a cell of a `Table` as text with at most `most` characters of a name."""
     if isinstance(cell, str):
         return shortened(cell, most)
     if cell is None:
@@ -297,16 +302,16 @@ def in_cell(cell: Cell, unit: str, most: int = 60) -> str:
 
 
 def of_size(severity: Severity, time_ns: int) -> Severity:
-    """The severity that a finding has at most, for the time that it is about.
+    """Lower `severity` if the finding covers little time.
 
-    However much of a short trace it is, little can be won from little time.
+    A large share of a short trace can still be little time, so little can be gained.
     """
     most: Severity = next((s for least, s in _SIZES if time_ns >= least), "low")
     return max(severity, most, key=SEVERITIES.index)
 
 
 def largest(items: Sequence[_T], most: int, size: Callable[[_T], float]) -> list[_T]:
-    """The `most` largest items in the order in which they come; of equal ones the first."""
+    """Return the `most` largest items in their original order; of equal items, the first ones."""
     if len(items) <= most:
         return list(items)
     kept = sorted(range(len(items)), key=lambda at: -size(items[at]))[:most]
@@ -314,7 +319,10 @@ def largest(items: Sequence[_T], most: int, size: Callable[[_T], float]) -> list
 
 
 def time_unit(columns_ns: Iterable[float]) -> tuple[float, str]:
-    """Size and name of the unit for all times of a table; of each column the longest is given."""
+    """Return the size in ns and the name of the unit for all times of a table.
+
+    `columns_ns` contains the longest time of each column.
+    """
     longest = [each for each in columns_ns if each > 0]
     most, least = max(longest, default=0.0), min(longest, default=0.0)
     # A column of short times would lose its digits if another one is in ms.
@@ -324,12 +332,13 @@ def time_unit(columns_ns: Iterable[float]) -> tuple[float, str]:
 
 
 def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of a table as texts: times in one unit, which the headings name.
+    """Return the headings and the cells of a table as strings.
 
-    Texts have at most `most` letters; those that differ stay different.
+    Times are in one unit, which the headings name. Names have at most `most` characters, and names
+    that differ stay different.
     """
     units = [unit for _, unit in table.columns]
-    # When something was may be far from how long anything took.
+    # A point in time can be much larger than all durations, so it gets a unit of its own.
     when = [unit == "ns" and name == "at" for name, unit in table.columns]
     longest = [
         max((abs(row[at]) for row in table.rows if isinstance(row[at], (int, float))), default=0.0)  # type: ignore[arg-type]
@@ -362,5 +371,5 @@ def texts_of(table: Table, most: int = MOST_LETTERS) -> tuple[list[str], list[li
 
 
 def share(part: float, whole: float) -> float:
-    """Part of a whole in percent; 0 if the whole is 0."""
+    """Return a part of a whole in percent; 0 if the whole is 0."""
     return 100.0 * part / whole if whole else 0.0

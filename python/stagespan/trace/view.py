@@ -21,49 +21,50 @@ R = TypeVar("R")
 class TraceView(Trace):
     """A trace for analyses: functions marked with `once` run once on it.
 
-    It shares the columns of the trace that it was made from. What it remembers lives as long as
-    the view does.
+    It shares the columns of the trace that it was created from. Results are kept as long as the
+    view exists.
     """
 
-    known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
+    cache: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
     """Results by function and arguments."""
 
     @classmethod
     def of(cls, trace: Trace) -> TraceView:
-        """A view of a trace; a view of a view is the same one."""
+        """Return a view of `trace`, or `trace` itself if it is a view."""
         if isinstance(trace, TraceView):
             return trace
         return cls(**{each.name: getattr(trace, each.name) for each in fields(Trace)})
 
     def rows_of(self, names: Iterable[str]) -> Mask:
-        """Which rows of `events` belong to one of the categories `names`; do not write to it."""
+        """Return a read-only mask of the rows of `events` whose category is one of `names`."""
         codes = tuple(self.category_codes(names))
-        found: Mask | None = self.known.get(codes)
+        found: Mask | None = self.cache.get(codes)
         if found is None:
-            # Not super(): the decorator of a class with slots makes the class anew.
-            found = self.known[codes] = _read_only(Trace.rows_of(self, names))
+            # Not super(), because `dataclass(slots=True)` replaces the class.
+            found = self.cache[codes] = _read_only(Trace.rows_of(self, names))
         return found
 
 
 def once(derive: Callable[Concatenate[Trace, P], R]) -> Callable[Concatenate[Trace, P], R]:
-    """Run a function once for each view and arguments; on a plain trace, each time.
+    """Decorate a function so that a `TraceView` keeps its result for each set of arguments.
 
-    Numbers, texts and tuples among the arguments are compared by value, other objects by identity.
-    Callers must not change what they get.
+    On a trace that is not a view, the function runs each time. Numbers, strings, tuples and regular
+    expressions among the arguments are compared by value, other objects by identity. Callers must
+    not change the result.
     """
 
     @functools.wraps(derive)
-    def known(trace: Trace, /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def cached(trace: Trace, /, *args: P.args, **kwargs: P.kwargs) -> R:
         if not isinstance(trace, TraceView):
             return derive(trace, *args, **kwargs)
         key = (derive, *map(_key, args), *((name, _key(each)) for name, each in kwargs.items()))
-        if key not in trace.known:
-            # With the arguments, so that no other object gets the identity of one of them.
-            trace.known[key] = _read_only(derive(trace, *args, **kwargs)), args, kwargs
-        result: R = trace.known[key][0]
+        if key not in trace.cache:
+            # The arguments are kept so that no other object gets the id of one of them.
+            trace.cache[key] = _read_only(derive(trace, *args, **kwargs)), args, kwargs
+        result: R = trace.cache[key][0]
         return result
 
-    return known
+    return cached
 
 
 def _key(value: object) -> object:
@@ -73,7 +74,7 @@ def _key(value: object) -> object:
 
 
 def _read_only(value: R) -> R:
-    """An array that nobody can write to by mistake; anything else as it is."""
+    """Make an array read-only; return any other value unchanged."""
     if isinstance(value, np.ndarray):
         value.flags.writeable = False
     return value

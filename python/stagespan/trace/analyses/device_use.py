@@ -186,7 +186,7 @@ class Use(Result):
 
     def tables(self) -> list[Table]:
         """What the devices' time went to, together and each, and how busy each stream was."""
-        parts, of = together(self.within.values()), f"of {self.base.words}"
+        parts, of = together(self.within.values()), f"of {self.base.label}"
         several = len(self.devices) > 1
         by_stream = [
             (
@@ -226,7 +226,7 @@ class Use(Result):
                 )
                 for name, time in self.within.items()
             ],
-            f"Each of {self.base.words}.",
+            f"Each of {self.base.label}.",
         )
         return [
             Table(

@@ -94,7 +94,7 @@ class Culprit(Figures, frozen=True):
     """What the one that cost most waited for, where the trace says it: a stream, or all streams."""
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """Operator, call and line, as far as they are known."""
         named = self.call
         if self.operator not in (None, self.call):
@@ -121,7 +121,7 @@ def describe(
     if (blamed or cause) == causes.DEPENDENCY:
         awaited = where.waits.before(gaps, at)
         if awaited is not None:
-            waited_for = awaited.words(trace)
+            waited_for = awaited.label(trace)
             culprit = name(awaited.row) if awaited.row >= 0 else culprit
     elif (blamed or cause) in _BLOCKING and parts.blocked_in[at] >= 0:
         waited_for = where.waits.of_host(int(parts.blocked_in[at]))
@@ -250,7 +250,7 @@ PREPARATION, FINISHING = "preparation", "finishing"
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class IdleFindings:
     """The figures of the findings, all within the base to which shares refer; times in ns."""
 
     base: BaseWindow
@@ -328,13 +328,13 @@ class Known:
         culprits = [group for group in self.groups if group.cause == cause]
         if culprits:
             worst = culprits[0]
-            said = in_words(worst.idle_ns, "ns")
+            text = in_words(worst.idle_ns, "ns")
             if 2 * worst.in_call_ns < worst.idle_ns:
-                said += (
+                text += (
                     f", of which {in_words(worst.in_call_ns, 'ns')} in the call and the rest until"
                     " the next work began"
                 )
-            return f", mostly at {worst.words} ({said})"
+            return f", mostly at {worst.label} ({text})"
         if cause == causes.QUEUED:
             return f" (the median gap is {in_words(self.queued_gap_ns, 'ns')})"
         if cause == causes.LAUNCH and self.kernel_ns is not None:
@@ -377,29 +377,29 @@ def _of_pattern(pattern: Pattern) -> str:
     """Sentences about gaps that the trace does not explain."""
     following = shortened(pattern.next)
     if pattern.gaps == 1:
-        said = f" {in_words(pattern.idle_ns, 'ns')} of this is one gap before {following}"
+        text = f" {in_words(pattern.idle_ns, 'ns')} of this is one gap before {following}"
     else:
-        said = (
+        text = (
             f" {in_words(pattern.idle_ns, 'ns')} of this are {pattern.gaps:,} gaps of"
             f" {in_words(pattern.least_ns, 'ns')} to {in_words(pattern.most_ns, 'ns')} before"
             f" {following}"
         )
         if pattern.one_a_step:
-            said += ", one in each step"
+            text += ", one in each step"
         elif pattern.every_ns is not None:
-            said += f", one every {in_words(pattern.every_ns, 'ns')}"
+            text += f", one every {in_words(pattern.every_ns, 'ns')}"
     before, later, unknown = pattern.issued
     if before and not later and not unknown:
-        said += f". {'It' if pattern.gaps == 1 else 'This work'} had been launched before the gap"
+        text += f". {'It' if pattern.gaps == 1 else 'This work'} had been launched before the gap"
     elif later and not before and pattern.delay_ns is not None:
-        said += f". It began {in_words(pattern.delay_ns, 'ns')} after its launch"
+        text += f". It began {in_words(pattern.delay_ns, 'ns')} after its launch"
     elif unknown and not before and not later:
-        said += ". Its launch is not in the trace"
+        text += ". Its launch is not in the trace"
     else:
         cases = counted(pattern.gaps, "case")
-        said += f". It had been launched before the gap in {before:,} of {cases}"
-    if pattern.told_by is not None:
-        said += f", and its stream had to wait for another one ({pattern.told_by})"
+        text += f". It had been launched before the gap in {before:,} of {cases}"
+    if pattern.stream_wait is not None:
+        text += f", and its stream had to wait for another one ({pattern.stream_wait})"
     if pattern.host_call is not None:
         at = [shortened(each) for each in (pattern.host_operator, pattern.line) if each]
         if pattern.host_annotation:
@@ -407,16 +407,16 @@ def _of_pattern(pattern: Pattern) -> str:
         place = f" ({', '.join(at)})" if at else ""
         which = "this gap" if pattern.gaps == 1 else f"{pattern.host_gaps:,} of these gaps"
         time = in_words(pattern.host_call_ns, "ns")
-        said += (
+        text += (
             f". In {which} the host was in {shortened(pattern.host_call)} for"
             f" {time if pattern.gaps == 1 else f'up to {time}'}{place}"
         )
     if pattern.cause == causes.NOT_TRACED and before + later:
-        said += (
+        text += (
             ". So it waited for something outside the trace: work launched before the trace began,"
             " of another process, or of another device"
         )
-    return f"{said}."
+    return f"{text}."
 
 
 # --- The analysis ---
@@ -645,9 +645,9 @@ def analyze(trace: Trace) -> Idle | Unavailable:
     alike = patterns(where, found, parts, step_begins(trace))
     started = start_up(where, found, parts, span)
     if within.gaps is found:
-        known = _known(trace, within, where, groups, alike, started)
+        report = _idle_findings(trace, within, where, groups, alike, started)
     else:
-        known = _known(
+        report = _idle_findings(
             trace,
             within,
             where,
@@ -665,23 +665,23 @@ def analyze(trace: Trace) -> Idle | Unavailable:
         groups=groups,
         patterns=alike,
         start=started,
-        reported=tuple(known.findings()),
-        devices=known.devices,
+        reported=tuple(report.findings()),
+        devices=report.devices,
     )
 
 
-def _known(
+def _idle_findings(
     trace: Trace,
     within: BaseIdle,
     where: CallSites,
     groups: list[Culprit],
     alike: list[Pattern],
     started: StartUp | None,
-) -> Known:
+) -> IdleFindings:
     found, parts = within.gaps, within.parts
     kernels = trace.events.dur_ns[device_work(trace).kernels]
     between = sums_by_cause(parts)
-    return Known(
+    return IdleFindings(
         base=within.base,
         by_cause=dict(sorted(within.by_cause.items(), key=lambda item: -item[1])),
         gaps_by_cause=_gaps_by_cause(parts),

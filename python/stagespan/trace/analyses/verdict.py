@@ -143,7 +143,7 @@ class Verdict(Result):
         reason = _REASONS[self.verdict]
         if self.verdict == CANNOT_TELL and self.cause is None:
             reason = _IDLE_BESIDE
-        said = reason.format(
+        reason = reason.format(
             it="the device" if one else "the devices",
             was="was" if one else "were",
             cause=self._cause_in_words(),
@@ -152,7 +152,7 @@ class Verdict(Result):
         if not one:
             percent += f"; {self.devices} devices times {of}"
             of = in_words(self.whole_ns, "ns")
-        sentence = f"{name}: for {in_words(self.time_ns, 'ns')} of {of} ({percent}) {said}."
+        sentence = f"{name}: for {in_words(self.time_ns, 'ns')} of {of} ({percent}) {reason}."
         computing = self.times_ns.get(DEVICE_BUSY, 0)
         if self.verdict != DEVICE_BUSY and computing:
             sentence += (
@@ -219,7 +219,7 @@ class Verdict(Result):
             (_PART_WORDS[name], _speaks_for(name), time, share(time, self.whole_ns))
             for name, time in self.parts_ns.items()
         ]
-        of = f"of {self.base.words}"
+        of = f"of {self.base.label}"
         columns = (("", ""), ("verdict", ""), ("time", "ns"), (of, "%"))
         return [Table("Verdict", columns, rows, self.sentence)]
 

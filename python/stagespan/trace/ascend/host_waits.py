@@ -52,7 +52,7 @@ class HostWait:
     longest: Evidence
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """Operator and call."""
         if self.operator is None:
             return self.call or ""
@@ -137,7 +137,7 @@ class HostWaits(Result):
         sentence = (
             f"For {in_words(self.total_ns, 'ns')} ({percent:.1f} % of the trace) the host waited"
             f" for the device, {counted(self.waits, 'time')},"
-            f" mostly in {shortened(worst.words, 90)}"
+            f" mostly in {shortened(worst.label, 90)}"
         )
         if worst.line:
             sentence += f" at {shortened(worst.line, 90)}"

@@ -335,13 +335,13 @@ def _waits(before: Trace, after: Trace, stretches: tuple[Windows, Windows]) -> t
         found = idle.analyze(trace)
         per = max(stretch.steps, 1)
         for group in [] if isinstance(found, Unavailable) else found.groups:
-            row = sums.setdefault(group.words, [0, 0, 0, 0])
+            row = sums.setdefault(group.label, [0, 0, 0, 0])
             row[at] += round(group.idle_ns / per)
             row[2 + at] += group.calls
     steps = [max(stretch.steps, 1) for stretch in stretches]
     changes = [
-        Change(words, row[0], row[1], row[2] / steps[0], row[3] / steps[1])
-        for words, row in sums.items()
+        Change(label, row[0], row[1], row[2] / steps[0], row[3] / steps[1])
+        for label, row in sums.items()
     ]
     return tuple(sorted(changes, key=lambda each: (-abs(each.change_ns), each.name)))
 

@@ -275,18 +275,18 @@ EVERY: tuple[Advice, ...] = (
 def advice_on(cause: str, facts: Facts) -> str:
     """What to do about a cause of idle time, or about a part of the host's time.
 
-    Of each group the first advice that the trace supports.
+    Contains the first advice of each group that the trace supports; "" if there is none.
     """
-    said = []
+    sentences = []
     for group in _OF.get(cause, ()):
         chosen = next((advice for advice in group if advice.applies(facts)), None)
         if chosen is not None:
             taken, given = facts.allocations if "{" in chosen.text else (0, 0)
-            said.append(chosen.text.format(taken=taken, given=given))
-    return " ".join(said)
+            sentences.append(chosen.text.format(taken=taken, given=given))
+    return " ".join(sentences)
 
 
 def _steadily(times: Numbers) -> bool:
-    """Whether at least half of the time is left without the few longest."""
+    """Whether the few longest times take at most half of the total time."""
     longest = np.sort(times)[::-1][:_ONCE]
     return 2 * int(longest.sum()) <= int(times.sum()) and len(times) > _ONCE

@@ -29,9 +29,9 @@ class Awaited:
 
     stream: int
     row: int
-    """The device event; -1 when the trace does not tell which it was."""
+    """The row of the device event; -1 if the trace does not show which event it was."""
 
-    def words(self, trace: Trace) -> str:
+    def label(self, trace: Trace) -> str:
         """The stream, and what ran on it."""
         if self.row < 0:
             return f"stream {self.stream}"
@@ -39,7 +39,10 @@ class Awaited:
 
 
 class SyncEvents:
-    """Looks up waits; of a trace without such events, nothing is known."""
+    """Looks up the events of category `cuda_sync`, which say what a call or a stream waited for.
+
+    The methods return None for everything if the trace has no such events.
+    """
 
     __slots__ = ("_call_of", "_device", "_kind", "_on", "_record", "_rows", "_stream", "_trace")
 

@@ -79,24 +79,27 @@ class Pattern:
     least_ns: int
     most_ns: int
     every_ns: int | None
-    """From one to the next, where they come at even distances; None for fewer than three."""
+    """The distance of the gaps if they are evenly spaced and at least three, otherwise None."""
     one_a_step: bool
-    """Whether they come at the distance of the steps."""
+    """Whether the gaps are as far apart as the steps."""
     issued: tuple[int, int, int]
-    """How often the launch of what came next was issued before the gap, later, or is unknown."""
+    """The number of gaps whose next launch was issued before the gap, was issued later, or is
+    unknown."""
     delay_ns: int | None
-    """Of the longest: from the launch's end to the begin on the device; None where unknown."""
-    told_by: str | None
-    """The call before the launch of the longest that lets its stream wait for another one."""
+    """For the longest gap: from the end of the next launch to the start of its work on the device;
+    None if unknown."""
+    stream_wait: str | None
+    """The call before the launch after the longest gap that lets its stream wait for another
+    one."""
     host_call: str | None
-    """The call in which a thread of the host was for at least half of most of the gaps."""
+    """The call in which a thread of the host spent at least half of most of the gaps."""
     host_gaps: int
-    """In how many of those that were looked at."""
+    """The number of examined gaps for which this is true."""
     host_call_ns: int | None
-    """How much of the longest of these gaps it took."""
+    """The time that this call took in the longest of these gaps."""
     host_operator: str | None
     host_annotation: str | None
-    """The innermost around that call, or around the host's other work."""
+    """The innermost annotation around that call, or around the host's other work."""
     line: str | None
     evidence: tuple[Evidence, ...]
 
@@ -116,7 +119,7 @@ class Pattern:
             launched_later=later,
             launch_unknown=unknown,
             begun_after_launch_ns=self.delay_ns,
-            stream_wait=self.told_by,
+            stream_wait=self.stream_wait,
             host_call=self.host_call,
             host_call_in_gaps=self.host_gaps,
             host_call_ns=self.host_call_ns,
@@ -210,7 +213,7 @@ def _pattern(
             int((issued == UNKNOWN).sum()),
         ),
         delay_ns=None if call < 0 else max(int(gaps.end_ns[longest] - events.end_ns[call]), 0),
-        told_by=_told_by(where, call),
+        stream_wait=_stream_wait_before(where, call),
         host_call=name(host) if host >= 0 else None,
         host_gaps=host_gaps,
         host_call_ns=host_ns if host >= 0 else None,
@@ -241,23 +244,23 @@ def _host(where: CallSites, gaps: Gaps, some: Rows) -> tuple[int, int, int]:
     return row, time, len(most)
 
 
-def _told_by(where: CallSites, call: int) -> str | None:
-    """The call that lets a stream wait, if it comes after the launch before a launch."""
+def _stream_wait_before(where: CallSites, call: int) -> str | None:
+    """The call that lets a stream wait, if no other launch comes between it and `call`."""
     if call < 0:
         return None
     before = where.calls_before(call)
-    name = where.trace.names
+    names = where.trace.names
     for row in before[::-1].tolist():
-        said = name[int(where.trace.events.name[row])]
-        if _STREAM_WAIT.search(said):
-            return said
-        if _LAUNCHES.search(said):
+        name = names[int(where.trace.events.name[row])]
+        if _STREAM_WAIT.search(name):
+            return name
+        if _LAUNCHES.search(name):
             return None
     return None
 
 
 def _every(begin_ns: Numbers) -> int | None:
-    """The distance of gaps that come at even distances."""
+    """The distance in ns of gaps that are evenly spaced; None if they are not."""
     distances = np.diff(np.sort(begin_ns))
     if len(distances) < 2:
         return None

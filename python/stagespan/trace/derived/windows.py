@@ -52,7 +52,7 @@ class BaseWindow:
         return self.end_ns - self.begin_ns
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         """What it is, for headings and after "of": "the step", "the 5 steps", "the trace"."""
         if self.steps == 0:
             return "the trace"
@@ -62,7 +62,7 @@ class BaseWindow:
     def whose(self) -> str:
         """The same with its length: "the step's 382.536 ms"."""
         ending = "'" if self.steps > 1 else "'s"
-        return f"{self.words}{ending} {in_words(self.whole_ns, 'ns')}"
+        return f"{self.label}{ending} {in_words(self.whole_ns, 'ns')}"
 
     def figures(self) -> BaseFigures:
         """For JSON."""

@@ -227,7 +227,7 @@ def summarise(
     windows = steps_of(trace)
     devices = device_times(trace)
     judged = verdict.analyze(trace)
-    said = judged if isinstance(judged, Verdict) else None
+    overall = judged if isinstance(judged, Verdict) else None
     return RankSummary(
         path=str(path),
         rank=rank,
@@ -246,8 +246,8 @@ def summarise(
         device=together(devices.values()) if devices else None,
         usage=usage_of(trace, window, stages),
         collectives=collectives(trace, transits(known)),
-        verdict=None if said is None else said.verdict,
-        verdict_sentence=None if said is None else said.sentence,
+        verdict=None if overall is None else overall.verdict,
+        verdict_sentence=None if overall is None else overall.sentence,
         least_ranks=least_ranks(trace, documents),
         pipeline_stage=None if files is None else files.pipeline_stage,
         incomplete=trace.incomplete,

@@ -355,7 +355,7 @@ def test_a_host_blocked_in_one_copy(traces: Path) -> None:
     pattern = found.patterns[0]
     assert (pattern.host_call, pattern.host_operator) == ("hipMemcpyWithStream", "aten::copy_")
     assert 463.0 * MS < (pattern.host_call_ns or 0) < 463.1 * MS
-    assert pattern.told_by == "hipStreamWaitEvent"
+    assert pattern.stream_wait == "hipStreamWaitEvent"
     assert "cuda_graph_runner.py(276)" in (pattern.line or "")
     assert "hipMemcpyWithStream" in [each.event for each in finding.evidence]
 

@@ -80,7 +80,7 @@ def test_waits_are_named_by_operator_and_line(traces: Path) -> None:
     # WHEN the calls are listed
     waits = [group for group in resnet.groups if group.cause == causes.SYNCHRONISATION]
     # THEN operator, call and line are known
-    assert bert.groups[0].words == (
+    assert bert.groups[0].label == (
         "aten::is_nonzero (cudaStreamSynchronize), transformers/modeling_attn_mask_utils.py(429):"
         " _prepare_4d_attention_mask_for_sdpa"
     )
