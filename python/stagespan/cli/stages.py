@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from stagespan.signature.describe import describe, printable
-from stagespan.signature.kinds import holds_text
+from stagespan.signature.kinds import contains_text
 from stagespan.signature.model import SignatureFile, StageSignature
 
 _MOST_NAMED = 8
@@ -64,7 +64,7 @@ def _about_text(file: SignatureFile) -> str:
 
 
 def _holds_text(signature: StageSignature) -> bool:
-    return holds_text([*signature.arguments.values(), signature.output])
+    return contains_text([*signature.arguments.values(), signature.output])
 
 
 def _inputs(signature: StageSignature) -> str:

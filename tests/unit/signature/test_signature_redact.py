@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import preloaded
 from stagespan.signature import capture
 from stagespan.signature.key import key_of
-from stagespan.signature.kinds import holds_text
+from stagespan.signature.kinds import contains_text
 from stagespan.signature.model import StageSignature
 
 SECRET = "a secret prompt"
@@ -76,7 +76,7 @@ def test_content_is_left_out_and_structure_is_kept(
     # THEN nothing of the content is left
     assert "secret" not in json.dumps(redacted)
     assert SECRET.encode().hex() not in json.dumps(redacted)
-    assert (holds_text(redacted), holds_text(whole)) == (False, True)
+    assert (contains_text(redacted), contains_text(whole)) == (False, True)
     # and it is the same form of input
     assert key_of({"x": redacted}) == key_of({"x": whole})
 
@@ -115,7 +115,7 @@ def test_any_value_has_one_key_and_no_text_when_redacted(value: Any) -> None:
         patch.setenv("STAGESPAN_REDACT", "none")
         whole = capture(value)
     assert key_of({"x": redacted}) == key_of({"x": whole})
-    assert not holds_text(redacted)
+    assert not contains_text(redacted)
 
 
 @pytest.mark.usefixtures("redacting")

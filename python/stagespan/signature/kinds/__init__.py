@@ -1,9 +1,9 @@
-"""The kinds of values that signatures describe: one class a kind, with all that is done with it.
+"""The kinds of values that signatures describe, with one class for each kind.
 
 To add a kind, write its class in one of these modules, add it to the ``KINDS`` of that module, and
-give the test of all kinds an example. The first kind that holds a value captures it; a kind is
-found again by the ``$type`` of its node. Files are not trusted: `Kind.describe` and `Kind.parts`
-accept any content, and `Kind.build` raises an exception for a wrong one. Does not import torch.
+add an example to the test of all kinds. The first kind that matches a value captures it. The
+``$type`` of a node names its kind. Files are not trusted: `Kind.describe` and `Kind.parts` accept
+any content, and `Kind.build` raises an exception if the content is wrong. Does not import torch.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ KINDS = (
     *scalars.KINDS,
     *objects.LAST,
 )
-"""All kinds. The first one that holds a value captures it."""
+"""All kinds. The first one that matches a value captures it."""
 
 register(KINDS, tensors.TENSOR)
 
-__all__ = ["KINDS", "Kind", "holds_text", "kind_for", "kind_of", "tensors_of"]
+__all__ = ["KINDS", "Kind", "contains_text", "kind_for", "kind_of", "tensors_of"]
 
 
 def kind_for(value: Any) -> Kind | None:
-    """The kind that captures a value; None if the value cannot be made again."""
-    return next((kind for kind in KINDS if kind.holds(value)), None)
+    """Return the kind that captures a value; None if no kind can create the value again."""
+    return next((kind for kind in KINDS if kind.matches(value)), None)
 
 
-def holds_text(node: Any) -> bool:
-    """Whether a node has the content of strings, bytes or paths in it; keys do not count."""
+def contains_text(node: Any) -> bool:
+    """Whether a node contains the content of strings, bytes or paths; keys do not count."""
     if isinstance(node, str):
         return bool(node)
     kind = kind_of(node)
-    if kind.text is not None and holds_text(node.get(kind.text)):
+    if kind.user_text is not None and contains_text(node.get(kind.user_text)):
         return True
-    return any(holds_text(part) for _, part in kind.parts(node, ""))
+    return any(contains_text(part) for _, part in kind.parts(node, ""))
 
 
 def tensors_of(arguments: dict[str, Any]) -> Iterator[tuple[str, Node]]:
-    """Pairs of path and node, of tensors and numpy arrays, in the order of the arguments."""
+    """Yield (path, node) of each tensor and numpy array, in the order of the arguments."""
     for path, node in arguments.items():
         yield from _tensors_below(node, path)
 

@@ -1,4 +1,4 @@
-"""What every kind of value has in common, and the kinds that are plain JSON in a signature."""
+"""The base class of all kinds of values, and the kinds that are plain JSON in a signature."""
 
 from __future__ import annotations
 
@@ -18,63 +18,70 @@ if TYPE_CHECKING:
 Node = dict[str, Any]
 
 MAX_ITEMS = 256
-"""A longer list keeps its length and its first items."""
+"""The most items of a list that are captured; a longer list keeps its length and first items."""
 _MAX_INT_BITS = 1024
-_LONGEST = 1 << 24  # of a list or text that a file asks for
+_LONGEST = 1 << 24  # the greatest length of a list or text that a file may request
 
 
 class Kind:
-    """A kind of value: how it is captured, made again, written into a script, and shown."""
+    """A kind of value: how it is captured, created again, written into a script, and described."""
 
     name: str | None = None
     """The ``$type`` of its nodes; None for values that are plain JSON."""
-    words: tuple[str, ...] = ("class", "name", "value", "length")
-    """Parts of the node that belong to the form of a value as they are."""
-    text: str | None = None
-    """Part of the node that can be text of the user."""
+    exact: tuple[str, ...] = ("class", "name", "value", "length")
+    """Keys of the node whose values go into the key of a signature unchanged."""
+    user_text: str | None = None
+    """The key of the node whose value can be text of the user."""
     helpers: tuple[Callable[..., Any], ...] = ()
-    """Functions that `source` calls, in addition to those of `stagespan.signature.values`. Scripts
-    contain their text, so they import what they need themselves, torch apart."""
+    """Functions that the code from `source` calls, in addition to those of
+    `stagespan.signature.values`. Scripts contain their source, so each of them must import what it
+    needs, except torch."""
 
-    def holds(self, value: Any) -> bool:
-        """Whether the kind captures this value. The kinds before it did not."""
+    def matches(self, value: Any) -> bool:
+        """Whether this kind captures the value. No earlier kind in ``KINDS`` matched it."""
         return False
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
-        """The node of a value; nodes of the values within it come from ``to.node``."""
+        """Return the node of a value. ``to.node`` returns the nodes of the values inside it."""
         return unreplayable(value)
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:
-        """A value made from a node; the values within it come from ``mock.build``."""
+        """Return a value created from a node. ``mock.build`` creates the values inside it.
+
+        Raises an exception if the node is not valid.
+        """
         raise NotImplementedError
 
     def source(self, node: Any, path: str) -> Source:
-        """Python source that makes the value; ``mock`` is its name for a `MockInputs`."""
+        """Return Python source that creates the value; in it, ``mock`` is a `MockInputs`."""
         raise NotImplementedError
 
     def describe(self, node: Any, depth: int) -> str:
-        """The node in a few words."""
+        """Return a short text about the node. ``depth`` is the number of values around it."""
         found = (node[k] for k in ("value", "device", "size", "class") if k in node)
         return short(f"{node[TYPE]} {next(found, '')}".strip())
 
     def parts(self, node: Any, path: str) -> Iterator[tuple[str, Any]]:
-        """Nodes of the values within a value, with their paths."""
+        """Yield (path, node) of each value inside the value."""
         return iter(())
 
     def form(self, node: Any, sizes: bool) -> list[str]:
-        """What counts for the key of a signature; without ``sizes`` for that of a family."""
+        """Return what distinguishes the value in the key of its signature.
+
+        Without ``sizes``, the result omits sizes, as the key of a family of signatures does.
+        """
         found = [f"{{{node.get(TYPE) or ''}"]
         for name, item in node.items():
             if name != TYPE:
                 found.append(name)
-                found += [str(item)] if name in self.words else form_of(item, sizes)
+                found += [str(item)] if name in self.exact else form_of(item, sizes)
         return found
 
 
 class _Scalar(Kind):
-    """Numbers, strings, booleans and None, which are nodes themselves; also their subclasses."""
+    """Numbers, strings, booleans, None, and instances of their subclasses, which are plain JSON."""
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, (int, float))
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -99,7 +106,7 @@ class _Scalar(Kind):
 class _List(Kind):
     """A list of up to `MAX_ITEMS` items."""
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, list) and len(value) <= MAX_ITEMS
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -122,9 +129,9 @@ class _List(Kind):
 
 
 class _Plain(Kind):
-    """A dictionary whose keys are strings, and mean nothing in a signature."""
+    """A dictionary whose keys are strings without a special meaning in a signature."""
 
-    words = ()
+    exact = ()
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:
         return {key: mock.build(item, f"{path}.{key}") for key, item in node.items()}
@@ -141,7 +148,7 @@ class _Plain(Kind):
 
 
 class _Unreplayable(Kind):
-    """A value that cannot be made again: only its type is known."""
+    """A value that cannot be created again, because its signature contains only its type."""
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:
         reason = f" ({node['reason']})" if "reason" in node else ""
@@ -161,7 +168,7 @@ class _Unreplayable(Kind):
 
 
 class _Unknown(Kind):
-    """A kind that a later stagespan writes."""
+    """A kind that this version does not know, written by a later version of stagespan."""
 
     def build(self, node: Any, path: str, mock: Builder) -> Any:
         shown = node.get("value", node[TYPE])
@@ -181,13 +188,13 @@ _of_tensors: list[Kind] = []
 
 
 def register(kinds: Iterable[Kind], tensor: Kind) -> None:
-    """Make the kinds known by their names; ``tensor`` is that of nodes with a shape and a dtype."""
+    """Register kinds by their names; ``tensor`` is the kind of nodes with a shape and a dtype."""
     _by_name.update({kind.name: kind for kind in kinds if kind.name is not None})
     _of_tensors[:] = [tensor]
 
 
 def kind_of(node: Any) -> Kind:
-    """The kind of a node, whatever a file contains."""
+    """Return the kind of a node, which can be any JSON value."""
     if isinstance(node, list):
         return PLAIN_LIST
     if not isinstance(node, dict):
@@ -203,22 +210,22 @@ def kind_of(node: Any) -> Kind:
 
 
 def source_of(node: Any, path: str) -> Source:
-    """Python source that makes the value of a node; ``mock`` is its name for a `MockInputs`."""
+    """Return Python source that creates the value of a node; in it, ``mock`` is a `MockInputs`."""
     return kind_of(node).source(node, path)
 
 
 def form_of(node: Any, sizes: bool) -> list[str]:
-    """What of a node counts for the key of a signature."""
+    """Return what distinguishes the value of a node in the key of a signature (`Kind.form`)."""
     return kind_of(node).form(node, sizes)
 
 
 def describe_node(node: Any, depth: int) -> str:
-    """A node in a few words."""
+    """Return a short text about a node."""
     return kind_of(node).describe(node, depth)
 
 
 def unreplayable(value: object, reason: str | None = None) -> Node:
-    """The node of a value that cannot be made again from its signature."""
+    """Return the node of a value that cannot be created again from its signature."""
     node = {UNREPLAYABLE: type_name(value)}
     if reason is not None:
         node["reason"] = reason
@@ -226,42 +233,42 @@ def unreplayable(value: object, reason: str | None = None) -> Node:
 
 
 def type_name(value: object) -> str:
-    """``package.module.Type`` of a value; built-in types have no package."""
+    """Return ``package.module.Type`` of a value, or ``Type`` if the type is built-in."""
     kind = type(value)
     module = kind.__module__
     return kind.__qualname__ if module == "builtins" else f"{module}.{kind.__qualname__}"
 
 
 def class_path(kind: type) -> str:
-    """``package.module:Outer.Inner``, from which a replay finds a class again."""
+    """Return ``package.module:Outer.Inner``, by which a replay finds the class."""
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def float_node(value: float) -> Any:
-    """The node of a number."""
+    """Return the node of a floating-point number."""
     return value if math.isfinite(value) else {TYPE: "float", "value": str(value)}
 
 
 def integer_node(value: int) -> Any:
-    """The node of an integer."""
+    """Return the node of an integer."""
     if value.bit_length() > _MAX_INT_BITS:
         return unreplayable(value, f"{value.bit_length()} bits, more than {_MAX_INT_BITS}")
     return value
 
 
 def top(path: str) -> str:
-    """The argument's name in the path of a value within it."""
+    """Return the name of the argument from the path of a value inside it."""
     return path.partition(".")[0].partition("[")[0]
 
 
 def sequence_source(nodes: Any, path: str, opening: str, closing: str) -> Group:
-    """Source of several values between brackets."""
+    """Return source that creates several values between brackets."""
     items = [("", source_of(node, f"{path}[{index}]")) for index, node in enumerate(list(nodes))]
     return Group(opening, items, closing, opening == "(" and len(items) == 1)
 
 
 def items_text(opening: str, nodes: Any, closing: str, depth: int) -> str:
-    """Several nodes in a few words."""
+    """Return a short text about several nodes."""
     if not isinstance(nodes, list) or depth >= 2 or len(nodes) > 4:
         count = len(nodes) if isinstance(nodes, list) else "?"
         return f"{opening}{count} values{closing}"
@@ -269,7 +276,7 @@ def items_text(opening: str, nodes: Any, closing: str, depth: int) -> str:
 
 
 def pairs_text(opening: str, nodes: Any, closing: str, depth: int) -> str:
-    """Named nodes in a few words."""
+    """Return a short text about nodes with names."""
     if not isinstance(nodes, dict) or depth >= 2 or len(nodes) > 6:
         count = len(nodes) if isinstance(nodes, dict) else "?"
         return f"{opening}{count} values{closing}"
@@ -278,12 +285,12 @@ def pairs_text(opening: str, nodes: Any, closing: str, depth: int) -> str:
 
 
 def short(text: str) -> str:
-    """The beginning of a text."""
+    """Return the text, or its beginning and "..." if it is longer than 60 characters."""
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def list_of(node: Node, key: str) -> list[Any]:
-    """A part of a node that must be a list. Raises ValueError if it is not."""
+    """Return an entry of a node that must be a list. Raises ValueError if it is not."""
     found = node[key]
     if not isinstance(found, list):
         raise ValueError(f"{key!r} is not a list")
@@ -291,13 +298,13 @@ def list_of(node: Node, key: str) -> list[Any]:
 
 
 def items_of(node: Node, key: str) -> list[Any]:
-    """A part of a node if it is a list, else an empty list."""
+    """Return an entry of a node if it is a list, otherwise an empty list."""
     found = node.get(key)
     return found if isinstance(found, list) else []
 
 
 def length_of(node: Node) -> int:
-    """The length of a long list or text. Raises ValueError if it is invalid."""
+    """Return the length of a long list or text. Raises ValueError if it is not valid."""
     length = node["length"]
     if type(length) is not int or not 0 <= length <= _LONGEST:
         raise ValueError(f"length {length!r} is not a number from 0 to {_LONGEST}")
@@ -305,6 +312,6 @@ def length_of(node: Node) -> int:
 
 
 def torch_module() -> Any:
-    """The module torch, or None if it is not loaded."""
+    """Return the module torch, or None if it has not been imported."""
     torch = imports.loaded("torch")
     return torch if hasattr(torch, "Tensor") else None

@@ -35,7 +35,7 @@ MAX_ENTRIES = 1024
 class _Tuple(Kind):
     name = "tuple"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, tuple) and len(value) <= MAX_ITEMS
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -59,7 +59,7 @@ class _LongList(_Tuple):
 
     name = "list"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, (list, tuple)) and len(value) > MAX_ITEMS
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -84,7 +84,7 @@ class _LongList(_Tuple):
 class _Set(_Tuple):
     name = "set"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, (set, frozenset))
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -107,7 +107,7 @@ class _Dict(Kind):
 
     name = "dict"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, dict)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -162,7 +162,7 @@ class _UserDict(Kind):
 
     name = "userdict"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, collections.UserDict)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:

@@ -31,7 +31,7 @@ class _Dataclass(Kind):
     name = "dataclass"
     maker = "instance"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -61,7 +61,7 @@ class _Dataclass(Kind):
 class _NamedTuple(_Dataclass):
     name = "namedtuple"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         names = getattr(type(value), "_fields", None)
         return isinstance(value, tuple) and isinstance(names, tuple) and len(names) == len(value)
 
@@ -75,7 +75,7 @@ class _Object(_Dataclass):
     name = "object"
     maker = "plain_object"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         torch = torch_module()
         attributes = getattr(value, "__dict__", None)
         return (
@@ -100,7 +100,7 @@ class _Class(Kind):
 
     name = "class"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, type)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -118,7 +118,7 @@ class _Class(Kind):
 class _Enum(Kind):
     name = "enum"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, enum.Enum)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:

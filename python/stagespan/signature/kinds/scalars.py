@@ -40,9 +40,9 @@ class _Text(_Leaf):
     """A string that is long, or left out because of STAGESPAN_REDACT."""
 
     name = "str"
-    text = "text"
+    user_text = "text"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, str)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -83,7 +83,7 @@ class _Float(_Leaf):
 class _Complex(Kind):
     name = "complex"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, complex)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -98,9 +98,9 @@ class _Complex(Kind):
 
 class _Path(_Leaf):
     name = "path"
-    text = "value"
+    user_text = "value"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, pathlib.PurePath)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -127,9 +127,9 @@ class _Path(_Leaf):
 
 class _Bytes(_Leaf):
     name = "bytes"
-    text = "hex"
+    user_text = "hex"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, (bytes, bytearray))
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -154,7 +154,7 @@ class _Bytes(_Leaf):
 class _Range(Kind):
     name = "range"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, range)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -170,7 +170,7 @@ class _Range(Kind):
 class _Slice(Kind):
     name = "slice"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return isinstance(value, slice)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
@@ -192,7 +192,7 @@ class _Image(Kind):
 
     name = "image"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         return type(value).__module__.partition(".")[0] == "PIL" and hasattr(value, "mode")
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class _Tensor(Kind):
     """A tensor of torch in one piece of memory."""
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         torch = torch_module()
         return torch is not None and isinstance(value, torch.Tensor)
 
@@ -79,10 +79,10 @@ class _Sparse(Kind):
     """A sparse tensor: how many elements each row has is kept, their columns are not."""
 
     name = "torch.sparse"
-    words = ("layout",)
+    exact = ("layout",)
     LAYOUTS = ("sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         torch = torch_module()
         if torch is None or not isinstance(value, torch.Tensor):
             return False
@@ -152,9 +152,9 @@ class _Nested(Kind):
     """A nested tensor: its tensors, or all rows in one tensor with offsets (layout jagged)."""
 
     name = "torch.nested"
-    words = ("layout", "dim")
+    exact = ("layout", "dim")
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         torch = torch_module()
         if torch is None or not isinstance(value, torch.Tensor):
             return False
@@ -210,7 +210,7 @@ class _TorchName(Kind):
         self.name = f"torch.{name}"
         self._type = name
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         torch = torch_module()
         return torch is not None and isinstance(value, getattr(torch, self._type))
 
@@ -230,7 +230,7 @@ class _TorchName(Kind):
 class _TorchDevice(Kind):
     name = "torch.device"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         torch = torch_module()
         return torch is not None and isinstance(value, torch.device)
 
@@ -249,7 +249,7 @@ class _TorchGenerator(Kind):
 
     name = "torch.Generator"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         torch = torch_module()
         return torch is not None and isinstance(value, torch.Generator)
 
@@ -269,7 +269,7 @@ class _Array(Kind):
 
     name = "ndarray"
 
-    def holds(self, value: Any) -> bool:
+    def matches(self, value: Any) -> bool:
         numpy = imports.loaded("numpy")
         return numpy is not None and isinstance(value, (numpy.ndarray, numpy.generic))
 
