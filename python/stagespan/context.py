@@ -1,8 +1,8 @@
-"""Contexts, switches, and the hooks through which higher packages take part in stages.
+"""Contexts, switches, and the hooks through which higher packages run code around stages.
 
-The objects of the hot path come from the extension. Python code runs around a stage only if a hook
-wants to take part: in debug mode, for stages that are named for the profiler, with
-`capture_memory`, and on accelerators.
+The objects of the hot path come from the extension. Python code runs around a stage only if hooks
+are called: in debug mode, for stages that are named for the profiler, with `capture_memory`, and on
+accelerators.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _log = logging.getLogger("stagespan")
 class Call:
     """One run of a stage, as hooks see it.
 
-    `function`, `args` and `kwargs` are None, () and {} for a `with` block. `result` is MISSING
-    until the call has returned, if a block named no output, and if the call raised an exception.
-    `begin_ns` and `end_ns` are Unix time and known in `exit` only.
+    For a `with` block, `function` is None, `args` is () and `kwargs` is {}. `result` is MISSING
+    before the call has returned, if the call raised an exception, and for a block without an
+    output. `begin_ns` and `end_ns` are Unix times; they are 0 until `Hook.exit` runs.
     """
 
     __slots__ = (
@@ -70,29 +70,32 @@ class Call:
         self.end_ns = 0
         self.flags = 0
         self.peak_bytes: int | None = None
-        """Peak of an accelerator's memory during the call, for its log line."""
+        """Peak of an accelerator's memory during the call, for its log line; None if unknown."""
         self.state: dict[str, Any] = {}
         self.hooks: list[Hook] = []
 
 
 class Hook(Protocol):
-    """Code of a higher package around a stage. An exception in it is counted and warned of once."""
+    """Code of a higher package that runs around a stage.
+
+    If it raises an exception, the exception is counted, and the first one is logged.
+    """
 
     @property
     def name(self) -> str:
         """Unique name of the hook."""
 
     def wants(self, call: Call) -> bool:
-        """Return whether this hook takes part in the call."""
+        """Return whether the other methods are called for this call."""
 
     def enter(self, call: Call) -> None:
-        """Act before the clock starts."""
+        """Run before the clock starts."""
 
     def leave(self, call: Call) -> None:
-        """Act when the stage is done, before the clock stops."""
+        """Run when the stage has finished, before the clock stops."""
 
     def exit(self, call: Call) -> None:
-        """Act after the clock has stopped, with the result or the error known."""
+        """Run after the clock has stopped, when the result or the error is known."""
 
 
 _hooks: dict[str, Hook] = {}
@@ -103,10 +106,10 @@ _warned = False
 
 
 def register_hook(hook: Hook, *, first: bool = False) -> None:
-    """Add a hook; `enter` runs in the order of registration, `leave` and `exit` in reverse.
+    """Add a hook, or replace the hook of the same name.
 
-    A hook replaces an earlier hook of the same name. With ``first`` a new hook comes before all
-    others.
+    `enter` runs in the order of registration, `leave` and `exit` in the reverse order. If ``first``
+    is True, a new hook comes before all others.
     """
     global _hooks
     if first and hook.name not in _hooks:
@@ -118,10 +121,13 @@ def register_hook(hook: Hook, *, first: bool = False) -> None:
 def lazy_hook(event: str, target: str) -> None:
     """Import `target` when `event` first occurs.
 
-    "package.module:Class" registers an object of this class as a hook. "package.module" is only
-    imported. Events: "debug" (a debug context runs), "profiled" (a stage is named for the
-    profiler), "memory" (an accelerator is in use, or a context captures memory), "service" (the
-    first context has finished, and its log line waits).
+    If `target` is "package.module:Class", an object of this class is registered as a hook. If it is
+    "package.module", the module is only imported. Events:
+
+    - "debug": a debug context runs
+    - "profiled": a stage is named for the profiler
+    - "memory": an accelerator is in use, or a context captures memory
+    - "service": the first context has finished, and its log line waits
     """
     _lazy[event].append(target)
 
@@ -129,8 +135,8 @@ def lazy_hook(event: str, target: str) -> None:
 def need(event: str) -> None:
     """Import the targets of `lazy_hook` that wait for `event`.
 
-    If a signal handler or a finalizer has interrupted such an import in this thread, this does
-    nothing: a stage that the handler runs is timed without those hooks.
+    Does nothing in a signal handler or a finalizer that has interrupted such an import in this
+    thread. A stage that the handler runs is then timed without these hooks.
     """
     if not _lazy[event] or imports.is_loading():
         return
@@ -140,7 +146,7 @@ def need(event: str) -> None:
             _load_hook(target)
         except Exception as error:
             if "partially initialized module" in str(error):
-                # An import of the application was interrupted; try again the next time.
+                # An import of the application is not finished, so try again the next time.
                 continue
             hook_failed(target, error)
         with contextlib.suppress(ValueError):
@@ -151,7 +157,7 @@ def _load_hook(target: str) -> None:
     module, _, name = target.partition(":")
     loaded = imports.load(module)
     if name:
-        # Several events can name one class, and threads can come here at the same time.
+        # Several events can name one class, and several threads can run this at the same time.
         register_hook(_lazily_made.setdefault(target, getattr(loaded, name)()))
 
 
@@ -218,7 +224,7 @@ def _exit(
     call.span_id, call.begin_ns, call.end_ns = span_id, begin_ns, end_ns
     for hook in reversed(call.hooks):
         _run(hook, hook.exit, call)
-    # Only the flags are kept: timing a stage must not keep its data alive.
+    # Drop all data of the call, so that timing a stage does not keep its data alive.
     call.args, call.kwargs, call.inputs, call.result, call.error = (), {}, None, MISSING, None
     return call.flags
 
@@ -247,13 +253,13 @@ _switched: list[Callable[[], None]] = []
 
 
 def on_switch(callback: Callable[[], None]) -> None:
-    """Call `callback` now, and whenever the recorder or debug mode was switched."""
+    """Call `callback` now, and after each switch of the recorder or of debug mode."""
     _switched.append(callback)
     callback()
 
 
 debug_switched: list[Callable[[bool], None]] = []
-"""Called when debug mode was switched, after the core."""
+"""Functions that are called with the new state after debug mode was switched in the core."""
 
 
 def enable() -> None:

@@ -1,7 +1,8 @@
-"""Spans as decorators: plain functions become new plain functions, other callables C callables.
+"""Spans as decorators.
 
-The new function shares everything with the original except its identity. It can be timed while
-other references to the original are not. How it is timed depends on the version of Python:
+The result for a plain function is a new plain function, which shares everything with the original
+except its identity. The original stays untimed. The result for other callables is a C callable.
+How the new function is timed depends on the version of Python:
 
 - 3.12 and later: `_core.time_function` intercepts its calls. The function does not change.
 - 3.10 and 3.11: a trampoline replaces its `__code__` while it is timed. Always-on contexts around
@@ -31,7 +32,7 @@ _log = logging.getLogger("stagespan")
 
 
 class _Timed:
-    """The data about a new function, without any reference to the function."""
+    """What is known about a decorated function, without a reference to the function."""
 
     __slots__ = ("codes", "spans")
 
@@ -39,19 +40,20 @@ class _Timed:
         self.spans = spans
         """The spans of all stacked decorators, innermost first."""
         self.codes: dict[tuple[int, tuple[Span, ...]], CodeType] = {}
-        """Trampolines by the id of the code below and by spans, so that switches reuse them."""
+        """Trampolines by the id of the original code and by spans, so that switches reuse them."""
 
     def code(self, plain: CodeType, qualname: str, spans: tuple[Span, ...]) -> CodeType:
-        known = self.codes.get((id(plain), spans))
-        if known is None:
-            made = plain
+        """Return the code that times ``plain`` by ``spans``, the innermost first."""
+        cached = self.codes.get((id(plain), spans))
+        if cached is None:
+            timed = plain
             for span in spans:
-                made = trampoline.timed_code(made, qualname, trampoline.key_of(span))
-            known = self.codes.setdefault((id(plain), spans), made)
-        return known
+                timed = trampoline.timed_code(timed, qualname, trampoline.key_of(span))
+            cached = self.codes.setdefault((id(plain), spans), timed)
+        return cached
 
     def active(self) -> tuple[Span, ...]:
-        """Return the spans that time the function in the current state of the switches."""
+        """Return the spans that time the function while the switches are as they are now."""
         if not _core.is_enabled():
             return ()
         if _core.is_debug():
@@ -63,19 +65,20 @@ _functions: weakref.WeakKeyDictionary[FunctionType, _Timed] = weakref.WeakKeyDic
 
 
 def decorate(span: Span, function: _F) -> _F:
-    """Return a callable of the same kind as `function` whose calls `span` times.
+    """Return a callable that calls `function`, timed by `span`.
 
     The result for a plain function is a plain function. Bound methods, `functools.partial`,
     classmethods and staticmethods keep their type. The result for any other callable is a C
-    callable. Raises TypeError for a class, a property, and an object that cannot be called.
+    callable. Raises TypeError if `function` is a class or a property, or cannot be called.
     """
     return cast(_F, _decorate(span, function))
 
 
 def follow_switches() -> None:
-    """Time the decorated functions, or stop timing them, after a switch has changed."""
-    # Without a lock, because a signal handler that decorates a function would wait for it. `_apply`
-    # checks the switches again, and each function is in the table before its first check.
+    """Start or stop timing the decorated functions after a switch has changed."""
+    # There is no lock, because a signal handler that decorates a function would wait for it
+    # forever. Instead, `_apply` checks the switches again after it has applied them, and each
+    # function is in the table before its first check.
     for reference in _functions.keyrefs():
         function = reference()
         timed = None if function is None else _functions.get(function)
@@ -84,7 +87,7 @@ def follow_switches() -> None:
 
 
 def contexts_of(function: object) -> tuple[Span, ...]:
-    """Return the contexts that decorate a callable, innermost first."""
+    """Return the spans that decorate a callable, innermost first."""
     if type(function) is FunctionType:
         return _spans_of(function)
     if isinstance(function, (classmethod, staticmethod, MethodType)):
@@ -114,11 +117,11 @@ def _decorate(span: Span, function: Any) -> Any:
     if type(function) is functools.partial and isinstance(
         function.func, (FunctionType, MethodType)
     ):
-        made = functools.partial(
+        partial = functools.partial(
             _decorate(span, function.func), *function.args, **function.keywords
         )
-        vars(made).update(vars(function))
-        return made
+        vars(partial).update(vars(function))
+        return partial
     _refuse(span, function)
     call = type(function).__call__
     if type(call) is FunctionType and call.__code__.co_flags & _NOT_SYNCHRONOUS:
@@ -162,7 +165,8 @@ def _decorate_function(span: Span, function: FunctionType) -> Any:
 def fresh_function(function: FunctionType) -> FunctionType:
     """Return a new function that shares everything except its identity with `function`.
 
-    It has no `__wrapped__`, because it has the `__dict__` and the signature of the original.
+    It does not need `__wrapped__`, because it has the signature of the original. It also has the
+    same `__dict__`, so an attribute set on one of them appears on the other.
     """
     fresh = FunctionType(
         function.__code__,
@@ -187,19 +191,19 @@ def fresh_function(function: FunctionType) -> FunctionType:
 
 
 def decorated_function(target: Any) -> Any:
-    """Return the decorated function that a trampoline's `target` runs, or `target` itself.
+    """Return the decorated function to which a trampoline's `target` belongs, or `target` itself.
 
-    The target has only the code and the closure. The function also has defaults, attributes and
-    the data of `functools.wraps`, so only it has the signature that callers see.
+    The target has only the code and the closure. Only the function has the signature that callers
+    see, because it also has the defaults, the attributes and the data of `functools.wraps`.
     """
     if type(target) is not FunctionType:
         return target
-    known = _by_parts.get(_parts(target))
-    function = known() if known is not None else None
+    reference = _by_parts.get(_parts(target))
+    function = reference() if reference is not None else None
     return target if function is None else function
 
 
-# A trampoline creates its target at each call from the same parts: the code and the cells.
+# A trampoline creates a new target for each call, but always from the same code and cells.
 _by_parts: dict[tuple[int, ...], weakref.ref[FunctionType]] = {}
 
 
@@ -212,12 +216,12 @@ def _remember_parts(function: FunctionType) -> None:
     parts = _parts(function)
 
     def forget(gone: weakref.ref[FunctionType]) -> None:
-        # Runs before the parts are freed, and so before other objects can get their ids.
+        # This runs before the parts are freed, so other objects cannot have their ids yet.
         if _by_parts.get(parts) is gone:
             del _by_parts[parts]
 
-    known = _by_parts.get(parts)
-    if known is None or known() is not function:
+    reference = _by_parts.get(parts)
+    if reference is None or reference() is not function:
         _by_parts[parts] = weakref.ref(function, forget)
 
 
@@ -225,7 +229,7 @@ def _spans_of(function: FunctionType) -> tuple[Span, ...]:
     timed = _functions.get(function)
     if timed is not None:
         return timed.spans
-    # A copy of a function that was made while the function was timed.
+    # `function` may be a copy of a decorated function that was made while that was timed.
     return tuple(trampoline.spans[key] for key in trampoline.layers(function.__code__)[1])
 
 
@@ -233,8 +237,8 @@ def _apply(function: FunctionType, timed: _Timed) -> None:
     try:
         active = timed.active()
         _time_by(function, timed, active)
-        # Another thread, or a handler that interrupted this one, may have changed the switches
-        # meanwhile, and have been here first.
+        # Another thread, or a handler that interrupted this one, may have changed the switches and
+        # applied them in the meantime.
         while timed.active() != active:
             active = timed.active()
             _time_by(function, timed, active)

@@ -42,7 +42,7 @@ _on_exit: list[Callable[[], None]] = []
 
 
 class _Service:
-    """The state of one process; a forked child gets a new one."""
+    """The state of the background thread in one process; a forked child gets a new object."""
 
     def __init__(self) -> None:
         self.history: History[_core.Snapshot] = History()
@@ -92,14 +92,14 @@ class _Service:
             snapshot = _guarded(self._snapshot_if_due)
             if snapshot is not None:
                 spans = _spans_in(snapshot)
-                # While there are no new spans, sleep longer and longer, but at most a minute.
+                # While there are no new spans, double the sleep each time, up to a minute.
                 sleep_s = SPACING_S if spans != before else min(2 * sleep_s, _LONGEST_SLEEP_S)
                 before = spans
 
     def _snapshot_if_due(self) -> _core.Snapshot | None:
         now = _core.now_ns()
         last = self.history.nearest(now)
-        # The system's clock may have been set back meanwhile.
+        # `now - last.time_ns` is negative if the system's clock was set back in the meantime.
         if last is not None and 0 <= now - last.time_ns < 0.9 * SPACING_S * 1e9:
             return None
         snapshot = _core.snapshot()
@@ -107,9 +107,10 @@ class _Service:
         return snapshot
 
     def pause(self, timeout_s: float) -> bool:
-        """Prevent lines from being written until `resume`; False if that took too long.
+        """Prevent other threads from writing lines until `resume` is called.
 
-        Does not wait in a thread that is itself writing a line and was interrupted by a handler.
+        Returns False if the current line is not finished within ``timeout_s`` seconds. Does not
+        wait if this thread is itself writing a line and was interrupted by a handler.
         """
         return self._line.acquire(timeout=timeout_s)
 
@@ -120,16 +121,17 @@ class _Service:
     # --- the lines ------------------------------------------------------------------------------
 
     def drain(self, timeout_s: float = -1, *, everything: bool = False) -> bool:
-        """Write the lines of all runs that have finished; False if that took too long.
+        """Write the lines of all runs that have finished.
 
         Lines whose device time is pending wait for it, unless ``everything`` is True. Returns False
-        at once in a signal handler or finalizer that has interrupted this thread while it was
-        logging: the interrupted code writes the remaining lines.
+        if not all lines were written within ``timeout_s`` seconds; a negative number means no
+        limit. Also returns False, at once, in a signal handler or finalizer that has interrupted
+        this thread while it was logging; the interrupted code then writes the remaining lines.
         """
         if lines.is_mine(self._draining) or lines.is_in_handler() or forks.is_forking_here():
             return False
         until_s = time.monotonic() + timeout_s if timeout_s >= 0 else math.inf
-        # The last drain takes everything. If no device is timed, no line waits.
+        # If no device is timed, no line waits for a device time.
         is_last = everything and device.is_attached()
         try:
             if not self._draining.acquire(timeout=timeout_s):
@@ -147,7 +149,7 @@ class _Service:
                 self._write_lines(self._finished.popleft())
             return True
         finally:
-            # Even if an interrupt came between taking the lock and returning from `acquire`.
+            # An interrupt may have come between taking the lock and returning from `acquire`.
             if lines.is_mine(self._draining):
                 self._draining.release()
 
@@ -165,7 +167,7 @@ class _Service:
             self.write(record)
 
     def write(self, record: logging.LogRecord) -> None:
-        """Write a line; a fork waits for it, or it for the fork."""
+        """Write a line. A fork waits until it is written, and it waits until a fork is done."""
         until_s = time.monotonic() + _LONGEST_WAIT_FOR_FORKS_S
         # Locks are not fair: without this, a thread that forks would rarely get this one.
         while forks.is_forking_elsewhere() and time.monotonic() < until_s:
@@ -193,7 +195,7 @@ class _Service:
         with self._ending:
             self._stopping = True
             thread = self._thread
-            # One that another thread is starting at this moment ends by itself.
+            # A thread that another thread is starting at this moment ends by itself.
             is_started = thread is not None and thread.ident is not None
             if thread is not None and is_started and thread is not threading.current_thread():
                 _core.wake_service()
@@ -212,7 +214,10 @@ class _Service:
 
 
 def _guarded(callback: Callable[[], Any]) -> Any:
-    """Call, and count an exception instead of raising it, because no caller could handle it."""
+    """Call `callback` and return its result; count an exception and return None.
+
+    The exception is not raised, because the background thread has no caller to handle it.
+    """
     try:
         return callback()
     except Exception:
@@ -273,13 +278,13 @@ def on_tick(callback: Callable[[], None]) -> None:
 
 
 def tick_every(seconds: float) -> None:
-    """Have the background thread wake at least every ``seconds`` seconds."""
+    """Make the background thread wake at least every ``seconds`` seconds (0.05 or more)."""
     global _longest_sleep_s
     _longest_sleep_s = min(_longest_sleep_s, max(seconds, 0.05))
 
 
 def warn(message: str) -> None:
-    """Log a warning from the background thread, with the care that forks need."""
+    """Log a warning from the background thread, so that it cannot block a fork."""
     _service.write(lines.warning_line(message))
 
 
@@ -289,7 +294,7 @@ def on_exit(callback: Callable[[], None]) -> None:
 
 
 def exit_soon() -> None:
-    """Run the exit handler now, without waiting long for anything."""
+    """Run the exit handler now, waiting at most `termination.WRITING_S` seconds in total."""
     _service.exit(termination.WRITING_S)
 
 
