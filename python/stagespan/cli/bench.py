@@ -237,7 +237,7 @@ def _print_result(result: HarnessResult, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from stagespan.harness.replay import clock_change, spread
+    from stagespan.harness.replay import clock_change, profiled_line, spread
 
     timing = result.timing_ms
     table = Table(
@@ -273,9 +273,9 @@ def _print_result(result: HarnessResult, console: Console) -> None:
         _print_line(console, f"The times did not settle in {runs} warm-up iterations.")
     if timing["busy"]:
         _print_line(console, timing["busy"])
-    changed = clock_change(timing)
-    if changed:
-        _print_line(console, changed)
+    for sentence in (clock_change(timing), profiled_line(result.breakdown)):
+        if sentence:
+            _print_line(console, sentence)
     _print_line(console, result.fidelity["line"])
     if result.compile is not None:
         sentence = _compile_sentence(result.compile)

@@ -255,7 +255,13 @@ class StageBenchHarness:
             self.setup()
         replay, config = self._replay, self.config
         assert replay is not None
-        from stagespan.harness.replay import random_state_kept, spread, step_of, summary
+        from stagespan.harness.replay import (
+            profiled_ratio,
+            random_state_kept,
+            spread,
+            step_of,
+            summary,
+        )
         from stagespan.report.environment import machine
 
         with recorder_off(), random_state_kept(), self._failures("raised in its single step"):
@@ -276,6 +282,7 @@ class StageBenchHarness:
             raise HarnessError(printable(str(window.skipped)))
         with self._writing():
             compiled = None if first is None else write_first_call(first, self.output_path)
+        timing = summary(runs, self._device, replay.clocks_mhz)
         trace_path = self.output_path("trace")
         with self._writing():
             window.export(trace_path)
@@ -290,7 +297,14 @@ class StageBenchHarness:
         with self._writing():
             breakdown_path = self.output_path("breakdown")
             breakdown = write_breakdown(
-                trace_path, breakdown_path, self.stage_name, self._profiled, self._device, self.live
+                trace_path,
+                breakdown_path,
+                self.stage_name,
+                self._profiled,
+                self._device,
+                self.live,
+                profiled_ms=replay.profiled_ms,
+                profiled_ratio=profiled_ratio(replay.profiled_ms, timing),
             )
         say("[Harness] Kernel breakdown saved to: %s", breakdown_path)
         with self._writing():
@@ -303,7 +317,6 @@ class StageBenchHarness:
                 self.live,
             )
         say("[Harness] Test script saved to: %s", script_path)
-        timing = summary(runs, self._device, replay.clocks_mhz)
         written = config.file_names.get("bench", "") is not None
         result = HarnessResult(
             stage=self.stage_name,
@@ -341,7 +354,6 @@ class StageBenchHarness:
         return result
 
     def _run_under_profiler(self, replay: Replay) -> Any:
-        from stagespan.harness.replay import synchronize
         from stagespan.profiling.controller import profile_window
 
         window = profile_window(
@@ -353,12 +365,8 @@ class StageBenchHarness:
         def begin() -> None:
             window.start()
 
-        def end() -> None:
-            synchronize(self._device)
-            window.stop()
-
         try:
-            self._profiled = replay.run_between(self.config.profile_steps, begin, end)
+            self._profiled = replay.run_between(self.config.profile_steps, begin, window.stop)
         finally:
             window.stop()
         self._tell("profile", self._profiled, total=self._profiled)

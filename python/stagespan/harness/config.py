@@ -157,7 +157,8 @@ class HarnessResult(Mapping[str, Any]):
     warmup: dict[str, Any]
     """``first_ms`` of the first run, ``iterations``, ``settled`` (None: a number was asked for)."""
     breakdown: dict[str, Any]
-    """The content of the breakdown file."""
+    """The content of the breakdown file, with ``profiled_ms`` of one profiled iteration and
+    ``profiled_ratio``, the same divided by the median (None if not known)."""
     trace_path: Path
     trace_bytes: int
     breakdown_path: Path

@@ -24,15 +24,26 @@ def write_breakdown(
     steps: int,
     device: str,
     live: Mapping[str, Any] | None = None,
+    *,
+    profiled_ms: float | None = None,
+    profiled_ratio: float | None = None,
 ) -> dict[str, Any]:
     """Break the exported trace down and write it; returns the file's content.
+
+    ``profiled_ms`` is the time of one profiled iteration, ``profiled_ratio`` the same divided by
+    the median without the profiler.
 
     Raises TraceError for a trace that cannot be read, OSError when the file cannot be written.
     """
     from stagespan.trace import breakdown, read_trace
 
     found = breakdown(read_trace(trace_path), stage)
-    content = {**found.to_dict(), "profile_steps": steps}
+    content = {
+        **found.to_dict(),
+        "profile_steps": steps,
+        "profiled_ms": profiled_ms,
+        "profiled_ratio": profiled_ratio,
+    }
     if live and live.get("launches") is not None:  # the file may replace the one of the live run
         content["live_launches"] = live["launches"]
     if not device.startswith("cpu") and not found.on_device:

@@ -19,11 +19,12 @@ from stagespan.harness.loading import load, load_stage
 from stagespan.harness.replay import (
     Replay,
     clock_change,
+    profiled_line,
+    profiled_ratio,
     random_state_kept,
     spread,
     step_of,
     summary,
-    synchronize,
 )
 from stagespan.signature.fit import ReplayError
 from stagespan.signature.values import is_out_of_memory
@@ -53,6 +54,10 @@ def profile_replay(
             say(f"Running {steps} profile iteration(s)...")
             write_trace(replay, steps, trace_path)
     timing = summary(runs, replay.device, replay.clocks_mhz)
+    profiled = {
+        "profiled_ms": replay.profiled_ms,
+        "profiled_ratio": profiled_ratio(replay.profiled_ms, timing),
+    }
     if steps:
         say(f"Chrome trace saved to: {trace_path}")
         print_table(trace_path)
@@ -65,16 +70,22 @@ def profile_replay(
     say(f"Median CPU time of the thread: {spread(timing['cpu'])}")
     if timing["busy"]:
         say(timing["busy"])
-    changed = clock_change(timing)
-    if changed:
-        say(changed)
+    for sentence in (clock_change(timing), profiled_line(profiled)):
+        if sentence:
+            say(sentence)
     step = step_of(replay.step, runs)
     found = fidelity(live, timing, step)
     reasons = likely_reasons(found, timing, [], step)
     say(fidelity_line(found, reasons or list((live or {}).get("missing", "").splitlines())))
     times = [run.wall_ms for run in runs]
     written = str(trace_path) if steps else None
-    return {"timing_ms": timing, "fidelity": found, "times_ms": times, "trace_path": written}
+    return {
+        "timing_ms": timing,
+        **profiled,
+        "fidelity": found,
+        "times_ms": times,
+        "trace_path": written,
+    }
 
 
 def write_trace(replay: Replay, steps: int, path: Path) -> None:
@@ -84,12 +95,7 @@ def write_trace(replay: Replay, steps: int, path: Path) -> None:
     # Marks of its start and stop, which Kineto writes to the terminal: level 6 is above them.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     profiler = torch.profiler.profile(activities=activities, record_shapes=True)
-
-    def end() -> None:
-        synchronize(replay.device)
-        profiler.stop()
-
-    replay.run_between(steps, profiler.start, end)
+    replay.run_between(steps, profiler.start, profiler.stop)
     profiler.export_chrome_trace(str(path))
 
 

@@ -61,6 +61,8 @@ class Replay:
         self._other: tuple[dict[str, Any], Callable[[], Any], list[Any]] | None = None
         self.clocks_mhz: list[int | None] = []
         """The device's clock before and after what was measured; None if it is not known."""
+        self.profiled_ms: float | None = None
+        """Time of one iteration in the last `run_between`; None before, and if nothing ended."""
 
     def prepare(self) -> Callable[[], Any]:
         """Return a step that is ready to run. Inputs that the last run modified are re-created."""
@@ -139,11 +141,28 @@ class Replay:
     def run_between(self, count: int, begin: Callable[[], None], end: Callable[[], None]) -> int:
         """Run several steps with ``begin`` called before the first and ``end`` after the last.
 
-        Returns how many were run; a loop may have fewer.
+        The device is waited for before both. Returns how many were run; a loop may have fewer.
         """
         is_loop = hasattr(self.step, "run_between")
+        stamps_ns: list[int] = []
+
+        def begin_timed() -> None:
+            synchronize(self.device)
+            begin()
+            stamps_ns[:] = [time.perf_counter_ns()]
+
+        def end_timed() -> None:
+            synchronize(self.device)
+            stamps_ns[1:] = [time.perf_counter_ns()]
+            end()
+
+        self.profiled_ms = None
         self._cache.flush()
-        return self._between(self.prepare_several(1 if is_loop else count), begin, end, count)
+        steps = self.prepare_several(1 if is_loop else count)
+        done = self._between(steps, begin_timed, end_timed, count)
+        if len(stamps_ns) == 2 and done:
+            self.profiled_ms = (stamps_ns[1] - stamps_ns[0]) / 1e6 / done
+        return done
 
     def _between(
         self,
@@ -372,6 +391,23 @@ def busy(runs: Sequence[Run], device: str = "cpu") -> str | None:
 def spread(found: Mapping[str, Any]) -> str:
     """The headline of figures: the median and the middle half of the runs."""
     return f"{found['p50']:,.2f} ms (middle half {found['p25']:,.2f} to {found['p75']:,.2f})"
+
+
+def profiled_ratio(profiled_ms: float | None, timing: Mapping[str, Any]) -> float | None:
+    """Return how many times the measured median a profiled iteration took; None if not known."""
+    if profiled_ms is None or not timing["p50"]:
+        return None
+    return float(profiled_ms / timing["p50"])
+
+
+def profiled_line(found: Mapping[str, Any]) -> str | None:
+    """A sentence about ``profiled_ms`` and ``profiled_ratio``; None if they are not known."""
+    if found["profiled_ratio"] is None:
+        return None
+    return (
+        f"The profiled run took {found['profiled_ratio']:.2f} x the median "
+        f"({found['profiled_ms']:,.2f} ms for each iteration)."
+    )
 
 
 def clock_change(timing: Mapping[str, Any]) -> str | None:

@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ torch = pytest.importorskip("torch")
 
 from harness_stages import Mlp, harness, signature_of  # noqa: E402
 
-from stagespan.harness.replay import spread  # noqa: E402
+from stagespan.harness.replay import profiled_line, spread  # noqa: E402
 
 
 def test_a_stage_of_a_file_is_profiled_and_its_files_are_written(
@@ -165,6 +166,32 @@ def test_the_profiler_is_not_attached_while_times_are_taken(tmp_path: Path) -> N
 
     # THEN only the last two runs were
     assert watched == [False] * (2 + 3) + [True] * 2
+
+
+def test_the_overhead_of_the_profiler_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a clock on which an iteration takes 4 ms, and 5 ms under the profiler
+    now_ns = [0]
+
+    def step(stage: Any, inputs: dict[str, Any]) -> None:
+        now_ns[0] += 5_000_000 if torch.autograd.profiler._is_profiler_enabled else 4_000_000
+
+    clocks = SimpleNamespace(
+        perf_counter=time.perf_counter,
+        perf_counter_ns=lambda: now_ns[0],
+        thread_time_ns=lambda: now_ns[0],
+    )
+    monkeypatch.setattr("stagespan.harness.replay.time", clocks)
+
+    # WHEN two iterations are profiled
+    signature = signature_of(x=1)
+    result = harness(None, signature, tmp_path, step_fn=step, profile_steps=2).profile()
+
+    # THEN the time of one of them is reported, and its ratio to the median
+    content = json.loads(result.breakdown_path.read_text())
+    assert (content["profiled_ms"], content["profiled_ratio"]) == (5.0, 1.25)
+    assert "1.25 x" in str(profiled_line(content))
 
 
 @pytest.mark.parametrize("kind", range(7))

@@ -103,7 +103,9 @@ def test_bench_writes_the_files_and_prints_where_the_time_went(folder: Path, fac
         "profile_denoise.py",
     ]
     assert "\x1b" not in done.output
-    assert json.loads(Path("out/denoise_breakdown.json").read_text())["profile_steps"] == 2
+    content = json.loads(Path("out/denoise_breakdown.json").read_text())
+    assert content["profile_steps"] == 2
+    assert f" {content['profiled_ratio']:.2f} x the median" in done.stdout
 
 
 def test_two_results_of_bench_are_compared(folder: Path) -> None:

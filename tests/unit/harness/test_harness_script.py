@@ -430,12 +430,22 @@ def test_the_script_takes_a_variant_compiles_and_prints_json(
     assert status == 0
     assert result["timing_ms"]["iterations"] == 1
     assert result["trace_path"] is None
+    assert (result["profiled_ms"], result["profiled_ratio"]) == (None, None)
     assert "Median iteration time" in done.err
     create = runpy.run_path(str(path))["create_inputs"]
     assert create()["latents"].shape == (2, 64)
     assert create(variant="bbbb")["latents"].shape == (7, 64)
     assert run_script(path, *arguments, "--variant", "cccc") == 2
     capsys.readouterr()
+
+    # AND with a profiler it says how much slower the profiled run was
+    assert run_script(path, *arguments, "--json") == 0
+    done = capsys.readouterr()
+    result = json.loads(done.out)
+    assert result["profiled_ms"] > 0
+    ratio = result["profiled_ms"] / result["timing_ms"]["p50"]
+    assert result["profiled_ratio"] == pytest.approx(ratio)
+    assert f" {ratio:.2f} x the median" in done.err
 
 
 def test_the_script_compiles_the_modules_of_a_stage(tmp_path: Path) -> None:
