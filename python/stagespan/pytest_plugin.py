@@ -82,9 +82,15 @@ class _Session:
                 for name, times in self.measured.items()
             }
         elif self.is_writing and self.measured and self.path is not None:
+            from stagespan.errors import ReportError
             from stagespan.report.baseline import write_baseline
 
-            self.sentences = write_baseline(self.path, self.measured)
+            try:
+                self.sentences = write_baseline(self.path, self.measured)
+            except ReportError as error:
+                self.sentences = [f"no measurements were written: {error}"]
+                session.exitstatus = pytest.ExitCode.USAGE_ERROR
+                return
             self.sentences.append(f"measurements written to {self.path}: {len(self.measured)}")
 
     @pytest.hookimpl(optionalhook=True)
@@ -193,7 +199,7 @@ class StageBench:
             return False
         from stagespan.report.changes import judge
 
-        baseline, limits = self._session.baseline, self._limits()
+        baseline, limits = self._baseline(), self._limits()
         before = None if baseline is None else baseline.times.get((key, None))
         if before is None or limits.get("regress") is None:
             return True
@@ -201,6 +207,14 @@ class StageBench:
         change = judge(key, before, times, tolerance)
         limit_ms = tolerance.limit_ms(change.before_ms or 0.0)
         return (change.change_ms or 0.0) <= limit_ms
+
+    def _baseline(self) -> Timed | None:
+        from stagespan.errors import ReportError
+
+        try:
+            return self._session.baseline
+        except ReportError as error:
+            _fail(f"--stage-baseline: {error}")
 
     @staticmethod
     def _tolerance(limits: dict[str, Any]) -> Tolerance:
@@ -211,7 +225,7 @@ class StageBench:
     def _regress(self, key: str, times: Times, limits: dict[str, Any]) -> str | None:
         from stagespan.report.changes import judge
 
-        baseline = self._session.baseline
+        baseline = self._baseline()
         if baseline is None:
             if not self._session.is_writing:
                 warnings.warn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 TEST = """
     import json, pathlib
@@ -64,6 +66,8 @@ def test_a_slower_stage_fails_and_an_unchanged_one_passes(tmp_path: Path) -> Non
     assert status == 1
     assert "test_stage.py::test_decode takes 11." in output
     assert "against the baseline's 10." in output
+    # AND the reason is that of a change beyond both: neither tolerated, nor noise
+    assert re.search(r"\+(9|10|11)\.\d% against .*: .*\btolerance\b.*\bnoise\b", output)
 
 
 def test_the_baseline_names_its_version_and_machine(tmp_path: Path) -> None:
@@ -109,6 +113,33 @@ def test_a_stage_that_the_baseline_lacks_fails(tmp_path: Path) -> None:
     status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
     assert status == 1
     assert "is not in the baseline" in output
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"kind": "stagespan baseline"}', '{"stages": {"a": {"samples_ms": []}}}']
+)
+def test_an_empty_baseline_fails_in_a_sentence_and_is_written_over(
+    content: str, tmp_path: Path
+) -> None:
+    project = Project(tmp_path)
+    project.baseline.write_text(content)
+    status, output = project.run(1.0, f"--stage-baseline={project.baseline}")
+    assert status == 1
+    assert re.search(r"baseline\.json is (empty|a baseline without times): write it again", output)
+    assert "Traceback" not in output
+    assert "Error" not in output
+    assert "baseline.json: 2" in project.write()
+
+
+def test_another_file_is_not_written_over(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    project.baseline.write_text('{"answer": 42}')
+    status, output = project.run(
+        1.0, f"--stage-baseline={project.baseline}", "--stage-baseline-write"
+    )
+    assert status == pytest.ExitCode.USAGE_ERROR
+    assert "no measurements were written" in output
+    assert project.baseline.read_text() == '{"answer": 42}'
 
 
 def test_wrong_limits_are_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from stagespan.errors import ReportError
 from stagespan.files import write_whole
-from stagespan.report.changes import Timed, machine_differences, read
+from stagespan.report.changes import NoTimesError, Timed, machine_differences, read
 from stagespan.report.environment import machine
 from stagespan.report.noise import Times
 
@@ -32,13 +32,13 @@ def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> 
     """Add times to a baseline, or make it; returns what is to be said, as sentences.
 
     Times of the same names are replaced. Times of another machine are not kept, because they do
-    not compare. Raises ReportError if there is a file that is not a baseline, or that cannot be
-    written.
+    not compare. An empty file is written over. Raises ReportError if there is another file that
+    is not a baseline, or if it cannot be written.
     """
     sentences: list[str] = []
     stages: dict[str, Any] = {}
-    if Path(path).exists():
-        before = read_baseline(path)
+    before = _known(path)
+    if before is not None:
         if machine_differences(before.environment, machine()):
             sentences.append(
                 f"The {len(before.times)} times in {path} are of another machine and were left out."
@@ -59,6 +59,13 @@ def write_baseline(path: str | os.PathLike[str], times: Mapping[str, Times]) -> 
             f"the baseline {path} cannot be written: {error.strerror or error}; choose another file"
         ) from error
     return sentences
+
+
+def _known(path: str | os.PathLike[str]) -> Timed | None:
+    try:
+        return read_baseline(path) if Path(path).exists() else None
+    except NoTimesError:
+        return None
 
 
 def _entry(times: Times) -> dict[str, Any]:

@@ -22,6 +22,7 @@ _PERCENTILE_RUNS = 512
 """Runs behind a signature's percentiles, in reports that do not say so."""
 _MACHINE = ("cpu", "cpu_count", "platform", "device")
 _SOFTWARE = ("python", "torch", "stagespan")
+_WRITE_AGAIN = "write it again (a baseline with --stage-baseline-write), or name another file."
 _NAMES = {
     "report": "a timing report",
     "breakdown": "a kernel breakdown",
@@ -325,16 +326,21 @@ def _listed(names: Iterable[str]) -> str:
 # --- reading ------------------------------------------------------------------------------------
 
 
+class NoTimesError(ReportError):
+    """A file is empty, or a baseline without times."""
+
+
 def read(path: str | os.PathLike[str]) -> Timed:
     """Read a file of times; what it is shows in its keys. Raises ReportError."""
     file = Path(path)
     if file.is_dir():
         return _of_report(str(path), read_timing_report(file))
     content = _json(file)
+    if not content and _is_empty(file):
+        raise NoTimesError(f"{path} is empty: {_WRITE_AGAIN}")
     if "top_kernels" in content:
         return _of_breakdown(str(path), content)
-    stages = content.get("stages")
-    if isinstance(stages, dict) and _is_baseline(content, stages):
+    if _is_baseline(content):
         return _of_baseline(str(path), content)
     if _samples(content):
         return _of_bench(str(path), content)
@@ -352,21 +358,35 @@ def _json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _is_baseline(content: dict[str, Any], stages: dict[str, Any]) -> bool:
+def _is_empty(file: Path) -> bool:
+    """Whether a file has no content, or is an empty object of JSON."""
+    try:
+        return file.read_bytes().split() in ([], [b"{}"])
+    except (OSError, ValueError):
+        return False
+
+
+def _is_baseline(content: dict[str, Any]) -> bool:
     if content.get("kind") == "stagespan baseline":
         return True
+    stages = content.get("stages")
+    if not isinstance(stages, dict):
+        return False
     return bool(stages) and all(isinstance(s, dict) and "samples_ms" in s for s in stages.values())
 
 
 def _of_baseline(path: str, content: dict[str, Any]) -> Timed:
     times: dict[tuple[str, str | None], Times] = {}
-    for name, stage in content["stages"].items():
+    stages = content.get("stages")
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
         samples = _numbers(stage.get("samples_ms")) if isinstance(stage, dict) else ()
         if samples:
             disturbed = stage.get("disturbed")
             times[name, None] = Times.of(
                 samples, disturbed if isinstance(disturbed, bool) else None
             )
+    if not times:
+        raise NoTimesError(f"{path} is a baseline without times: {_WRITE_AGAIN}")
     return Timed(path, "baseline", times, _environment(content))
 
 

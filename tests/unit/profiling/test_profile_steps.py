@@ -95,7 +95,7 @@ def test_a_running_profiler_is_left_alone(work: Work, folder: Path) -> None:
     with torch.profiler.profile() as theirs, profile_steps(wait=0, warmup=0, active=1) as steps:
         work()
         steps.step()
-    assert steps.skipped is not None
+    assert "profiler of the application" in str(steps.skipped)
     assert steps.traces == []
     assert theirs.key_averages()
 

@@ -128,7 +128,12 @@ def test_the_noise_of_few_runs_is_not_known(times: Times) -> None:
     # so that the tolerance decides, and the reason says so
     change = judge("s", times, Times.of([20.0] * 50), Tolerance())
     assert change.verdict == "slower"
-    assert "noise" in change.reason
+    assert change.interval_ms is None
+    assert "not known" in change.reason
+    # unlike that of times whose noise is known
+    known = judge("s", Times.of([10.0] * 50), Times.of([20.0] * 50), Tolerance())
+    assert known.interval_ms is not None
+    assert "not known" not in known.reason
 
 
 def test_a_small_stage_is_judged_by_the_absolute_tolerance() -> None:
@@ -191,7 +196,9 @@ def test_other_inputs_are_no_slowdown(tmp_path: Path) -> None:
     )
     (change,) = compare_files(*paths).changes
     assert change.verdict == "same"
-    assert "signature" in change.reason
+    # AND not because 90 ms are tolerated, or noise
+    assert (change.change_ms, change.interval_ms) == (90.0, None)
+    assert "no signature in common" in change.reason
 
 
 def test_breakdowns_are_compared_by_kernel_and_step(tmp_path: Path) -> None:
@@ -243,6 +250,32 @@ def test_what_cannot_be_compared_is_refused(
         compare_files(write(tmp_path / "a.json", before), write(tmp_path / "b.json", after))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b" \n",
+        b"{}\n",
+        b'{"kind": "stagespan baseline"}',
+        b'{"kind": "stagespan baseline", "stages": {}}',
+        b'{"stages": {"a": {"samples_ms": []}}}',
+    ],
+)
+def test_an_empty_baseline_is_refused_in_a_sentence(content: bytes, tmp_path: Path) -> None:
+    # GIVEN a file without times, and a baseline
+    empty, full = tmp_path / "empty.json", tmp_path / "full.json"
+    empty.write_bytes(content)
+    write(full, {"kind": "stagespan baseline", "stages": {"a": {"samples_ms": samples(1)}}})
+
+    # WHEN they are compared / THEN the sentence names the empty one, on whichever side
+    for pair in ((empty, full), (full, empty)):
+        done = CliRunner().invoke(command, ["compare", *map(str, pair)])
+        assert done.exit_code == 2
+        assert f"{empty} is " in done.output
+        assert "--stage-baseline-write" in done.output
+        assert done.output.count("\n") == 1
 
 
 # --- the command --------------------------------------------------------------------------------
