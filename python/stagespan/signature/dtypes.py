@@ -67,6 +67,11 @@ def is_integer(name: str) -> bool:
     return name.startswith(("int", "uint"))
 
 
+def is_quantized(name: str) -> bool:
+    """Whether the type is a quantized one of torch, such as ``qint8`` and ``quint4x2``."""
+    return canonical(name).startswith(("qint", "quint"))
+
+
 def unknown_dtype(name: str, known: Iterable[str] = ELEMENT_BYTES) -> str:
     """Return the end of a sentence about an unsupported type: the known ones and the closest."""
     names = list(known)

@@ -104,6 +104,11 @@ class TensorSignature:
         """Read and check a node; ``where`` names it in the SignatureError for a wrong one."""
         shape = _sizes(node["shape"], where, "shape")
         dtype = node["dtype"]
+        if isinstance(dtype, str) and dtypes.is_quantized(dtype):
+            raise SignatureError(
+                f"{where}: mock inputs cannot be quantized tensors ({dtype}); pass the tensor "
+                f"itself with HarnessConfig(inputs={{...}})."
+            )
         if not isinstance(dtype, str) or dtypes.canonical(dtype) not in dtypes.ELEMENT_BYTES:
             raise SignatureError(
                 f"{where}: mock inputs cannot have dtype {dtype!r}; "

@@ -98,7 +98,10 @@ class MockInputs:
     def shared(self, name: str) -> Any:
         """The tensor that was made under this name before."""
         if name not in self.made:
-            raise LookupError(f"the tensor {name!r} that it shares was not made")
+            raise LookupError(
+                f"it is the same tensor as {name!r}, which is not made before it; run the pipeline "
+                f"again for a new signature file"
+            )
         return self.made[name]
 
     def array(self, name: str, shape: Sequence[int], dtype: str, **content: Any) -> Any:

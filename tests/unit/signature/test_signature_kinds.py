@@ -11,12 +11,13 @@ import enum
 import json
 import math
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from stagespan.signature import StageSignature, capture, describe
+from stagespan.signature import SignatureFile, StageSignature, capture, describe
 from stagespan.signature.capture import capture_arguments
 from stagespan.signature.key import key_of
 from stagespan.signature.kinds import KINDS, kind_of
@@ -276,8 +277,99 @@ def test_the_parts_of_several_tensors_are_told_apart() -> None:
     assert "storage" not in text
 
 
-def test_tensors_of_other_layouts_are_refused_in_a_sentence() -> None:
+@pytest.mark.parametrize(
+    ("make", "figure"),
+    [
+        (lambda: torch.rand(4, 4).to_mkldnn(), "mkldnn"),
+        (lambda: torch.quantize_per_tensor(torch.rand(4, 4), 0.1, 0, torch.quint8), "(quint8)"),
+        (
+            lambda: torch.quantize_per_channel(
+                torch.rand(4, 4), torch.ones(4), torch.zeros(4), 0, torch.qint8
+            ),
+            "(qint8)",
+        ),
+        (lambda: torch.rand(2, 3, 4).to_sparse_csr(), "batch of sparse_csr"),
+        (lambda: torch.rand(2, 3, 4).to_sparse_csc(), "batch of sparse_csc"),
+        (lambda: torch.rand(2, 4, 4).to_sparse_bsr((2, 2)), "batch of sparse_bsr"),
+        (lambda: torch.nested.nested_tensor([torch.ones(1)] * 257), "257 nested tensors"),
+    ],
+    ids=["mkldnn", "quantized", "by channel", "csr", "csc", "bsr", "257 parts"],
+)
+def test_tensors_that_cannot_be_made_are_refused_in_a_sentence(
+    make: Callable[[], Any], figure: str
+) -> None:
     from stagespan.errors import StagespanError
 
-    with pytest.raises(StagespanError, match=r"pass .* HarnessConfig\(inputs="):
-        remade(torch.rand(4, 4).to_mkldnn())
+    with pytest.raises(StagespanError) as caught:
+        remade(make())
+    sentence = str(caught.value)
+    assert "nput 'x0'" in sentence
+    assert figure in sentence
+    assert "HarnessConfig(inputs=" in sentence
+    assert "\n" not in sentence
+
+
+def test_nested_tensors_of_256_parts_can_be_made() -> None:
+    (made,) = remade(torch.nested.nested_tensor([torch.ones(1)] * 256))
+
+    assert len(made.unbind()) == 256
+
+
+# --- cycles --------------------------------------------------------------------------------------
+
+
+def list_in_itself() -> Any:
+    value: list[Any] = [1]
+    value.append(value)
+    return value
+
+
+def dict_in_itself() -> Any:
+    value: dict[str, Any] = {}
+    value["again"] = value
+    return value
+
+
+@pytest.mark.parametrize(("make", "place"), [(list_in_itself, "x[1]"), (dict_in_itself, "x.again")])
+def test_a_value_that_refers_to_itself_is_refused_by_its_place_in_the_file(
+    make: Callable[[], Any], place: str, tmp_path: pathlib.Path
+) -> None:
+    from stagespan.errors import StagespanError
+
+    # GIVEN a signature file of a stage that was called with such a value
+    path = tmp_path / "signatures.json"
+    SignatureFile({"s": StageSignature("s", capture_arguments({"x": make()}))}).write(path)
+
+    # WHEN / THEN
+    with pytest.raises(StagespanError) as caught:
+        make_inputs(SignatureFile.read(path).stage("s"))
+    assert f"'{place}'" in str(caught.value)
+    assert "refers to itself" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        {"x": {"$type": "shared", "of": "x"}},
+        {"x": [{"$type": "shared", "of": "x"}]},
+        {"x": [1, {"$type": "shared", "of": "x[1]"}]},
+        {"x": {"$type": "shared", "of": "y"}, "y": {"$type": "shared", "of": "x"}},
+    ],
+    ids=["itself", "its list", "its place", "each other"],
+)
+def test_a_signature_file_with_a_cycle_of_shared_tensors_is_refused(
+    nodes: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    from stagespan.errors import StagespanError
+
+    # GIVEN a file in which a tensor is the same as itself
+    path = tmp_path / "signatures.json"
+    SignatureFile({"s": StageSignature("s", nodes)}).write(path)
+
+    # WHEN / THEN one sentence names the input, and how to pass it in
+    with pytest.raises(StagespanError) as caught:
+        make_inputs(SignatureFile.read(path).stage("s"))
+    sentence = str(caught.value)
+    assert sentence.startswith("Input 'x")
+    assert "not made before it" in sentence
+    assert "HarnessConfig(inputs={'x': ...})" in sentence

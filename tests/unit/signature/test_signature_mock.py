@@ -225,7 +225,7 @@ def test_dtype_changes_floating_point_inputs_only() -> None:
         (tensor([1 << 40, 4]), "GiB on cpu"),
         (tensor([1 << 61, 1 << 61]), "EiB on cpu"),
         (tensor([2], "float33"), "the closest of them float3"),
-        (tensor([2], "qint8"), "known are float64"),
+        (tensor([2], "qint8"), "cannot be quantized tensors (qint8)"),
         (tensor([2], "__class__"), "known are"),
         ({"shape": 3, "dtype": "float32"}, "not a list of integers"),
         ({"shape": [2.5], "dtype": "float32"}, "not a list of integers"),

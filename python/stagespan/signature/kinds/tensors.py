@@ -170,7 +170,7 @@ class _Nested(Kind):
         else:
             tensors = value.unbind()
             if len(tensors) > MAX_ITEMS:
-                return unreplayable(value, f"{len(tensors)} tensors, more than {MAX_ITEMS}")
+                return unreplayable(value, f"{len(tensors)} nested tensors, more than {MAX_ITEMS}")
             node["items"] = to.items([tensor.detach() for tensor in tensors], path)
         return {**node, "requires_grad": True} if value.requires_grad else node
 
