@@ -45,11 +45,11 @@ class StageStats:
     suspended_ns: int
     work: dict[str, float]
     device_elapsed_ns: Summary | None
-    """From begin to end on the device's stream, gaps included, for the runs with a known time."""
+    """Time from begin to end on the device's stream, gaps included, of runs with a known time."""
     device_queue_ns: Summary | None
-    """How much later than the host the device began."""
+    """How much later than on the host the runs began on the device."""
     device_tail_ns: Summary | None
-    """How much later than the host the device ended."""
+    """How much later than on the host the runs ended on the device."""
     lost: Mapping[str, int] = field(repr=False)
     """The losses of all stages together. Deprecated: use `Stats.lost` or `stagespan.lost()`."""
     _quantile: Callable[[float], float] = field(repr=False, compare=False)
@@ -63,7 +63,7 @@ class StageStats:
 
 
 class Stats(Mapping[str, StageStats]):
-    """Stage names and their figures; prints as a table."""
+    """A mapping from the name of a stage to its figures; prints as a table."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Stats(Mapping[str, StageStats]):
         self.lost: Mapping[str, int] = lost
         """What the recorder has lost since the process began, by cause."""
         self.window_s: float | None = window_s
-        """Seconds that the figures cover; None if the length of the process's life is unknown."""
+        """Seconds that the figures cover; None if it is unknown when the process began."""
         self.is_lifetime: bool = is_lifetime
         """Whether the figures cover everything since the process began."""
 
@@ -128,7 +128,7 @@ def _ms(ns: float) -> str:
 
 
 def _work(stage: StageStats) -> str:
-    """Return amounts, and rates per second of the stage's time: ``tokens 4,600 (230/s)``."""
+    """Return the work with its rate per second of the stage's time: ``tokens 4,600 (230/s)``."""
     seconds = stage.total_ns / 1e9
     rates = {what: amount / seconds if seconds else math.inf for what, amount in stage.work.items()}
     return ", ".join(
@@ -141,11 +141,11 @@ def _work(stage: StageStats) -> str:
 def stats(window_s: float | None = None) -> Stats:
     """Return the statistics of all stages, since the process began or for a time window.
 
-    A window covers about the last ``window_s`` seconds. It begins at the nearest snapshot of the
-    service thread, which takes one every few seconds while spans end, and keeps fewer of older
-    times. Without a suitable snapshot, the figures come from the rings if they reach back far
-    enough. `Stats.window_s` is the actual length of the window. Raises ValueError if ``window_s``
-    is not above 0.
+    A window covers about the last ``window_s`` seconds; `Stats.window_s` is its actual length. It
+    begins at the nearest snapshot of the service thread, which takes one every few seconds while
+    spans end, and keeps fewer of the older ones. If no snapshot is close enough, the figures come
+    from the rings, provided that they reach back far enough. Raises ValueError if ``window_s`` is
+    not above 0.
     """
     if window_s is None:
         return _lifetime(_core.snapshot())
@@ -153,7 +153,7 @@ def stats(window_s: float | None = None) -> Stats:
         raise ValueError(f"window_s is {window_s!r}: give the seconds to look back, above 0")
     service = imports.load("stagespan.service")
     service.ensure_running()  # so that the next call finds snapshots
-    # Read first, because a snapshot that the service thread takes meanwhile would be later.
+    # The history is read first, because the service thread could add a snapshot later than `now`.
     past = service.history().view()
     now = _core.snapshot()
     lifetime = _lifetime(now)
@@ -185,7 +185,7 @@ def _since(now: _core.Snapshot, earlier: _core.Snapshot) -> Stats:
 
 
 def of_recording(snapshot: _core.Snapshot, lost: dict[str, int], begin_ns: int) -> Stats:
-    """Figures of a recording that began at ``begin_ns``, of this or another process."""
+    """Return the figures of a recording, which began at the Unix time ``begin_ns``."""
     window_s = (snapshot.time_ns - begin_ns) / 1e9 if snapshot.time_ns > begin_ns > 0 else None
     return Stats(*_read(snapshot, lost), window_s, is_lifetime=True)
 
@@ -228,7 +228,7 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
     """Return exact figures of the spans that ended in the window; None if the rings lost some."""
     lost = _core.lost()
     spans = _core.spans()
-    if lost.get("threads", 0):  # spans of threads that have no ring
+    if lost.get("threads", 0):  # some threads had no ring
         return None
     if lost.get("overwritten", 0) and not _reach_back(spans, began_ns):
         return None
@@ -237,14 +237,14 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
     names = _core.stage_names()
     durations = spans["end_ns"] - spans["begin_ns"]
     failed = (spans["flags"] & _core.FLAG_ERROR) != 0
-    known = (column for column in _DEVICE_COLUMNS if column in (spans.dtype.names or ()))
-    on_device = [spans[column] for column in known] or [numpy.full(len(spans), numpy.nan)] * 3
+    columns = [column for column in _DEVICE_COLUMNS if column in (spans.dtype.names or ())]
+    on_device = [spans[column] for column in columns] or [numpy.full(len(spans), numpy.nan)] * 3
     found = {}
     for index in _distinct(spans["stage"]):
         mine = spans["stage"] == index
         name = names[int(index)]
         suspended = int(spans["suspended_ns"][mine].sum())
-        device = [_known(column[mine]) for column in on_device]
+        device = [_without_unknown(column[mine]) for column in on_device]
         errors = int(failed[mine].sum())
         found[name] = _from_durations(
             name, _Durations(durations[mine]), errors, suspended, device, lost
@@ -254,8 +254,8 @@ def _from_rings(began_ns: int, now_ns: int) -> Stats | None:
 
 
 def _distinct(column: Any) -> Any:
-    # Not numpy.unique: if the interpreter ends meanwhile, a daemon thread inside its hash table
-    # crashes the process.
+    # Not numpy.unique: it uses a hash table, in which a daemon thread can crash the process when
+    # the interpreter ends.
     numpy = imports.load("numpy")
     in_order = numpy.sort(column)
     return in_order[numpy.append(True, in_order[1:] != in_order[:-1])[: len(in_order)]]
@@ -285,7 +285,7 @@ class _Durations:
         return float(self._numpy.quantile(self._sorted, q))
 
 
-def _known(durations: Any) -> _Durations | None:
+def _without_unknown(durations: Any) -> _Durations | None:
     known = durations[~imports.load("numpy").isnan(durations)]
     return _Durations(known) if len(known) else None
 

@@ -1,4 +1,4 @@
-"""Recordings of processes: finding them, opening them, and how their processes ended."""
+"""Finds and opens the recordings of processes, and finds out how the processes ended."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from stagespan.statistics import Stats
 
 State = Literal["alive", "exited", "died", "unknown"]
-"""`exited`: ended by its own exit. `died`: killed, crashed, or ended by os._exit. `unknown`: the
-process belongs to another container, and the system gives no information."""
+"""`exited`: the process ended by its own exit. `died`: it was killed, crashed, or called os._exit.
+`unknown`: it belongs to another container, and the system gives no information about it."""
 
 _FILE = re.compile(r"(\d+)-(\d+)(?:-\d+)?\.stagespan")
 _MEMFD = "/memfd:stagespan (deleted)"
@@ -31,9 +31,9 @@ _F_OFD_GETLK = 36
 
 
 class Request(TypedDict):
-    """A request of a recording; ``end_ns`` is None if it had not ended.
+    """A request in a recording; ``end_ns`` is None if the request had not ended.
 
-    ``trace_id`` is the id of its distributed trace, 32 hexadecimal digits, or None.
+    ``trace_id`` is the id of its distributed trace (32 hexadecimal digits), or None.
     """
 
     number: int
@@ -64,7 +64,10 @@ class OpenSpan(TypedDict):
 
 
 class Thread(TypedDict):
-    """A thread that has opened spans: the system's id, its name, the spans that it has finished."""
+    """A thread that has opened spans.
+
+    ``thread`` is the id that the system gives it, ``spans`` is the number of finished spans.
+    """
 
     thread: int
     name: str
@@ -73,21 +76,22 @@ class Thread(TypedDict):
 
 
 class Recording:
-    """A copy of what a process had recorded when the copy was made; `refresh` makes another one.
+    """A copy of everything that a process had recorded up to the moment of the copy.
 
-    Made by `stagespan.recording.open`. Times are Unix times in ns.
+    `stagespan.recording.open` returns one, and `refresh` returns a new one. Times are Unix times in
+    ns.
     """
 
     def __init__(self, path: str, *, everything: bool = True) -> None:
         self.path = path
-        """File that was read."""
+        """The file that was read."""
         self._everything = everything
         handle = _open_file(path)
         try:
             self._copy = _core.read_recording(handle, path, everything)
             info: dict[str, Any] = self._copy.info()
             self.state: State = _state(info, handle)
-            """How the process ended, or that it is alive."""
+            """Whether the process is alive, or how it ended."""
         except ValueError as error:
             raise StagespanError(f"{error}.") from None
         except MemoryError:
@@ -98,24 +102,25 @@ class Recording:
         self.rank: int | None = info["rank"]
         self.world_size: int | None = info["world_size"]
         self.job: str | None = info["job"] or None
-        """What the ranks of a job have in common: torchrun's run id, SLURM's job, or an address."""
+        """The id of the job to which the ranks belong: torchrun's run id, SLURM's job id, or
+        MASTER_ADDR:MASTER_PORT."""
         self.pipeline: str = info["pipeline"]
         self.program: str = info["program"]
         self.host: str = info["host"]
         self.version: str = info["version"]
-        """Version of stagespan that wrote it."""
+        """The version of stagespan that wrote the recording."""
         self.python_version: str = info["python_version"]
         self.begin_ns: int = info["begin_ns"]
         """When the process opened its first span."""
         self.end_ns: int | None = info["end_ns"] or None
-        """When it ended by its own exit; None if it did not."""
+        """When the process ended by its own exit; None if it did not."""
         self.read_ns: int | None = info["now_ns"]
-        """When this copy was made; None if the clock of its machine does not run here."""
+        """When this copy was made; None if the recording is from another boot or machine."""
         self._info = info
 
     @property
     def has_spans(self) -> bool:
-        """Whether it was opened with its finished spans."""
+        """Whether the copy contains the finished spans."""
         return self._everything
 
     def stage_names(self) -> list[str]:
@@ -127,7 +132,7 @@ class Recording:
         return self._copy.snapshot()
 
     def snapshot(self) -> _core.Snapshot:
-        """Return the statistics as a snapshot, from which that of an earlier copy can be taken."""
+        """Return the statistics as a snapshot; subtract an earlier one with `Snapshot.since`."""
         return self._snapshot
 
     @cached_property
@@ -144,13 +149,16 @@ class Recording:
         return self._copy.spans()
 
     def spans(self) -> NDArray[np.void]:
-        """Return the latest spans of each thread by begin, as `stagespan.spans`."""
+        """Return the latest spans of each thread, ordered by begin, as `stagespan.spans` does.
+
+        Raises StagespanError if the recording was opened without its spans.
+        """
         if not self._everything:
             raise StagespanError(f"{self.path} was opened without its spans.")
         return self._spans
 
     def open_spans(self) -> list[OpenSpan]:
-        """Return what every thread was in, outermost first, as `stagespan.open_spans`."""
+        """Return the open spans of each thread, outermost first, as `stagespan.open_spans` does."""
         requests = {request["number"]: request for request in self.requests()}
         found = self._copy.open_spans()
         for span in found:
@@ -164,7 +172,7 @@ class Recording:
         return cast("list[OpenSpan]", found)
 
     def requests(self) -> list[Request]:
-        """Return the latest requests by number; those that were open have no ``end_ns``."""
+        """Return the latest requests, ordered by number. ``end_ns`` of open requests is None."""
         return cast("list[Request]", self._copy.requests())
 
     def threads(self) -> list[Thread]:
@@ -172,11 +180,11 @@ class Recording:
         return cast("list[Thread]", self._copy.threads())
 
     def lost(self) -> dict[str, int]:
-        """Return how much was not kept, by cause, as `stagespan.lost`."""
+        """Return what was lost, by cause, as `stagespan.lost` does."""
         return self._copy.lost()
 
     def warnings(self) -> list[str]:
-        """Return what is missing in this copy or wrong with the file, a sentence each."""
+        """Return a sentence for each thing that is missing in this copy or wrong with the file."""
         found = []
         missing, damaged = self._info["missing_bytes"], self._info["damaged"]
         if missing:
@@ -201,7 +209,7 @@ class Recording:
 
     @property
     def last_ns(self) -> int | None:
-        """The latest time that the recording knows of; None if it holds no spans."""
+        """The latest begin or end of a span in the recording; None if it contains no spans."""
         times = [span["begin_ns"] for span in self.open_spans()]
         if self._everything and len(self.spans()):
             times.append(int(self.spans()["end_ns"].max()))
@@ -216,10 +224,10 @@ class Recording:
 
 
 def open_recording(path_or_pid: str | os.PathLike[str] | int, *, spans: bool = True) -> Recording:
-    """Open the recording in a file, or that of a process of this machine by its process id.
+    """Open a recording by the path of its file, or by the id of a process of this machine.
 
-    With ``spans=False`` the finished spans are not read, which takes less time. Raises
-    StagespanError if there is no such recording, or if the file is not one.
+    If ``spans`` is False, the finished spans are not read, which takes less time. Raises
+    StagespanError if there is no such recording, or if the file is not a recording.
     """
     if isinstance(path_or_pid, int):
         return Recording(_path_of(path_or_pid), everything=spans)
@@ -282,7 +290,7 @@ def _paths() -> Iterator[str]:
 
 
 def _memfd_of(pid: int) -> str | None:
-    """The recording of a process that has no file."""
+    """Return the path of a recording that has no file (a memfd); None if there is none."""
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder):
@@ -356,19 +364,20 @@ def _state(info: dict[str, Any], handle: int) -> State:
         namespace = 0
     is_locked = _is_locked(handle) if info["is_locked"] else None
     if namespace != info["pid_namespace"]:
-        # Another container's, whose process ids say nothing here; its lock does.
+        # Process ids of another container cannot be compared with those here, but the lock can be
+        # checked.
         return "unknown" if is_locked is None else ("alive" if is_locked else "died")
     if not _runs(info["pid"], info["start_ticks"]):
         return "died"
     if is_locked is False and not _maps(info["pid"], os.fstat(handle)):
-        return "died"  # it runs another program since it called exec
+        return "died"  # the process has called exec and runs another program
     return "alive"
 
 
 def _is_locked(handle: int) -> bool | None:
-    """Whether the process that made a file holds its lock on it; None if the system says nothing.
+    """Whether the process that created a file still holds its lock; None if that is unknown.
 
-    The system lets go of the lock when that process ends, in whatever way.
+    The system releases the lock when the process ends, however it ends.
     """
     question = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     try:
