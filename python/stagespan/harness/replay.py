@@ -1,4 +1,7 @@
-"""Running a step again and again. Needs torch alone: the harness's scripts hold this text."""
+"""Runs a step many times and measures it.
+
+The generated scripts contain the source of this module, so it needs only torch.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,33 @@ import torch
 
 from stagespan.device_table import DEVICE_TYPES
 
-# Timed iterations, unless a number is given: some, and for some time, but not for long.
+# Without a given number of iterations, `Replay.measure` ends after USUALLY_TIMED runs and
+# LEAST_SECONDS. It ends earlier, after at least FEWEST_TIMED runs, once SECONDS_TIMED are measured
+# or SECONDS_IN_ALL have passed, and at the latest after MOST_TIMED runs.
 FEWEST_TIMED, USUALLY_TIMED, MOST_TIMED = 3, 20, 1000
 LEAST_SECONDS, SECONDS_TIMED, SECONDS_IN_ALL = 1.0, 5.0, 20.0
-# Warm-up, unless a number is given: until two medians of a few runs each are alike.
+# Without a given number of iterations, `Replay.warm_up` ends when the medians of the last
+# SETTLED_RUNS runs and of those before them differ by at most this part.
 SETTLED_RUNS, SETTLED_WITHIN = 3, 0.02
 MOST_WARM_UP, SECONDS_WARM_UP = 30, 5.0
-BUSY_WAITS = 0.1  # of the time
-CLOCK_CHANGE = 0.05
-MOST_ROTATED_BYTES = 1 << 28  # of inputs, where the size of the device's cache is not known
-MOST_LOOKED_AT = 10_000  # values among the inputs, to see whether a run has changed them
+BUSY_WAITS = 0.1  # the part of the time waiting for a core from which a machine counts as busy
+CLOCK_CHANGE = 0.05  # the relative change of the device's clock that is reported
+MOST_ROTATED_BYTES = 1 << 28  # larger inputs are not rotated, because they exceed any cache
+MOST_LOOKED_AT = 10_000  # the most values examined to find out whether a run changed its inputs
 
 
 class Replay:
-    """Runs one step, each time from the same state: inputs, random numbers, scheduler.
+    """Runs one step, each time from the same state of inputs, random numbers and scheduler.
 
-    ``make_inputs`` gives the inputs by name, ``make_step`` turns them into a step: a callable, with
-    a ``reset`` method if it keeps state, and a ``run_between(begin, end, count)`` if only a part of
-    what it runs is measured. ``context`` is how torch was set when the stage was
-    captured: ``grad``, ``inference``, ``autocast`` by kind of device. ``device`` is waited for
-    around every run.
+    Args:
+        make_inputs: Returns new inputs by name.
+        make_step: Returns a step for given inputs. A step is a callable. If it keeps state, it has
+            a method ``reset()``. If only a part of what it runs is measured, it has a method
+            ``run_between(begin, end, count)``.
+        context: The settings of torch when the stage was captured: ``grad``, ``inference``,
+            ``autocast`` by kind of device, and those of `kernel_settings`.
+        seed: Seed of the random numbers of each run.
+        device: The device to wait for before and after each run.
     """
 
     def __init__(
@@ -60,12 +70,12 @@ class Replay:
         self._cache = DeviceCache(device)
         self._other: tuple[dict[str, Any], Callable[[], Any], list[Any]] | None = None
         self.clocks_mhz: list[int | None] = []
-        """The device's clock before and after what was measured; None if it is not known."""
+        """The device's clock in MHz before and after `measure`; None if it is not known."""
         self.profiled_ms: float | None = None
         """Time of one iteration in the last `run_between`; None before, and if nothing ended."""
 
     def prepare(self) -> Callable[[], Any]:
-        """Return a step that is ready to run. Inputs that the last run modified are re-created."""
+        """Return a step that is ready to run, with new inputs if the last run modified them."""
         if state_of(self.inputs) != self._state:
             self._changes_inputs = True
             self._other = None
@@ -77,7 +87,7 @@ class Replay:
         return self._ready(self.step)
 
     def _rotate(self) -> None:
-        """Take other inputs than the last run, which has left its own in the device's cache."""
+        """Switch to the other set of inputs, because the last run left its own in the cache."""
         if self._other is None:
             inputs = self.make_inputs()
             self._other = inputs, self._another(inputs), state_of(inputs)
@@ -93,7 +103,7 @@ class Replay:
         self._state = state_of(self.inputs)
 
     def prepare_several(self, count: int) -> list[Callable[[], Any]]:
-        """Steps that are ready to run one after the other, nothing between them."""
+        """Return steps that can run one directly after the other."""
         steps = [self.prepare()]
         while len(steps) < count:
             inputs = self.make_inputs() if self._changes_inputs else self.inputs
@@ -113,7 +123,7 @@ class Replay:
         return step
 
     def run(self, step: Callable[[], Any]) -> Run:
-        """Run a step that is ready, and measure it, its device's work included."""
+        """Run a step from `prepare` once and measure it, including its work on the device."""
         stamps: list[Stamp] = []
 
         def begin() -> None:
@@ -139,9 +149,10 @@ class Replay:
         )
 
     def run_between(self, count: int, begin: Callable[[], None], end: Callable[[], None]) -> int:
-        """Run several steps with ``begin`` called before the first and ``end`` after the last.
+        """Run several steps, and call ``begin`` before the first and ``end`` after the last.
 
-        The device is waited for before both. Returns how many were run; a loop may have fewer.
+        Waits for the device before both. Returns the number of steps that ran; a loop may have
+        fewer than ``count``.
         """
         is_loop = hasattr(self.step, "run_between")
         stamps_ns: list[int] = []
@@ -188,7 +199,10 @@ class Replay:
     def warm_up(
         self, iterations: int | None = None, progress: Callable[[int], None] = lambda done: None
     ) -> list[Run]:
-        """Run several times, or until the times settle; ``progress`` is called with the number."""
+        """Run several times, or until the times settle.
+
+        ``progress`` is called with the number of runs so far.
+        """
         runs: list[Run] = []
         deadline = time.perf_counter() + SECONDS_WARM_UP
         while len(runs) < iterations if iterations is not None else not is_settled(runs):
@@ -202,7 +216,10 @@ class Replay:
     def measure(
         self, iterations: int | None = None, progress: Callable[[int], None] = lambda done: None
     ) -> list[Run]:
-        """Run several times; ``progress`` is called with the number of runs so far."""
+        """Run several times, or as often as the limits above say, and return what each run took.
+
+        ``progress`` is called with the number of runs so far.
+        """
         runs: list[Run] = []
         began = time.perf_counter()
         before_mhz = clock_mhz(self.device)
@@ -214,10 +231,11 @@ class Replay:
 
 
 class DeviceCache:
-    """The cache of an accelerator, which other stages have filled when a stage runs in a pipeline.
+    """The last cache of an accelerator.
 
-    Before each run it is overwritten. If its size is not known, runs take turns with two sets of
-    inputs instead. Nothing is done on a CPU.
+    In a pipeline, other stages have overwritten the cache before a stage runs, so `flush` does the
+    same before each run. If the size of the cache is not known, runs alternate between two sets of
+    inputs instead (`needs_rotation`). Does nothing on a CPU.
     """
 
     def __init__(self, device: str) -> None:
@@ -227,13 +245,13 @@ class DeviceCache:
         self._buffer: Any = None
 
     def flush(self) -> None:
-        """Overwrite the cache, where its size is known."""
+        """Overwrite the cache if its size is known."""
         if not self.bytes:
             return
         if self._buffer is None:
             try:
                 self._buffer = torch.empty(2 * self.bytes, dtype=torch.uint8, device=self.device)
-            except RuntimeError:  # the stage takes all memory, and so more than the cache
+            except RuntimeError:  # no memory is left: then the stage itself overwrites the cache
                 self.bytes = None
                 return
         self._buffer.zero_()
@@ -248,7 +266,7 @@ class DeviceCache:
 
 
 def cache_bytes(device: str) -> int | None:
-    """Size of the last cache of a device; None if it is not known."""
+    """Return the size of the last cache of a device in bytes; None if it is not known."""
     try:
         module = getattr(torch, device.partition(":")[0])
         return int(module.get_device_properties(torch.device(device)).L2_cache_size) or None
@@ -257,19 +275,19 @@ def cache_bytes(device: str) -> int | None:
 
 
 def clock_mhz(device: str) -> int | None:
-    """The clock at which a device runs now; None if it is not known, as on a CPU."""
+    """Return the current clock of a device in MHz; None if it is not known, as on a CPU."""
     kind = device.partition(":")[0]
     read = getattr(getattr(torch, kind, None), "clock_rate", None)
     if kind == "cpu" or read is None:
         return None
     try:
         return int(read(torch.device(device)))
-    except Exception:  # the library that reads it is missing, or refuses
+    except Exception:  # the library that reads the clock is missing or fails
         return None
 
 
 class Stamp(NamedTuple):
-    """Readings of one moment, in ns."""
+    """The clocks at one moment, in ns: wall time, CPU time of the thread, and `waited_ns`."""
 
     wall_ns: int
     cpu_ns: int
@@ -277,7 +295,7 @@ class Stamp(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What one run took."""
+    """The times of one run in ms."""
 
     wall_ms: float
     cpu_ms: float
@@ -285,11 +303,11 @@ class Run(NamedTuple):
     waited_ms: float | None
     """Part of the wall time in which the thread waited for a core; None if unknown."""
     before_ms: float
-    """From the call to the beginning of what is measured."""
+    """From the call of the step to the start of the measured part."""
 
 
 def stamp(at_end: bool = False) -> Stamp:
-    """Read the clocks, the wall clock last at a beginning and first at an end."""
+    """Read the clocks: the wall clock last at the start of a measurement, and first at its end."""
     if at_end:
         wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
         return Stamp(wall, cpu, waited_ns())
@@ -298,7 +316,7 @@ def stamp(at_end: bool = False) -> Stamp:
 
 
 def waited_ns() -> int | None:
-    """How long this thread has been ready to run without getting a core; None if not known."""
+    """Return for how long this thread has waited for a core so far; None if it is not known."""
     try:
         with open("/proc/thread-self/schedstat", encoding="ascii") as file:
             return int(file.read().split()[1])
@@ -311,7 +329,7 @@ def is_settled(runs: Sequence[Run]) -> bool:
     if len(runs) < 1 + 2 * SETTLED_RUNS:  # the first run is not compared
         return False
     halves = runs[-2 * SETTLED_RUNS : -SETTLED_RUNS], runs[-SETTLED_RUNS:]
-    for name in ("wall_ms", "cpu_ms"):  # on a busy machine the CPU time tells more
+    for name in ("wall_ms", "cpu_ms"):  # on a busy machine, only the CPU time may settle
         before, after = (statistics.median(getattr(run, name) for run in half) for half in halves)
         if abs(after - before) <= SETTLED_WITHIN * before:
             return True
@@ -332,7 +350,10 @@ def _enough(runs: Sequence[Run], iterations: int | None, elapsed: float) -> bool
 def summary(
     runs: Sequence[Run], device: str = "cpu", clocks_mhz: Sequence[int | None] = ()
 ) -> dict[str, Any]:
-    """Figures of several runs; each is None without any."""
+    """Return the `figures` of several runs, and their clocks, CPU times and waiting times.
+
+    All figures are None if there are no runs.
+    """
     found: dict[str, Any] = figures([run.wall_ms for run in runs])
     found["clocks_mhz"] = list(clocks_mhz) if all(clocks_mhz) and clocks_mhz else None
     found["cpu"] = figures([run.cpu_ms for run in runs])
@@ -360,13 +381,13 @@ def figures(times: list[float]) -> dict[str, Any]:
 
 
 def waited_ms(runs: Sequence[Run]) -> float | None:
-    """Return how long several runs have waited for a core; None if unknown."""
+    """Return the total time in ms that several runs waited for a core; None if unknown."""
     waits = [run.waited_ms for run in runs if run.waited_ms is not None]
     return sum(waits) if waits and len(waits) == len(runs) else None
 
 
 def busy(runs: Sequence[Run], device: str = "cpu") -> str | None:
-    """A sentence if the runs had to share the machine's cores; None if not, or if not known."""
+    """Return a sentence if the runs had to wait for a core; None if not, or if not known."""
     wall = sum(run.wall_ms for run in runs)
     if not wall:
         return None
@@ -389,7 +410,7 @@ def busy(runs: Sequence[Run], device: str = "cpu") -> str | None:
 
 
 def spread(found: Mapping[str, Any]) -> str:
-    """The headline of figures: the median and the middle half of the runs."""
+    """Return the median and the middle half of `figures` as text."""
     return f"{found['p50']:,.2f} ms (middle half {found['p25']:,.2f} to {found['p75']:,.2f})"
 
 
@@ -411,13 +432,13 @@ def profiled_line(found: Mapping[str, Any]) -> str | None:
 
 
 def clock_change(timing: Mapping[str, Any]) -> str | None:
-    """A sentence if the device's clock has changed while it was measured; None if not."""
+    """Return a sentence if the device's clock changed during the measurement; otherwise None."""
     before, after = timing["clocks_mhz"] or (None, None)
     if not before or not after or abs(after - before) <= CLOCK_CHANGE * before:
         return None
     return (
-        f"The device's clock went from {before:,} to {after:,} MHz meanwhile, so that times may "
-        f"not be comparable: fix the clocks, or measure for longer."
+        f"The device's clock changed from {before:,} to {after:,} MHz meanwhile, so times may not "
+        f"be comparable: fix the clocks, or measure for longer."
     )
 
 
@@ -435,7 +456,7 @@ def step_of(step: Any, runs: Sequence[Run] = ()) -> dict[str, Any] | None:
 
 
 def synchronize(device: str = "cpu") -> None:
-    """Wait for the device of the inputs and the current ones; makes no device context."""
+    """Wait for ``device`` and for the current device of each kind; creates no device context."""
     for kind in DEVICE_TYPES:
         module = getattr(torch, kind, None)
         if module is not None and getattr(module, "is_initialized", lambda: False)():
@@ -445,7 +466,7 @@ def synchronize(device: str = "cpu") -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seed every generator that a stage may draw from."""
+    """Seed the generators of torch, Python and numpy."""
     torch.manual_seed(seed)
     random.seed(seed)
     numpy = sys.modules.get("numpy")
@@ -455,7 +476,7 @@ def seed_all(seed: int) -> None:
 
 @contextlib.contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Put the program's own random state back afterwards."""
+    """Restore the program's own random state at the end of the block."""
     numpy = sys.modules.get("numpy")
     before = random.getstate()
     numpy_before = numpy.random.get_state() if numpy is not None else None
@@ -471,7 +492,7 @@ def random_state_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def run_context(context: Mapping[str, Any]) -> Iterator[None]:
-    """Set torch as it was at the capture; without gradients where that is not known."""
+    """Set torch as it was at the capture; gradients are off if that is not known."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(bool(context.get("grad", False))))
         if context.get("inference"):
@@ -490,7 +511,7 @@ def run_context(context: Mapping[str, Any]) -> Iterator[None]:
 
 
 def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
-    """(getter, setter, captured value) of what decides which kernels run, as far as captured."""
+    """Return (getter, setter, captured value) of each captured setting that selects kernels."""
     found: list[tuple[Any, Any, Any]] = []
     sdpa = context.get("sdpa")
     backends = torch.backends.cuda
@@ -511,10 +532,10 @@ def kernel_settings(context: Mapping[str, Any]) -> list[tuple[Any, Any, Any]]:
 
 
 def state_of(value: Any, seen: dict[int, Any] | None = None) -> list[Any]:
-    """Return a state that changes if a run modifies its inputs.
+    """Return a list that differs from the earlier one if a run has modified its inputs.
 
-    It contains tensors, lengths, plain values and attributes. It changes if a tensor is written to
-    or replaced. Torch modules are not examined.
+    It covers tensors (both writes and replacements), lengths, plain values and attributes, but at
+    most `MOST_LOOKED_AT` objects. Torch modules are not examined.
     """
     seen = {} if seen is None else seen
     if isinstance(value, (bool, int, float, str)):
