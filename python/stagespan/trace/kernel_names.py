@@ -30,13 +30,13 @@ _SUFFIX = re.compile(r"(?<=\w)_(?:kernel|kernel_cuda|kernel_impl)$")
 
 
 def printable(name: str) -> str:
-    """A name without what would steer a terminal or break a line."""
+    """Return a name with "?" instead of control characters and line breaks."""
     return name if name.isprintable() else "".join(c if c.isprintable() else "?" for c in name)
 
 
 @dataclass
 class _Part:
-    """A name between two `::` with the brackets behind it."""
+    """A name between two `::` with the brackets after it."""
 
     name: str = ""
     groups: list[tuple[str, list[list[_Part]]]] = field(default_factory=list)
@@ -172,7 +172,7 @@ def _parsed(text: str) -> list[list[_Part]] | None:
             arguments[-1].append(_Part())
             at += 1
         elif part.groups and letter != " ":
-            # What stands behind brackets, such as the number of a lambda or a `const&`.
+            # What comes after brackets, such as the number of a lambda or a `const&`.
             part.groups.append(("", [[_Part(letter)]]))
         elif letter != " " or part.name:
             part.name += letter

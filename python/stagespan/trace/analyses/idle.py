@@ -56,7 +56,7 @@ class IdleGap(Figures, frozen=True):
     """One gap; times in ns."""
 
     time_ns: Ns
-    """From the begin of the trace's window."""
+    """From the start of the trace's window."""
     dur_ns: Ns = msgspec.field(name="idle_us")
     cause: Cause
     """Of the largest part."""
@@ -626,9 +626,9 @@ def base_idle(trace: Trace) -> BaseIdle | None:
         preparing = mostly_filled_by(trace, base.begin_ns, before)
     if work > launched:
         idle[causes.LAUNCH] = idle.get(causes.LAUNCH, 0) + work - launched
-    behind = base.end_ns - max(int(events.end_ns[device].max()), base.begin_ns)
-    if behind > 0:
-        idle[FINISHING] = behind
+    after = base.end_ns - max(int(events.end_ns[device].max()), base.begin_ns)
+    if after > 0:
+        idle[FINISHING] = after
     name = None if preparing < 0 else trace.names[int(events.name[preparing])]
     return BaseIdle(base, found, parts, idle, name)
 

@@ -80,7 +80,7 @@ class LayerBlock(Figures, frozen=True):
     """How many layers that makes: more than `times` if the first or the last layer is a little
     different, or if a block contains several layers."""
     begin_ns: Ns = msgspec.field(name="time_us")
-    """From the begin of the trace's window."""
+    """From the start of the trace's window."""
     total_ns: Ns
     """Durations of all its events; overlaps counted twice."""
     block_ns: Spread
@@ -250,7 +250,7 @@ class Modules:
     """The tree of modules; times in ns."""
 
     modules: list[Module]
-    """Each behind the one around it, in the order of the first call."""
+    """Each after the module that contains it, in the order of the first call."""
     outside: tuple[int, int]
     """Device events that were not launched by a module, forward or backward, and their sum."""
     device_ns: int | None

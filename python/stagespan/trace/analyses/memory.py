@@ -67,11 +67,11 @@ class MemoryEvents:
 
     @property
     def peak(self) -> int:
-        """Index of the event behind which the most was allocated."""
+        """Index of the event after which the most bytes were allocated."""
         return int(np.argmax(self.allocated))
 
     def live_at(self, index: int) -> Rows:
-        """Indices of the allocations of the trace that were not yet freed behind an event."""
+        """Indices of the allocations of the trace that were not yet freed after an event."""
         if self.freed_at is None:
             return np.empty(0, dtype=np.intp)
         here = np.arange(len(self)) <= index
@@ -319,7 +319,7 @@ class Growth:
     """The operator that allocated the most of what is left of these steps; None if unknown."""
     by_bytes: int
     since_ns: int | None
-    """When the first of these began, from the begin of the trace's window."""
+    """When the first of these began, from the start of the trace's window."""
 
     def figures(self) -> GrowthFigures:
         """For JSON."""
@@ -462,7 +462,7 @@ class DeviceMemoryFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """One device's memory; times in ns from the begin of the trace's window."""
+    """One device's memory; times in ns from the start of the trace's window."""
 
     device: str
     is_total: bool

@@ -283,7 +283,7 @@ class Stage:
     idle_self_ns: int | None
     """How long all devices were idle during its calls, outside of the stages within it."""
     steps: int | None
-    """In how many steps it occurs; None where there are none."""
+    """The number of steps in which it occurs; None if the trace has no steps."""
     step_host_ns: int | None
     """Its median in these."""
     step_device_ns: int | None
@@ -311,7 +311,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Stages(Result):
-    """All stages, each behind the one around it; times in ns."""
+    """All stages, each after the stage that contains it; times in ns."""
 
     stages: list[Stage]
     device_ns: int | None

@@ -69,7 +69,7 @@ class StepGap(Figures, frozen=True):
     after: str
     """The step before it."""
     begin_ns: Ns = msgspec.field(name="time_us")
-    """From the begin of the trace's window."""
+    """From the start of the trace's window."""
     dur_ns: Ns = msgspec.field(name="gap_us")
     parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
     """They sum to `dur_ns`."""
@@ -87,7 +87,7 @@ class StepGaps(Figures, frozen=True):
     largest: list[StepGap]
 
     def table(self) -> Table | None:
-        """What they went to; None where there are none."""
+        """Return a table of the parts of their time; None if there are none."""
         if not self.total_ns:
             return None
         meaning = PARTS if COMPUTATION in self.parts else HOST_PARTS
@@ -135,7 +135,7 @@ def _name(trace: Trace, row: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """Steps' time before the launch of the device's first event, or behind its last."""
+    """The steps' time before the launch of the device's first event, or after its last event."""
 
     first: bool
     """True before the first event, False after the last."""
@@ -257,7 +257,7 @@ class Outlier:
     part_usual_ns: int
     """The median of the other steps."""
     culprit: str | None
-    """Of the events of that part those whose time grew the most; None where there are none."""
+    """The event of that part whose time grew the most; None if there is none."""
     culprit_ns: int
     culprit_usual_ns: int
     """The other steps' average."""
@@ -409,7 +409,7 @@ class Step(Figures, frozen=True):
 
     name: str
     begin_ns: Ns = msgspec.field(name="time_us")
-    """From the begin of the trace's window."""
+    """From the start of the trace's window."""
     dur_ns: Ns = msgspec.field(name="step_us")
     """To the end of its last work on the device, from its begin, or from the end of the work that
     was launched before it if that is later: so no time belongs to two steps."""

@@ -57,10 +57,10 @@ def started_by(trace: Trace, category: str, rows: Numbers) -> Numbers:
 
 
 def launched(trace: Trace, rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """For each operator on the device begin and end of its launch, in ns, and the thread.
+    """Return begin and end in ns of each device operator's launch, and the thread.
 
-    All are `MISSING` if the trace shows no launch. If it shows the begin of the launch, but not the
-    call, the end is the begin.
+    All are `MISSING` if the trace shows no launch. If it shows when the launch began, but not the
+    call, the end equals the begin.
     """
     events, flows = trace.events, trace.flows
     call = launch_of(trace, rows)

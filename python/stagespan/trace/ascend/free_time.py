@@ -60,7 +60,7 @@ class FreeGap:
     """A time when the device was free; ns."""
 
     begin_ns: int
-    """From the begin of the trace's window."""
+    """From the start of the trace's window."""
     time_ns: int
     parts: dict[str, int]
     following: Evidence
@@ -263,7 +263,7 @@ def analyze(trace: Trace) -> Free | Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Of the operator behind each gap: when the host did what; ascending."""
+    """When the host prepared the operator after each gap; times in ns, ascending."""
 
     following: Numbers
     known: Numbers
@@ -318,6 +318,6 @@ def _around(trace: Trace, dequeue: Numbers, thread: Numbers, time_ns: Numbers) -
         asked = np.flatnonzero(thread == tid)
         at = np.searchsorted(events.begin_ns[dequeue[own]], time_ns[asked], side="right") - 1
         row = dequeue[own[np.maximum(at, 0)]]
-        holds = (at >= 0) & (events.end_ns[row] >= time_ns[asked])
-        found[asked[holds]] = own[at[holds]]
+        contains = (at >= 0) & (events.end_ns[row] >= time_ns[asked])
+        found[asked[contains]] = own[at[contains]]
     return found

@@ -444,7 +444,7 @@ class CallFigures(Figures, frozen=True):
     """A `CompiledCall` in JSON."""
 
     time_ns: Ns
-    """Its begin, from the begin of the trace's window."""
+    """When it begins, from the start of the trace's window."""
     region: str | None
     execute: str | None
     head_ns: Ns

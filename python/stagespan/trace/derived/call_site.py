@@ -122,7 +122,7 @@ class SyncEvents:
 
 
 def _numbers(trace: Trace, key: str, rows: NDArray[np.intp]) -> Numbers:
-    """An argument of some events, `MISSING` where it is none or no whole number."""
+    """An argument of each of `rows`; `MISSING` if it is absent or not a whole number."""
     column = np.full(len(trace.events), MISSING, dtype=np.int64)
     argument = trace.argument(key) if len(rows) else None
     if argument is not None and argument.numbers is not None:
@@ -283,13 +283,13 @@ def waiting_operators(trace: Trace, rows: Rows) -> Rows:
     for number in np.intersect1d(lane[: len(found)], lane[len(found) :]):
         here = found[of_found[number]]
         begin, end = events.begin_ns[here], events.end_ns[here]
-        # Of those that begin and end together the one that calls the others.
+        # If several begin and end together, the one that calls the others comes first.
         order = np.lexsort((rank[events.name[here]], -end, begin))
         here, end = here[order], end[order]
         reach = np.maximum.accumulate(end)
         outer = here[np.concatenate(([True], end[1:] > reach[:-1]))]
         asked = of_rows[number]
         at = np.searchsorted(events.begin_ns[outer], events.begin_ns[rows[asked]], "right") - 1
-        holds = (at >= 0) & (events.end_ns[outer[at]] >= events.end_ns[rows[asked]])
-        result[asked[holds]] = outer[at[holds]]
+        contains = (at >= 0) & (events.end_ns[outer[at]] >= events.end_ns[rows[asked]])
+        result[asked[contains]] = outer[at[contains]]
     return result

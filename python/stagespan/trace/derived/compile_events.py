@@ -107,8 +107,8 @@ class Forest:
     def functions(self, index: Rows) -> list[str | None]:
         """The Python function that each of some regions runs; None without Python stacks.
 
-        It is the first that is called in the region. Of a frame that goes on behind a graph break
-        the line is that of the break: `model.py(5): forward` for `resume_in_forward_at_5`.
+        It is the first function that is called in the region. If a frame resumes after a graph
+        break, the line is that of the break: `model.py(5): forward` for `resume_in_forward_at_5`.
         """
         trace = self.trace
         rows = np.flatnonzero(trace.rows_of(["python_function"]))
@@ -182,7 +182,7 @@ class Frame:
     backward_ns: int = 0
     """On the host, of the backward passes that lead back to this frame."""
     function: str | None = None
-    """File, line and function, where the trace has Python stacks; behind a break its line."""
+    """File, line and function if the trace has Python stacks. After a break, its line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,18 +312,18 @@ class Break:
 
 
 def breaks_of(forest: Forest) -> list[Break]:
-    """Regions that hold regions, the most frequent pair of frames first.
+    """Find graph breaks: regions inside regions, the most frequent pair of frames first.
 
-    A region within a graph is none: there an operator calls a compiled function of its own.
+    A region inside a graph is not a break: there, an operator calls another compiled function.
     """
     nodes = forest.nodes
     parts = forest.having(REGION, GRAPH, BACKWARD)
     around = forest.around(parts)
-    holds = np.append(forest.role, -1)[around] == REGION
-    inside = np.flatnonzero(parts & holds & (around >= 0))
+    in_region = np.append(forest.role, -1)[around] == REGION
+    inside = np.flatnonzero(parts & in_region & (around >= 0))
     if not (forest.role[inside] == REGION).any():
         return []
-    # Parts of one region lie behind each other: each gap begins where the part before ended.
+    # The parts of one region follow each other: each gap begins at the end of the previous part.
     inside = inside[np.lexsort((nodes.begin[inside], around[inside]))]
     follows = np.concatenate(([False], around[inside][1:] == around[inside][:-1]))
     gap_begin = np.where(follows, np.roll(nodes.end[inside], 1), nodes.begin[around[inside]])
@@ -678,7 +678,7 @@ class Compilation:
 
     frame: str | None
     variant: int | None
-    """0 for the first compilation of the frame; None where the trace does not tell which it is."""
+    """0 for the first compilation of the frame; None if the trace does not show the number."""
     row: int
     time_ns: int
     refused: bool = False
@@ -756,7 +756,7 @@ def _phase(step: str) -> str:
 
 
 def _ids(forest: Forest, frames: Rows) -> list[tuple[str | None, int | None]]:
-    """Frame and variant of each compilation: from the mark before it, else the region behind it."""
+    """Frame and variant of each compilation, from the mark before it or the region after it."""
     trace, nodes = forest.trace, forest.nodes
     marks = np.flatnonzero(trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, _MARK))
     places = forest.places(marks)

@@ -225,9 +225,10 @@ def _pattern(
 
 
 def _host(where: CallSites, gaps: Gaps, some: Rows) -> tuple[int, int, int]:
-    """The call in which a thread was for half of most gaps, for how long, and in how many gaps.
+    """Find the call in which a thread of the host spent at least half of most gaps.
 
-    Of the longest gap that has it; (-1, 0, 0) where there is no such call.
+    Returns its row and its time in ns in the longest of these gaps, and their number; (-1, 0, 0) if
+    there is no such call.
     """
     events = where.trace.events
     found: dict[int, list[tuple[int, int]]] = {}

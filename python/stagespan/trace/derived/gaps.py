@@ -66,7 +66,7 @@ class Gaps:
 
     @property
     def first_call(self) -> Rows:
-        """The call that launched the event behind the gap, or -1."""
+        """The call that launched the event after the gap, or -1."""
         return self.calls[self.first]
 
 
@@ -158,7 +158,7 @@ class IdleParts:
     allocates: Mask
     """Which events are calls that allocate or free memory."""
     crosses_step: Mask
-    """Whether a step ended between the launch before the gap and the one behind it."""
+    """Whether a step ended between the launch before the gap and the launch after it."""
 
     @property
     def cause(self) -> NDArray[np.intp]:
@@ -356,8 +356,8 @@ class _Splitter:
     def _longest_queued(self) -> Numbers:
         """How long each gap before work of unknown launch may be, if the work was in the queue.
 
-        A stream runs its work in the order of the launches: what lies before its first work with a
-        launch was launched before the trace began. A trace without any launch tells nothing.
+        A stream runs its work in the order of the launches. Work before its first work with a
+        launch was therefore launched before the trace began. Without any launch, this is unknown.
         """
         gaps, events = self.gaps, self.trace.events
         known = gaps.calls >= 0

@@ -42,7 +42,7 @@ INDUCTOR_TRITON = re.compile(r"^triton_(?P<kind>[a-z]+)_fused_|^triton__\d|^trit
 LAYOUT = re.compile(
     r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d|transdata", re.IGNORECASE
 )
-"""Kernels that only change how a tensor lies in memory, for the kernel before or behind them."""
+"""Kernels that only change the memory layout of a tensor for the previous or next kernel."""
 
 # The first that is found decides; all are searched in lower case.
 _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -173,9 +173,10 @@ def kind_of(name: str) -> str:
 
 
 def inductor_kind(name: str) -> str | None:
-    """Of a Triton kernel that Inductor made `poi`, `red`, `per`, `tem`, ...; None for others.
+    """Return the kind of a Triton kernel of Inductor, such as `poi`, `red`, `per` or `tem`.
 
-    Kernels of torch 2.0, which do not tell, are `unnamed`.
+    Kernels of torch 2.0, whose names do not contain the kind, are `unnamed`. The result for all
+    other kernels is None.
     """
     found = INDUCTOR_TRITON.search(name)
     if found is None:

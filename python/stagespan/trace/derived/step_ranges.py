@@ -75,8 +75,10 @@ def all_repeats(codes: Codes, least_times: int, least_length: int, most: int) ->
 
 
 def _lengths(codes: Codes, least_times: int, least_length: int) -> list[int]:
-    """All that are possible where they are few; else distances between an element and its next
-    occurrence, which the length of a block is that holds some element only once.
+    """Return the lengths that a repeated block can have.
+
+    If there are many possible lengths, these are the distances from an element to its next
+    occurrence: if a block contains some element only once, its length is such a distance.
     """
     most = len(codes) // least_times
     if most - least_length < _CANDIDATES:
@@ -383,7 +385,7 @@ def _main_operators(trace: Trace) -> Rows:
 
 
 def _turned(repeat: Repeat, ends_step: Mask) -> Repeat:
-    """The repetition from behind the operator that ends a step, where the trace begins in one."""
+    """Return the repetition from the first end of a step on, if it begins inside a step."""
     within = np.flatnonzero(ends_step[repeat.begin : repeat.begin + repeat.length])
     if len(within) == 0 or within[-1] == repeat.length - 1 or repeat.times <= _LEAST:
         return repeat
@@ -451,7 +453,7 @@ def length_of_work(trace: Trace) -> int:
 
 
 def _length_on_host(trace: Trace) -> int:
-    """The same for operators; for device events where there are none."""
+    """The same for operators, or for device events if the trace has no operators."""
     return _extent(trace, trace.rows_of(["cpu_op"])) or length_of_work(trace)
 
 

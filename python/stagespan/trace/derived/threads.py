@@ -40,29 +40,29 @@ class Axis:
 
     @property
     def stride(self) -> int:
-        """Length of a thread's part, with room that nothing covers behind it."""
+        """Length of a thread's part in ns, including a margin at its end that nothing covers."""
         return self.end_ns - self.begin_ns + 2
 
     @property
     def fits(self) -> bool:
-        """Whether 64 bits hold it; hostile times do not."""
+        """Whether all places fit into 64 bits; invalid times in a trace can be too large."""
         return self.stride * (self.lanes + 1) < _MOST
 
     def place(self, lane: Numbers | NDArray[np.int32], time_ns: Numbers) -> Numbers:
-        """Times on the axis; what lies outside the window is moved to its edge."""
+        """Convert times to places on the axis; times outside the window are moved to its edge."""
         result: Numbers = np.clip(time_ns, self.begin_ns, self.end_ns)
         result -= self.begin_ns
         result += lane * np.int64(self.stride)
         return result
 
     def time_ns(self, place: Numbers) -> Numbers:
-        """Back from the axis to times."""
+        """Convert places on the axis to times in ns."""
         result: Numbers = place % self.stride + self.begin_ns
         return result
 
 
 class Cover:
-    """A set of intervals on an axis that tells how much of any stretch it covers."""
+    """A set of intervals on an axis, which computes how much of any range it covers."""
 
     def __init__(self, begin: Numbers, end: Numbers) -> None:
         longer = end > begin
@@ -75,12 +75,12 @@ class Cover:
         )
 
     def within(self, begin: Numbers, end: Numbers) -> Numbers:
-        """Length of what the set covers of each stretch; 0 for one that ends before it begins."""
+        """The covered length of each range in ns; 0 for a range that ends before it begins."""
         result: Numbers = self._until(np.maximum(begin, end)) - self._until(begin)
         return result
 
     def next_from(self, place: Numbers) -> Numbers:
-        """Each place if it is covered, else where the next interval begins (or far behind all)."""
+        """Each place if it is covered, else the begin of the next interval (`_MOST` if none)."""
         if len(self.begin) == 0:
             return np.full(len(place), _MOST, dtype=np.int64)
         at = np.searchsorted(self.begin, place, side="right")
@@ -132,11 +132,11 @@ class TimeIndex:
         self._last_end = np.maximum.reduceat(end, firsts) if len(rows) else end
 
     def overlapping(self, begin_ns: int, end_ns: int) -> Rows:
-        """The events that begin before the end of a stretch and end behind its begin."""
+        """The events that begin before the end of a range and end after its begin."""
         return self._between(end_ns - 1, begin_ns + 1)
 
     def around(self, begin_ns: int, end_ns: int) -> Rows:
-        """The events that begin no later than a stretch and end no sooner."""
+        """The events that begin no later than a range and end no sooner."""
         return self._between(begin_ns, end_ns)
 
     def _between(self, last_begin_ns: int, first_end_ns: int) -> Rows:
@@ -393,10 +393,10 @@ def joined(flows: Flows, chosen: Mask) -> tuple[Rows, Rows]:
 
 
 class ThreadIndex:
-    """The threads of some events as lanes of one axis; events of other threads have none."""
+    """The threads of some events as lanes of one axis; events of other threads have no lane."""
 
     def __init__(self, trace: Trace, *groups: Rows, process: Numbers | None = None) -> None:
-        """`process` may tell of every event another process than `processes`."""
+        """`process` is the process of each event, if it differs from `processes`."""
         events = trace.events
         rows = np.concatenate(groups)
         process = processes(trace) if process is None else process
@@ -558,7 +558,7 @@ class Nesting:
         return self._links_of_crossing()
 
     def _links_of_crossing(self) -> tuple[Rows, Rows]:
-        """Where some events begin in others and end behind them: the last begun that is open."""
+        """The same if events overlap without nesting: the parent is the latest event still open."""
         begins, ends = self.begin.tolist(), self.end.tolist()
         parent, longer = [-1] * len(self), [-1] * len(self)
         last = -1

@@ -85,10 +85,10 @@ class Tree:
 
 
 class Paths:
-    """A tree with intervals of the same words on the way to them as one node.
+    """A tree in which all intervals with the same path of names are one node.
 
-    `node` and `folded` have one element an interval, the others one a node; parents stand before
-    children.
+    `node` and `folded` have one element per interval, the other arrays one element per node.
+    Parents come before their children.
     """
 
     def __init__(

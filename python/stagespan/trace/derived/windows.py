@@ -26,7 +26,7 @@ class BaseFigures(Figures, frozen=True):
     of: Annotated[str, one_of(("steps", "trace"))]
     steps: Count
     time_ns: Ns
-    """Its begin, from the begin of the trace's window."""
+    """When it begins, from the start of the trace's window."""
     whole_ns: Ns
     """Its length."""
     unrecorded_work_ns: Ns

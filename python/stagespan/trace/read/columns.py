@@ -58,7 +58,7 @@ class Codebook:
 
 
 class Ids:
-    """Id as written to int64: numbers and numerals as they are, other words as negative numbers."""
+    """Converts ids to int64: numbers and numerals keep their value, other texts become negative."""
 
     def __init__(self, named: dict[int, str]) -> None:
         self.named = named

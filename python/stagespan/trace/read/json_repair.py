@@ -14,8 +14,8 @@ _ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\', re.DOTALL)
 _SURROGATE = re.compile(
     rb"(\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
 )
-# Kineto writes names without escaping the quotes in them. Such a name ends at the quote behind
-# which the object ends, another key follows, or the line ends: names hold no line feeds.
+# Kineto writes names without escaping the quotes in them. Such a name ends at the quote after
+# which the object ends, another key follows, or the line ends: names contain no line feeds.
 _NAME = re.compile(
     rb"""("name":[ ]?")((?:[^"\\\n]|\\[^\n]|"(?!\s*(?:\}|,\s*"[^"\n]+"\s*:|,?[ \t]*$)))*)(?=")""",
     re.MULTILINE,
@@ -69,10 +69,10 @@ def entry_end(buffer: bytes, start: int) -> int | None:
 
 
 def with_quotes_in_names_escaped(buffer: bytes, start: int, end: int) -> tuple[bytes, int, int]:
-    """The buffer with quotes within names escaped, how many names, and up to where.
+    """Return the buffer with quotes inside names escaped, the number of names, and the end.
 
-    Looks from `start` to the line that holds `end`, and only at whole lines: of a part one cannot
-    tell where a name in it ends.
+    Changes only whole lines, from `start` to the line that contains `end`: in a part of a line, the
+    end of a name is unknown.
     """
     changed = 0
     lines = (buffer.find(b"\n", end) if end < len(buffer) else -1) + 1
@@ -94,9 +94,9 @@ def with_quotes_in_names_escaped(buffer: bytes, start: int, end: int) -> tuple[b
 
 
 def repaired(entry: bytes) -> bytes:
-    """An entry with what writers are known to get wrong set right.
+    """Return an entry with the known errors of writers corrected.
 
-    NaN and Infinity become null; bytes that are no UTF-8, control characters, bad escapes and
+    NaN and Infinity become null; bytes that are not UTF-8, control characters, bad escapes and
     halves of surrogate pairs become something that JSON allows.
     """
     text = entry.decode("utf-8", "replace").encode()

@@ -82,7 +82,7 @@ class Trace:
     names: list[str]
     """Names exactly as written; `Events.name` points here."""
     categories: list[str]
-    """Categories in today's spelling (`Kernel` of old traces is `kernel`); "" is none."""
+    """Categories in today's spelling (`Kernel` of old traces is `kernel`); "" means none."""
     base_ns: int | None
     """Unix time of the file's zero, already added to every time here; None if the file has none."""
     total: int

@@ -101,9 +101,9 @@ def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
 _BOM = b"\xef\xbb\xbf"
 _WINDOW_BYTES = 1024
 MOST_BYTES = 64 << 20
-"""Of one entry, of what stands before the list of events, and of what stands behind it.
+"""The most bytes of one entry, of the text before the list of events, and of the text after it.
 
-No profiler writes as much; a small compressed file may hold any number of bytes.
+No profiler writes as much, but a small compressed file can contain any number of bytes.
 """
 _MOST_KEYS = 1_000
 _MOST_HEADS = 16
@@ -113,14 +113,14 @@ _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 def read_trace(path: str | os.PathLike[str], *, chunk_bytes: int = CHUNK_BYTES) -> Trace:
     """Read a trace file, `.json` or gzip (by its content), into columns; times in integer ns.
 
-    The list of events may stand at the top level or under `traceEvents`. Times may be numbers or
-    texts. What cannot become a row is counted in `Trace.left_out`, what becomes one with a change
-    in `Trace.adjusted`; of a file that is cut off, what is whole is read, and `Trace.incomplete`
-    says so.
-    Memory: the columns, and `chunk_bytes` of JSON at a time, at most some times `MOST_BYTES`.
+    The list of events may be at the top level or under `traceEvents`. Times may be numbers or
+    strings. `Trace.left_out` counts entries that cannot become a row, `Trace.adjusted` counts
+    entries that were changed to become one. All whole entries of a truncated file are read, and
+    `Trace.incomplete` says that it is truncated. Memory use is that of the columns and of
+    `chunk_bytes` of JSON at a time, at most a few times `MOST_BYTES`.
 
-    Raises TraceError, with a sentence that says what to do, when there is no such file, it is a
-    folder, empty, not JSON, not a trace, cut off before its first whole event, or too large for
+    Raises TraceError, with a sentence that says what to do, if the file does not exist, or if it is
+    a folder, empty, not JSON, not a trace, cut off before its first whole event, or too large for
     the memory.
     """
     try:
@@ -287,9 +287,9 @@ class EventReader:
                 return False
 
     def _read_odd(self, at: int) -> int | None:
-        """Set right the entry that begins at `at`, or leave it out; where to go on.
+        """Correct the entry that begins at `at`, or skip it; return where to continue.
 
-        None when it takes more of the file to tell where the entry ends.
+        Returns None if the end of the entry is not in the buffer yet.
         """
         # Where such names stand close together many are set right at once, else only this one.
         close = at - self._names_right_to < self._window

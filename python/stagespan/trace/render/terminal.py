@@ -89,8 +89,8 @@ def print_page(
 ) -> None:
     """Print blocks, then as many findings as a screen has room for, then `tail`.
 
-    Where room is left, `lines` stand behind the findings. Where the blocks alone would fill the
-    screen the last tables among them are left out.
+    If space is left, `lines` follow the findings. If the blocks alone would fill the screen, the
+    last tables among them are left out.
     """
     console = screen(console)
     room = max(console.height - 2, _FEWEST_LINES) if console.is_terminal else _LINES
@@ -254,7 +254,7 @@ def _heights(blocks: Sequence[RenderableType], console: Console) -> int:
 
 
 _PARTS, _KERNELS = 8, 5
-# Letters that the columns behind the name take.
+# The width of the columns after the name, in characters.
 _FIGURES = 47
 _LEAST_NAME = 20
 

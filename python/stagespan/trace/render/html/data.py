@@ -37,7 +37,7 @@ _EXACT = 1 << 53
 
 
 def page_data(analysis: Analysis) -> dict[str, Any]:
-    """All that the page shows. Times in ns from the begin of the trace's window."""
+    """All that the page shows. Times in ns from the start of the trace's window."""
     trace = analysis.trace
     notes = [printable(trace.incomplete)] if trace.incomplete else []
     notes += map(printable, ignored(trace))
