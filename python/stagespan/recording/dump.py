@@ -7,6 +7,7 @@ import io
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stagespan import _core
@@ -16,6 +17,10 @@ from stagespan.recording import summary
 if TYPE_CHECKING:
     from stagespan.recording.reading import Recording
 
+_BEYOND_IDS = 1 << 22
+"""Ids of processes and threads are smaller, so that larger ones are free for tracks."""
+_DAY_NS = 86_400 * 10**9
+"""Times are written from the start of a day on: in us since 1970, a float has no ns."""
 _COLUMNS = (
     *("stage", "thread", "thread_name", "begin_ns", "end_ns", "id", "parent", "depth"),
     *("request", "request_number", "trace_id", "error", "suspended_ns"),
@@ -75,48 +80,30 @@ def as_json(recording: Recording) -> str:
 
 
 def as_perfetto(recording: Recording) -> str:
-    """A trace that https://ui.perfetto.dev opens: a track a thread, arrows along each request."""
-    all_rows = list(rows(recording))
-    pid = recording.pid
-    until_ns = recording.read_ns if recording.state == "alive" else recording.end_ns
-    until_ns = until_ns or max(
-        (row["end_ns"] or row["begin_ns"] for row in all_rows), default=recording.begin_ns
-    )
+    """A trace that https://ui.perfetto.dev opens: a track a thread, arrows along each request.
+
+    Spans of a thread that overlap, such as those of asyncio tasks, get further tracks.
+    """
+    slices, requests = _slices(recording)
+    base_ns = min((one.begin_ns for one in slices), default=recording.begin_ns)
+    base_ns -= base_ns % _DAY_NS
     rank = "" if recording.rank is None else f", rank {recording.rank}"
-    events: list[dict[str, Any]] = [_name("process_name", pid, 0, f"{recording.program}{rank}")]
-    for thread in recording.threads():
-        label = f"{thread['name']} {thread['thread']}"
-        events.append(_name("thread_name", pid, thread["thread"], label))
-    requests: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-    device_pid = pid + (1 << 22)  # beyond any process id
-    has_device = False
-    for row in all_rows:
-        end_ns = row["end_ns"] if row["end_ns"] is not None else max(until_ns, row["begin_ns"])
-        args = {"id": row["id"], "parent": row["parent"]}
-        if row["request"] is not None:
-            args["request"] = row["request"]
-        if row["trace_id"] is not None:
-            args["trace_id"] = row["trace_id"]
-        if row["error"]:
-            args["error"] = True
-        if row["end_ns"] is None:
-            args["open"] = True
-        event = _slice(row["stage"], pid, row["thread"], row["begin_ns"], end_ns, args)
-        events.append(event)
-        if row["request_number"] is not None and row["depth"] == 0:
-            requests[row["request_number"]].append(event)
-        if row["device_elapsed_ns"] is not None and row["device_queue_ns"] is not None:
-            begin = row["begin_ns"] + row["device_queue_ns"]
-            end = begin + row["device_elapsed_ns"]
-            args = {"id": row["id"]}
-            events.append(_slice(row["stage"], device_pid, row["thread"], begin, end, args))
-            has_device = True
-    if has_device:
-        events.append(_name("process_name", device_pid, 0, f"device of {recording.program}{rank}"))
+    processes = {recording.pid: f"{recording.program}{rank}"}
+    if any(one.pid != recording.pid for one in slices):
+        processes[recording.pid + _BEYOND_IDS] = f"device of {recording.program}{rank}"
+    events = [_name("process_name", pid, 0, name) for pid, name in processes.items()]
+    names = {thread["thread"]: thread["name"] for thread in recording.threads()}
+    tracks = _tracks(slices)
+    for (pid, tid), (thread, number) in tracks.items():
+        label = f"{names.get(thread) or 'thread'} {thread}"
+        label += f", overlapping {number}" if number else ""
+        events.append(_name("thread_name", pid, tid, label))
+    events.extend(one.event(base_ns) for one in slices)
     for number, of_request in requests.items():
-        events.extend(_flow(number, of_request))
+        events.extend(_flow(number, of_request, base_ns))
     page = {
         "displayTimeUnit": "ns",
+        "baseTimeNanoseconds": base_ns,
         "otherData": {"stagespan": summary.identity(recording)},
         "traceEvents": events,
     }
@@ -149,34 +136,113 @@ def as_parquet(recording: Recording) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
-def _slice(
-    name: str, pid: int, tid: int, begin_ns: int, end_ns: int, args: dict[str, Any]
-) -> dict[str, Any]:
-    category = "device" if pid > 1 << 22 else "stage"
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": pid,
-        "tid": tid,
-        "ts": begin_ns / 1e3,
-        "dur": max(end_ns - begin_ns, 0) / 1e3,
-        "args": args,
-    }
+@dataclass
+class _Slice:
+    """A span on a track."""
+
+    name: str
+    pid: int
+    thread: int
+    begin_ns: int
+    end_ns: int
+    depth: int
+    args: dict[str, Any]
+    tid: int = 0
+
+    def event(self, base_ns: int) -> dict[str, Any]:
+        return {
+            "ph": "X",
+            "cat": "device" if self.pid > _BEYOND_IDS else "stage",
+            "name": self.name,
+            "pid": self.pid,
+            "tid": self.tid,
+            "ts": (self.begin_ns - base_ns) / 1e3,
+            "dur": (self.end_ns - self.begin_ns) / 1e3,
+            "args": self.args,
+        }
+
+
+def _slices(recording: Recording) -> tuple[list[_Slice], dict[int, list[_Slice]]]:
+    """All spans and what they did on the device, and the outermost spans of each request."""
+    all_rows = list(rows(recording))
+    until_ns = recording.read_ns if recording.state == "alive" else recording.end_ns
+    until_ns = until_ns or max(
+        (row["end_ns"] or row["begin_ns"] for row in all_rows), default=recording.begin_ns
+    )
+    found: list[_Slice] = []
+    requests: defaultdict[int, list[_Slice]] = defaultdict(list)
+    for row in all_rows:
+        begin_ns = row["begin_ns"]
+        args = {"id": row["id"], "parent": row["parent"]}
+        if row["request"] is not None:
+            args["request"] = row["request"]
+        if row["trace_id"] is not None:
+            args["trace_id"] = row["trace_id"]
+        if row["error"]:
+            args["error"] = True
+        if row["end_ns"] is None:
+            args["open"] = True
+        end_ns = max(until_ns if row["end_ns"] is None else row["end_ns"], begin_ns)
+        place = (row["stage"], recording.pid, row["thread"])
+        one = _Slice(*place, begin_ns, end_ns, row["depth"], args)
+        found.append(one)
+        if row["request_number"] is not None and row["depth"] == 0:
+            requests[row["request_number"]].append(one)
+        if row["device_elapsed_ns"] is not None and row["device_queue_ns"] is not None:
+            begin_ns += row["device_queue_ns"]
+            end_ns = begin_ns + max(row["device_elapsed_ns"], 0)
+            place = (row["stage"], recording.pid + _BEYOND_IDS, row["thread"])
+            found.append(_Slice(*place, begin_ns, end_ns, row["depth"], {"id": row["id"]}))
+    return found, requests
+
+
+@dataclass
+class _Track:
+    """A track of Perfetto, with the ends of the slices that are open at its last begin."""
+
+    tid: int
+    open_ends_ns: list[int] = field(default_factory=list)
+
+    def takes(self, one: _Slice) -> bool:
+        """Whether a slice lies after or inside all slices of the track."""
+        while self.open_ends_ns and self.open_ends_ns[-1] <= one.begin_ns:
+            self.open_ends_ns.pop()
+        return not self.open_ends_ns or one.end_ns <= self.open_ends_ns[-1]
+
+
+def _tracks(slices: list[_Slice]) -> dict[tuple[int, int], tuple[int, int]]:
+    """Sort the slices, and give each a track of its thread on which it overlaps no other in part.
+
+    Returns, by process and track id, the thread, and 0 for its first track or the number of a
+    further one.
+    """
+    slices.sort(key=lambda one: (one.begin_ns, -one.end_ns, one.depth))
+    by_thread: defaultdict[tuple[int, int], list[_Track]] = defaultdict(list)
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    for one in slices:
+        of_thread = by_thread[one.pid, one.thread]
+        track = next((track for track in of_thread if track.takes(one)), None)
+        if track is None:
+            track = _Track(_BEYOND_IDS + len(found) if of_thread else one.thread)
+            found[one.pid, track.tid] = (one.thread, len(of_thread))
+            of_thread.append(track)
+        track.open_ends_ns.append(one.end_ns)
+        one.tid = track.tid
+    return found
 
 
 def _name(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _flow(number: int, slices: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _flow(number: int, slices: list[_Slice], base_ns: int) -> Iterator[dict[str, Any]]:
     """Arrows from each outermost span of a request to the next one."""
     if len(slices) < 2:
         return
-    slices = sorted(slices, key=lambda event: event["ts"])
-    for i, event in enumerate(slices):
+    slices = sorted(slices, key=lambda one: one.begin_ns)
+    for i, one in enumerate(slices):
         phase = "s" if i == 0 else ("f" if i == len(slices) - 1 else "t")
-        arrow = {key: event[key] for key in ("pid", "tid", "ts")}
+        arrow = {key: one.event(base_ns)[key] for key in ("pid", "tid", "ts")}
         arrow.update({"ph": phase, "cat": "request", "name": "request", "id": number, "bp": "e"})
         yield arrow
 
