@@ -1,8 +1,9 @@
-"""A recorder that has recorded nothing yet, and a folder of recordings, for tests that ask."""
+"""What tests ask for: an empty recorder, a folder of recordings, a clock that is wrong."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,33 @@ import pytest
 
 import stagespan
 from stagespan import ProfilingContext, ProfilingContext4Debug, _core, span
+
+# CLOCK_MONOTONIC goes back by an hour, as after a process was restored on another machine, or
+# stands still, as under tools that fake the time.
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <time.h>
+
+int clock_gettime(clockid_t id, struct timespec* now) {
+  static int (*real)(clockid_t, struct timespec*);
+  static struct timespec first;
+  static int is_read;
+  if (!real) real = (int (*)(clockid_t, struct timespec*))dlsym(RTLD_NEXT, "clock_gettime");
+  int result = real(id, now);
+  if (id != CLOCK_MONOTONIC) return result;
+  if (!is_read) {
+    is_read = 1;
+    first = *now;
+  }
+  if (getenv("CLOCK_STANDS_STILL"))
+    *now = first;
+  else if ((now->tv_sec - first.tv_sec) * 1000000000LL + now->tv_nsec - first.tv_nsec > 400000000LL)
+    now->tv_sec -= 3600;
+  return result;
+}
+"""
 
 
 @pytest.fixture
@@ -44,3 +72,21 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[[str], _core.Span]
     stagespan.set_debug(request.param is ProfilingContext4Debug)
     yield request.param
     stagespan.set_debug(False)
+
+
+@pytest.fixture(scope="module")
+def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that, loaded before all others, is the system's clock."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler (cc) on PATH")
+    folder = tmp_path_factory.mktemp("clock")
+    (folder / "clock.c").write_text(CLOCK)
+    done = subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", "clock.so", "clock.c", "-ldl"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "clock.so"

@@ -20,6 +20,7 @@ def start(program: str, *arguments: str, **variables: str) -> subprocess.Popen[s
     environment = {"STAGESPAN_RING_SPANS": str(RING), **os.environ, **variables}
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -4,39 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-# CLOCK_MONOTONIC goes back by an hour, as after a process was restored on another machine, or
-# stands still, as under tools that fake the time.
-CLOCK = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <time.h>
-
-int clock_gettime(clockid_t id, struct timespec* now) {
-  static int (*real)(clockid_t, struct timespec*);
-  static struct timespec first;
-  static int is_read;
-  if (!real) real = (int (*)(clockid_t, struct timespec*))dlsym(RTLD_NEXT, "clock_gettime");
-  int result = real(id, now);
-  if (id != CLOCK_MONOTONIC) return result;
-  if (!is_read) {
-    is_read = 1;
-    first = *now;
-  }
-  if (getenv("CLOCK_STANDS_STILL"))
-    *now = first;
-  else if ((now->tv_sec - first.tv_sec) * 1000000000LL + now->tv_nsec - first.tv_nsec > 400000000LL)
-    now->tv_sec -= 3600;
-  return result;
-}
-"""
 
 PROGRAM = """
 import json, logging, time
@@ -78,24 +50,6 @@ print(json.dumps({
     "clock": _core.clock_info(),
 }))
 """
-
-
-@pytest.fixture(scope="module")
-def clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that, loaded before all others, is the system's clock."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler (cc) on PATH")
-    folder = tmp_path_factory.mktemp("clock")
-    (folder / "clock.c").write_text(CLOCK)
-    done = subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", "clock.so", "clock.c", "-ldl"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "clock.so"
 
 
 def run(clock: Path, **variables: str) -> dict[str, object]:

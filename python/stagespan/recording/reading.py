@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import heapq
 import os
 import re
 import stat
 import struct
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
@@ -27,6 +29,9 @@ State = Literal["alive", "exited", "died", "unknown"]
 
 _FILE = re.compile(r"(\d+)-(\d+)(?:-\d+)?\.stagespan")
 _MEMFD = "/memfd:stagespan (deleted)"
+_DELETED = " (deleted)"
+_MOST_ENDED = 256
+"""At most so many recordings of ended processes are read from a folder: each takes about 1 MiB."""
 _F_OFD_GETLK = 36
 
 
@@ -89,6 +94,7 @@ class Recording:
         handle = _open_file(path)
         try:
             self._copy = _core.read_recording(handle, path, everything)
+            self._is_deleted = _is_deleted(path, handle)
             info: dict[str, Any] = self._copy.info()
             self.state: State = _state(info, handle)
             """Whether the process is alive, or how it ended."""
@@ -187,6 +193,11 @@ class Recording:
         """Return a sentence for each thing that is missing in this copy or wrong with the file."""
         found = []
         missing, damaged = self._info["missing_bytes"], self._info["damaged"]
+        if self._is_deleted:
+            found.append(
+                "The file has been deleted: the recording is lost when the process ends, in "
+                "whatever way."
+            )
         if missing:
             found.append(f"The file is cut off: {missing:,} bytes are missing.")
         if damaged:
@@ -240,7 +251,8 @@ def open_recording(path_or_pid: str | os.PathLike[str] | int, *, spans: bool = T
 def recordings(*, spans: bool = False) -> list[Recording]:
     """Return the recordings of this user's processes, alive or not; root gets those of all users.
 
-    Files that are not recordings, and those that vanish meanwhile, are left out.
+    Files that are not recordings, and those that vanish meanwhile, are left out. So are recordings
+    of ended processes except for the newest 256 in each folder.
     """
     found = []
     for path in _paths():
@@ -270,7 +282,8 @@ def _folders() -> list[str]:
     return list(dict.fromkeys(folders))
 
 
-def _paths() -> Iterator[str]:
+def _files() -> Iterator[tuple[str, int, int]]:
+    """Yield the files of all folders, each with the process id and start time in its name."""
     for folder in _folders():
         if os.path.islink(folder):
             continue
@@ -278,25 +291,71 @@ def _paths() -> Iterator[str]:
             names = sorted(os.listdir(folder))
         except OSError:
             continue
-        yield from (os.path.join(folder, name) for name in names if _FILE.fullmatch(name))
+        for name in names:
+            match = _FILE.fullmatch(name)
+            if match is not None:
+                yield os.path.join(folder, name), int(match[1]), int(match[2])
+
+
+def _paths() -> Iterator[str]:
+    ended: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    for path, pid, start_ticks in _files():
+        modified_ns = _modified_ns_if_ended(path, pid, start_ticks)
+        if modified_ns is None:
+            yield path
+        else:
+            ended[os.path.dirname(path)].append((modified_ns, path))
+    for found in ended.values():
+        yield from (path for _, path in heapq.nlargest(_MOST_ENDED, found))
     try:
         processes = sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
     except OSError:
         return
     for pid in processes:
-        path = _memfd_of(pid)
-        if path is not None:
-            yield path
+        held = _held_by(pid, without_a_name=True)
+        if held is not None:
+            yield held
 
 
-def _memfd_of(pid: int) -> str | None:
-    """Return the path of a recording that has no file (a memfd); None if there is none."""
+def _modified_ns_if_ended(path: str, pid: int, start_ticks: int) -> int | None:
+    """Return when a file was last modified if its process has ended; None if it may be alive.
+
+    The file is not read, because there may be thousands.
+    """
+    if _runs(pid, start_ticks):
+        return None
+    try:
+        handle = _open_file(path)
+    except StagespanError:  # whoever reads it finds out why
+        return None
+    try:
+        # The id of a process in another container is not its id here, but it holds a lock.
+        return os.fstat(handle).st_mtime_ns if _is_locked(handle) is False else None
+    finally:
+        os.close(handle)
+
+
+def _held_by(pid: int, *, without_a_name: bool) -> str | None:
+    """Return the path in /proc of the recording that a process has open; None if it has none.
+
+    With ``without_a_name``, only a memfd or a file that has been deleted counts.
+    """
     folder = f"/proc/{pid}/fd"
     try:
-        for name in os.listdir(folder):
-            path = f"{folder}/{name}"
+        for number in os.listdir(folder):
+            path = f"{folder}/{number}"
             try:
-                if os.readlink(path) == _MEMFD:
+                target = os.readlink(path)
+            except OSError:
+                continue
+            if target == _MEMFD:
+                return path
+            # The name that it had when it was made, which is always deleted.
+            match = _FILE.fullmatch(os.path.basename(target).removesuffix(_DELETED).lstrip("."))
+            if match is None or int(match[1]) != pid:  # others may have it open to read it
+                continue
+            try:
+                if not without_a_name or os.stat(path).st_nlink == 0:
                     return path
             except OSError:
                 continue
@@ -306,21 +365,12 @@ def _memfd_of(pid: int) -> str | None:
 
 
 def _path_of(pid: int) -> str:
-    found = []
-    for folder in _folders():
-        try:
-            names = os.listdir(folder)
-        except OSError:
-            continue
-        for name in names:
-            match = _FILE.fullmatch(name)
-            if match is not None and int(match[1]) == pid:
-                found.append((int(match[2]), os.path.join(folder, name)))
+    found = [(start_ticks, path) for path, of_pid, start_ticks in _files() if of_pid == pid]
     if found:
         return max(found)[1]  # the latest process with this id
-    path = _memfd_of(pid)
-    if path is not None:
-        return path
+    held = _held_by(pid, without_a_name=False)
+    if held is not None:
+        return held
     if not os.path.exists(f"/proc/{pid}"):
         raise StagespanError(
             f"there is no process {pid} and no recording of one: `stagespan ps --all` lists them."
@@ -348,6 +398,15 @@ def _open_file(path: str) -> int:
         os.close(handle)
         raise StagespanError(f"{path} is not a file, so it is not a recording.")
     return handle
+
+
+def _is_deleted(path: str, handle: int) -> bool:
+    """Return whether a file that a process has open has been deleted; a memfd counts as not."""
+    try:
+        target = os.readlink(path)
+    except OSError:  # not an entry of /proc/PID/fd
+        return False
+    return target != _MEMFD and os.fstat(handle).st_nlink == 0
 
 
 # --- processes ------------------------------------------------------------------------------------

@@ -1,0 +1,407 @@
+"""Recordings while readers die, folders vanish, clocks jump, and thousands of files are left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from recorded_process import command, end, ready, recordings_in, start
+
+from stagespan import recording
+
+# --- thousands of leftovers -----------------------------------------------------------------------
+
+
+def test_thousands_of_leftovers_are_read_in_part_and_removed(folder: Path) -> None:
+    # GIVEN a process that lives, one that died, and 10,000 sparse files like the latter's
+    alive = start("""
+        import time
+        import stagespan
+        with stagespan.span("alive"):
+            print("ready", flush=True)
+            time.sleep(300)
+    """)
+    try:
+        ready(alive)
+        dies = "import os, stagespan\nwith stagespan.span('died'): os._exit(1)"
+        start(dies).communicate(timeout=60)
+        (path,) = (one for one in folder.iterdir() if not one.name.startswith(f"{alive.pid}-"))
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(1 << 12)
+        names = [f"{2**22 + i}-{i}.stagespan" for i in range(1, 10_001)]
+        for i, name in enumerate(names):
+            copy = folder / name
+            with copy.open("wb") as file:
+                if i >= 9_000:  # the others are holes, since a tmpfs may be small
+                    file.write(head)
+                file.truncate(size)
+            os.utime(copy, (i, i))
+        # WHEN all recordings are listed
+        found = recordings_in(folder)
+        # THEN a bounded number of the newest is read, and every process that lives
+        assert [one.pid for one in found if one.state == "alive"] == [alive.pid]
+        ended = {Path(one.path).name for one in found if one.state == "died"}
+        assert ended == {path.name, *names[-255:]}
+        # THEN so it is for the command, which deletes nothing
+        shown = json.loads(command("ps", "--json").stdout)["processes"]
+        assert alive.pid in {row["pid"] for row in shown}
+        assert command("recover", str(alive.pid)).returncode == 0
+        assert len(list(folder.iterdir())) == 10_002
+        # WHEN another process begins to record
+        start(dies).communicate(timeout=60)
+        # THEN 16 of the leftovers are kept
+        assert len(list(folder.iterdir())) == 16 + 2
+        assert path.exists()
+    finally:
+        end(alive)
+
+
+# --- readers that are killed ----------------------------------------------------------------------
+
+
+def test_a_reader_that_is_killed_leaves_nothing(folder: Path) -> None:
+    # GIVEN a process with threads that write
+    writer = start("""
+        import sys, threading
+        import stagespan
+
+        over = threading.Event()
+        written = [0] * 3
+        def work(i):
+            while not over.is_set():
+                with stagespan.span("outer"), stagespan.span("inner"):
+                    pass
+                written[i] += 1
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        while not all(written):
+            pass
+        print("ready", flush=True)
+        sys.stdin.readline()
+        over.set()
+        for thread in threads:
+            thread.join()
+        figures = stagespan.stats()
+        print(sum(written), figures["outer"].count, figures["inner"].count, flush=True)
+        sys.stdin.readline()
+    """)
+    try:
+        ready(writer)
+        files = set(folder.iterdir())
+        counts = []
+        for i in range(5):
+            # WHEN a reader that reads all the time is killed
+            reader = start(
+                """
+                import sys
+                from stagespan import recording
+                found = recording.open(int(sys.argv[1]))
+                print("ready", flush=True)
+                while True:
+                    found.refresh().spans()
+                """,
+                str(writer.pid),
+            )
+            ready(reader)
+            time.sleep(0.02 * i)
+            assert reader.poll() is None
+            end(reader)
+            counts.append(recording.open(writer.pid).stats()["outer"].count)
+        # THEN the process goes on, and the folder is as it was
+        until = time.monotonic() + 60
+        while recording.open(writer.pid).stats()["outer"].count <= counts[-1]:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert counts == sorted(counts)
+        assert counts[0] < counts[-1]
+        assert set(folder.iterdir()) == files
+        # THEN its figures are exact, in the process and outside
+        assert writer.stdin is not None
+        writer.stdin.write("\n")
+        writer.stdin.flush()
+        written, *own = map(int, ready(writer).split())
+        assert own == [written, written]
+        while True:  # until the threads that have ended have left
+            figures = recording.open(writer.pid).stats()
+            if [figures[name].count for name in ("outer", "inner")] == own:
+                break
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        # THEN its own exit is as clean as without readers
+        writer.communicate("\n", timeout=60)
+        assert writer.returncode == 0
+        assert list(folder.iterdir()) == []
+    finally:
+        end(writer)
+
+
+# --- folders that vanish --------------------------------------------------------------------------
+
+STEPS = """
+    import sys, threading
+    import stagespan
+
+    def work(n):
+        for _ in range(n):
+            with stagespan.span("step"):
+                pass
+
+    n = 0
+    with stagespan.span("serve"):
+        for line in sys.stdin:
+            work(100)
+            threads = [threading.Thread(target=work, args=(100,)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            n += 500
+            assert stagespan.stats()["step"].count == n
+            print(n, flush=True)
+"""
+
+
+@pytest.fixture
+def moved(folder: Path) -> Iterator[Path]:
+    """Give a place to which the folder can be moved."""
+    place = folder.with_name(folder.name + "-moved")
+    yield place
+    if folder.is_symlink():
+        folder.unlink()
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def step(process: subprocess.Popen[str]) -> int:
+    """Let the program write spans, and return how many it has counted itself."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return int(ready(process))
+
+
+@pytest.mark.parametrize("way", ["the file vanishes", "the folder vanishes", "it becomes a link"])
+def test_a_folder_that_is_taken_away_from_a_process(way: str, folder: Path, moved: Path) -> None:
+    # GIVEN a process that has recorded
+    process = start(STEPS)
+    try:
+        assert step(process) == 500
+        path = recording.open(process.pid).path
+        assert Path(path).parent == folder
+        alive = [one for one in recording.recordings() if one.state == "alive"]
+        assert [one.path for one in alive if one.pid == process.pid] == [path]
+        # WHEN its file is taken away, and it goes on
+        if way == "the file vanishes":
+            os.unlink(path)
+        elif way == "the folder vanishes":
+            shutil.rmtree(folder)
+        else:
+            folder.rename(moved)
+            folder.symlink_to(moved)
+        assert step(process) == 1000
+        assert step(process) == 1500
+        # THEN it is still read by its id, with figures as exact as its own
+        found = recording.open(process.pid)
+        assert (found.pid, found.state) == (process.pid, "alive")
+        assert found.stats()["step"].count == 1500
+        assert [span["stage"] for span in found.open_spans()] == ["serve"]
+        # THEN the commands say what is wrong
+        shown = command("ps")
+        listed = json.loads(command("ps", "--json").stdout)["processes"]
+        rows = [row for row in listed if row["pid"] == process.pid]
+        if way == "it becomes a link":
+            assert found.warnings() == []
+            assert "links are not followed" in shown.stderr
+            doctor = " ".join(command("doctor").stdout.split())
+            assert "links are not followed" in doctor
+        else:
+            assert any("has been deleted" in warning for warning in found.warnings())
+            (row,) = rows
+            assert row["warnings"] == found.warnings()
+            assert f"{process.pid}: The file has been deleted" in shown.stdout
+        # THEN the process ends as others do, and leaves nothing behind
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+        for place in (folder, moved):
+            assert not place.exists() or list(place.iterdir()) == []
+    finally:
+        end(process)
+
+
+# --- clocks that jump -----------------------------------------------------------------------------
+
+CLOCKED = """
+    import os, sys, time
+    import stagespan
+
+    def spend(seconds):
+        end = time.process_time() + seconds  # sleeping would ask the clock
+        while time.process_time() < end:
+            pass
+
+    with stagespan.request("request"), stagespan.span("outer"):
+        with stagespan.span("before"):
+            spend(0.05)
+        token = stagespan.begin("token")
+        with stagespan.span("across"):
+            spend(0.6)  # the clock jumps meanwhile
+        with stagespan.span("after"):
+            spend(0.01)
+        with stagespan.span("inner"):
+            print("ready", flush=True)
+            sys.stdin.readline()
+            os._exit(1)
+"""
+
+
+def check_durations(found: recording.Recording) -> None:
+    """Compare all that a recording tells with what the program did."""
+    counts = {name: stage.count for name, stage in found.stats().items()}
+    assert counts == {"before": 1, "across": 1, "after": 1}
+    spans = found.spans()
+    assert len(spans) == 3
+    assert (spans["end_ns"] >= spans["begin_ns"]).all()
+    assert (spans["suspended_ns"] >= 0).all()
+    for stage in found.stats().values():
+        assert 0 <= stage.min_ns <= stage.max_ns <= stage.total_ns
+        assert stage.total_ns < 600e9
+    open_spans = found.open_spans()
+    assert {span["stage"] for span in open_spans} == {"outer", "token", "inner"}
+    assert all(span["elapsed_ns"] is None or span["elapsed_ns"] >= 0 for span in open_spans)
+
+
+@pytest.mark.parametrize("source", ["auto", "monotonic"])
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_a_process_whose_clock_jumps_is_read(
+    source: str, stands_still: bool, clock: Path, folder: Path
+) -> None:
+    # GIVEN a process whose clock has been set back by an hour, or stands still
+    variables = {"CLOCK_STANDS_STILL": "1"} if stands_still else {}
+    process = start(CLOCKED, LD_PRELOAD=str(clock), STAGESPAN_CLOCK=source, **variables)
+    pages: list[subprocess.CompletedProcess[str]] = []
+    try:
+        ready(process)
+        # WHEN it is read alive, and after it died
+        alive = recording.open(process.pid)
+        name = str(process.pid)
+        for again in (False, True):
+            pages.append(command("recover", name))
+            pages.append(command("dump", name))
+            pages.append(command("dump", name, "--format", "csv"))
+            pages.append(command("ps", "--all"))
+            if not again:
+                pages.append(command("top", name, "--once", "--interval", "0.1"))
+                pages.append(command("ps", "--stalled", "0"))
+                assert process.poll() is None
+                end(process)
+        dead = recording.open(process.pid)
+    finally:
+        end(process)
+    # THEN no time is less than nothing
+    assert (alive.state, dead.state) == ("alive", "died")
+    check_durations(alive)
+    check_durations(dead)
+    for page in pages:
+        assert page.returncode in (0, 1), page.stderr
+        assert "Traceback" not in page.stderr
+        if page.args[3] != "dump":
+            # Not the rows of other processes.
+            shown = [
+                line for line in page.stdout.splitlines() if "ps" not in page.args or name in line
+            ]
+            assert not re.search(r"[ (]-\d", "\n".join(shown)), page.stdout
+        elif "csv" not in page.args:
+            for event in json.loads(page.stdout)["traceEvents"]:
+                assert event.get("dur", 0) >= 0
+
+
+# --- readers without privileges -------------------------------------------------------------------
+
+NOBODY = 65534
+# The program may lie in a folder that only root can read, so it is loaded before.
+DROP = """
+import os
+
+def drop_privileges():
+    if os.geteuid() == 0:
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+    assert os.geteuid() != 0
+"""
+
+STALLED = (
+    DROP
+    + """
+import ctypes, signal
+import stagespan
+PR_SET_DUMPABLE = 4
+drop_privileges()
+assert ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0) == 0  # nobody but root may trace it
+with stagespan.span("step"), stagespan.span("all_reduce"):
+    print("ready", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+)
+
+ASKING = (
+    DROP
+    + """
+import sys
+from stagespan.cli import main
+sys.argv[1:] = ["ps", "--stalled", "0.5", "--json"]
+try:
+    main()  # loads what it needs
+except SystemExit:
+    pass
+print("without privileges", flush=True)
+drop_privileges()
+main()
+"""
+)
+
+
+def test_a_stalled_rank_is_named_without_privileges(folder: Path) -> None:
+    # GIVEN a rank that stands still, of a user who is not root and may not trace it
+    done = subprocess.run(
+        [sys.executable, "-c", DROP + "drop_privileges()"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    if done.returncode != 0:
+        pytest.skip(f"privileges cannot be dropped here: {done.stderr.strip().splitlines()[-1]}")
+    if os.geteuid() == 0:
+        os.chown(folder, NOBODY, NOBODY)
+    victim = start(STALLED, RANK="3", WORLD_SIZE="8", TORCHELASTIC_RUN_ID="job-nobody")
+    try:
+        ready(victim)
+        found: list[dict[str, object]] = []
+        until = time.monotonic() + 60
+        while not found and time.monotonic() < until:
+            # WHEN the same user asks which processes stand still
+            asking = start(ASKING)
+            shown, errors = asking.communicate(timeout=60)
+            _, mark, page = shown.partition("without privileges\n")
+            assert mark, errors
+            assert asking.returncode in (0, 1), errors
+            found = [one for one in json.loads(page)["stalled"] if one["pid"] == victim.pid]
+        # THEN rank and stage are named
+        assert asking.returncode == 1
+        assert [one["rank"] for one in found] == [3]
+        (row,) = found
+        spans = row["open_spans"]
+        assert isinstance(spans, list)
+        assert [span["stage"] for span in spans] == ["all_reduce"]
+    finally:
+        end(victim)
