@@ -80,7 +80,7 @@ def as_json(recording: Recording) -> str:
 
 
 def as_perfetto(recording: Recording) -> str:
-    """A trace that https://ui.perfetto.dev opens: a track a thread, arrows along each request.
+    """Return a trace for https://ui.perfetto.dev: a track per thread, arrows along each request.
 
     Spans of a thread that overlap, such as those of asyncio tasks, get further tracks.
     """

@@ -194,10 +194,7 @@ class Recording:
         found = []
         missing, damaged = self._info["missing_bytes"], self._info["damaged"]
         if self._is_deleted:
-            found.append(
-                "The file has been deleted: the recording is lost when the process ends, in "
-                "whatever way."
-            )
+            found.append("The file has been deleted: the recording is lost when the process ends.")
         if missing:
             found.append(f"The file is cut off: {missing:,} bytes are missing.")
         if damaged:
