@@ -1,4 +1,4 @@
-"""Why the device was idle: each gap with its cause; the causes sum to the idle time."""
+"""Finds the gaps in the device's work and their causes, which add up to the idle time."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class IdleGap(Figures, frozen=True):
     """From the start of the trace's window."""
     dur_ns: Ns = msgspec.field(name="idle_us")
     cause: Cause
-    """Of the largest part."""
+    """The cause of the largest part."""
     parts: dict[Cause, Ns] = msgspec.field(name="parts_us")
-    """By cause; they sum to `dur_ns`."""
+    """The time of each cause; the times add up to `dur_ns`."""
     issued: _Issued | None = msgspec.field(name="next_launch_issued")
     """The next launch: "before" the gap, "during" (its call was under way), "after", or unknown."""
     culprit: str | None
@@ -69,12 +69,12 @@ class IdleGap(Figures, frozen=True):
     line: str | None = msgspec.field(name="python")
     """The line of Python around it, if stacks were recorded."""
     call: str | None = msgspec.field(name="launch")
-    """The call that launched what comes next."""
+    """The call that launched the next work on the device."""
     previous: str = msgspec.field(name="previous_on_device")
     next: str = msgspec.field(name="next_on_device")
     crosses_step: bool = msgspec.field(name="between_steps")
     waited_for: str | None
-    """What the host or the stream waited for, where the trace says it (`cuda_sync`)."""
+    """What the host or the stream waited for, if the trace shows it (`cuda_sync`)."""
 
 
 class Culprit(Figures, frozen=True):
@@ -84,14 +84,14 @@ class Culprit(Figures, frozen=True):
     operator: str | None
     call: str
     line: str | None = msgspec.field(name="python")
-    """Of the wait that cost most."""
+    """The line of Python of the wait that cost most."""
     idle_ns: Ns
     in_call_ns: Ns
     """The part of it within the calls; the rest is the time until the next launch."""
     calls: Count
     """The number of calls during which the device was idle."""
     waited_for: str | None
-    """What the one that cost most waited for, where the trace says it: a stream, or all streams."""
+    """What the wait that cost most waited for, if the trace shows it: a stream, or all streams."""
 
     @property
     def label(self) -> str:
@@ -105,7 +105,7 @@ class Culprit(Figures, frozen=True):
 def describe(
     where: CallSites, gaps: Gaps, parts: IdleParts, at: int, blamed: str | None = None
 ) -> IdleGap:
-    """The details of one gap; the culprit is that of `blamed`, or of its largest part."""
+    """Return the details of a gap; the culprit is that of `blamed`, or of the largest part."""
     trace = where.trace
     events = trace.events
     begin, _ = window_of(trace) or (0, 0)
@@ -142,7 +142,7 @@ def describe(
 
 
 def group_by_culprit(where: CallSites, parts: IdleParts) -> list[Culprit]:
-    """Waits and allocations by operator and call, with the idle time that each caused."""
+    """Group waits and allocations by operator and call; the one with the most idle time first."""
     trace = where.trace
     events = trace.events
     calls, time = parts.calls, parts.call_idle_ns
@@ -176,10 +176,10 @@ def group_by_culprit(where: CallSites, parts: IdleParts) -> list[Culprit]:
 def longest_call(
     where: CallSites, gaps: Gaps, parts: IdleParts, at: int, cause: str
 ) -> tuple[int, int]:
-    """The call that waited (or allocated) the longest in a gap, and the time of all of its name.
+    """Find the call that waited (or allocated) the longest in a gap.
 
-    Of the thread that launched what came next and the one that launched before; (-1, 0) if
-    neither did.
+    Looks in the threads that launched the work before and after the gap. Returns the row of the
+    call, and the time in ns of all such calls with its name; (-1, 0) if there are none.
     """
     among = parts.waits if cause == causes.SYNCHRONISATION else parts.allocates
     begin, end = int(gaps.begin_ns[at]), int(gaps.end_ns[at])
@@ -230,7 +230,7 @@ CODES = {cause: f"idle.{cause}" for cause in causes.CAUSES} | {
     causes.DATA_LOADING: "idle.data_loader",
     causes.NOT_TRACED: "idle.unexplained",
 }
-"""By cause the code of its finding."""
+"""The code of the finding for each cause."""
 # The analysis of an Ascend device's free time finds the same idle time, with more detail.
 _SAME_ON_ASCEND = {
     causes.LAUNCH: "ascend.host_bound",
@@ -251,11 +251,11 @@ PREPARATION, FINISHING = "preparation", "finishing"
 
 @dataclass(frozen=True, slots=True)
 class IdleFindings:
-    """The figures of the findings, all within the base to which shares refer; times in ns."""
+    """The figures for the findings, all within `base`, to which shares refer; times in ns."""
 
     base: BaseWindow
     by_cause: dict[str, int]
-    """As in the verdict: with the time before the device's first work, and after its last."""
+    """As in the verdict, including the time before the device's first work and after its last."""
     gaps_by_cause: dict[str, int]
     groups: list[Culprit]
     evidence: dict[str, tuple[Evidence, ...]]
@@ -264,7 +264,7 @@ class IdleFindings:
     kernel_ns: int | None
     """Median duration of a kernel."""
     queued_gap_ns: int | None
-    """Median of the gaps that are longest for the cause "queued"."""
+    """Median length of the gaps whose largest part has the cause "queued"."""
     devices: int
     facts: Facts
 
@@ -278,7 +278,10 @@ class IdleFindings:
         return sum(time for cause, time in self.by_cause.items() if cause in self.evidence)
 
     def findings(self) -> list[Finding]:
-        """One for the start and one for each cause; otherwise one for all idle time, if large."""
+        """Return one finding for the start and one for each cause of at least 3 %.
+
+        If there are none, and all causes together reach 3 %, return one finding for all of them.
+        """
         times = {cause: time for cause, time in self.by_cause.items() if cause in self.evidence}
         found = []
         if self.start is not None and (severity := self._severity(self.start.idle_ns)):
@@ -324,7 +327,7 @@ class IdleFindings:
         return Finding(severity, f"{sentence} {advice}".rstrip(), shown, CODES[cause], same_as)
 
     def _most(self, cause: str) -> str:
-        """Where most of a cause's time went."""
+        """Return the part of the sentence that says where most of a cause's time went."""
         culprits = [group for group in self.groups if group.cause == cause]
         if culprits:
             worst = culprits[0]
@@ -374,7 +377,7 @@ class IdleFindings:
 
 
 def _of_pattern(pattern: Pattern) -> str:
-    """Sentences about gaps that the trace does not explain."""
+    """Return sentences about a pattern of gaps that the trace does not explain."""
     following = shortened(pattern.next)
     if pattern.gaps == 1:
         text = f" {in_words(pattern.idle_ns, 'ns')} of this is one gap before {following}"
@@ -444,7 +447,7 @@ class IdleFigures(Figures, frozen=True):
     span_ns: Ns
     idle_ns: Ns
     idle_percent: float
-    """Of `span_ns`."""
+    """`idle_ns` in percent of `span_ns`."""
     gaps: Count
     by_cause: dict[Cause, CauseFigures]
     blocking_calls: list[Culprit]
@@ -469,7 +472,7 @@ class Idle(Result):
     groups: list[Culprit]
     """Waits and allocations by operator and call, the one that cost most first."""
     patterns: list[Pattern]
-    """Gaps that the trace does not explain, by the work before which they are."""
+    """Gaps that the trace does not explain, grouped by the work that follows them."""
     start: StartUp | None
     """The gaps in which the program started up; None if there are none."""
     reported: tuple[Finding, ...]
@@ -584,7 +587,7 @@ class BaseIdle:
     gaps: Gaps
     """Between the device's work, cut at the ends of the base."""
     parts: IdleParts
-    """Of these gaps."""
+    """The parts of `gaps` by cause."""
     by_cause: dict[str, int]
     """With `PREPARATION` and `FINISHING`; they sum to the idle time of the base."""
     preparing: str | None
@@ -697,7 +700,7 @@ def _idle_findings(
 
 
 def _gaps_by_cause(parts: IdleParts) -> dict[str, int]:
-    """By cause, the number of gaps of which it has the largest part."""
+    """Return, by cause, the number of gaps of which it has the largest part."""
     if len(parts.parts) == 0:
         return dict.fromkeys(NAMES, 0)
     counts = np.bincount(parts.cause, minlength=len(NAMES)).tolist()
@@ -705,7 +708,7 @@ def _gaps_by_cause(parts: IdleParts) -> dict[str, int]:
 
 
 def _median_of(found: Gaps, parts: IdleParts, cause: str) -> int | None:
-    """The median of the gaps of which a cause has the largest part."""
+    """Return the median length in ns of the gaps whose largest part has this cause, or None."""
     chosen = found.dur_ns[parts.cause == NAMES.index(cause)] if len(parts.parts) else found.dur_ns
     return int(np.median(chosen)) if len(chosen) else None
 

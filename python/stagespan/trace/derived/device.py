@@ -39,20 +39,20 @@ _ASCEND_COMMUNICATION = frozenset({"HCCL", "Communication"})
 _ASCEND_HOST = "CANN"
 _ASCEND_COMPUTE_TYPES = ("AI_", "AIC", "AIV", "MIX_", "DSA_")
 _ASCEND_COPY = "MEMCPY"
-# A table over a range of ids may have so many places an id.
+# The most entries per id of a lookup table over a range of ids.
 _DENSE = 4
 
 
 @dataclass(frozen=True)
 class DeviceWork:
-    """The device's part of a trace; all arrays have one element an event of `Trace.events`."""
+    """The device's part of a trace. Arrays have one element for each event of `Trace.events`."""
 
     kind: NDArray[np.int8]
-    """NOT_DEVICE, COMPUTE (memset and MTIA's event_wait too), COMMUNICATION or COPY."""
+    """NOT_DEVICE, COMPUTE (including memset and MTIA's event_wait), COMMUNICATION or COPY."""
     is_kernel: Mask
-    """Kernels: device work that is neither a copy nor a memset nor an event of a stream."""
+    """Which events are kernels: neither copies nor memsets nor events of a stream."""
     is_custom: Mask
-    """Communication by kernels other than those of NCCL, RCCL and HCCL."""
+    """Which events are communication by kernels other than those of NCCL, RCCL and HCCL."""
 
     @cached_property
     def rows(self) -> NDArray[np.intp]:
@@ -67,12 +67,14 @@ class DeviceWork:
 
 @once
 def device_work(trace: Trace) -> DeviceWork:
-    """Find the device's events: by category (kernel, gpu_memcpy, gpu_memset), on Ascend by process.
+    """Find the device's events and what kind of work each of them is.
 
-    On other accelerators, all that runs on a stream is device work. Communication is a kernel whose
-    name contains nccl, rccl or hccl, or that `kernel_kinds` counts as communication (oneCCL,
-    NVSHMEM, the all-reduces of inference servers). On Ascend, it is the operators in the groups'
-    tracks of the communication process.
+    On CUDA and ROCm, they are found by category (kernel, gpu_memcpy, gpu_memset), on Ascend by
+    process. On other accelerators, everything that runs on a stream is device work.
+
+    A kernel is communication if its name contains nccl, rccl or hccl, or if `kernel_kinds` counts
+    it as communication (oneCCL, NVSHMEM, the all-reduces of inference servers). On Ascend, the
+    operators in the groups' tracks of the communication process are communication.
     """
     events = trace.events
     kind = np.zeros(len(events), dtype=np.int8)
@@ -92,7 +94,7 @@ def device_work(trace: Trace) -> DeviceWork:
 
 
 def _custom(trace: Trace, computing: Mask) -> Mask:
-    """Which of the kernels communicate without NCCL, RCCL or HCCL, by their names."""
+    """Find by name the kernels among `computing` that communicate without NCCL, RCCL or HCCL."""
     chosen = np.zeros(len(trace.names) + 1, dtype=np.bool_)
     for code in np.unique(trace.events.name[computing]).tolist():
         chosen[code] = kind_of(trace.names[code]) == KIND_OF_COMMUNICATION
@@ -101,14 +103,14 @@ def _custom(trace: Trace, computing: Mask) -> Mask:
 
 
 def is_ascend(trace: Trace) -> bool:
-    """Whether a trace is one of torch_npu.profiler: its processes have the names of its parts."""
+    """Whether torch_npu.profiler wrote the trace, according to the names of its processes."""
     parts = {_ASCEND_DEVICE, _ASCEND_HOST, "Overlap Analysis"}
     return not parts.isdisjoint(trace.process_names.values())
 
 
 @once
 def launches(trace: Trace) -> Mask:
-    """Rows that are calls of a runtime or driver, which may have launched device work."""
+    """Which rows are calls of a runtime or driver, which may have launched device work."""
     chosen = np.array([name.endswith(_LAUNCH_SUFFIXES) for name in [*trace.categories, ""]])
     rows: Mask = chosen[trace.events.category]
     if _ASCEND_DEVICE in trace.process_names.values():
@@ -117,10 +119,11 @@ def launches(trace: Trace) -> Mask:
 
 
 def launch_of(trace: Trace, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """For each of `rows` the row of the call that launched it; -1 when it is not in the trace.
+    """Return, for each of `rows`, the row of the call that launched it; -1 if it is unknown.
 
-    They are joined by correlation. If nested calls have the same correlation, the outermost
-    counts. If calls of several processes share one, the launch of these device events is unknown.
+    Calls and device events are joined by correlation. If nested calls have the same correlation,
+    the outermost call counts. If calls of several processes have the same correlation, the launch
+    is unknown.
     """
     if isinstance(trace, TraceView):
         return _launch_of_every_event(trace)[rows].astype(np.intp)
@@ -137,7 +140,7 @@ def _launch_of_every_event(trace: Trace) -> NDArray[np.int32]:
 
 
 def _launch_by(trace: Trace, wanted: Numbers) -> NDArray[np.int32]:
-    """The launching call of each correlation, or -1."""
+    """Return the row of the launching call for each correlation in `wanted`, or -1."""
     events = trace.events
     calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING)).astype(np.int32)
     calls = calls[np.lexsort((events.dur_ns[calls], events.correlation[calls]))]
@@ -152,7 +155,7 @@ def _launch_by(trace: Trace, wanted: Numbers) -> NDArray[np.int32]:
         return np.full(len(wanted), -1, dtype=np.int32)
     low, high = int(known[0]), int(known[-1])
     if high - low < _DENSE * (len(known) + len(wanted)):
-        # Correlations are mostly numbers that were given out one after the other.
+        # Most correlations are consecutive numbers, for which a lookup table is faster.
         call_of = np.full(high - low + 2, -1, dtype=np.int32)
         call_of[known - low] = calls
         outside = (wanted < low) | (wanted > high)
@@ -162,7 +165,7 @@ def _launch_by(trace: Trace, wanted: Numbers) -> NDArray[np.int32]:
 
 
 def streams(trace: Trace, rows: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
-    """Device and stream of each of `rows`; where the arguments do not say, process and thread."""
+    """Device and stream of each of `rows`; process and thread if the arguments lack them."""
     events = trace.events
     device, stream = events.device[rows], events.stream[rows]
     return (
@@ -173,8 +176,10 @@ def streams(trace: Trace, rows: NDArray[np.intp]) -> tuple[Numbers, Numbers]:
 
 @once
 def work_by_stream(trace: Trace) -> tuple[dict[tuple[int, int], Rows], Numbers]:
-    """By device and stream the places of its events in `device_work(trace).rows`; and of each of
-    those rows the number of its stream.
+    """Group the device's events by stream.
+
+    Returns a dict from (device, stream) to the indices of its events in `device_work(trace).rows`,
+    and an array with the position of each row's stream in this dict.
     """
     found, lane = pairs(*streams(trace, device_work(trace).rows))
     groups = by_group(lane, len(found))
@@ -182,7 +187,7 @@ def work_by_stream(trace: Trace) -> tuple[dict[tuple[int, int], Rows], Numbers]:
 
 
 def _by_name(trace: Trace, names: Codes, words: tuple[str, ...]) -> Mask:
-    """Which names contain one of the words, whatever their case."""
+    """Which rows have a name that contains one of the words, ignoring case."""
     lowered = map(str.lower, trace.names)
     chosen = np.array([any(word in name for word in words) for name in lowered] + [False])
     rows: Mask = chosen[names]
@@ -195,7 +200,7 @@ def _in_processes(trace: Trace, names: frozenset[str]) -> Mask:
 
 
 def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
-    """Fill in the kinds of other accelerators' rows; returns which of them are kernels."""
+    """Set the kinds of other accelerators' rows in `kind`; return which rows are kernels."""
     events = trace.events
     lanes = [lane for lane, name in trace.thread_names.items() if _STREAM.search(name)]
     on_stream: Mask = events.stream != MISSING
@@ -223,7 +228,7 @@ def _add_others(trace: Trace, kind: NDArray[np.int8]) -> Mask:
 
 
 def _add_ascend(trace: Trace, kind: NDArray[np.int8]) -> Mask:
-    """Fill in the kinds of Ascend's rows; returns which of them are kernels."""
+    """Set the kinds of Ascend's rows in `kind`; return which rows are kernels."""
     events = trace.events
     on_device = _in_processes(trace, frozenset({_ASCEND_DEVICE}))
     computes = np.array(
@@ -238,7 +243,7 @@ def _add_ascend(trace: Trace, kind: NDArray[np.int8]) -> Mask:
         for (pid, tid), name in trace.thread_names.items()
         if name.startswith("Group") and trace.process_names.get(pid) in _ASCEND_COMMUNICATION
     ]
-    # Those of one process at once: a trace may name any number of them.
+    # All groups of a process are handled at once, because a trace can name any number of groups.
     by_process: dict[int, list[int]] = {}
     for pid, tid in groups:
         by_process.setdefault(pid, []).append(tid)
@@ -274,8 +279,8 @@ class DeviceUseFigures(Figures, frozen=True):
 class DeviceUse:
     """Times in ns, over all devices of the trace; None if the trace has no device events.
 
-    Communication is that of NCCL, RCCL and HCCL. Other communication (`DeviceWork.is_custom`)
-    counts as computing here, and only here.
+    Only the kernels of NCCL, RCCL and HCCL count as communication. Other communication
+    (`DeviceWork.is_custom`) counts as computing in this class, unlike elsewhere.
 
     compute + exposed communication + exposed copies + idle = span, exactly.
     """
@@ -285,7 +290,7 @@ class DeviceUse:
     device_events: dict[str, int]
     """Device events by category."""
     span_ns: int | None
-    """From the first device event's begin to the last one's end."""
+    """From the begin of the first device event to the end of the last."""
     busy_ns: int | None
     compute_ns: int | None
     communication_ns: int | None
@@ -295,20 +300,20 @@ class DeviceUse:
     exposed_copy_ns: int | None
     """Copies while nothing computes or communicates."""
     kernel_sum_ns: int | None
-    """Sum of the kernels' durations, overlaps counted twice."""
+    """Sum of the kernels' durations; overlapping kernels count fully."""
     stream_busy_ns: dict[tuple[int, int], int]
-    """By device and stream."""
+    """Busy time by (device, stream)."""
     without_launch: int
     """Device events whose launch is not in the trace."""
     triton_kernels: int
 
     @property
     def idle_ns(self) -> int | None:
-        """Span less busy."""
+        """`span_ns` minus `busy_ns`."""
         return None if self.span_ns is None or self.busy_ns is None else self.span_ns - self.busy_ns
 
     def figures(self) -> DeviceUseFigures:
-        """For JSON; streams by number, or device/stream on several devices."""
+        """Return the figures for JSON. With several devices, streams are named "device/stream"."""
         devices = {device for device, _ in self.stream_busy_ns}
         return DeviceUseFigures(
             events=self.entries,
@@ -338,7 +343,7 @@ class DeviceUse:
 
 @once
 def device_use(trace: Trace) -> DeviceUse:
-    """Unions of the device's events by kind and by stream."""
+    """Compute the unions of the device's events by kind and by stream."""
     events = trace.events
     work = device_work(trace)
     rows = work.rows

@@ -1,4 +1,4 @@
-"""What the traces of many ranks show together: who waits for whom, and who computes more."""
+"""The result of analysing the traces of many ranks: which rank the others wait for, and why."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ PARTS = {
     "copying": "copying, nothing else",
     "idle": "idle",
 }
-"""What the time of a rank is spent on; each moment counts as the first part that applies."""
+"""The parts of a rank's time. Each moment belongs to the first part that applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,18 @@ class Imbalance:
     ranks: list[int]
     others: list[int]
     percent: float
-    """By how much the rank that computed most exceeds the mean of all ranks."""
+    """By how much the rank that computed longest exceeds the mean of all ranks."""
     mean_ns: float
     others_mean_ns: float
 
     @property
     def times(self) -> float | None:
-        """How many times as long as the others; None if those computed nothing."""
+        """`mean_ns` divided by `others_mean_ns`; None if the others computed nothing."""
         return self.mean_ns / self.others_mean_ns if self.others_mean_ns else None
 
 
 def word_of(parts_ns: dict[str, int], on_device: bool) -> str:
-    """The verdict on a time with these `PARTS`, by the largest of them."""
+    """Return the verdict for a time with these `PARTS`, according to the largest part."""
     computing, idle = parts_ns["computing"], parts_ns["idle"]
     communicating = parts_ns["waiting"] + parts_ns["communicating"]
     most = max(communicating, computing, idle)
@@ -124,9 +124,9 @@ class RankFigures(Figures, frozen=True):
     parts_ns: dict[Annotated[str, one_of(PARTS)], Ns]
     """They sum to `time_ns`."""
     idle_percent: float
-    """Of `time_ns`."""
+    """Idle time in percent of `time_ns`."""
     exposed_percent: float
-    """Of `time_ns`."""
+    """Exposed communication in percent of `time_ns`."""
     stage_ns: Ns | None
     """On Ascend, as in step_trace_time.csv."""
     stage_exposed_comm_ns: Ns | None
@@ -180,7 +180,7 @@ class CollectiveInstance(Figures, frozen=True):
     index: Count
     step: Count | None
     position: Count | None
-    """Among the collectives of its group in the step."""
+    """Its index among the collectives of its group in the step."""
     time_ns: Ns
     ranks: Count
     last: Count | None
@@ -189,7 +189,7 @@ class CollectiveInstance(Figures, frozen=True):
     lost_ns: Ns
     pure_ns: Ns
     still_ns: Ns | None
-    """After the last rank had come, without any data that moved."""
+    """The time after the last rank had arrived in which no data moved; None if unknown."""
 
 
 class RanksFigures(Figures, frozen=True):
@@ -217,7 +217,7 @@ class RanksFigures(Figures, frozen=True):
 
 @dataclass(frozen=True)
 class Ranks(Titled):
-    """The result; ranks are in ascending order, times in ns."""
+    """The result of analysing many ranks; ranks are in ascending order, times in ns."""
 
     folder: str
     summaries: Sequence[RankSummary]
@@ -249,7 +249,7 @@ class Ranks(Titled):
 
     @cached_property
     def common_ns(self) -> int:
-        """Time of the ranks with known clocks from their first collective to the last's end."""
+        """Time from the first collective to the end of the last, summed over comparable ranks."""
         return int(self.waits.common_ns[self.waits.compared > 0].sum())
 
     @cached_property
@@ -276,7 +276,7 @@ class Ranks(Titled):
 
     @cached_property
     def imbalance(self) -> Imbalance | None:
-        """The ranks that computed most, and by how much; None if unknown."""
+        """The ranks that computed longest, and by how much; None if unknown."""
         if not self.computing:
             return None
         order = sorted(self.computing, key=lambda at: (-self.computing[at][0], at))
@@ -328,7 +328,7 @@ class Ranks(Titled):
         return "nobody" if at == NOBODY else f"rank {self.numbers[at]}"
 
     def window_begin_ns(self) -> int:
-        """The begin of the first trace, on the common clock."""
+        """The time at which the first trace begins, on the common clock."""
         return min(
             each.begin_ns - int(offset)
             for each, offset in zip(self.summaries, self.clocks.offset_ns, strict=True)
@@ -392,7 +392,7 @@ class Ranks(Titled):
         return tables(self)
 
     def chart(self) -> Chart | None:
-        """What the time of each rank went to; the parts of a rank sum to its time."""
+        """Return the parts of each rank's time, which add up to its time."""
         shown = range(min(len(self.summaries), _MOST_DRAWN))
         usages = [self.usage(at) for at in shown]
         parts = [(words, part, [usage[part] for usage in usages]) for part, words in PARTS.items()]
@@ -525,12 +525,12 @@ def most_often_last(instances: Sequence[Instance]) -> tuple[int, int] | None:
 # --- Findings and tables ---
 
 
-# Of the ranks' time between their first and last common collective.
+# In percent of the ranks' time between their first and last common collective.
 _WAITED = Thresholds(25.0, 10.0, 5.0)
 _CAUSED = Thresholds(10.0, 5.0, 2.0)
-# Over the mean rank.
+# In percent above the mean of all ranks.
 _IMBALANCE = Thresholds(50.0, 25.0, 10.0)
-# Of the ranks' time, or of their stages; without the waiting for each other.
+# In percent of the ranks' time or of their stages, without the waiting for each other.
 _EXPOSED = Thresholds(25.0, 10.0, 5.0)
 _OF_COMMON = "of the time between their first and last common collective"
 EXPOSED_COMMUNICATION = "ranks.exposed_communication"
@@ -558,11 +558,11 @@ def verdict(found: Ranks) -> tuple[str, str]:
     for at in range(ranks):
         for part, time in found.usage(at).items():
             sums[part] += time
-    words = [found.verdict_of(at) for at in range(ranks)]
-    word, count = Counter(words).most_common(1)[0]
+    verdicts = [found.verdict_of(at) for at in range(ranks)]
+    word, count = Counter(verdicts).most_common(1)[0]
     if 2 * count <= ranks:
         word = word_of(sums, any(each.backend != "cpu" for each in found.summaries))
-        count = words.count(word)
+        count = verdicts.count(word)
     whole = sum(sums.values())
     exposed = share(sums["waiting"] + sums["communicating"], whole)
     waiting = f" ({share(sums['waiting'], whole):.1f} % waiting for each other)"
@@ -708,7 +708,10 @@ class _Place:
 
 
 def _place(found: Ranks, at: int) -> _Place | None:
-    """The place in the step where the others wait most for a rank, if they wait mostly for it."""
+    """Return the place in the step at which the others wait most for a rank.
+
+    Returns None if they do not wait mostly for this rank there.
+    """
     places: dict[tuple[str, int], list[Instance]] = {}
     for each in found.waits.instances:
         if each.position is not None:
@@ -808,8 +811,11 @@ def _without_data(found: Ranks) -> tuple[str, list[Evidence]]:
 
 
 def _by_chance(times: int, of: int, ranks: int) -> float:
-    """The probability that one of `ranks` equal ranks is last at least `times` of `of` times."""
-    # With logarithms, as the binomial coefficient overflows a double from 1,000 collectives on.
+    """Return the probability that a rank is last in at least `times` of `of` collectives by chance.
+
+    Each of the `ranks` ranks is last with the same probability.
+    """
+    # Logarithms are needed because the binomial coefficient overflows from 1,000 collectives on.
     ways = math.lgamma(of + 1) - math.lgamma(times + 1) - math.lgamma(of - times + 1)
     chance = ways - times * math.log(ranks) + (of - times) * math.log1p(-1 / ranks)
     term, found = math.exp(chance), 0.0
