@@ -174,7 +174,7 @@ class HarnessResult(Mapping[str, Any]):
     """The machine and the software."""
     fidelity: dict[str, Any]
     """``live_p50_ms``, ``live_runs``, ``live_steps``, ``before_ms``, ``ratio``, ``live_launches``,
-    ``launches`` (None where not known), ``reasons`` for a difference, and a ``line`` with all."""
+    ``launches`` (None if not known), ``reasons`` for a difference, and a ``line`` with all."""
     compile: dict[str, Any] | None = None
     """With `profile_compile`: ``first_call_ms``, ``compile_ms``, ``phases_ms``, ``frames``,
     ``recompilations``, ``graph_breaks``, ``trace_path``, ``times_path``; None if nothing was

@@ -31,7 +31,7 @@ def needs_early_profiler(cuda: str | None, driver: str | None) -> bool:
     """Whether a profiler must have run before the first CUDA graph is captured.
 
     So it is with CUDA before 12, or a driver before 525.85.12; `cuda` is None without CUDA, and
-    `driver` where it is not known.
+    `driver` if it is not known.
     """
     if cuda is None:
         return False
@@ -60,7 +60,7 @@ def init_for_cuda_graphs() -> bool:
 def compile_something_tiny(device: str) -> bool:
     """Compile a function of two operators, forward and backward: what is set up once is then done.
 
-    False where that fails, as without a compiler: a stage may use a backend that needs none.
+    False if that fails, for example without a compiler: a stage may use a backend that needs none.
     """
     import torch
 

@@ -198,7 +198,7 @@ class LoopStep:
         return first, first + count - 1
 
     def _with_few_steps(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """The inputs, with fewer steps where a far one is asked for."""
+        """The inputs, with fewer steps if a late step is requested."""
         made = dict(inputs)
         if self.asked not in ("middle", "last"):
             return made

@@ -112,7 +112,7 @@ class Timed:
     path: str
     kind: str
     times: dict[tuple[str, str | None], Times]
-    """By stage or kernel, and signature; the signature is None where there is only one."""
+    """By stage or kernel, and signature; the signature is None if there is only one."""
     environment: dict[str, Any] = field(default_factory=dict)
     replayed: dict[str, Any] = field(default_factory=dict)
     """What a bench result is of, apart from the stage and the signature."""

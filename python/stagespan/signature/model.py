@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 TYPE = "$type"
 UNREPLAYABLE = "unreplayable"
 
-# TeleFuser writes the bare name of a type where it could not describe a value.
+# TeleFuser writes only the name of the type if it could not describe a value.
 _BARE_TYPES = frozenset(
     {"dict", "tuple", "set", "bytes", "ndarray", "Image", "Generator", "function", "partial"}
 )

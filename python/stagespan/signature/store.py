@@ -119,7 +119,7 @@ class SignatureStore:
     def begin(self, signature: StageSignature, form: str | None = None) -> bool:
         """A run begins; returns whether its form is the first of its kind for the stage, ever.
 
-        ``form`` is the run's own key where it is counted under another.
+        ``form`` is the run's own key if the run is counted under another key.
         """
         stage, key = signature.stage_name, signature.key or OTHER
         first = self._is_first(stage, form or key)

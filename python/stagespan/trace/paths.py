@@ -10,7 +10,7 @@ from stagespan.trace.read.model import Trace
 
 
 def open_trace(path: Path) -> Trace:
-    """The one trace that a path names. Raises TraceError with a sentence where it names none."""
+    """Return the one trace that a path names. Raises TraceError if the path names none."""
     from stagespan.trace.ascend import find_ascend_folder, read_ascend_trace
     from stagespan.trace.read.reader import read_trace
 

@@ -30,7 +30,7 @@ class CheckpointSource:
         """Nothing: the checkpoints are there."""
 
     def complete(self, report: dict[str, Any]) -> None:
-        """Fill in ``memory`` where there are checkpoints."""
+        """Fill in ``memory`` if there are checkpoints."""
         analysis = memory_snapshot.get_memory_analysis()
         if analysis:
             report["memory"] = analysis

@@ -470,7 +470,7 @@ class Compiled(Result):
 
     @property
     def functions(self) -> dict[str, str]:
-        """By frame the function that it is, where known."""
+        """The function of each frame, if known."""
         frames = self.frames.frames
         return {f.frame: f.function for f in frames if f.frame is not None and f.function}
 

@@ -165,7 +165,7 @@ def analyze(trace: Trace) -> Host | Unavailable:
         cover(operators),
         cover(marks & communicates),
     ]
-    # Where no operator runs for long.
+    # For traces in which no operator runs for long.
     begins, ends = sets[2].end[:-1], sets[2].begin[1:]
     long = ends - begins > QUIET_NS
     begins, ends = begins[long], ends[long]

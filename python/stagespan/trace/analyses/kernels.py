@@ -675,7 +675,7 @@ class Kernels(Result):
     """The row in `Trace.events` of the call of the operator, or of the graph's launch; -1 if it is
     unknown."""
     shape: NDArray[np.int64]
-    """Index into `shapes`, -1 where none was recorded."""
+    """Index into `shapes`, or -1 if none was recorded."""
     shapes: list[str]
     launched: LaunchSources | None
     """On a device what launched each row."""
@@ -837,7 +837,7 @@ def _shapes(trace: Trace, operators: Rows) -> tuple[NDArray[np.int64], list[str]
 
 
 def _in_words(dims: str) -> str:
-    """`[[8, 4], [], [4, 2]]` as `8x4, 4x2`; empty where no input is a tensor with dimensions."""
+    """`[[8, 4], [], [4, 2]]` as `8x4, 4x2`; empty if no input is a tensor with dimensions."""
     try:
         inputs = json.loads(dims)
     except (ValueError, RecursionError):

@@ -181,10 +181,10 @@ def _block(trace: Trace, rows: Rows, runs: list[Repeat], origin_ns: int) -> Laye
 def _layers(names: NDArray[np.int32], block: Rows, times: int, trace: Trace) -> int:
     """The number of layers in a repeated block.
 
-    The work at the begin or end of the model can be adjacent to the first or last layer, which then
-    does not repeat exactly, but still contains most of a block's events. Layers that alternate,
-    such as two kinds of attention, form one block, in which almost every event occurs several
-    times.
+    The work at the beginning or end of the model can be adjacent to the first or last layer, which
+    then does not repeat exactly, but still contains most of a block's events. Layers that
+    alternate, such as two kinds of attention, form one block, in which almost every event occurs
+    several times.
     """
     inside, each = np.unique(trace.events.name[block], return_counts=True)
     found, counts = np.unique(names, return_counts=True)

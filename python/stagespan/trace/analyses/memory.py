@@ -60,7 +60,7 @@ class MemoryEvents:
     """Reserved by the allocator; -1 if unknown."""
     freed_at: Rows | None
     """Of an allocation the index of its freeing; of one that the trace does not see freed, and of
-    freeings, the number of events. None where not all events have addresses."""
+    freeings, the number of events. None if some events have no address."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -430,12 +430,12 @@ class Holder(Figures, frozen=True):
     """The innermost around the allocation; None for what was allocated outside of all."""
     stage: str | None
     line: str | None = msgspec.field(name="python")
-    """The line of Python of its largest allocation, where the trace has stacks."""
+    """The line of Python of its largest allocation, if the trace has stacks."""
     allocations: Count
     allocated: Count = msgspec.field(name="allocated_bytes")
     """Sum over the trace."""
     at_peak: Count | None = msgspec.field(name="bytes_at_peak")
-    """Not yet freed at the device's peak; None where the trace has no addresses."""
+    """Not yet freed at the device's peak; None if the trace has no addresses."""
 
 
 class DeviceMemoryFigures(Figures, frozen=True):
@@ -481,7 +481,7 @@ class DeviceMemory:
     last: int
     """Behind the last."""
     reserved: int | None
-    """At the peak; None where unknown."""
+    """At the peak; None if unknown."""
     most_reserved: int | None
     holders: list[Holder]
     """Those that held the most at the peak, else that allocated the most."""

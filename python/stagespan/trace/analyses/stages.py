@@ -205,7 +205,7 @@ def _process_name(trace: Trace, pid: int) -> str | None:
 
 
 def _words(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:
-    """The stages' names, and each call's; numbers left out where there are too many of them."""
+    """The stages' names, and each call's; without numbers if there are too many different names."""
     codes, word = np.unique(trace.events.name[rows], return_inverse=True)
     names = [trace.names[code] for code in codes]
     if len(names) <= _MOST_NAMES:

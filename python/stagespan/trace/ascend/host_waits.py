@@ -227,7 +227,8 @@ def analyze(trace: Trace) -> HostWaits | Unavailable:
 def _operators_alone(trace: Trace, around: Numbers, seen: bool) -> Numbers:
     """Operators that took long and are known to wait, in which no waiting call is seen.
 
-    `to` and its kin do other things too: they count only where the trace has no waiting calls.
+    `to` and similar operators do other things too, so they count only if the trace has no waiting
+    calls.
     """
     names = WAITING_OPERATORS if seen else SYNC_OPERATORS
     codes = [code for code, name in enumerate(trace.names) if name in names]

@@ -54,7 +54,7 @@ class StepRange:
     begin_ns: int
     end_ns: int
     host_begin_ns: int | None
-    """Where it begins on the host; None when the trace shows no operator."""
+    """The time at which it begins on the host; None if the trace shows no operator."""
 
 
 def step_ranges(trace: Trace) -> list[StepRange]:

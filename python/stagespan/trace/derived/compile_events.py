@@ -155,7 +155,7 @@ def _function(name: str) -> str | None:
 
 
 def frame_of(name: str) -> tuple[str | None, int | None]:
-    """Frame and variant of a region's name; None where it has no numbers."""
+    """Frame and variant of a region's name; None if it has no numbers."""
     found = REGIONS.match(name)
     if found is None or found["frame"] is None:
         return None, None
@@ -442,7 +442,7 @@ class Work:
     """One of CLASSES."""
     name: str
     calls: int
-    """Calls of the operator; launches of the kernel where no operator is around it."""
+    """Calls of the operator, or launches of the kernel if no operator is around it."""
     host_ns: int | None
     """Duration on the host; of Inductor's C++ the graph's own time. None for kernels alone."""
     device_ns: int | None

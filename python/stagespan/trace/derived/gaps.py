@@ -72,7 +72,7 @@ class Gaps:
 
 @once
 def gaps(trace: Trace) -> Gaps:
-    """Find the gaps of the union of all device events; none where there are fewer than two."""
+    """Find the gaps of the union of all device events; none if there are fewer than two."""
     events = trace.events
     rows = device_work(trace).rows
     calls = launch_of(trace, rows)

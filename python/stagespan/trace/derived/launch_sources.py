@@ -115,7 +115,7 @@ _TIMED = re.compile(r"^(?P<name>.+?)(?: \(dynamo_timed\)|_data: .*compile_id=.*)
 
 @dataclass(frozen=True, slots=True)
 class LaunchSources:
-    """Of some device events what launched each: rows of `Trace.events`, or -1 where unknown."""
+    """Return what launched each device event: rows of `Trace.events`, or -1 if unknown."""
 
     rows: Rows
     calls: Rows

@@ -44,7 +44,7 @@ class Repeat:
 def longest_repeat(codes: Codes, least_times: int = 3, least_length: int = 1) -> Repeat | None:
     """The repetition that covers the most of a sequence; of equal ones that of the shortest block.
 
-    None where no block of at least `least_length` follows itself `least_times` times.
+    None if no block of at least `least_length` follows itself `least_times` times.
     """
     best: Repeat | None = None
     for length in _lengths(codes, least_times, least_length):
@@ -285,7 +285,7 @@ def _blocks(trace: Trace, rows: Rows, repeat: Repeat, codes: Numbers) -> StepRan
 
 
 def _most_time(trace: Trace, rows: Rows, codes: Numbers) -> StepRanges | None:
-    """The annotation that takes at least half of all their time, where it occurs often enough."""
+    """The annotation that takes at least half of all their time, if it occurs often enough."""
     if len(rows) == 0:
         return None
     durations = trace.events.dur_ns[rows]

@@ -148,7 +148,7 @@ class StepTimes:
     gap_begin_ns: Numbers
     """Behind each step but the last: where its last work ended, on the device if there is one."""
     gap_ns: Numbers
-    """From there to the first work of the next step; 0 where they overlap."""
+    """From there to the first work of the next step; 0 if they overlap."""
     gap_parts: dict[str, Numbers]
     """What that time went to."""
     known: tuple[Numbers, Numbers]

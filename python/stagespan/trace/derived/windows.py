@@ -39,7 +39,7 @@ class BaseWindow:
     begin_ns: int
     end_ns: int
     origin_ns: int
-    """Where the trace's window begins."""
+    """The time at which the trace's window begins."""
     steps: int
     """The number of steps in it; the time between them is included. 0 for the whole trace."""
     unrecorded_ns: int = 0

@@ -53,7 +53,7 @@ class MatchedCalls:
 
     @property
     def known(self) -> NDArray[np.bool_]:
-        """True where a rank's trace contains the collective."""
+        """Whether each rank's trace contains each collective."""
         known: NDArray[np.bool_] = self.begin_ns != UNKNOWN
         return known
 

@@ -325,7 +325,7 @@ def _changed_kernels(found: Comparison, kernels: list[Change], most: int) -> Ren
 def _changes_table(
     head: str, rows: list[tuple[str, Change]], found: Comparison, most: int, sums: bool = False
 ) -> RenderableType:
-    """Rows with the time before and after, in one unit; the last in bold where it sums them up."""
+    """Rows with the time before and after, in one unit; the last one in bold if it is their sum."""
     from rich.table import Table
     from rich.text import Text
 

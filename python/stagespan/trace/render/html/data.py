@@ -134,7 +134,7 @@ def _section(name: str, result: Any) -> dict[str, Any]:
 
 
 def written_table(table: Table) -> dict[str, Any]:
-    """A table for the page, cut where it is too long."""
+    """Return a table for the page, cut if it is too long."""
     note = printable(table.note)
     rows = list(table.rows[:MOST_ROWS])
     if len(table.rows) > len(rows):
