@@ -115,7 +115,7 @@ def _ms(value: float | None) -> str:
 
 
 def _change(before: float | None, after: float | None) -> list[str]:
-    """Absolute and relative change; the relative one is None if there was nothing before."""
+    """Absolute and relative change as text; the relative one is `_NONE` if `before` is 0."""
     if before is None or after is None:
         return [_NONE, _NONE]
     share = f"{(after - before) / before:+.1%}".replace("%", " %") if before > 0 else _NONE
