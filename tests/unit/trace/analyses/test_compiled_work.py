@@ -50,7 +50,7 @@ def test_kernels_of_inductor_of_libraries_and_of_the_user(tmp_path: Path) -> Non
         program.launch("engine_of_cudnn", 10, call="cuLaunchKernel")
     # WHEN torch.compile is looked at
     found, findings = of(program, tmp_path)
-    # THEN each has its class and its time; outside of graphs only user's Triton kernels are told
+    # THEN each has its class and its time; outside of graphs only Triton kernels are listed
     assert works(found) == {
         ("inductor_triton", "triton_poi_fused_add_0"): (2, 60),
         ("inductor_triton", "triton_red_fused_mean_1"): (2, 40),
@@ -94,7 +94,7 @@ def test_a_backend_without_code_generation(tmp_path: Path) -> None:
         run(program, "aten::add", "vectorized_elementwise_kernel", 1_000)
     # WHEN torch.compile is looked at
     _, findings = of(program, tmp_path)
-    # THEN that is what is said
+    # THEN that is what is reported
     (finding,) = findings
     assert "not Inductor's: 2.000 ms (40.0 % of the time in graphs)" in finding.sentence
 
@@ -150,7 +150,7 @@ def test_real_graphs(traces: Path) -> None:
     layer = compiled_of(read_trace(traces / "rocm_mi300_triton_compile.json.gz")).to_dict()
     training = compiled_of(read_trace(traces / "cuda_a100_cudagraph_triton_nccl.json.gz")).to_dict()
     # WHEN torch.compile is looked at
-    # THEN Inductor's kernels, libraries and passes are told apart as on the timeline
+    # THEN Inductor's kernels, libraries and passes are distinguished as on the timeline
     assert {kind: row["count"] for kind, row in layer["triton_kinds"].items()} == {
         "poi": 2,
         "red": 2,

@@ -39,7 +39,7 @@ def test_operators_without_a_pause_have_no_findings(tmp_path: Path) -> None:
     program.event("gloo:all_reduce", "user_annotation", begin, begin + 1_000)
     # WHEN the host's time is summed up
     found = host_of(program.trace(tmp_path))
-    # THEN there is nothing to find: all but nine pauses stand beside communication, or are short
+    # THEN there is nothing to find: all but nine pauses overlap communication, or are short
     assert found.parts == {
         host.OPERATORS: 50 * 100 * US,
         host.COMMUNICATION: 9 * 5 * US,
@@ -60,7 +60,7 @@ def test_a_sleep_between_steps_and_one_within(tmp_path: Path) -> None:
         operator(program, 1_000)
     # WHEN the host's time is summed up
     found = host_of(program.trace(tmp_path))
-    # THEN they are told apart
+    # THEN they are distinguished
     assert found.parts == {
         host.OPERATORS: 3_000 * US,
         host.BETWEEN_STEPS: 3_000 * US,
@@ -130,7 +130,7 @@ def test_starting_the_loader_is_not_loading(tmp_path: Path) -> None:
         operator(program, 1_000)
     # WHEN the host's time is summed up
     found = host_of(program.trace(tmp_path))
-    # THEN they are told apart; what came before the first operator is not counted
+    # THEN they are distinguished; what came before the first operator is not counted
     assert found.parts == {
         host.DATA_LOADING: 5_000 * US,
         host.LOADER_START: 30_000 * US,

@@ -364,7 +364,7 @@ def test_compiling_and_a_long_call_of_the_runtime(tmp_path: Path) -> None:
     program.launch("kernel", 10, call_us=2_000)
     # WHEN it is asked why the device was idle
     found = idle_of(program.trace(tmp_path))
-    # THEN both are told apart
+    # THEN both are distinguished
     assert found.by_cause == {
         causes.COMPILATION: (4_000 - 10 - LATENCY) * US,
         causes.RUNTIME_CALL: (2_000 - 10 - LATENCY) * US,

@@ -75,7 +75,7 @@ def test_a_host_without_any_event_is_not_said_to_do_other_work(tmp_path: Path) -
     program.operator(us=20)
     # WHEN it is asked why the device was idle
     found = idle_of(program.trace(tmp_path))
-    # THEN they are told apart
+    # THEN they are distinguished
     one = (20_000 - 20 - LATENCY) * US
     assert found.by_cause[causes.HOST_UNSEEN] == one
     assert found.by_cause[causes.HOST_WORK] == one
@@ -201,7 +201,7 @@ def test_an_allocator_that_gives_everything_back(tmp_path: Path) -> None:
             program.call("hipFree", 200)
     # WHEN it is analysed
     found = idle_of(program.trace(tmp_path))
-    # THEN it is said of the allocator, with the numbers of the calls
+    # THEN it is reported for the allocator, with the numbers of the calls
     (finding,) = [f for f in found.findings() if f.code == "idle.memory_allocation"]
     assert "100 calls took memory from the device and 100 gave it back" in finding.sentence
     assert found.start is None
@@ -220,7 +220,7 @@ def test_a_wait_says_what_of_it_is_the_call(tmp_path: Path) -> None:
             program.work(300)
     # WHEN it is analysed
     found = idle_of(program.trace(tmp_path))
-    # THEN the part within the call is told apart
+    # THEN the part within the call is distinguished
     (group,) = found.groups
     assert group.in_call_ns == 9 * 2 * US
     assert group.idle_ns >= group.in_call_ns + 9 * (10 + CALL + LATENCY) * US

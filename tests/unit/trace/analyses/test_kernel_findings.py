@@ -99,7 +99,7 @@ def test_changes_of_layout(tmp_path: Path) -> None:
     run(program, "void cudnn::ops::nchwToNhwcKernel<float>", 20, 100, "aten::cudnn_convolution")
     # WHEN the kernels are looked at
     (finding,) = findings_of(program.trace(tmp_path))
-    # THEN they are counted, and what avoids them is said
+    # THEN they are counted, and how to avoid them is reported
     assert finding.sentence.startswith("2.000 ms (9.1 % of device work) went into 100 kernels")
     assert "channels_last" in finding.sentence
 

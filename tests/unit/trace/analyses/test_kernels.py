@@ -175,7 +175,7 @@ def test_what_an_optimizer_launches_is_its_own_kind(tmp_path: Path) -> None:
         program.launch("ncclDevKernel_AllGather", 7)
     with program.within("Optimizer.zero_grad#SGD.zero_grad", "user_annotation"):
         operator(program, "aten::zero_", "vectorized_elementwise_kernel", 5, [[8]])
-    # WHEN the trace is broken down THEN its work is told apart from the model's
+    # WHEN the trace is broken down THEN its work is distinguished from the model's
     found = json_of(program.trace(tmp_path))
     assert {row["kind"]: row["time_us"] for row in found["by_kind"]} == {
         "elementwise": 40,

@@ -112,7 +112,7 @@ def test_backward_counts_to_the_module_of_its_forward(tmp_path: Path) -> None:
     program.events.append(arrow | {"ph": "f", "bp": "e", "ts": backward, "tid": 200})
     # WHEN its layers are summed up
     found = layers_of(program.trace(tmp_path))
-    # THEN forward and backward stand beside each other
+    # THEN forward and backward are side by side
     linear = by_path(found)["Linear"]
     assert (linear.device_ns, linear.backward_ns) == (10 * US, 25 * US)
     assert found.modules is not None
@@ -132,7 +132,7 @@ def test_a_block_of_kernels_that_repeats(tmp_path: Path) -> None:
     # WHEN there are no modules
     assert isinstance(found, Layers)
     assert found.blocks is not None
-    # THEN the repetition is told, and that it is inferred
+    # THEN the repetition is reported, and that it is inferred
     (block,) = found.blocks.blocks
     assert (block.length, block.times, block.first) == (5, 8, "kernel_a")
     assert block.block_ns.median == sum(10 + ord(name) % 7 for name in "abcad") * US
@@ -146,7 +146,7 @@ def test_what_interrupts_the_layers_does_not_make_two_of_them(tmp_path: Path) ->
     found = repeated_kernels(tmp_path, "abcd" * 4 + "x" + "abcd" * 6)
     assert isinstance(found, Layers)
     assert found.blocks is not None
-    # WHEN they are told THEN they are one block
+    # WHEN layers are found THEN they are one block
     assert [(block.length, block.times) for block in found.blocks.blocks] == [(4, 10)]
 
 
@@ -167,7 +167,7 @@ def test_layers_are_counted_by_their_common_kernels(
 ) -> None:
     # GIVEN a model whose layers are not all one repetition
     found = repeated_kernels(tmp_path, names)
-    # WHEN they are told THEN each of them is counted
+    # WHEN layers are found THEN each of them is counted
     assert isinstance(found, Layers)
     assert found.blocks is not None
     (block,) = found.blocks.blocks
@@ -192,7 +192,7 @@ def test_layers_within_a_step(tmp_path: Path) -> None:
                 for name in ("norm", "attention", "mlp"):
                     program.launch(name, 20)
             program.launch("head", 5)
-    # WHEN layers are told THEN they are those of one step
+    # WHEN layers are found THEN they are those of one step
     found = layers.analyze(program.trace(tmp_path))
     assert isinstance(found, Layers)
     assert found.blocks is not None

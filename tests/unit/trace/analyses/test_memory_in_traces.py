@@ -125,7 +125,7 @@ def test_without_totals_figures_are_above_the_begin(tmp_path: Path) -> None:
     peaks(program)
     # WHEN its memory is followed
     found = memory_of(program.trace(tmp_path))
-    # THEN nothing is said about what was there before, nor who held what
+    # THEN nothing is reported about what was there before, nor who held what
     device = only(found)
     assert (device.is_total, device.peak, device.last) == (False, 160 * MIB, 0)
     assert (device.before, device.reserved) == (None, None)
@@ -222,7 +222,7 @@ def test_sizes_that_cannot_be_are_left_out_and_counted(size: object, tmp_path: P
     broken = dict(program.events[-1])
     broken["args"] = dict(broken["args"], Bytes=size)
     program.events.append(broken)
-    # WHEN they are followed THEN it is left out, and that is said
+    # WHEN they are followed THEN it is left out, and that is reported
     found = memory_of(program.trace(tmp_path))
     assert (only(found).events, found.left_out) == (2, 1)
     assert "1 events without a size were skipped" in found.tables()[0].note
@@ -260,7 +260,7 @@ def test_an_event_without_an_address(address: object, tmp_path: Path) -> None:
     program.release(program.allocate(3))
     program.allocate(2)
     program.events[1]["args"]["Addr"] = address
-    # WHEN the memory is followed THEN nothing is said about what is held at the peak
+    # WHEN the memory is followed THEN nothing is reported about what is held at the peak
     found = only(memory_of(program.trace(tmp_path)))
     assert (found.peak, found.before) == (3 * MIB, None)
     assert [holder.at_peak for holder in found.holders] == [None]

@@ -218,7 +218,7 @@ def test_a_stage_that_works_on_the_host_is_not_blamed_for_its_launches(tmp_path:
         for _ in range(30):
             program.work(2_000)
             program.operator("aten::to", us=3)
-    # WHEN it is looked at THEN nothing is said about its launches
+    # WHEN it is looked at THEN nothing is reported about its launches
     assert stages_of(program.trace(tmp_path)).findings() == []
 
 
@@ -228,7 +228,7 @@ def test_a_graph_is_one_launch(tmp_path: Path) -> None:
     with program.within("decode", NOTE):
         program.graph([1] * 30, gap=1)
         program.work(250)
-    # WHEN it is looked at THEN nothing is said about its launches
+    # WHEN it is looked at THEN nothing is reported about its launches
     found = stages_of(program.trace(tmp_path))
     assert (found.stages[0].launched, found.stages[0].calls_made) == (30, 1)
     assert found.findings() == []

@@ -123,7 +123,7 @@ def test_work_behind_the_mark_belongs_to_the_step_that_launched_it(tmp_path: Pat
     assert second.parts["computation"] == 100 * US
     assert third.after_host_ns == 100 * US
     assert second.begin_ns == first.begin_ns + first.dur_ns
-    # AND the kernel that no step launched is told apart
+    # AND the kernel that no step launched is distinguished
     assert found.outside == (1, 40 * US)
     assert "1 device event (40.000 µs) was not launched in a step" in found.tables()[0].note
     # AND no step is called slow for what the first one had to wait for
@@ -242,7 +242,7 @@ def test_the_host_alone(tmp_path: Path) -> None:
         program.work(30)
     # WHEN they are split
     found = steps_of(program.trace(tmp_path))
-    # THEN nothing is said about a device
+    # THEN nothing is reported about a device
     assert found.steps[1].parts == {
         "data_loading": 0,
         "operators": 100 * US,

@@ -99,7 +99,7 @@ def test_a_file_that_is_missing_or_damaged(
         file.write_bytes(data)
     # WHEN it is analysed
     status, out, error = run(root, "--json", tmp_path / "a.json", "--markdown", tmp_path / "a.md")
-    # THEN the rest is told, and the file missed or named
+    # THEN the rest is reported, and the file missed or named
     assert (status, error) == (0, "")
     written = json.loads((tmp_path / "a.json").read_text())
     fits(written, json_schema())
@@ -169,7 +169,7 @@ def test_a_row_that_is_cut_off_is_said(tmp_path: Path) -> None:
     file.write_text(file.read_text()[:-30])
     folder = read_ascend_folder(root)
     assert folder.problems == ["kernel_details.csv ends in the middle of a row, which is skipped."]
-    # AND then it differs from the statistic, which is said too
+    # AND then it differs from the statistic, which is also reported
     found = analysed(root)
     assert found["ascend_operators"]["differences"] == [
         "Nonzero on AI_CPU is not in kernel_details.csv"
@@ -244,7 +244,7 @@ def test_a_folder_of_few_files(tmp_path: Path) -> None:
     shutil.copy(root / OUTPUT / "step_trace_time.csv", few)
     # WHEN it is analysed
     found = analysed(few)
-    # THEN that is told, and nothing else
+    # THEN that is reported, and nothing else
     assert found["ascend_steps"]["source"] == "file"
     assert found["ascend_steps"]["steps"][0]["communication_us"] == 250.0
     assert "verdict" not in found

@@ -141,7 +141,7 @@ def test_operators_of_the_ai_cpu_are_named(tmp_path: Path) -> None:
     it.kernel("b_Nonzero", 700_000, 900_000, core="AI_CPU")
     it.kernel("c_Unique", 900_000, 1_000_000, core="AI_CPU")
     found = ascend_cores.analyze(it.trace(tmp_path))
-    # WHEN cores are told apart
+    # WHEN cores are distinguished
     assert found.to_dict()["cores"] == [
         {"core": "AI_CORE", "operators": 7, "total_us": 700.0},
         {"core": "AI_CPU", "operators": 2, "total_us": 300.0},

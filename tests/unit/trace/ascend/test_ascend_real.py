@@ -99,7 +99,7 @@ def test_what_an_expert_sees_in_the_real_folder(traces: Path) -> None:
     assert figures[:3] == pytest.approx([101_963.203, 91_933.297, 98_249.093], abs=0.001)
     # AND its share is that of step_trace_time.csv: 101,963.203 of 136,581 µs
     assert "(74.7 %)" in told[0]["sentence"]
-    # AND nothing is said about compiled calls, of which there are none
+    # AND nothing is reported about compiled calls, of which there are none
     assert "unknown" in found["head_overhead"]
 
 

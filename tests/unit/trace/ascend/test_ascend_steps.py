@@ -88,7 +88,7 @@ def test_the_file_agrees_or_its_difference_is_said(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     changed = (350_002, *FIRST[1:])
     found = steps_of(tmp_path / "b", {"7": changed, "8": SECOND})
-    # THEN it is said, once
+    # THEN it is reported once
     (difference,) = found.differences
     assert (difference.figure, difference.step) == ("Computing", "step 7")
     assert (difference.time_ns, difference.other_ns) == (350_000, 350_002)
@@ -150,7 +150,7 @@ def test_free_time_without_a_trace_has_a_finding_where_there_is_much(tmp_path: P
         file.write_text(f"Step,Computing,Communication(Not Overlapped),Free\n1,600,100,{free}\n")
         # WHEN there is no trace that tells why
         found = ascend_steps.analyze(SyntheticAscend().trace(tmp_path), read_table(file))
-        # THEN that is said
+        # THEN that is reported
         assert [finding.severity for finding in found.findings()] == severities
     # AND with a trace the free time has its own analysis
     it = SyntheticAscend()

@@ -39,7 +39,7 @@ def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:
     it.kernel("c_Mul", 700_000, 1_000_000)
     # WHEN waits are listed
     found = waits_in(it.trace(tmp_path))
-    # THEN the wait, what waited and what it waited beside are known
+    # THEN the wait, what waited and what overlapped it are known
     (wait,) = found.largest
     assert (wait.event.event, wait.event.time_ns, wait.event.figure) == (
         "EVENT_WAIT",
@@ -49,7 +49,7 @@ def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:
     assert (wait.operator, wait.beside, wait.stream) == ("c_Mul", "hcom_allReduce__1", "Stream 2")
     assert (found.total_ns, found.exposed_ns) == ({"event": 600_000}, {"event": 500_000})
     assert wait.exposed_ns == 500_000
-    # AND the 10 µs of it in which no collective ran are told apart
+    # AND the 10 µs of it in which no collective ran are distinguished
     assert found.communicating_ns == {"event": 490_000}
 
 
@@ -61,7 +61,7 @@ def test_a_wait_for_other_work_is_a_finding(tmp_path: Path) -> None:
     it.kernel("c_Mul", 700_000, 1_000_000)
     # WHEN waits are listed
     found = waits_in(it.trace(tmp_path))
-    # THEN it is told, with the operator that waited
+    # THEN it is reported, with the operator that waited
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("ascend.event_wait", "high")
     assert "before c_Mul" in finding.sentence
@@ -116,7 +116,7 @@ def test_a_wait_for_other_ranks_outside_of_collectives_is_a_finding(tmp_path: Pa
     it.kernel("b_Add", 900_000, 1_000_000)
     # WHEN waits are listed
     (finding,) = waits_in(it.trace(tmp_path)).findings()
-    # THEN the wait is told by itself
+    # THEN the wait is reported separately
     assert (finding.code, finding.severity) == ("ascend.notify_wait", "high")
     assert "compare the ranks" in finding.sentence
 

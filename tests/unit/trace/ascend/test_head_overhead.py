@@ -121,7 +121,7 @@ def test_what_a_trace_does_not_hold_is_unknown(tmp_path: Path) -> None:
     assert set(found["totals"].values()) - {0.0} == {None}
     assert found["totals"]["framework_us"] is None
     assert found["totals"]["torchair_us"] is None
-    # AND with the run alone Python and C++ are not told apart
+    # AND with the run alone Python and C++ are not distinguished
     program = SyntheticAscend()
     program.host("npu_fx_compiler inference", 0, 500_000)
     program.host("ExecuteGraph", 300_000, 450_000)

@@ -96,7 +96,7 @@ def test_another_number_of_steps(tmp_path: Path) -> None:
     after = training(tmp_path, "after", steps=6, gemm=110, first=7)
     # WHEN they are compared
     found = against(before, after)
-    # THEN it is per step, which is said
+    # THEN it is per step, which is reported
     assert found.change_ns == 10 * US
     assert sum(part.change_ns for part in found.parts()) == 10 * US
     assert "4 and 6 steps" in found.remarks[0]
@@ -205,7 +205,7 @@ def test_calls_that_wait(tmp_path: Path) -> None:
     assert "aten::item (cudaStreamSynchronize), more: 150.000 µs" in map(str, told.evidence)
     titles = [table.title for table in found.tables()]
     assert "Idle time by calls that wait or allocate" in titles
-    # AND steps are told one by one
+    # AND steps are compared one by one
     assert found.tables()[1].title == "Steps, in their order"
     assert [row[3] for row in found.tables()[1].rows] == [200 * US] * 4
 
@@ -393,7 +393,7 @@ def test_windows_without_steps_that_hold_different_work(tmp_path: Path) -> None:
     # THEN their totals are not
     assert isinstance(found, Unavailable)
     assert "7 launches of kernels and copies before, 21 after" in found.reason
-    # AND where the work is the same, all of it is compared, which is said
+    # AND where the work is the same, all of it is compared, which is reported
     same = against(launched("fast", 7), launched("slow", 7, us=30))
     assert same.unit == "trace"
     assert same.change_ns == 70 * US
@@ -413,7 +413,7 @@ def test_unlike_programs_are_said_to_be(tmp_path: Path) -> None:
     other = program.trace(tmp_path / "other")
     # WHEN they are compared
     found = against(training(tmp_path, "one"), other)
-    # THEN it is said first, and nothing is made much of
+    # THEN it is reported first, and no finding is severe
     assert "Only 0 % of the kernels" in found.remarks[0]
     assert not found.alike
     assert {finding.severity for finding in found.findings()} == {"low"}

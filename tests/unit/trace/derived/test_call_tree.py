@@ -50,7 +50,7 @@ def test_parents_levels_and_paths(rows: list[tuple[int, int, int, int]]) -> None
     def way(at: int) -> list[int]:
         return [] if at < 0 else [*way(parent[at]), int(word[at])]
 
-    # WHEN levels and nodes are told
+    # WHEN levels and nodes are computed
     level, paths = levels(tree.parent), Paths(tree.parent, word)
     own = np.arange(1, len(rows) + 1)
     total = paths.inclusive(paths.sums(own))

@@ -119,7 +119,7 @@ def test_times_of_a_table_have_one_unit() -> None:
     heads, rows = texts_of(table)
     assert heads == ["what", "at (ms)", "a (ms)", "b (ms)"]
     assert rows[0] == ["x", "90,000.000", "0.002", "2.000"]
-    # AND short ones beside those of less than a second keep their digits
+    # AND short ones next to those of less than a second keep their digits
     table = Table("t", (("a", "ns"), ("b", "ns")), [(1_500, 2_000_000)])
     assert texts_of(table) == (["a (µs)", "b (µs)"], [["1.500", "2,000.000"]])
 

@@ -38,7 +38,7 @@ def test_an_annotation_that_repeats(tmp_path: Path) -> None:
             with program.within("model", NOTE):
                 program.operator()
                 program.wait()
-    # WHEN steps are told THEN each request is one, under its own name
+    # WHEN steps are found THEN each request is one, under its own name
     found = ranges_of(program, tmp_path)
     assert found.source == "annotation"
     assert found.names == [f"request {number}" for number in range(5)]
@@ -58,7 +58,7 @@ def test_annotations_that_follow_each_other(tmp_path: Path) -> None:
                     program.operator()
                 program.work(5)
         program.wait()
-    # WHEN steps are told THEN once through the parts is a step
+    # WHEN steps are found THEN once through the parts is a step
     found = ranges_of(program, tmp_path)
     assert found.begin_ns.tolist() == begins
     assert found.names == ["step 1", "step 2", "step 3", "step 4"]
@@ -81,7 +81,7 @@ def test_an_annotation_that_repeats_now_and_then(tmp_path: Path) -> None:
             if number == 3:
                 with program.within("log", NOTE):
                     program.work(2)
-    # WHEN steps are told THEN the steps are those, without the checkpoints
+    # WHEN steps are found THEN the steps are those, without the checkpoints
     found = ranges_of(program, tmp_path)
     assert (found.source, len(found)) == ("annotation", 7)
     marked = [program.events[row]["name"] for row in found.marks]
@@ -136,7 +136,7 @@ def test_from_one_end_of_the_optimizer_to_the_next(tmp_path: Path) -> None:
         with program.within("Optimizer.step#SGD.step", NOTE):
             program.operator("aten::add_")
         ends.append(program.now * US)
-    # WHEN steps are told THEN the first, of which the begin is unknown, is left out
+    # WHEN steps are found THEN the first, of which the begin is unknown, is left out
     found = ranges_of(program, tmp_path)
     assert (found.source, found.inferred) == ("optimizer", True)
     assert found.begin_ns.tolist() == ends[:-1]
@@ -160,7 +160,7 @@ def test_operators_that_repeat_with_a_wait_in_each(tmp_path: Path) -> None:
     program = Program()
     program.operator("aten::load")
     decoding(program, 5, with_item=True)
-    # WHEN steps are told THEN a token is a step, and it is said how that is known
+    # WHEN steps are found THEN a token is a step, and the result says how that is known
     found = ranges_of(program, tmp_path)
     assert (found.source, found.inferred, len(found)) == ("operators", True, 5)
     assert "15 operators, starting with aten::embedding" in found.how
@@ -175,7 +175,7 @@ def test_a_trace_that_begins_in_a_step(tmp_path: Path) -> None:
         program.wait()
     begin = program.now
     decoding(program, 5, with_item=True)
-    # WHEN steps are told THEN they begin behind the wait
+    # WHEN steps are found THEN they begin after the wait
     found = ranges_of(program, tmp_path)
     assert found.begin_ns[0] == begin * US
     assert "starting with aten::embedding" in found.how
@@ -218,9 +218,9 @@ def test_kernels_that_repeat_with_a_copy_in_each(tmp_path: Path) -> None:
         program.launch("Memcpy HtoD", 9, cat="gpu_memcpy", known=False)
         for name in "abcdefghij":
             program.launch(f"kernel_{name}", 20, known=False)
-    # WHEN steps are told
+    # WHEN steps are found
     found = ranges_of(program, tmp_path)
-    # THEN they are the device's, and nothing is said about the host
+    # THEN they are the device's, and nothing is reported about the host
     assert (found.source, len(found)) == ("kernels", 4)
     split = steps.analyze(program.trace(tmp_path))
     assert isinstance(split, Steps)
@@ -247,7 +247,7 @@ def test_marks_that_overlap_and_marks_of_two_threads(tmp_path: Path) -> None:
         program.thread = 101
         program.event(f"ProfilerStep#{number}", NOTE, begin, program.now)
         program.thread = 100
-    # WHEN steps are told THEN each counts once
+    # WHEN steps are found THEN each counts once
     assert ranges_of(program, tmp_path).names == [f"ProfilerStep#{n}" for n in range(3)]
 
 

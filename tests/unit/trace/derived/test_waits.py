@@ -54,7 +54,7 @@ def first_gap(program: Program, folder: Path) -> idle.Gap:
 
 
 def test_a_dependency_names_what_the_stream_was_told_to_wait_for(tmp_path: Path) -> None:
-    # GIVEN work that was told to wait for what another stream had been given by then
+    # GIVEN work that had to wait for what another stream had been given by then
     # WHEN it is asked why the device was idle
     gap = first_gap(consumer(), tmp_path)
     # THEN the wait is named with the work that it waited for
@@ -72,7 +72,7 @@ def test_an_event_whose_record_is_not_in_the_trace_names_its_stream_only(tmp_pat
 
 
 def test_a_wait_for_earlier_work_of_the_stream_is_not_this_ones(tmp_path: Path) -> None:
-    # GIVEN a stream that was told to wait before it was given other work
+    # GIVEN a stream that had to wait before it was given other work
     program = Program()
     program.launch("produce", 500, stream=7)
     records(program, 5_000)

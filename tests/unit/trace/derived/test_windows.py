@@ -63,7 +63,7 @@ def test_the_verdict_is_of_the_step_with_what_lies_before_and_behind(tmp_path: P
     }
     assert (found.verdict, found.cause) == ("host-bound", "preparation")
     assert found.preparing == "preprocess.py(3): resize"
-    # AND the device's own span is told as before
+    # AND the device's own span is reported as before
     written = found.to_dict()
     assert written["span_us"] == 1_000
     assert written["whole_us"] == whole

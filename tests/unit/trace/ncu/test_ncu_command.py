@@ -290,7 +290,7 @@ def test_every_kind_of_output(tmp_path: Path) -> None:
 def test_the_operator_comes_from_the_trace(
     breakdown: Path, tmp_path: Path, write_trace: Any
 ) -> None:
-    # GIVEN the trace beside the breakdown
+    # GIVEN the trace next to the breakdown
     events = [
         {"ph": "X", "cat": "cpu_op", "name": "aten::copy_", "pid": 1, "tid": 1, "ts": 0, "dur": 9},
         {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 1,

@@ -107,7 +107,7 @@ def test_the_page_of_details_is_read_by_its_labels(short: bool) -> None:
 
 
 def test_words_about_device_and_launch_are_no_fault() -> None:
-    # GIVEN the columns that ncu writes beside the metrics, of which one looks like a fraction
+    # GIVEN the columns that ncu writes next to the metrics, of which one looks like a fraction
     words = {
         "c2clink__enabled_mask": "0x3",
         "device__attribute_display_name": "NVIDIA H100, PCIe",

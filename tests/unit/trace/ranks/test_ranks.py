@@ -72,9 +72,13 @@ def test_clocks_with_unknown_offsets(tmp_path: Path) -> None:
     # THEN the waiting is unknown, and a remark says so
     assert set(found.clocks.how) == {"unknown"}
     assert found.findings() == []
-    told = found.to_dict()
-    assert (told["matched_collectives"], told["waited_us"], told["lost_us"]) == (20, None, None)
-    for row in told["ranks"]:
+    written = found.to_dict()
+    assert (written["matched_collectives"], written["waited_us"], written["lost_us"]) == (
+        20,
+        None,
+        None,
+    )
+    for row in written["ranks"]:
         assert (row["matched_collectives"], row["last_in"], row["lost_us"]) == (20, None, None)
         assert row["computed_us"] == 0
     (remark,) = found.remarks
@@ -154,7 +158,7 @@ def test_ranks_that_come_last_in_turn_are_no_stragglers(tmp_path: Path) -> None:
         write_rank(tmp_path, rank, calls, world=2)
     # WHEN they are read together
     found = ranks_in(tmp_path)
-    # THEN waiting is told, and nobody is blamed
+    # THEN waiting is reported, but no rank is blamed
     assert found.waits.last.tolist() == [5, 5]
     assert "ranks.waiting" in codes_in(found)
     assert "ranks.late" not in codes_in(found)
@@ -228,7 +232,7 @@ def test_sends_between_two_ranks_are_left_out(tmp_path: Path) -> None:
     write_rank(tmp_path, 1, [*calls[1], ("Recv", 2_050, 2_100)], world=2)
     # WHEN they are read together
     found = ranks_in(tmp_path)
-    # THEN they are not matched, which is said
+    # THEN they are not matched, and the result says so
     assert found.matched.count == 2
     assert found.matched.alone == 2
     assert any("2 sends and receives" in remark for remark in found.remarks)
@@ -240,7 +244,7 @@ def test_collectives_that_do_not_agree_are_not_matched(tmp_path: Path) -> None:
     write_rank(tmp_path, 1, [("AllGather", 100 * n, 100 * n + 10) for n in range(6)], world=2)
     # WHEN they are read together
     found = ranks_in(tmp_path)
-    # THEN nothing is made up, and all that is told is that they only communicate
+    # THEN nothing is made up, and the result says only that they only communicate
     assert found.matched.count == 0
     assert codes_in(found) == ["ranks.exposed_communication"]
     assert any("do not match those of the others" in remark for remark in found.remarks)

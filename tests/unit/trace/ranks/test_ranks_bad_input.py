@@ -114,7 +114,7 @@ def test_one_rank_alone(tmp_path: Path) -> None:
     write_rank(tmp_path, 1, CALLS, world=2)
     # WHEN it is read
     found = ranks_in(tmp_path)
-    # THEN nothing is said about others
+    # THEN nothing is reported about others
     assert {each.code for each in found.findings()} <= {"ranks.exposed_communication"}
     assert found.matched.count == 0
     assert "Only rank 1 was found" in found.tables()[0].note
@@ -239,7 +239,7 @@ def test_mixed_backends_and_windows(tmp_path: Path) -> None:
     write_rank(tmp_path, 1, CALLS[:2], world=2, computing=[(10, 90)], call="hipLaunchKernel")
     # WHEN they are read together
     found = ranks_in(tmp_path)
-    # THEN both are said
+    # THEN both are reported
     assert "The ranks ran on different backends: cuda on 0; rocm on 1." in found.remarks
     assert any("have different lengths" in remark for remark in found.remarks)
     assert found.matched.count == 2

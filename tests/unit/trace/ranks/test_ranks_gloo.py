@@ -52,7 +52,7 @@ def test_who_sleeps_is_the_straggler(recorded: Path) -> None:
     reasons = dict(zip(REASONS, found.waits.reasons_ns[1].tolist(), strict=True))
     assert reasons[HOST] > 0.5 * SLEPT_NS
     assert reasons[COMPUTING] + reasons[COMMUNICATION] < reasons[HOST]
-    # AND the job's verdict is told, although each page alone cannot tell
+    # AND the job's verdict is reported, although each page alone cannot tell
     assert found.to_dict()["verdict"]["verdict"] != ""
 
 

@@ -76,7 +76,7 @@ def test_ranks_that_are_late_in_turn_at_a_place_are_not_blamed(tmp_path: Path) -
     write_job(tmp_path, arrivals)
     # WHEN they are read together
     found = ranks_in(tmp_path)
-    # THEN waiting is told, and nobody is blamed
+    # THEN waiting is reported, but no rank is blamed
     assert "ranks.waiting" in codes_in(found)
     assert "ranks.late" not in codes_in(found)
 
@@ -190,7 +190,7 @@ def test_reasons_sum_to_the_waiting(data: st.DataObject, tmp_path: Path) -> None
 
 
 def test_the_chart_equals_the_table(tmp_path: Path) -> None:
-    # GIVEN three ranks that compute, wait beside computing and without, and communicate
+    # GIVEN three ranks that compute, wait while computing and without, and communicate
     calls = together([[1_000.0 * n + 400 + 100 * rank for n in range(5)] for rank in range(3)], 200)
     for rank, mine in enumerate(calls):
         computing = [(1_000.0 * n + 5, 1_000.0 * n + 450) for n in range(5)]
@@ -231,10 +231,10 @@ def test_ranks_that_compute_alike_are_named_together(tmp_path: Path) -> None:
         write_rank(tmp_path, rank, calls, world=4, computing=computing)
     # WHEN they are read together
     found = ranks_in(tmp_path)
-    # THEN both are told, and how much more they compute than the others
-    told = found.to_dict()["imbalance"]
-    assert (told["rank"], told["ranks"]) == (3, [2, 3])
-    assert told["times_the_others"] == pytest.approx((352 + 353) / (200 + 201), rel=0.01)
+    # THEN both are reported, and how much more they compute than the others
+    written = found.to_dict()["imbalance"]
+    assert (written["rank"], written["ranks"]) == (3, [2, 3])
+    assert written["times_the_others"] == pytest.approx((352 + 353) / (200 + 201), rel=0.01)
     finding = finding_in(found, "ranks.imbalance")
     assert "Ranks 2, 3 computed 1.76 times as long as ranks 0, 1" in finding.sentence
     assert len(finding.evidence) == 4

@@ -99,7 +99,7 @@ def test_very_many_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         write_rank(tmp_path, rank, calls, world=2)
     # WHEN they are read together
     found = ranks_in(tmp_path)
-    # THEN it is said
+    # THEN it is reported
     assert found.matched.count == 3
     assert sum(each.collectives.left_out for each in found.summaries) == 4
     assert any(remark.startswith("4 collectives beyond") for remark in found.remarks)

@@ -96,13 +96,13 @@ def test_ranks_of_tables_alone(tmp_path: Path) -> None:
     late_rank = finding_in(found, "ranks.late")
     assert "for rank 2 (100.0 % of all waiting)" in late_rank.sentence
     # AND what they computed is that of their steps
-    told = found.to_dict()
-    assert told["imbalance"]["ranks"] == [2]
-    assert [row["parts_us"]["computing"] for row in told["ranks"]] == [2_000, 2_000, 3_200]
-    assert [row["computed_us"] for row in told["ranks"]] == [None] * 3
+    written = found.to_dict()
+    assert written["imbalance"]["ranks"] == [2]
+    assert [row["parts_us"]["computing"] for row in written["ranks"]] == [2_000, 2_000, 3_200]
+    assert [row["computed_us"] for row in written["ranks"]] == [None] * 3
     assert "ranks.imbalance" in codes_in(found)
     # AND nothing is made up about why it was late
-    because = told["ranks"][2]["late_because_us"]
+    because = written["ranks"][2]["late_because_us"]
     assert because["unknown"] == sum(because.values()) == 2 * 4 * 300
 
 
@@ -117,9 +117,9 @@ def test_a_rank_with_its_kernels_tells_what_it_computed(tmp_path: Path) -> None:
         kernels = "\n".join([head, *rows]) + "\n"
         write_tables(tmp_path, rank, (1_200.0, 1_600.0, 0.0), calls, kernels=kernels)
     # WHEN they are read as a job
-    told = ranks_in(tmp_path).to_dict()
+    written = ranks_in(tmp_path).to_dict()
     # THEN that is why the other waited, but for the first, before which nothing is known
-    because = told["ranks"][1]["late_because_us"]
+    because = written["ranks"][1]["late_because_us"]
     assert because["computing"] == 3 * 300
     assert because["unknown"] == 300
 
@@ -151,7 +151,7 @@ def test_a_transit_of_nothing_says_nothing(tmp_path: Path) -> None:
         calls = [(name, 1_000.0 * n, 1_000.0 * n + 900, 0.0)
                  for n, name in enumerate(names(3), 1)]  # fmt: skip
         write_tables(tmp_path, rank, (300.0, 2_700.0, 0.0), calls)
-    # WHEN they are read as a job THEN nothing is said about data that did not move
+    # WHEN they are read as a job THEN nothing is reported about data that did not move
     found = ranks_in(tmp_path)
     assert {each.still_ns for each in found.waits.instances} == {None}
     assert codes_in(found) == ["ranks.exposed_communication"]
@@ -197,21 +197,21 @@ def test_four_real_ranks_without_a_trace(more_traces: Path) -> None:
         420_174_260, 441_708_380, 277_649_660, 261_498_440,
     ]  # fmt: skip
     # AND ranks 2 and 3 compute 1.73 times as long: 400.8 against 231.1 ms
-    told = found.to_dict()
-    assert told["imbalance"]["ranks"] == [2, 3]
-    assert told["imbalance"]["times_the_others"] == pytest.approx(1.734, abs=0.001)
+    written = found.to_dict()
+    assert written["imbalance"]["ranks"] == [2, 3]
+    assert written["imbalance"]["times_the_others"] == pytest.approx(1.734, abs=0.001)
     imbalance = finding_in(found, "ranks.imbalance")
     assert "Ranks 2, 3 computed 1.73 times as long as ranks 0, 1" in imbalance.sentence
     assert "stage 1 of the pipeline" in imbalance.sentence
     # AND no share is above 100 %
-    assert 0 < told["lost_percent"] < 100
+    assert 0 < written["lost_percent"] < 100
     # AND each rank's own page has the same exposed communication
     for at, exposed in enumerate((51.9, 54.6, 34.3, 32.3)):
         page = analyze_path(more_traces / "ascend_st_level2" / f"rank_{at}_ascend_pt")
         codes = {each.code: each for each in page.findings()}
         sentence = codes["ascend.exposed_communication"].sentence
         assert f"({exposed} %)" in sentence
-        row = told["ranks"][at]
+        row = written["ranks"][at]
         assert 100 * row["stage_exposed_comm_us"] / row["stage_us"] == pytest.approx(
             exposed, abs=0.05
         )

@@ -193,7 +193,7 @@ def test_a_small_file_that_unpacks_to_much_takes_little_memory(name: str, tmp_pa
             assert str(caught.value).count(". ") <= 1
         else:
             trace = read_trace(path)
-            # THEN what is whole is there, and what is too long is said
+            # THEN what is whole is there, and what is too long is reported
             assert len(trace.events) == 1
             assert (expected or "") in (trace.incomplete or "")
             assert (expected is None) == (trace.incomplete is None)

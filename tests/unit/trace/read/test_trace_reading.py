@@ -78,7 +78,7 @@ def test_an_event_becomes_a_row_with_every_column(write_trace: Write) -> None:
 def test_times_keep_their_nanoseconds(
     write_trace: Write, written: str, nanoseconds: int, quoted: bool, neighbour: str
 ) -> None:
-    # GIVEN a time as text or number, beside times of other forms
+    # GIVEN a time as text or number, and times of other forms
     ts = f'"{written}"' if quoted else written
     events = b",".join(
         b'{"ph":"X","name":"n","ts":%s,"dur":1}' % value.encode() for value in (ts, neighbour, ts)
@@ -118,7 +118,7 @@ def test_a_base_time_that_is_none_is_counted(write_trace: Write, base: Any) -> N
 def test_old_categories_get_todays_names(write_trace: Write) -> None:
     # GIVEN the spellings of 2021
     old = ["Kernel", "Memcpy", "Memset", "Operator", "Runtime", "Trace"]
-    # WHEN they are read beside a new one
+    # WHEN they are read together with a new one
     trace = read_trace(write_trace([complete(cat=cat) for cat in [*old, "kernel"]]))
     # THEN both spellings are one category
     today = [trace.categories[code] for code in trace.events.category]

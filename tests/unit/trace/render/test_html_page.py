@@ -148,7 +148,7 @@ def test_the_bar_of_several_devices_is_of_their_sums(tmp_path: Path) -> None:
         program.events[-1]["args"]["device"] = device
     # WHEN the page is made
     data = data_of(html.html_page(analyze(program.trace(tmp_path))))
-    # THEN the bar is of both, which the page is told
+    # THEN the bar is of both, as the page shows
     assert data["device"] == [["computing", 160_000, "computing"], ["idle", 176_000, "idle"]]
     assert data["devices"] == 2
 
