@@ -55,10 +55,10 @@ def _line(span: live.OpenSpan, open_spans: Iterable[live.OpenSpan]) -> str:
         outer = by_id.get(outer["parent"])
     name = "' in '".join(path)
     request = "" if span["request"] is None else f" for request {span['request']}"
-    said = f"[Profiler] '{name}' has been open for {span['elapsed_ns'] / 1e9:.1f} s{request}"
+    line = f"[Profiler] '{name}' has been open for {span['elapsed_ns'] / 1e9:.1f} s{request}"
     if span["detached"]:
-        return f"{said}; no thread runs it at the moment"
-    return f"{said} in thread {span['thread_name']}: {_stack_of(span['thread'])}"
+        return f"{line}; no thread runs it at the moment"
+    return f"{line} in thread {span['thread_name']}: {_stack_of(span['thread'])}"
 
 
 def _stack_of(thread: int) -> str:

@@ -1,4 +1,7 @@
-"""How far a replay's time agrees with the live one. Needs nothing: scripts hold this text."""
+"""Compares the time of a replay with the live time.
+
+The generated scripts contain the source of this module, so it imports only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ def fidelity(
 ) -> dict[str, Any]:
     """Return the median of the replay and of the live runs; unknown figures are None.
 
-    ``live`` has ``p50_ms`` and ``count`` of the live runs, and perhaps ``launches``. Of one step of
-    a loop the live time is not known, so the time of the whole stage is put together: what runs
-    up to the second step, and the step as often as it comes. What runs after the loop is left out.
+    ``live`` contains ``p50_ms`` and ``count`` of the live runs, and may contain ``launches``. The
+    live time of a single step of a loop is not known. For a loop, the time of the whole stage is
+    therefore estimated: the time up to the second step, plus the time of a step for each further
+    step. The time after the loop is left out.
     """
     found: dict[str, Any] = dict.fromkeys(
         (
@@ -56,25 +60,25 @@ def fidelity(
 
 
 def fidelity_line(found: Mapping[str, Any], reasons: list[str]) -> str:
-    """The same in one or two sentences."""
+    """Return the result of `fidelity` as one or two sentences."""
     if found["live_p50_ms"] is None:
         why = "".join(f": {reason}" for reason in reasons[:1])
         return f"How well this agrees with the live runs is not known{why}."
     runs, steps = found["live_runs"], found["live_steps"]
-    said = f"Live median {found['live_p50_ms']:,.2f} ms"
+    line = f"Live median {found['live_p50_ms']:,.2f} ms"
     if steps is not None:
-        said += f" for {steps:,} step{'' if steps == 1 else 's'}"
+        line += f" for {steps:,} step{'' if steps == 1 else 's'}"
     if runs is not None:
-        said += f" ({runs:,} run{'' if runs == 1 else 's'} of this signature)"
+        line += f" ({runs:,} run{'' if runs == 1 else 's'} of this signature)"
     if found["ratio"] is not None:
-        said += f", replay {found['ratio']:.2f} x"
+        line += f", replay {found['ratio']:.2f} x"
         if found["before_ms"] is not None:
-            said += f" ({found['before_ms']:,.2f} ms up to step 2, then {steps - 1:,} x this step)"
+            line += f" ({found['before_ms']:,.2f} ms up to step 2, then {steps - 1:,} x this step)"
         elif steps is not None and steps > 1:
-            said += f" ({steps:,} x this step)"
+            line += f" ({steps:,} x this step)"
     if found["launches"] is not None and found["live_launches"] is not None:
-        said += f", launches {found['launches']:,} of {found['live_launches']:,}"
-    return f"{said}." + (f" Possible reasons: {'; '.join(reasons)}." if reasons else "")
+        line += f", launches {found['launches']:,} of {found['live_launches']:,}"
+    return f"{line}." + (f" Possible reasons: {'; '.join(reasons)}." if reasons else "")
 
 
 def likely_reasons(

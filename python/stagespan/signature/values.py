@@ -323,14 +323,14 @@ def repeat(items: Sequence[Any], length: int) -> list[Any]:
 
 
 def stretch(text: str, length: int) -> str:
-    """A long text from its beginning, again and again."""
+    """Return a text of ``length`` characters that repeats ``text``."""
     return (text * (length // max(len(text), 1) + 1))[:length]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was what was missing, on the host or a device."""
+    """Whether the error says that memory of the host or a device was exhausted."""
     if isinstance(error, (MemoryError, getattr(torch, "OutOfMemoryError", MemoryError))):
         return True
-    said = str(error).lower()
+    message = str(error).lower()
     wordings = ("can't allocate memory", "not enough memory", "out of memory")
-    return isinstance(error, RuntimeError) and any(wording in said for wording in wordings)
+    return isinstance(error, RuntimeError) and any(wording in message for wording in wordings)
