@@ -63,23 +63,25 @@ def copy_sparse(source: Path, target: Path) -> None:
 # --- processes that are killed --------------------------------------------------------------------
 
 WRITERS = """
-    import mmap, struct, sys, threading
+    import mmap, sys, threading
     import stagespan
 
     file = open(sys.argv[1], "r+b")
-    log = mmap.mmap(file.fileno(), 0)
+    # One store writes a number, so the log is whole at any moment. struct.pack_into writes zeros first.
+    log = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
     def write(i):
         with stagespan.span(f"writer {i}"):  # so that the first ones are not compared
             pass
         n = 1
-        struct.pack_into("qqq", log, 24 * i, threading.get_native_id(), n, n)
+        log[3 * i + 1] = log[3 * i + 2] = n
+        log[3 * i] = threading.get_native_id()
         while True:
             n += 1
-            struct.pack_into("q", log, 24 * i + 8, n)
+            log[3 * i + 1] = n
             with stagespan.span(f"writer {i}"):
                 pass
-            struct.pack_into("q", log, 24 * i + 16, n)
+            log[3 * i + 2] = n
 
     with stagespan.request("the request"), stagespan.span("main"):
         for i in range(4):
