@@ -144,9 +144,9 @@ def test_a_forked_child_has_host_time(run: Run) -> None:
         device.hold()
         with stagespan.span("parent"):
             device.kernel(5)
-        before = device.counts()["records"]
         child = os.fork()
         if child == 0:
+            before = device.counts()["records"]
             with stagespan.span("child"):
                 pass
             with stagespan.ProfilingContext("child"):
