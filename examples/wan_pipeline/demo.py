@@ -178,14 +178,16 @@ def figures(p50_ms: float, breakdown: dict[str, Any]) -> dict[str, float]:
 
 
 def agree(ours: dict[str, float], theirs: dict[str, float]) -> bool:
-    """Times within a factor of two and above zero; what was run, exactly the same."""
+    """Whether the same operators ran, and the medians are within a factor of two of each other.
+
+    The time in the trace is that of a single run, which a busy machine may stretch by any factor.
+    """
     for name, value in ours.items():
         if value <= 0 or theirs[name] <= 0:
             return False
-        if name.endswith("(ms)"):
-            if not 0.5 < theirs[name] / value < 2.0:
-                return False
-        elif theirs[name] != value:
+        if not name.endswith("(ms)") and theirs[name] != value:
+            return False
+        if "median" in name and not 0.5 < theirs[name] / value < 2.0:
             return False
     return True
 
