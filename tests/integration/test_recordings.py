@@ -67,7 +67,7 @@ WRITERS = """
     import stagespan
 
     file = open(sys.argv[1], "r+b")
-    # One store writes a number, so the log is whole at any moment. struct.pack_into writes zeros first.
+    # One store writes a number, so the log is always whole. struct.pack_into writes zeros first.
     log = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
 
     def write(i):
