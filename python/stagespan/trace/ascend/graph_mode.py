@@ -440,25 +440,14 @@ class Converted(Figures, frozen=True):
     time_ns: Ns
 
 
-class CallFigures(Figures, frozen=True):
-    """A `CompiledCall` in JSON."""
+class CallFigures(HeadParts, frozen=True):
+    """A `CompiledCall` in JSON, with the parts of its head."""
 
     time_ns: Ns
     """When it begins, from the start of the trace's window."""
     region: str | None
     execute: str | None
     head_ns: Ns
-    framework_ns: Ns | None
-    framework_cache_lookup_ns: Ns | None
-    framework_guards_ns: Ns | None
-    torchair_ns: Ns | None
-    torchair_python_ns: Ns | None
-    torchair_cpp_ns: Ns | None
-    ge_to_compiler_end_ns: Ns | None
-    ge_execute_ns: Ns | None
-    ge_to_first_operator_ns: Ns | None
-    graph_replay_ns: Ns | None
-    unknown_ns: Ns | None
     first_operator: str | None
     first_operator_by: Literal["launch", "time"] | None
     compiled: bool
