@@ -84,7 +84,7 @@ WRITERS = """
             log[3 * i + 2] = n
 
     with stagespan.request("the request"), stagespan.span("main"):
-        for i in range(4):
+        for i in range(8):
             threading.Thread(target=write, args=(i,), daemon=True).start()
         print("ready", flush=True)
         threading.Event().wait()
@@ -96,7 +96,7 @@ def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path
     for _ in range(6):
         # GIVEN threads that write spans, and note by themselves which have ended
         path = tmp_path / "log"
-        path.write_bytes(bytes(24 * 4))
+        path.write_bytes(bytes(24 * 8))
         victim = start(WRITERS, str(path))
         ready(victim)
         # WHEN the process is killed at some moment
@@ -112,7 +112,7 @@ def test_a_killed_process_leaves_the_spans_that_had_ended(folder: Path, tmp_path
         assert open_spans[victim.pid]["request"] == "the request"
         assert open_spans[victim.pid]["elapsed_ns"] is None
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as log:
-            for i in range(4):
+            for i in range(8):
                 thread, begun, ended = struct.unpack_from("qqq", log, 24 * i)
                 if thread == 0:
                     continue
