@@ -22,7 +22,7 @@ namespace {
 using namespace stagespan;
 using namespace stagespan::benchmark;
 
-/// A driver's or torch's library, loaded for good.
+/// The library of a driver or of torch, loaded permanently.
 void* load(const std::string& path) {
   void* const library = dlopen(path.c_str(), RTLD_NOW);
   if (library == nullptr) {

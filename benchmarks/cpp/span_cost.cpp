@@ -1,4 +1,4 @@
-// span_cost.cpp: what a C++ span costs, compared with two readings of its clock. Prints JSON, times in ns.
+// span_cost.cpp: measures the cost of a C++ span, compared with two readings of its clock. Prints JSON, times in ns.
 //
 //   span_cost COUNT TURNS      COUNT spans at a time, all ways in turn, TURNS times
 #include <algorithm>

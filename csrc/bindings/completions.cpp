@@ -24,7 +24,7 @@ constexpr std::size_t kMostQueued = 8192;
 constexpr auto kShortestInterval = std::chrono::milliseconds(20);
 constexpr int kMostSleepsInVain = 8;
 constexpr auto kPauseOfWrongClock = std::chrono::milliseconds(20);
-// Between two looks at pending device spans: the first soon, those after a fruitless one more and more rarely.
+// Pauses between two checks of pending device spans: short at first, and longer after each check without a result.
 constexpr auto kFirstLook = std::chrono::milliseconds(1);
 constexpr auto kNextLook = std::chrono::milliseconds(10);
 constexpr auto kRarestLook = std::chrono::milliseconds(50);
@@ -35,7 +35,7 @@ struct Waiter {
   bool woken = false;
   std::atomic<bool> has_work{false};
   std::atomic<bool> sleeps{false};         // a producer that finds it set clears it and wakes the waiter
-  std::atomic<bool> urgent{false};         // a thread's device spans pile up
+  std::atomic<bool> urgent{false};         // a thread has many pending device spans
   std::atomic<std::uint32_t> awaiting{0};  // completions that wait for their device
   Clock::time_point last_return{};
 };
@@ -49,8 +49,8 @@ struct Immortal {
   T& get() { return *std::launder(reinterpret_cast<T*>(storage)); }
 };
 
-// Completions in the order in which they came, at most kMostQueued. In separate memory from the start, of which
-// pages that were never used take none: a context that ends allocates nothing.
+// Completions in their order, at most kMostQueued. The memory is reserved at the start, so that a context that ends
+// does not allocate. Unused pages take no memory.
 class Queue {
  public:
   bool push(const Completion& completion) noexcept {
@@ -72,7 +72,7 @@ class Queue {
 
 Immortal<Waiter> g_waiter;
 Queue g_queue;                              // guarded by the interpreter's lock
-std::int64_t g_peak_rss_bytes[kMaxStages];  // by stage, 0 where it is not known; guarded as the queue
+std::int64_t g_peak_rss_bytes[kMaxStages];  // by stage, 0 if not known; guarded like the queue
 
 Waiter& waiter() { return g_waiter.get(); }
 
@@ -85,7 +85,7 @@ void notify(bool woken) {
   w.condition.notify_all();
 }
 
-// One order with the flag: the waiter either sees the work, or is seen to sleep.
+// Sequentially consistent with the flag: either the waiter sees the work, or the producer sees that it sleeps.
 void announce_work() {
   Waiter& w = waiter();
   w.has_work.store(true);
@@ -98,8 +98,8 @@ void wake_for_device(bool urgent) {
 
 enum class Slept { kReason, kTimeOver, kWrongClock };
 
-// Sleeps until there is a reason not to, or until the time. The system may say at once that the time is over, again and
-// again, although the clock says that it is not: it has stopped or was set back. Then there is one pause.
+// Sleeps until there is work or the time is over. If the clock has stopped or was set back, the wait can return at once
+// repeatedly. Then this sleeps for one pause.
 template <class Predicate>
 Slept sleep_until(std::unique_lock<std::mutex>& lock, Clock::time_point time, Predicate has_reason) {
   for (int in_vain = 0; !has_reason(); ++in_vain) {
@@ -115,7 +115,7 @@ Slept sleep_until(std::unique_lock<std::mutex>& lock, Clock::time_point time, Pr
   return Slept::kReason;
 }
 
-// Looks at device spans until one of the waiter's own reasons to return comes up. False if the clock is wrong.
+// Checks device spans until the waiter has another reason to return. False if the clock is wrong.
 bool wait_for_devices(std::unique_lock<std::mutex>& lock, Clock::time_point deadline) {
   Waiter& w = waiter();
   const auto has_reason = [&w] { return w.woken || w.has_work.load(); };
@@ -138,7 +138,7 @@ bool wait_for_devices(std::unique_lock<std::mutex>& lock, Clock::time_point dead
 }  // namespace
 
 void push_completion(const Completion& completion) noexcept {
-  // Recorded here and not when the lines are written, so that a report need not wait for the lines.
+  // Recorded here and not when the lines are written, so that reports do not have to wait for the lines.
   if ((completion.flags & kCompletionDeviceMemory) == 0) {
     std::int64_t& peak_bytes = g_peak_rss_bytes[completion.stage];
     peak_bytes = std::max(peak_bytes, completion.peak_bytes);
@@ -148,21 +148,21 @@ void push_completion(const Completion& completion) noexcept {
     return;
   }
   if (completion.device_span != 0) waiter().awaiting.fetch_add(1);
-  // Hooks may have run since the span ended. Checked after counting: a thread that settles it from now on sees that it
-  // is awaited.
+  // Hooks may have run since the span ended. Checked after counting, so that a thread that resolves it later sees that
+  // it is awaited.
   if (completion.device_span == 0 || device::has_result(completion.device_span) || device::pending() == 0)
     announce_work();
 }
 
 std::vector<Completion> take_completions(bool everything) {
   Waiter& w = waiter();
-  // Before anything changes: this may run out of memory.
+  // Before any change, because this may run out of memory.
   std::vector<Completion> taken;
   std::vector<std::uint32_t> held_back;  // threads, of which there are few
   taken.reserve(g_queue.size());
   held_back.reserve(w.awaiting.load() != 0 ? g_queue.size() : 0);
   w.has_work.store(false);
-  // Asked before looking: what is settled from now on will be found the next time.
+  // Read before the check, so that later results are found the next time.
   const bool none_comes = w.awaiting.load() == 0 || device::pending() == 0;
   std::size_t left = 0;
   for (std::size_t i = 0; i < g_queue.size(); ++i) {
@@ -205,8 +205,8 @@ bool wait_for_completions(double timeout_s) {
     is_over = !wait_for_devices(lock, deadline);
     if (is_over || w.woken || w.has_work.load()) break;
     is_over = sleep_until(lock, deadline, [&] {
-                // Set before each look: a producer either sees them, or its work is seen here. The thread that wakes
-                // this one clears them.
+                // Set before each check: either the producer sees them, or this thread sees its work. The thread that
+                // wakes this one clears them.
                 w.sleeps.store(true);
                 device::g_waker.sleeps.store(true);
                 return w.woken || w.has_work.load() || device::pending() != 0;
@@ -229,8 +229,8 @@ void wake_for_results() {
 void wait_for_devices_too() { device::g_waker.wake.store(wake_for_device); }
 
 void completions_after_fork() {
-  // Created again instead of cleared: a thread of the parent may have been using either when some library, which
-  // need not hold the interpreter's lock for that, forked.
+  // Created again instead of cleared, because another thread of the parent may have been using them at the fork: a
+  // library can fork without the interpreter's lock.
   g_queue.shrink(0);
   forget_peak_rss();
   g_waiter.renew();

@@ -1,4 +1,4 @@
-// device.cpp: attaching a device from Python, and what is known of it.
+// device.cpp: attaches a device from Python, and returns facts about it.
 #include "device.h"
 
 #include <pybind11/stl.h>
@@ -59,7 +59,7 @@ void detach() {
   g_reason = "the device has been detached";
 }
 
-/// CUDA_DEVICE_MAX_CONNECTIONS; nothing where it is not set, or no number.
+/// CUDA_DEVICE_MAX_CONNECTIONS; nothing if it is not set or not a number.
 std::optional<unsigned long> max_connections() {
   const char* const text = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   if (text == nullptr || std::strchr(text, '-') != nullptr) return std::nullopt;
@@ -75,7 +75,7 @@ py::dict info() {
   py::dict result;
   const bool is_forked = device::is_forked();
   const device::Layer* const attached = device::attached();
-  // A fork may have left locks of the parent's threads taken for good.
+  // After a fork, locks of the parent's threads may never be released.
   device::Layer* const layer = is_forked ? nullptr : device::latest();
   const bool works = attached != nullptr && !attached->has_failed();
   result["attached"] = works;

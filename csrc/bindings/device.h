@@ -1,4 +1,4 @@
-// device.h: attaching a device from Python, and what is known of it.
+// device.h: attaches a device from Python, and returns facts about it.
 #pragma once
 
 #include <pybind11/pybind11.h>

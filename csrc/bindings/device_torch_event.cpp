@@ -1,4 +1,4 @@
-// device_torch_event.cpp: recording and asking through torch.Event; on an NPU, reading through its runtime.
+// device_torch_event.cpp: records and queries events through torch.Event; on an NPU, reads times through its runtime.
 #include "device_torch_event.h"
 
 #include <Python.h>
@@ -19,13 +19,13 @@ using device::EventState;
 using device::StreamRef;
 using device::StreamState;
 
-/// What is called of Ascend's runtime. torch's own elapsed_time would wait there until all queues are empty.
+/// The functions of Ascend's runtime. torch's own elapsed_time would wait until all queues are empty.
 struct AscendApi {
   int (*elapsed)(float* ms, void* begin, void* end) = nullptr;
   int (*timestamp)(void* event, std::uint64_t* us) = nullptr;
 };
 
-// Beyond this a float of milliseconds is coarser than a microsecond.
+// A longer time in float milliseconds has an error of more than a microsecond.
 constexpr double kLongForFloat_ns = 4e9;
 
 Ref attribute(PyObject* object, const char* name) {
@@ -43,7 +43,7 @@ class TorchEventBackend final : public device::EventBackend {
   const char* name() const noexcept override { return "torch.Event"; }
 
   StreamState current_stream(StreamRef& found) noexcept override {
-    // Code that runs without the interpreter's lock cannot ask torch.
+    // Code that runs without the interpreter's lock cannot call torch.
     if (PyGILState_Check() == 0) return StreamState::kNone;
     return guarded([&] { return find_stream(found); }, StreamState::kFailed);
   }
@@ -112,7 +112,7 @@ class TorchEventBackend final : public device::EventBackend {
  private:
   explicit TorchEventBackend(std::string kind) : kind_(std::move(kind)) {}
 
-  // Python code runs in here: what is pending stays pending, and what it raises is counted by the caller.
+  // This runs Python code: a pending exception stays pending, and the caller counts new exceptions.
   template <class Body, class Value>
   Value guarded(Body&& body, Value failed) noexcept {
     const ErrorAside pending;
@@ -143,7 +143,7 @@ class TorchEventBackend final : public device::EventBackend {
     found.stream = reinterpret_cast<void*>(static_cast<std::intptr_t>(PyLong_AsLongLong(id.get())));
     found.context = reinterpret_cast<void*>(std::intptr_t{found.device} + 1);
     if (PyErr_Occurred() != nullptr) return StreamState::kFailed;
-    // Kept for good: there are as many as torch has streams.
+    // Never freed, because there are only as many as torch has streams.
     PyObject*& kept = streams_[{found.device, found.stream}];
     if (kept == nullptr) kept = Py_NewRef(stream.get());
     return is_capturing() ? StreamState::kCapturing : StreamState::kOk;
@@ -192,7 +192,8 @@ class TorchEventBackend final : public device::EventBackend {
   AscendApi ascend_;
   bool has_ascend_ = false;
   PyGILState_STATE gil_{};
-  // Python objects are never given back: the backend lives as long as the process. Guarded by the interpreter's lock.
+  // The Python objects are never released, because the backend lives as long as the process. Guarded by the
+  // interpreter's lock.
   PyObject* event_type_ = nullptr;
   PyObject* stream_type_ = nullptr;
   PyObject* current_device_ = nullptr;
@@ -249,7 +250,7 @@ std::unique_ptr<TorchEventBackend> TorchEventBackend::find(const std::string& ki
       return nullptr;
     }
   }
-  // An accelerator without events that can tell the time, such as SYCL before 2025.0, says so here.
+  // This fails for accelerators without timing events, such as SYCL before 2025.0.
   StreamRef where;
   if (made->current_stream(where) == StreamState::kFailed) {
     reason = "torch does not know the current stream of " + kind + ": use the device before you time it";

@@ -8,8 +8,8 @@
 
 namespace stagespan::python {
 
-/// The accelerator of this type, as torch has it: "npu", "xpu", or a name that an extension gave its own. Null, with
-/// the reason in one sentence, where torch cannot time it. The interpreter's lock is held.
+/// The backend for torch's accelerator of this type: "npu", "xpu", or the name of an extension's device. Null, with a
+/// sentence as the reason, if torch cannot time it. The caller holds the interpreter's lock.
 std::unique_ptr<device::EventBackend> make_torch_event_backend(const std::string& kind, std::string& reason);
 
 }  // namespace stagespan::python

@@ -1,4 +1,4 @@
-// docstrings.h: what help() shows of the public names; the same text as in _core.pyi, which editors show.
+// docstrings.h: the docstrings of the public names, the same as in _core.pyi.
 #pragma once
 
 namespace stagespan::python::docs {

@@ -1,4 +1,4 @@
-// execution_context.cpp: scopes of tasks and greenlets, and what each inherits from where it was created.
+// execution_context.cpp: scopes of tasks and greenlets, and the span and request that each inherits from its creator.
 #include "execution_context.h"
 
 #include <algorithm>
@@ -17,17 +17,17 @@ constexpr auto relaxed = std::memory_order_relaxed;
 
 PyObject* g_innermost = nullptr;  // the context variable; its value is an Inherited as bytes
 
-/// What a copied context takes along.
+/// The value that copies of a context inherit.
 struct Inherited {
-  ParentLink link;               // what is open; in a thread's own code, what was open when its request was entered
+  ParentLink link;               // the open span; in own code of a thread: the one open when its request was entered
   std::uint64_t base = kExact;   // the serial of the thread whose own code stored this, or one of those below
-  std::uint64_t generation = 0;  // spans and requests of before a fork are the parent's
+  std::uint64_t generation = 0;  // spans and requests from before a fork belong to the parent
   static constexpr std::uint64_t kExact = 0;                    // `link` is what is open there
-  static constexpr std::uint64_t kNothing = ~std::uint64_t{0};  // as if nothing had been stored
+  static constexpr std::uint64_t kNothing = ~std::uint64_t{0};  // treated as empty
 };
 
 struct TaskScope : Scope {
-  Inherited stored;           // what the context brought along
+  Inherited stored;           // the inherited value of the context
   TaskScope* next = nullptr;  // in its chain of the table, or in a list of scopes that have left the table
 };
 
@@ -88,8 +88,8 @@ class TaskScopes final : public ScopeTable {
     return found;
   }
 
-  /// Removes empty scopes that have not been dropped, as when another thread ended their spans, and returns them as a
-  /// list for `recycle`. Searches only if there are twice as many scopes as after the last search.
+  /// Removes empty scopes that were not dropped, for example because another thread ended their spans, and returns them
+  /// as a list for `recycle`. Searches only if there are twice as many scopes as after the last search.
   TaskScope* take_left_behind() {
     if (size_ < next_search_) return nullptr;
     TaskScope* taken = nullptr;
@@ -110,8 +110,8 @@ class TaskScopes final : public ScopeTable {
     return taken;
   }
 
-  /// Keeps a scope that has left the table for the next task. Code of the program may run here, as the last
-  /// reference to its context goes.
+  /// Keeps a scope that has left the table for the next task. Dropping the last reference to its context may run code
+  /// of the program.
   void recycle(TaskScope& scope) {
     auto* const context = static_cast<PyObject*>(const_cast<void*>(scope.context));
     if (spare_count_ < 64) {
@@ -196,7 +196,7 @@ ParentLink innermost(const ThreadState& thread, const Scope& scope) {
 
 // --- the interpreter's contexts -------------------------------------------------------------------------
 
-// The interpreter's PyContext up to the field that matters; whether it is like that is tried before it is used.
+// The interpreter's PyContext up to the needed field. This layout is verified before it is used.
 struct ContextLayout {
   PyObject_HEAD PyObject* previous;
   PyObject* variables;
@@ -237,7 +237,7 @@ bool is_entered(PyObject* context) noexcept {
 // From Python 3.14 on, threading.Thread enters its own context before anything else runs in it.
 bool is_threads_own(PyObject* context) noexcept {
   if (!g_layout_is_known || layout_of(context).previous != nullptr) return false;
-  // Not threading.current_thread(), which makes an object for each thread that it does not know.
+  // Not threading.current_thread(), because it creates an object for each unknown thread.
   PyObject* const modules = Py_IsInitialized() != 0 ? PyImport_GetModuleDict() : nullptr;
   PyObject* const threading = modules != nullptr ? PyDict_GetItemString(modules, "threading") : nullptr;
   const Ref threads(threading != nullptr ? PyObject_GetAttrString(threading, "_active") : nullptr);
@@ -252,7 +252,7 @@ bool is_threads_own(PyObject* context) noexcept {
 
 // --- greenlets ------------------------------------------------------------------------------------------
 
-/// What is attribute `name` of an object; empty, with no exception set, if there is nothing or None.
+/// The attribute `name` of an object; empty, without an exception, if it does not exist or is None.
 Ref attribute(PyObject* object, const char* name) noexcept {
   Ref value(object != nullptr ? PyObject_GetAttrString(object, name) : nullptr);
   if (!value) PyErr_Clear();
@@ -274,7 +274,7 @@ Ref current_greenlet() noexcept {
   return attribute(greenlet.get(), "parent") ? std::move(greenlet) : Ref();
 }
 
-/// The greenlet that created this one, as far as that is known: gevent notes it, and otherwise it is the parent.
+/// The greenlet that created this one: gevent stores it; otherwise it is assumed to be the parent.
 Ref creator_of(PyObject* greenlet) noexcept {
   const Ref spawning(attribute(greenlet, "spawning_greenlet"));  // a weak reference
   Ref creator(spawning ? PyObject_CallNoArgs(spawning.get()) : nullptr);
@@ -313,14 +313,14 @@ bool read_inherited_of(PyObject* context, Inherited& inherited) noexcept {
 }
 
 void write_inherited(const Inherited& inherited) noexcept {
-  // PyContextVar_Set does not survive being called inside of itself, nor would the scope that is at work here.
+  // Neither PyContextVar_Set nor this scope supports re-entrant calls.
   const NoCollection by_allocations;
   const Ref value(encode(inherited));
   const Ref token(value ? PyContextVar_Set(g_innermost, value.get()) : nullptr);
   if (!token) PyErr_Clear();
 }
 
-/// What a copied context belongs to, if that is known without looking at who entered it.
+/// The span and request of a copied context, if they are known without the code that entered it.
 bool find_link(ThreadState& thread, const Inherited& stored, ParentLink& link) noexcept {
   if (stored.base == Inherited::kExact) {
     link = stored.link;
@@ -338,7 +338,7 @@ bool find_link(ThreadState& thread, const Inherited& stored, ParentLink& link) n
   return link.id != 0 || link.request != 0;
 }
 
-/// The same for any context of this thread: by its open spans, or else by what it has stored.
+/// The same for any context of this thread: by its open spans, or else by its stored value.
 bool find_link_in(ThreadState& thread, PyObject* context, ParentLink& link) noexcept {
   if (context == thread.base.context) {
     link = innermost(thread, thread.base);
@@ -352,8 +352,8 @@ bool find_link_in(ThreadState& thread, PyObject* context, ParentLink& link) noex
   return read_inherited_of(context, stored) && find_link(thread, stored, link);
 }
 
-/// What is open where a greenlet was created, or where its creator was, as it is now: it is unknown what was open
-/// at that time.
+/// The span that is open now in the code that created a greenlet, or in its creator's, because the span that was open
+/// at the creation is unknown.
 ParentLink link_of_creator(ThreadState& thread, PyObject* greenlet) noexcept {
   Ref main(Py_NewRef(greenlet));
   while (Ref above = attribute(main.get(), "parent")) main = std::move(above);
@@ -368,7 +368,7 @@ ParentLink link_of_creator(ThreadState& thread, PyObject* greenlet) noexcept {
   return {};
 }
 
-/// What is open in the code that entered a context: that code waits for it.
+/// The open span of the code that entered a context and waits for it.
 ParentLink link_of_caller(ThreadState& thread, PyObject* context) noexcept {
   ParentLink link;
   while (g_layout_is_known && layout_of(context).entered != 0) {
@@ -382,7 +382,7 @@ ParentLink link_of_caller(ThreadState& thread, PyObject* context) noexcept {
 
 // --- scopes ---------------------------------------------------------------------------------------------
 
-/// Has a copy of the current context say what its code belongs to.
+/// Stores the span and request in the current context, for copies of it.
 void store_innermost(ThreadState& thread) noexcept {
   const Scope& scope = *thread.scope;
   write_inherited({innermost(thread, scope), scope.is_task ? Inherited::kExact : thread.serial});
@@ -395,7 +395,7 @@ void become_base(ThreadState& thread, PyObject* context) noexcept {
   const bool is_stored = context != nullptr && read_inherited(stored);
   if (is_stored && stored.base == thread.serial) return;
   if (is_stored && is_entered(context) && thread.base.top == thread.base.root) {
-    // Threads that were given a context belong to what it was copied from.
+    // Threads that run in a copied context belong to the code from which it was copied.
     ParentLink link;
     if (find_link(thread, stored, link)) {
       make_root(thread, thread.base.root, link);
@@ -403,10 +403,10 @@ void become_base(ThreadState& thread, PyObject* context) noexcept {
     }
   }
   store_innermost(thread);
-  thread.base.context = thread_state()->context;  // it is made when something is first stored
+  thread.base.context = thread_state()->context;  // created when a value is first stored
 }
 
-/// Gives up the frame of a task's scope, so that the scope can leave its table.
+/// Releases the frame of a task's scope, so that the scope can leave its table.
 void close_scope(ThreadState& thread, Scope& scope) {
   if (thread.scope == &scope) thread.scope = &thread.base;
   give_frame(thread, scope.root);
@@ -426,11 +426,11 @@ void drop_left_behind(ThreadState& thread, TaskScopes& scopes) {
   }
 }
 
-/// Makes a scope for the current context the current one. The thread's own takes the spans if there is no frame or
-/// no memory for it.
+/// Makes the scope of the current context the current one. Uses the thread's own scope if there is no frame or memory
+/// for it.
 void add_scope(ThreadState& thread, PyObject* context, const Inherited& stored, const ParentLink& link,
                bool is_follower) noexcept {
-  // A finalizer that opens spans may have run since the caller looked.
+  // A finalizer that opens spans may have run since the caller's check.
   if (Scope* const known = find_task_scope(thread, context)) {
     thread.scope = known;
     return;
@@ -489,7 +489,7 @@ Scope* current_scope(ThreadState& thread) {
 }  // namespace
 
 void switch_scope(ThreadState& thread, PyObject* context) noexcept {
-  if (thread.is_stand_in()) return;  // other threads have it, too: it has no scopes
+  if (thread.is_stand_in()) return;  // shared by several threads, so it has no scopes
   if (context != nullptr && context == thread.base.context) {
     thread.scope = &thread.base;
     return;
@@ -523,7 +523,7 @@ void publish_slow(ThreadState& thread) noexcept {
     write_inherited(static_cast<TaskScope&>(scope).stored);
   else
     store_innermost(thread);
-  // What ran as references went may have left another scope current.
+  // Code that ran when references were dropped may have changed the current scope.
   if (thread.scope == &scope && scope.top == scope.root && scope.holds == 0) drop_scope(thread, scope);
 }
 
@@ -558,12 +558,12 @@ void exit_request(std::uint64_t request, std::uint64_t before) {
   if (thread.is_stand_in()) return;
   Scope* scope = thread.scope;
   if (scope->request != request || scope->holds == 0) {
-    // Entered in one task and left in another, as an async generator may be.
+    // Entered in one task and left in another, as is possible in an async generator.
     TaskScopes* const scopes = task_scopes(thread);
     scope = scopes == nullptr ? nullptr : scopes->find_by_request(request);
     if (scope == nullptr && thread.base.request == request) scope = &thread.base;
     if (scope == nullptr) {
-      // In the child of a fork, what the parent had entered is not the child's to leave.
+      // In a forked child, a request that the parent entered must not be left.
       if (Recorder::get().generation() == 0) Recorder::get().lose(kLostUnmatched);
       return;
     }
@@ -582,7 +582,7 @@ std::uint64_t current_request() {
   if (t_state == nullptr) return 0;
   ThreadState& thread = current_thread();
   const std::uint64_t request = thread.scope->request;
-  publish(thread);  // where nothing is open, the scope goes again
+  publish(thread);  // a scope without open spans is removed again
   return request;
 }
 
@@ -590,7 +590,7 @@ std::uint64_t current_request() {
 
 namespace {
 
-/// The place in a thread's stack where spans have what was taken along as their parent.
+/// The place in a thread's stack from which spans have the inherited span as their parent.
 struct Adoption {
   std::uint64_t thread;
   std::uint32_t frame;
@@ -602,7 +602,7 @@ constexpr const char* kAdoption = "stagespan.adoption";
 PyObject* inheritance(PyObject*, PyObject*) {
   ThreadState& thread = current_thread();
   const ParentLink link = innermost(thread, *thread.scope);
-  publish(thread);  // where nothing is open, the scope goes again
+  publish(thread);  // a scope without open spans is removed again
   if (link.id == 0 && link.request == 0) Py_RETURN_NONE;
   return encode({link, Inherited::kExact});
 }
@@ -610,7 +610,7 @@ PyObject* inheritance(PyObject*, PyObject*) {
 PyObject* adopt(PyObject*, PyObject* value) {
   Inherited inherited;
   if (value != Py_None && !decode(value, inherited)) Py_RETURN_NONE;
-  if (current_thread().is_stand_in()) Py_RETURN_NONE;  // other threads have it, too
+  if (current_thread().is_stand_in()) Py_RETURN_NONE;  // shared by several threads
   std::unique_ptr<Adoption> adoption(new (std::nothrow) Adoption);
   if (!adoption) return PyErr_NoMemory();
   const Ref capsule(PyCapsule_New(adoption.get(), kAdoption, [](PyObject* object) {
@@ -643,7 +643,7 @@ PyObject* give_up(PyObject*, PyObject* capsule) {
   auto* const mine = static_cast<Adoption*>(PyCapsule_GetPointer(capsule, kAdoption));
   if (mine == nullptr) return nullptr;
   ThreadState& thread = current_thread();
-  // In the child of a fork, what the parent had adopted is not there.
+  // In a forked child, the parent's adopted span does not exist.
   if (thread.serial != mine->thread || thread.locals[mine->frame].owner != mine) Py_RETURN_NONE;
   Scope& scope = *thread.locals[mine->frame].scope;
   thread.locals[mine->frame].open_by(nullptr);

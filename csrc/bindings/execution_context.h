@@ -8,9 +8,9 @@
 
 namespace stagespan::python {
 
-// The thread state's current contextvars.Context distinguishes the spans that are open in one thread. Each
-// asyncio task runs in its own context, and so does each greenlet, so that tasks or greenlets which take turns
-// never become each other's parents.
+// The thread state's current contextvars.Context distinguishes the spans that are open in one thread. Each asyncio task
+// runs in its own context, and so does each greenlet, so that interleaved tasks or greenlets are never nested in each
+// other.
 //
 // Code outside tasks runs in the thread's own context, where opening a span costs one comparison. Inside a
 // context that has been entered (a task's step, Context.run, asyncio.to_thread), and in greenlets, each begin
@@ -18,7 +18,7 @@ namespace stagespan::python {
 // takes along the span that was open where it was copied. A thread's own context holds only the thread's serial
 // number: in a copy of it, what is innermost in that thread is looked up when the copy first opens a span.
 
-/// Makes the scope of the code that runs now the thread's current one.
+/// Makes the scope of the running code the thread's current scope.
 void switch_scope(ThreadState& thread, PyObject* context) noexcept;
 
 /// The calling thread with its current scope. The interpreter's lock is held.
@@ -32,30 +32,29 @@ STAGESPAN_HOT ThreadState& current_thread() noexcept {
   return *thread;
 }
 
-/// Stores what is innermost now for those who copy the context; drops a task's scope that has nothing left.
+/// Stores the innermost span for copies of the context, and drops a task's scope without open spans.
 void publish_slow(ThreadState& thread) noexcept;
 
-/// Lets go of a scope that has nothing left, when it is not the one whose turn it is: a task's, or one that a
-/// generator has left behind.
+/// Drops a scope without open spans that is not current: that of a task, or one that a generator left.
 void drop_if_idle(ThreadState& thread, Scope& scope) noexcept;
 
-/// To be called whenever the current scope's innermost span has changed.
+/// Called when the innermost span of the current scope has changed.
 STAGESPAN_HOT void publish(ThreadState& thread) noexcept {
   if (thread.scope->is_task) [[unlikely]]
     publish_slow(thread);
 }
 
-/// Makes a request current in this execution context and in those copied from it; gives the one before.
+/// Makes a request current in this execution context and its copies. Returns the previous one.
 std::uint64_t enter_request(std::uint64_t request);
-/// Ends it, in whichever execution context of this thread it is current, and makes the one before current again.
+/// Ends it, in whichever execution context of this thread it is current, and restores the previous one.
 void exit_request(std::uint64_t request, std::uint64_t before);
-/// The request of the code that runs now; 0 if it belongs to none.
+/// The request of the running code, or 0.
 std::uint64_t current_request();
 
-/// For the module's method table: what a callable takes along to run in another thread.
+/// For the module's method table: the functions that pass span and request to other threads.
 extern PyMethodDef g_execution_context_functions[];
 
-/// Creates the context variable. False with an exception set when that fails.
+/// Creates the context variable. Returns false with an exception set if that fails.
 bool init_execution_context();
 
 }  // namespace stagespan::python

@@ -1,4 +1,4 @@
-// module.cpp: the extension module: switches, hooks, and what the other files define.
+// module.cpp: the extension module with its switches and hooks.
 #include <pthread.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -84,6 +84,13 @@ void define_hooks(py::module_& module) {
       },
       py::arg("names"));
   module.def(
+      "set_annotated_names",
+      [](const py::iterable& names) {
+        set_annotated(names.ptr());
+        if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+      },
+      py::arg("names"));
+  module.def(
       "raise_later", [](const py::object& error) { raise_later(error.ptr()); }, py::arg("error"),
       "Raise an exception as soon as the program's own code goes on in this thread.");
   module.def("set_memory_hook", [](bool on) { g_memory_hook = on; }, py::arg("on"));
@@ -128,7 +135,7 @@ void define_hot_objects(py::module_& module) {
     throw py::error_already_set();
 }
 
-// Where nothing can be recorded, one warning says why. False with an exception set if warnings are errors.
+// If nothing can be recorded, one warning says why. False with an exception set if warnings are errors.
 bool warn_without_arena() {
   if (Recorder::get().arena()) return true;
   return PyErr_WarnFormat(PyExc_RuntimeWarning, 1,
@@ -170,7 +177,7 @@ PYBIND11_MODULE(_core_of_main, module) {
   sp::watch_thread_names();
   sp::define_device(module);
   sp::define_trace_scanner(module);
-  // Python 3.13 runs the entry below in the main interpreter, whichever imports.
+  // Python 3.13 runs the entry below in the main interpreter, regardless of which interpreter imports.
   module.def("require_main_interpreter", [] {
     if (!sp::require_main_interpreter()) throw py::error_already_set();
   });
@@ -184,7 +191,7 @@ PYBIND11_MODULE(_core_of_main, module) {
 #endif
 }
 
-// The entry itself, because pybind11's waits forever in a sub-interpreter, or takes it for the main one.
+// Not pybind11's entry, because it waits forever in a sub-interpreter, or treats it as the main one.
 extern "C" PYBIND11_EXPORT PyObject* PyInit__core() {
   return stagespan::python::require_main_interpreter() ? PyInit__core_of_main() : nullptr;
 }

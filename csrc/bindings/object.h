@@ -7,24 +7,24 @@
 
 namespace stagespan::python {
 
-// The files that are written against the CPython API are compiled without exceptions (CMakeLists.txt). Until Python
-// 3.13 a daemon thread that asks for the interpreter's lock while the interpreter shuts down is ended by
-// pthread_exit, which unwinds its stack: in code that knows exceptions, a noexcept function would then end the whole
-// process, and destructors would give up references without holding the lock. This way the thread ends as it does
-// where there is only C on its stack.
+// The files that use the CPython API are compiled without exceptions (CMakeLists.txt). Until Python 3.13, a daemon
+// thread that requests the interpreter's lock during the interpreter's shutdown is ended by pthread_exit, which unwinds
+// its stack. In code with exceptions, a noexcept function would then end the whole process, and destructors would
+// release references without holding the lock. Without exceptions, the thread ends as if there were only C on its
+// stack.
 
-/// Empties a place before what was in it goes, so that code which runs then finds it empty.
+/// Clears a reference before the object is freed, so that code that runs then finds it empty.
 template <class T>
 void drop_from(T*& place) noexcept {
   Py_XDECREF(reinterpret_cast<PyObject*>(std::exchange(place, nullptr)));
 }
 
-/// Puts an object in the place of another.
+/// Replaces an object by another one.
 inline void keep(PyObject*& place, PyObject* borrowed) noexcept {
   Py_XDECREF(std::exchange(place, Py_XNewRef(borrowed)));
 }
 
-/// Without the interpreter's lock while it lives. For files that are compiled without exceptions.
+/// Releases the interpreter's lock while it exists. For files that are compiled without exceptions.
 class Unlocked {
  public:
   Unlocked() noexcept : state_(PyEval_SaveThread()) {}
@@ -56,11 +56,11 @@ class Ref {
   PyObject* object_ = nullptr;
 };
 
-/// While it lives, objects can be made without a collection, and so without finalizers. Until Python 3.11 any
-/// allocation of an object may set one off; later versions collect between two bytecodes only. Needed where code would
-/// not survive being called inside of itself, and, in files that know exceptions (see above), wherever objects are
-/// made: a finalizer asks for the interpreter's lock again and again. For code that keeps that lock and calls no Python
-/// code itself.
+/// While it exists, objects can be created without a garbage collection, and therefore without finalizers. Until Python
+/// 3.11, any allocation of an object may start a collection; later versions only collect between two bytecodes. Needed
+/// for code that does not support re-entrant calls, and, in files with exceptions (see above), wherever objects are
+/// created: a finalizer requests the interpreter's lock repeatedly. Only for code that keeps the lock and does not call
+/// Python code itself.
 class NoCollection {
  public:
 #if PY_VERSION_HEX < 0x030c0000
@@ -81,7 +81,7 @@ class NoCollection {
 #endif
 };
 
-/// Sets a pending exception aside while other Python code runs.
+/// Saves a pending exception while other Python code runs, and restores it.
 class ErrorAside {
  public:
   ErrorAside() noexcept { PyErr_Fetch(&type_, &value_, &traceback_); }
@@ -114,7 +114,7 @@ inline PyTypeObject static_type(const char* name, Py_ssize_t basic_size_bytes, u
   return type;
 }
 
-/// A method with one of the newer signatures, as method tables want it.
+/// Converts a method with one of the newer signatures for a method table.
 template <class Function>
 PyCFunction as_method(Function* function) noexcept {
   return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));

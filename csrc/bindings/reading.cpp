@@ -29,7 +29,7 @@ py::object owned(PyObject* object) {
   return py::reinterpret_steal<py::object>(object);
 }
 
-// The system cuts a thread's name wherever 15 bytes end.
+// The system truncates a thread's name after 15 bytes, even inside a character.
 py::object text_of(const char* text) {
   return owned(PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(std::strlen(text)), "replace"));
 }
@@ -119,7 +119,7 @@ std::int64_t end_of(const Completion& completion, const PublishedClock& clock) {
   const std::int64_t end_ns = clock.end_ns(completion.begin_ticks, completion.end_ticks);
   const device::DeviceResult& device = completion.device;
   if (device.tail_ns != kUnknownNs) return end_ns + std::max<std::int64_t>(device.tail_ns, 0);
-  if (device.elapsed_ns != kUnknownNs)  // its place is not known, but it did not begin before the span
+  if (device.elapsed_ns != kUnknownNs)  // its position is not known, but it did not begin before the span
     return std::max(end_ns, clock.unix_ns(completion.begin_ticks) + device.elapsed_ns);
   return end_ns;
 }

@@ -1,4 +1,4 @@
-// reading.h: statistics, spans and facts as Python objects.
+// reading.h: converts statistics, spans and facts to Python objects.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -1,4 +1,4 @@
-// ready_object.cpp: an iterator that is at its end from the start.
+// ready_object.cpp: an iterator that ends at once.
 #include "ready_object.h"
 
 #include "object.h"
@@ -7,7 +7,7 @@ namespace stagespan::python {
 
 namespace {
 
-// Awaits nothing: an iterator that is at its end at once, with a value.
+// An awaitable's iterator that ends at once with a value.
 struct ReadyObject {
   PyObject_HEAD PyObject* value;
 };

@@ -1,11 +1,11 @@
-// ready_object.h: what `async with` awaits: it is ready at once.
+// ready_object.h: the awaitable for `async with`, which is ready at once.
 #pragma once
 
 #include <Python.h>
 
 namespace stagespan::python {
 
-/// An awaitable that gives a value, whose reference it takes, without suspending; null for null.
+/// An awaitable that returns `value` without suspending; steals the reference. Null for null.
 PyObject* ready(PyObject* owned_value);
 
 bool init_ready_type();

@@ -1,4 +1,4 @@
-// recording.cpp: the recording of this process, and reading those of others.
+// recording.cpp: the recording of this process, and reading the recordings of other processes.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -64,7 +64,7 @@ py::dict recording_place() {
   return result;
 }
 
-// Reads the environment anew. Called with the interpreter's lock, under which Python changes it.
+// Reads the environment again. Called with the interpreter's lock, which Python holds when it changes the environment.
 void describe(ProcessInfo info) {
   const ProcessInfo before = Recorder::get().process_info();
   std::copy(std::begin(before.version), std::end(before.version), info.version);
@@ -88,7 +88,7 @@ void describe_process(std::int32_t rank, std::uint32_t world_size, const std::st
   describe(info);
 }
 
-// A thread without the interpreter's lock leaves the environment alone: what was read before stays.
+// A thread without the interpreter's lock does not read the environment: the earlier values stay.
 void on_recording() {
   if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
   try {

@@ -1,4 +1,4 @@
-// span_functions.cpp: the built-in functions that make contexts.
+// span_functions.cpp: the built-in functions that create contexts.
 #include <utility>
 
 #include "docstrings.h"
@@ -42,6 +42,11 @@ STAGESPAN_HOT PyObject* make_for_stage(std::uint32_t stage, PyObject* name, cons
   return reinterpret_cast<PyObject*>(self);
 }
 
+PyObject* make_maybe_annotated(std::uint32_t stage, PyObject* name, Options options) {
+  if (options.kind == Kind::kSpan && is_annotated(stage)) options.kind = Kind::kAnnotated;
+  return make_for_stage(stage, name, options);
+}
+
 // --- without a name --------------------------------------------------------------------------------------
 
 // Functions and classes can be called; classmethod, property and the like can only be bound.
@@ -74,19 +79,24 @@ Ref qualified_name(PyObject* object) {
 PyObject* decorate_under_its_name(PyObject* function, const Options& options) {
   const Ref name = qualified_name(function);
   if (!name) return nullptr;
-  const Ref span(make_for_stage(stage_of(name.get()), name.get(), options));
+  const Ref span(make_maybe_annotated(stage_of(name.get()), name.get(), options));
   return span ? decorate(span.get(), function) : nullptr;
+}
+
+[[gnu::noinline]] PyObject* make_slow(PyObject* name, const Options& options) {
+  if (can_be_decorated(name)) [[unlikely]]
+    return decorate_under_its_name(name, options);
+  return make_maybe_annotated(stage_of_slow(name), name, options);
 }
 
 STAGESPAN_HOT PyObject* make(PyObject* name, const Options& options) {
   const CachedName& cached = cached_name(name);
-  const bool is_known = cached.name == name;
-  if (!is_known && can_be_decorated(name)) [[unlikely]]
-    return decorate_under_its_name(name, options);
-  return make_for_stage(is_known ? cached.stage : stage_of_slow(name), name, options);
+  if (cached.name == name) [[likely]]
+    return make_for_stage(cached.stage, name, options);
+  return make_slow(name, options);
 }
 
-/// What `span()` and its siblings return when they are called without a name.
+/// The result of `span()`, `ProfilingContext()` and `ProfilingContext4Debug()` without a name.
 struct UnnamedObject {
   PyObject_HEAD Options options;
 };
@@ -162,7 +172,7 @@ PyObject* span_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject*
   return make_or_unnamed(name, {Kind::kSpan, false, false, compile_safe != 0});
 }
 
-// The contexts share one list of arguments; a debug context has no use for the last one.
+// The functions share one list of arguments. A debug context does not use the last one.
 template <Kind kind>
 PyObject* context_new(PyObject*, PyObject* const* args, Py_ssize_t count, PyObject* kwnames) {
   constexpr bool is_debug = kind == Kind::kDebug;

@@ -1,4 +1,4 @@
-// span_object.cpp: the span type: entering, leaving, and what a block says of itself.
+// span_object.cpp: the span type: entering, leaving, and the data that a block adds to its span.
 #include "span_object.h"
 
 #include <structmember.h>
@@ -22,14 +22,15 @@ SpanObject* self_of(PyObject* object) { return reinterpret_cast<SpanObject*>(obj
 
 void leave(SpanObject* self, PyObject* error) noexcept;
 
-// From Python 3.14 on, what is raised "later" may be raised between this call and the block, which is then not left.
+// From Python 3.14 on, an exception that is raised "later" may be raised between this call and the block, which is then
+// not left.
 #if PY_VERSION_HEX >= 0x030e0000
 constexpr bool kRaisesLater = false;
 #else
 constexpr bool kRaisesLater = true;
 #endif
 
-// Raises what the hooks kept for the program, after leaving again. Null if there was something.
+// Leaves again and raises the exception that the hooks kept for the program. Null if there was one.
 PyObject* raise_at_once(SpanObject* self, PyObject* entered) noexcept {
   const Ref error(take_kept());
   if (!error) return entered;
@@ -70,7 +71,7 @@ OpenFrame* find_in_scope(ThreadState& thread, const SpanObject* self) noexcept {
   return nullptr;
 }
 
-// The frame that this object opened last, in whichever scope of the thread.
+// The frame that this object opened last, in any scope of the thread.
 OpenFrame* find_in_thread(ThreadState& thread, const SpanObject* self) noexcept {
   OpenFrame* latest = nullptr;
   const std::uint32_t end =
@@ -97,12 +98,12 @@ bool leave_in_other_thread(SpanObject* self, std::uint16_t flags, PyObject* erro
     hooks_leave(call.get());
     hooks_exit(call.get(), nullptr, error, span);
   }
-  complete(*self, span, current_thread(), call.get());
+  if (is_context(self->kind)) complete(*self, span, current_thread(), call.get());
   raise_kept();
   return true;
 }
 
-// Leaving where it is not the innermost span that this object has opened last.
+// Leaves a span that is not the one that this object opened last in the current scope.
 [[gnu::noinline, gnu::cold]] void leave_slow(SpanObject* self, std::uint16_t flags, PyObject* error) noexcept {
   ThreadState& thread = current_thread();
   OpenFrame* frame = find_in_scope(thread, self);
@@ -120,7 +121,7 @@ bool leave_in_other_thread(SpanObject* self, std::uint16_t flags, PyObject* erro
     --self->open;
     if (leave_in_other_thread(self, flags, error)) return;
   }
-  // In the child of a fork, what the parent had open is not the child's to end.
+  // In a forked child, spans that the parent opened must not be ended.
   if (Recorder::get().generation() == 0) Recorder::get().lose(kLostUnmatched);
 }
 
@@ -143,9 +144,9 @@ void leave(SpanObject* self, PyObject* error) noexcept {
 
 // --- calling ---------------------------------------------------------------------------------------------
 
-// `with` looks `__enter__` and `__exit__` up on the type and binds them: two objects made and thrown away for
-// every block. Here `__enter__` is bound to a part of the span, and `__exit__` to the span itself, which tells by the
-// number of arguments what is meant: three to leave, one to decorate. That saves a third of the block's cost.
+// `with` looks up `__enter__` and `__exit__` on the type and binds them, which creates two objects for every block.
+// Here `__enter__` is bound to a part of the span, and `__exit__` to the span itself, which distinguishes the calls by
+// the number of arguments: three to leave, one to decorate. This saves a third of the block's cost.
 PyObject* call_span(PyObject* callable, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   SpanObject* const self = self_of(callable);
   const Py_ssize_t count = PyVectorcall_NARGS(nargsf);
@@ -175,7 +176,7 @@ PyObject* call_enter(PyObject* callable, PyObject* const*, std::size_t nargsf, P
   return nullptr;
 }
 
-// Only where the span has lost its last reference, so that this object owns it.
+// Only if the span has lost its last reference, so that this object owns it.
 void enter_dealloc(PyObject* object) {
   SpanObject* const span = span_of_enter(object);
   Py_SET_REFCNT(object, 1);
@@ -188,7 +189,7 @@ PyObject* enter_repr(PyObject* object) {
 
 PyTypeObject g_enter_type = static_type("stagespan._core.Enter", sizeof(EnterObject), Py_TPFLAGS_HAVE_VECTORCALL);
 
-// What the type has under `__enter__` and `__exit__`.
+// The type's attributes `__enter__` and `__exit__`.
 struct DescriptorObject {
   PyObject_HEAD vectorcallfunc vectorcall;
 };
@@ -255,9 +256,9 @@ PyObject* span_aexit(PyObject* object, PyObject* const* args, Py_ssize_t count) 
   return ready(Py_NewRef(Py_None));
 }
 
-// --- what a block says of itself -------------------------------------------------------------------------
+// --- data that a block adds to its span ------------------------------------------------------------------
 
-// The call that the hooks look at, while this context is open and any of them wants it.
+// The call object for the hooks, if this context is open and a hook wants it.
 Ref call_of(SpanObject* self) noexcept {
   if (self->kind == Kind::kSpan || !mode_has(self->mask | kModeDebug)) return Ref();
   ThreadState& thread = current_thread();
@@ -335,7 +336,7 @@ void span_dealloc(PyObject* object) {
   SpanObject* const self = self_of(object);
   auto* const enter = reinterpret_cast<PyObject*>(&self->enter);
   if (Py_REFCNT(enter) != 1) [[unlikely]] {
-    // Kept by its `__enter__`, which owns it from now on.
+    // Its `__enter__` owns it from now on.
     Py_SET_REFCNT(enter, Py_REFCNT(enter) - 1);
     Py_SET_REFCNT(object, 1);
     return;
@@ -353,6 +354,7 @@ PyObject* kind_text(PyObject* object, void*) {
     case Kind::kDebug:
       return PyUnicode_FromString("debug");
     case Kind::kSpan:
+    case Kind::kAnnotated:
       break;
   }
   return PyUnicode_FromString("span");
@@ -360,20 +362,21 @@ PyObject* kind_text(PyObject* object, void*) {
 
 PyObject* span_repr(PyObject* object) {
   const SpanObject* const self = self_of(object);
-  const char* const made_by = self->kind == Kind::kSpan        ? "span"
+  const char* const made_by = !is_context(self->kind)          ? "span"
                               : self->kind == Kind::kProfiling ? "ProfilingContext"
                                                                : "ProfilingContext4Debug";
   return PyUnicode_FromFormat("%s(%R)", made_by, self->name);
 }
 
-// Pickles and copies as the call that makes it: an open run belongs to its process.
+// Pickled and copied as the call that creates it: an open run belongs to its process.
 PyObject* span_reduce(PyObject* object, PyObject*) {
   const SpanObject* const self = self_of(object);
   const Ref module(PyImport_ImportModule("stagespan._core"));
   if (!module) return nullptr;
   const Ref make_again(PyObject_GetAttrString(module.get(), "_span_from"));
   if (!make_again) return nullptr;
-  return Py_BuildValue("O(Oiiii)", make_again.get(), self->name, static_cast<int>(self->kind),
+  const Kind kind = is_context(self->kind) ? self->kind : Kind::kSpan;
+  return Py_BuildValue("O(Oiiii)", make_again.get(), self->name, static_cast<int>(kind),
                        static_cast<int>(self->reset_peak_memory), static_cast<int>(self->capture_memory),
                        static_cast<int>(self->compile_safe));
 }

@@ -1,4 +1,4 @@
-// span_object.h: the object that `span` and its siblings return: a context manager and a decorator.
+// span_object.h: the object that `span` and the context functions return: a context manager and a decorator.
 #pragma once
 
 #include <Python.h>
@@ -10,7 +10,11 @@
 
 namespace stagespan::python {
 
-enum class Kind : std::uint8_t { kSpan, kProfiling, kDebug };
+/// An annotated span is a plain span whose runs call the hooks, because its stage was annotated when it was created.
+enum class Kind : std::uint8_t { kSpan, kProfiling, kDebug, kAnnotated };
+
+/// Whether it is a context, whose runs have a log line.
+inline bool is_context(Kind kind) noexcept { return kind == Kind::kProfiling || kind == Kind::kDebug; }
 
 /// What `span.__enter__` returns, a part of the span itself. It holds one reference while the span has
 /// references. A span that loses its last one while its `__enter__` is still referenced lives until that is freed too.
@@ -18,15 +22,15 @@ struct EnterObject {
   PyObject_HEAD vectorcallfunc vectorcall;
 };
 
-/// Immutable but for two counters: what a run needs while it is open lies in its thread's frame, so one object may
-/// serve many call sites, threads and levels of recursion.
+/// Immutable except for two counters. The data of an open run is in its thread's frame, so one object can be used by
+/// many call sites, threads and levels of recursion.
 struct SpanObject {
   PyObject_HEAD vectorcallfunc vectorcall;
   PyObject* name;
   std::uint32_t stage;
   std::uint32_t mask;    // Mode bits that must be on for this kind to record
   std::uint32_t open;    // entered and not yet left, in all threads
-  std::uint32_t missed;  // the same, but no frame was left
+  std::uint32_t missed;  // the same, for entries without a free frame
   Kind kind;
   bool reset_peak_memory;
   bool capture_memory;

@@ -1,4 +1,4 @@
-// stage_names.cpp: names that are not cached by address, and names that cannot be used.
+// stage_names.cpp: looks up names that are not cached by address, and handles invalid names.
 #include "stage_names.h"
 
 #include <string_view>
@@ -14,7 +14,7 @@ PyObject* g_renamed[kMaxStages];
 
 namespace {
 
-// Longer ones are looked up by their text each time: keeping them could take any amount of memory.
+// Longer names are looked up by their text each time, because caching them could take much memory.
 constexpr Py_ssize_t kLongestKept = 1024;
 
 PyObject* g_stages = nullptr;  // dict: name -> stage; at most as many entries as there are stages
@@ -24,7 +24,7 @@ void warn_of_invalid(PyObject* name) {
       "stagespan: a stage was named by %s, which is not a valid name; its spans are counted under '(invalid name)': "
       "pass "
       "a string that is not empty (shown once)";
-  // The object itself is not printed: a tensor's text is long, and a device would have to be waited for.
+  // The object is not printed, because the text of a tensor is long and would require a wait for the device.
   const Ref what(PyUnicode_Check(name) ? PyUnicode_FromString("an empty string")
                                        : PyUnicode_FromFormat("an object of type '%s'", Py_TYPE(name)->tp_name));
   const char* const text = what ? PyUnicode_AsUTF8(what.get()) : nullptr;
@@ -41,7 +41,7 @@ std::uint32_t invalid_name(PyObject* name) noexcept {
   return kStageInvalid;
 }
 
-// Interns the text, and notes the name that the stage got where that is another one.
+// Interns the text, and stores the stage's name if it differs.
 std::uint32_t intern(PyObject* name, PyObject* text) {
   const std::uint32_t stage =
       Recorder::get().intern({PyBytes_AS_STRING(text), static_cast<std::size_t>(PyBytes_GET_SIZE(text))});
@@ -60,7 +60,7 @@ std::uint32_t intern(PyObject* name, PyObject* text) {
 std::uint32_t stage_of_slow(PyObject* name) noexcept {
   if (!PyUnicode_Check(name) || PyUnicode_GET_LENGTH(name) == 0) return invalid_name(name);
   const ErrorAside pending;
-  // Subclasses may compare as they like; only plain strings are looked up and kept.
+  // Subclasses can override comparison, so only plain strings are looked up and cached.
   const bool kept = PyUnicode_CheckExact(name) && PyUnicode_GET_LENGTH(name) <= kLongestKept;
   std::uint32_t stage = kStageOverflow;
   PyObject* const known = kept ? PyDict_GetItemWithError(g_stages, name) : nullptr;
@@ -68,7 +68,7 @@ std::uint32_t stage_of_slow(PyObject* name) noexcept {
     stage = static_cast<std::uint32_t>(PyLong_AsUnsignedLong(known));
   } else {
     PyErr_Clear();
-    // Lone surrogates have no UTF-8; they are written as escapes.
+    // Lone surrogates have no UTF-8 encoding; they are written as escapes.
     const Ref text(PyUnicode_AsEncodedString(name, "utf-8", "backslashreplace"));
     if (!text) {
       PyErr_Clear();
@@ -79,13 +79,17 @@ std::uint32_t stage_of_slow(PyObject* name) noexcept {
     const Ref number(PyLong_FromUnsignedLong(stage));
     if (!number || PyDict_SetItem(g_stages, name, number.get()) != 0) PyErr_Clear();
   }
-  if (kept) {
+  if (kept && !is_annotated(stage)) {
     CachedName& cached = cached_name(name);
     PyObject* const before = std::exchange(cached.name, Py_NewRef(name));
     cached.stage = stage;
     Py_XDECREF(before);
   }
   return stage;
+}
+
+void forget_cached_names() noexcept {
+  for (CachedName& cached : g_name_cache) Py_CLEAR(cached.name);
 }
 
 PyObject* stage_name(std::uint32_t stage) {

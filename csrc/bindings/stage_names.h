@@ -1,4 +1,4 @@
-// stage_names.h: from a Python string to the number of its stage.
+// stage_names.h: maps a Python string to the number of its stage.
 #pragma once
 
 #include <Python.h>
@@ -19,7 +19,7 @@ struct CachedName {
 
 extern CachedName g_name_cache[kNameCacheSize];
 
-/// The place of a name in the cache. Names made in a row lie at equal distances, so the address is mixed.
+/// The position of a name in the cache. Consecutive allocations have regular addresses, so the bits are mixed.
 STAGESPAN_HOT CachedName& cached_name(PyObject* name) noexcept {
   const std::uint64_t mixed = std::uint64_t{reinterpret_cast<std::uintptr_t>(name)} * 0x9e3779b97f4a7c15;
   return g_name_cache[mixed >> (64 - std::bit_width(kNameCacheSize - 1))];
@@ -29,7 +29,13 @@ STAGESPAN_HOT CachedName& cached_name(PyObject* name) noexcept {
 /// counted and gets a separate stage; the caller's code continues.
 std::uint32_t stage_of_slow(PyObject* name) noexcept;
 
-/// The stage of a name. Names in source code are one object each, so their address is looked up first.
+/// Forgets all cached names, so that each name is looked up again. Call this when the annotated stages change.
+void forget_cached_names() noexcept;
+
+/// Whether plain spans of the stage are annotated. Their names are not cached, so that others cost nothing more.
+bool is_annotated(std::uint32_t stage) noexcept;
+
+/// The stage of a name. A name in source code is always the same object, so its address is looked up first.
 STAGESPAN_HOT std::uint32_t stage_of(PyObject* name) noexcept {
   const CachedName& cached = cached_name(name);
   if (cached.name == name) [[likely]]
@@ -37,11 +43,11 @@ STAGESPAN_HOT std::uint32_t stage_of(PyObject* name) noexcept {
   return stage_of_slow(name);
 }
 
-/// By stage: what it is called, where that is not what it was named by; else null. Too long names are cut, and an
-/// object that is not a name gets a name that says so.
+/// By stage: its name if it differs from the given one, otherwise null. Names that are too long are cut, and invalid
+/// names are replaced.
 extern PyObject* g_renamed[kMaxStages];
 
-/// The name that an object shows which was made for `stage` under `name`; borrowed.
+/// The name that an object for `stage` shows if it was created with `name`; borrowed.
 STAGESPAN_HOT PyObject* shown_name(std::uint32_t stage, PyObject* name) noexcept {
   PyObject* const renamed = g_renamed[stage];
   return renamed != nullptr ? renamed : name;
@@ -50,7 +56,7 @@ STAGESPAN_HOT PyObject* shown_name(std::uint32_t stage, PyObject* name) noexcept
 /// Name of a stage as a new reference.
 PyObject* stage_name(std::uint32_t stage);
 
-/// Makes the table of names. False with an exception set when that fails.
+/// Creates the table of names. False with an exception set if that fails.
 bool init_stage_names();
 
 }  // namespace stagespan::python

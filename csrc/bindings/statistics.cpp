@@ -19,7 +19,7 @@ namespace stagespan::python {
 
 namespace {
 
-/// One stage of a snapshot; shares the snapshot, so that nothing is copied.
+/// One stage of a snapshot. It shares the snapshot instead of copying it.
 struct StageView {
   std::shared_ptr<const Snapshot> snapshot;
   std::uint32_t stage;
@@ -36,13 +36,13 @@ struct StageView {
     if (!(q >= 0 && q <= 1)) throw py::value_error("a quantile lies between 0 and 1, not at " + std::to_string(q));
     const auto ticks = host().quantile_ticks(q);
     if (!ticks) return std::nullopt;
-    // Minimum and maximum are whole nanoseconds: a fraction of one must not put a quantile outside of them.
+    // Minimum and maximum are whole nanoseconds. Rounding must not move a quantile out of their range.
     return std::clamp(*ticks * snapshot->ns_per_tick, static_cast<double>(ns(host().min_ticks)),
                       static_cast<double>(ns(host().max_ticks)));
   }
 };
 
-/// A distribution that is in nanoseconds already: one of a stage's device figures.
+/// A distribution in nanoseconds: one of a stage's device figures.
 struct DeviceSummary {
   std::shared_ptr<const Snapshot> snapshot;  // holds the distribution
   const Distribution* of;
@@ -128,7 +128,7 @@ void define_statistics(py::module_& module) {
       .def("quantile_ns", &DeviceSummary::quantile_ns, py::arg("q"),
            "The duration that a share q of the spans does not exceed, within 3 %.");
 
-  // Has all that a Summary has, of host time, which is kept in ticks.
+  // Has the attributes of a Summary for host time, which is stored in ticks.
   py::class_<StageView>(module, "StageSummary", "One stage's figures, host time.")
       .def_property_readonly("name", [](const StageView& view) { return name_in(*view.snapshot, view.stage); })
       .def_property_readonly("count", [](const StageView& view) { return view.host().count; })

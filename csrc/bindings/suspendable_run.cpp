@@ -1,4 +1,4 @@
-// suspendable_run.cpp: turns, and what the whole run comes to.
+// suspendable_run.cpp: the turns of a suspendable run, and its end.
 #include "suspendable_run.h"
 
 #include <algorithm>
@@ -47,10 +47,10 @@ void SuspendableRun::clear() noexcept {
 }
 
 void SuspendableRun::start() noexcept {
-  // The hooks run Python code. Code that looks at this run meanwhile finds that it has begun.
+  // The hooks run Python code, which must find that the run has begun.
   state_ = State::kPassing;
   bool on = mode_has(context_->mask);
-  // Asked before the hooks, which must be left once they are entered.
+  // Checked before the hooks, because entered hooks must be left.
   if (on && current_thread().is_stand_in()) {
     Recorder::get().lose(kLostMemory);
     on = false;
@@ -94,7 +94,7 @@ OpenFrame* SuspendableRun::open_turn(ThreadState& thread) noexcept {
   return frame;
 }
 
-// Takes the run's frame, and the spans above it that are open across turns, off the scope of who drives the run.
+// Removes the run's frame, and spans above it that stay open between turns, from the driver's scope.
 bool SuspendableRun::park(ThreadState& thread, OpenFrame& frame) noexcept {
   const std::uint32_t root = thread.index_of(frame);
   Scope& scope = *thread.locals[root].scope;
@@ -103,7 +103,7 @@ bool SuspendableRun::park(ThreadState& thread, OpenFrame& frame) noexcept {
   if (i != root || scope.top == root) return false;
   parked_ = new (std::nothrow) Scope;
   if (parked_ == nullptr) {
-    // The frame goes, and the spans above it stay in the scope of who drives the run.
+    // Removes the frame. The spans above it stay in the driver's scope.
     Recorder::get().lose(kLostMemory);
     return false;
   }
@@ -118,7 +118,7 @@ bool SuspendableRun::park(ThreadState& thread, OpenFrame& frame) noexcept {
   return true;
 }
 
-// Leaves the spans to themselves; drop_if_idle() clears up after the last of them.
+// Leaves the spans open; drop_if_idle() removes the scope after the last of them.
 void SuspendableRun::give_up_parked() noexcept {
   if (parked_ != nullptr) parked_->holds = 0;
   parked_ = nullptr;
@@ -166,8 +166,8 @@ SuspendableRun::Turn SuspendableRun::begin_turn() noexcept {
 }
 
 void SuspendableRun::charge(ThreadState& thread, OpenFrame& parent, std::uint64_t from, std::uint64_t now) noexcept {
-  // Coroutines that are driven by hand can take turns while their parent waits for each of them: then
-  // their times overlap, and together they still are no more than the parent's.
+  // Coroutines that are driven by hand can take turns while their parent waits for each of them. Their times then
+  // overlap, but together they do not exceed the parent's.
   const std::uint64_t parent_ticks = now - std::min(now, parent.begin_ticks.load(relaxed));
   const std::uint64_t charged = parent.child_ticks.load(relaxed);
   const std::uint64_t uncharged = parent_ticks - std::min(parent_ticks, charged);
@@ -182,7 +182,7 @@ void SuspendableRun::end_turn(const Turn& turn, std::uint64_t now, bool may_park
   span_.children_ticks = turn.frame->child_ticks.load(relaxed);
   const std::uint32_t below = turn.frame->below.load(relaxed);
   OpenFrame& parent = thread.frames[thread.frames[below].effective.load(relaxed)];
-  // Turns that another span drives are a part of that span's time, which its own parent is charged for.
+  // Turns that another span drives are part of that span's time, which its own parent is charged for.
   if (span_.parent != 0 && parent.id.load(relaxed) == span_.parent) {
     charge(thread, parent, waited ? suspended_at_ticks_ : turn.begin_ticks, now);
     parent_waits_ = true;
@@ -209,7 +209,7 @@ void SuspendableRun::finish(const Turn& turn, bool failed, PyObject* result, boo
   ErrorAside pending;
   if (call_ != nullptr) hooks_leave(call_);
   span_.end_ticks = now_ticks();
-  close_on_device(*turn.thread, span_, device_, context_->kind != Kind::kSpan);
+  close_on_device(*turn.thread, span_, device_, is_context(context_->kind));
   if (failed) span_.flags |= kFlagError;
   if (call_ != nullptr) span_.flags |= hooks_exit(call_, result, failed ? pending.value() : nullptr, span_);
   ThreadState& thread = *turn.thread;
@@ -218,7 +218,7 @@ void SuspendableRun::finish(const Turn& turn, bool failed, PyObject* result, boo
   Recorder::get().hide_detached(shown_at_);
   shown_at_ = 0;
   commit_span(thread, span_);
-  if (context_->kind != Kind::kSpan) complete(*context_, span_, thread, call_);
+  if (is_context(context_->kind)) complete(*context_, span_, thread, call_);
   drop_from(call_);
   raise_kept();
 }

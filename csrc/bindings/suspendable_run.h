@@ -23,18 +23,18 @@ class SuspendableRun {
   SuspendableRun(const SuspendableRun&) = delete;
   SuspendableRun& operator=(const SuspendableRun&) = delete;
 
-  /// A turn that is under way; kept by the caller on its stack.
+  /// A turn in progress; the caller keeps it on its stack.
   struct Turn {
     ThreadState* thread = nullptr;  // null when nothing is recorded
     OpenFrame* frame = nullptr;
     std::uint64_t id = 0;
     std::uint64_t begin_ticks = 0;
-    bool is_nested = false;  // asked for during another turn: the code will refuse it
+    bool is_nested = false;  // requested during another turn: the code will refuse it
   };
 
   Turn begin_turn() noexcept;
-  /// The code has ended its turn and will have another. `parent_waits`: the code that drives it can do nothing
-  /// until then, so that the time in between is part of the parent's time, as the turns are.
+  /// The code has ended its turn and will have another. `parent_waits`: the code that drives it can do nothing until
+  /// then, so that the time in between is part of the parent's time, like the turns.
   void suspend(const Turn& turn, bool parent_waits) noexcept;
   /// The code has ended: with `result`, with the pending exception if `failed`, or by being closed. `given_up`:
   /// it will not be driven any more, although it may not have ended yet.

@@ -1,4 +1,4 @@
-// termination.cpp: SIGTERM, where its default action would end the process, first has the reports written.
+// termination.cpp: writes the reports when the default action of SIGTERM would end the process.
 #include "termination.h"
 
 #include <pthread.h>
@@ -17,10 +17,11 @@ namespace stagespan::python {
 
 namespace {
 
-// The signal may interrupt any code, which may hold any lock, and the main thread may never run Python code again. So
-// the handler only wakes a thread. That thread starts another one, which runs the Python code, and ends the process
-// when it is done or after a few seconds, whatever the other threads do. Python's own table of handlers still says
-// SIG_DFL: the program finds what it would find without us, and a handler that it sets replaces this one.
+// The signal may interrupt any code, which may hold any lock, and the main thread may never run Python code again. The
+// handler therefore only wakes a thread. That thread starts another one, which runs the Python code, and ends the
+// process when it has finished or after a few seconds, whatever the other threads do. Python's own table of handlers
+// still contains SIG_DFL: the program finds what it would find without stagespan, and a handler that it sets replaces
+// this one.
 
 // `docker stop` kills after 10 s.
 constexpr std::int64_t kLongestNs = 8'000'000'000;

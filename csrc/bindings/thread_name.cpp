@@ -1,4 +1,4 @@
-// thread_name.cpp: the names of Python's threads, of which the system knows at most 15 bytes, or nothing.
+// thread_name.cpp: the names of Python's threads. The system knows at most 15 bytes of them, or nothing.
 #include "thread_name.h"
 
 #include <Python.h>
@@ -14,8 +14,8 @@ namespace stagespan::python {
 
 namespace {
 
-// What threading.current_thread().name gives, read without running Python code: the span that is about to open must
-// not find another one inside of it.
+// Reads threading.current_thread().name without running Python code, because a span must not open while another span is
+// being opened.
 void name_of_this_thread(ThreadName& name) noexcept {
   if (Py_IsInitialized() == 0 || PyGILState_Check() == 0) return;
   const NoCollection by_allocations;
@@ -25,7 +25,7 @@ void name_of_this_thread(ThreadName& name) noexcept {
   const Ref active(module ? PyObject_GetAttrString(module.get(), "_active") : nullptr);
   const Ref ident(PyLong_FromUnsignedLong(pthread_self()));
   if (!active || !PyDict_CheckExact(active.get()) || !ident) return PyErr_Clear();
-  // Kept while it is looked at.
+  // Keeps it alive during the read.
   const Ref thread(Py_XNewRef(PyDict_GetItemWithError(active.get(), ident.get())));
   const Ref attributes(thread ? PyObject_GenericGetDict(thread.get(), nullptr) : nullptr);
   PyObject* const text = attributes ? PyDict_GetItemString(attributes.get(), "_name") : nullptr;
@@ -35,7 +35,7 @@ void name_of_this_thread(ThreadName& name) noexcept {
   PyErr_Clear();
   if (utf8 == nullptr) return;
   const std::string_view found(utf8, static_cast<std::size_t>(size));
-  // threading names threads that it has not started so: the system may know more.
+  // threading gives this name to threads that it has not started. The system may know a better one.
   if (found.starts_with("Dummy-")) return;
   set_text(name, sizeof(name) - 1, found);
 }

@@ -1,4 +1,4 @@
-// time_function.cpp: intercepting the calls of a plain function, on 3.12 and later.
+// time_function.cpp: intercepts the calls of a plain function on Python 3.12 and later.
 #include <Python.h>
 
 #if PY_VERSION_HEX >= 0x030c0000
@@ -16,14 +16,14 @@ namespace stagespan::python {
 
 namespace {
 
-// PyFunction_SetVectorcall gives a function another entry for calls. What the entry needs is looked up by the
-// function's address: nothing is stored in the function, so torch.compile and others see it as it was written.
+// PyFunction_SetVectorcall sets another entry for calls of a function. The data that the entry needs is looked up by
+// the function's address. Nothing is stored in the function, so torch.compile and other tools see it unchanged.
 
 constexpr int kKinds = CO_COROUTINE | CO_GENERATOR | CO_ITERABLE_COROUTINE | CO_ASYNC_GENERATOR;
 
-// The interpreter takes short cuts to a function by its version, which it has from its code as long as nothing in it
-// is replaced. Functions that are not made by `def` have none in 3.13, and one that no other function has in 3.12;
-// another entry takes it away, in 3.13 for good. Each call then costs up to a quarter more, timed or not.
+// The interpreter has fast paths to a function by its version, which it has from its code as long as nothing in it is
+// replaced. In 3.13, functions that are not created by `def` have no version, and in 3.12 one that no other function
+// has. Another entry removes the version, in 3.13 permanently. Each call then costs up to a quarter more, timed or not.
 struct Version {
   std::uint32_t number;  // of the function while it has this code and these defaults
   std::uint32_t code;
@@ -52,7 +52,7 @@ PyFunctionObject& as_function(PyObject* function) { return *reinterpret_cast<PyF
 struct Interception {
   std::vector<SpanObject*> spans;  // innermost first
   vectorcallfunc plain;
-  PyObject* watch;  // weak reference that takes this entry away with the function
+  PyObject* watch;  // weak reference that removes this entry when the function is freed
   Version version;
 };
 
@@ -65,7 +65,7 @@ Table& table() {
 
 vectorcallfunc g_plain = nullptr;  // the entry of unchanged functions
 
-// What a call needs, at one address: the clock does not start before all that is looked up is there.
+// The data of a call at one address, because the clock does not start before all lookups are done.
 struct Recent {
   PyObject* function = nullptr;
   Interception* interception = nullptr;
@@ -80,7 +80,7 @@ Recent& recent(PyObject* function) { return g_recent[(reinterpret_cast<std::uint
 
 PyObject* as_object(SpanObject* span) { return reinterpret_cast<PyObject*>(span); }
 
-/// The spans of one call. Others may be set while the call runs Python code, and these given up.
+/// The spans of one call. They may be replaced and freed while the call runs Python code.
 class HeldSpans {
  public:
   explicit HeldSpans(const std::vector<SpanObject*>& spans) : spans_(spans) {
@@ -107,7 +107,7 @@ PyObject* call_level(const std::vector<SpanObject*>& spans, std::size_t level, v
 
 PyObject* wrap(SpanObject* span, int kind, PyObject* inner, PyObject* function, PyObject* args, PyObject* kwargs) {
   if ((kind & CO_ASYNC_GENERATOR) != 0) return wrap_async_generator(span, inner, function, args, kwargs);
-  // types.coroutine makes generators that can be awaited, as only a coroutine's wrapper can.
+  // types.coroutine creates awaitable generators. Only the wrapper for coroutines is awaitable.
   if (kind == CO_GENERATOR) return wrap_generator(span, inner, function, args, kwargs);
   return wrap_coroutine(span, inner, function, args, kwargs);
 }
@@ -126,7 +126,7 @@ PyObject* intercepted(PyObject* function, PyObject* const* args, std::size_t nar
   Recent& slot = recent(function);
   if (slot.function != function) [[unlikely]] {
     const auto found = table().find(function);
-    // A finalizer may bring a function back, or call it, after the collector has announced its end.
+    // A finalizer may resurrect or call a function after the garbage collector has cleared its weak references.
     if (found == table().end()) return g_plain(function, args, nargsf, kwnames);
     remember(slot, function, *found->second);
   }
@@ -167,7 +167,7 @@ PyObject* forget(PyObject* self, PyObject*) {
   auto* const function = static_cast<PyObject*>(PyLong_AsVoidPtr(self));
   Recent& slot = recent(function);
   if (slot.function == function) slot = {};
-  // Out of the table first: giving up references may run code that comes back here.
+  // Removed from the table first, because dropping references may run code that returns here.
   const auto entry = table().extract(function);
   if (!entry.empty()) {
     Py_XDECREF(entry.mapped()->watch);

@@ -1,4 +1,4 @@
-// timed_async_generator.cpp: async generators, which are timed in the turns of the awaitables that they make.
+// timed_async_generator.cpp: async generators, which are timed in the turns of their awaitables.
 #include "timed_async_generator.h"
 
 #include <cstddef>
@@ -36,7 +36,7 @@ PyObject* async_generator_throw(PyObject* object, PyObject* args) {
   return has_inner(self->inner) ? make_step(self, call_method(self->inner, "athrow", args), true) : nullptr;
 }
 
-// aclose() of one that has not started runs none of its code.
+// aclose() of a generator that has not started does not run its code.
 PyObject* async_generator_close(PyObject* object, PyObject*) {
   AsyncGeneratorObject* const self = async_generator_of(object);
   if (!has_inner(self->inner)) return nullptr;

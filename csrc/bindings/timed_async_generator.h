@@ -1,4 +1,4 @@
-// timed_async_generator.h: what a timed async generator and the awaitables that it makes know of each other.
+// timed_async_generator.h: the interface between a timed async generator and its awaitables.
 #pragma once
 
 #include <Python.h>
@@ -7,7 +7,7 @@
 
 namespace stagespan::python {
 
-/// Makes awaitables, whose turns all belong to the one run that it owns.
+/// Creates awaitables. All of their turns belong to the run that it owns.
 struct AsyncGeneratorObject {
   PyObject_HEAD PyObject* inner;
   PyObject* weak_references;

@@ -1,4 +1,4 @@
-// timed_function.cpp: the C callable that always-on decorators return where calls cannot be intercepted.
+// timed_function.cpp: the C callable that always-on decorators return if calls cannot be intercepted.
 #include "timed_function.h"
 
 #include <cstddef>
@@ -24,9 +24,9 @@ struct TimedFunctionObject {
   PyObject* weak_references;
 };
 
-// Access through an instance gives what it would give without the timer, and that timed: a method for a plain
-// function and what binds like one, the result of the callable's own `__get__`, or the callable itself if it has no
-// `__get__`. The interpreter's shortcut for methods is a property of the type.
+// Access through an instance returns the timed version of what the callable would return: a method for a plain function
+// and similar callables, the result of its own `__get__`, or the callable itself if it has no `__get__`. The
+// interpreter's fast path for methods is a property of the type.
 constexpr unsigned long kTypeFlags = Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL;
 PyTypeObject g_function_type = static_type("stagespan._core.TimedFunction", sizeof(TimedFunctionObject),
                                            kTypeFlags | Py_TPFLAGS_METHOD_DESCRIPTOR);
@@ -43,7 +43,7 @@ PyObject* timed_vectorcall(PyObject* object, PyObject* const* args, std::size_t 
                     [&] { return PyObject_Vectorcall(function, args, nargsf, kwnames); });
 }
 
-// The same for a plain function, which always has an entry for this way of calling.
+// The same for a plain function, which always supports vectorcall.
 PyObject* timed_function_vectorcall(PyObject* object, PyObject* const* args, std::size_t nargsf, PyObject* kwnames) {
   const TimedFunctionObject* const self = self_of(object);
   PyObject* const function = self->function;
@@ -88,7 +88,7 @@ PyObject* bind_as_wrapped(PyObject* object, PyObject* instance, PyObject* owner)
   const Ref bound(Py_TYPE(self->function)->tp_descr_get(self->function, instance, owner));
   if (!bound) return nullptr;
   if (bound.get() == self->function) return Py_NewRef(object);
-  // What is found there may also be a value, as that of a property.
+  // The result may also be a value, as for a property.
   if (PyCallable_Check(bound.get()) == 0) return Py_NewRef(bound.get());
   return timed(reinterpret_cast<PyObject*>(self->span), bound.get());
 }
@@ -108,7 +108,7 @@ PyObject* timed_attribute(PyObject* object, PyObject* name) {
   return get_attribute(object, self_of(object)->function, name);
 }
 
-// Types have these four themselves, which would hide those of the function.
+// Types have these four attributes, which would hide those of the function.
 PyObject* of_function(PyObject* object, void* name) {
   return PyObject_GetAttrString(self_of(object)->function, static_cast<const char*>(name));
 }
@@ -181,7 +181,7 @@ PyObject* call_timed_function(PyObject*, PyObject* const* args, Py_ssize_t count
   if (span.kind == Kind::kSpan || !mode_has(span.mask) || !wants_hooks(span)) {
     return call_timed(span, args[1], nullptr, 0, nullptr, [&] { return PyObject_Call(args[1], args[2], args[3]); });
   }
-  // The hooks get the arguments as they are: as positional values and a tuple of names behind them.
+  // The hooks get the arguments unchanged: the values, followed by a tuple of keyword names.
   const Ref names(PySequence_Tuple(args[3]));
   if (!names) return nullptr;
   const Ref values(PyDict_Values(args[3]));

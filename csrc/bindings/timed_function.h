@@ -1,4 +1,4 @@
-// timed_function.h: calling any callable as a run, and callables that do so each time.
+// timed_function.h: calls a callable as a run, and creates callables that do so.
 #pragma once
 
 #include <Python.h>

@@ -1,4 +1,4 @@
-// timed_iterator.cpp: coroutines, generators, and awaitables of async generators, timed turn by turn.
+// timed_iterator.cpp: times coroutines, generators, and awaitables of async generators turn by turn.
 #include "timed_iterator.h"
 
 #include <cstddef>
@@ -42,8 +42,8 @@ bool frame_is_gone(PyObject* inner, const char* attribute) noexcept {
   return !frame || frame.get() == Py_None;
 }
 
-// Whether the code has ended. An error need not mean that: a second turn during the first is refused, as is a value
-// sent before the first turn, and both times the code goes on as if nothing had been asked.
+// Whether the code has ended. Not every error means that: a second turn during the first, and a value sent before the
+// first turn, are refused, and the code continues normally.
 bool is_over(PyObject* inner) noexcept {
   if (inner == nullptr) return true;
   if (PyGen_CheckExact(inner)) return frame_is_gone(inner, "gi_frame");
@@ -58,8 +58,8 @@ bool is_over(PyObject* inner) noexcept {
 // A generator that is closed before its end has not failed.
 bool is_failure() noexcept { return PyErr_ExceptionMatches(PyExc_GeneratorExit) == 0; }
 
-// Ends a turn of an async generator's step. A value ends the step but only suspends the run, and then it is the
-// generator's consumer who is at work, not the generator.
+// Ends a turn of an async generator's step. A value ends the step but only suspends the run, because the generator's
+// consumer runs next.
 void end_step(IteratorObject* self, const SuspendableRun::Turn& turn, PySendResult status) {
   SuspendableRun& run = self->run();
   if (status == PYGEN_NEXT) {
@@ -96,7 +96,7 @@ PySendResult iterator_send(PyObject* object, PyObject* value, PyObject** result)
   return status;
 }
 
-// The protocol of `send` methods: a return value travels in a StopIteration.
+// The protocol of `send` methods: a StopIteration contains the return value.
 PyObject* as_method_result(PySendResult status, PyObject* result) {
   if (status != PYGEN_RETURN) return result;
   if (result == Py_None) {
@@ -179,8 +179,8 @@ int iterator_clear(PyObject* object) {
   return 0;
 }
 
-// Given up in mid-way: closed as the interpreter closes what is wrapped, as part of the run. That stays in its
-// place: the finalizer of another object may still reach it, and finds it closed.
+// Freed before its end: closes the inner object as the interpreter would, as part of the run. The inner object is kept,
+// because the finalizer of another object may still use it and must find it closed.
 void iterator_finalize(PyObject* object) {
   IteratorObject* const self = iterator_of(object);
   if (!self->has_run || !self->run().started() || self->run().finished()) return;

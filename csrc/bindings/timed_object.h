@@ -1,4 +1,4 @@
-// timed_object.h: attributes of a timed object that come from the object it wraps.
+// timed_object.h: forwards attributes of a timed object to the object that it wraps.
 #pragma once
 
 #include <Python.h>
@@ -7,7 +7,7 @@
 
 namespace stagespan::python {
 
-/// Whether there is still something inside; sets an exception if not.
+/// Whether the inner object still exists; sets an exception if not.
 inline bool has_inner(PyObject* inner) {
   if (inner != nullptr) [[likely]]
     return true;
@@ -20,7 +20,7 @@ inline PyObject* call_method(PyObject* inner, const char* method, PyObject* args
   return bound ? PyObject_CallObject(bound.get(), args) : nullptr;
 }
 
-/// Attributes such as cr_frame, gi_code, __name__ are those of what is wrapped.
+/// Attributes such as cr_frame, gi_code and __name__ are those of the inner object.
 inline PyObject* get_attribute(PyObject* object, PyObject* inner, PyObject* name) {
   PyObject* const own = PyObject_GenericGetAttr(object, name);
   if (own != nullptr || inner == nullptr || PyErr_ExceptionMatches(PyExc_AttributeError) == 0) return own;
@@ -28,7 +28,7 @@ inline PyObject* get_attribute(PyObject* object, PyObject* inner, PyObject* name
   return PyObject_GetAttr(inner, name);
 }
 
-/// isinstance() asks for this too, so that what looks for a coroutine finds one.
+/// isinstance() uses this too, so that the object is recognised as a coroutine.
 inline PyObject* class_of_inner(PyObject* inner) {
   return Py_NewRef(inner != nullptr ? reinterpret_cast<PyObject*>(Py_TYPE(inner)) : Py_None);
 }

@@ -1,4 +1,4 @@
-// timed_run.cpp: hooks, log lines, and calling a function as a run.
+// timed_run.cpp: runs hooks, queues log lines, and calls a function as a run.
 #include "timed_run.h"
 
 #include <sys/resource.h>
@@ -19,8 +19,30 @@ bool g_memory_hook = false;
 namespace {
 
 PyObject* g_torch_callback = nullptr;
-bool g_profile_all = false;
-bool g_profiled[kMaxStages];
+
+// Stages by name, or all of them.
+class NamedStages {
+ public:
+  // With an exception set if `names` cannot be iterated over.
+  void set(PyObject* names) {
+    all_ = false;
+    std::fill(std::begin(named_), std::end(named_), false);
+    const Ref iterator(PyObject_GetIter(names));
+    if (!iterator) return;
+    while (const Ref name{PyIter_Next(iterator.get())}) {
+      if (PyUnicode_Check(name.get()) && PyUnicode_CompareWithASCIIString(name.get(), "*") == 0) all_ = true;
+      named_[stage_of(name.get())] = true;
+    }
+  }
+  bool has(std::uint32_t stage) const noexcept { return all_ || named_[stage]; }
+
+ private:
+  bool all_ = false;
+  bool named_[kMaxStages] = {};
+};
+
+NamedStages g_profiled;
+NamedStages g_annotated;
 std::uint32_t g_service_generation = ~0U;
 
 struct KeptError {
@@ -46,7 +68,7 @@ bool is_main_thread() noexcept {
   return is_main;
 }
 
-// What goes wrong in a hook is nothing to the code that is timed.
+// Exceptions in a hook do not affect the timed code.
 void lose_hook_error() noexcept {
   if (PyErr_Occurred() != nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0) {
     {
@@ -60,7 +82,7 @@ void lose_hook_error() noexcept {
   PyErr_Clear();
 }
 
-// Torch is looked for only while it has not been seen, and never imported.
+// Looks for torch until it is found, and never imports it.
 void look_for_torch() noexcept {
   PyObject* const modules = PyImport_GetModuleDict();
   if (modules == nullptr || PyDict_GetItemString(modules, "torch") == nullptr) return;
@@ -82,7 +104,7 @@ void ensure_service() noexcept {
   g_service_generation = generation;
   const Ref done(PyObject_CallNoArgs(g_service_start));
   if (!done) lose_hook_error();
-  // In the middle of an import, or of a fork, it cannot be started: the next context that finishes sees to it.
+  // It cannot be started during an import or a fork. Then the next finished context starts it.
   if (done.get() == Py_False) g_service_generation = ~0U;
 }
 
@@ -98,7 +120,7 @@ void raise_later(PyObject* error) noexcept {
 namespace {
 
 [[gnu::noinline, gnu::cold]] PyObject* take_what_is_kept() noexcept {
-  // Out of the list before any of them goes: what runs then may keep another one.
+  // Removed from the list before they are freed, because code that runs then may add another one.
   PyObject* mine[kMostKept];
   std::size_t found = 0, left = 0;
   for (std::size_t i = 0; i < g_kept_count; ++i) {
@@ -108,7 +130,7 @@ namespace {
       g_kept[left++] = g_kept[i];
   }
   g_kept_count = left;
-  // A second one that came before the first was raised goes with it.
+  // A second exception that came before the first was raised is dropped with it.
   for (std::size_t i = 1; i < found; ++i) Py_DECREF(mine[i]);
   return found == 0 ? nullptr : mine[0];
 }
@@ -135,29 +157,28 @@ void raise_kept() noexcept {
     raise_what_is_kept();
 }
 
-void set_profiled(PyObject* names) {
-  g_profile_all = false;
-  std::fill(std::begin(g_profiled), std::end(g_profiled), false);
-  const Ref iterator(PyObject_GetIter(names));
-  if (!iterator) return;
-  while (const Ref name{PyIter_Next(iterator.get())}) {
-    if (PyUnicode_Check(name.get()) && PyUnicode_CompareWithASCIIString(name.get(), "*") == 0) g_profile_all = true;
-    g_profiled[stage_of(name.get())] = true;
-  }
+void set_profiled(PyObject* names) { g_profiled.set(names); }
+
+void set_annotated(PyObject* names) {
+  g_annotated.set(names);
+  forget_cached_names();
 }
 
-bool is_profiled(std::uint32_t stage) noexcept { return g_profile_all || g_profiled[stage]; }
+bool is_profiled(std::uint32_t stage) noexcept { return g_profiled.has(stage); }
+
+bool is_annotated(std::uint32_t stage) noexcept { return g_annotated.has(stage); }
 
 void set_torch_callback(PyObject* callback) { keep(g_torch_callback, callback); }
 
 bool wants_hooks(const SpanObject& span) noexcept {
-  // A finalizer at the very end of the interpreter: the modules that would take part are gone.
+  // A finalizer at the end of the interpreter, when the modules no longer exist.
   if (Py_IsInitialized() == 0) return false;
   if (g_torch_callback != nullptr) {
     const ErrorAside pending;
     look_for_torch();
   }
   if (g_hooks.enter == nullptr || span.kind == Kind::kSpan) return false;
+  if (span.kind == Kind::kAnnotated) return is_annotated(span.stage);
   return span.kind == Kind::kDebug || g_memory_hook || span.capture_memory || is_profiled(span.stage);
 }
 
@@ -184,7 +205,7 @@ PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyOb
 }
 
 void hooks_leave(PyObject* call) noexcept {
-  // What waits to be raised would be raised in the hooks, which must be left.
+  // A waiting exception would be raised in the hooks, which must be left.
   if (Py_MakePendingCalls() != 0) lose_hook_error();
   const Ref done(PyObject_CallOneArg(g_hooks.leave, call));
   if (!done) lose_hook_error();
@@ -224,7 +245,7 @@ void complete(const SpanObject& span, const FinishedSpan& finished, ThreadState&
   if (call == nullptr) {
     completion.peak_bytes = peak_rss_bytes();
   } else {
-    // A memory hook that read an accelerator's peak has left it here.
+    // The memory hook has stored the accelerator's peak here.
     const Ref peak(PyObject_GetAttrString(call, "peak_bytes"));
     if (peak && PyLong_Check(peak.get())) {
       completion.peak_bytes = PyLong_AsLongLong(peak.get());
@@ -257,7 +278,7 @@ void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::
     const Ref call(static_cast<PyObject*>(std::exchange(local.note, nullptr)));
     if (call) hooks_leave(call.get());
     FinishedSpan finished_span = finished(thread, frame, now_ticks(), flags);
-    close_on_device(thread, frame, finished_span, true);
+    close_on_device(thread, frame, finished_span, is_context(span.kind));
     if (span.kind == Kind::kDebug) finished_span.flags |= kFlagDebug;
     if (call)
       finished_span.flags |= hooks_exit(call.get(), result, error != nullptr ? error : pending.value(), finished_span);
@@ -266,17 +287,17 @@ void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::
     charge_parent(thread, frame.below.load(std::memory_order_relaxed), finished_span.duration_ticks());
     drop_frame(thread, frame, finished_span.end_ticks);
     drop_if_idle(thread, scope);
-    complete(span, finished_span, thread, call.get());
+    if (is_context(span.kind)) complete(span, finished_span, thread, call.get());
     raise_kept();
   }
-  // The hooks, or what happened to run as references went, may have left another scope current.
+  // The hooks, or code that ran when references were dropped, may have changed the current scope.
   publish(current_thread());
 }
 
 void drop_run(ThreadState& thread, OpenFrame& frame) noexcept {
   FrameLocal& local = thread.locals[thread.index_of(frame)];
   Scope& scope = *local.scope;
-  // An inactive frame has no id that would show that it is gone.
+  // An inactive frame has no id, so it is not visible that it was removed.
   local.open_by(nullptr);
   const Ref call(static_cast<PyObject*>(std::exchange(local.note, nullptr)));
   device_drop(thread, frame);

@@ -1,4 +1,4 @@
-// timed_run.h: opening and closing one run of a stage from Python, with what its kind adds.
+// timed_run.h: opens and closes one run of a stage from Python, with its hooks and log line.
 #pragma once
 
 #include <Python.h>
@@ -13,10 +13,10 @@
 
 namespace stagespan::python {
 
-// A plain span costs a frame. A profiling or debug context adds a completion (its log line); where debug mode,
-// a profiler or an accelerator asks for it, its run goes through the hooks of `context`:
+// A plain span only uses a frame. A profiling or debug context also adds a completion (its log line). If debug mode, a
+// profiler or an accelerator needs it, its run calls the hooks of `context`:
 //
-//   call = enter(span, function, args, kwargs);  clock;  ...  leave(call);  clock;  flags = exit(call, ...)
+// call = enter(span, function, args, kwargs);  clock;  ...  leave(call);  clock;  flags = exit(call, ...)
 
 /// The three functions of `context`; null until it is imported.
 struct ContextHooks {
@@ -26,45 +26,47 @@ struct ContextHooks {
 };
 extern ContextHooks g_hooks;
 
-/// Stands for "no result" where a block gave none or an exception passed.
+/// The value for "no result", for blocks without an output and for calls that raised an exception.
 extern PyObject* g_missing;
 
-/// Called once a process, when the first completion is queued.
+/// Called once per process, when the first completion is queued.
 extern PyObject* g_service_start;
 
-/// Set where every always-on context goes through the hooks.
+/// Whether every always-on context runs the hooks.
 extern bool g_memory_hook;
 
-/// Stages whose always-on contexts go through the hooks because a profiler wants them.
+/// Stages whose always-on contexts run the hooks because they are profiled.
 void set_profiled(PyObject* names);
 bool is_profiled(std::uint32_t stage) noexcept;
 
-/// Keeps an exception that is meant for the program and only happened to arrive while a hook ran, as
-/// KeyboardInterrupt and SystemExit of a signal handler do.
+/// Sets the stages whose plain spans run the hooks. Spans that exist already do not change.
+void set_annotated(PyObject* names);
+
+/// Stores an exception for the program that was raised while a hook ran, such as KeyboardInterrupt or SystemExit from a
+/// signal handler.
 void raise_later(PyObject* error) noexcept;
-/// Has what was kept for this thread raised as soon as the program's own code goes on. To be called where no hook
-/// runs any more.
+/// Raises this thread's stored exception as soon as the program's own code continues. Called when no hook is running.
 void raise_kept() noexcept;
-/// Gives what was kept for this thread instead, as a new reference; null if there is nothing.
+/// Removes and returns this thread's stored exception as a new reference, or null.
 PyObject* take_kept() noexcept;
 
-/// Looks, until it is there, whether torch has been imported, and calls `callback` once when it has.
+/// Checks whether torch has been imported, and calls `callback` once when it has.
 void set_torch_callback(PyObject* callback);
 
 bool wants_hooks(const SpanObject& span) noexcept;
 
-/// Whether another span can be opened in the calling thread: hooks that have been entered must be left.
+/// Whether another span can be opened in the calling thread, because hooks that have been entered must be left.
 bool has_room() noexcept;
 
-/// Runs the `enter` hooks. Returns the call as a new reference, or null without an exception. Without
-/// `raises_later` the caller raises what was kept meanwhile.
+/// Runs the `enter` hooks. Returns the call as a new reference, or null without an exception. Without `raises_later`,
+/// the caller raises the exceptions that were stored in the meantime.
 PyObject* hooks_enter(SpanObject& span, PyObject* function, PyObject* args, PyObject* kwargs,
                       bool raises_later = true) noexcept;
 void hooks_leave(PyObject* call) noexcept;
-/// Runs the `exit` hooks and gives the flags that they set on the record.
+/// Runs the `exit` hooks, and adds the flags that they set to the record.
 std::uint16_t hooks_exit(PyObject* call, PyObject* result, PyObject* error, const FinishedSpan& span) noexcept;
 
-/// Has the service thread started, once a process.
+/// Starts the service thread, once per process.
 void ensure_service() noexcept;
 
 /// Queues the log line of a finished context; `call` may be null.
@@ -78,13 +80,13 @@ STAGESPAN_HOT OpenFrame* begin_run(ThreadState& thread, const SpanObject& span, 
   return frame;
 }
 
-/// Closes a run of a profiling or debug context, or one that was opened in another scope of this thread. Of a run that
-/// another thread has closed only the frame is dropped; `span` counts it as open again, because it has been counted
-/// off.
+/// Closes a run of a profiling or debug context, or one that was opened in another scope of this thread. If another
+/// thread has closed the run, only the frame is dropped; `span` then counts it as open again, because it was already
+/// subtracted.
 void end_run_slow(ThreadState& thread, SpanObject& span, OpenFrame& frame, std::uint16_t flags, PyObject* result,
                   PyObject* error) noexcept;
 
-/// Takes a frame off its scope without recording anything, and what belongs to it away.
+/// Removes a frame and its data from its scope without recording it.
 void drop_run(ThreadState& thread, OpenFrame& frame) noexcept;
 
 /// Closes a run that this thread opened in its current scope. `result` is what a decorated function returned,
@@ -105,11 +107,11 @@ STAGESPAN_HOT void end_run(ThreadState& thread, SpanObject& span, OpenFrame& fra
 Ref positional_tuple(PyObject* const* args, std::size_t nargsf);
 Ref keyword_dict(PyObject* const* args, std::size_t nargsf, PyObject* kwnames);
 
-/// Runs the `enter` hooks for a call of `function`, where its span wants any.
+/// Runs the `enter` hooks for a call of `function`, if its span needs any.
 Ref enter_call(SpanObject& span, PyObject* function, PyObject* const* args, std::size_t nargsf,
                PyObject* kwnames) noexcept;
 
-/// Runs `body`, a call of `function` with these arguments, as one run of a stage. Returns and raises what it does.
+/// Runs `body`, a call of `function` with these arguments, as one run of a stage. Returns or raises the same as `body`.
 template <class Body>
 STAGESPAN_HOT PyObject* call_timed(SpanObject& span, PyObject* function, PyObject* const* args, std::size_t nargsf,
                                    PyObject* kwnames, Body&& body) noexcept {
@@ -129,10 +131,10 @@ STAGESPAN_HOT PyObject* call_timed(SpanObject& span, PyObject* function, PyObjec
 
   PyObject* const result = body();
 
-  // A fork in between has taken the frame away.
+  // The frame does not exist after a fork during the call.
   if (t_state != &thread || frame->id.load(std::memory_order_relaxed) != id) [[unlikely]]
     return result;
-  // Others may have had their turn in between; this call returns to the scope it was made in.
+  // Other tasks may have run during the call, so return to the scope in which it was made.
   thread.scope = local.scope;
   end_run(thread, span, *frame, result != nullptr ? 0 : kFlagError, result, nullptr);
   return result;

@@ -78,7 +78,7 @@ PyObject* end(PyObject*, PyObject* args, PyObject* kwargs) {
   }
   TokenObject* const self = token_of(token);
   if (!self->is_open) {
-    // One that began while the recorder was off has nothing to end.
+    // A token from when the recorder was off has no span to end.
     if (self->detached.span.id != 0) Recorder::get().lose(kLostUnmatched);
     Py_RETURN_NONE;
   }

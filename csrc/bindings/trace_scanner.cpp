@@ -1,4 +1,4 @@
-// trace_scanner.cpp: traces of profilers into columns that numpy takes over without copying them.
+// trace_scanner.cpp: converts traces of profilers to columns that numpy uses without copying.
 #include "trace_scanner.h"
 
 #include <pybind11/stl.h>
@@ -22,7 +22,7 @@ using trace::EventTable;
 using trace::Growing;
 using trace::Interner;
 
-/// Memory that was filled here, as a buffer for Python.
+/// Memory of a column, as a buffer for Python.
 class Column {
  public:
   template <class T>
@@ -58,7 +58,7 @@ py::tuple texts_of(Interner& texts) {
   return py::make_tuple(column(texts.take_bytes()), std::move(ends));
 }
 
-// The argument columns of a table by key; those that it has no values of are left out.
+// The argument columns of a table by key, without empty columns.
 py::dict arguments_of(EventTable& table) {
   py::dict result;
   for (std::size_t key = 0; key < table.arguments.size(); ++key) {
@@ -107,7 +107,7 @@ class TraceScanner {
     PyThreadState* const thread = PyEval_SaveThread();
     try {
       state = scanner_.scan(data + start, data + size, &consumed);
-    } catch (const std::exception&) {  // of all that can fail there, only memory can run out
+    } catch (const std::exception&) {  // the only possible error is a lack of memory
       memory = false;
     }
     busy_ = false;
@@ -120,7 +120,7 @@ class TraceScanner {
 
   py::dict take() {
     if (busy_) refuse();
-    // First of all: other threads may have their turn as the columns are made.
+    // Set first, because other threads may run while the columns are created.
     trace::Scanner taken = std::exchange(scanner_, trace::Scanner());
     trace::Tables& all = taken.tables();
     all.finish();

@@ -1,4 +1,4 @@
-// trace_scanner.h: traces of profilers into columns.
+// trace_scanner.h: converts traces of profilers to columns.
 #pragma once
 
 #include <pybind11/pybind11.h>

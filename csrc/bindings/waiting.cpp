@@ -1,4 +1,4 @@
-// waiting.cpp: reading the rings, and sleeping, while other threads run Python code.
+// waiting.cpp: reads the rings and sleeps while other threads run Python code.
 #include "waiting.h"
 
 #include <algorithm>
@@ -17,8 +17,8 @@ namespace stagespan::python {
 
 namespace {
 
-// A daemon thread may be ended where the lock is taken again, or where numpy is imported: nothing that knows
-// exceptions, as pybind11 does, is on the stack then.
+// A daemon thread may be ended when it takes the lock again or imports numpy. No code that is compiled with exceptions,
+// such as pybind11, may be on the stack then.
 
 /// A row of `spans()`.
 struct SpanRow {
@@ -32,7 +32,7 @@ struct SpanRow {
   std::int64_t suspended_ns;
   std::uint16_t depth;
   std::uint16_t flags;
-  double device_elapsed_ns;  // not a number where it is not known, as the next two
+  double device_elapsed_ns;  // NaN if not known, like the next two
   double device_queue_ns;
   double device_tail_ns;
 };
@@ -83,7 +83,7 @@ double known(std::int64_t ns) noexcept {
   return ns == kUnknownNs ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(ns);
 }
 
-/// A fit with the names of a PublishedClock, for spans that nobody has seen the times of yet.
+/// A fit with the interface of a PublishedClock, for spans whose times have not been returned yet.
 struct FittedClock {
   const ClockFit& fit;
 
@@ -124,7 +124,7 @@ PyObject* rows_by(const std::vector<SpanCopy>& copies, const DeviceCopies& devic
   static PyObject* row_type = nullptr;
   if (numpy && row_type == nullptr) {
     PyObject* const made = make_row_type(numpy.get());
-    // Another thread may have made it meanwhile.
+    // Another thread may have created it in the meantime.
     if (row_type == nullptr)
       row_type = made;
     else
@@ -143,7 +143,7 @@ PyObject* rows_of(const std::vector<SpanCopy>& copies, const DeviceCopies& devic
 
 struct CursorObject {
   PyObject_HEAD ReadPositions* positions;
-  std::uint64_t reads;  // that have ended: who reads at the same time sees that another was first
+  std::uint64_t reads;  // the number of finished reads, so that a concurrent reader sees that another was first
   std::uint64_t generation;
 };
 
@@ -174,13 +174,13 @@ PyObject* cursor_overwritten(PyObject* object, void*) {
 }
 
 PyGetSetDef g_cursor_getset[] = {
-    {"overwritten", cursor_overwritten, nullptr, "Spans that a ring lost before this cursor came to them.", nullptr},
+    {"overwritten", cursor_overwritten, nullptr, "Spans that a ring lost before this cursor reached them.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
 PyObject* spans_since(CursorObject& cursor) {
-  // The lock of the interpreter is not held while the rings are read. A thread that finds afterwards that another has
-  // read with the same cursor meanwhile reads again, from where that one ended.
+  // The interpreter's lock is not held while the rings are read. If another thread has used the same cursor in the
+  // meantime, this thread reads again from the other one's end.
   for (;;) {
     if (cursor.generation != Recorder::get().generation()) {
       // A forked child's recording is a new one.

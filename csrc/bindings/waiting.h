@@ -1,4 +1,4 @@
-// waiting.h: calls that go on without the interpreter's lock.
+// waiting.h: calls that run without the interpreter's lock.
 #pragma once
 
 #include <Python.h>
@@ -20,7 +20,7 @@ PyObject* span_rows(const std::vector<SpanCopy>& copies, const DeviceCopies& dev
 /// `spans()`, `wait_for_work(timeout_s)` and `resolve_device(timeout_s)`, for the module's method table.
 extern PyMethodDef g_waiting_functions[];
 
-/// Makes the type SpanCursor. False with an exception set when that fails.
+/// Creates the type SpanCursor. False with an exception set if that fails.
 bool init_waiting(PyObject* module);
 
 }  // namespace stagespan::python

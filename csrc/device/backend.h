@@ -1,4 +1,4 @@
-// backend.h: what the device layer asks of a device: events on streams, and nothing else.
+// backend.h: the interface of a device for the device layer: events on streams.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@ namespace stagespan::device {
 
 using Event = void*;
 
-/// A stream as it was when a span began: its end is recorded on the same one, whatever is current by then.
+/// The stream that was current when a span began. Its end is recorded on the same stream.
 struct StreamRef {
   void* stream = nullptr;
-  void* context = nullptr;  // events and streams of one context go together
-  std::int32_t device = 0;  // as torch counts
+  void* context = nullptr;  // events can only be used with streams of the same context
+  std::int32_t device = 0;  // the index that torch uses
 
   friend bool operator<(const StreamRef& a, const StreamRef& b) noexcept {
     return a.context != b.context ? a.context < b.context : a.stream < b.stream;
@@ -22,16 +22,16 @@ struct StreamRef {
 
 enum class StreamState : std::uint8_t {
   kOk,
-  kNone,       // this thread has not used the device, or cannot ask it
-  kCapturing,  // nothing that is recorded now runs now
+  kNone,       // this thread has not used the device, or cannot access it
+  kCapturing,  // recorded work does not run now
   kFailed,
 };
 
 enum class EventState : std::uint8_t {
   kDone,
   kNotReady,
-  kLater,     // must not be called now, because of a capture
-  kCaptured,  // was taken into a capture, and does not happen
+  kLater,     // not possible now, because of a capture
+  kCaptured,  // became part of a capture, so it does not run
   kFailed,
 };
 
@@ -41,7 +41,7 @@ class EventBackend {
   virtual ~EventBackend() = default;
   virtual const char* name() const noexcept = 0;
 
-  // On the threads that open and close spans.
+  // Called on the threads that open and close spans.
   virtual StreamState current_stream(StreamRef& found) noexcept = 0;
   /// Whether an event may be recorded on the stream at this moment.
   virtual StreamState state_of(const StreamRef& where) noexcept = 0;
@@ -49,24 +49,24 @@ class EventBackend {
   virtual void destroy_event(Event event) noexcept = 0;
   virtual bool record(Event event, const StreamRef& where) noexcept = 0;
 
-  // On the resolver's thread, between these two. False: not now.
+  // Called on the resolver's thread, between these two. False if not possible now.
   virtual bool begin_resolving() noexcept = 0;
   virtual void end_resolving() noexcept = 0;
-  /// Whether events may be asked for while another thread captures.
+  /// Whether events may be queried while another thread captures.
   virtual bool asks_in_captures() const noexcept { return true; }
-  /// Most events to be asked for in one go, because others wait for what begin_resolving() took.
+  /// The most events to query at once, because other threads wait for the resources of begin_resolving().
   virtual std::uint32_t batch() const noexcept { return UINT32_MAX; }
   virtual EventState query(Event event, const StreamRef& where) noexcept = 0;
-  /// Time from one event to another, both done; below zero if `end` came first.
+  /// The time between two finished events; negative if `end` came first.
   virtual bool elapsed_ns(Event begin, Event end, const StreamRef& where, double& ns) noexcept = 0;
   /// Records on a separate stream, on which nothing else runs. False if there is none.
   virtual bool record_base(Event event, const StreamRef& where) noexcept = 0;
 
-  /// What was looked for at run time, and whether it was found.
+  /// The symbols that were looked up at run time, and whether they were found.
   virtual std::map<std::string, bool> symbols() const { return {}; }
-  /// The latest status that was neither success nor "not ready"; 0 without one.
+  /// The latest status other than success and "not ready"; 0 if there is none.
   virtual int last_error() const noexcept = 0;
-  /// Whether the driver has said that nothing will work any more, as it does when the process ends.
+  /// Whether the driver has reported that it is shutting down, as at the end of the process.
   virtual bool is_gone() const noexcept { return false; }
 };
 

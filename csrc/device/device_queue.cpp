@@ -1,4 +1,4 @@
-// device_queue.cpp: taking events from a thread's pool, and putting them back.
+// device_queue.cpp: takes events from a thread's pool, and returns them to it.
 #include "device_queue.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ DeviceQueue::Lane* DeviceQueue::lane_of(void* context) noexcept {
   for (std::uint32_t i = 0; i < lane_count_; ++i)
     if (lanes_[i].context == context) return &lanes_[i];
   if (lane_count_ == kLanes) {
-    // Contexts come and go: one that has no free events here may be among the latter.
+    // Contexts can be destroyed, so replace one that has no free events here.
     const auto empty =
         std::find_if(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.free == nullptr; });
     if (empty == lanes_.end()) return nullptr;
@@ -84,7 +84,7 @@ EventPair* DeviceQueue::take(const StreamRef& where) noexcept {
   if (lane == nullptr) return nullptr;
   if (lane->free == nullptr) {
     collect();
-    lane = lane_of(where.context);  // which was empty, and may be another context's now
+    lane = lane_of(where.context);  // which was empty, and may belong to another context now
     if (lane == nullptr || lane->free == nullptr) return nullptr;
   }
   EventPair* const pair = lane->free;

@@ -1,4 +1,4 @@
-// device_queue.h: one thread's events and its spans that wait for their device; no lock between it and the resolver.
+// device_queue.h: the events of one thread and its pending device spans, shared with the resolver without a lock.
 #pragma once
 
 #include <array>
@@ -24,7 +24,7 @@ struct EventPair {
   StreamRef stream;
 };
 
-/// A span whose host part is over.
+/// A span that has ended on the host.
 struct Pending {
   EventPair* pair;
   std::uint64_t id;
@@ -34,7 +34,7 @@ struct Pending {
   bool wanted;  // its result will be requested by id
 };
 
-/// A ring between one thread that writes and one that reads.
+/// A ring with one writing and one reading thread.
 template <class T, std::uint32_t capacity>
 class Ring {
   static_assert((capacity & (capacity - 1)) == 0);
@@ -44,7 +44,7 @@ class Ring {
     const std::uint32_t tail = tail_.load(std::memory_order_relaxed);
     if (tail - head_.load(std::memory_order_acquire) >= capacity) return false;
     items_[tail & (capacity - 1)] = item;
-    // In one order with the flag by which the reader says that it sleeps: see Waker.
+    // Sequentially consistent with the flag of a sleeping reader: see Waker.
     tail_.store(tail + 1, std::memory_order_seq_cst);
     return true;
   }
@@ -55,9 +55,10 @@ class Ring {
     head_.store(head + 1, std::memory_order_release);
     return true;
   }
-  /// From any thread: items that are pushed and popped meanwhile count, those that are in it all the time always do.
+  /// From any thread: items that are pushed and popped at the same time may count, items that are in the ring all the
+  /// time always do.
   std::uint32_t size() const noexcept {
-    // The head is read first, in its own statement: read after the tail, it could be ahead of the tail.
+    // The head is read first, in its own statement. If it were read after the tail, it could be ahead of it.
     const std::uint32_t head = head_.load(std::memory_order_seq_cst);
     return tail_.load(std::memory_order_seq_cst) - head;
   }
@@ -70,8 +71,8 @@ class Ring {
 
 inline constexpr std::uint32_t kPairsPerThread = 4096;
 inline constexpr std::uint32_t kPairsPerProcess = 16384;  // an NPU has 65,535 events
-/// What a thread may keep once more than half of the process's are made. If all threads keep that many, the other half
-/// is left for the threads that need more.
+/// The number of events that a thread may keep after more than half of the process's events have been created. If all
+/// threads keep this many, the other half is left for threads that need more.
 inline constexpr std::uint32_t kPairsToKeep = kPairsPerProcess / 2 / kMaxThreads;
 inline constexpr std::uint32_t kQueueSpans = 8192;
 inline constexpr std::uint32_t kUrgentSpans = 1024;
@@ -82,21 +83,20 @@ class DeviceQueue {
 
   Layer& layer() const noexcept { return layer_; }
 
-  // By the thread that has the queue.
-  /// Whether the stage's next span is one of every `every`.
+  // Called by the owning thread. Whether the stage's next span is one of every `every`.
   bool is_due(std::uint32_t stage, std::uint32_t every) noexcept;
   /// Returns a free pair for a stream, or null.
   EventPair* take(const StreamRef& where) noexcept;
-  /// A new pair; null when none may be made.
+  /// Creates a pair; null if no more are allowed.
   EventPair* make(const StreamRef& where, EventBackend& backend, std::atomic<std::uint32_t>& in_process) noexcept;
-  /// Whether the driver was to blame that the last make() gave none, and not a limit of ours.
+  /// Whether the last make() failed because of the driver, and not because of a limit.
   bool is_refused() const noexcept { return is_refused_; }
   void put_back(EventPair& pair) noexcept;
-  /// Takes a pair in that was another queue's.
+  /// Adds a pair of another queue.
   void adopt(EventPair& pair) noexcept;
-  /// Whether it can keep events of one more context.
+  /// Whether it has space for events of another context.
   bool knows(void* context) noexcept { return lane_of(context) != nullptr; }
-  /// Whether it may have one more.
+  /// Whether it may create another pair.
   bool has_room() const noexcept { return owned_.load(std::memory_order_relaxed) < kPairsPerThread; }
   /// Removes and returns a free pair of any context, or null.
   EventPair* give_up_one() noexcept;
@@ -104,17 +104,17 @@ class DeviceQueue {
   EventPair* release_free() noexcept;
   bool push(const Pending& pending) noexcept { return pending_.push(pending); }
 
-  // By the resolver.
+  // Called by the resolver.
   bool pop(Pending& pending) noexcept { return pending_.pop(pending); }
   void give_back(EventPair& pair) noexcept { returned_.push(&pair); }
-  /// Whether it gives up a pair that would return to it, which then has no owner.
+  /// Whether a pair that returns to this queue loses its owner instead.
   bool spares_one() noexcept;
-  /// One of its pairs will not come home again.
+  /// Notes that one of its pairs will not return.
   void lose_one() noexcept { owned_.fetch_sub(1, std::memory_order_relaxed); }
 
   std::uint32_t size() const noexcept { return pending_.size(); }
 
-  /// Its thread has left; another may have it.
+  /// Its thread has ended, so another thread may use it.
   std::atomic<bool> is_left{false};
 
  private:
@@ -130,9 +130,9 @@ class DeviceQueue {
   Layer& layer_;
   std::array<Lane, kLanes> lanes_{};
   std::uint32_t lane_count_ = 0;
-  EventPair* strays_ = nullptr;  // free, of contexts whose lane is another's now: there are more than anybody has
+  EventPair* strays_ = nullptr;  // free pairs of contexts that no longer have a lane
   bool is_refused_ = false;
-  std::atomic<std::uint32_t> owned_{0};           // pairs that come home here
+  std::atomic<std::uint32_t> owned_{0};           // pairs that return to this queue
   std::array<std::uint32_t, kMaxStages> seen_{};  // spans of a stage since the last one that was timed
   Ring<Pending, kQueueSpans> pending_;
   Ring<EventPair*, kQueueSpans> returned_;

@@ -14,12 +14,12 @@ constexpr int kNotReady = 600;
 constexpr int kCaptureUnsupported = 900;  // and those up to the next
 constexpr int kCapturedEvent = 907;
 constexpr unsigned kNonBlocking = 1;
-constexpr int kHighestPriority = -100;  // drivers cut it to what they have
+constexpr int kHighestPriority = -100;  // drivers reduce it to the available number
 constexpr int kRelaxed = 2;
 
 bool is_about_capture(int status) { return status >= kCaptureUnsupported && status <= kCapturedEvent; }
 
-/// The calling thread may do, while this lives, what a capture forbids to others: nothing here is part of one.
+/// While this exists, the calling thread may use functions that a capture forbids, because nothing here is captured.
 class WhileCapturing {
  public:
   explicit WhileCapturing(const DriverApi& api) noexcept : api_(api) {
@@ -37,7 +37,7 @@ class WhileCapturing {
   bool is_set_ = false;
 };
 
-/// A library that is in the process already, or null. It stays there: the handle is never given back.
+/// A library that is already loaded, or null. The handle is never closed, so the library stays loaded.
 void* loaded(std::initializer_list<const char*> names) {
   for (const char* const name : names)
     if (void* const library = dlopen(name, RTLD_NOLOAD | RTLD_LAZY)) return library;
@@ -48,7 +48,7 @@ class Finder {
  public:
   Finder(void* library, std::map<std::string, bool>& found) : library_(library), found_(found) {}
 
-  /// The first of these names that the library has.
+  /// The first of these symbols that the library has.
   template <class F>
   bool find(F*& function, std::initializer_list<const char*> names, bool is_needed = true) {
     for (const char* const name : names) {
@@ -152,7 +152,7 @@ void* DriverBackend::current_context() noexcept {
 }
 
 bool DriverBackend::is_used(int device) noexcept {
-  // Each thread of HIP has a current device, used or not, and the first event would make its context.
+  // With HIP, each thread has a current device, used or not, and the first event would create its context.
   const std::uint64_t bit = std::uint64_t{1} << (static_cast<unsigned>(device) % 64);
   if (api_.device_state == nullptr || (used_.load(std::memory_order_relaxed) & bit) != 0) [[likely]]
     return true;
@@ -164,7 +164,7 @@ bool DriverBackend::is_used(int device) noexcept {
 }
 
 bool DriverBackend::make_current(void* context) noexcept {
-  if (api_.is_hip && context == nullptr) return true;  // there is always one
+  if (api_.is_hip && context == nullptr) return true;  // HIP always has one
   if (api_.is_hip) return is_ok(api_.device_set(static_cast<int>(reinterpret_cast<std::intptr_t>(context) - 1)));
   return is_ok(api_.context_set(context));
 }
@@ -196,7 +196,7 @@ StreamState DriverBackend::current_stream(StreamRef& found) noexcept {
 }
 
 StreamState DriverBackend::state_of(const StreamRef& where) noexcept {
-  // The legacy stream is that of the current context, which may be another one by now.
+  // The legacy stream belongs to the current context, which may have changed.
   if (where.stream != nullptr || current_context() == where.context) [[likely]]
     return capture_state(where.stream);
   void* const before = current_context();
@@ -208,7 +208,7 @@ StreamState DriverBackend::state_of(const StreamRef& where) noexcept {
 
 Event DriverBackend::create_event(const StreamRef& where) noexcept {
   const WhileCapturing relaxed(api_);
-  // An event is made in the current context, which on the resolver's thread is any.
+  // An event is created in the current context, which can be any on the resolver's thread.
   void* const before = current_context();
   if (before != where.context && !make_current(where.context)) return nullptr;
   void* event = nullptr;

@@ -10,7 +10,7 @@
 
 namespace stagespan::device {
 
-/// What is called of a driver; both vendors' functions have these shapes.
+/// The functions of a driver, with the same signatures for both vendors.
 struct DriverApi {
   bool is_hip = false;
   // The context is CUDA's; HIP has a current device instead, and 1 + its index represents the context.
@@ -36,8 +36,8 @@ struct DriverApi {
 /// with and without the interpreter's lock.
 class DriverBackend final : public EventBackend {
  public:
-  /// Looks for the driver and torch among the libraries that the process has loaded. Null, with the reason in one
-  /// sentence, where something is missing. `kind` is "cuda" or "rocm".
+  /// Finds the driver and torch among the loaded libraries. Null, with a sentence as the reason, if something is
+  /// missing. `kind` is "cuda" or "rocm".
   static std::unique_ptr<DriverBackend> find(const std::string& kind, std::string& reason);
 
   const char* name() const noexcept override { return "driver"; }
@@ -47,7 +47,7 @@ class DriverBackend final : public EventBackend {
   void destroy_event(Event event) noexcept override;
   bool record(Event event, const StreamRef& where) noexcept override;
   bool begin_resolving() noexcept override;
-  // Older HIP ends captures whatever a thread's mode is.
+  // Older versions of HIP end captures regardless of the thread's mode.
   bool asks_in_captures() const noexcept override { return !api_.is_hip; }
   void end_resolving() noexcept override;
   EventState query(Event event, const StreamRef& where) noexcept override;
@@ -69,8 +69,8 @@ class DriverBackend final : public EventBackend {
   DriverApi api_;
   std::map<std::string, bool> symbols_;
   std::atomic<int> last_error_{0};
-  std::atomic<std::uint64_t> used_{0};  // HIP's devices that have been seen to have a context
-  // The resolver's alone.
+  std::atomic<std::uint64_t> used_{0};  // HIP devices that are known to have a context
+  // Used only by the resolver.
   void* context_before_ = nullptr;
   void* context_now_ = nullptr;
   int mode_before_ = 0;

@@ -1,4 +1,4 @@
-// layer.cpp: what spans do when they open and close, and who is attached.
+// layer.cpp: the hooks of spans that open and close, and attaching a device.
 #include "layer.h"
 
 #include <pthread.h>
@@ -26,7 +26,7 @@ std::atomic<bool> g_forked{false};
 std::atomic<std::uint32_t> g_every{1};
 std::atomic<double> g_timeout_s{60};
 
-/// All layers there have been. Never destroyed.
+/// All layers that were ever attached. Never destroyed.
 struct Layers {
   std::mutex mutex;
   std::vector<Layer*> all;
@@ -174,10 +174,10 @@ DeviceQueue* Layer::queue_of(ThreadState& thread) noexcept {
   leave(thread);
   const std::lock_guard lock(registry_);
   for (DeviceQueue* const queue : queues_) {
-    // Its events are the next thread's.
+    // The next thread uses its events.
     if (!queue->is_left.load(std::memory_order_acquire)) continue;
     queue->is_left.store(false, relaxed);
-    // This thread may work on another device, and others on that one.
+    // This thread may now use another device, while other threads use this one.
     for (EventPair* pair = queue->release_free(); pair != nullptr;) {
       EventPair* const next = pair->next;
       add_spare_locked(*pair);
@@ -202,10 +202,10 @@ EventPair* Layer::take(DeviceQueue& queue, const StreamRef& where) noexcept {
     if (EventPair* const pair = queue.take(where)) return pair;
   }
   if (EventPair* const pair = queue.make(where, *backend_, pairs_)) return pair;
-  // A thread that has moved to another context has its events in the one that it left.
+  // If a thread changes to another context, its events belong to the previous one.
   const bool is_at_a_limit = !queue.is_refused() && queue.knows(where.context);
   if (!is_at_a_limit) return nullptr;
-  // A pair that has come back meanwhile need not be destroyed and created again.
+  // A pair that has returned in the meantime can be reused.
   if (EventPair* const pair = queue.take(where)) return pair;
   return make_room(queue) ? queue.make(where, *backend_, pairs_) : nullptr;
 }
@@ -242,7 +242,7 @@ void Layer::adopt_spare(DeviceQueue& queue, void* context) noexcept {
 
 bool Layer::make_room(DeviceQueue& queue) noexcept {
   EventPair* pair = queue.give_up_one();
-  if (pair == nullptr && queue.has_room()) {  // the process has too many, then
+  if (pair == nullptr && queue.has_room()) {  // the process has too many
     const std::lock_guard lock(registry_);
     for (auto& [context, spare] : spare_) {
       if (spare == nullptr) continue;
@@ -300,7 +300,7 @@ void Layer::note_success() noexcept {
 
 bool Layer::captured_lately(const ClockFit& fit) const noexcept {
   const std::uint64_t at = captured_at_ticks_.load(relaxed);
-  // Apart in either direction: another core may be a few ticks ahead, and a clock that was set back far ahead.
+  // Compared in both directions, because another core may be a few ticks ahead, and a clock may have been set back.
   return at != 0 && fit.duration_ns(static_cast<double>(ticks_apart(at, now_ticks()))) < kCaptureIsLate_ns;
 }
 
@@ -353,7 +353,7 @@ std::uint32_t resolve(double timeout_s) {
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                            std::chrono::duration<double>(std::clamp(timeout_s, 0.0, 1e9)));
-  // The pauses are counted too, because the clock can stop or be set back.
+  // Pauses are counted too, because the clock can stop or be set back.
   Clock::duration to_sleep = deadline - Clock::now();
   auto pause = std::chrono::microseconds(50);
   for (;;) {
@@ -373,7 +373,7 @@ std::uint32_t resolve(double timeout_s) {
 }
 
 std::optional<DeviceResult> take_result(std::uint64_t id) {
-  // A fork may have left the lock of a thread of the parent taken for good.
+  // After a fork, a lock that another thread of the parent held is never released.
   return g_forked.load(relaxed) ? std::nullopt : layers().results.take(id);
 }
 

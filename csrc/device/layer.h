@@ -1,4 +1,4 @@
-// layer.h: the device that spans are timed on: attaching it, its threads' queues, its failures.
+// layer.h: the device on which spans are timed: attaching it, the queues of its threads, and its failures.
 #pragma once
 
 #include <atomic>
@@ -17,8 +17,7 @@
 
 namespace stagespan::device {
 
-/// A device as it was attached. Never destroyed: spans may be open in it, and no static destructor may touch a
-/// driver.
+/// An attached device. Never destroyed, because spans may be open in it, and static destructors must not call a driver.
 class Layer {
  public:
   Layer(std::string kind, std::unique_ptr<EventBackend> backend, Results& results);
@@ -27,28 +26,28 @@ class Layer {
   EventBackend& backend() const noexcept { return *backend_; }
   Resolver& resolver() noexcept { return resolver_; }
 
-  /// The calling thread's queue in this layer; null when there are too many threads.
+  /// The calling thread's queue in this layer; null if there are too many threads.
   DeviceQueue* queue_of(ThreadState& thread) noexcept;
   /// Returns two events for a span, from the thread's pool, from those without an owner, or new; null if there are
   /// none.
   EventPair* take(DeviceQueue& queue, const StreamRef& where) noexcept;
-  /// Sends a pair home whose events are done; to those that all threads may have where many have been made, so that
-  /// threads which stand still do not keep them. By the resolver.
+  /// Returns a pair with finished events to its queue, or to the shared ones if there are many pairs, so that idle
+  /// threads do not keep them. Called by the resolver.
   void give_back(EventPair& pair) noexcept;
-  /// Takes a pair that must not be used again off those that are counted, so that another may be made in its place. Its
-  /// events are left to the driver, which may have lost their context. By the resolver.
+  /// Removes a pair that must not be used again from the count, so that another can be created. Its events are not
+  /// destroyed, because their context may no longer exist. Called by the resolver.
   void forget(EventPair& pair) noexcept;
-  /// Hands a pair to the resolver, which sends it home. From any thread.
+  /// Passes a pair to the resolver, which returns it to its queue. Called on any thread.
   void abandon(EventPair& pair) noexcept;
 
   std::vector<DeviceQueue*> queues();
-  /// Those that were abandoned, behind one another.
+  /// A list of abandoned pairs.
   EventPair* take_abandoned() noexcept;
   std::uint32_t pending();
   std::uint32_t pairs() const noexcept { return pairs_.load(std::memory_order_relaxed); }
   std::uint32_t threads();
 
-  /// Many failures in a row, or a driver that is gone: nothing is timed on this device any more.
+  /// After many consecutive failures, or if the driver has shut down, nothing more is timed on this device.
   void note_failure() noexcept;
   void note_success() noexcept;
   bool has_failed() const noexcept { return failed_.load(std::memory_order_relaxed); }
@@ -67,10 +66,10 @@ class Layer {
   std::unique_ptr<EventBackend> backend_;
   Resolver resolver_;
   std::mutex registry_;
-  std::vector<DeviceQueue*> queues_;  // with memory for all that there may be
+  std::vector<DeviceQueue*> queues_;  // with memory for the maximum number
   EventPair* abandoned_ = nullptr;
   std::map<void*, EventPair*> spare_;  // without an owner, by context
-  EventPair* forgotten_ = nullptr;     // the resolver's
+  EventPair* forgotten_ = nullptr;     // used by the resolver
   std::atomic<bool> has_spare_{false};
   std::atomic<std::uint32_t> pairs_{0};
   std::atomic<std::uint32_t> failures_{0};
@@ -78,38 +77,39 @@ class Layer {
   std::atomic<std::uint64_t> captured_at_ticks_{0};
 };
 
-/// Times all spans on this device from now on, in place of the one that was attached before.
+/// Times all spans on this device from now on, instead of the previous one.
 void attach(std::string kind, std::unique_ptr<EventBackend> backend);
 /// Spans that are pending are still resolved.
 void detach();
-/// The device that is attached; null without one.
+/// The attached device, or null.
 Layer* attached() noexcept;
-/// The one that was attached last, attached or not.
+/// The device that was attached last, even if it is detached now.
 Layer* latest() noexcept;
-/// In the child of a process that had a device attached: drivers do not survive that.
+/// Whether this is a forked child of a process with a device. Drivers do not work after a fork.
 bool is_forked() noexcept;
 
-/// Spans that wait for a device.
+/// The number of spans that wait for a device.
 std::uint32_t pending() noexcept;
-/// One look at all of them; gives the number that is settled now.
+/// Checks all of them once. Returns the number of spans that were settled.
 std::uint32_t resolve_pass();
-/// Looks again and again, more and more rarely, until nothing is pending or the time is over; gives what is left.
+/// Checks repeatedly, with longer and longer pauses, until nothing is pending or the time is over. Returns the number
+/// of pending spans.
 std::uint32_t resolve(double timeout_s);
-/// The result of a span that was ended as wanted, once.
+/// Returns the result of a span whose result was requested, once.
 std::optional<DeviceResult> take_result(std::uint64_t id);
-/// Whether take_result() would give one.
+/// Whether take_result() would return a result.
 bool has_result(std::uint64_t id);
 
 /// Every n-th span of a stage in a thread is timed on the device; 0 means no spans.
 void set_every(std::uint32_t every) noexcept;
 std::uint32_t every() noexcept;
 
-/// How long a span's device work is waited for, in seconds.
+/// The maximum wait for the device work of a span, in seconds.
 void set_timeout(double seconds) noexcept;
 
-/// Wakes the resolver if spans have come while it sleeps.
+/// Wakes the resolver if spans were queued while it sleeps.
 struct Waker {
-  std::atomic<bool> sleeps{false};  // set, in one order with the queues, before it looks at them a last time
+  std::atomic<bool> sleeps{false};  // set, sequentially consistent with the queues, before their last check
   std::atomic<void (*)(bool urgent)> wake{nullptr};
 };
 extern Waker g_waker;

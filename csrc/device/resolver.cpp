@@ -1,4 +1,4 @@
-// resolver.cpp: polling, reading, and writing results.
+// resolver.cpp: polls events, reads their times, and writes results.
 #include "resolver.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ std::uint32_t figures_of(Recorder& recorder, std::uint32_t stage) noexcept {
       for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure) prepare(arena.device_block(used, figure));
       header.device_stage_count.store(used + 1, relaxed);
     }
-    // Release: a reader that finds the figures finds them prepared.
+    // Release: a reader that sees the figures sees them initialised.
     entry.store(known, std::memory_order_release);
   }
   return known - 1;
@@ -48,7 +48,7 @@ void add_figure(ArenaView arena, std::uint32_t index, DeviceFigure figure, std::
 
 void Results::put(std::uint64_t id, const DeviceResult& result) {
   const std::lock_guard lock(mutex_);
-  // They were never requested: their log lines were lost.
+  // These were never fetched, because their log lines were lost.
   if (kept_.size() >= kMostResults) kept_.clear();
   kept_.insert_or_assign(id, result);
 }
@@ -69,9 +69,9 @@ bool Results::has(std::uint64_t id) {
 
 void Resolver::collect(const std::vector<DeviceQueue*>& queues) {
   for (DeviceQueue* const queue : queues) {
-    // What comes in meanwhile waits for the next pass.
+    // Spans that are queued during this pass wait for the next one.
     const std::uint32_t count = queue->size();
-    // Held before it leaves the queue: who counts both finds it twice rather than not at all.
+    // Counted here before it leaves the queue, so that a concurrent count sees it twice instead of not at all.
     held_.fetch_add(count, std::memory_order_seq_cst);
     Pending span;
     for (std::uint32_t n = 0; n < count && queue->pop(span); ++n) streams_[span.pair->stream].push_back(span);
@@ -79,7 +79,7 @@ void Resolver::collect(const std::vector<DeviceQueue*>& queues) {
 }
 
 std::uint32_t Resolver::pass(Layer& layer) {
-  // Not a mutex: a backend may run Python code, and with it a finalizer that flushes. That would wait for its own
+  // Not a mutex, because a backend may run Python code, and so a finalizer that flushes. It would wait for its own
   // thread.
   if (is_passing_.test_and_set(std::memory_order_acquire)) return 0;
   const struct Leave {
@@ -124,7 +124,8 @@ void Resolver::settle_stream(Layer& layer, std::deque<Pending>& spans, const Clo
       settle_unknown(span);
       late_.push_back(span.pair);
     } else if (state == EventState::kCaptured) {
-      // By one that began between the look for it and the record. Not asked for again: that could end the capture.
+      // By a capture that began between the check and the record. The event is not queried again, because that could
+      // end the capture.
       layer.note_capture();
       Recorder::get().lose(kLostDeviceCaptured);
       settle_unknown(span);
@@ -195,7 +196,7 @@ void Resolver::settle(Layer& layer, const Pending& span, const ClockFit& fit) {
     const std::int64_t host_ns =
         std::llround(fit.duration_ns(static_cast<double>(ticks_between(span.begin_ticks, span.end_ticks))));
     result.queue_ns = origin_ns - begin_ns + std::llround(*after);
-    // Device begin to device end and host begin to host end are the same stretch, cut differently.
+    // Queue and device time together cover the same interval as host time and tail.
     result.tail_ns = result.queue_ns + result.elapsed_ns - host_ns;
     const double error = 2 * base.error_ns().value_or(0) + 20'000;
     if (static_cast<double>(result.queue_ns) < -error || static_cast<double>(result.tail_ns) < -error)
@@ -221,7 +222,7 @@ void Resolver::refresh_bases(Layer& layer, const ClockFit& fit) {
     newest_ticks = std::max(newest_ticks, base.made_at_ticks());
   }
   base_error_ns_.store(worst_ns, relaxed);
-  // Release: who finds a base finds its error.
+  // Release: a reader that sees a base sees its error.
   newest_base_ticks_.store(newest_ticks, std::memory_order_release);
 }
 
@@ -229,7 +230,7 @@ void Resolver::write() {
   if (settled_.empty()) return;
   Recorder& recorder = Recorder::get();
   {
-    // A reset takes the lock too: it must not clear figures that are being written.
+    // A reset takes the lock too, because it must not clear figures while they are written.
     const std::lock_guard lock(recorder.cold_mutex());
     const ArenaView arena = recorder.arena();
     ArenaHeader& header = arena.header();
@@ -259,7 +260,7 @@ void Resolver::write() {
   for (const Settled& settled : settled_)
     if (settled.wanted) results_.put(settled.id, settled.result);
   resolved_.fetch_add(settled_.size(), relaxed);
-  // After the results: who finds nothing pending finds them.
+  // After the results, so that a reader that sees nothing pending sees the results.
   held_.fetch_sub(static_cast<std::uint32_t>(settled_.size()), std::memory_order_seq_cst);
   settled_.clear();
 }

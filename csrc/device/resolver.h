@@ -1,4 +1,4 @@
-// resolver.h: finds out what the device spent on pending spans, and writes it to the arena.
+// resolver.h: finds the device times of pending spans, and writes them to the arena.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace stagespan::device {
 
-/// What is known of a span's device part; kUnknownNs where it is not.
+/// The device times of a span; kUnknownNs for unknown ones.
 struct DeviceResult {
   std::int64_t elapsed_ns;
   std::int64_t queue_ns;
@@ -35,19 +35,19 @@ class Results {
   std::unordered_map<std::uint64_t, DeviceResult> kept_;
 };
 
-/// Resolves the spans of one layer. The spans of a stream end in order, so only the first of each is asked for.
+/// Resolves the spans of one layer. The spans of a stream end in order, so only the first of each is queried.
 class Resolver {
  public:
   Resolver(EventBackend& backend, Results& results) : backend_(backend), results_(results) {}
 
-  /// One look at everything that is pending; gives the number of spans that are settled now. Does not wait for
-  /// the device, nor for another thread's look: gives 0 where one is going on.
+  /// Checks all pending spans once. Returns the number of settled spans. Does not wait for the device. Returns 0 if
+  /// another thread is doing the same.
   std::uint32_t pass(Layer& layer);
 
-  /// Spans taken from their queues and not settled.
+  /// The number of spans that were taken from their queues and are not settled.
   std::uint32_t held() const noexcept { return held_.load(std::memory_order_seq_cst); }
   std::uint64_t resolved() const noexcept { return resolved_.load(std::memory_order_relaxed); }
-  /// How far a position may be off, and how old the newest base is; nothing without one.
+  /// The error of positions, and the age of the newest base; nothing without a base.
   std::optional<double> base_error_ns() const;
   std::optional<double> base_age_s() const;
 
@@ -75,10 +75,10 @@ class Resolver {
   std::map<StreamRef, std::deque<Pending>> streams_;
   std::map<void*, TimeBase> bases_;
   std::vector<Settled> settled_;
-  std::deque<EventPair*> late_;  // of spans that were given up: whatever they wait for may still come
+  std::deque<EventPair*> late_;  // of abandoned spans, whose events may still complete
   std::atomic<std::uint32_t> held_{0};
   std::atomic<std::uint64_t> resolved_{0};
-  // Of all bases, for those who must not wait for the lock.
+  // The number of bases, for readers that must not wait for the lock.
   std::atomic<double> base_error_ns_{0};
   std::atomic<std::uint64_t> newest_base_ticks_{0};
 };

@@ -1,4 +1,4 @@
-// time_base.cpp: bracketing an event between two readings of the host's clock.
+// time_base.cpp: brackets an event between two readings of the host's clock.
 #include "time_base.h"
 
 #include <cmath>
@@ -13,7 +13,7 @@ constexpr double kRetry_ns = 0.25e9;
 constexpr double kLongestSpin_ns = 0.5e6;
 constexpr double kGoodEnough_ns = 8e3;
 constexpr double kShortestForRate_ns = 0.5e9;
-constexpr double kWildestRate = 1e-3;  // clocks that differ by more are not what they seem
+constexpr double kWildestRate = 1e-3;  // clocks with a larger difference are not plausible
 constexpr int kTries = 5;
 constexpr int kMostQueries = 20'000;  // more than fit into the longest spin, in case the clock stops
 
@@ -29,7 +29,7 @@ bool TimeBase::measure(EventBackend& backend, const StreamRef& where, Point& poi
     const EventState state = backend.query(point.event, where);
     after = now_ticks();
     if (state == EventState::kDone) break;
-    // Behind other work, as with CUDA_DEVICE_MAX_CONNECTIONS=1: waiting longer is useless.
+    // The event is queued behind other work, as with CUDA_DEVICE_MAX_CONNECTIONS=1, so waiting longer does not help.
     if (state != EventState::kNotReady || queries >= kMostQueries ||
         fit.duration_ns(static_cast<double>(ticks_between(before, after))) > kLongestSpin_ns)
       return false;
@@ -45,14 +45,14 @@ double TimeBase::rate_between(EventBackend& backend, const StreamRef& where, con
   double device_ns = 0;
   if (host_ns < kShortestForRate_ns || !backend.elapsed_ns(earlier.event, later.event, where, device_ns)) return 1;
   const double rate = device_ns > 0 ? host_ns / device_ns : 1;
-  // An error of both brackets over this distance would make the rate worse than none.
+  // Over a shorter distance, the errors of both brackets would make the rate worse than no rate.
   const bool is_sharp = (earlier.error_ns + later.error_ns) / host_ns < 2e-5;
   return is_sharp && std::fabs(rate - 1) < kWildestRate ? rate : 1;
 }
 
 void TimeBase::refresh(EventBackend& backend, const StreamRef& where, const ClockFit& fit) noexcept {
   const std::uint64_t now = now_ticks();
-  // Of a clock that was set back, too: what lies far ahead is as old as what lies far back.
+  // If the clock was set back, bases far in the future are as old as those far in the past.
   const auto age_ns = [&](std::uint64_t ticks) {
     return fit.duration_ns(static_cast<double>(ticks_apart(ticks, now)));
   };
@@ -79,8 +79,8 @@ std::optional<double> TimeBase::after_ns(EventBackend& backend, Event event, con
                                          std::uint64_t begin_ticks, const ClockFit& fit,
                                          std::int64_t& origin_ns) noexcept {
   if (made_ == 0) return std::nullopt;
-  // The newest base from before the span: its event comes before the span's, so that no device has to tell a
-  // negative time. Without one the oldest, which came after.
+  // The newest base before the span, because some devices cannot return negative times. If there is none, the oldest
+  // base after it.
   const std::uint64_t kept = made_ < kKept ? made_ : kKept;
   const Point* point = nullptr;
   for (std::uint64_t back = 1; back <= kept; ++back) {

@@ -1,4 +1,4 @@
-// time_base.h: where a device's events lie on the host's timeline.
+// time_base.h: finds the positions of a device's events on the host's timeline.
 #pragma once
 
 #include <array>
@@ -15,11 +15,11 @@ namespace stagespan::device {
 /// no error adds up; two of them give the rate of the device's clock relative to the host's. Only for the resolver.
 class TimeBase {
  public:
-  /// Makes a new base if the last one is old. Call it between begin_resolving() and end_resolving(), and not while
-  /// anybody captures.
+  /// Creates a new base if the last one is old. Call it between begin_resolving() and end_resolving(), and not during a
+  /// capture.
   void refresh(EventBackend& backend, const StreamRef& where, const ClockFit& fit) noexcept;
 
-  /// Unix time of an event that is done, in a span that began at `begin_ticks`; nothing without a base.
+  /// Unix time of a finished event of a span that began at `begin_ticks`; nothing without a base.
   std::optional<double> after_ns(EventBackend& backend, Event event, const StreamRef& where, std::uint64_t begin_ticks,
                                  const ClockFit& fit, std::int64_t& origin_ns) noexcept;
 

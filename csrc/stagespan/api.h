@@ -1,11 +1,11 @@
-// api.h: the table of functions by which code in other shared objects records into this process's recorder.
+// api.h: the table of functions with which code in other shared objects records into this process's recorder.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-// The namespace of what other shared objects compile in. Its name changes whenever `Api` or something in python.h does,
-// so that objects built with different versions of these headers share no symbol.
+// The namespace of code that other shared objects compile. Its name changes with `Api` and python.h, so that objects
+// built with different versions of these headers do not share symbols.
 #define STAGESPAN_API_NAMESPACE api_v1
 
 namespace stagespan {
@@ -14,13 +14,13 @@ inline namespace STAGESPAN_API_NAMESPACE {
 inline constexpr std::uint32_t kApiVersion = 1;
 inline constexpr const char* kApiCapsule = "stagespan._core.api";
 
-/// An open span as other shared objects hold it.
+/// An open span of another shared object.
 struct ApiSpan {
   void* frame;  // null when nothing is recorded
   std::uint64_t id;
 };
 
-/// Grows at its end only; `size_bytes` is its size.
+/// New fields are only added at the end; `size_bytes` is the size.
 struct Api {
   std::uint32_t version;
   std::uint32_t size_bytes;

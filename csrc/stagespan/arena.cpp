@@ -1,4 +1,4 @@
-// arena.cpp: reserving, laying out and clearing the block.
+// arena.cpp: reserves, initialises and clears the memory.
 #include "arena.h"
 
 #include <sys/mman.h>
@@ -15,7 +15,7 @@ constexpr std::uint64_t round_up(std::uint64_t n, std::uint64_t unit) { return (
 
 }  // namespace
 
-// Offsets of all regions, each on a page of its own, so that clearing can give whole pages back.
+// Offsets of all regions. Each begins on a separate page, so that clearing can return whole pages.
 std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions& sizes) noexcept {
   const struct {
     Region region;
@@ -61,18 +61,18 @@ ArenaView create_arena(ArenaOptions options) noexcept {
   RegionInfo regions[kRegionCount];
   for (;;) {
     const std::uint64_t size = plan_arena(regions, options);
-    // Where addresses are scarce, some must be left for the program.
+    // If address space is limited, some must be left for the program.
     const std::uint64_t with_rest = size + kLeftToTheProgramBytes;
     void* memory = mmap(nullptr, with_rest, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory != MAP_FAILED) {
       munmap(static_cast<std::byte*>(memory) + size, kLeftToTheProgramBytes);
-      // A huge page for every corner that is touched would make a small recording large.
+      // Huge pages would make a small recording large.
       madvise(memory, size, MADV_NOHUGEPAGE);
       ArenaView arena(static_cast<std::byte*>(memory));
       lay_out_arena(arena, options);
       return arena;
     }
-    // Records and frames have the same size: what there is more of can be done without for longer.
+    // Records and frames have the same size, so reduce the larger number first.
     if (options.frames_per_thread > std::max(options.ring_spans, kFewestFrames))
       options.frames_per_thread = std::max(options.frames_per_thread / 4, kFewestFrames);
     else if (options.ring_spans > kLeastRingSpans)

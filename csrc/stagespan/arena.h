@@ -14,7 +14,7 @@ struct ArenaOptions {
   std::uint32_t frames_per_thread = kMaxFrames;
 };
 
-/// Typed access to an arena at any address. Owns nothing.
+/// Typed access to an arena at any address. Does not own the memory.
 class ArenaView {
  public:
   ArenaView() = default;
@@ -63,23 +63,23 @@ class ArenaView {
 /// Address space that must still be free for the program once the arena is reserved.
 inline constexpr std::uint64_t kLeftToTheProgramBytes = 32ULL << 20;
 
-/// Reserves an arena in anonymous memory and lays it out. Pages that are never touched cost nothing. If the system
-/// refuses the size, fewer frames and smaller rings are tried, in turns; the view is empty if all were refused.
+/// Reserves an arena in anonymous memory and lays it out. Pages that are never touched take no memory. If the system
+/// refuses the size, it tries again with fewer frames and smaller rings. The view is empty if all sizes were refused.
 ArenaView create_arena(ArenaOptions options) noexcept;
 
-/// Where the regions of an arena of these sizes lie; gives its size.
+/// Computes the offsets of the regions of an arena of these sizes. Returns its size.
 std::uint64_t plan_arena(RegionInfo (&regions)[kRegionCount], const ArenaOptions& sizes) noexcept;
 
-/// Lays an arena of these sizes out in zeroed memory.
+/// Initialises an arena of these sizes in zeroed memory.
 void lay_out_arena(ArenaView arena, const ArenaOptions& sizes) noexcept;
 
-/// What the smallest of them takes.
+/// The size of the smallest arena.
 std::uint64_t smallest_arena_bytes() noexcept;
 
 void destroy_arena(ArenaView arena) noexcept;
 
-/// Gives an arena's pages back and lays it out afresh, names kept: for the child of a fork, which has no other
-/// thread yet.
+/// Returns an arena's pages to the system and initialises it again, but keeps the names. Used in a forked child, which
+/// does not have other threads yet.
 void clear_arena(ArenaView arena) noexcept;
 
 /// Counts a loss.

@@ -1,4 +1,4 @@
-// clock.cpp: choosing the counter, taking stamps, fitting them.
+// clock.cpp: chooses the counter, takes stamps, and fits them.
 #include "clock.h"
 
 #include <time.h>
@@ -29,7 +29,7 @@ bool tsc_is_invariant() noexcept {
   return (edx & (1U << 8)) != 0;
 }
 
-// The kernel drops "tsc" from this list when it has seen the counters of two cores disagree.
+// The kernel removes "tsc" from this list if it has seen the counters of two cores disagree.
 bool kernel_trusts_tsc() {
   std::ifstream file("/sys/devices/system/clocksource/clocksource0/available_clocksource");
   std::string name;
@@ -39,15 +39,15 @@ bool kernel_trusts_tsc() {
 }
 #endif
 
-// Farther from a stamp than this, in ticks or nanoseconds, sums would leave 64 bits.
+// At a larger distance from a stamp, in ticks or nanoseconds, sums would exceed 64 bits.
 constexpr double kFarthest = 3.2e18;
 
 std::int64_t rounded(double distance) noexcept { return std::llround(std::clamp(distance, -kFarthest, kFarthest)); }
 
 constexpr int kStampTries = 9;
 constexpr std::int64_t kShortestFit_ns = 50'000;
-// Waiting for the shortest fit ends after so many stamps, each of which takes some 50 readings, or when the counter
-// has run on for longer than the shortest fit takes on any processor: the system's clock has stopped then.
+// Waiting for the shortest fit ends after this many stamps, each of which takes about 50 readings, or when the counter
+// has advanced by more than the shortest fit takes on any processor. The system's clock has stopped then.
 constexpr int kMostFitTries = 1000;
 constexpr std::uint64_t kLongestFit_ticks = 5'000'000;
 constexpr std::int64_t kShortestPiece_ns = 200'000'000;
@@ -109,7 +109,7 @@ ClockStamp take_stamp() noexcept {
     const std::uint64_t before = now_ticks();
     const std::int64_t monotonic = monotonic_ns();
     const std::uint64_t after = now_ticks();
-    // A clock that was set back in between gives the widest bracket of all: it comes out as a huge number.
+    // If the clock was set back in between, the difference is a huge unsigned number, so this bracket is the widest.
     if (attempt != 0 && after - before >= narrowest) continue;
     narrowest = after - before;
     best.ticks = before + ticks_between(before, after) / 2;
@@ -155,7 +155,8 @@ std::int64_t ClockFit::unix_ns(std::uint64_t ticks) const noexcept {
   const double rate =
       has_rate ? static_cast<double>(b.monotonic_ns - a.monotonic_ns) / static_cast<double>(b.ticks - a.ticks)
                : ns_per_tick_;
-  // Integer and fraction separately: a double holds the distance to the nearer stamp exactly enough, not the date.
+  // Integer and fraction are converted separately: a double is exact enough for the distance to the nearer stamp, but
+  // not for the date.
   const auto distance = static_cast<double>(static_cast<std::int64_t>(ticks - a.ticks));
   return a.monotonic_ns + unix_offset_ns_ + rounded(distance * rate);
 }
@@ -178,13 +179,13 @@ std::uint64_t ClockFit::ticks(std::int64_t unix_ns) const noexcept {
 
 namespace {
 
-/// While one lives, the stamps change: readers in other processes that find the version odd, or another one after
-/// copying, copy again.
+/// While this object exists, the stamps change. Readers in other processes copy them again if the version is odd, or
+/// has changed during the copy.
 class StampsChange {
  public:
   explicit StampsChange(ArenaHeader& header) noexcept : version_(header.stamp_version) {
     version_.fetch_add(1, std::memory_order_relaxed);
-    store_fence();  // who sees a changed stamp sees the odd version
+    store_fence();  // a reader that sees a changed stamp sees the odd version
   }
   ~StampsChange() { version_.fetch_add(1, std::memory_order_release); }
   StampsChange(const StampsChange&) = delete;
@@ -194,8 +195,9 @@ class StampsChange {
   std::atomic<std::uint32_t>& version_;
 };
 
-// Makes the stamps go on to `fresh` where the system's clock was set back: by moving all of them along with it, if
-// the counter shows how far it was set; otherwise without them. Returns how many are left.
+// If the system's clock was set back, adjusts the stamps so that they continue to `fresh`. If the counter shows by how
+// much the clock was set, all stamps are moved by that amount; otherwise they are removed. Returns the number of
+// remaining stamps.
 std::uint32_t follow_a_step_back(ArenaHeader& header, std::uint32_t count, const ClockStamp& fresh) noexcept {
   if (count == 0) return 0;
   const ClockStamp& last = header.stamps[count - 1];
@@ -218,7 +220,7 @@ ClockFit refresh_clock(ArenaHeader& header) noexcept {
   const StampsChange change(header);
   ClockStamp fresh = take_stamp();
   std::uint32_t count = follow_a_step_back(header, header.stamp_count.load(std::memory_order_relaxed), fresh);
-  // Reading right after the start: a fit over less than this would turn the bracket into a wrong rate.
+  // Directly after the start, a fit over a shorter time would turn the bracket's error into a wrong rate.
   const ClockStamp& first = header.stamps[0];
   for (int tries = 0; tries < kMostFitTries && fresh.monotonic_ns - first.monotonic_ns < kShortestFit_ns &&
                       fresh.ticks - first.ticks < kLongestFit_ticks;
@@ -230,14 +232,14 @@ ClockFit refresh_clock(ArenaHeader& header) noexcept {
   std::array<ClockStamp, kMaxStamps + 1> stamps;
   std::copy_n(header.stamps, count, stamps.begin());
   std::uint32_t used = count;
-  // A short last piece would carry its bracket, as a wrong rate, to ticks beyond it.
+  // A short last piece would apply the error of its bracket, as a wrong rate, to later ticks.
   while (used > 1 && fresh.monotonic_ns - stamps[used - 1].monotonic_ns < kShortestPiece_ns) --used;
   stamps[used++] = fresh;
-  // Until the first piece is long enough for a rate, its end moves. It converts times before the start.
+  // The end of the first piece moves until it is long enough for a rate. It is used for times before the start.
   if (count == 2 && header.stamps[1].monotonic_ns - header.stamps[0].monotonic_ns < kStampInterval_ns) count = 1;
   if (count < 2 || fresh.monotonic_ns - header.stamps[count - 1].monotonic_ns >= kStampInterval_ns) {
     if (count == kMaxStamps) {
-      // Thin out: keep every other stamp, and the first one always.
+      // Thin out: keep every other stamp, and always the first one.
       for (std::uint32_t i = 1; i < (count + 1) / 2; ++i) header.stamps[i] = header.stamps[2 * i];
       count = (count + 1) / 2;
     }

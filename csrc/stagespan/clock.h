@@ -1,4 +1,4 @@
-// clock.h: the recorder's clock, read in ticks, and the fit that turns ticks into time.
+// clock.h: the recorder's clock, which counts ticks, and the fit that converts ticks to time.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@ extern bool g_counter_is_usable;
 /// its result.
 std::int64_t monotonic_ns() noexcept;
 
-/// The processor's counter, for callers who know that it is usable.
+/// The processor's counter. Call this only if the counter is known to be usable.
 inline std::uint64_t counter_ticks() noexcept {
 #if defined(__x86_64__)
   return __rdtsc();
@@ -38,26 +38,26 @@ inline std::uint64_t counter_ticks() noexcept {
 #endif
 }
 
-/// The clock, in ticks: the processor's counter where it runs at a constant rate on all cores, else
-/// CLOCK_MONOTONIC. Not serialising: it may move by a few instructions, which is below its own cost.
+/// The clock, in ticks: the processor's counter if it runs at a constant rate on all cores, otherwise CLOCK_MONOTONIC.
+/// The read is not serialising, so it may move by a few instructions, which is less than the read itself takes.
 inline std::uint64_t now_ticks() noexcept {
   if (detail::g_counter_is_usable) [[likely]]
     return counter_ticks();
   return static_cast<std::uint64_t>(monotonic_ns());
 }
 
-/// Chooses the source of ticks. `wish` is "auto", "tsc" or "monotonic"; a counter that is not there or not
-/// trusted by the kernel is never used, whatever the wish.
+/// Chooses the source of ticks. `wish` is "auto", "tsc" or "monotonic". A counter that does not exist or that the
+/// kernel does not trust is never used.
 ClockSource choose_clock(const char* wish) noexcept;
 
 const char* clock_name(ClockSource source) noexcept;
 
-/// The smallest step of a source of ticks in nanoseconds, as far as the system says; 0 if it does not.
+/// The smallest step of a source of ticks in nanoseconds, as reported by the system; 0 if it does not report one.
 double clock_resolution_ns(ClockSource source, double ns_per_tick) noexcept;
 
-/// Reads both clocks as close to each other as a few tries get: the narrowest bracket wins, so that being
-/// descheduled between two reads spoils one try and not the stamp. A bracket whose end lies before its begin is
-/// not used if there is any other.
+/// Reads both clocks as close together as possible. Of several tries, the one with the narrowest bracket is used, so
+/// that being descheduled between two reads spoils only one try. A bracket whose end is before its begin is only used
+/// if there is no other.
 ClockStamp take_stamp() noexcept;
 
 /// Ticks from `begin` to `end`; 0 if `end` comes first. Counters of two cores may differ by a few ticks, and a
@@ -67,24 +67,25 @@ constexpr std::uint64_t ticks_between(std::uint64_t begin, std::uint64_t end) no
   return ticks & ~static_cast<std::uint64_t>(static_cast<std::int64_t>(ticks) >> 63);
 }
 
-/// Ticks between two readings, whichever came first.
+/// Ticks between two readings in any order.
 constexpr std::uint64_t ticks_apart(std::uint64_t a, std::uint64_t b) noexcept {
   return static_cast<std::int64_t>(a - b) < 0 ? b - a : a - b;
 }
 
-/// Turns ticks into Unix time, piecewise between stamps: a rate that the system's clock steers while the
-/// process runs is followed, and no error accumulates. Allocates nothing.
+/// Converts ticks to Unix time, piecewise between stamps. It therefore follows a system clock whose rate is adjusted
+/// while the process runs, and errors do not accumulate. Allocates no memory.
 class ClockFit {
  public:
-  /// `stamps` in the order in which they were taken, the last one fresh; of more than kMaxStamps + 1 the last ones
-  /// count. Two with a known distance are needed for a rate; without them it is one tick per nanosecond.
+  /// `stamps` are in the order in which they were taken, and the last one is fresh. If there are more than kMaxStamps +
+  /// 1, only the last ones are used. A rate needs two stamps with a known distance; without them it is one tick per
+  /// nanosecond.
   explicit ClockFit(std::span<const ClockStamp> stamps) noexcept;
   ClockFit(std::initializer_list<ClockStamp> stamps) noexcept
       : ClockFit(std::span<const ClockStamp>(stamps.begin(), stamps.size())) {}
 
   std::int64_t unix_ns(std::uint64_t ticks) const noexcept;
-  /// Ticks at a time, as a two's complement number where it lies before tick 0. Times decades away from the
-  /// stamps are moved nearer.
+  /// Ticks at a time, as a two's complement number if the time is before tick 0. Times that are decades away from the
+  /// stamps are moved closer.
   std::uint64_t ticks(std::int64_t unix_ns) const noexcept;
   double ns_per_tick() const noexcept { return ns_per_tick_; }
   double duration_ns(double ticks) const noexcept { return ticks * ns_per_tick_; }
@@ -97,13 +98,13 @@ class ClockFit {
   std::int64_t unix_offset_ns_;
 };
 
-/// Adds a stamp to the arena's when the last one is over a second old, and gives the fit of all of them. Returns
-/// even if the system's clock stops or is set back: then the stamps before that are moved along with it, or
-/// left out. The caller serialises calls for one arena.
+/// Adds a stamp to the arena if the last one is over a second old, and returns the fit of all stamps. Returns even if
+/// the system's clock stops or is set back: the earlier stamps are then moved by the same amount or left out. The
+/// caller serialises calls for one arena.
 ClockFit refresh_clock(ArenaHeader& header) noexcept;
 
-/// The fit of the stamps that an arena holds, without a fresh one. The caller makes sure that nobody refreshes them
-/// meanwhile.
+/// The fit of the stamps in an arena, without a fresh one. The caller makes sure that the stamps do not change during
+/// the call.
 ClockFit read_clock(const ArenaHeader& header) noexcept;
 
 }  // namespace stagespan

@@ -8,8 +8,8 @@
 
 namespace stagespan {
 
-/// While one lives, figures move from block to block, and readers that saw some of them twice or not at all try
-/// again: the version is odd.
+/// While this object exists, figures move from block to block and the version is odd. Readers that may have seen some
+/// figures twice or not at all try again.
 class FiguresMove {
  public:
   explicit FiguresMove(ArenaHeader& header) noexcept : version_(header.fold_version) {

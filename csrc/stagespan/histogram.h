@@ -8,8 +8,8 @@
 
 namespace stagespan {
 
-// Values below 32 have a bucket each. Above, every power of two is cut into 24 buckets: 16 in its lower half
-// and 8, twice as wide, in its upper half. That keeps the relative half width at or below 1/48 (2.1 %) with
+// Values below 32 have a bucket each. Above, every power of two is divided into 24 buckets: 16 in its lower half
+// and 8, twice as wide, in its upper half. This keeps the relative half width at or below 1/48 (2.1 %) with
 // 1016 counters of 4 bytes, which reach to 2^46 ticks: over 6 hours at 3 GHz. Longer spans fall into the last
 // bucket; their count, sum, minimum and maximum stay exact.
 //
@@ -17,10 +17,11 @@ namespace stagespan {
 //   |.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|  .|  .|  .|...|.|.|
 //   lower half: width 2^(e-5)        upper half: width 2^(e-4)
 
-/// Longest duration that is distinguished from longer ones.
+/// The longest duration that is distinguished from longer ones.
 inline constexpr std::uint64_t kLongest_ticks = (std::uint64_t{1} << 46) - 1;
 
-/// Index of the bucket that holds a duration. Has no branch, as durations follow no pattern that could be learnt.
+/// Index of the bucket that contains a duration. Has no branch, because durations follow no pattern that a branch
+/// predictor could learn.
 constexpr std::uint32_t bucket_of(std::uint64_t ticks) noexcept {
   const std::uint64_t within = ticks < kLongest_ticks ? ticks : kLongest_ticks;
   // Below 32 the shift is 0, and the bucket is the duration itself.
@@ -29,7 +30,7 @@ constexpr std::uint32_t bucket_of(std::uint64_t ticks) noexcept {
   return shift * 24 + (mantissa < 48 ? mantissa : 24 + (mantissa >> 1));
 }
 
-/// Smallest duration that falls into a bucket, in ticks.
+/// The smallest duration in a bucket, in ticks.
 constexpr std::uint64_t bucket_low(std::uint32_t bucket) noexcept {
   if (bucket < 32) return bucket;
   const std::uint32_t exponent = (bucket - 32) / 24;
@@ -38,7 +39,7 @@ constexpr std::uint64_t bucket_low(std::uint32_t bucket) noexcept {
   return (32 + mantissa) << exponent;
 }
 
-/// First duration beyond a bucket, in ticks.
+/// The first duration beyond a bucket, in ticks.
 constexpr std::uint64_t bucket_high(std::uint32_t bucket) noexcept { return bucket_low(bucket + 1); }
 
 /// The value that represents a bucket: its relative distance to both bounds is the same.

@@ -1,29 +1,29 @@
-// layout.h: what lies where in an arena. Threads write the structures here while other threads read them.
+// layout.h: the structures of an arena. Threads write them while other threads read them.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
-/// On functions that every span runs through: left to itself the compiler passes whole structures by memory.
+/// For functions that every span calls. Otherwise the compiler would pass whole structures in memory.
 #define STAGESPAN_HOT [[gnu::always_inline]] inline
 
 namespace stagespan {
 
-// An arena is one block of fixed size that holds all that the core records. It is position-independent: regions are
-// found by offsets from its first byte, so that a copy of it can be read anywhere. It lies in memory of the process
-// until the process opens its first span. Then the pieces in use become pieces of a file in a tmpfs, at the same
-// addresses, and others follow as they are claimed (recording_file.h): * marks what is reserved in pieces.
+// An arena is one block of fixed size that contains everything the core records. It is position-independent: regions
+// are found by offsets from its first byte, so a copy of it can be read at any address. It is in the process's own
+// memory until the process opens its first span. Then the pieces in use are moved to a file in a tmpfs, at the same
+// addresses, and other pieces follow when they are claimed (recording_file.h). * marks regions reserved in pieces.
 //
 //   +-------------+ 0
-//   | ArenaHeader |  magic, version, offset / stride / count of each region, losses, clock stamps, whose it is, and
-//   |             |  which pieces lie in the file
+//   | ArenaHeader |  magic, version, offset / stride / count of each region, losses, clock stamps, process facts,
+//   |             |  and which pieces are in the file
 //   +-------------+ regions[kRegionNames]
 //   | NameEntry   |  x max_stages, then the name pool; never wraps, so that no record loses its name
 //   +-------------+ regions[kRegionWorkKeys], regions[kRegionWork]
 //   | work        |  work counters by (stage, key)
 //   +-------------+ regions[kRegionDetached]
-//   | OpenFrame   |  x max_detached: open spans that no thread's stack holds (tokens, suspended coroutines)
+//   | OpenFrame   |  x max_detached: open spans outside the stacks (tokens, suspended coroutines)
 //   +-------------+ regions[kRegionRequests]
 //   | RequestEntry|  x max_requests: the ids of the latest requests, found through their numbers
 //   +-------------+ regions[kRegionDeviceStages]
@@ -33,13 +33,13 @@ namespace stagespan {
 //   +-------------+ regions[kRegionFrames]
 //   | OpenFrame  *|  x frames_per_thread x max_threads: open spans of each thread
 //   +-------------+ regions[kRegionLocals]
-//   | FrameLocal *|  x frames_per_thread, and a page, x max_threads: what else belongs to each of them
+//   | FrameLocal *|  x frames_per_thread, and a page, x max_threads: further fields of each frame
 //   +-------------+ regions[kRegionRings]
 //   | SpanRecord *|  x ring_spans x max_threads: the latest finished spans of each thread
 //   +-------------+ regions[kRegionBlocks]
 //   | StatsBlock *|  x max_blocks: figures of one (thread, stage), claimed when first needed
 //   +-------------+ regions[kRegionDevice]
-//   | DeviceRec. *|  x device_spans: what the device spent on the latest spans, in the resolver's order
+//   | DeviceRec. *|  x device_spans: device times of the latest spans, in the resolver's order
 //   +-------------+ regions[kRegionDeviceBlocks]
 //   | StatsBlock *|  x 3 x max_device_stages: elapsed, queue and tail of a stage
 //   +-------------+ size_bytes
@@ -51,7 +51,7 @@ inline constexpr std::uint32_t kByteOrderMark = 0x01020304;
 inline constexpr std::uint32_t kMaxStages = 4096;
 inline constexpr std::uint32_t kMaxThreads = 256;
 inline constexpr std::uint32_t kSharedSlot = kMaxThreads;
-inline constexpr std::uint32_t kMaxFrames = 16384;  // a thread: two for each asyncio task that waits inside a span
+inline constexpr std::uint32_t kMaxFrames = 16384;  // per thread: two for each asyncio task that waits inside a span
 inline constexpr std::uint32_t kFewestFrames = 256;
 inline constexpr std::uint32_t kMaxDetached = 4096;
 inline constexpr std::uint32_t kMaxBlocks = 8192;
@@ -65,51 +65,51 @@ inline constexpr std::uint32_t kLeastRingSpans = 64;
 inline constexpr std::uint32_t kMostRingSpans = 1U << 20;
 inline constexpr std::uint32_t kMaxStamps = 64;
 inline constexpr std::uint32_t kDeviceSpans = 1U << 16;
-inline constexpr std::uint32_t kMaxDeviceStages = 1024;  // the last one is shared by all beyond
+inline constexpr std::uint32_t kMaxDeviceStages = 1024;  // the last one is shared by all further stages
 inline constexpr std::uint32_t kMaxRequests = 1024;
 inline constexpr std::uint32_t kRequestIdBytes = 64;
 inline constexpr std::uint32_t kThreadNameBytes = 64;
 
 inline constexpr std::uint32_t kPageBytes = 4096;
-/// Where a slot's first FrameLocal lies in its pages. Frames begin with a page, and processors take addresses at the
-/// same place of two pages for one another: a span takes a fifth longer where both begin there.
+/// The offset of a slot's first FrameLocal in its pages. Frames begin on a page, and processors confuse addresses with
+/// the same offset in two pages: a span takes a fifth longer if both begin at offset 0.
 inline constexpr std::uint32_t kLocalsShiftBytes = 2064;
 
-// How many of a region are reserved in a recording's file at once: whole pages.
+// The number of elements of a region that are reserved in a recording's file at once, in whole pages.
 inline constexpr std::uint32_t kFramesAtOnce = 256;
 inline constexpr std::uint32_t kBlocksAtOnce = 16;
 inline constexpr std::uint32_t kDeviceStagesAtOnce = 16;
 
 // Stages that exist from the start.
-inline constexpr std::uint32_t kStageOverflow = 0;  // takes names and statistics beyond the limits
-inline constexpr std::uint32_t kStageInvalid = 1;   // takes spans whose name was no usable string
+inline constexpr std::uint32_t kStageOverflow = 0;  // for names and statistics beyond the limits of the tables
+inline constexpr std::uint32_t kStageInvalid = 1;   // for spans whose name is not a valid string
 inline constexpr std::uint32_t kNoStage = 0xffffffff;
 inline constexpr std::uint32_t kSeveralStages = 0xfffffffe;
 
-/// Why something was not kept; each cause has a counter in the header.
+/// Causes of losses. The header has a counter for each.
 enum Cause : std::uint32_t {
-  kLostNames,            // spans under a name beyond the table
-  kLostInvalidNames,     // spans whose name was no usable string
-  kLostThreads,          // records of threads beyond the slots: statistics only
-  kLostBlocks,           // statistics that went to a shared block because no own one was left
-  kLostOpen,             // open spans that found no frame: not timed
+  kLostNames,            // spans whose name did not fit into the table
+  kLostInvalidNames,     // spans whose name was not a valid string
+  kLostThreads,          // records of threads without a slot: statistics only
+  kLostBlocks,           // statistics in a shared block, because no other block was free
+  kLostOpen,             // open spans without a free frame: not timed
   kLostDetached,         // tokens and suspended coroutines that are timed but not shown as open
   kLostUnmatched,        // ends without a begin
-  kLostAbandoned,        // begins whose end never came
-  kLostWork,             // work counters beyond the table, and amounts that are not finite
-  kLostCompletions,      // log lines that found the queue full
+  kLostAbandoned,        // begins without an end
+  kLostWork,             // work counters that did not fit into the table, and amounts that are not finite
+  kLostCompletions,      // log lines for which the queue was full
   kLostHookErrors,       // exceptions inside hooks
   kLostRecords,          // `record` with times that cannot be placed
   kLostDecorators,       // decorated functions that could not be switched on or off
-  kLostDevicePool,       // spans that found no free event: their device time is unknown
+  kLostDevicePool,       // spans without a free event: their device time is unknown
   kLostDeviceFailed,     // spans whose events the driver refused
-  kLostDeviceCaptured,   // spans inside a graph capture: nothing runs there that could be timed
-  kLostDeviceTimeout,    // spans whose device work did not end within the time it is waited for
-  kLostDeviceElsewhere,  // spans ended where their device cannot be asked: by another thread, without Python's lock
-  kLostDeviceClamped,    // device times that came out below zero, and were taken as zero
-  kLostDevicePlace,      // device spans whose place on the host's timeline is unknown
-  kLostDeviceStages,     // device times of stages beyond the table: in the records, not in the statistics
-  kLostMemory,           // spans, names and work counters for which there was no memory
+  kLostDeviceCaptured,   // spans inside a graph capture, during which the device does not run
+  kLostDeviceTimeout,    // spans whose device work did not end within the time limit
+  kLostDeviceElsewhere,  // spans that ended where their device cannot be used: in another thread, without Python's lock
+  kLostDeviceClamped,    // negative device times, which were set to zero
+  kLostDevicePlace,      // device spans whose position on the host's timeline is unknown
+  kLostDeviceStages,  // device times of stages that did not fit into the table: in the records, not in the statistics
+  kLostMemory,        // spans, names and work counters that were lost because memory was exhausted
   kCauseCount,
 };
 
@@ -171,14 +171,14 @@ struct ClockStamp {
   std::uint32_t reserved;
 };
 
-/// Whether a piece of the arena lies in the recording's file, where other processes can read it.
+/// Whether a piece of the arena is in the recording's file, in which other processes can read it.
 enum PieceState : std::uint8_t {
-  kPieceUnclaimed,  // nothing was written to it since there is a file
+  kPieceUnclaimed,  // nothing has been written to it since the file was created
   kPieceRecorded,
-  kPieceRefused,  // the tmpfs was full: it stays in memory of the process
+  kPieceRefused,  // the tmpfs was full, so it stays in this process's memory
 };
 
-/// A thread's name in UTF-8, zero at the end.
+/// A thread's name in UTF-8, terminated by zero.
 using ThreadName = char[kThreadNameBytes];
 
 /// Id of a distributed trace, as in W3C Trace Context; zero if there is none.
@@ -191,16 +191,16 @@ struct TraceId {
 struct ProcessInfo {
   std::int32_t rank;         // -1 if unknown
   std::uint32_t world_size;  // 0 if unknown
-  char job[128];             // what the ranks of a job have in common, or empty
+  char job[128];             // the common id of a job's ranks, or empty
   char pipeline[128];
   char program[128];
   char host[64];
   char version[32];         // of stagespan
-  char python_version[32];  // empty without Python
+  char python_version[32];  // empty if the process does not use Python
 };
 
 struct ArenaHeader {
-  // The first four stand where they are in every version of the layout.
+  // The first four fields have the same offsets in every version of the layout.
   std::uint64_t magic;
   std::uint32_t layout_version;
   std::uint32_t byte_order;
@@ -217,27 +217,27 @@ struct ArenaHeader {
   std::atomic<std::uint32_t> work_key_count;
   std::atomic<std::uint32_t> block_count;
   std::atomic<std::uint32_t> slot_high_water;  // slots ever used
-  std::atomic<std::uint32_t> fold_version;     // odd while figures move: a thread leaves, or a reset
+  std::atomic<std::uint32_t> fold_version;     // odd while figures move because a thread leaves or statistics are reset
   std::atomic<std::uint64_t> lost[kCauseCount];
   std::atomic<std::uint32_t> stamp_count;
-  std::atomic<std::uint32_t> resets;              // figures before and after one cannot be subtracted
+  std::atomic<std::uint32_t> resets;              // figures from before and after a reset cannot be subtracted
   std::atomic<std::uint64_t> device_head;         // device records ever written
-  std::atomic<std::uint64_t> device_floor;        // those before this number went with a reset
+  std::atomic<std::uint64_t> device_floor;        // the records before this number were removed by a reset
   std::atomic<std::uint32_t> device_stage_count;  // stages with device figures
   std::atomic<std::uint32_t> stamp_version;       // odd while the stamps change
   ClockStamp stamps[kMaxStamps];
-  // Of the recording; all zero in memory of the process.
-  std::uint64_t process_start_ticks;        // field 22 of /proc/PID/stat, which tells processes with the same pid apart
-  std::uint64_t pid_namespace;              // its inode, 0 if not known: pids of another one say nothing here
-  std::uint64_t boot;                       // hash of the boot's id: counters and start times of another one differ
-  std::int64_t begin_unix_ns;               // when the recording was made
-  std::atomic<std::int64_t> end_unix_ns;    // when the process ended by its own exit, else 0
-  std::uint32_t is_locked;                  // the process holds a lock on the file as long as it lives
+  // About the recording; all zero while the arena is in the process's memory.
+  std::uint64_t process_start_ticks;      // field 22 of /proc/PID/stat, which distinguishes processes with the same pid
+  std::uint64_t pid_namespace;            // its inode, 0 if unknown: pids of another namespace are meaningless here
+  std::uint64_t boot;                     // hash of the boot id: counters and start times of another boot differ
+  std::int64_t begin_unix_ns;             // when the recording was created
+  std::atomic<std::int64_t> end_unix_ns;  // when the process exited, 0 if it has not exited or was killed
+  std::uint32_t is_locked;                // the process holds a lock on the file for its whole life
   std::atomic<std::uint32_t> info_version;  // odd while `info` changes
   ProcessInfo info;
-  std::atomic<std::uint32_t> frames_recorded[kMaxThreads];  // how many of each slot's frames lie in the file
+  std::atomic<std::uint32_t> frames_recorded[kMaxThreads];  // the number of frames of each slot that are in the file
   std::atomic<std::uint8_t> slot_pieces[kMaxThreads + 1];
-  std::atomic<std::uint8_t> frame_pieces[kMaxThreads];  // of the first frames that do not lie in the file
+  std::atomic<std::uint8_t> frame_pieces[kMaxThreads];  // state of the first frames that are not in the file
   std::atomic<std::uint8_t> ring_pieces[kMaxThreads];
   std::atomic<std::uint8_t> block_pieces[kMaxBlocks / kBlocksAtOnce];
   std::atomic<std::uint8_t> device_block_pieces[kMaxDeviceStages / kDeviceStagesAtOnce];
@@ -245,7 +245,7 @@ struct ArenaHeader {
 };
 
 struct NameEntry {
-  std::uint32_t offset;  // into the name pool
+  std::uint32_t offset;  // offset in the name pool
   std::uint32_t length_bytes;
 };
 
@@ -253,30 +253,30 @@ struct WorkKey {
   char text[kWorkKeyBytes + 1];
 };
 
-/// Sum of one work counter. Integers and fractions are kept separately so that integers stay exact.
+/// The sum of one work counter. Integers and fractions are kept separately so that integers stay exact.
 struct WorkEntry {
-  std::atomic<std::uint64_t> key;  // 0 free, else (stage + 1) << 32 | work key
+  std::atomic<std::uint64_t> key;  // 0 if free, otherwise (stage + 1) << 32 | work key
   std::atomic<std::int64_t> whole;
   std::atomic<double> fraction;
 };
 
 enum SlotState : std::uint32_t { kSlotFree, kSlotLive, kSlotExited };
 
-/// High bit of an entry of ThreadSlot::stats: the block is shared and written with atomic additions.
+/// High bit of an entry of ThreadSlot::stats: the block is shared, and written with atomic additions.
 inline constexpr std::uint32_t kSharedBlock = 0x80000000;
 
-/// Begins on a page of its own, so that a file can hold some of them and not others.
+/// Begins on its own page, so that a file can contain some slots and not others.
 struct alignas(4096) ThreadSlot {
   std::atomic<std::uint32_t> state;
   std::atomic<std::uint32_t> thread;        // the system's thread id
   std::atomic<std::uint64_t> ident;         // pthread_self(), which Python calls the thread's ident
   std::atomic<std::uint64_t> exited_ticks;  // when a thread left this slot; the oldest is reused first
   std::atomic<std::uint32_t> frames_high_water;
-  std::atomic<std::uint64_t> name[kThreadNameBytes / 8];  // zero at the end
-  // The ring's writer owns this line.
-  alignas(64) std::atomic<std::uint64_t> head;               // records ever written
-  std::atomic<std::uint64_t> floor;                          // records before this number went with a reset
-  std::atomic<std::uint64_t> next_id;                        // kept over a change of threads, so that ids stay unique
+  std::atomic<std::uint64_t> name[kThreadNameBytes / 8];  // terminated by zero
+  // Only the ring's writer writes this cache line.
+  alignas(64) std::atomic<std::uint64_t> head;               // number of records written so far
+  std::atomic<std::uint64_t> floor;                          // the records before this number were removed by a reset
+  std::atomic<std::uint64_t> next_id;                        // kept when the thread changes, so that ids stay unique
   alignas(64) std::atomic<std::uint32_t> stats[kMaxStages];  // 0, or 1 + index of a StatsBlock
 };
 
@@ -289,7 +289,7 @@ enum SpanFlag : std::uint16_t {
   kFlagFirstOfShape = 16,
   kFlagDebug = 32,
   kFlagRecorded = 64,       // timed elsewhere, so not in its ring's order of ends
-  kFlagPublished = 127,     // the bits above are what a record shows
+  kFlagPublished = 127,     // the bits above are visible in a record
   kFrameInactive = 256,     // latched while off: keeps begin and end paired, records nothing
   kFrameRoot = 512,         // bottom of a scope
   kFrameClosedAway = 1024,  // ended by another thread; its owner drops it
@@ -302,9 +302,9 @@ enum SpanFlag : std::uint16_t {
 //   0        8        16       24       32       40         48     52      56     58     60      64
 //   | begin  | end    | id     | parent | request| suspended| stage| thread| depth| flags| commit|
 //
-// `commit` is the low half of 1 + the record's number in its ring once the record is whole, 0 while it is
-// being written: a reader that finds the same number before and after copying has a whole record. Every 2^32nd
-// record has 0 for its number as well; readers leave it out.
+// `commit` is the low half of 1 + the record's number in its ring once the record is complete, and 0 while it is being
+// written. A reader that finds the same number before and after copying has a complete record. The number of every
+// 2^32nd record is also 0; readers leave these records out.
 struct alignas(64) SpanRecord {
   std::atomic<std::uint64_t> begin_ticks;
   std::atomic<std::uint64_t> end_ticks;
@@ -320,12 +320,12 @@ struct alignas(64) SpanRecord {
 };
 static_assert(sizeof(SpanRecord) == 64);
 
-// An open span, 64 bytes. `id` is 0 while the frame is free or being filled and is stored last, so a reader
-// that finds the same id before and after copying has a whole frame.
+// An open span, 64 bytes. `id` is 0 while the frame is free or being filled, and is stored last, so a reader that finds
+// the same id before and after copying has a complete frame.
 //
-// The `as_parent_*` fields are what a span opened above this frame takes as its parent. They are the frame's
-// own for an active span, those of the frame below for an inactive one, and those of the creating task for
-// the root of a task's scope; so `begin` needs no case for any of these.
+// The `as_parent_*` fields describe the parent of a span that is opened above this frame. For an active span they are
+// its own, for an inactive span those of the frame below, and for the root of a task's scope those of the creating
+// task. `begin` can therefore treat all frames alike.
 struct alignas(64) OpenFrame {
   std::atomic<std::uint64_t> id;
   std::atomic<std::uint64_t> begin_ticks;
@@ -334,8 +334,8 @@ struct alignas(64) OpenFrame {
   std::atomic<std::uint64_t> child_ticks;  // time of children that ran in this span's own scope
   std::atomic<std::uint32_t> stage;
   std::atomic<std::uint32_t> as_parent_stage;
-  std::atomic<std::uint32_t> below;      // frame beneath in the scope; next free frame while free
-  std::atomic<std::uint32_t> effective;  // nearest frame at or below that is active: it is charged for children
+  std::atomic<std::uint32_t> below;      // next lower frame in the scope; the next free frame while free
+  std::atomic<std::uint32_t> effective;  // this frame or the nearest active one below: charged for children
   std::atomic<std::uint16_t> depth;
   std::atomic<std::uint16_t> as_parent_depth;
   std::atomic<std::uint16_t> flags;
@@ -345,7 +345,7 @@ static_assert(sizeof(OpenFrame) == 64);
 
 struct Scope;
 
-/// What else belongs to an open frame. Readers in other processes look at the request only: the rest are addresses in
+/// More fields of an open frame. Readers in other processes use only the request, because the others are addresses in
 /// this process.
 struct FrameLocal {
   alignas(std::atomic_ref<const void*>::required_alignment) const void* owner = nullptr;
@@ -355,7 +355,7 @@ struct FrameLocal {
   std::uint32_t parent_stage = kNoStage;  // of a frame whose parent is no longer below it
   std::uint32_t padding[3] = {};          // a whole number of them fills whole pages
 
-  /// The owner and the request are the fields that other threads look at.
+  /// Other threads read only the owner and the request.
   void open_by(const void* who) noexcept { std::atomic_ref<const void*>(owner).store(who, std::memory_order_relaxed); }
   const void* opened_by() noexcept { return std::atomic_ref<const void*>(owner).load(std::memory_order_relaxed); }
   void belong_to(std::uint64_t number) noexcept {
@@ -364,7 +364,7 @@ struct FrameLocal {
   std::uint64_t belongs_to() noexcept {
     return std::atomic_ref<std::uint64_t>(request).load(std::memory_order_relaxed);
   }
-  /// As if it had never been used.
+  /// Resets the fields to those of an unused frame.
   void clear() noexcept {
     open_by(nullptr);
     belong_to(0);
@@ -389,25 +389,26 @@ inline constexpr std::uint32_t kBuckets = 1016;
 inline constexpr std::uint32_t kEdges = 6;
 inline constexpr std::uint32_t kWraps = 8;
 
-/// Count and sum of a stage's spans under one parent stage; the stage's own are the sums over its edges.
+/// Count and sum of a stage's spans under one parent stage. The sums over all edges are those of the stage.
 struct Edge {
-  std::atomic<std::uint32_t> used;  // 0, or the parent as edge_mark() writes it, top level included
+  std::atomic<std::uint32_t> used;  // 0, or the value of edge_mark() for the parent or the top level
   std::uint32_t reserved;
   std::atomic<std::uint64_t> count;
   std::atomic<std::uint64_t> sum_ticks;
 };
 
-/// A bucket of 32 bits that ran over, and how often.
+/// A bucket of 32 bits that overflowed, and how often.
 struct Wrap {
   std::atomic<std::uint32_t> bucket_plus_one;
   std::atomic<std::uint32_t> times;
 };
 
-// Figures of one stage in one thread: 256 bytes, of which most spans touch the first 64, then the histogram of 4 KB.
+// Figures of one stage in one thread: 256 bytes, of which most spans touch only the first 64, then a histogram of 4 KB.
 //
-// The histogram gets a span when the next one ends; until then `latest` is 1 + its ticks, and readers add it. A
-// bucket's address depends on the time just read, and processors that start no clock read before all earlier reads
-// of memory are done would have the next span wait for it. Blocks that several threads write count at once.
+// A span is added to the histogram when the next one ends; until then `latest` is 1 + its ticks, and readers add it.
+// The reason: a bucket's address depends on the time just read, and on processors that do not start a clock read before
+// all earlier reads of memory are done, the next span would wait for it. Blocks that several threads write are updated
+// at once.
 struct alignas(64) StatsBlock {
   std::atomic<std::uint64_t> min_ticks;
   std::atomic<std::uint64_t> max_ticks;
@@ -426,8 +427,7 @@ static_assert(kBlocksAtOnce * sizeof(StatsBlock) % 4096 == 0);
 /// A device time that is not known.
 inline constexpr std::int64_t kUnknownNs = INT64_MIN;
 
-/// What a device spent on a span, which readers find by its id. Written by the resolver alone; `commit` as in a
-/// SpanRecord.
+/// The device times of a span, which readers find by its id. Only the resolver writes it; `commit` as in a SpanRecord.
 struct DeviceRecord {
   std::atomic<std::uint64_t> id;
   std::atomic<std::int64_t> elapsed_ns;  // from begin to end on the stream, gaps included

@@ -1,4 +1,4 @@
-// mode.h: what is switched on, in one word that every span looks at.
+// mode.h: the switches, in one word that each span reads.
 #pragma once
 
 #include <atomic>
@@ -12,7 +12,7 @@ enum Mode : std::uint32_t {
   kModeDevice = 4,  // a device is attached: spans record events on it
 };
 
-/// What is switched on. Relaxed loads: a switch takes effect soon, and each span latches what it saw.
+/// The switches. Loads are relaxed: a switch takes effect soon, and each span keeps the value it read.
 extern std::atomic<std::uint32_t> g_mode;
 
 inline bool mode_has(std::uint32_t bits) noexcept { return (g_mode.load(std::memory_order_relaxed) & bits) == bits; }

@@ -26,9 +26,9 @@ std::string_view first_of(std::initializer_list<const char*> names) {
   return {};
 }
 
-// What the ranks of a job have in common.
+// The common id of a job's ranks.
 std::string job_name() {
-  // torchrun's default, which all its jobs share.
+  // The default of torchrun, which all its jobs share.
   if (const std::string_view id = variable("TORCHELASTIC_RUN_ID"); !id.empty() && id != "none") return std::string(id);
   if (const std::string_view id = variable("SLURM_JOB_ID"); !id.empty()) return "slurm-" + std::string(id);
   const std::string_view address = variable("MASTER_ADDR"), port = variable("MASTER_PORT");
@@ -38,7 +38,8 @@ std::string job_name() {
 
 std::string_view last_part(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
-// The program's name. Of an interpreter, the script or module too; no other arguments, which may hold secrets.
+// The program's name. For an interpreter, also the script or module. Other arguments are left out, because they may
+// contain secrets.
 std::string program_name() {
   std::string text(4096, '\0');
   std::FILE* const file = std::fopen("/proc/self/cmdline", "re");

@@ -1,4 +1,4 @@
-// published_clock.cpp: when the line of times turns, and where to.
+// published_clock.cpp: decides when the line of times changes direction.
 #include "published_clock.h"
 
 #include <algorithm>
@@ -8,12 +8,12 @@ namespace stagespan {
 
 namespace {
 
-constexpr double kFarthest = 3.2e18;  // in ticks or nanoseconds: farther away, sums would leave 64 bits
+constexpr double kFarthest = 3.2e18;  // in ticks or nanoseconds; at larger distances, sums would exceed 64 bits
 constexpr double kLongestPause_ns = 1e9;
-constexpr double kShortestLead_ns = 1e9;  // the line meets the fit no sooner than this after it turned
-constexpr double kRateBaseline_ns = 8e9;  // over which the present rate is taken
+constexpr double kShortestLead_ns = 1e9;  // the line meets the fit at least this long after a turn
+constexpr double kRateBaseline_ns = 8e9;  // the interval over which the current rate is measured
 constexpr std::int64_t kTolerance_ns = 1000;
-constexpr std::int64_t kJump_ns = 1'000'000;  // more than this is not drift: the system's clock was set
+constexpr std::int64_t kJump_ns = 1'000'000;  // a larger difference is not drift: the system's clock was set
 
 std::int64_t rounded(double value) noexcept { return std::llround(std::clamp(value, -kFarthest, kFarthest)); }
 
@@ -49,14 +49,14 @@ std::int64_t PublishedClock::duration_ns(std::uint64_t count, std::uint64_t at) 
 
 std::uint64_t PublishedClock::ticks(std::int64_t unix_ns) const noexcept {
   const Turn* turn = &turns_[0];
-  // Times that the system's clock showed twice are those of the second time.
+  // If the system's clock showed a time twice, the second occurrence counts.
   for (std::uint32_t i = count_; i-- > 1;) {
     if (unix_ns < turns_[i].elapsed_ns + turns_[i].offset_ns) continue;
     turn = &turns_[i];
     break;
   }
   const double distance = static_cast<double>(unix_ns) - static_cast<double>(turn->elapsed_ns + turn->offset_ns);
-  // Near the turn a difference of whole numbers is exact, where one of fractions is not.
+  // Near the turn, a difference of integers is exact, but one of fractions is not.
   const double exact =
       std::abs(distance) < kFarthest ? static_cast<double>(unix_ns - (turn->elapsed_ns + turn->offset_ns)) : distance;
   return turn->ticks + static_cast<std::uint64_t>(rounded(exact / turn->ns_per_tick));
@@ -64,7 +64,7 @@ std::uint64_t PublishedClock::ticks(std::int64_t unix_ns) const noexcept {
 
 bool PublishedClock::is_due(std::uint64_t now) const noexcept {
   if (count_ == 0) return true;
-  // Soon after the start the rate is hardly known yet.
+  // Soon after the start, the rate is not yet known precisely.
   const double since_ns = std::abs(signed_ticks(checked_, now)) * turns_[count_ - 1].ns_per_tick;
   const double age_ns = std::abs(signed_ticks(begun_, now)) * turns_[count_ - 1].ns_per_tick;
   return since_ns >= std::min(kLongestPause_ns, age_ns / 8);
@@ -114,7 +114,7 @@ void PublishedClock::turn(std::uint64_t ticks, std::int64_t jump_ns, double ns_p
   turns_[count_ - 1] = turn;
 }
 
-// Of the older half every other turn goes, unless the clock was set there. Times of that long ago move by as much as
+// Every other turn of the older half is removed, unless the clock was set there. Times of that age move by as much as
 // the line was bent there.
 void PublishedClock::thin_out() noexcept {
   const auto straighten = [](Turn& from, const Turn& to) {
@@ -128,7 +128,7 @@ void PublishedClock::thin_out() noexcept {
     if (i <= half) straighten(turns_[kept - 1], turns_[i]);
     turns_[kept++] = turns_[i];
   }
-  if (kept == count_) {  // it was set at each of them: the oldest goes
+  if (kept == count_) {  // the clock was set at each of them, so the oldest is removed
     std::copy(turns_.begin() + 2, turns_.begin() + kept, turns_.begin() + 1);
     straighten(turns_[0], turns_[1]);
     --kept;

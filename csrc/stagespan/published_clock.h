@@ -1,4 +1,4 @@
-// published_clock.h: Unix times of ticks that do not change once they have been returned.
+// published_clock.h: converts ticks to Unix times that do not change once they have been returned.
 #pragma once
 
 #include <array>
@@ -8,32 +8,33 @@
 
 namespace stagespan {
 
-/// Turns ticks into Unix time like a ClockFit, which it follows. A fit moves with every new stamp, also for times
-/// long past; here each piece of the line is settled before anything that lies in it is converted. Only what has not
-/// been converted yet is moved, so that a span has the same times whenever it is read.
+/// Converts ticks to Unix time by following a ClockFit. A fit changes with each new stamp, also for times in the past.
+/// This line does not: a piece of it becomes final before a time in it is converted, and only times that have not been
+/// converted can change. A span therefore has the same times whenever it is read.
 ///
-/// The line goes on straight while it agrees with the fit. When it does not, it turns where the last conversion was,
-/// so that it meets the fit; if the system's clock was set, it jumps there.
+/// The line continues straight while it agrees with the fit. If it does not agree, it turns at the last conversion so
+/// that it meets the fit later. If the system's clock was set, it jumps at that point.
 class PublishedClock {
  public:
   static constexpr std::uint32_t kMostTurns = 256;
 
-  /// Whether it is time to compare with a fresh fit, which `follow` does.
+  /// Whether it is time to compare the line with a fresh fit, which `follow` does.
   bool is_due(std::uint64_t now) const noexcept;
   void follow(const ClockFit& fit, std::uint64_t now) noexcept;
-  /// To be called before converting: ticks up to `now` keep their times from here on.
+  /// Call this before converting: ticks up to `now` keep their times from then on.
   void settle(std::uint64_t now) noexcept;
 
   std::int64_t unix_ns(std::uint64_t ticks) const noexcept;
-  /// The end of a span: not before its begin, and its length is right although the system's clock was set in between.
+  /// The end of a span. It is never before the begin, and the duration is correct even if the system's clock was set in
+  /// between.
   std::int64_t end_ns(std::uint64_t begin_ticks, std::uint64_t end_ticks) const noexcept;
-  /// The length of `count` ticks near `at`.
+  /// The duration of `count` ticks near `at`.
   std::int64_t duration_ns(std::uint64_t count, std::uint64_t at) const noexcept;
   /// Ticks at a time; see ClockFit::ticks.
   std::uint64_t ticks(std::int64_t unix_ns) const noexcept;
 
  private:
-  /// Where the line turns.
+  /// A point at which the line changes its direction.
   struct Turn {
     std::uint64_t ticks;
     std::int64_t elapsed_ns;  // the line without its jumps

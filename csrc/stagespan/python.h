@@ -1,5 +1,5 @@
-// python.h: timing the C++ code of another extension module into the same recorder. Include it after
-// Python.h; call stagespan::attach() in the module's init function. Links to nothing.
+// python.h: lets the C++ code of another extension module record into the same recorder. Include it after Python.h, and
+// call stagespan::attach() in the module's init function. Links to nothing.
 #pragma once
 
 #include <Python.h>
@@ -13,8 +13,8 @@
 #error "stagespan/python.h is for other extensions, stagespan/scoped_timer.h for stagespan itself: include one of them"
 #endif
 
-/// On what must be this shared object's own, although it stands in a header: extensions of one process may have been
-/// built with different versions of it.
+/// For variables of which each shared object needs its own copy: extensions of one process may have been built with
+/// different versions of this header.
 #define STAGESPAN_DETAIL_OWN __attribute__((visibility("hidden")))
 
 namespace stagespan {
@@ -24,8 +24,8 @@ namespace detail {
 STAGESPAN_DETAIL_OWN inline const Api* g_api = nullptr;
 }
 
-/// Finds the recorder of the installed stagespan. Without it, or with one too old, timers do nothing: an
-/// extension need not depend on stagespan. Returns whether it was found; never leaves an exception set.
+/// Finds the recorder of the installed stagespan. If stagespan is missing or too old, timers do nothing, so an
+/// extension does not need to depend on stagespan. Returns whether it was found. Never leaves an exception set.
 STAGESPAN_DETAIL_OWN inline bool attach() {
   if (detail::g_api != nullptr) return true;
   PyObject* module = PyImport_ImportModule("stagespan._core");
@@ -46,7 +46,7 @@ class StageName {
   constexpr explicit StageName(std::string_view name) noexcept : name_(name) {}
 
   STAGESPAN_DETAIL_OWN std::uint32_t stage(const Api& api) noexcept {
-    // Two threads may both intern it: they get the same number.
+    // Two threads may both intern it, but they get the same number.
     std::uint32_t stage = __atomic_load_n(&stage_plus_one_, __ATOMIC_RELAXED);
     if (stage == 0) {
       stage = api.intern(name_.data(), name_.size()) + 1;
@@ -60,7 +60,7 @@ class StageName {
   std::uint32_t stage_plus_one_ = 0;
 };
 
-/// Times the scope it lives in, with or without the interpreter's lock, on any thread.
+/// Times its enclosing scope, with or without the interpreter's lock, on any thread.
 class ScopedTimer {
  public:
   STAGESPAN_DETAIL_OWN explicit ScopedTimer(StageName& name) noexcept {
@@ -79,7 +79,7 @@ class ScopedTimer {
   void mark_error() noexcept { flags_ |= 1U; }
 
  private:
-  // Single values, and timers that are not const: the compiler then keeps them in registers.
+  // Single values in a timer that is not const, so that the compiler keeps them in registers.
   void* frame_ = nullptr;
   std::uint64_t id_ = 0;
   std::uint32_t flags_ = 0;

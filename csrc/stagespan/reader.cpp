@@ -1,4 +1,4 @@
-// reader.cpp: copying records and frames, keeping only those that were whole before and after.
+// reader.cpp: copies records and frames, and keeps only those that were complete before and after.
 #include "reader.h"
 
 #include <algorithm>
@@ -16,14 +16,14 @@ constexpr auto relaxed = std::memory_order_relaxed;
 
 std::optional<SpanCopy> copy_record(const SpanRecord& record, std::uint64_t number) {
   const auto wanted = static_cast<std::uint32_t>(number + 1);
-  if (wanted == 0) return std::nullopt;  // looks like a record that is being written
-  // Acquire: the fields read next are at least as new as this number.
+  if (wanted == 0) return std::nullopt;  // has the same number as a record that is being written
+  // Acquire: the fields that are read next are at least as new as this number.
   if (record.commit.load(std::memory_order_acquire) != wanted) return std::nullopt;
   SpanCopy copy{record.begin_ticks.load(relaxed), record.end_ticks.load(relaxed), record.id.load(relaxed),
                 record.parent.load(relaxed),      record.request.load(relaxed),   record.suspended_ticks.load(relaxed),
                 record.stage.load(relaxed),       record.thread.load(relaxed),    record.depth.load(relaxed),
                 record.flags.load(relaxed)};
-  // A writer clears the number before it touches a field: the same number again means none was touched.
+  // A writer clears the number before it changes a field, so the same number means that no field has changed.
   load_fence();
   if (record.commit.load(relaxed) != wanted) return std::nullopt;
   return copy;
@@ -33,7 +33,7 @@ std::uint32_t slots_in_use(ArenaView arena) {
   return arena ? std::min(arena.header().slot_high_water.load(std::memory_order_acquire), kMaxThreads) : 0;
 }
 
-/// Numbers of the records that a ring holds: from `oldest` on, before `head`.
+/// Numbers of the records in a ring: from `oldest` on, before `head`.
 struct Held {
   std::uint64_t oldest;
   std::uint64_t head;
@@ -57,7 +57,7 @@ bool copy_frame(const OpenFrame& frame, OpenCopy& copy) {
   copy.id = frame.id.load(std::memory_order_acquire);
   if (copy.id == 0) return false;
   copy.parent = frame.parent.load(relaxed);
-  copy.request = frame.as_parent_id.load(relaxed);  // of a detached frame
+  copy.request = frame.as_parent_id.load(relaxed);  // if this is a detached frame
   copy.begin_ticks = frame.begin_ticks.load(relaxed);
   copy.stage = frame.stage.load(relaxed);
   copy.thread = frame.effective.load(relaxed);
@@ -98,7 +98,7 @@ std::vector<SpanCopy> read_new_spans(ArenaView arena, ReadPositions& positions) 
     const std::uint64_t capacity = arena.header().ring_spans;
     const Held held = held_by(slot, capacity);
     const SpanRecord* const ring = arena.ring(i);
-    // What went with a reset is not lost; what the ring has lost since the last reading is.
+    // Records that a reset removed are not counted as lost, but those overwritten since the last reading are.
     std::uint64_t& next = positions.next[i];
     next = std::max(next, held.oldest - held.overwritten);
     positions.overwritten += held.oldest - std::min(held.oldest, next);
@@ -207,7 +207,7 @@ std::vector<OpenCopy> read_open(ArenaView arena) {
       copy.thread = slot.thread.load(relaxed);
       copy.ident = slot.ident.load(relaxed);
       copy_name(slot, copy.thread_name);
-      // A thread that leaves drops its frames before another gets its slot: still open means still its own.
+      // A thread drops its frames before another thread gets its slot, so an open frame belongs to this thread.
       load_fence();
       if (arena.frames(i)[index].id.load(relaxed) != copy.id) continue;
       // A running coroutine is in its thread's stack and among the detached ones.

@@ -11,7 +11,7 @@
 
 namespace stagespan {
 
-/// A finished span as it lay in a ring, in ticks.
+/// A finished span from a ring, in ticks.
 struct SpanCopy {
   std::uint64_t begin_ticks;
   std::uint64_t end_ticks;
@@ -25,30 +25,30 @@ struct SpanCopy {
   std::uint16_t flags;
 };
 
-/// What the rings have lost by wrapping round.
+/// The number of spans that the rings have overwritten.
 std::uint64_t overwritten(ArenaView arena);
 
-/// Every whole record of every ring, ordered by begin.
+/// All complete records of all rings, ordered by begin.
 std::vector<SpanCopy> read_spans(ArenaView arena);
 
-/// How far a reader has come in each ring.
+/// The position of a reader in each ring.
 struct ReadPositions {
-  std::vector<std::uint64_t> next;  // by slot: the number of the record to be read next
+  std::vector<std::uint64_t> next;  // by slot: the number of the next record to read
   std::uint64_t overwritten = 0;    // records that a ring lost before they were read
 };
 
-/// The records that every ring has got since `positions`, ordered by begin; moves the positions past them. Each record
-/// is read once, or counted as overwritten.
+/// The records that were added to all rings since `positions`, ordered by begin. Moves the positions past them. Each
+/// record is either read once or counted as overwritten.
 std::vector<SpanCopy> read_new_spans(ArenaView arena, ReadPositions& positions);
 
-/// Positions from which nothing that has been recorded so far is read.
+/// The positions after all records written so far.
 ReadPositions positions_of_newest(ArenaView arena);
 
-/// The records of one request, from each ring's newest back to the first that ended before `since_ticks`.
-/// `complete` turns false when a ring has wrapped within that time.
+/// The records of one request, from the newest record of each ring back to the first one that ended before
+/// `since_ticks`. Sets `complete` to false if a ring has wrapped in that time.
 std::vector<SpanCopy> read_request(ArenaView arena, std::uint64_t request, std::uint64_t since_ticks, bool* complete);
 
-/// What a device spent on a span; kUnknownNs where it is not known.
+/// The device times of a span; kUnknownNs if not known.
 struct DeviceCopy {
   std::int64_t elapsed_ns;
   std::int64_t queue_ns;
@@ -56,13 +56,13 @@ struct DeviceCopy {
   std::uint32_t device;
 };
 
-/// The device's part of spans, by their ids.
+/// The device times of spans, by span id.
 std::unordered_map<std::uint64_t, DeviceCopy> read_device_spans(ArenaView arena);
 
-/// Both of these, for callers that do without exceptions. False if there was no memory for them.
+/// Returns both of these without exceptions. False if there was not enough memory.
 bool try_read_spans(ArenaView arena, std::vector<SpanCopy>& spans,
                     std::unordered_map<std::uint64_t, DeviceCopy>& devices) noexcept;
-/// The same for the spans that read_new_spans() gives.
+/// The same for the spans that read_new_spans() returns.
 bool try_read_new_spans(ArenaView arena, ReadPositions& positions, std::vector<SpanCopy>& spans,
                         std::unordered_map<std::uint64_t, DeviceCopy>& devices) noexcept;
 
@@ -74,17 +74,17 @@ struct OpenCopy {
   std::uint64_t request;
   std::uint32_t stage;
   std::uint32_t thread;
-  std::uint32_t frame;  // its index among those of its thread, or among the detached ones
+  std::uint32_t frame;  // its index among the spans of its thread, or among the detached ones
   std::uint16_t depth;
   std::uint16_t flags;
   bool detached;
   ThreadName thread_name;
 };
 
-/// The name of the thread that has this slot.
+/// The name of the thread that uses this slot.
 void copy_name(const ThreadSlot& slot, ThreadName& name) noexcept;
 
-/// What every thread is in at this moment, by thread, outermost first.
+/// The open spans of every thread, by thread, outermost first.
 std::vector<OpenCopy> read_open(ArenaView arena);
 
 }  // namespace stagespan

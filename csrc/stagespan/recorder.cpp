@@ -1,4 +1,4 @@
-// recorder.cpp: the start, names, work counters, resets and forks.
+// recorder.cpp: start, names, work counters, resets and forks.
 #include "recorder.h"
 
 #include <pthread.h>
@@ -25,7 +25,7 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
-// The entries of the table of requests that are tried, from the one that the request's number names.
+// The number of entries of the table of requests that are tried, starting with the one given by the request's number.
 constexpr std::uint32_t kRequestProbes = 16;
 
 std::string_view variable(const char* name) {
@@ -52,13 +52,14 @@ std::string_view cut(std::string_view text, std::size_t most) {
   return text.substr(0, most);
 }
 
-// The sum of two finite numbers, or the largest number there is.
+// The sum of two finite numbers, or the largest double.
 double saturated_sum(double a, double b) {
   constexpr double largest = std::numeric_limits<double>::max();
   return std::clamp(a + b, -largest, largest);
 }
 
-// Adds to a counter. A whole part that would leave 64 bits goes over to the other part, which is as wide as a double.
+// Adds to a counter. If the integer part would overflow, it is moved to the other part, which has the range of a
+// double.
 void add_amount(ArenaHeader& header, WorkEntry& entry, std::int64_t whole, double fraction) {
   const std::int64_t before = entry.whole.load(relaxed);
   std::int64_t sum = 0;
@@ -80,7 +81,7 @@ RecordingWish recording_wish() {
   wish.keep = mode == "keep";
   wish.folder = std::string(trimmed(variable("STAGESPAN_RECORDING_DIR")));
   while (wish.folder.size() > 1 && wish.folder.back() == '/') wish.folder.pop_back();
-  if (!wish.folder.empty() && wish.folder.front() != '/')  // the program may go to another folder
+  if (!wish.folder.empty() && wish.folder.front() != '/')  // the program may change its working directory
     if (char* const here = getcwd(nullptr, 0); here != nullptr) {
       wish.folder = std::string(here) + "/" + wish.folder;
       std::free(here);
@@ -88,7 +89,7 @@ RecordingWish recording_wish() {
   return wish;
 }
 
-// Cuts a long name, and ends it with a hash of the whole.
+// Cuts a long name, and ends it with a hash of the whole name.
 std::string shortened(std::string_view name) {
   if (name.size() <= kMaxNameBytes) return std::string(name);
   static constexpr char digits[] = "0123456789abcdef";
@@ -112,7 +113,7 @@ Recorder::Recorder() : clock_source_(choose_clock(choice(variable("STAGESPAN_CLO
     arena_bytes_ = arena_.header().size_bytes;
     arena_sizes_ = {arena_.header().ring_spans, arena_.header().frames_per_thread};
   }
-  if (!arena_) {  // the switch stays off: nothing is recorded, nothing else changes
+  if (!arena_) {  // the switch stays off: nothing is recorded, and nothing else changes
     prepare_stand_in();
     return;
   }
@@ -164,7 +165,7 @@ std::uint32_t Recorder::intern_locked(std::string_view name) {
     lose(kLostNames);
     return kStageOverflow;
   }
-  // Before the name is counted: this may run out of memory, and change nothing then.
+  // Before the name is counted: if this runs out of memory, nothing must have changed.
   const std::string& text = stages_.emplace(std::move(key), stage).first->first;
   std::memcpy(arena_.name_pool() + used, text.data(), text.size());
   arena_.name(stage) = {used, static_cast<std::uint32_t>(text.size())};
@@ -191,7 +192,7 @@ std::vector<std::string> Recorder::names() const {
 
 void Recorder::add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction) noexcept {
   if (!arena_) return;
-  // One of these would make the whole counter no number.
+  // One NaN would make the whole counter NaN.
   if (!std::isfinite(fraction)) {
     lose(kLostWork);
     return;
@@ -226,7 +227,7 @@ void Recorder::add_work_locked(std::uint32_t stage, std::string_view key, std::i
     const std::uint64_t seen = entry.key.load(relaxed);
     if (seen != 0 && seen != wanted) continue;
     add_amount(header, entry, whole, fraction);
-    // Release: who sees the key sees its text, and an amount.
+    // Release: a reader that sees the key sees its text and amount.
     if (seen == 0) entry.key.store(wanted, std::memory_order_release);
     return;
   }
@@ -254,7 +255,7 @@ void Recorder::reset() {
   const std::lock_guard lock(cold_);
   ArenaHeader& header = arena_.header();
   const std::uint32_t stages = header.name_count.load(relaxed);
-  // All memory first: what runs out of it has changed nothing.
+  // All memory is allocated first, so that a failure changes nothing.
   for (ThreadState* thread : threads_) {
     if (thread->slot == nullptr) continue;
     std::size_t own = 0;
@@ -264,8 +265,8 @@ void Recorder::reset() {
     }
     thread->retired_blocks.reserve(thread->retired_blocks.size() + own);
   }
-  // Threads go on writing meanwhile, so nothing that one of them owns is touched: rings get a new floor, and
-  // blocks are set aside until their thread comes to ask for others.
+  // Threads continue to write during a reset, so nothing that a thread owns is changed: rings get a new floor, and
+  // blocks are set aside until their thread requests new ones.
   const FiguresMove move(header);
   header.resets.fetch_add(1, relaxed);
   for (std::atomic<std::uint64_t>& lost : header.lost) lost.store(0, relaxed);
@@ -303,7 +304,7 @@ void Recorder::reset() {
 
 // --- the recording ----------------------------------------------------------------------------------------
 
-// True if the recording begins now.
+// True if the recording starts now.
 bool Recorder::start_recording_locked() noexcept {
   if (is_recording_started_) return false;
   is_recording_started_ = true;
@@ -315,7 +316,7 @@ bool Recorder::start_recording_locked() noexcept {
   header.begin_unix_ns = take_stamp().unix_ns;
   header.info = process_info_;
   refresh_clock(header);
-  // What is in use already, or small. All of it goes to the file before any thread has a span.
+  // Regions that are in use or small. All of them are moved to the file before any thread has a span.
   const auto piece = [&](Region region, std::uint64_t first, std::uint64_t count) {
     const RegionInfo& info = header.regions[region];
     const std::uint64_t end = info.offset + (first + count) * info.stride;
@@ -329,7 +330,7 @@ bool Recorder::start_recording_locked() noexcept {
       piece(kRegionSlots, kSharedSlot, 1),
       piece(kRegionBlocks, 0, used_blocks),
   };
-  // Before the header is copied; nobody reads them while there is no file.
+  // Before the header is copied. Nobody reads these fields while there is no file.
   header.slot_pieces[kSharedSlot].store(kPieceRecorded, relaxed);
   for (std::uint32_t i = 0; i < used_blocks / kBlocksAtOnce; ++i) header.block_pieces[i].store(kPieceRecorded, relaxed);
   recording_.start(arena_, recording_wish_, pieces, std::size(pieces));
@@ -345,7 +346,7 @@ bool Recorder::reserve_locked(Region region, std::uint64_t first, std::uint64_t 
 bool Recorder::reserve_frames_locked(std::uint32_t slot_index, std::uint32_t first, std::uint32_t count) noexcept {
   const ArenaHeader& header = arena_.header();
   const RegionInfo& locals = header.regions[kRegionLocals];
-  // The first ones bring the page that the shift adds.
+  // The first ones also contain the page that the shift adds.
   const std::uint64_t begin = locals.offset + std::uint64_t{slot_index} * locals.stride +
                               (first == 0 ? 0 : kPageBytes + first * sizeof(FrameLocal));
   const std::uint64_t bytes = count * sizeof(FrameLocal) + (first == 0 ? kPageBytes : 0);
@@ -364,7 +365,7 @@ void Recorder::reserve_slot_locked(std::uint32_t slot_index) noexcept {
   header.frames_recorded[slot_index].store(has_frames ? frames : 0, relaxed);
   header.frame_pieces[slot_index].store(has_frames ? kPieceUnclaimed : kPieceRefused, relaxed);
   header.ring_pieces[slot_index].store(has_ring ? kPieceRecorded : kPieceRefused, relaxed);
-  // Release: a reader that sees the slot in the file sees which of its parts are.
+  // Release: a reader that sees the slot in the file sees which of its parts are in the file.
   header.slot_pieces[slot_index].store(has_slot ? kPieceRecorded : kPieceRefused, std::memory_order_release);
 }
 
@@ -372,7 +373,7 @@ void Recorder::reserve_frames(std::uint32_t slot_index, std::uint32_t first) noe
   const std::lock_guard lock(cold_);
   ArenaHeader& header = arena_.header();
   if (!recording_.is_active() || header.frame_pieces[slot_index].load(relaxed) == kPieceRefused) return;
-  if (header.frames_recorded[slot_index].load(relaxed) > first) return;  // by the slot's thread before this one
+  if (header.frames_recorded[slot_index].load(relaxed) > first) return;  // by the previous thread of the slot
   if (reserve_frames_locked(slot_index, first, kFramesAtOnce))
     header.frames_recorded[slot_index].store(first + kFramesAtOnce, std::memory_order_release);
   else
@@ -414,7 +415,7 @@ void Recorder::describe_process(const ProcessInfo& info) noexcept {
   if (!arena_ || !is_recording_started_) return;
   ArenaHeader& header = arena_.header();
   header.info_version.fetch_add(1, relaxed);
-  store_fence();  // who sees a changed text sees the odd version
+  store_fence();  // a reader that sees a changed text sees the odd version
   header.info = info;
   header.info_version.fetch_add(1, std::memory_order_release);
 }
@@ -432,8 +433,7 @@ void Recorder::begin_request(std::uint64_t number, std::string_view id, TraceId 
   if (!arena_ || number == 0) return;
   const std::uint64_t begin_ticks = now_ticks();
   const std::lock_guard lock(cold_);
-  // Numbers follow each other, so that the entry is the one that has been there for longest: another one only if that
-  // request is still open.
+  // Numbers are consecutive, so this is the oldest entry. Another entry is used only if that request is still open.
   RequestEntry* entry = &arena_.requests()[number % kMaxRequests];
   for (std::uint32_t probe = 0; probe < kRequestProbes; ++probe) {
     RequestEntry& tried = arena_.requests()[(number + probe) % kMaxRequests];
@@ -445,7 +445,7 @@ void Recorder::begin_request(std::uint64_t number, std::string_view id, TraceId 
   const std::string_view text = cut(id, kRequestIdBytes);
   std::memcpy(words, text.data(), text.size());
   entry->number.store(0, relaxed);
-  store_fence();  // who sees a field of this request sees that the one before has left
+  store_fence();  // a reader that sees a field of this request sees that the previous one has been removed
   entry->begin_ticks.store(begin_ticks, relaxed);
   entry->end_ticks.store(0, relaxed);
   entry->trace_id[0].store(trace.high, relaxed);
@@ -485,9 +485,10 @@ void Recorder::restore_names() noexcept {
   header.name_count.store(names, std::memory_order_release);
 }
 
-// The parent's arena is not mapped here: memory of this process takes its place, because objects of the program hold
-// addresses in it, and find that the span there is not theirs. If something lies there already, as what another
-// library has mapped in the child, the child's arena lies elsewhere. False if the system refuses memory.
+// The parent's arena is not mapped here. Memory of this process is mapped at its address, because objects of the
+// program contain addresses in it, and will find that the span at the address is not theirs. If something is already
+// mapped there, for example by another library in the child, the child's arena is at another address. False if the
+// system refuses memory.
 bool Recorder::renew_arena_in_child() noexcept {
   void* const at = arena_.base();
   const std::uint64_t size = arena_bytes_;
@@ -500,7 +501,7 @@ bool Recorder::renew_arena_in_child() noexcept {
   void* memory = mmap(at, size, PROT_READ | PROT_WRITE, kPrivate | kAtThisPlace, -1, 0);
   if (memory != at) {
     if (memory != MAP_FAILED) munmap(memory, size);
-    // What is looked at there must be readable at least.
+    // The addresses must at least be readable.
     constexpr std::uint64_t kStep = 1 << 20;
     for (std::uint64_t done = 0; done < size; done += kStep)
       mmap(static_cast<std::byte*>(at) + done, std::min(kStep, size - done), PROT_READ, kPrivate | kAtThisPlace, -1, 0);
@@ -519,8 +520,8 @@ bool Recorder::renew_arena_in_child() noexcept {
 }
 
 void Recorder::after_fork() noexcept {
-  // The child starts its own recording in its own memory. States of threads that do not exist here are left as they
-  // are: a span that was open in the parent finds that its frame's id has changed, and goes by.
+  // The child starts its own recording in its own memory. The states of threads that do not exist here are left
+  // unchanged: a span that was open in the parent finds that its frame's id has changed, and does nothing.
   generation_.fetch_add(1, relaxed);
   threads_.clear();
   t_state = nullptr;

@@ -1,4 +1,4 @@
-// recorder.h: the process's one recorder: switches, names, threads, spans kept outside the stack.
+// recorder.h: the recorder of this process: switches, names, threads, and spans outside the stacks.
 #pragma once
 
 #include <atomic>
@@ -22,42 +22,42 @@
 
 namespace stagespan {
 
-/// An open span that no thread's stack holds: a token, or a coroutine between two of its turns.
+/// An open span that is not in any thread's stack: a token, or a coroutine between two turns.
 struct DetachedSpan {
   FinishedSpan span;
   std::uint32_t shown_at;  // 1 + index among the arena's detached frames; 0 if it is not shown
   void* device = nullptr;  // its events, if any
 };
 
-/// A frame that was open in some thread when it was looked for.
+/// A frame that was open in a thread when it was found.
 struct FoundFrame {
   ThreadState* thread = nullptr;
   OpenFrame* frame = nullptr;
-  std::uint64_t id = 0;  // the frame may hold another span by now, or none
+  std::uint64_t id = 0;  // the frame may by now belong to another span or to none
 
   explicit operator bool() const noexcept { return frame != nullptr; }
 };
 
 class Recorder {
  public:
-  /// Starts the recorder on first use. It is never destroyed: threads may outlive static destructors.
+  /// Starts the recorder on first use. It is never destroyed, because threads may outlive static destructors.
   static Recorder& get();
 
   ArenaView arena() const noexcept { return arena_; }
 
-  /// Index of a stage; the same for the same name until the process ends. Beyond the table all names share
-  /// `kStageOverflow`, counted, and so does a new name for which there is no memory. Names longer than 255 bytes are
-  /// cut, and a hash of the whole name distinguishes them.
+  /// Index of a stage. A name has the same index until the process ends. If the table is full, or there is no memory
+  /// for a new name, names get `kStageOverflow` and are counted. Names longer than 255 bytes are cut, and end with a
+  /// hash of the whole name to keep them distinct.
   std::uint32_t intern(std::string_view name) noexcept;
-  /// The text stays where it is for the life of the process.
+  /// The text stays at the same address until the process ends.
   std::string_view name_of(std::uint32_t stage) const noexcept;
   std::vector<std::string> names() const;
 
-  /// Adds to a work counter of a stage. A sum that no double can hold stays at the largest one.
+  /// Adds to a work counter of a stage. If the sum would exceed the largest double, it stays at that value.
   void add_work(std::uint32_t stage, std::string_view key, std::int64_t whole, double fraction) noexcept;
 
-  /// The calling thread's state, made on its first span. If there is no memory for one, it is a replacement that all
-  /// such threads share until they get their own: the spans that they open are lost, and counted.
+  /// The calling thread's state, created with its first span. If there is no memory for it, returns a replacement that
+  /// all such threads share until they get their own; their spans are counted as lost.
   ThreadState& this_thread() noexcept {
     ThreadState* thread = t_state;
     return thread != nullptr ? *thread : attach();
@@ -68,71 +68,71 @@ class Recorder {
   /// A shared or own statistics block of a stage; see ThreadSlot::stats for the result.
   std::uint32_t claim_block(ThreadState& thread, std::uint32_t stage) noexcept;
 
-  /// Opens a span outside the stack, as a child of what is innermost in the calling thread.
+  /// Opens a span outside the stack, as a child of the innermost span of the calling thread.
   DetachedSpan open_detached(std::uint32_t stage, std::uint16_t flags);
-  /// Shows an open span among those that no stack holds.
+  /// Shows an open span among the detached ones.
   std::uint32_t show_detached(const FinishedSpan& span, std::uint32_t thread) noexcept;
   void hide_detached(std::uint32_t shown_at) noexcept;
-  /// Ends and records it, in the calling thread's ring.
+  /// Ends it, and records it in the calling thread's ring.
   void close_detached(DetachedSpan& detached, std::uint16_t flags);
 
   /// The innermost frame that `owner_key` opened in a thread other than the calling one.
   FoundFrame find_elsewhere(const void* owner_key) noexcept;
-  /// Ends a span that another thread has open. False, and counted, if it has ended meanwhile. Gives what it came to,
-  /// and hands over the note that belongs to the frame.
+  /// Ends a span that is open in another thread. Returns false and counts it if it has ended in the meantime. Stores
+  /// the finished span in `span`, and the note that belongs to the frame in `note`.
   bool close_away(const FoundFrame& found, std::uint16_t flags, FinishedSpan* span = nullptr,
                   void** note = nullptr) noexcept;
-  /// The same for a span that will never end: it is not recorded.
+  /// The same for a span that will never end, which is not recorded.
   bool drop_away(const FoundFrame& found, void** note) noexcept;
 
-  /// What is innermost in the own code of the thread with this serial, and belongs to `request`. False if nothing
-  /// does, or the thread has ended.
+  /// The innermost span in the own code of the thread with this serial, if it belongs to `request`. False if there is
+  /// none, or the thread has ended.
   bool innermost_elsewhere(std::uint64_t serial, std::uint64_t request, ParentLink& link);
 
-  /// Records a span that was timed elsewhere. False, and counted, if its times cannot be placed.
+  /// Records a span that was timed by other code. Returns false and counts it if its times cannot be converted.
   bool record(std::uint32_t stage, std::int64_t begin_ns, std::int64_t end_ns, std::uint16_t flags);
 
   /// A fresh fit of the clock.
   ClockFit clock_fit() noexcept;
-  /// What turns ticks up to now into times that stay the same; for whatever users get to see of a span.
+  /// Converts ticks up to now to times that never change. Use it for all times that users see.
   PublishedClock published_clock();
   ClockSource clock_source() const noexcept { return clock_source_; }
 
-  /// Everything recorded goes; names stay. Spans that are open stay open, and are counted when they end. A span
-  /// that ends at this moment may be left out, or be in some figures of a shared block and not in others.
+  /// Removes everything that was recorded, but keeps names. Spans that are open stay open, and are counted when they
+  /// end. A span that ends during the call may be left out, or be in only some figures of a shared block.
   void reset();
 
   void lose(Cause cause, std::uint64_t n = 1) noexcept {
     if (arena_) count_lost(arena_.header(), cause, n);
   }
 
-  /// Number of forks between the first process and this one.
+  /// The number of forks between the first process and this one.
   std::uint32_t generation() const noexcept { return generation_.load(std::memory_order_relaxed); }
 
-  /// Where the recording lies, and why it is not in a file if it is not.
+  /// Where the recording is, and if it is not in a file, why.
   RecordingPlace recording_place();
-  /// What the recording says of this process. The texts are cut to their fields.
+  /// Writes facts about this process to the recording. Texts are cut to the size of their field.
   void describe_process(const ProcessInfo& info) noexcept;
   ProcessInfo process_info() noexcept;
-  /// The process ends by its own exit: says so in the recording, and removes its file unless it is to be kept.
+  /// Called when the process exits: notes this in the recording, and removes its file unless it is to be kept.
   void end_recording() noexcept;
-  /// Called without the lock when a recording has just been made, by the thread that opens the first span.
+  /// Called without the lock after a recording was created, by the thread that opens the first span.
   std::atomic<void (*)()> on_recording{nullptr};
 
-  /// Called without the lock by a thread that is about to open its first span: gives its name if it knows a better one
-  /// than the system.
+  /// Called without the lock by a thread that is about to open its first span. Provides its name if it knows a better
+  /// one than the system does.
   std::atomic<void (*)(ThreadName& name) noexcept> on_new_thread{nullptr};
 
-  /// Shows a request's ids in the recording; see RequestEntry.
+  /// Writes a request's ids to the recording; see RequestEntry.
   void begin_request(std::uint64_t number, std::string_view id, TraceId trace = {}) noexcept;
   void end_request(std::uint64_t number) noexcept;
 
-  /// Have memory reserved in the recording before it is first written.
+  /// Reserve memory in the recording before it is first written.
   void reserve_frames(std::uint32_t slot_index, std::uint32_t first) noexcept;
   void reserve_device_ring_locked() noexcept;
   void reserve_device_stages_locked(std::uint32_t first) noexcept;
 
-  /// Held while names, slots or blocks change hands; readers of statistics take it too.
+  /// Locked while names, slots or blocks change owners. Readers of statistics lock it too.
   std::mutex& cold_mutex() noexcept { return cold_; }
 
  private:

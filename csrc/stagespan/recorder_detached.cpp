@@ -20,16 +20,16 @@ std::uint32_t Recorder::show_detached(const FinishedSpan& span, std::uint32_t th
     const std::uint32_t index = (start + probe) % kMaxDetached;
     OpenFrame& frame = frames[index];
     std::uint32_t free = 0;
-    // Acquire: the fields of the span that was here before are done with.
+    // Acquire: the previous span's fields are no longer in use.
     if (!frame.below.compare_exchange_strong(free, 1, std::memory_order_acquire)) continue;
-    store_fence();  // a reader that sees a field of this span sees that the one before has left
+    store_fence();  // a reader that sees a field of this span sees that the previous one has been removed
     frame.begin_ticks.store(span.begin_ticks, relaxed);
     frame.parent.store(span.parent, relaxed);
     frame.as_parent_id.store(span.request, relaxed);  // not a parent while it is here
     frame.stage.store(span.stage, relaxed);
     frame.depth.store(span.depth, relaxed);
     frame.flags.store(span.flags, relaxed);
-    frame.effective.store(thread, relaxed);  // of a detached frame: the thread that opened it
+    frame.effective.store(thread, relaxed);  // for a detached frame: the thread that opened it
     frame.id.store(span.id, std::memory_order_release);
     return index + 1;
   }
@@ -100,7 +100,8 @@ bool Recorder::innermost_elsewhere(std::uint64_t serial, std::uint64_t request, 
 bool Recorder::take_away_locked(const FoundFrame& found, void** note) noexcept {
   ThreadState& owner = *found.thread;
   OpenFrame& frame = *found.frame;
-  // The owner may have left, or the span may have ended, since the caller found it; the frame may be another span's.
+  // The owner may have left, or the span may have ended, since the caller found it. The frame may now be another
+  // span's.
   if (std::find(threads_.begin(), threads_.end(), &owner) == threads_.end() || frame.id.load(relaxed) != found.id ||
       (frame.flags.fetch_or(kFrameClosedAway, relaxed) & kFrameClosedAway) != 0)
     return false;
@@ -118,7 +119,7 @@ bool Recorder::close_away(const FoundFrame& found, std::uint16_t flags, Finished
       return false;
     }
     ended = finished(*found.thread, *found.frame, end_ticks, flags);
-    // Its events are the owner's, which may be dropping them at this moment.
+    // Its events belong to the owner, which may be dropping them at this moment.
     if ((ended.flags & kFrameDevice) != 0) lose(kLostDeviceElsewhere);
     ended.flags &= static_cast<std::uint16_t>(~kFrameDevice);
     found.thread->attention.fetch_or(kAttentionClosedAway, std::memory_order_release);

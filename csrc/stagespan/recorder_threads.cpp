@@ -1,4 +1,4 @@
-// recorder_threads.cpp: threads coming and going, and the statistics blocks that they use.
+// recorder_threads.cpp: registers threads and removes them, and manages the statistics blocks that they use.
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -23,8 +23,8 @@ constexpr std::uint32_t kSlotlessIds = 30000;
 constexpr std::uint32_t kIdSlotShift = 48;
 constexpr std::uint32_t kIdGenerationShift = 40;
 
-// Takes a thread's leave when it ends. A key's destructor runs after those of all thread_local objects, and
-// again when one of another key has opened a span since: so spans of late destructors are neither lost nor keep
+// Runs when a thread ends. The destructor of a key runs after those of all thread_local objects, and runs again if the
+// destructor of another key has opened a span since. Spans in late destructors are therefore not lost, and do not keep
 // their thread's slot.
 pthread_key_t g_leave_key;
 bool g_has_leave_key = false;
@@ -35,7 +35,7 @@ void leave(void* thread) {
   Recorder::get().detach(static_cast<ThreadState*>(thread));
 }
 
-// False if there was no memory for it.
+// False if there was not enough memory for it.
 bool leave_at_exit(ThreadState* thread) noexcept {
   return !g_has_leave_key || pthread_setspecific(g_leave_key, thread) == 0;
 }
@@ -47,8 +47,8 @@ void Recorder::watch_for_leaving_threads() noexcept { g_has_leave_key = pthread_
 void Recorder::forget_to_leave() noexcept { leave_at_exit(nullptr); }
 
 std::uint64_t Recorder::first_id(std::uint32_t slot_index) const noexcept {
-  // A forked child uses the parent's slots again. Ids of its own keep a span that was open at the fork from
-  // being taken for one of the child's.
+  // A forked child reuses the parent's slots. It uses other ids, so that a span that was open at the fork is not
+  // mistaken for one of the child's.
   return (std::uint64_t{slot_index} + 1) << kIdSlotShift | std::uint64_t{generation() & 0xff} << kIdGenerationShift;
 }
 
@@ -67,7 +67,7 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
     thread.head = slot.head.load(relaxed);
     thread.next_id = slot.next_id.load(relaxed);
     if (thread.next_id == 0) thread.next_id = first_id(slot_index);
-    // The slot's thread before this one has dropped its frames: a reader that sees a field of this thread sees that.
+    // The previous thread of the slot has dropped its frames: a reader that sees a field of this thread sees that.
     store_fence();
     slot.thread.store(thread.thread, relaxed);
     slot.ident.store(thread.ident, relaxed);
@@ -78,7 +78,7 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
     for (std::size_t i = 0; i < std::size(words); ++i) slot.name[i].store(words[i], relaxed);
     slot.state.store(kSlotLive, std::memory_order_release);
   } else {
-    // No slot is left: open spans are kept in memory of the thread's own, and records are counted as lost.
+    // No slot is left: open spans are kept in the thread's own memory, and records are counted as lost.
     thread.next_id = first_id(kMaxThreads + (slotless_threads_++ % kSlotlessIds));
   }
   thread.free_head = 1;
@@ -87,8 +87,7 @@ void Recorder::settle(ThreadState& thread, std::uint32_t slot_index) noexcept {
 }
 
 void Recorder::prepare_stand_in() noexcept {
-  // One frame, which is the root: it opens no spans. What no stack holds is recorded as that of a thread without a
-  // slot.
+  // One frame, the root: it opens no spans. Detached spans are recorded as those of a thread without a slot.
   stand_in_.attention.store(kAttentionNoMemory, relaxed);
   stand_in_.frames = &stand_in_frame_;
   stand_in_.frame_capacity = 1;
@@ -124,8 +123,8 @@ std::unique_ptr<ThreadState> Recorder::new_thread() noexcept {
 std::uint32_t Recorder::choose_slot_locked() const noexcept {
   const std::uint32_t unused = arena_.header().slot_high_water.load(relaxed);
   if (unused < kMaxThreads) return unused;
-  // All were used before: take the one whose thread left longest ago, so that the spans of those that left lately can
-  // still be read.
+  // All slots were used before: take the one whose thread left first, so that the spans of threads that left recently
+  // can still be read.
   std::uint32_t chosen = kSharedSlot;
   std::uint64_t oldest = std::numeric_limits<std::uint64_t>::max();
   for (std::uint32_t i = 0; i < kMaxThreads; ++i) {
@@ -153,13 +152,13 @@ ThreadState& Recorder::attach_to_slot(bool& begins) noexcept {
   if (auto* const hook = on_new_thread.load(relaxed); hook != nullptr) hook(thread->name);
   const std::lock_guard lock(cold_);
   if (!arena_) {
-    // Nothing is recorded; what opens and closes spans still finds frames to pair them by.
+    // Nothing is recorded, but code that opens and closes spans still finds frames to pair them.
     if (!give_frames(*thread, kSlotlessFrames)) return stand_in_;
     make_root(*thread, 0, {});
     return *(t_state = thread.release());
   }
   const std::uint32_t chosen = choose_slot_locked();
-  // All that can fail comes before anything that others see.
+  // Everything that can fail is done before anything that others see.
   if (chosen == kSharedSlot && !give_frames(*thread, kSlotlessFrames)) return stand_in_;
   try {
     threads_.reserve(threads_.size() + 1);
@@ -192,7 +191,7 @@ void Recorder::detach(ThreadState* thread) noexcept {
     if (frame.id.load(relaxed) != 0 && (frame.flags.load(relaxed) & kFrameClosedAway) == 0) ++open;
     frame.id.store(0, relaxed);
     frame.below.store(0, relaxed);
-    thread->locals[index].clear();  // the slot's next thread finds them as new
+    thread->locals[index].clear();  // the next thread of the slot finds them initialised
   }
   if (open != 0) lose(kLostAbandoned, open);
   if (thread->slot != nullptr) {
@@ -217,7 +216,7 @@ void Recorder::fold_thread(ThreadSlot& slot) noexcept {
     slot.stats[stage].store(0, relaxed);
     if (block == 0 || (block & kSharedBlock) != 0) continue;
     StatsBlock& own = arena_.blocks()[block - 1];
-    // The first thread to leave hands its block over as it is; later ones are added to it.
+    // The first thread to leave hands over its block unchanged; later ones are added to it.
     std::atomic<std::uint32_t>& shared = arena_.slot(kSharedSlot).stats[stage];
     if (shared.load(relaxed) == 0) {
       shared.store(block | kSharedBlock, std::memory_order_release);
@@ -252,8 +251,8 @@ void Recorder::free_block_locked(std::uint32_t block) noexcept {
   free_blocks_.push_back(block);
 }
 
-// Blocks that a reset took from a thread, which may have been writing to one of them. Called where the thread is
-// known not to be.
+// Blocks that a reset took from a thread, which may have been writing to one of them. Call this only if the thread is
+// known not to be writing.
 void Recorder::free_retired_locked(ThreadState& thread) noexcept {
   for (const std::uint32_t block : thread.retired_blocks) free_block_locked(block);
   thread.retired_blocks.clear();
@@ -274,12 +273,12 @@ std::uint32_t Recorder::claim_block(ThreadState& thread, std::uint32_t stage) no
   if (seen != 0) return seen;
   const std::lock_guard lock(cold_);
   free_retired_locked(thread);
-  // A quarter of the blocks is kept for shared ones, so that stages have their own figures for longer.
+  // A quarter of the blocks is reserved for shared ones, so that stages have their own figures for longer.
   if (thread.slot != nullptr &&
       (!free_blocks_.empty() || arena_.header().block_count.load(relaxed) < kMaxBlocks - kMaxBlocks / 4)) {
     const std::uint32_t block = take_block_locked();
     if (block != 0) {
-      // Release: a reader that finds the block finds it prepared.
+      // Release: a reader that finds the block finds it initialised.
       thread.stats[stage].store(block, std::memory_order_release);
       return block;
     }

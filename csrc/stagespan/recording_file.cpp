@@ -1,4 +1,4 @@
-// recording_file.cpp: making the file, moving pieces of the arena to it, leftovers of other processes.
+// recording_file.cpp: creates the file, moves pieces of the arena to it, and removes leftovers of other processes.
 #include "recording_file.h"
 
 #include <dirent.h>
@@ -43,12 +43,12 @@ namespace stagespan {
 namespace {
 
 constexpr long kTmpfs = 0x01021994;
-constexpr std::uint64_t kLeastFreeBytes = 256ULL << 20;  // a container's small /dev/shm belongs to its data loader
+constexpr std::uint64_t kLeastFreeBytes = 256ULL << 20;  // a container's small /dev/shm is needed by its data loader
 constexpr int kMostTries = 16;
 constexpr int kMostNames = 10;
 constexpr std::string_view kSuffix = ".stagespan";
 
-/// A file that is open while this lives.
+/// A file that is open while this object exists.
 class Open {
  public:
   explicit Open(int fd) noexcept : fd_(fd) {}
@@ -65,7 +65,8 @@ class Open {
   int fd_;
 };
 
-/// Signals wait while this lives: one would interrupt the reservation of space, which then begins again.
+/// Blocks signals while this object exists: a signal would interrupt the reservation of space, which would then start
+/// again.
 class WithoutSignals {
  public:
   WithoutSignals() noexcept {
@@ -99,7 +100,7 @@ std::uint64_t start_ticks_in(const char* path) noexcept {
   char text[1024];
   const std::size_t length = read_small(path, text, sizeof(text) - 1);
   text[length] = '\0';
-  // The second field is the command in parentheses, which may itself hold blanks and parentheses.
+  // The second field is the command in parentheses, which may contain spaces and parentheses.
   const char* at = std::strrchr(text, ')');
   for (int field = 2; at != nullptr && field < 22; ++field) at = std::strchr(at + 1, ' ');
   return at != nullptr ? std::strtoull(at + 1, nullptr, 10) : 0;
@@ -132,7 +133,7 @@ std::string file_name(pid_t pid, std::uint64_t start_ticks, int number) {
   return name.append(kSuffix);
 }
 
-/// Opens the folder for files of ours. `reason` says why not.
+/// Opens the folder for our files. `reason` says why it cannot be used.
 int open_folder(const std::string& folder, bool is_default, std::string& reason) {
   if (mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     reason =
@@ -214,7 +215,7 @@ bool RecordingFile::open_file(const RecordingWish& wish, std::uint64_t size) noe
     const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
     int fd = openat(folder.get(), hidden_.c_str(), flags, 0600);
     if (fd < 0 && errno == EEXIST) {
-      // Left by the program that this process ran before it called exec.
+      // Left over from the program that this process ran before it called exec.
       unlinkat(folder.get(), hidden_.c_str(), 0);
       fd = openat(folder.get(), hidden_.c_str(), flags, 0600);
     }
@@ -239,7 +240,7 @@ bool RecordingFile::open_memfd(std::uint64_t size) noexcept {
   return true;
 }
 
-// Gives the file, which is whole by now, its name.
+// Gives the complete file its name.
 bool RecordingFile::publish(const ArenaHeader& header) noexcept {
   try {
     const Open folder(open(folder_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -253,8 +254,8 @@ bool RecordingFile::publish(const ArenaHeader& header) noexcept {
           return true;
         }
         if (errno != EEXIST) return false;
-        // A file of the same process, from before it called exec, is replaced. A container with the same pid and start
-        // time has pids of its own.
+        // A file of the same process from before it called exec is replaced. A container with the same pid and start
+        // time has its own pids.
         ArenaHeader before{};
         const Open file(openat(folder.get(), name.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
         const bool is_whole = file && pread(file.get(), &before, sizeof(before), 0) == ssize_t{sizeof(before)};
@@ -269,7 +270,7 @@ bool RecordingFile::publish(const ArenaHeader& header) noexcept {
 }
 
 bool RecordingFile::is_ours() const noexcept {
-  // A program that becomes a daemon closes all files, and others get their numbers.
+  // A program that becomes a daemon closes all files, and their numbers may be reused.
   struct stat status{};
   return fd_ >= 0 && fstat(fd_, &status) == 0 && status.st_dev == device_ && status.st_ino == inode_;
 }
@@ -291,7 +292,7 @@ void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piec
   ArenaHeader& header = arena.header();
   const std::uint64_t size = header.size_bytes;
   rlimit limit{};
-  // Beyond this limit the system ends a process by SIGXFSZ.
+  // Beyond this limit, the system ends a process with SIGXFSZ.
   const bool may_be_large =
       getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= size;
   try {
@@ -310,21 +311,22 @@ void RecordingFile::start(ArenaView arena, const RecordingWish& wish, const Piec
     device_ = status.st_dev;
     inode_ = status.st_ino;
     header.is_locked = lock_whole(fd_) ? 1 : 0;
-    // The space for all of it before any of it is moved: what is mapped cannot be taken back unseen.
+    // Space is reserved for all pieces before any is moved, because a mapping cannot be undone without readers
+    // noticing.
     bool has_space = true;
     {
       const WithoutSignals none;
       for (std::size_t i = 0; has_space && i < count; ++i)
         has_space = fallocate(fd_, 0, static_cast<off_t>(pieces[i].offset), static_cast<off_t>(pieces[i].bytes)) == 0;
     }
-    // Where the system cannot keep the arena from children, they would write it: it is not shared then.
+    // If the system cannot exclude the arena from children, they would write to it. In that case it is not shared.
     const bool is_kept_from_children = has_space && madvise(arena.base(), size, MADV_DONTFORK) == 0;
     if (is_kept_from_children) {
       bool is_moved = true;
       for (std::size_t i = 0; i < count; ++i) is_moved = reserve(arena, pieces[i], true) && is_moved;
       place_.kind = is_file ? RecordingKind::kFile : RecordingKind::kMemfd;
       if (!is_file || (is_moved && publish(header))) return;
-      // It is mapped by now: others find it through /proc/PID/fd, as they find a memfd.
+      // It is mapped by now, so others can find it through /proc/PID/fd, like a memfd.
       unlink((folder_ + "/" + hidden_).c_str());
       place_.kind = RecordingKind::kMemfd;
       return;
@@ -346,7 +348,7 @@ namespace {
 /// Maps a part of a file over memory that is in use.
 void* map_over(std::byte* at, std::uint64_t bytes, int fd, off_t offset) noexcept {
 #ifdef __SANITIZE_THREAD__
-  // ThreadSanitizer treats mmap as a write to all of it, and so as a race with every reader.
+  // ThreadSanitizer treats mmap as a write to the whole range, and so as a race with every reader.
   return reinterpret_cast<void*>(
       syscall(SYS_mmap, at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, offset));
 #else
@@ -381,7 +383,7 @@ bool RecordingFile::reserve(ArenaView arena, const Piece& piece, bool has_conten
       place_.reserved_bytes += piece.bytes;
       return true;
     }
-    // Some failures come after the kernel has taken away what was there.
+    // Some failures occur after the kernel has unmapped the previous pages.
     unsigned char page = 0;
     if (mincore(at, 1, &page) != 0 && errno == ENOMEM)
       mmap(at, piece.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
@@ -391,7 +393,7 @@ bool RecordingFile::reserve(ArenaView arena, const Piece& piece, bool has_conten
 }
 
 void RecordingFile::end(ArenaHeader& header) noexcept {
-  // Not in a child that shares nothing but the numbers of this process.
+  // Not in a child that shares only the file descriptors with this process.
   if (!is_active() || getpid() != owner_) return;
   header.end_unix_ns.store(unix_now_ns(), std::memory_order_release);
   if (keep_ || place_.kind != RecordingKind::kFile) return;
@@ -402,7 +404,7 @@ void RecordingFile::end(ArenaHeader& header) noexcept {
 
 void RecordingFile::forget_after_fork() noexcept {
   close_file();
-  // The strings may be in the middle of a change only while the lock is held, which the fork waited for.
+  // The strings can be in the middle of a change only while the lock is held, and the fork waited for the lock.
   place_.kind = RecordingKind::kNotYet;
   place_.reserved_bytes = place_.refused_bytes = 0;
 }
@@ -417,7 +419,7 @@ struct Leftover {
   std::uint64_t bytes;
 };
 
-// The pid and the start time in a file's name; nothing if it is not that of a recording.
+// The pid and the start time in a file's name; empty if it is not the name of a recording.
 std::optional<std::pair<pid_t, std::uint64_t>> process_in(std::string_view name) {
   if (!name.empty() && name.front() == '.') name.remove_prefix(1);
   if (name.size() <= kSuffix.size() || !name.ends_with(kSuffix)) return std::nullopt;
@@ -439,14 +441,16 @@ bool is_of_dead_process(int folder, const std::string& name, std::uint64_t own_n
   std::uint64_t space = 0;
   const bool has_header = pread(file.get(), &space, sizeof(space), offsetof(ArenaHeader, pid_namespace)) == ssize_t{8};
   if (has_header && space != 0 && space != own_namespace) return !is_locked(file.get()).value_or(true);
-  return start_ticks_of(process->first) != process->second;
+  const std::uint64_t start = start_ticks_of(process->first);
+  // A process that cannot read /proc writes 0.
+  return start == 0 || (process->second != 0 && process->second != start);
 }
 
 }  // namespace
 
 void RecordingFile::tidy() noexcept {
   if (place_.kind != RecordingKind::kFile) return;
-  if (start_ticks_of(getpid()) == 0) return;  // without /proc, all processes look dead
+  if (start_ticks_of(getpid()) == 0) return;  // without /proc, all processes would look dead
   try {
     DIR* const folder = opendir(folder_.c_str());
     if (folder == nullptr) return;
@@ -471,7 +475,7 @@ void RecordingFile::tidy() noexcept {
     std::uint64_t bytes = 0;
     for (std::size_t i = 0; i < dead.size(); ++i) {
       bytes += dead[i].bytes;
-      // One that never got its name was never whole.
+      // A file without its final name was never completed.
       if (i >= kLeftoverFiles || bytes > kLeftoverBytes || dead[i].name.front() == '.')
         unlinkat(fd, dead[i].name.c_str(), 0);
     }

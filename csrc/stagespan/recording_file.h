@@ -1,4 +1,4 @@
-// recording_file.h: the file of a recording in a tmpfs: where it lies, and reserving pieces of it.
+// recording_file.h: the file of a recording in a tmpfs: where it is, and how pieces of it are reserved.
 #pragma once
 
 #include <sys/types.h>
@@ -13,41 +13,41 @@
 
 namespace stagespan {
 
-// An arena begins as anonymous memory. A piece of it goes over to the recording's file in three steps: space is
-// reserved there (fallocate), what the piece holds is copied, and the file's pages are mapped over it, at the same
-// address. So no page of the file is ever written that the tmpfs has no room for, which would end the process by
-// SIGBUS; a piece for which there is no room stays as it is, and what is recorded in it is read in this process only.
+// An arena begins as anonymous memory. A piece of it is moved to the recording's file in three steps: space is reserved
+// in the file (fallocate), the content of the piece is copied, and the file's pages are mapped over it at the same
+// address. A page without space in the tmpfs is therefore never written, which would end the process by SIGBUS. If
+// there is no space for a piece, it stays in memory, and only this process can read what is recorded in it.
 //
 //   arena   |header names ..|slot 0|      |slot 256|frames of slot 0|      |ring of slot 0|      |blocks 0-15|  ...
 //           |    file       | file | mem. |  file  |      file      | mem. |     file     | mem. |   file    |
 //
-// All of the arena is left out of forked children (MADV_DONTFORK), which map memory of their own at its place before
-// they can open a span.
+// Forked children do not inherit the arena (MADV_DONTFORK). They map their own memory at the same address before they
+// can open a span.
 
 enum class RecordingKind {
   kNotYet,  // no span was opened yet
   kOff,     // STAGESPAN_RECORDING=off
   kFile,
-  kMemfd,   // no file system: others find it through /proc/PID/fd
+  kMemfd,   // without a name in the file system: others find it through /proc/PID/fd
   kMemory,  // of this process only
 };
 
-/// What the environment asks for.
+/// The settings of the environment.
 struct RecordingWish {
   bool is_on = true;
-  bool keep = false;   // after a clean exit
+  bool keep = false;   // after a normal exit
   std::string folder;  // empty for the default one
 };
 
 struct RecordingPlace {
   RecordingKind kind = RecordingKind::kNotYet;
   std::string path;  // of a file
-  std::string why;   // it is not a file, or empty
+  std::string why;   // empty if it is a file
   std::uint64_t reserved_bytes = 0;
-  std::uint64_t refused_bytes = 0;  // of pieces that stayed in memory of the process
+  std::uint64_t refused_bytes = 0;  // of pieces that stayed in the process's memory
 };
 
-/// What is read once of a process, for its header.
+/// Facts about a process for the header, which are read once.
 struct ProcessIdentity {
   std::uint64_t start_ticks = 0;
   std::uint64_t pid_namespace = 0;
@@ -55,43 +55,44 @@ struct ProcessIdentity {
 };
 ProcessIdentity identity_of_this_process() noexcept;
 
-/// Field 22 of /proc/PID/stat; 0 if there is no such process.
+/// Field 22 of /proc/PID/stat; 0 if the process does not exist.
 std::uint64_t start_ticks_of(pid_t pid) noexcept;
 
-/// The folder of this user's recordings, as it is when nobody names another one.
+/// The default folder for this user's recordings.
 std::string default_recording_folder();
 
-/// Why recordings cannot lie in a folder: one sentence, empty if they can. Makes the folder if it is not there.
+/// Why recordings cannot be created in a folder, as one sentence; empty if they can. Creates the folder if it does not
+/// exist.
 std::string why_not_in(const std::string& folder);
 
-/// Bytes of the leftovers that are kept of one user, and how many of them.
+/// The limits for leftovers of dead processes that are kept for a user: their bytes and their number.
 inline constexpr std::uint64_t kLeftoverBytes = 256ULL << 20;
 inline constexpr std::uint32_t kLeftoverFiles = 16;
 
 class RecordingFile {
  public:
-  /// Makes the file, or a memfd where that cannot be, and moves to it what `pieces` asks for. The header must be
-  /// filled in. Never fails: if there is neither, the arena stays in memory.
+  /// Creates the file, or a memfd if that is not possible, and moves `pieces` to it. The header must be filled in. If
+  /// neither can be created, the arena stays in memory; this is not an error.
   struct Piece {
     std::uint64_t offset;
     std::uint64_t bytes;
   };
   void start(ArenaView arena, const RecordingWish& wish, const Piece* pieces, std::size_t count) noexcept;
 
-  /// Moves a piece of whole pages to the file. False, with nothing changed, if there is no file or no room.
-  /// `has_content` says if something was written to it already; nobody may be writing it meanwhile.
+  /// Moves a piece, in whole pages, to the file. Returns false and changes nothing if there is no file or no space.
+  /// `has_content`: the piece has been written to. It must not be written to during the call.
   bool reserve(ArenaView arena, const Piece& piece, bool has_content) noexcept;
 
   bool is_active() const noexcept { return fd_ >= 0; }
   const RecordingPlace& place() const noexcept { return place_; }
 
-  /// Called when the process ends by its own exit: removes the file unless it is to be kept.
+  /// Called when the process exits: removes the file unless it is to be kept.
   void end(ArenaHeader& header) noexcept;
 
-  /// In a forked child: lets go of the parent's file, which is not mapped here.
+  /// In a forked child: closes the parent's file, which is not mapped here.
   void forget_after_fork() noexcept;
 
-  /// Removes the leftovers of dead processes beyond the newest ones. Never those of a live one.
+  /// Removes the leftovers of dead processes except the newest ones. Never removes the file of a live process.
   void tidy() noexcept;
 
  private:
@@ -107,7 +108,7 @@ class RecordingFile {
   pid_t owner_ = 0;
   bool keep_ = false;
   std::string folder_;
-  std::string hidden_;  // the file's name until it is whole
+  std::string hidden_;  // the file's name until it is complete
   RecordingPlace place_;
 };
 

@@ -1,4 +1,4 @@
-// recording_reader.cpp: copying a recording that may be written, cut off or forged, and checking what was copied.
+// recording_reader.cpp: copies a recording that may be written, truncated or forged, and checks the copy.
 #include "recording_reader.h"
 
 #include <sys/mman.h>
@@ -27,7 +27,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 constexpr int kMostTries = 200;
 constexpr std::chrono::microseconds kPause{50};
 constexpr std::uint64_t kMostCopied = 4ULL << 30;
-constexpr std::int64_t kMost_ns = 4'000'000'000'000'000'000;  // the sums of three such numbers are not used
+constexpr std::int64_t kMost_ns = 4'000'000'000'000'000'000;  // sums of three such numbers are not used
 constexpr std::uint64_t kMostTicks = 1ULL << 63;
 
 template <class T>
@@ -79,7 +79,7 @@ class Copier {
   std::vector<std::uint8_t> block_is_missing_;
 };
 
-// What the file does not hold stays zero.
+// Bytes that the file does not contain stay zero.
 void Copier::read_to(void* to, std::uint64_t offset, std::uint64_t bytes) {
   copied_ += bytes;
   if (copied_ > kMostCopied) throw std::bad_alloc();
@@ -141,7 +141,7 @@ std::string Copier::open(const std::string& what) {
   return {};
 }
 
-// The header, with its stamps and its texts as they were at one time.
+// Reads the header, with a consistent copy of its stamps and texts.
 void Copier::take_header() {
   const ArenaOptions sizes{header().ring_spans, header().frames_per_thread};
   for (int attempt = 0; attempt < kMostTries; ++attempt) {
@@ -153,7 +153,7 @@ void Copier::take_header() {
     if (((stamps | info) & 1) == 0 && stamps == plain(again->stamp_version) && info == plain(again->info_version))
       break;
   }
-  // What the file says of these was checked when it was opened.
+  // These values were checked when the file was opened.
   lay_out_arena(copy_.arena, sizes);
   std::uint32_t pid = 0;
   read_to(&pid, offsetof(ArenaHeader, pid), sizeof(pid));
@@ -171,7 +171,7 @@ void Copier::take_whole(Item* first, std::uint64_t count, Number number) {
   take(first, bytes);
   std::vector<Value> before(count);
   for (std::uint64_t i = 0; i < count; ++i) before[i] = number(first[i]);
-  load_fence();  // what is read next is not older than these numbers
+  load_fence();  // the data read next is not older than these numbers
   take(first, bytes);
   load_fence();
   std::vector<std::byte> again(bytes);
@@ -205,7 +205,7 @@ void Copier::take_figures() {
     load_fence();
     take(header().slot_pieces, sizeof(header().slot_pieces));
     take_slots();
-    load_fence();  // blocks that a slot names are counted by now
+    load_fence();  // blocks that are named by a slot are already counted
     take(&header().block_count, sizeof(header().block_count));
     take(header().block_pieces, sizeof(header().block_pieces));
     blocks_ = std::min(plain(header().block_count), kMaxBlocks);
@@ -254,7 +254,7 @@ void Copier::take_threads(RecordingParts parts) {
         std::min({plain(slot.frames_high_water), plain(header().frames_recorded[i]), header().frames_per_thread});
     slot.frames_high_water.store(frames, relaxed);
     if (plain(slot.state) != kSlotLive) continue;
-    // Whose frames they are is read while they are known to be the same.
+    // The owners of the frames are read while the frames are known to be unchanged.
     take_whole(arena.frames(i), frames, id_of);
     if (frames != 0) take(arena.locals(i), std::uint64_t{frames} * sizeof(FrameLocal));
     ThreadSlot again;
@@ -398,10 +398,11 @@ void Copier::check_figures() {
   for (std::uint32_t i = 0; i < slots_; ++i) check_stats(copy_.arena.slot(i));
   check_stats(copy_.arena.slot(kSharedSlot));
   check_work();
-  header().fold_version.store(0, relaxed);  // nobody moves figures of a copy
+  header().fold_version.store(0, relaxed);  // a copy does not change
 }
 
-// The fit of the stamps. On the machine that wrote them, and since it started, a reading of now goes on with them.
+// The fit of the stamps. On the machine that wrote them, and in the same boot, a reading of the current time extends
+// them.
 void Copier::check_clock() {
   std::vector<ClockStamp> stamps;
   const std::uint32_t count = std::min(plain(header().stamp_count), kMaxStamps);
@@ -437,7 +438,7 @@ std::string Copier::copy_all(RecordingParts parts, const std::string& what) {
   take_threads(parts);
   take_requests();
   take_device();
-  // Names come last, so that all stages that were seen have one.
+  // Names are read last, so that all stages that were seen have one.
   check_names();
   check_figures();
   check_threads(parts);

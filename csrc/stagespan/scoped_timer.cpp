@@ -1,4 +1,4 @@
-// scoped_timer.cpp: opening and closing a span of the calling thread.
+// scoped_timer.cpp: opens and closes a span of the calling thread.
 #include "scoped_timer.h"
 
 namespace stagespan {
@@ -10,7 +10,7 @@ namespace {
 [[gnu::noinline, gnu::cold]] OpenSpan open_span_slow(std::uint32_t stage) noexcept {
   ThreadState& thread = Recorder::get().this_thread();
   if (thread.scope->takes_turns) {
-    // Another task may have taken its turn since: its spans are not children of that scope's.
+    // Another task may be running by now: its spans are not children of that scope's.
     const auto current_scope = g_current_scope.load(std::memory_order_relaxed);
     Scope* const current = current_scope != nullptr ? current_scope(thread) : nullptr;
     thread.scope = current != nullptr ? current : &thread.base;

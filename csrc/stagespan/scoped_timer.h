@@ -1,4 +1,4 @@
-// scoped_timer.h: timing a C++ scope inside the process that holds the recorder.
+// scoped_timer.h: times a C++ scope in the process of the recorder.
 #pragma once
 
 #include "recorder.h"
@@ -15,19 +15,19 @@ struct OpenSpan {
   std::uint64_t id;
 };
 
-/// Set by the bindings: the scope of the task or greenlet that has its turn in the calling thread, null if it has
-/// none. Asked only where tasks have opened spans, and without the interpreter's lock.
+/// Set by the bindings: the scope of the task or greenlet that is running in the calling thread, null if there is none.
+/// Only called if tasks have opened spans, and called without the interpreter's lock.
 extern std::atomic<Scope* (*)(ThreadState&)> g_current_scope;
 
 /// Opens a span in the calling thread; called when the recorder is on.
 OpenSpan open_span(std::uint32_t stage) noexcept;
 
-/// Ends a span that this thread opened. Nothing happens if the arena was cleared meanwhile, by a fork: the frame's id
+/// Ends a span that this thread opened. Does nothing if a fork has cleared the arena in the meantime: the frame's id
 /// has changed then.
 void close_span(OpenSpan span, std::uint16_t flags) noexcept;
 
-/// Times the scope it lives in. Latches whether the recorder was on when it opened. The work is out of line
-/// and passed by value, so that a timer that is off needs no memory at all.
+/// Times its enclosing scope. Remembers whether the recorder was on when it opened. The functions that do the work are
+/// not inlined and take values, so that a timer that is off needs no memory.
 class ScopedTimer {
  public:
   [[gnu::always_inline]] explicit ScopedTimer(std::uint32_t stage) noexcept {
@@ -47,7 +47,7 @@ class ScopedTimer {
   void mark_error() noexcept { flags_ |= kFlagError; }
 
  private:
-  // Single values: the compiler keeps them in registers, unless the timer is const.
+  // Single values, so that the compiler keeps them in registers, unless the timer is const.
   OpenFrame* frame_ = nullptr;
   std::uint64_t id_ = 0;
   std::uint16_t flags_ = 0;

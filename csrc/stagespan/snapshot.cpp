@@ -1,4 +1,4 @@
-// snapshot.cpp: summing the blocks of all threads, subtracting, quantiles.
+// snapshot.cpp: sums the blocks of all threads, subtracts snapshots, and computes quantiles.
 #include "snapshot.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ constexpr auto relaxed = std::memory_order_relaxed;
 constexpr int kYields = 16;
 constexpr std::chrono::microseconds kPause{50};
 constexpr std::chrono::seconds kMostPatience{1};
-constexpr int kMostAttempts = 20'000;  // as long, in pauses, in case the clock stops
+constexpr int kMostAttempts = 20'000;  // the same in pauses, in case the clock stops
 
 struct Sums {
   StageFigures figures;
@@ -27,7 +27,7 @@ struct Sums {
 
 void add_block(Sums& sums, const StatsBlock& block) {
   StageFigures& to = sums.figures;
-  // Until the block's first span is whole there is no minimum, and the block is not read.
+  // Until the block's first span is complete, there is no minimum and the block is not read.
   if (block.min_ticks.load(relaxed) > block.max_ticks.load(relaxed)) return;
   std::uint64_t added = 0;
   for (const Edge& edge : block.edges) {
@@ -66,7 +66,7 @@ void read_work(ArenaView arena, std::map<std::uint32_t, Sums>& stages) {
   }
 }
 
-// A block that has one edge and one writer.
+// A block with one edge and one writer.
 Distribution read_distribution(const StatsBlock& block) {
   Distribution result;
   for (const Edge& edge : block.edges) {
@@ -88,28 +88,28 @@ Distribution read_distribution(const StatsBlock& block) {
 void read_device(ArenaView arena, std::map<std::uint32_t, StageFigures>& stages) {
   for (auto& [stage, figures] : stages) {
     const std::uint32_t known = arena.device_stages()[stage].load(std::memory_order_acquire);
-    // Those beyond the table share one block, which is shown nowhere.
+    // Parents that did not fit into the table share one block, which is not shown.
     if (known == 0 || known == kMaxDeviceStages) continue;
     for (std::uint32_t figure = 0; figure < kDeviceFigures; ++figure)
       figures.device[figure] = read_distribution(arena.device_block(known - 1, figure));
   }
 }
 
-// Subtracts, down to 0: a snapshot may have seen a little more than the one after it. Gives what could not be taken
-// off.
+// Subtracts, but not below 0, because a snapshot may have seen slightly more than the next one. Returns the amount that
+// could not be subtracted.
 std::uint64_t take_off(std::uint64_t& from, std::uint64_t amount) {
   const std::uint64_t taken = std::min(from, amount);
   from -= taken;
   return amount - taken;
 }
 
-// What `later` has over `earlier`. The minimum and maximum of an interval are not recorded: they are taken from the
-// bounds of the lowest and highest bucket.
+// The difference of `later` and `earlier`. The minimum and maximum of an interval are not recorded, so the bounds of
+// the lowest and highest bucket are used.
 void subtract(Distribution& later, const Distribution& earlier) {
   take_off(later.count, earlier.count);
   take_off(later.sum_ticks, earlier.sum_ticks);
   std::map<std::uint32_t, std::uint64_t> left(later.buckets.begin(), later.buckets.end());
-  // The earlier one may have a thread's latest span twice.
+  // The earlier one may contain a thread's latest span twice.
   for (const auto& [bucket, n] : earlier.buckets) left[bucket] -= std::min(left[bucket], n);
   std::erase_if(left, [](const auto& entry) { return entry.second == 0; });
   later.buckets.assign(left.begin(), left.end());
@@ -120,8 +120,8 @@ void subtract(Distribution& later, const Distribution& earlier) {
     later.max_ticks = std::min(later.max_ticks, bucket_high(left.rbegin()->first) - 1);
 }
 
-// The spans of a parent go over to "several" when a thread leaves whose block had room for that parent, and the shared
-// block has none: they are taken off there.
+// The spans of a parent move to "several" if a thread leaves whose block had an edge for that parent, and the shared
+// block has none. They are subtracted there.
 void subtract(std::map<std::uint32_t, EdgeFigures>& later, const std::map<std::uint32_t, EdgeFigures>& earlier) {
   EdgeFigures moved;
   for (const auto& [parent, edge] : earlier) {
@@ -146,7 +146,7 @@ std::map<std::uint32_t, Sums> read_blocks(ArenaView arena) {
     for (std::uint32_t stage = 0; stage < stages; ++stage) {
       const std::uint32_t block = slot.stats[stage].load(std::memory_order_acquire);
       if (block == 0) continue;
-      // A shared block is read once, where the shared slot names it as the stage's own.
+      // A shared block is read once: at the stage that the shared slot names as its owner.
       const bool shared = (block & kSharedBlock) != 0;
       if (shared != (index == kSharedSlot) || (shared && block == overflow && stage != kStageOverflow)) continue;
       add_block(result[stage], arena.blocks()[(block & ~kSharedBlock) - 1]);
@@ -184,9 +184,9 @@ Snapshot take_snapshot(ArenaView arena, const ClockFit& fit) {
   std::map<std::uint32_t, Sums> sums;
   Snapshot snapshot;
   snapshot.number = taken.fetch_add(1, relaxed) + 1;
-  // Who holds the recorder's lock never waits here. Another reader waits for the thread that moves figures, which the
-  // system may have set aside, and tries again if threads move figures all the time; after a while it takes what there
-  // is.
+  // A reader that holds the recorder's lock never waits here. Other readers wait for the thread that moves figures,
+  // which may not be running at the moment, and try again if threads move figures all the time. After a while they
+  // accept what they have read.
   const auto deadline = std::chrono::steady_clock::now() + kMostPatience;
   for (int attempt = 0;; ++attempt) {
     const bool is_last = attempt >= kMostAttempts || std::chrono::steady_clock::now() >= deadline;

@@ -1,4 +1,4 @@
-// span_path.h: opening and closing a span of the calling thread, which is what a span costs.
+// span_path.h: opens and closes a span of the calling thread. The cost of a span depends on this code.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace stagespan {
 
-/// Fills a frame that was taken, and reads the clock.
+/// Fills a frame that has been taken, and reads the clock.
 template <class Clock>
 STAGESPAN_HOT void fill_frame(ThreadState& thread, std::uint32_t index, std::uint32_t stage, const void* owner,
                               Clock clock) noexcept {
@@ -38,17 +38,16 @@ STAGESPAN_HOT void fill_frame(ThreadState& thread, std::uint32_t index, std::uin
   local.scope = &scope;
   local.belong_to(scope.request);
   scope.top = index;
-  // The clock last, so that the span does not time its own opening.
+  // The clock is read last, so that the span does not include its own opening.
   frame.begin_ticks.store(clock(), relaxed);
   frame.id.store(id, std::memory_order_release);
 }
 
-/// Opens a span in the thread's current scope. Null, and counted, when too many are open.
+/// Opens a span in the thread's current scope. Returns null and counts it if too many spans are open.
 OpenFrame* open_frame_slow(ThreadState& thread, std::uint32_t stage, const void* owner) noexcept;
 
-/// The short way of the same; null, with nothing changed, where it cannot be taken. What it leaves
-/// out remains to the caller as one call, at its end if possible: then the short way needs no
-/// registers saved.
+/// The fast path of the same. Returns null and changes nothing if the fast path is not possible. The caller then makes
+/// one call for the slow path, at its end if possible, so that the fast path does not need to save registers.
 STAGESPAN_HOT OpenFrame* try_open_frame(ThreadState& thread, std::uint32_t stage, const void* owner) noexcept {
   constexpr auto relaxed = std::memory_order_relaxed;
   if (thread.attention.load(relaxed) != 0) [[unlikely]]
@@ -72,12 +71,11 @@ STAGESPAN_HOT OpenFrame* open_frame(ThreadState& thread, std::uint32_t stage, co
 /// Ends a span that this thread opened, and records it.
 void close_frame_at(ThreadState& thread, OpenFrame& frame, std::uint64_t end_ticks, std::uint16_t flags) noexcept;
 
-// The same, short where it can be: for an active span that is innermost in the current scope, has
-// no flags, and whose figures have their place already. Processors may start no clock read before
-// every earlier branch is decided and every earlier read of memory done, so that back-to-back spans
-// wait for what depends on the time just read. Here that is sums at known addresses, and no branch:
-// a span costs a fifth less. Fields are read again rather than kept, so that no register must be
-// saved.
+// The fast path of the same: for an active span that is innermost in the current scope, has no flags, and whose figures
+// already have their place. Processors may not start a clock read before every earlier branch is decided and every
+// earlier read of memory is done, so back-to-back spans wait for everything that depends on the time just read. Here
+// that is only sums at known addresses and no branch, which makes a span a fifth cheaper. Fields are read again rather
+// than kept, so that no register must be saved.
 STAGESPAN_HOT void close_frame(ThreadState& thread, OpenFrame& frame, std::uint16_t flags) noexcept {
   constexpr auto relaxed = std::memory_order_relaxed;
   const std::uint64_t end_ticks = now_ticks();
@@ -92,7 +90,7 @@ STAGESPAN_HOT void close_frame(ThreadState& thread, OpenFrame& frame, std::uint1
   const OpenFrame& below = thread.frames[frame.below.load(relaxed)];
   const std::uint32_t parent_stage = below.as_parent_stage.load(relaxed);
   Edge& edge = likely_edge(block, parent_stage);
-  // An edge that is in use has had a span, so there is one before this.
+  // An edge that is in use has had at least one span, so there is an earlier one.
   std::atomic<std::uint32_t>& bucket = block.buckets[bucket_of(block.latest.load(relaxed) - 1)];
   const std::uint32_t in_bucket = bucket.load(relaxed);
   if (edge.used.load(relaxed) != edge_mark(parent_stage) || in_bucket == 0xffffffffU) [[unlikely]] {

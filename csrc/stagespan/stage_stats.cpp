@@ -1,4 +1,4 @@
-// stage_stats.cpp: clearing blocks, folding a leaving thread's figures into the shared ones.
+// stage_stats.cpp: clears blocks, and adds the figures of an ended thread to the shared ones.
 #include "stage_stats.h"
 
 namespace stagespan {
@@ -40,7 +40,7 @@ void fold(const StatsBlock& from, StatsBlock& to) noexcept {
   for (const Edge& edge : from.edges) {
     const std::uint32_t mark = edge.used.load(relaxed);
     if (mark == 0) continue;
-    // What was several parents there is several here: it must not take the place of one of them.
+    // "Several parents" in one block stays "several parents" in the other: it must not use the edge of a single parent.
     const std::uint32_t parent = edge_parent(mark);
     Edge& into = parent == kSeveralStages ? last_edge(to) : edge_for<ManyWriters>(to, parent);
     ManyWriters::add(into.count, edge.count.load(relaxed));

@@ -1,4 +1,4 @@
-// stage_stats.h: adding one span to the figures of its stage.
+// stage_stats.h: adds one span to the figures of its stage.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace stagespan {
 
-/// What a finished span adds to its stage.
+/// The figures that a finished span adds to its stage.
 struct SpanFigures {
   std::uint64_t duration_ticks;
   std::uint64_t suspended_ticks;
@@ -18,8 +18,8 @@ struct SpanFigures {
   bool error;
 };
 
-/// Additions by the one thread that owns a block. A plain load and store: no other thread writes, and readers see
-/// each figure whole.
+/// Additions by the one thread that owns a block. A plain load and store is enough: no other thread writes, and readers
+/// see each figure completely.
 struct SingleWriter {
   template <class T>
   static T add(std::atomic<T>& figure, T amount) noexcept {
@@ -27,7 +27,7 @@ struct SingleWriter {
     figure.store(before + amount, std::memory_order_relaxed);
     return before;
   }
-  // These two store what stays the same, too: a branch would wait for the time just read, see close_frame().
+  // These two also store values that do not change: a branch would wait for the time just read, see close_frame().
   static void lower(std::atomic<std::uint64_t>& least, std::uint64_t value) noexcept {
     const std::uint64_t before = least.load(std::memory_order_relaxed);
     least.store(value < before ? value : before, std::memory_order_relaxed);
@@ -36,7 +36,7 @@ struct SingleWriter {
     const std::uint64_t before = most.load(std::memory_order_relaxed);
     most.store(value > before ? value : before, std::memory_order_relaxed);
   }
-  /// What the histogram gets now that a span of `ticks` has ended: 1 + the ticks of the one before, or 0.
+  /// The value that the histogram gets when a span of `ticks` ends: 1 + the ticks of the previous span, or 0.
   static std::uint64_t due(StatsBlock& block, std::uint64_t ticks) noexcept {
     const std::uint64_t before = block.latest.load(std::memory_order_relaxed);
     block.latest.store(ticks + 1, std::memory_order_relaxed);
@@ -49,7 +49,7 @@ struct SingleWriter {
   }
 };
 
-/// Additions to a block that several threads share. Relaxed: the figures are independent sums.
+/// Additions to a block that several threads share. They are relaxed, because the figures are independent sums.
 struct ManyWriters {
   template <class T>
   static T add(std::atomic<T>& figure, T amount) noexcept {
@@ -72,22 +72,22 @@ struct ManyWriters {
   }
 };
 
-/// Makes a zeroed block ready. Not for a block that anybody may be writing.
+/// Initialises a zeroed block. Not for a block that another thread may be writing.
 inline void prepare(StatsBlock& block) noexcept { block.min_ticks.store(~std::uint64_t{0}, std::memory_order_relaxed); }
 
-// An edge is claimed by writing its parent into `used`, in one word: no reader or second writer sees half an
-// edge. Shifted by three, so that kSeveralStages and kNoStage wrap to 1 and 2, and 0 is left for a free one.
+// An edge is claimed by writing its parent into `used`, as one word, so that readers and other writers never see half
+// an edge. Shifted by three, so that kSeveralStages and kNoStage wrap to 1 and 2, and 0 means a free one.
 constexpr std::uint32_t edge_mark(std::uint32_t parent_stage) noexcept { return parent_stage + 3; }
 constexpr std::uint32_t edge_parent(std::uint32_t mark) noexcept { return mark - 3; }
 
-/// The edge that takes all parents beyond the fourth.
+/// The edge for all parents after the fourth.
 STAGESPAN_HOT Edge& last_edge(StatsBlock& block) noexcept {
   Edge& last = block.edges[kEdges - 1];
   last.used.store(edge_mark(kSeveralStages), std::memory_order_relaxed);
   return last;
 }
 
-/// The edge of a parent stage, claimed if it is new.
+/// The edge of a parent stage, which is claimed if it is new.
 template <class Writer>
 STAGESPAN_HOT Edge& edge_for(StatsBlock& block, std::uint32_t parent_stage) noexcept {
   const std::uint32_t mark = edge_mark(parent_stage);
@@ -104,7 +104,7 @@ STAGESPAN_HOT Edge& edge_for(StatsBlock& block, std::uint32_t parent_stage) noex
   return last_edge(block);
 }
 
-/// Notes that a bucket's 32 bits ran over, so that its count stays exact.
+/// Notes that a bucket's 32 bits overflowed, so that its count stays exact.
 template <class Writer>
 void note_wrap(StatsBlock& block, std::uint32_t bucket, std::uint32_t times) noexcept {
   for (Wrap& wrap : block.wraps) {
@@ -142,20 +142,20 @@ STAGESPAN_HOT void add_span(StatsBlock& block, const SpanFigures& span) noexcept
     Writer::add(block.errors, std::uint64_t{1});
 }
 
-/// The edge at which a block written by one thread has most spans of this parent stage. Without a search: it may
-/// be another parent's.
+/// The edge that most spans of this parent stage use in a block written by one thread. This does not search, so it may
+/// be another parent's edge.
 STAGESPAN_HOT Edge& likely_edge(StatsBlock& block, std::uint32_t parent_stage) noexcept {
   return block.edges[parent_stage == kNoStage ? 0 : 1];
 }
 
-/// Adds a block's histogram to `counts`, of which there are kBuckets. While a thread writes the block, its latest
-/// span may be left out or counted twice.
+/// Adds a block's histogram to `counts`, which has kBuckets elements. If a thread is writing the block, its latest span
+/// may be left out or counted twice.
 void add_histogram(const StatsBlock& block, std::uint64_t* counts) noexcept;
 
-/// Zeroes a block that readers may be looking at.
+/// Zeroes a block that readers may be reading.
 void clear(StatsBlock& block) noexcept;
 
-/// Adds all of `from`, which is not written any more, to the shared block `to`.
+/// Adds all figures of `from`, which is no longer written, to the shared block `to`.
 void fold(const StatsBlock& from, StatsBlock& to) noexcept;
 
 }  // namespace stagespan

@@ -1,4 +1,4 @@
-// thread_state.cpp: what happens to a thread's open spans off the common path.
+// thread_state.cpp: rare operations on a thread's open spans.
 #include "thread_state.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr auto relaxed = std::memory_order_relaxed;
 
-// Lets everything above see `frame` as what lies below it, for frames that are not spans of their own.
+// Lets everything above see `frame` as what is below it. For frames that are not spans of their own.
 void pass_through(OpenFrame& frame, const OpenFrame& below) noexcept {
   frame.as_parent_id.store(below.as_parent_id.load(relaxed), relaxed);
   frame.as_parent_stage.store(below.as_parent_stage.load(relaxed), relaxed);
@@ -26,15 +26,15 @@ void pass_through(OpenFrame& frame, const OpenFrame& below) noexcept {
   frame.effective.store(below.effective.load(relaxed), relaxed);
 }
 
-// The frame with this index ends before the one that was opened in it, which remains its child: in the figures, as
-// its record says already. Both are charged to what lies below, so the time that they share is taken off again.
+// The frame with this index ends before the one that was opened in it. That one remains its child in the figures, as in
+// its record. Both are charged to the frame below, so the time that they share is subtracted again.
 void leave_child_behind(ThreadState& thread, std::uint32_t child, std::uint32_t index,
                         std::uint64_t charged_until) noexcept {
   OpenFrame& frame = thread.frames[index];
   OpenFrame& orphan = thread.frames[child];
   if ((orphan.flags.load(relaxed) & kFrameOrphan) == 0) {
     thread.locals[child].parent_stage = frame.as_parent_stage.load(relaxed);
-    // Release: a thread that ends the span in this one's place reads the parent, too.
+    // Release: a thread that ends the span in place of this one also reads the parent.
     orphan.flags.fetch_or(kFrameOrphan, std::memory_order_release);
   }
   const std::uint64_t shared_from = std::max(orphan.begin_ticks.load(relaxed), frame.begin_ticks.load(relaxed));
@@ -45,7 +45,7 @@ void leave_child_behind(ThreadState& thread, std::uint32_t child, std::uint32_t 
   parent.child_ticks.store(charged - std::min(charged, charged_until - shared_from), relaxed);
 }
 
-// What a span opened above this frame would take as its parent. False if the frame is not whole at the moment.
+// The parent of a span opened above this frame. False if the frame is not complete at the moment.
 bool copy_link(const OpenFrame& frame, std::uint64_t request, ParentLink& link) noexcept {
   const std::uint64_t id = frame.id.load(std::memory_order_acquire);
   link = {frame.as_parent_id.load(relaxed), request, frame.as_parent_stage.load(relaxed),
@@ -74,7 +74,7 @@ void drop_closed_away(ThreadState& thread) noexcept {
 }  // namespace
 
 void reserve_frames(ThreadState& thread, std::uint32_t first) noexcept {
-  if (first != 0) Recorder::get().reserve_frames(thread.slot_index, first);  // those of the root are there
+  if (first != 0) Recorder::get().reserve_frames(thread.slot_index, first);  // those of the root are already allocated
 }
 
 void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& figures) noexcept {
@@ -92,7 +92,7 @@ void device_open(ThreadState& thread, OpenFrame& frame) noexcept {
   const DeviceHooks* const hooks = g_device_hooks.load(std::memory_order_acquire);
   if (hooks == nullptr) return;
   if (!thread.device_open) [[unlikely]] {
-    // Zeroed pages that have not been used take no memory, and most threads never nest deep.
+    // Zeroed pages that have not been used take no memory, and most threads never have many open spans.
     thread.device_open.reset(static_cast<void**>(std::calloc(thread.frame_capacity, sizeof(void*))));
     if (!thread.device_open) {
       Recorder::get().lose(kLostMemory);
@@ -105,7 +105,7 @@ void device_open(ThreadState& thread, OpenFrame& frame) noexcept {
     thread.device_open[thread.index_of(frame)] = device;
     flags |= kFrameDevice;
   }
-  // Another thread may be ending the span already.
+  // Another thread may already be ending the span.
   if (flags != 0) frame.flags.fetch_or(flags, relaxed);
 }
 
@@ -135,7 +135,7 @@ void make_root(ThreadState& thread, std::uint32_t index, const ParentLink& link)
 
 bool innermost_of_request(ThreadState& thread, std::uint64_t request, ParentLink& link) noexcept {
   constexpr int kTries = 4;                                // the thread may be opening and closing spans
-  const bool is_current = thread.base.request == request;  // the bindings write it, under the interpreter's lock
+  const bool is_current = thread.base.request == request;  // the bindings write it with the interpreter's lock
   for (int attempt = 0; attempt < kTries; ++attempt) {
     std::uint32_t index = thread.base.top;
     // No index is trusted, and no walk is longer than the stack can be.
@@ -183,7 +183,7 @@ void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::u
     lowest_above = above;
     const std::uint16_t flags = thread.frames[above].flags.load(relaxed);
     if ((flags & kFrameRoot) != 0)
-      child = 0;  // a root in the middle: what is above it has another parent
+      child = 0;  // a root in the middle: the frames above it have another parent
     else if ((flags & kFrameInactive) == 0)
       child = above;
     above = thread.frames[above].below.load(relaxed);
@@ -191,8 +191,8 @@ void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::u
   if (above != index || lowest_above == 0) return;
   if (child != 0) leave_child_behind(thread, child, index, charged_until);
   thread.frames[lowest_above].below.store(below, relaxed);
-  // Inactive frames above replaced the one that goes; from bottom to top they now replace what is
-  // below. There is one for each switch in mid-span, so the quadratic walk is short.
+  // Inactive frames above copied the fields of the frame that is removed. From bottom to top they now copy those of the
+  // frame below. There is one for each switch in the middle of a span, so the quadratic walk is short.
   for (bool again = true; again;) {
     again = false;
     for (std::uint32_t i = scope.top; i != below && i != scope.root; i = thread.frames[i].below.load(relaxed)) {

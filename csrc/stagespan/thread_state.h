@@ -1,4 +1,4 @@
-// thread_state.h: what one thread needs to open and close spans; no other thread writes it.
+// thread_state.h: the state that one thread uses to open and close spans. Other threads do not write it.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 namespace stagespan {
 
-/// A number that one thread writes and others may read at any time. Costs what a plain number does.
+/// A number that one thread writes and others can read at any time, as cheap as a plain number.
 class Watched {
  public:
   Watched(std::uint32_t value = 0) noexcept : value_(value) {}
@@ -31,24 +31,24 @@ class Watched {
   std::atomic<std::uint32_t> value_;
 };
 
-/// One execution context's stack of open spans: the thread's own (`context` as the bindings see it), or that
-/// of an asyncio task or greenlet which takes turns with others on the same thread.
+/// One execution context's stack of open spans: the thread's own (`context` as the bindings see it), or that of an
+/// asyncio task or greenlet that takes turns with others on the same thread.
 struct Scope {
   const void* context = nullptr;
   Watched top = 0;         // innermost open frame, or `root`
-  std::uint32_t root = 0;  // a frame that is never shown; gives the outermost span its parent
+  std::uint32_t root = 0;  // a frame that is never shown; contains the parent of the outermost span
   std::uint64_t request = 0;
-  std::uint32_t holds = 0;  // reasons to keep a task's scope although it has no open span
+  std::uint32_t holds = 0;  // the number of reasons to keep a task's scope although it has no open span
   bool is_task = false;
-  bool takes_turns = false;  // with other scopes, so that the thread's current scope may be another one by now
-  bool is_follower = false;  // belongs to what is open in the code that entered the context, whatever that is
+  bool takes_turns = false;  // with other scopes, so the thread's current scope may be a different one by now
+  bool is_follower = false;  // belongs to the open span of the code that entered the context
 };
 
 struct FreeMemory {
   void operator()(void* memory) const noexcept { std::free(memory); }
 };
 
-/// What a span opened now would take as its parent.
+/// The parent of a span that is opened now.
 struct ParentLink {
   std::uint64_t id = 0;
   std::uint64_t request = 0;
@@ -56,7 +56,7 @@ struct ParentLink {
   std::uint16_t depth = 0;
 };
 
-/// A finished span, from wherever it was kept while it was open.
+/// A finished span, wherever it was kept while it was open.
 struct FinishedSpan {
   std::uint64_t begin_ticks;
   std::uint64_t end_ticks;
@@ -80,50 +80,50 @@ struct ScopeTable {
 
 struct ThreadState;
 
-/// What the device layer does for a span. All of it runs on a thread that holds or times the span, and neither
-/// waits nor raises.
+/// The functions of the device layer for a span. They run on a thread that holds or times the span. They do not wait,
+/// and they do not raise exceptions.
 struct DeviceHooks {
-  /// Records the begin of a span of `stage` on the current stream. Null when it is not timed on a device;
-  /// `flags` then shows whether that is because of a capture.
+  /// Records the begin of a span of `stage` on the current stream. Returns null if the span is not timed on a device;
+  /// `flags` then shows whether a capture is the reason.
   void* (*begin)(ThreadState& thread, std::uint32_t stage, std::uint16_t& flags) noexcept;
-  /// Records the end of a finished span on the stream of its begin. kFrameDevice stays in the span's flags if a
-  /// result will come, which is kept for who asks for it if it is `wanted`.
+  /// Records the end of a finished span on the stream of its begin. kFrameDevice stays in the span's flags if there
+  /// will be a result. If `wanted`, the result is kept until it is requested.
   void (*end)(ThreadState& thread, void* device, FinishedSpan& span, bool wanted) noexcept;
-  /// Gives up what `begin` gave.
+  /// Releases the result of `begin`.
   void (*abandon)(void* device) noexcept;
-  /// The thread ends.
+  /// Called when the thread ends.
   void (*leave)(ThreadState& thread) noexcept;
 };
 
-/// Set when a device is first attached, and for good.
+/// Set when a device is first attached, and never reset.
 extern std::atomic<const DeviceHooks*> g_device_hooks;
 
-/// Why a thread cannot open a span the short way.
+/// Reasons why a thread cannot open a span with the fast path.
 enum Attention : std::uint32_t {
   kAttentionClosedAway = 1,  // another thread has ended one of its spans
-  kAttentionNoCounter = 2,   // for good: its clock is a system call
+  kAttentionNoCounter = 2,   // permanent: its clock is a system call
   kAttentionNoMemory = 4,    // permanent: used instead of the states of threads for which there was no memory
 };
 
 struct ThreadState {
-  // The first lines are what every span touches.
+  // Every span uses the first cache lines.
   OpenFrame* frames = nullptr;
   FrameLocal* locals = nullptr;
   Scope* scope = nullptr;
-  std::uint64_t next_id = 0;  // last id given out; see Recorder::first_id
+  std::uint64_t next_id = 0;  // the last id that was used; see Recorder::first_id
   std::uint32_t free_head = 1;
   std::uint32_t frame_capacity = 0;
-  std::atomic<std::uint32_t> attention{0};  // set by other threads, looked at when a span opens
+  std::atomic<std::uint32_t> attention{0};  // set by other threads, checked when a span opens
   std::uint32_t thread = 0;
-  SpanRecord* ring = nullptr;  // null for a thread that found no slot
+  SpanRecord* ring = nullptr;  // null if the thread did not find a slot
   std::uint64_t head = 0;
   std::uint64_t ring_mask = 0;
   std::atomic<std::uint32_t>* stats = nullptr;
   StatsBlock* blocks = nullptr;
   ThreadSlot* slot = nullptr;
 
-  Scope base{.context = this};  // no context has this address: the first span looks up its context
-  // Distinguishes threads that use the same memory one after the other.
+  Scope base{.context = this};  // no context has this address, so the first span looks up its context
+  // Distinguishes threads that use the same memory one after another.
   static inline std::atomic<std::uint64_t> serials{0};
   const std::uint64_t serial = serials.fetch_add(1, std::memory_order_relaxed) + 1;
   std::uint32_t slot_index = kSharedSlot;
@@ -132,17 +132,17 @@ struct ThreadState {
   std::unique_ptr<FrameLocal[], FreeMemory> locals_storage;  // only without a slot
   std::vector<std::uint32_t> retired_blocks;                 // taken by a reset; guarded by Recorder::cold_mutex()
   std::unique_ptr<OpenFrame[]> frames_storage;               // only without a slot
-  std::unique_ptr<ScopeTable> scopes;                        // made by the bindings when a task first opens a span
-  void* device = nullptr;                                    // the device layer's own
-  std::unique_ptr<void*[], FreeMemory> device_open;          // what DeviceHooks::begin gave, by frame
+  std::unique_ptr<ScopeTable> scopes;                        // created by the bindings when a task first opens a span
+  void* device = nullptr;                                    // owned by the device layer
+  std::unique_ptr<void*[], FreeMemory> device_open;          // what DeviceHooks::begin returned, by frame
 
   std::uint32_t index_of(const OpenFrame& frame) const noexcept { return static_cast<std::uint32_t>(&frame - frames); }
-  /// Whether this state belongs to no single thread: it opens no spans, and threads without memory share it.
+  /// Whether this state does not belong to a single thread: it opens no spans, and threads without memory share it.
   bool is_stand_in() const noexcept { return (attention.load(std::memory_order_relaxed) & kAttentionNoMemory) != 0; }
 };
 
-// Initial-exec: a general access would cost a call for every span. Other C libraries than glibc have no room for it in
-// a library that is loaded late, and refuse to load that.
+// Initial-exec, because a general access would cost a call for every span. C libraries other than glibc have no space
+// for it in a library that is loaded late, and refuse to load the library.
 #if defined(STAGESPAN_HAS_GLIBC)
 #define STAGESPAN_INITIAL_EXEC __attribute__((tls_model("initial-exec")))
 #else
@@ -152,27 +152,27 @@ struct ThreadState {
 /// The calling thread's state, null until it opens its first span.
 extern constinit thread_local ThreadState* t_state STAGESPAN_INITIAL_EXEC;
 
-/// Statistics of a stage if the thread has no own block yet, or shares one.
+/// Statistics of a stage if the thread does not have its own block yet, or shares one.
 void add_span_slow(ThreadState& thread, std::uint32_t stage, const SpanFigures& figures) noexcept;
 
-/// Drops frames that other threads have ended.
+/// Drops frames whose spans other threads have ended.
 void attend(ThreadState& thread) noexcept;
 
-/// Takes a frame out of the middle of its scope. `charged_until`: the end of its time, if the frame below was
-/// charged for that; the time that the frames above will be charged for as well is taken off again.
+/// Removes a frame from the middle of its scope. `charged_until`: the end of its time if the frame below was charged
+/// for it; the time that the frames above will also be charged for is subtracted again.
 void unlink_frame(ThreadState& thread, Scope& scope, std::uint32_t index, std::uint64_t charged_until) noexcept;
 
 /// Makes the frame with this index the bottom of a scope.
 void make_root(ThreadState& thread, std::uint32_t index, const ParentLink& link) noexcept;
 
-/// What is innermost in the thread's own code and belongs to `request`, of a thread that may be running. False if
-/// nothing does. Called with the interpreter's lock.
+/// The innermost span in the thread's own code, if it belongs to `request`. The thread may be running. False if there
+/// is none. Called with the interpreter's lock.
 bool innermost_of_request(ThreadState& thread, std::uint64_t request, ParentLink& link) noexcept;
 
-/// Has the frames from this one on reserved in the recording, before the first of them is written.
+/// Reserves the frames from this one on in the recording, before the first of them is written.
 void reserve_frames(ThreadState& thread, std::uint32_t first) noexcept;
 
-/// Takes a free frame, or 0 if there is none.
+/// Takes a free frame and returns its index; 0 if there is none.
 STAGESPAN_HOT std::uint32_t take_frame(ThreadState& thread) noexcept {
   const std::uint32_t index = thread.free_head;
   if (index >= thread.frame_capacity) [[unlikely]]
@@ -191,7 +191,7 @@ STAGESPAN_HOT std::uint32_t take_frame(ThreadState& thread) noexcept {
 
 STAGESPAN_HOT void give_frame(ThreadState& thread, std::uint32_t index) noexcept {
   OpenFrame& frame = thread.frames[index];
-  // Readers must not take the next span's fields for this one's: the id goes first.
+  // The id is cleared first, because readers must not take the next span's fields for this span's.
   frame.id.store(0, std::memory_order_relaxed);
   store_fence();
   frame.below.store(thread.free_head, std::memory_order_relaxed);
@@ -225,7 +225,7 @@ STAGESPAN_HOT void commit_span(ThreadState& thread, const FinishedSpan& span) no
   record.thread.store(thread.thread, relaxed);
   record.depth.store(span.depth, relaxed);
   record.flags.store(span.flags & kFlagPublished, relaxed);
-  // Release: who sees this number sees the fields above.
+  // Release: a reader that sees this number sees the fields above.
   record.commit.store(static_cast<std::uint32_t>(number + 1), std::memory_order_release);
   thread.head = number + 1;
   thread.slot->head.store(number + 1, std::memory_order_release);
@@ -237,7 +237,7 @@ void device_close(ThreadState& thread, const OpenFrame& frame, FinishedSpan& spa
 /// For a frame that is dropped without being recorded.
 void device_drop(ThreadState& thread, const OpenFrame& frame) noexcept;
 
-/// Opens the device's part of a span whose host clock runs already.
+/// Opens the device's part of a span whose host clock is already running.
 STAGESPAN_HOT void open_on_device(ThreadState& thread, OpenFrame* frame) noexcept {
   if (mode_has(kModeDevice)) [[unlikely]]
     if (frame != nullptr) device_open(thread, *frame);
@@ -250,7 +250,7 @@ STAGESPAN_HOT void close_on_device(ThreadState& thread, const OpenFrame& frame, 
     device_close(thread, frame, span, wanted);
 }
 
-/// The same two for a span that no stack holds.
+/// The same two for a span outside the stack.
 inline void open_on_device(ThreadState& thread, FinishedSpan& span, void*& device) noexcept {
   if (!mode_has(kModeDevice)) return;
   const DeviceHooks* const hooks = g_device_hooks.load(std::memory_order_acquire);
@@ -264,10 +264,10 @@ inline void close_on_device(ThreadState& thread, FinishedSpan& span, void*& devi
   device = nullptr;
 }
 
-/// A frame for a span that is off, so that every end finds its own begin. Costs no clock.
+/// A frame for a span that is off, so that every end finds its own begin. Does not read the clock.
 OpenFrame* open_inactive(ThreadState& thread, const void* owner) noexcept;
 
-/// Takes a frame off its scope without recording anything. See unlink_frame() for `charged_until`.
+/// Removes a frame from its scope without recording anything. See unlink_frame() for `charged_until`.
 STAGESPAN_HOT void drop_frame(ThreadState& thread, OpenFrame& frame, std::uint64_t charged_until = 0) noexcept {
   const std::uint32_t index = thread.index_of(frame);
   Scope& scope = *thread.locals[index].scope;
@@ -278,7 +278,7 @@ STAGESPAN_HOT void drop_frame(ThreadState& thread, OpenFrame& frame, std::uint64
   give_frame(thread, index);
 }
 
-/// What `frame` says of its span, which ended at `end_ticks`.
+/// The finished span of `frame`, which ended at `end_ticks`.
 STAGESPAN_HOT FinishedSpan finished(const ThreadState& thread, const OpenFrame& frame, std::uint64_t end_ticks,
                                     std::uint16_t flags) noexcept {
   constexpr auto relaxed = std::memory_order_relaxed;
@@ -301,7 +301,7 @@ STAGESPAN_HOT FinishedSpan finished(const ThreadState& thread, const OpenFrame& 
           static_cast<std::uint16_t>(flags | frame_flags)};
 }
 
-/// Charges a child's time to the span that is innermost in `below`'s place.
+/// Charges a child's time to the innermost active span at or below `below`.
 STAGESPAN_HOT void charge_parent(ThreadState& thread, std::uint32_t below, std::uint64_t ticks) noexcept {
   OpenFrame& parent = thread.frames[thread.frames[below].effective.load(std::memory_order_relaxed)];
   SingleWriter::add(parent.child_ticks, ticks);

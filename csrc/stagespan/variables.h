@@ -8,7 +8,7 @@
 
 namespace stagespan {
 
-/// Without the white space (of ASCII) around it.
+/// Removes ASCII white space from both ends.
 inline std::string_view trimmed(std::string_view text) noexcept {
   constexpr std::string_view blanks = " \t\n\r\f\v";
   const std::size_t first = text.find_first_not_of(blanks);
@@ -29,7 +29,7 @@ inline std::optional<std::int64_t> whole_number(std::string_view text) noexcept 
   return number;
 }
 
-/// A choice as its variable may spell it: `text` without white space around it and in lower case.
+/// Normalises a choice from a variable: `text` without white space around it, in lower case.
 inline std::string choice(std::string_view text) {
   std::string result(trimmed(text));
   for (char& letter : result)

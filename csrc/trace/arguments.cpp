@@ -1,4 +1,4 @@
-// arguments.cpp: columns of arguments as they grow, and as their types change.
+// arguments.cpp: columns of arguments, which grow and can change their types.
 #include "trace/arguments.h"
 
 #include <array>
@@ -87,7 +87,7 @@ void ArgumentColumn::to_whole() {
   type_ = Type::kWhole;
 }
 
-// Integers to doubles; false, with nothing changed, when one of them is too large for that.
+// Converts integers to doubles. False, with nothing changed, if one of them is too large.
 bool ArgumentColumn::to_real() {
   for (std::size_t i = 0; i < whole_.size(); ++i)
     if (whole_[i] > kExact || whole_[i] < -kExact) return false;

@@ -1,4 +1,4 @@
-// arguments.h: the arguments of events, a column a key, without a row number for each value.
+// arguments.h: the arguments of events, in one column for each key, without row numbers.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ class ArgumentColumn {
   void add(const Value& value, bool text, Interner* texts, std::string* scratch);
 
   Type type() const noexcept { return type_; }
-  /// int32 when small or text (then a number of a text), else int64 or double.
+  /// int32 if small or text (then the number of a text), otherwise int64 or double.
   Growing<std::int32_t> take_narrow() noexcept { return std::move(narrow_); }
   Growing<std::int64_t> take_whole() noexcept { return std::move(whole_); }
   Growing<double> take_real() noexcept { return std::move(real_); }
@@ -64,15 +64,15 @@ struct Argument {
   Value value;
 };
 
-/// Which keys an event has is a node in a tree: the node's key, and the keys of the nodes above it. Events of one kind
-/// share a node, so that a row needs but its number, and the key that comes next is mostly known beforehand.
+/// The set of keys of an event is a node in a tree: the node's key, and the keys of the nodes above it. Events of one
+/// kind share a node, so a row only needs the node's number, and the next key can usually be predicted.
 class ArgumentKeys {
  public:
   static constexpr std::uint32_t kRoot = 0, kNoNode = 0xFFFFFFFF;
 
   ArgumentKeys() { add(kRoot, 0); }
 
-  /// The number of the key whose text begins at `at`, if it is the one that followed this node last time.
+  /// The number of the key whose text begins at `at`, if it is the key that last followed this node.
   bool is_next(std::uint32_t node, const char* at, const char* end, std::uint32_t* key, std::size_t* size) const {
     const std::uint32_t next = next_[node];
     if (next == kNoNode || !plain_[key_[next]]) return false;
@@ -85,10 +85,9 @@ class ArgumentKeys {
     return true;
   }
   std::uint32_t key(std::string_view text, bool plain);
-  /// Goes back to the root, for the arguments of another entry.
+  /// Returns to the root, for the arguments of another entry.
   void restart() noexcept { ++entry_; }
-  /// The node below this one, for a key whose argument is at `place`; kNoNode if the entry already had the key
-  /// before.
+  /// The node below this one, for a key whose argument is at `place`; kNoNode if the entry already had the key.
   std::uint32_t below(std::uint32_t node, std::uint32_t key, std::size_t place) {
     const std::uint32_t next = next_[node];
     const std::uint32_t found = next != kNoNode && key_[next] == key ? next : find_below(node, key);
@@ -114,12 +113,12 @@ class ArgumentKeys {
   };
 
   std::vector<Role> role_;   // by key
-  std::vector<bool> plain_;  // by key: reads in the file as it is
-  std::vector<Had> had_;     // by key: the last entry that had it, and where
+  std::vector<bool> plain_;  // by key: can be used as written in the file
+  std::vector<Had> had_;     // by key: the last entry that had it, and its position
   std::uint64_t entry_ = 1;
   Growing<std::int32_t> parent_;
   Growing<std::uint32_t> key_;   // by node
-  Growing<std::uint32_t> next_;  // by node: the one that followed last
+  Growing<std::uint32_t> next_;  // by node: the node that last followed it
   std::unordered_map<std::uint64_t, std::uint32_t, SecretHash> edges_;
 };
 

@@ -1,4 +1,4 @@
-// growing.h: an array that grows without being copied where the system can move pages.
+// growing.h: an array that grows without copying, if the system can remap pages.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace stagespan::trace {
 
-/// Like std::vector for plain values, but grown by realloc: large arrays are remapped by the system instead of being
-/// copied, so that growing needs no second copy in memory, and pages that were never written take none.
+/// Like std::vector for plain values, but grown with realloc. The system remaps large arrays instead of copying them,
+/// so growing needs no second copy in memory, and pages that were never written take no memory.
 template <class T>
 class Growing {
   static_assert(std::is_trivially_copyable_v<T>);

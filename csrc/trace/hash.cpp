@@ -1,4 +1,4 @@
-// hash.cpp: the secrets of this process's hashes.
+// hash.cpp: the random keys of this process's hashes.
 #include "trace/hash.h"
 
 #include <sys/random.h>
@@ -16,7 +16,7 @@ HashSecrets make_secrets() noexcept {
     clock_gettime(CLOCK_REALTIME, &now);
     const std::uint64_t time =
         static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
-    const auto place = reinterpret_cast<std::uintptr_t>(&secrets);  // which the system chooses at random
+    const auto place = reinterpret_cast<std::uintptr_t>(&secrets);  // an address that the system chooses at random
     secrets.first = detail::product(time ^ 0xA0761D6478BD642F, place ^ 0xE7037ED1A0B428DB);
     secrets.second = detail::product(secrets.first ^ 0x8EBC6AF09C88C6E3, place ^ 0x589965CC75374CC3);
   }

@@ -1,4 +1,4 @@
-// hash.h: hashes of what a file contains, with secrets, so that no file can be made whose texts all have the same one.
+// hash.h: keyed hashes of texts in a file, so that nobody can create a file whose texts all have the same hash.
 #pragma once
 
 #include <cstddef>
@@ -23,8 +23,8 @@ std::uint64_t load(const char* at) noexcept {
   return word;
 }
 
-// Both halves of the product of 128 bits. Without knowing one of the factors, nobody can find others that give the
-// same, other than by chance.
+// Both halves of the 128-bit product. Without knowing one of the factors, nobody can find other factors with the same
+// result, except by chance.
 inline std::uint64_t product(std::uint64_t a, std::uint64_t b) noexcept {
   __extension__ using Wide = unsigned __int128;
   const Wide wide = static_cast<Wide>(a) * b;
@@ -55,7 +55,7 @@ inline std::uint64_t hash_of(std::string_view text, const HashSecrets& secrets) 
   return product(h ^ text.size(), secrets.first | 1);
 }
 
-/// For tables of the standard library whose keys a file chooses.
+/// For tables of the standard library whose keys come from a file.
 struct SecretHash {
   std::size_t operator()(std::uint64_t key) const noexcept {
     const HashSecrets& secrets = hash_secrets();

@@ -1,4 +1,4 @@
-// interner.h: each different text once, with a number.
+// interner.h: stores each distinct text once, with a number.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace stagespan::trace {
 
-/// Texts by number, in the order in which they first came.
+/// Texts by number, in the order of their first occurrence.
 class Interner {
  public:
   std::uint32_t code(std::string_view text) {
@@ -25,7 +25,7 @@ class Interner {
     }
   }
 
-  /// The same, a little faster when the text is probably the one with the number `guess`.
+  /// The same, but slightly faster if the text is probably the one with the number `guess`.
   std::uint32_t code(std::string_view text, std::uint32_t guess) {
     return guess < texts_.size() && (*this)[guess] == text ? guess : code(text);
   }
@@ -36,9 +36,9 @@ class Interner {
   }
   std::uint32_t size() const noexcept { return static_cast<std::uint32_t>(texts_.size()); }
 
-  /// All texts behind one another; the interner is of no use afterwards.
+  /// Returns all texts, concatenated. The interner must not be used afterwards.
   Growing<char> take_bytes() noexcept { return std::move(bytes_); }
-  /// Where each text ends in them.
+  /// The end of each text in this string.
   Growing<std::int64_t> ends() const {
     Growing<std::int64_t> result;
     for (std::size_t i = 0; i < texts_.size(); ++i) result.push(static_cast<std::int64_t>(texts_[i].end));

@@ -1,4 +1,4 @@
-// number.cpp: decimal numbers without a way through doubles.
+// number.cpp: parses decimal numbers exactly, without doubles.
 #include "trace/number.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace stagespan::trace {
 
 namespace {
 
-// Far from the ends of 64 bits, so that adding a base and a duration cannot overflow.
+// Far from the limits of 64 bits, so that adding a base and a duration cannot overflow.
 constexpr std::uint64_t kTimeLimitNs = (std::uint64_t{1} << 62) / 1000 * 1000;
 constexpr std::int32_t kExponentLimit = 100'000'000;
 
@@ -54,7 +54,7 @@ std::int64_t long_nanoseconds(std::string_view written) noexcept {
   }
   const std::string_view mantissa = written.substr(0, mantissa_end);
   const std::size_t dot = std::min(mantissa.find('.'), mantissa.size());
-  // How many digits are before the decimal point of the nanoseconds.
+  // The number of digits before the decimal point of the nanoseconds.
   std::int64_t before = exponent + 3;
   for (std::size_t i = 0; i < dot; ++i) before += is_digit(mantissa[i]) ? 1 : 0;
   constexpr std::uint64_t kMostTenth = (kTimeLimitNs - 1) / 10;
@@ -145,7 +145,7 @@ inline const char* take_digits(const char* at, const char* end, std::uint64_t* d
 }  // namespace
 
 const char* read_number(const char* at, const char* end, Number* number) noexcept {
-  constexpr std::ptrdiff_t kSafe = 18;  // digits that always fit
+  constexpr std::ptrdiff_t kSafe = 18;  // a number of digits that always fits
   std::uint64_t digits = 0;
   const bool negative = at < end && *at == '-';
   const char* const first = at + (negative ? 1 : 0);
@@ -189,7 +189,7 @@ std::int64_t nanoseconds_of_text(std::string_view text) noexcept {
   const char* const end = text.data() + text.size();
   const char* const stop = read_number(text.data(), end, &number);
   if (stop == end && stop != nullptr) return nanoseconds(number, text);
-  // Forms that JSON does not have: leading zeros, no digit before or behind the point.
+  // Forms that JSON does not allow: leading zeros, or no digit before or after the point.
   std::size_t at = !text.empty() && text[0] == '-' ? 1 : 0;
   std::size_t digits = 0, dots = 0;
   for (; at < text.size() && (is_digit(text[at]) || text[at] == '.'); ++at) {
@@ -225,7 +225,7 @@ bool as_integer(const Number& number, std::int64_t* value) noexcept {
 }
 
 double as_double(const Number& number, std::string_view written) noexcept {
-  // Both are exact as doubles, so one rounding makes the nearest.
+  // Both are exact as doubles, so one rounding gives the nearest double.
   if (number.fits && number.digits <= (std::uint64_t{1} << 53) && number.exponent <= 0 && number.exponent >= -19) {
     const double value = static_cast<double>(number.digits) / static_cast<double>(kPowers[-number.exponent]);
     return number.negative ? -value : value;
@@ -233,7 +233,7 @@ double as_double(const Number& number, std::string_view written) noexcept {
   double value = 0;
   const auto [stop, error] = std::from_chars(written.data(), written.data() + written.size(), value);
   if (error == std::errc::result_out_of_range) {
-    // Too small is zero, too large is infinite.
+    // Too small becomes zero, too large becomes infinity.
     value = number.exponent < 0 ? 0.0 : HUGE_VAL;
     return number.negative ? -value : value;
   }

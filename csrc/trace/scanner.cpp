@@ -1,4 +1,4 @@
-// scanner.cpp: from bytes to entries.
+// scanner.cpp: splits bytes into entries.
 #include "trace/scanner.h"
 
 #include <cstring>
@@ -23,7 +23,8 @@ Field field_of(std::string_view key) noexcept {
   return kOther;
 }
 
-// The field whose key begins at `at`, by its first letters; `size` that of the key. kOther when it takes a closer look.
+// The field whose key begins at `at`, by its first letters; `size` is the key's length. kOther if the full key must be
+// compared.
 Field quick_field(const char* at, const char* end, std::size_t* size) noexcept {
   if (end - at < 8) return kOther;
   const auto is = [at](Field field) {
@@ -55,7 +56,7 @@ Field quick_field(const char* at, const char* end, std::size_t* size) noexcept {
   }
 }
 
-// Behind the colon that follows a key, and its spaces.
+// Returns the position after the colon that follows a key, and after its spaces.
 const char* behind_colon(const char* at, const char* end, bool* cut) noexcept {
   at = skip_space(at, end);
   if (at < end && *at == ':') {
@@ -79,7 +80,7 @@ const char* next_member(const char* at, const char* end, bool first, bool* cut) 
   return nullptr;
 }
 
-// Keeps the argument that was read last, or does not, when it is null or the key stood there before.
+// Keeps the argument that was read last, unless it is null or the entry already has the key.
 void settle(ArgumentKeys* keys, Entry* entry) {
   const Argument& last = entry->arguments.back();
   if (last.value.kind == Kind::kNull) return entry->arguments.pop_back();

@@ -1,4 +1,4 @@
-// scanner.h: the list of events of a trace, piece by piece into tables.
+// scanner.h: reads the list of events of a trace into tables, piece by piece.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +8,15 @@
 namespace stagespan::trace {
 
 enum class State {
-  kMore,    // all whole entries are in the tables: what follows them is not whole
+  kMore,    // all complete entries are in the tables; an incomplete entry follows
   kClosed,  // the list has ended
   kOdd,     // an entry is not JSON
 };
 
 class Scanner {
  public:
-  /// Reads entries from a position within the list, before an entry or a comma, and says how far it came: behind the
-  /// last whole entry, behind the bracket that ends the list, or where the odd entry begins.
+  /// Reads entries from a position within the list, before an entry or a comma. Returns how far it came: after the last
+  /// complete entry, after the bracket that ends the list, or to the begin of the invalid entry.
   State scan(const char* begin, const char* end, std::size_t* consumed);
 
   Tables& tables() noexcept { return tables_; }

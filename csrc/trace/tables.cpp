@@ -1,4 +1,4 @@
-// tables.cpp: entries into columns, with an account of each.
+// tables.cpp: writes entries into columns, and counts the others.
 #include "trace/tables.h"
 
 #include "trace/text.h"
@@ -177,7 +177,7 @@ void Tables::add_naming(const Entry& entry) {
   namings.push_back({std::move(what), pid, tid, std::move(name)});
 }
 
-// Pairs a begin with the end that closes it; both become one event.
+// Joins a begin and its end into one event.
 void Tables::add_half(const Entry& entry, bool begins) {
   looks_like_a_trace = true;
   const std::int64_t time_ns = time(entry.begin);

@@ -1,4 +1,4 @@
-// tables.h: what becomes of the entries of a trace: rows in columns, or counts.
+// tables.h: the tables of a trace: entries are converted to rows, or counted.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ namespace stagespan::trace {
 struct Entry {
   std::string_view written;
   Value phase, name, category, pid, tid, id, begin, duration;
-  Value arguments_as_written;  // when they are no object
+  Value arguments_as_written;  // if they are not an object
   std::uint32_t shape = ArgumentKeys::kRoot;
   std::vector<Argument> arguments;
 
   void clear() noexcept;
 };
 
-/// Ids as they are counted here: numbers and numerals as they are, other words as negative numbers of their own.
+/// Ids in the tables: numbers and numerals are kept, and other words get negative numbers.
 class Ids {
  public:
   std::int64_t of_text(std::string_view text);
@@ -59,11 +59,11 @@ struct Naming {
 
 class Tables {
  public:
-  /// Takes an entry, and says what became of it in one of the tables or counts.
+  /// Adds an entry to one of the tables or counts.
   void add(const Entry& entry);
   /// Counts entries that are not objects or are malformed.
   void leave_out(const char* cause, std::uint64_t count);
-  /// Counts begins whose end did not come.
+  /// Counts begins without an end.
   void finish();
 
   std::uint64_t total = 0;
@@ -84,7 +84,7 @@ class Tables {
   void add_half(const Entry& entry, bool begins);
   void add_arguments(const Entry& entry, EventTable* table);
   void add_argument(const Argument& argument, EventTable* table);
-  /// What a field says that should be a text; anything else is taken as written, and counted.
+  /// The text of a field that should be a text; any other value is used as written, and counted.
   std::string_view text(const Value& value, const char* what);
   std::int64_t id(const Value& value, const char* what);
   std::int64_t time(const Value& value);
@@ -94,7 +94,7 @@ class Tables {
   std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::pair<std::string, std::int64_t>>> open_;
 };
 
-/// Reads the entry whose `{` is at `at`. Gives where it ends; null when it is malformed, or not whole: then `*cut`.
+/// Reads the entry whose `{` is at `at`. Returns its end; null if it is malformed or, with `*cut`, incomplete.
 const char* read_entry(const char* at, const char* end, ArgumentKeys* keys, Entry* entry, bool* cut);
 
 }  // namespace stagespan::trace

@@ -1,11 +1,11 @@
-// text.cpp: strings of JSON, sixteen bytes at a time where the processor has SSE2, else eight.
+// text.cpp: JSON strings, sixteen bytes at a time if the processor has SSE2, otherwise eight.
 #include "trace/text.h"
 
 #include <bit>
 #include <cstdint>
 #include <cstring>
 
-// Tests define STAGESPAN_PORTABLE to try the way for other processors.
+// Tests define STAGESPAN_PORTABLE to test the code for other processors.
 #if defined(__SSE2__) && !defined(STAGESPAN_PORTABLE)
 #define STAGESPAN_TEXT_SSE2 1
 #include <emmintrin.h>
@@ -20,8 +20,8 @@ namespace {
 constexpr std::ptrdiff_t kStep = 16;
 
 struct Block {
-  std::uint32_t stops;    // a bit a byte: quote or backslash
-  std::uint32_t strange;  // a bit a byte: control character or beyond ASCII
+  std::uint32_t stops;    // one bit per byte: quote or backslash
+  std::uint32_t strange;  // one bit per byte: control character or beyond ASCII
 };
 
 Block look(const char* at) noexcept {
@@ -38,7 +38,7 @@ Block look(const char* at) noexcept {
 
 constexpr std::ptrdiff_t kStep = 8;
 
-// Nonzero if any byte of the word is not a plain one.
+// Nonzero if any byte of the word is not a plain character.
 std::uint64_t any_special(std::uint64_t word) noexcept {
   constexpr std::uint64_t ones = 0x0101010101010101, tops = 0x8080808080808080;
   const auto zeros = [](std::uint64_t w) { return (w - ones) & ~w & tops; };
@@ -48,7 +48,7 @@ std::uint64_t any_special(std::uint64_t word) noexcept {
 
 #endif
 
-// Byte by byte; true when it came to the closing quote. What follows a backslash is passed over, even behind `stop`.
+// Byte by byte; returns true at the closing quote. The character after a backslash is skipped, even after `stop`.
 bool walk(const char** at, const char* stop, bool* plain) noexcept {
   while (*at < stop) {
     const char c = **at;
@@ -66,7 +66,7 @@ int hex_digit(char c) noexcept {
   return -1;
 }
 
-// The number of a \uXXXX whose backslash is at `at`, or -1 if it has no number.
+// The number of a \uXXXX whose backslash is at `at`, or -1 if it is invalid.
 int unit_at(std::string_view raw, std::size_t at) noexcept {
   if (raw.size() - at < 6 || raw[at] != '\\' || raw[at + 1] != 'u') return -1;
   int unit = 0;
@@ -98,7 +98,7 @@ void append_utf8(std::uint32_t point, std::string* into) {
   byte(0x80 | (point & 0x3F));
 }
 
-// Appends the character of an escape; gives its length in the raw text.
+// Appends the character of an escape; returns the escape's length in the raw text.
 std::size_t append_escape(std::string_view raw, std::size_t at, std::string* into) {
   constexpr std::string_view kWritten = "\"\\/bfnrt", kMeant = "\"\\/\b\f\n\r\t";
   const char next = at + 1 < raw.size() ? raw[at + 1] : '\0';

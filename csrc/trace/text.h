@@ -1,4 +1,4 @@
-// text.h: strings of JSON: where they end, and what they say.
+// text.h: finds the ends of JSON strings, and decodes them.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ inline bool is_digit(char c) noexcept { return c >= '0' && c <= '9'; }
 
 inline const char* skip_space(const char* at, const char* end) noexcept {
   if (at < end && *at > ' ') return at;
-  // Lines are indented by many spaces.
+  // Lines are often indented by many spaces.
   constexpr std::string_view kIndent = "        ";
   while (at < end && is_space(*at)) {
     ++at;
@@ -23,13 +23,13 @@ inline const char* skip_space(const char* at, const char* end) noexcept {
   return at;
 }
 
-/// The quote that closes the string whose text begins at `at`; null when it is not before `end`. `plain` becomes false
-/// when the text is not as it reads: escapes, control characters, or bytes beyond ASCII.
+/// The quote that closes the string whose text begins at `at`; null if there is none before `end`. `plain` becomes
+/// false if the text cannot be used as written: it has escapes, control characters, or bytes beyond ASCII.
 const char* string_end(const char* at, const char* end, bool* plain) noexcept;
 
-/// What a string that is not plain says, as UTF-8. What JSON does not allow is set right: a backslash before any other
-/// character represents itself, control characters become spaces, and halves of surrogate pairs U+FFFD. Bytes that
-/// are not UTF-8 stay.
+/// Decodes a string that is not plain to UTF-8. What JSON does not allow is corrected: a backslash before any other
+/// character represents itself, control characters become spaces, and halves of surrogate pairs become U+FFFD. Bytes
+/// that are not UTF-8 are kept.
 void unescape(std::string_view raw, std::string* into);
 
 }  // namespace stagespan::trace

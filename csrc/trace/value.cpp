@@ -16,7 +16,7 @@ const char* fail(const char* at, const char* end, bool* cut) noexcept {
 
 bool is_letter(char c) noexcept { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; }
 
-// A word, in any case; `at` is on its first letter.
+// A word, in any case; `at` is at its first letter.
 const char* read_word(const char* at, const char* end, Kind* kind, bool* cut) noexcept {
   const char* stop = at;
   while (stop < end && is_letter(*stop)) ++stop;
@@ -40,7 +40,7 @@ const char* read_word(const char* at, const char* end, Kind* kind, bool* cut) no
 }
 
 const char* skip_number(const char* at, const char* end, bool* cut) noexcept {
-  // The usual number in a list is a short whole one.
+  // Most numbers in a list are short integers.
   if (is_digit(*at) && *at != '0') {
     const char* stop = at + 1;
     while (stop < end && is_digit(*stop)) ++stop;
@@ -48,7 +48,7 @@ const char* skip_number(const char* at, const char* end, bool* cut) noexcept {
   }
   Number number;
   const char* const stop = read_number(at, end, &number);
-  // What ends where the bytes end may go on, and "-" or "1." may become a number.
+  // A value at the end of the bytes may continue, and "-" or "1." may become a number.
   if (stop == nullptr) {
     while (at < end && (is_digit(*at) || *at == '-' || *at == '+' || *at == '.' || (*at | 0x20) == 'e')) ++at;
     return fail(at, end, cut);

@@ -1,4 +1,4 @@
-// value.h: one value of JSON as it is in the file.
+// value.h: one JSON value, as written in the file.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace stagespan::trace {
 
 enum class Kind : std::uint8_t {
   kAbsent,
-  kNull,  // null, and the words that some writers use for numbers that are none: nan, inf, infinity
+  kNull,  // null, and the words that some writers use instead of numbers: nan, inf, infinity
   kFalse,
   kTrue,
   kNumber,
@@ -20,16 +20,16 @@ enum class Kind : std::uint8_t {
 
 struct Value {
   Kind kind = Kind::kAbsent;
-  bool plain = true;         // a string without escapes and bytes beyond ASCII
-  std::string_view written;  // as in the file; a string without its quotes
+  bool plain = true;         // a string without escapes or bytes beyond ASCII
+  std::string_view written;  // as in the file; for a string, without its quotes
   Number number;
 };
 
-/// How deep lists and objects may nest within an argument.
+/// The maximum depth of lists and objects within an argument.
 inline constexpr int kDeepest = 1000;
 
-/// Reads the value at `at`, and checks it by the grammar of JSON. Gives where it ends; null when it is malformed, or
-/// not whole before `end`: `*cut` then becomes true.
+/// Reads the value at `at`, and checks it against the grammar of JSON. Returns its end; null if it is malformed or
+/// incomplete before `end`, in which case `*cut` becomes true.
 const char* read_value(const char* at, const char* end, Value* value, bool* cut) noexcept;
 
 }  // namespace stagespan::trace

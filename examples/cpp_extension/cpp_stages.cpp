@@ -29,7 +29,7 @@ double multiply(std::size_t n) {
   return trace;
 }
 
-// A thread that Python knows nothing of, without the GIL: timed all the same.
+// A thread that Python did not create, without the GIL, is timed too.
 double multiply_on_thread(std::size_t n) {
   pybind11::gil_scoped_release without_gil;
   double trace = 0.0;

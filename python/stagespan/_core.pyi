@@ -373,6 +373,11 @@ def set_profiled_names(names: Sequence[str]) -> None:
     means all.
     """
 
+def set_annotated_names(names: Sequence[str]) -> None:
+    """Send plain spans of these stages through the hooks if they are made from now on; `*` means
+    all.
+    """
+
 def set_torch_callback(callback: Callable[[], None] | None) -> None:
     """Call back once, when a context first runs after torch has been imported."""
 

@@ -1,4 +1,4 @@
-// device_support.h: fake drivers in place of real ones, and what the tests of the device layer share.
+// device_support.h: fake drivers, and common code for the tests of the device layer.
 #pragma once
 
 #include <dlfcn.h>
@@ -18,7 +18,7 @@
 
 namespace stagespan::test {
 
-/// A fake driver and the torch that goes with it, loaded for good: the product finds them by their names.
+/// A fake driver and the torch that belongs to it, loaded permanently: the product finds them by name.
 class Fake {
  public:
   explicit Fake(const std::string& kind) : kind_(kind) {
@@ -45,7 +45,7 @@ class Fake {
   }
 
   static Fake& of(const std::string& kind) {
-    // Never destroyed: the drivers stay loaded, and what points to them stays reachable.
+    // Never destroyed: the drivers stay loaded, and objects that point to them stay reachable.
     static auto& fakes = *new std::map<std::string, Fake*>;
     Fake*& fake = fakes[kind];
     if (fake == nullptr) fake = new Fake(kind);
@@ -91,12 +91,12 @@ class Fake {
   FakeGetCounts get_counts_ = nullptr;
 };
 
-/// What the events of a span said, as a driver tells it: a float of milliseconds.
+/// The time between the events of a span as a driver returns it: a float in milliseconds.
 inline std::int64_t as_told(double begin_ns, double end_ns) {
   return std::llround(static_cast<double>(static_cast<float>((end_ns - begin_ns) / 1e6)) * 1e6);
 }
 
-/// Attaches a fake driver; this thread has touched device 0, and its stream is one of its own.
+/// Attaches a fake driver. This thread has used device 0, and its stream is a separate one.
 class DeviceTest : public RecorderTest {
  protected:
   void attach(const std::string& kind) {
@@ -134,7 +134,7 @@ class DeviceTest : public RecorderTest {
     return device::DriverBackend::find(kind, reason);
   }
 
-  /// What spans on this device need to be timed: for some the interpreter's lock, as in Python's threads.
+  /// What spans need to be timed on this device: for some the interpreter's lock, as in Python's threads.
   bool needs_interpreter() const { return fake_->kind() == "npu"; }
   OpenSpan open_span(std::uint32_t stage) {
     const Interpreter lock(needs_interpreter());
@@ -148,7 +148,7 @@ class DeviceTest : public RecorderTest {
   Fake& fake() { return *fake_; }
   void* stream() { return stream_; }
 
-  /// Opens a span, queues a kernel, and closes it; gives the span's id and the duration its events will tell.
+  /// Opens a span, queues a kernel, and closes the span. Returns the span's id and the duration between its events.
   std::pair<std::uint64_t, std::int64_t> run(std::uint32_t stage, double kernel_ns) {
     const OpenSpan span = open_span(stage);
     const double begin = fake().last_record();

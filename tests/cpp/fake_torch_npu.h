@@ -1,5 +1,5 @@
-// fake_torch_npu.h: an interpreter with a torch that has an NPU, as far as events and streams are asked of it. Behind
-// it is the fake of Ascend's runtime, which the product reads events through.
+// fake_torch_npu.h: an interpreter with a torch that has an NPU, with only its events and streams. They use the fake of
+// Ascend's runtime, with which the product reads events.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace stagespan::test {
 
-/// The interpreter's lock while it lives, if `is_needed`.
+/// Holds the interpreter's lock while it exists, if `is_needed`.
 class Interpreter {
  public:
   explicit Interpreter(bool is_needed) : is_needed_(is_needed) {
@@ -78,7 +78,7 @@ torch.npu = types.SimpleNamespace(
 sys.modules["torch"] = torch
 )";
 
-/// Starts the interpreter, once and for good, and leaves its lock; whether the fake torch is there.
+/// Starts the interpreter once and permanently, and releases its lock. Returns whether the fake torch is there.
 inline bool start_fake_torch(const std::string& library) {
   static const bool is_there = [&] {
     PyConfig config;

@@ -1,2 +1,2 @@
-// headers.cpp: nothing but the headers that are compiled once for all tests.
+// headers.cpp: only the headers that are compiled once for all tests.
 #include "support.h"

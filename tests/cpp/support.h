@@ -1,4 +1,4 @@
-// support.h: what the tests of the core share.
+// support.h: common code for the tests of the core.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,8 +30,8 @@
 
 namespace stagespan::test {
 
-/// How often a test repeats what finds a fault only sometimes: the whole number in plain builds, a
-/// share of it under sanitizers, which are slower and look closer.
+/// How often a test repeats something that finds a fault only sometimes: the full number in plain builds, and fewer
+/// under sanitizers, which are slower and detect more.
 constexpr std::uint64_t scaled(std::uint64_t plain, std::uint64_t sanitized_share = 4) {
   return STAGESPAN_TEST_SANITIZED ? (plain + sanitized_share - 1) / sanitized_share : plain;
 }
@@ -61,8 +61,8 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-/// Starts `count` threads on `body(index)`. They are joined where the result goes out of scope, so
-/// that a failed assertion ends the test and not the program.
+/// Starts `count` threads on `body(index)`. They are joined when the result goes out of scope, so that a failed
+/// assertion ends the test and not the program.
 template <class Body>
 std::vector<std::jthread> start_threads(unsigned count, Body body) {
   std::vector<std::jthread> threads;
@@ -73,13 +73,13 @@ std::vector<std::jthread> start_threads(unsigned count, Body body) {
 
 inline void join(std::vector<std::jthread>& threads) { threads.clear(); }
 
-/// Runs `body` in a thread of its own, to its end.
+/// Runs `body` in a separate thread, to its end.
 template <class Body>
 void in_thread(Body body) {
   std::thread(body).join();
 }
 
-/// A snapshot as the library takes it: no thread leaves meanwhile.
+/// A snapshot as the library takes it: no thread leaves during it.
 inline Snapshot snapshot() {
   Recorder& recorder = Recorder::get();
   const ClockFit fit = recorder.clock_fit();
@@ -107,20 +107,20 @@ inline std::uint64_t lost(Cause cause) {
   return Recorder::get().arena().header().lost[cause].load(std::memory_order_relaxed);
 }
 
-/// Finished spans of one stage, by begin.
+/// Finished spans of one stage, ordered by begin.
 inline std::vector<SpanCopy> spans_of(std::uint32_t stage) {
   std::vector<SpanCopy> spans = read_spans(Recorder::get().arena());
   std::erase_if(spans, [&](const SpanCopy& span) { return span.stage != stage; });
   return spans;
 }
 
-/// All that a span says, to be compared.
+/// All fields of a span, for comparison.
 inline auto fields(const SpanCopy& span) {
   return std::tuple(span.begin_ticks, span.end_ticks, span.id, span.parent, span.request, span.suspended_ticks,
                     span.stage, span.thread, span.depth, span.flags);
 }
 
-/// A finished span of a known duration, to be committed by the calling thread.
+/// A finished span of a known duration, for the calling thread to commit.
 inline FinishedSpan made_span(std::uint32_t stage, std::uint64_t begin, std::uint64_t duration) {
   FinishedSpan span{};
   span.begin_ticks = begin;
@@ -131,7 +131,7 @@ inline FinishedSpan made_span(std::uint32_t stage, std::uint64_t begin, std::uin
   return span;
 }
 
-/// Starts every test with nothing recorded. Names stay: tests use names of their own.
+/// Starts every test with nothing recorded. Names are kept, so tests use their own names.
 class RecorderTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -151,7 +151,7 @@ class OpenSpansTest : public RecorderTest {
   OpenFrame& open(std::uint32_t stage, const void* owner = nullptr) { return *open_frame(thread(), stage, owner); }
   void close(OpenFrame& frame) { close_frame(thread(), frame, 0); }
 
-  /// What the calling thread has open, outermost first.
+  /// The open spans of the calling thread, outermost first.
   std::vector<OpenCopy> own_open() {
     std::vector<OpenCopy> result = read_open(arena());
     std::erase_if(result, [&](const OpenCopy& open) { return open.thread != thread().thread || open.detached; });

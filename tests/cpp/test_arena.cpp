@@ -1,5 +1,4 @@
-// test_arena.cpp: the block that holds a recording describes itself, and can be read from any
-// address.
+// test_arena.cpp: the block that holds a recording describes itself, and can be read at any address.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -29,7 +28,7 @@ using OwnedArena = std::unique_ptr<std::byte, DestroyArena>;
 
 OwnedArena make_arena(std::uint32_t ring_spans) { return OwnedArena(create_arena({ring_spans, kMaxFrames}).base()); }
 
-TEST(Arena, HeaderTellsWhatLiesWhere) {
+TEST(Arena, HeaderDescribesTheRegions) {
   for (const std::uint32_t ring_spans : {64U, 1024U, kDefaultRingSpans}) {
     SCOPED_TRACE(ring_spans);
     // GIVEN a new arena
@@ -38,7 +37,7 @@ TEST(Arena, HeaderTellsWhatLiesWhere) {
     ASSERT_TRUE(arena);
     const ArenaHeader& header = arena.header();
     // WHEN its header is read
-    // THEN it says what it is
+    // THEN it describes the arena
     EXPECT_EQ(std::memcmp(&header.magic, "STAGESPN", 8), 0);
     EXPECT_EQ(header.layout_version, kLayoutVersion);
     EXPECT_EQ(header.byte_order, kByteOrderMark);
@@ -46,7 +45,7 @@ TEST(Arena, HeaderTellsWhatLiesWhere) {
     EXPECT_EQ(header.pid, static_cast<std::uint32_t>(getpid()));
     EXPECT_EQ(header.ring_spans, ring_spans);
     EXPECT_EQ(header.frames_per_thread, kMaxFrames);
-    // THEN its regions lie within it, on pages of their own, and none reaches into the next
+    // THEN its regions are within it, on separate pages, and do not overlap
     std::uint64_t end = sizeof(ArenaHeader);
     for (const RegionInfo& region : header.regions) {
       EXPECT_GE(region.offset, end);
@@ -58,7 +57,7 @@ TEST(Arena, HeaderTellsWhatLiesWhere) {
   }
 }
 
-/// Whether the header tells readers that a region begins at `first` and has room for `count` of its kind.
+/// Whether the header says that a region begins at `first` and has `count` elements.
 template <class T>
 void expect_region(ArenaView arena, Region which, const T* first, std::uint64_t count) {
   SCOPED_TRACE(which);
@@ -68,12 +67,12 @@ void expect_region(ArenaView arena, Region which, const T* first, std::uint64_t 
   EXPECT_EQ(region.count, count);
 }
 
-TEST(Arena, RegionsHaveRoomForWhatTheLayoutPromises) {
+TEST(Arena, RegionsHaveTheSizesOfTheLayout) {
   // GIVEN a new arena
   const OwnedArena owned = make_arena(1024);
   const ArenaView arena(owned.get());
-  // WHEN its header is compared with where things are kept
-  // THEN each region lies there and is as large as the layout says
+  // WHEN its header is compared with the addresses in use
+  // THEN each region is at its place and has the size of the layout
   expect_region(arena, kRegionNames, &arena.name(0), kMaxStages);
   expect_region(arena, kRegionNamePool, arena.name_pool(), kNamePoolBytes);
   expect_region(arena, kRegionWorkKeys, arena.work_keys(), kMaxWorkKeys);
@@ -88,11 +87,11 @@ TEST(Arena, RegionsHaveRoomForWhatTheLayoutPromises) {
   expect_region(arena, kRegionDeviceBlocks, &arena.device_block(0, 0), kMaxDeviceStages * kDeviceFigures);
 }
 
-TEST(Arena, EveryCornerOfEveryRegionCanBeWritten) {
+TEST(Arena, TheEndsOfEveryRegionCanBeWritten) {
   // GIVEN a new arena
   const OwnedArena owned = make_arena(64);
   const ArenaView arena(owned.get());
-  // WHEN the first and last of everything are written
+  // WHEN the first and last element of each region are written
   arena.name(kMaxStages - 1) = {1, 2};
   arena.name_pool()[kNamePoolBytes - 1] = 'x';
   arena.work_keys()[kMaxWorkKeys - 1].text[0] = 'y';
@@ -102,7 +101,7 @@ TEST(Arena, EveryCornerOfEveryRegionCanBeWritten) {
   arena.detached()[kMaxDetached - 1].id.store(6);
   arena.ring(kMaxThreads - 1)[63].commit.store(7);
   arena.blocks()[kMaxBlocks - 1].buckets[kBuckets - 1].store(8);
-  // THEN none of them is another's
+  // THEN none of them overlaps another
   EXPECT_EQ(arena.name(kMaxStages - 1).offset, 1U);
   EXPECT_EQ(arena.name_pool()[0], '\0');
   EXPECT_EQ(arena.name_pool()[kNamePoolBytes - 1], 'x');
@@ -118,7 +117,7 @@ TEST(Arena, EveryCornerOfEveryRegionCanBeWritten) {
 }
 
 TEST(Arena, ClearingKeepsNamesAndNothingElse) {
-  // GIVEN an arena with a name, a work key and figures in every region that holds some
+  // GIVEN an arena with a name, a work key, and figures in every region that can hold some
   const OwnedArena owned = make_arena(64);
   const ArenaView arena(owned.get());
   ArenaHeader& header = arena.header();
@@ -142,7 +141,7 @@ TEST(Arena, ClearingKeepsNamesAndNothingElse) {
   const std::uint64_t size = header.size_bytes;
   // WHEN it is cleared
   clear_arena(arena);
-  // THEN the names are there
+  // THEN the names are still there
   EXPECT_EQ(header.name_count.load(), 1U);
   EXPECT_EQ(header.name_pool_used.load(), 6U);
   EXPECT_EQ(std::string(arena.name_pool() + arena.name(0).offset, arena.name(0).length_bytes), "decode");
@@ -151,7 +150,7 @@ TEST(Arena, ClearingKeepsNamesAndNothingElse) {
   EXPECT_EQ(header.clock_source, static_cast<std::uint32_t>(ClockSource::kTsc));
   EXPECT_EQ(header.size_bytes, size);
   EXPECT_EQ(header.magic, kMagic);
-  // THEN all else is as in a new one
+  // THEN everything else is as in a new arena
   EXPECT_EQ(header.block_count.load(), 0U);
   EXPECT_EQ(header.slot_high_water.load(), 0U);
   EXPECT_EQ(header.lost[kLostOpen].load(), 0U);
@@ -178,15 +177,15 @@ TEST(Arena, AnArenaThatIsNotTouchedTakesNoMemory) {
   EXPECT_LE(pages, 8U);
 }
 
-TEST(Arena, FramesAndRingsShrinkWhereTheSystemRefusesTheirSizeAndNothingFails) {
+TEST(Arena, FramesAndRingsShrinkIfTheSystemRefusesTheirSize) {
 #if STAGESPAN_TEST_SANITIZED
   GTEST_SKIP() << "sanitizers reserve more addresses than the limit of this test";
 #else
-  // What an arena of the default sizes comes to where there are so many addresses.
+  // The size of an arena of the default sizes if enough address space is available.
   const auto sizes_within = [](std::uint64_t limit_bytes) {
     int ends[2] = {};
     EXPECT_EQ(pipe(ends), 0);
-    // In a child, because the limit cannot be taken back.
+    // In a child, because the limit cannot be undone.
     const pid_t child = fork();
     if (child == 0) {
       const rlimit limit{limit_bytes, limit_bytes};
@@ -220,7 +219,7 @@ TEST(Arena, FramesAndRingsShrinkWhereTheSystemRefusesTheirSizeAndNothingFails) {
     const OwnedArena owned(create_arena({ring_spans, frames}).base());
     return ArenaView(owned.get()).header().size_bytes;
   };
-  // GIVEN a process that may have the addresses of a smaller arena, down to the smallest
+  // GIVEN a process with enough address space for a smaller arena, down to the smallest
   std::uint64_t before = size_of(kDefaultRingSpans, kMaxFrames);
   for (const auto& [ring_spans, frames] :
        {std::pair(8192U, 4096U), std::pair(2048U, 4096U), std::pair(2048U, 1024U), std::pair(512U, 1024U),
@@ -231,14 +230,14 @@ TEST(Arena, FramesAndRingsShrinkWhereTheSystemRefusesTheirSizeAndNothingFails) {
     ASSERT_LT(size, before);
     before = size;
     // WHEN it creates one of the default sizes
-    // THEN it gets that one
+    // THEN it gets the smaller one
     EXPECT_EQ(sizes_within(in_use + size + kLeftToTheProgramBytes + kMiB / 2), std::pair(ring_spans, frames));
   }
   EXPECT_EQ(before, smallest_arena_bytes());
   EXPECT_LE(before, 80 * kMiB);
-  // GIVEN a process that may have hardly any more than it has
+  // GIVEN a process with almost no further address space
   // WHEN it creates an arena
-  // THEN it gets none, and goes on
+  // THEN it gets none, and continues
   EXPECT_EQ(sizes_within(in_use + 8 * kMiB), std::pair(0U, 0U));
 #endif
 }
@@ -248,7 +247,7 @@ TEST(Arena, NothingIsReadFromNoArena) {
   const ArenaView none;
   bool complete = false;
   // WHEN it is read
-  // THEN there is nothing, and no fault
+  // THEN the result is empty
   EXPECT_TRUE(read_spans(none).empty());
   EXPECT_TRUE(read_open(none).empty());
   EXPECT_TRUE(read_request(none, 1, 0, &complete).empty());
@@ -260,8 +259,7 @@ TEST(Arena, NothingIsReadFromNoArena) {
 
 class MovedArena : public test::RecorderTest {
  protected:
-  // All bytes of the recorder's arena, elsewhere. Pages of zeros stay untouched, so that the copy
-  // stays small.
+  // All bytes of the recorder's arena, at another address. Zero pages stay untouched, so that the copy stays small.
   ArenaView copy() {
     const std::uint64_t size = arena().header().size_bytes;
     void* const memory =
@@ -299,7 +297,7 @@ TEST_F(MovedArena, SpansStatisticsAndOpenSpansAreReadFromACopyElsewhere) {
     const ScopedTimer done(inner);
   }
   DetachedSpan token = recorder().open_detached(outer, 0);
-  // WHEN the arena's bytes are copied to another address, and the arena itself is emptied
+  // WHEN the arena's bytes are copied to another address, and the arena itself is cleared
   const std::vector<SpanCopy> spans = read_spans(arena());
   const std::vector<OpenCopy> open = read_open(arena());
   const Snapshot snapshot = test::snapshot();
@@ -308,7 +306,7 @@ TEST_F(MovedArena, SpansStatisticsAndOpenSpansAreReadFromACopyElsewhere) {
   const ArenaView moved = copy();
   ASSERT_NE(moved.base(), arena().base());
   recorder().reset();
-  // THEN all is read from the copy as it was
+  // THEN everything is read from the copy unchanged
   const std::vector<SpanCopy> moved_spans = read_spans(moved);
   ASSERT_EQ(moved_spans.size(), spans.size());
   EXPECT_EQ(spans.size(), 64U + 1);
@@ -343,7 +341,7 @@ TEST_F(MovedArena, SpansStatisticsAndOpenSpansAreReadFromACopyElsewhere) {
   EXPECT_EQ(moved.header().lost[kLostHookErrors].load(), 3U);
   EXPECT_EQ(std::string(moved.name_pool() + moved.name(inner).offset, moved.name(inner).length_bytes), "moved.inner");
   EXPECT_EQ(read_clock(moved.header()).unix_ns(spans[0].begin_ticks), fit.unix_ns(spans[0].begin_ticks));
-  // THEN the arena itself holds nothing but what is open
+  // THEN the arena itself only has the open spans
   EXPECT_TRUE(read_spans(arena()).empty());
   EXPECT_EQ(read_open(arena()).size(), 3U);
   recorder().close_detached(token, 0);

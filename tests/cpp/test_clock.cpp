@@ -1,4 +1,4 @@
-// test_clock.cpp: the fit of ticks to time, by stamps made up and by real ones.
+// test_clock.cpp: the fit of ticks to time, with synthetic stamps and real ones.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,13 +24,13 @@ std::int64_t realtime_ns() {
   return static_cast<std::int64_t>(now.tv_sec) * kSecond + now.tv_nsec;
 }
 
-/// A counter beside a system clock whose rate changes at given times.
+/// A counter together with a system clock whose rate changes at given times.
 class World {
  public:
   World(double ticks_per_ns, std::uint64_t first_ticks, std::int64_t first_unix_ns)
       : ticks_per_ns_(ticks_per_ns), first_ticks_(first_ticks), first_unix_ns_(first_unix_ns) {}
 
-  /// From `at_s` on the system's clock runs `parts_per_million` faster than the counter says.
+  /// From `at_s` on, the system's clock is faster than the counter by `parts_per_million`.
   void steer(double at_s, double parts_per_million) { steers_.push_back({at_s * 1e9, parts_per_million * 1e-6}); }
 
   std::uint64_t ticks(double elapsed_ns) const {
@@ -71,7 +71,7 @@ TEST(ClockFit, StaysWithinAMicrosecondOverAMinuteOfStampsWithBracketsOf100ns) {
   SCOPED_TRACE(random.trace());
   for (const double rate : kRates) {
     SCOPED_TRACE(rate);
-    // GIVEN a minute of stamps, one a second, each off by half its bracket of 100 ns at most
+    // GIVEN a minute of stamps, one per second, each off by at most half its bracket of 100 ns
     const World world = some_world(rate);
     std::vector<ClockStamp> stamps;
     for (int second = 0; second <= 60; ++second) stamps.push_back(world.stamp(second * 1e9, random.unit() * 100 - 50));
@@ -88,35 +88,34 @@ TEST(ClockFit, StaysWithinAMicrosecondOverAMinuteOfStampsWithBracketsOf100ns) {
 }
 
 TEST(ClockFit, StaysWithinAMicrosecondOverAMinuteWithNoStampBetween) {
-  // GIVEN two stamps a minute apart, their errors as far apart as brackets of 100 ns let them be
+  // GIVEN two stamps a minute apart, with the largest errors that brackets of 100 ns allow
   const World world = some_world();
   const ClockFit fit({world.stamp(0, -50), world.stamp(60e9, 50)});
   Random random(7002);
   SCOPED_TRACE(random.trace());
   for (int i = 0; i < 5000; ++i) {
-    // WHEN any time between is asked for
+    // WHEN any time between them is converted
     const double elapsed = random.unit() * 60e9;
-    // THEN nothing has drifted
+    // THEN there is no drift
     ASSERT_LE(std::abs(fit.unix_ns(world.ticks(elapsed)) - world.unix_ns(elapsed)), 60) << elapsed;
   }
 }
 
-TEST(ClockFit, FollowsAClockThatIsSteered) {
+TEST(ClockFit, FollowsAClockWhoseRateIsAdjusted) {
   Random random(7003);
   SCOPED_TRACE(random.trace());
-  // GIVEN a system clock whose rate changes by up to 500 parts in a million every few seconds
+  // GIVEN a system clock whose rate changes by up to 500 ppm every few seconds
   World world = some_world();
   std::vector<ClockStamp> stamps;
   for (int second = 0; second <= 60; ++second) {
     if (second % 3 == 1) world.steer(second, random.unit() * 1000 - 500);
   }
   for (int second = 0; second <= 60; ++second) stamps.push_back(world.stamp(second * 1e9, random.unit() * 100 - 50));
-  // WHEN a stamp a second is fitted
+  // WHEN one stamp per second is fitted
   const ClockFit fit(stamps);
   for (int i = 0; i < 20'000; ++i) {
     const double elapsed = random.unit() * 60e9;
-    // THEN every time is right within a microsecond, however far the clock has gone from a straight
-    // line
+    // THEN every time is right within a microsecond, however much the rate has changed
     ASSERT_LE(std::abs(fit.unix_ns(world.ticks(elapsed)) - world.unix_ns(elapsed)), 1000) << elapsed;
   }
 }
@@ -126,15 +125,14 @@ TEST(ClockFit, TimeNeverGoesBack) {
   for (const double rate : kRates) {
     SCOPED_TRACE(random.trace());
     SCOPED_TRACE(rate);
-    // GIVEN stamps at uneven distances of a clock that is steered
+    // GIVEN stamps at irregular distances, of a clock whose rate is adjusted
     World world = some_world(rate);
     for (int second = 0; second < 50; second += 5) world.steer(second, random.unit() * 1000 - 500);
     std::vector<ClockStamp> stamps;
     double at = 0;
     for (int i = 0; i < 40; ++i) stamps.push_back(world.stamp(at += 2e8 + random.unit() * 3e9, random.unit() * 100));
     const ClockFit fit(stamps);
-    // WHEN ticks go up, by one at every stamp and by anything between, from before the first to
-    // past the last
+    // WHEN ticks increase, by one at every stamp and by any amount in between, from before the first to after the last
     std::vector<std::uint64_t> ticks;
     for (const ClockStamp& stamp : stamps)
       for (std::uint64_t i = 0; i < 9; ++i) ticks.push_back(stamp.ticks + i - 4);
@@ -150,7 +148,7 @@ TEST(ClockFit, TimeNeverGoesBack) {
   }
 }
 
-TEST(ClockFit, TicksAndTimeTurnIntoEachOther) {
+TEST(ClockFit, TicksAndTimeCanBeConvertedBothWays) {
   Random random(7005);
   for (const double rate : kRates) {
     SCOPED_TRACE(random.trace());
@@ -161,24 +159,23 @@ TEST(ClockFit, TicksAndTimeTurnIntoEachOther) {
     world.steer(5, -300);
     const ClockFit fit({world.stamp(0), world.stamp(2e9), world.stamp(5e9), world.stamp(9e9)});
     for (int i = 0; i < 10'000; ++i) {
-      // WHEN a time before, within or after the stamps goes to ticks and back, or ticks to time and
-      // back
+      // WHEN a time before, within or after the stamps is converted to ticks and back, or ticks to time and back
       const auto ticks = world.ticks(random.unit() * 12e9) - static_cast<std::uint64_t>(1e9 * rate);
       const std::int64_t unix_ns = fit.unix_ns(ticks);
-      // THEN what is lost is the coarser of the two units
+      // THEN the error is at most the coarser of the two units
       ASSERT_NEAR(static_cast<double>(static_cast<std::int64_t>(fit.ticks(unix_ns) - ticks)), 0, 1 + rate);
       ASSERT_NEAR(static_cast<double>(fit.unix_ns(fit.ticks(unix_ns)) - unix_ns), 0, 1 + 1 / rate);
     }
   }
 }
 
-TEST(ClockFit, TellsTimesLongBeforeTheFirstStamp) {
+TEST(ClockFit, ConvertsTimesLongBeforeTheFirstStamp) {
   // GIVEN stamps over some seconds
   const World world = some_world();
   const ClockFit fit({world.stamp(0, 50), world.stamp(2e9, -50), world.stamp(4e9)});
-  // WHEN a time 100 s before the first one is asked for
+  // WHEN a time 100 s before the first one is converted
   const std::uint64_t before = world.ticks(0) - (world.ticks(100e9) - world.ticks(0));
-  // THEN the first piece's rate is used: 100 ns in 2 s, 50 times over
+  // THEN the first piece's rate is used: 100 ns in 2 s, 50 times
   EXPECT_NEAR(static_cast<double>(fit.unix_ns(before) - world.unix_ns(0) + 100 * kSecond), 0, 6000);
   EXPECT_NEAR(static_cast<double>(static_cast<std::int64_t>(fit.ticks(world.unix_ns(0) - 100 * kSecond) - before)), 0,
               6000 * 2.6);
@@ -189,9 +186,9 @@ TEST(ClockFit, TimesOutsideOfEverythingStayWithin64Bits) {
     SCOPED_TRACE(rate);
     const World world = some_world(rate);
     const ClockFit fit({world.stamp(0), world.stamp(3e9)});
-    // GIVEN the smallest and largest numbers there are
-    // WHEN they are turned into each other
-    // THEN nothing overflows, and order is kept
+    // GIVEN the smallest and largest numbers
+    // WHEN they are converted
+    // THEN nothing overflows, and the order is kept
     EXPECT_GT(fit.unix_ns(std::numeric_limits<std::uint64_t>::max() / 2), fit.unix_ns(world.ticks(0)));
     EXPECT_LT(fit.unix_ns(0), fit.unix_ns(world.ticks(0)));
     const auto latest = static_cast<std::int64_t>(fit.ticks(std::numeric_limits<std::int64_t>::max()));
@@ -206,8 +203,8 @@ TEST(ClockFit, FewerThanTwoStampsAreATickANanosecond) {
   const World world = some_world();
   const ClockFit none({});
   const ClockFit one({world.stamp(0)});
-  // WHEN time is asked for
-  // THEN there is an answer
+  // WHEN a time is converted
+  // THEN there is a result
   EXPECT_EQ(none.unix_ns(17), 17);
   EXPECT_EQ(one.unix_ns(world.ticks(0) + 17), world.unix_ns(0) + 17);
   EXPECT_EQ(one.ticks(world.unix_ns(0) + 17), world.ticks(0) + 17);
@@ -231,7 +228,7 @@ class ClockStamps : public ::testing::Test {
   std::uint32_t count() { return header().stamp_count.load(); }
   double ns_per_tick() const { return ns_per_tick_; }
 
-  /// Lets time pass, as seen from the stamps: moves them into the past.
+  /// Simulates elapsed time for the stamps: moves them into the past.
   void pass(double seconds) {
     for (std::uint32_t i = 0; i < count(); ++i) header().stamps[i] = earlier(header().stamps[i], seconds);
   }
@@ -256,7 +253,7 @@ class ClockStamps : public ::testing::Test {
 };
 
 TEST_F(ClockStamps, TheFirstPieceGrowsUntilItIsASecondLong) {
-  // GIVEN a recorder that was read as soon as it started, and so has a first piece of microseconds
+  // GIVEN a recorder that was read directly after its start, and so has a first piece of microseconds
   refresh_clock(header());
   ASSERT_EQ(count(), 2U);
   const ClockStamp first = header().stamps[0];
@@ -268,10 +265,10 @@ TEST_F(ClockStamps, TheFirstPieceGrowsUntilItIsASecondLong) {
   EXPECT_GE(header().stamps[1].monotonic_ns - header().stamps[0].monotonic_ns, kSecond / 2);
   pass(3);
   refresh_clock(header());
-  // THEN the piece has grown: its rate, by which times before the start are told, is no guess
+  // THEN the piece has grown, so its rate, which is used for times before the start, is known
   EXPECT_EQ(count(), 2U);
   EXPECT_GE(header().stamps[1].monotonic_ns - header().stamps[0].monotonic_ns, 3 * kSecond);
-  // THEN from then on pieces are added
+  // THEN from then on, pieces are added
   pass(2);
   refresh_clock(header());
   EXPECT_EQ(count(), 3U);
@@ -283,7 +280,7 @@ TEST_F(ClockStamps, ReadingOftenAddsNoStamps) {
   pass(2);
   refresh_clock(header());
   ASSERT_EQ(count(), 2U);
-  // WHEN it is read a hundred times in no time
+  // WHEN it is read a hundred times within a short time
   for (int i = 0; i < 100; ++i) refresh_clock(header());
   // THEN no stamps are added
   EXPECT_EQ(count(), 2U);
@@ -295,21 +292,20 @@ TEST_F(ClockStamps, ThinningKeepsTheFirstStampAndTheOrderAndTheTime) {
   const double uptime_s =
       std::min(static_cast<double>(monotonic_ns()), static_cast<double>(now_ticks()) * ns_per_tick()) / 1e9;
   if (uptime_s < 300) GTEST_SKIP() << "the clocks began " << uptime_s << " s ago: stamps would lie before that";
-  // GIVEN a recorder that is read about once a second, four times as often as there is room for
-  // stamps
+  // GIVEN a recorder that is read about once a second, four times as often as stamps fit
   std::vector<ClockStamp> all = {header().stamps[0]};
   for (int i = 0; i < kReads; ++i) {
     pass(kApart_s);
     for (ClockStamp& stamp : all) stamp = earlier(stamp, kApart_s);
     // WHEN the clock is read
     const ClockFit fit = refresh_clock(header());
-    // THEN there is room, the stamps are in order, and the first one is still there
+    // THEN the number of stamps is bounded, they are in order, and the first one is still there
     ASSERT_LE(count(), kMaxStamps);
     expect_in_order();
     ASSERT_EQ(header().stamps[0].ticks, all.front().ticks);
     const ClockStamp& last = header().stamps[count() - 1];
     all.push_back(last);
-    // THEN the times of all stamps that ever were are told, of those that went as well
+    // THEN the times of all stamps are converted correctly, including those that were removed
     for (const ClockStamp& stamp : all)
       ASSERT_NEAR(static_cast<double>(fit.unix_ns(stamp.ticks) - last.unix_ns),
                   static_cast<double>(stamp.monotonic_ns - last.monotonic_ns), 200'000);
@@ -318,16 +314,16 @@ TEST_F(ClockStamps, ThinningKeepsTheFirstStampAndTheOrderAndTheTime) {
   EXPECT_GE(header().stamps[count() - 1].monotonic_ns - header().stamps[0].monotonic_ns, kReads * kSecond);
 }
 
-TEST_F(ClockStamps, AnArenaThatIsOnlyReadGivesTheSameTimes) {
+TEST_F(ClockStamps, AnArenaThatIsOnlyReadHasTheSameTimes) {
   // GIVEN a header with stamps, the last one just taken
   pass(2);
   const ClockFit fresh = refresh_clock(header());
-  // WHEN it is read without taking another
+  // WHEN it is read without taking another stamp
   const ClockFit read = read_clock(header());
   // THEN the times are the same
   const std::uint64_t ticks = header().stamps[1].ticks - 1000;
   EXPECT_EQ(read.unix_ns(ticks), fresh.unix_ns(ticks));
-  // THEN a header without stamps, or with a count that is wrong, is no reason to fail
+  // THEN a header without stamps, or with a wrong count, does not cause a failure
   header().stamp_count.store(0);
   EXPECT_EQ(read_clock(header()).unix_ns(5), 5);
   header().stamp_count.store(1'000'000);
@@ -347,15 +343,15 @@ TEST_F(ClockStamps, AClockThatIsSetBackIsFollowed) {
     }
     const std::uint64_t before = now_ticks() - static_cast<std::uint64_t>(1e9 / ns_per_tick());
     const std::int64_t unix_before = realtime_ns() - kSecond;
-    // WHEN the system's clock is an hour behind what it was then
+    // WHEN the system's clock has been set back by an hour
     for (std::uint32_t i = 0; i < count(); ++i) header().stamps[i].monotonic_ns += kHour;
     const ClockFit fit = refresh_clock(header());
-    // THEN there is a fit, whose rate is that of the counter, within the bracket of the shortest one
+    // THEN there is a fit with the counter's rate, within the bracket of the shortest one
     EXPECT_NEAR(fit.ns_per_tick() / ns_per_tick(), 1, pieces == 0 ? 0.1 : 1e-3);
-    // THEN a time before that is told as it was
+    // THEN earlier times are converted as before
     EXPECT_NEAR(static_cast<double>(fit.unix_ns(before) - unix_before), 0, pieces == 0 ? 0.1e9 : 5e6);
     expect_in_order();
-    // THEN the next fits go on from there
+    // THEN the next fits continue from there
     pass(2);
     EXPECT_NEAR(refresh_clock(header()).ns_per_tick() / ns_per_tick(), 1, 1e-3);
     expect_in_order();
@@ -366,7 +362,7 @@ TEST_F(ClockStamps, TicksThatGoBackBeginAfresh) {
   for (const char* const wish : {"auto", "monotonic"}) {
     SCOPED_TRACE(wish);
     choose_clock(wish);
-    // GIVEN a recorder whose stamps lie an hour ahead, as after a move to another machine
+    // GIVEN a recorder whose stamps are an hour ahead, as after a move to another machine
     header().stamps[0] = take_stamp();
     header().stamp_count.store(1);
     const double before_ns = ClockFit({header().stamps[0]}).ns_per_tick();
@@ -378,7 +374,7 @@ TEST_F(ClockStamps, TicksThatGoBackBeginAfresh) {
     const std::uint64_t ticks = now_ticks();
     const std::int64_t now = realtime_ns();
     const ClockFit fit = refresh_clock(header());
-    // THEN times from now on are right, and durations
+    // THEN times from now on, and durations, are right
     EXPECT_NEAR(static_cast<double>(fit.unix_ns(ticks) - now), 0, 5e6);
     const double rate = std::strcmp(wish, "monotonic") == 0 ? 1 : ns_per_tick();
     EXPECT_NEAR(fit.ns_per_tick() / rate, 1, 0.1);
@@ -388,9 +384,9 @@ TEST_F(ClockStamps, TicksThatGoBackBeginAfresh) {
 }
 
 TEST(Clock, TicksApartAreThoseBetweenWhicheverCameFirst) {
-  // GIVEN two readings, of which the first may be a little or far ahead
-  // WHEN the ticks between them are asked for
-  // THEN they are never below none, and never centuries
+  // GIVEN two readings, of which the first may be slightly or far ahead
+  // WHEN the ticks between them are computed
+  // THEN they are never negative, and never centuries
   EXPECT_EQ(ticks_between(10, 25), 15U);
   EXPECT_EQ(ticks_between(25, 10), 0U);
   EXPECT_EQ(ticks_apart(10, 25), 15U);
@@ -411,10 +407,10 @@ TEST_F(ClockStamps, RealTimeIsWithinTheBrackets) {
       const std::int64_t before = realtime_ns();
       const std::uint64_t ticks = now_ticks();
       const std::int64_t after = realtime_ns();
-      // WHEN it is turned into time
+      // WHEN it is converted to time
       const ClockFit fit = refresh_clock(header());
-      // THEN it lies between them, give or take what the clock says of itself. The counter's own
-      // bracket is as wide; a system's clock that somebody sets back meanwhile would fail this.
+      // THEN it is between them, within the error that the clock reports. The counter's own bracket is as wide. This
+      // fails if the system's clock is set back during the test.
       const std::int64_t slack = 2 * std::int64_t{fit.bracket_ns()} + 1000;
       EXPECT_GE(fit.unix_ns(ticks), before - slack);
       EXPECT_LE(fit.unix_ns(ticks), after + slack);
@@ -429,7 +425,7 @@ TEST_F(ClockStamps, StampsHoldTheClocksTogether) {
   const std::uint64_t ticks_before = now_ticks();
   // WHEN a stamp is taken
   const ClockStamp stamp = take_stamp();
-  // THEN its readings lie between those before and after
+  // THEN its readings are between those before and after
   EXPECT_GE(stamp.ticks, ticks_before);
   EXPECT_LE(stamp.ticks, now_ticks());
   EXPECT_GE(stamp.monotonic_ns, monotonic_before);
@@ -446,7 +442,7 @@ TEST_F(ClockStamps, AWishForTheSystemsClockIsGranted) {
   EXPECT_GE(ticks, before);
   EXPECT_LE(ticks, monotonic_ns());
   EXPECT_STREQ(clock_name(ClockSource::kMonotonic), "monotonic");
-  // THEN any other wish is for the best there is
+  // THEN any other wish selects the best source
   const ClockSource best = choose_clock("auto");
   EXPECT_EQ(choose_clock("tsc"), best);
   EXPECT_EQ(choose_clock(nullptr), best);
@@ -457,7 +453,7 @@ TEST_F(ClockStamps, TicksDoNotGoBackInAThread) {
   // GIVEN the chosen source
   std::uint64_t before = now_ticks();
   for (int i = 0; i < 1'000'000; ++i) {
-    // WHEN it is read over and over
+    // WHEN it is read repeatedly
     const std::uint64_t now = now_ticks();
     // THEN it does not go back
     ASSERT_GE(now, before);

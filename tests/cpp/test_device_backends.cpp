@@ -1,4 +1,4 @@
-// test_device_backends.cpp: what every driver must give, on fakes of each of them.
+// test_device_backends.cpp: the requirements of every driver, tested with fakes.
 #include <chrono>
 #include <cmath>
 
@@ -19,7 +19,7 @@ class Backend : public DeviceTest, public ::testing::WithParamInterface<const ch
 TEST_P(Backend, ASpanHasWhatItsQueueRan) {
   // GIVEN a stage with a kernel of 2 ms
   const std::uint32_t stage = recorder().intern("kernel");
-  // WHEN it runs and its device is waited for by the resolver
+  // WHEN it runs, and the resolver waits for the device
   const auto [id, told] = run(stage, 2e6);
   EXPECT_EQ(device::pending(), 1U);
   EXPECT_EQ(device::resolve(5), 0U);
@@ -40,9 +40,9 @@ TEST_P(Backend, QueueAndTailCloseWithHostAndDevice) {
   const std::uint32_t stage = recorder().intern("waiting");
   run(recorder().intern("first"), 200e6);
   const auto [id, told] = run(stage, 5e6);
-  // WHEN all is resolved
+  // WHEN everything is resolved
   ASSERT_EQ(device::resolve(5), 0U);
-  // THEN it waited for what was left of them, and queue + elapsed = host + tail to the nanosecond
+  // THEN it waited for the rest of them, and queue + elapsed = host + tail to the nanosecond
   const DeviceCopy copy = result_of(id);
   ASSERT_NE(copy.queue_ns, kUnknownNs);
   const SpanCopy span = spans_of(stage).front();
@@ -66,9 +66,9 @@ TEST_P(Backend, EachStreamAndDeviceIsItsOwn) {
   fake().use_device(1);
   use_stream(1, elsewhere);
   const auto [other_id, other_told] = run(other, 3e5);
-  // WHEN the resolver looks before the slow one is done
+  // WHEN the resolver runs before the slow one is finished
   EXPECT_EQ(device::resolve(0.1), 1U);
-  // THEN the others are known already, and in the end the slow one
+  // THEN the others are already known, and the slow one in the end
   EXPECT_EQ(result_of(quick_id).elapsed_ns, quick_told);
   EXPECT_EQ(result_of(other_id).elapsed_ns, other_told);
   EXPECT_EQ(result_of(other_id).device, 1U);
@@ -124,7 +124,7 @@ TEST_P(Backend, NestedSpansHaveTheirOwn) {
 }
 
 TEST_P(Backend, DetachedSpansHaveTheirOwn) {
-  // GIVEN a span that is open outside of the stack and ended by another thread
+  // GIVEN a span outside the stack that another thread ends
   const std::uint32_t stage = recorder().intern("token");
   DetachedSpan token;
   {
@@ -132,7 +132,7 @@ TEST_P(Backend, DetachedSpansHaveTheirOwn) {
     token = recorder().open_detached(stage, 0);
   }
   fake().launch(current_, 1e6);
-  // WHEN a thread that has not touched the device ends it
+  // WHEN a thread that has not used the device ends it
   in_thread([&] {
     const Interpreter lock(needs_interpreter());
     recorder().close_detached(token, 0);
@@ -158,7 +158,7 @@ TEST_P(Backend, SamplingTimesEveryNthOfAStage) {
   EXPECT_EQ(figures_of(a).host.count, 17U);
 }
 
-TEST_P(Backend, ACaptureStaysWholeWhileSpansAreResolved) {
+TEST_P(Backend, ACaptureStaysValidWhileSpansAreResolved) {
   // GIVEN pending spans on one stream, and a capture on another
   const std::uint32_t before = recorder().intern("before"), inside = recorder().intern("inside");
   const auto [early, early_told] = run(before, 20e6);
@@ -175,7 +175,7 @@ TEST_P(Backend, ACaptureStaysWholeWhileSpansAreResolved) {
   std::this_thread::sleep_for(std::chrono::milliseconds(40));
   stop.store(true);
   resolver.join();
-  // THEN the capture is valid, spans inside are marked and not timed, and what was pending is resolved
+  // THEN the capture is valid, spans inside are flagged and not timed, and pending spans are resolved
   EXPECT_EQ(fake().end_capture(captured), 1);
   close_span(across, 0);
   EXPECT_EQ(fake().counts().queries_while_capturing, 0U);
@@ -217,7 +217,7 @@ TEST_P(Backend, AnExhaustedPoolLeavesHostTime) {
   EXPECT_EQ(lost(kLostDevicePool) + device::pending(), kSpans);
   ASSERT_EQ(device::resolve(10), 0U);
   EXPECT_EQ(figures_of(stage).device[kDeviceElapsed].count + lost(kLostDevicePool), kSpans);
-  // and the events serve again
+  // and the events are reused
   const auto [id, told] = run(stage, 1e5);
   ASSERT_EQ(device::resolve(5), 0U);
   EXPECT_EQ(result_of(id).elapsed_ns, told);
@@ -234,16 +234,16 @@ TEST_P(Backend, AnEventThatNeverCompletesIsGivenUp) {
   EXPECT_EQ(figures_of(stage).device[kDeviceElapsed].count, 0U);
 }
 
-TEST_P(Backend, ADriverThatFailsIsLeftAlone) {
-  // GIVEN a driver that fails in mid-run, in each of its ways
+TEST_P(Backend, ADriverThatFailsIsNoLongerUsed) {
+  // GIVEN a driver that begins to fail, in each of its ways
   for (const int fault : {kFakeRecordFails, kFakeNoEvents, kFakeShimFails, kFakeDeinitialised}) {
     attach(GetParam());
     use_own_stream();
     const std::uint32_t stage = recorder().intern("fails " + std::to_string(fault));
     fake().set_fault(fault);
-    // WHEN spans go on
+    // WHEN more spans run
     for (int i = 0; i < 100; ++i) run(stage, 1000);
-    // THEN they have host time, are counted, and in the end the device is not asked any more
+    // THEN they have host time and are counted, and in the end the device is no longer used
     EXPECT_EQ(figures_of(stage).host.count, 100U);
     EXPECT_EQ(figures_of(stage).device[kDeviceElapsed].count, 0U);
     EXPECT_FALSE(mode_has(kModeDevice)) << fault;
@@ -264,7 +264,7 @@ TEST_P(Backend, AQueryThatFailsIsCounted) {
 }
 
 TEST_P(Backend, ManyThreadsAndThoseThatLeave) {
-  // GIVEN threads on streams and devices of their own that come and go while the resolver works
+  // GIVEN threads with their own streams and devices that come and go while the resolver runs
   const std::uint32_t stage = recorder().intern("threads");
   constexpr unsigned kThreads = 6;
   const std::uint64_t each = scaled(2000);
@@ -314,12 +314,12 @@ TEST_P(Backend, SpansThatNobodyEndsGiveTheirEventsBack) {
     device::resolve_pass();
   }
   EXPECT_EQ(device::pending(), 0U);
-  // THEN the events served one thread after the other
+  // THEN the events were used by one thread after another
   EXPECT_LE(fake().counts().events, 100U);
 }
 
-TEST_P(Backend, PositionsAreWithinTheErrorThatIsTold) {
-  // GIVEN an idle device, where a span's events happen while the host records them
+TEST_P(Backend, PositionsAreWithinTheReportedError) {
+  // GIVEN an idle device, on which a span's events complete while the host records them
   const std::uint32_t stage = recorder().intern("position");
   run(stage, 1000);
   ASSERT_EQ(device::resolve(5), 0U);
@@ -330,7 +330,7 @@ TEST_P(Backend, PositionsAreWithinTheErrorThatIsTold) {
   const double begin = fake().last_record();
   close_span(span, 0);
   ASSERT_EQ(device::resolve(5), 0U);
-  // THEN it lies where the fake, which lives by the host's clock, has it
+  // THEN it is where the fake, which uses the host's clock, has it
   const ClockFit fit = recorder().clock_fit();
   const SpanCopy copy = spans_of(stage).back();
   const ClockStamp stamp = take_stamp();
@@ -351,11 +351,11 @@ TEST_P(Backend, AResetForgetsResults) {
   EXPECT_EQ(figures_of(stage).device[kDeviceElapsed].count, 1U);
 }
 
-TEST_P(Backend, AThreadThatNeverTouchedTheDeviceIsNoLoss) {
+TEST_P(Backend, AThreadThatNeverUsedTheDeviceIsNotALoss) {
   const std::uint32_t stage = recorder().intern("host only");
   const std::uint64_t records = fake().counts().records;
   in_thread([&] {
-    // HIP has a current device in every thread from its start, which here is one that nobody has used.
+    // With HIP, each thread has a current device from its start, which is unused here.
     if (fake().kind() == "rocm") fake().use_device(2);
     const ScopedTimer timer(stage);
   });
@@ -366,7 +366,7 @@ TEST_P(Backend, AThreadThatNeverTouchedTheDeviceIsNoLoss) {
   EXPECT_EQ(lost(kLostDeviceFailed), 0U);
 }
 
-TEST_P(Backend, WantedResultsAreKeptForWhoAsks) {
+TEST_P(Backend, RequestedResultsAreKept) {
   const std::uint32_t stage = recorder().intern("wanted");
   ThreadState& thread = recorder().this_thread();
   FinishedSpan span = made_span(stage, now_ticks(), 10);
@@ -393,16 +393,16 @@ INSTANTIATE_TEST_SUITE_P(Drivers, Backend, ::testing::Values("cuda", "rocm"), na
 #ifdef STAGESPAN_TEST_PYTHON
 
 TEST_F(DeviceTest, AnAcceleratorThatCannotBeTimedSaysWhy) {
-  // GIVEN an accelerator of torch whose events tell no time, and one whose streams are not told
+  // GIVEN an accelerator of torch without timing events, and one with unknown streams
   fake_ = &Fake::of("npu");
   ASSERT_TRUE(fake_->is_loaded());
   for (const auto& [fault, why] :
        {std::pair{kFakeNoEvents, "cannot create timing events"}, std::pair{kFakeShimFails, "current stream"}}) {
     fake().reset();
     fake().set_fault(fault);
-    // WHEN it is looked for
+    // WHEN a backend for it is requested
     std::string reason;
-    // THEN it is refused, in a sentence
+    // THEN it is refused with a sentence
     EXPECT_EQ(find_backend("npu", reason), nullptr);
     EXPECT_NE(reason.find(why), std::string::npos) << reason;
   }

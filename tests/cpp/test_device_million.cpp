@@ -1,4 +1,4 @@
-// test_device_million.cpp: a million spans on a device, none of which is waited for.
+// test_device_million.cpp: a million spans on a device, without waiting for any of them.
 #include "device_support.h"
 
 namespace stagespan::test {
@@ -21,7 +21,7 @@ TEST_F(Million, SpansAreResolvedExactlyWithoutOneSynchronisation) {
   std::uint64_t exact = 0;
   std::unordered_map<std::uint64_t, std::int64_t> told;
   for (std::uint64_t i = 0; i < spans; ++i) {
-    // A launch queue holds so much and no more: then the program waits for it, and not for the spans.
+    // A launch queue is bounded: when it is full, the program waits for it, and not for the spans.
     while ((i & 255) == 0 && device::pending() > 2000) std::this_thread::yield();
     const auto [id, duration] = run(stage, static_cast<double>(random.between(100, 3000)));
     told.emplace(id, duration);

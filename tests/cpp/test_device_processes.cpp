@@ -1,4 +1,4 @@
-// test_device_processes.cpp: forks, exits, and drivers that are not what is needed.
+// test_device_processes.cpp: forks, exits, and missing or incomplete drivers.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -62,7 +62,7 @@ TEST_F(Processes, AChildDoesNotTouchTheParentsDriver) {
               return after.records == before.records && after.queries == before.queries ? 0 : 23;
             }),
             0);
-  // THEN the parent goes on
+  // THEN the parent continues
   close_span(open, 0);
   EXPECT_EQ(device::resolve(5), 0U);
   EXPECT_EQ(figures_of(stage).device[kDeviceElapsed].count, 2U);
@@ -70,7 +70,7 @@ TEST_F(Processes, AChildDoesNotTouchTheParentsDriver) {
 
 TEST_F(Processes, AProcessEndsWithSpansPendingAndItsDriverGone) {
   EXPECT_EQ(run_child([] {
-              // Not the parent's fork: a process of its own, which leaves through exit().
+              // Not the parent's fork: a separate process, which ends through exit().
               execl("/proc/self/exe", "test", "--gtest_also_run_disabled_tests",
                     "--gtest_filter=Leaving.DISABLED_WithSpansPending", static_cast<char*>(nullptr));
               return 30;
@@ -85,7 +85,7 @@ TEST_F(Leaving, DISABLED_WithSpansPending) {
   use_own_stream();
   const std::uint32_t stage = recorder().intern("at exit");
   for (int i = 0; i < 100; ++i) run(stage, 1e9);
-  // A thread is at work on them while the driver goes.
+  // A thread is resolving them while the driver shuts down.
   std::thread([] {
     for (;;) device::resolve_pass();
   }).detach();

@@ -1,4 +1,4 @@
-// test_device_queue.cpp: a thread's events, by themselves.
+// test_device_queue.cpp: the queue of a thread's events.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace stagespan::device {
 namespace {
 
-/// Makes events that are of no use, and counts them.
+/// Creates events without a use, and counts them.
 class Counting : public EventBackend {
  public:
   const char* name() const noexcept override { return "counting"; }
@@ -44,20 +44,20 @@ class DeviceQueueTest : public test::RecorderTest {
 };
 
 TEST_F(DeviceQueueTest, EventsOfMoreContextsThanItKeepsApartAreNotLost) {
-  // GIVEN events of more contexts than a thread's queue keeps apart, all in use at once
+  // GIVEN events of more contexts than a thread's queue has lanes for, all in use at once
   std::vector<EventPair*> made;
   for (std::size_t i = 0; i < kContexts; ++i) {
     made.push_back(queue_->make(in_context(i), layer_.backend(), in_process_));
     ASSERT_NE(made.back(), nullptr);
   }
-  // WHEN they come back, some from the resolver
+  // WHEN they are returned, some by the resolver
   for (std::size_t i = 0; i < kContexts; ++i) {
     if (i % 2 == 0)
       queue_->put_back(*made[i]);
     else
       queue_->give_back(*made[i]);
   }
-  // THEN there is room to be made of one of them, and the next thread finds all others
+  // THEN one of the lanes can be reused, and the next thread finds all other events
   EventPair* const one = queue_->give_up_one();
   ASSERT_NE(one, nullptr);
   std::size_t found = 0;
@@ -79,10 +79,10 @@ TEST(DeviceRing, ItsSizeIsNeverBelowNone) {
     }
     running.store(false);
   });
-  // WHEN another thread asks for its size
+  // WHEN another thread reads its size
   std::uint32_t largest = 0;
   while (running.load(std::memory_order_relaxed)) largest = std::max(largest, ring->size());
-  // THEN no item is taken off twice
+  // THEN no item is subtracted twice
   EXPECT_LT(largest, 1U << 31);
 }
 

@@ -1,4 +1,4 @@
-// test_device_table.cpp: more stages than the table of device figures has room for.
+// test_device_table.cpp: more stages than the table of device figures has entries.
 #include "device_support.h"
 
 namespace stagespan::test {
@@ -7,7 +7,7 @@ namespace {
 class Table : public DeviceTest {};
 
 TEST_F(Table, StagesBeyondItHaveNoFiguresRatherThanOthers) {
-  // GIVEN more stages than there is room for in the table of device figures
+  // GIVEN more stages than the table of device figures has entries
   attach("cuda");
   use_own_stream();
   std::vector<std::pair<std::uint32_t, std::int64_t>> stages;
@@ -19,7 +19,7 @@ TEST_F(Table, StagesBeyondItHaveNoFiguresRatherThanOthers) {
   ASSERT_EQ(device::resolve(5), 0U);
   // WHEN they are read
   const Snapshot all = snapshot();
-  // THEN each has its own or none
+  // THEN each has its own figures or none
   std::uint32_t known = 0;
   for (const auto& [stage, told] : stages) {
     const StageFigures figures = figures_of(all, stage);
@@ -28,7 +28,7 @@ TEST_F(Table, StagesBeyondItHaveNoFiguresRatherThanOthers) {
     EXPECT_EQ(figures.device[kDeviceElapsed].sum_ticks, static_cast<std::uint64_t>(told));
     ++known;
   }
-  // AND those that are not told are counted
+  // AND those that are not in the table are counted
   EXPECT_EQ(lost(kLostDeviceStages), stages.size() - known);
   EXPECT_LT(known, kMaxDeviceStages);
   EXPECT_GT(known, kMaxDeviceStages / 2);

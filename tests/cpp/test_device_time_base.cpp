@@ -1,4 +1,4 @@
-// test_device_time_base.cpp: where a device's events lie on the host's timeline, with a device whose clock is known.
+// test_device_time_base.cpp: positions of a device's events on the host's timeline, for a known device clock.
 #include <chrono>
 #include <deque>
 #include <functional>
@@ -16,7 +16,7 @@ using device::StreamRef;
 using device::StreamState;
 using device::TimeBase;
 
-/// An idle device: an event happens when it is recorded, unless a test says otherwise.
+/// An idle device: an event completes when it is recorded, unless a test says otherwise.
 class Scripted final : public device::EventBackend {
  public:
   explicit Scripted(const ClockFit& fit) : fit_(fit) {}
@@ -47,7 +47,7 @@ class Scripted final : public device::EventBackend {
   double now_ns() const { return static_cast<double>(fit_.unix_ns(now_ticks())); }
 
   std::function<EventState()> on_query = [] { return EventState::kDone; };
-  double clock_rate = 1;  // the device's clock beside the host's
+  double clock_rate = 1;  // the device's clock relative to the host's
   int bases = 0;
 
  private:
@@ -57,7 +57,7 @@ class Scripted final : public device::EventBackend {
 
 class Base : public RecorderTest {
  protected:
-  /// A host clock that runs so many times faster than in truth: seconds pass in milliseconds.
+  /// A host clock that runs much faster than real time: seconds pass in milliseconds.
   static ClockFit faster(double times) {
     const ClockStamp now = take_stamp();
     ClockStamp later = now;
@@ -68,7 +68,7 @@ class Base : public RecorderTest {
     return ClockFit({now, later});
   }
 
-  /// How far from its true time an event is placed that happens now.
+  /// The difference between the position and the true time of an event that completes now.
   double placed_wrong_by_ns(Scripted& device, const ClockFit& fit) {
     const std::uint64_t begin = now_ticks();
     const Event event = device.create_event(where_);
@@ -83,7 +83,7 @@ class Base : public RecorderTest {
   StreamRef where_;
 };
 
-TEST_F(Base, IsWithinTheBracketThatItTells) {
+TEST_F(Base, IsWithinTheReportedBracket) {
   const ClockFit fit = recorder().clock_fit();
   Scripted device(fit);
   EXPECT_EQ(base_.error_ns(), std::nullopt);
@@ -103,9 +103,9 @@ TEST_F(Base, TheNarrowestBracketOfAFewIsKept) {
     if (device.bases == 1) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     return EventState::kDone;
   };
-  // WHEN a base is made
+  // WHEN a base is created
   base_.refresh(device, where_, fit);
-  // THEN it was tried again, and the later, narrower one is told
+  // THEN it was tried again, and the later, narrower bracket is returned
   EXPECT_GE(device.bases, 2);
   ASSERT_TRUE(base_.error_ns().has_value());
   EXPECT_LT(*base_.error_ns(), 10e6);
@@ -116,16 +116,16 @@ TEST_F(Base, ABusyDeviceIsNotWaitedFor) {
   const ClockFit fit = recorder().clock_fit();
   Scripted device(fit);
   device.on_query = [] { return EventState::kNotReady; };
-  // WHEN a base is asked for again and again
+  // WHEN a base is requested repeatedly
   for (int i = 0; i < 100; ++i) base_.refresh(device, where_, fit);
-  // THEN there is none, positions are unknown rather than wrong, and few tries were made
+  // THEN there is none, positions are unknown rather than wrong, and there were few tries
   EXPECT_EQ(base_.error_ns(), std::nullopt);
   std::int64_t origin = 0;
   EXPECT_EQ(base_.after_ns(device, device.create_event(where_), where_, now_ticks(), fit, origin), std::nullopt);
   EXPECT_LE(device.bases, 2 * 5);
 }
 
-TEST_F(Base, ABaseThatMayNotBeAskedForIsNone) {
+TEST_F(Base, ABaseThatMayNotBeQueriedIsUnknown) {
   const ClockFit fit = recorder().clock_fit();
   Scripted device(fit);
   device.on_query = [] { return EventState::kLater; };
@@ -133,7 +133,7 @@ TEST_F(Base, ABaseThatMayNotBeAskedForIsNone) {
   EXPECT_EQ(base_.error_ns(), std::nullopt);
 }
 
-TEST_F(Base, IsMadeAnewAndCarriesNoErrorOn) {
+TEST_F(Base, IsCreatedAgainWithoutTheEarlierError) {
   // GIVEN a clock on which a second takes a millisecond, and a first base in brackets of about two "seconds"
   const ClockFit fit = faster(1000);
   Scripted device(fit);
@@ -146,9 +146,9 @@ TEST_F(Base, IsMadeAnewAndCarriesNoErrorOn) {
   const double first_error = base_.error_ns().value();
   ASSERT_GE(first_error, 0.9e9);
   const double first_wrong = std::fabs(placed_wrong_by_ns(device, fit));
-  EXPECT_GE(first_wrong, 0.9e9);  // the event came at the bracket's begin
+  EXPECT_GE(first_wrong, 0.9e9);  // the event completed at the bracket's begin
   EXPECT_LE(first_wrong, first_error * 1.01);
-  // WHEN it is asked for while young, nothing is done; when seconds have passed, a new one is made
+  // WHEN a base is requested soon, nothing is done; after seconds, a new one is created
   const int bases = device.bases;
   const std::uint64_t made_at = base_.made_at_ticks();
   base_.refresh(device, where_, recorder().clock_fit());
@@ -156,28 +156,28 @@ TEST_F(Base, IsMadeAnewAndCarriesNoErrorOn) {
   device.on_query = [] { return EventState::kDone; };
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   base_.refresh(device, where_, fit);
-  // THEN its error is its own, and nothing of the first one's is left in a position
+  // THEN its error is its own, and positions do not include the first one's
   EXPECT_GT(base_.made_at_ticks(), made_at);
   EXPECT_LT(*base_.error_ns(), first_error / 4);
   EXPECT_LT(std::fabs(placed_wrong_by_ns(device, fit)), *base_.error_ns() * 1.01 + 0.05e9);
 }
 
-TEST_F(Base, ADeviceWhoseClockRunsOtherwiseIsFollowed) {
-  // GIVEN a device clock that loses 0.4 ms in a second, and two bases 2.5 s apart
+TEST_F(Base, ADeviceWithAnotherClockRateIsFollowed) {
+  // GIVEN a device clock that loses 0.4 ms per second, and two bases 2.5 s apart
   const ClockFit fit = faster(100);
   Scripted device(fit);
   device.clock_rate = 1 - 4e-4;
   base_.refresh(device, where_, fit);
   std::this_thread::sleep_for(std::chrono::milliseconds(25));
   base_.refresh(device, where_, fit);
-  // WHEN an event comes a second after the latest
+  // WHEN an event completes a second after the latest
   std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  // THEN it is placed by the rate that the two of them told, not 400 us beside its time
+  // THEN its position is computed with the rate of the two, and not wrong by 400 us
   EXPECT_LT(std::fabs(placed_wrong_by_ns(device, fit)), 2 * *base_.error_ns() + 100'000);
 }
 
 TEST_F(Base, AnEventIsPlacedByTheLatestBaseBeforeIt) {
-  // GIVEN an event, and a base that came after it
+  // GIVEN an event, and a later base
   const ClockFit fit = recorder().clock_fit();
   Scripted device(fit);
   const std::uint64_t begin = now_ticks();
@@ -185,7 +185,7 @@ TEST_F(Base, AnEventIsPlacedByTheLatestBaseBeforeIt) {
   device.record(event, where_);
   std::this_thread::sleep_for(std::chrono::milliseconds(1));
   base_.refresh(device, where_, fit);
-  // THEN it is placed before that
+  // THEN its position is before the base
   std::int64_t origin = 0;
   const auto after = base_.after_ns(device, event, where_, begin, fit, origin);
   ASSERT_TRUE(after.has_value());

@@ -1,5 +1,4 @@
-// test_device_trouble.cpp: what becomes of spans and events where drivers, pools and contexts are not as they should
-// be.
+// test_device_trouble.cpp: spans and events if drivers, pools and contexts have problems.
 #include <algorithm>
 #include <barrier>
 #include <chrono>
@@ -21,7 +20,7 @@ class Trouble : public DeviceTest, public ::testing::WithParamInterface<const ch
 std::uint64_t timed(std::uint32_t stage) { return figures_of(stage).device[kDeviceElapsed].count; }
 
 TEST_P(Trouble, SpansThatWaitWhenTheDriverGoesAreSettled) {
-  // GIVEN spans whose device is at work, one of them with somebody who waits for its result
+  // GIVEN spans whose device is busy, for one of which the result was requested
   const std::uint32_t stage = recorder().intern("driver goes");
   for (int i = 0; i < 10; ++i) run(stage, 50e6);
   ThreadState& thread = recorder().this_thread();
@@ -29,9 +28,9 @@ TEST_P(Trouble, SpansThatWaitWhenTheDriverGoesAreSettled) {
   void* device = nullptr;
   open_on_device(thread, wanted, device);
   close_on_device(thread, wanted, device, true);
-  // WHEN the driver says that it is gone, and stays so
+  // WHEN the driver reports that it has shut down, permanently
   fake().set_fault(kFakeDeinitialised);
-  // THEN nothing waits for it, each span is counted, and who waited is told that there is no result
+  // THEN nothing waits for it, each span is counted, and the requested result is reported as missing
   EXPECT_EQ(device::resolve(5), 0U);
   EXPECT_EQ(lost(kLostDeviceFailed), 11U);
   EXPECT_EQ(figures_of(stage).host.count, 10U);
@@ -41,8 +40,8 @@ TEST_P(Trouble, SpansThatWaitWhenTheDriverGoesAreSettled) {
   EXPECT_EQ(result->elapsed_ns, kUnknownNs);
 }
 
-TEST_P(Trouble, ADriverThatCannotBeAskedWithoutHarmIsNotAsked) {
-  // GIVEN a driver that does not let a thread out of the way of captures
+TEST_P(Trouble, ADriverThatCannotBeQueriedSafelyIsNotQueried) {
+  // GIVEN a driver that does not let a thread exchange its capture mode
   const std::uint32_t stage = recorder().intern("cannot be asked");
   fake().set_fault(kFakeNoExchange);
   for (int i = 0; i < 5; ++i) run(stage, 1000);
@@ -50,7 +49,7 @@ TEST_P(Trouble, ADriverThatCannotBeAskedWithoutHarmIsNotAsked) {
   const std::uint64_t queries = fake().counts().queries;
   device::set_timeout(0.05);
   EXPECT_EQ(device::resolve(5), 0U);
-  // THEN they are counted, and no event was asked for
+  // THEN they are counted, and no event was queried
   EXPECT_EQ(lost(kLostDeviceTimeout), 5U);
   EXPECT_EQ(fake().counts().queries, queries);
   // and when it does again, spans are timed again
@@ -61,12 +60,12 @@ TEST_P(Trouble, ADriverThatCannotBeAskedWithoutHarmIsNotAsked) {
   EXPECT_EQ(result_of(id).elapsed_ns, told);
 }
 
-TEST_P(Trouble, WhatMayNeverBeAskedForIsGivenUp) {
-  // GIVEN a driver that puts off every question
+TEST_P(Trouble, EventsThatMayNeverBeQueriedAreGivenUp) {
+  // GIVEN a driver that postpones every query
   const std::uint32_t stage = recorder().intern("put off");
   run(stage, 1000);
   fake().set_fault(kFakeQueryLater);
-  // WHEN it has been put off for as long as spans are waited for
+  // WHEN it has been postponed for longer than the time limit of spans
   device::set_timeout(0.05);
   // THEN the span is settled and counted
   EXPECT_EQ(device::resolve(5), 0U);
@@ -75,16 +74,16 @@ TEST_P(Trouble, WhatMayNeverBeAskedForIsGivenUp) {
 }
 
 TEST_P(Trouble, AnEventThatACaptureTookInIsGivenUp) {
-  // GIVEN a capture that begins between the look for it and the record, and a span behind on the same stream
+  // GIVEN a capture that begins between the check and the record, and a later span on the same stream
   const std::uint32_t stage = recorder().intern("taken in"), behind = recorder().intern("behind it");
   const OpenSpan span = open_span(stage);
   fake().set_fault(kFakeUnseenCapture);
   close_span(span, 0);
   fake().set_fault(kFakeNone);
   const auto [id, told] = run(behind, 1e5);
-  // WHEN the driver answers that such an event cannot be asked for
+  // WHEN the driver reports that such an event cannot be queried
   EXPECT_EQ(device::resolve(5), 0U);
-  // THEN it is not asked again, that span has host time alone and is counted, and the one behind is timed
+  // THEN it is not queried again, that span only has host time and is counted, and the later one is timed
   EXPECT_EQ(fake().counts().queries_in_capture, 1U);
   EXPECT_EQ(lost(kLostDeviceCaptured), 1U);
   EXPECT_EQ(figures_of(stage).host.count, 1U);
@@ -92,18 +91,18 @@ TEST_P(Trouble, AnEventThatACaptureTookInIsGivenUp) {
   EXPECT_EQ(result_of(id).elapsed_ns, told);
 }
 
-TEST_P(Trouble, TheDefaultStreamIsLeftAloneWhileAnotherOneCaptures) {
-  // GIVEN a thread on the default stream, of which nothing may be asked while another stream is captured
+TEST_P(Trouble, TheDefaultStreamIsNotUsedWhileAnotherOneCaptures) {
+  // GIVEN a thread on the default stream, which may not be queried while another stream is captured
   const std::uint32_t stage = recorder().intern("default stream, capture");
   void* const captured = fake().make_stream(0);
   use_stream(0, nullptr);
   const OpenSpan across = open_span(stage);
   fake().begin_capture(captured);
-  // WHEN spans begin and end on it meanwhile
+  // WHEN spans begin and end on it in the meantime
   run(stage, 1000);
   close_span(across, 0);
   EXPECT_EQ(device::resolve(1), 0U);
-  // THEN the capture is whole, and they are marked
+  // THEN the capture is valid, and they are flagged
   EXPECT_EQ(fake().end_capture(captured), 1);
   EXPECT_EQ(lost(kLostDeviceCaptured), 2U);
   for (const SpanCopy& span : spans_of(stage)) EXPECT_TRUE((span.flags & kFlagCaptured) != 0);
@@ -119,7 +118,7 @@ TEST_P(Trouble, ADeviceThatTorchDoesNotHaveIsCounted) {
   fake().use_device(3);
   // WHEN a span runs there
   close_span(open_span(stage), 0);
-  // THEN it has host time and is counted, and on torch's own devices all goes on
+  // THEN it has host time and is counted, and torch's own devices are not affected
   EXPECT_EQ(lost(kLostDeviceFailed), 1U);
   EXPECT_EQ(device::pending(), 0U);
   EXPECT_EQ(figures_of(stage).host.count, 1U);
@@ -129,8 +128,8 @@ TEST_P(Trouble, ADeviceThatTorchDoesNotHaveIsCounted) {
   EXPECT_EQ(result_of(id).elapsed_ns, told);
 }
 
-TEST_P(Trouble, EventsOfSpansThatWereGivenUpServeAgainOnceTheyAreDone) {
-  // GIVEN a device that stands still for longer than spans are waited for, and a thread that has used all its events
+TEST_P(Trouble, EventsOfSpansThatWereGivenUpAreReusedWhenTheyComplete) {
+  // GIVEN a device that is stuck for longer than the time limit of spans, and a thread that has used all its events
   const std::uint32_t stage = recorder().intern("given up"), later = recorder().intern("later");
   fake().launch(current_, 1000e6);
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(stage, 1);
@@ -138,7 +137,7 @@ TEST_P(Trouble, EventsOfSpansThatWereGivenUpServeAgainOnceTheyAreDone) {
   EXPECT_EQ(device::resolve(5), 0U);
   ASSERT_GT(lost(kLostDeviceTimeout), 0U);
   device::set_timeout(60);
-  // WHEN it goes on
+  // WHEN the device continues
   std::this_thread::sleep_for(std::chrono::milliseconds(1050));
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) device::resolve_pass();
   // THEN as many spans as before find events
@@ -148,8 +147,8 @@ TEST_P(Trouble, EventsOfSpansThatWereGivenUpServeAgainOnceTheyAreDone) {
   EXPECT_EQ(lost(kLostDevicePool), 0U);
 }
 
-TEST_P(Trouble, EventsThatFailAreMadeAnew) {
-  // GIVEN a thread that has used all its events, of spans that were given up
+TEST_P(Trouble, EventsThatFailAreReplaced) {
+  // GIVEN a thread that has used all its events, for spans that were given up
   const std::uint32_t stage = recorder().intern("given up, then failed"), later = recorder().intern("after failures");
   fake().launch(current_, 3000e6);  // longer than a sanitized program needs for the loop
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(stage, 1);
@@ -157,7 +156,7 @@ TEST_P(Trouble, EventsThatFailAreMadeAnew) {
   EXPECT_EQ(device::resolve(5), 0U);
   ASSERT_EQ(lost(kLostDeviceTimeout), device::kPairsPerThread);
   device::set_timeout(60);
-  // WHEN the driver says of each that it has failed
+  // WHEN the driver reports for each that it has failed
   fake().set_fault(kFakeQueryFails);
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) device::resolve_pass();
   fake().set_fault(kFakeNone);
@@ -200,15 +199,15 @@ TEST_P(Trouble, AThreadKeepsWithinItsPoolWhateverOthersLeave) {
     }
   });
   join(threads);
-  // THEN it has no more events than any other, and every one comes back
+  // THEN it has no more events than any other, and every event is returned
   EXPECT_LE(most_pending, device::kPairsPerThread);
   ASSERT_EQ(device::resolve(10), 0U);
   EXPECT_EQ(timed(stage) + lost(kLostDevicePool), 3U * device::kPairsPerThread);
   EXPECT_LE(fake().counts().events, 2U * device::kPairsPerProcess + 16);
 }
 
-TEST_P(Trouble, ThreadsThatStandStillDoNotKeepTheEventsThatAnotherOneNeeds) {
-  // GIVEN threads that have used all the events of the process between them, and stand still
+TEST_P(Trouble, StuckThreadsDoNotKeepTheEventsThatAnotherOneNeeds) {
+  // GIVEN threads that have used all the events of the process, and are stuck
   const std::uint32_t before = recorder().intern("stood still"), stage = recorder().intern("works on");
   constexpr unsigned kThreads = device::kPairsPerProcess / device::kPairsPerThread;
   std::barrier all_ran{kThreads + 1}, may_leave{kThreads + 1};
@@ -237,11 +236,11 @@ TEST_P(Trouble, AThreadThatMovesToAnotherDeviceHasEventsThere) {
   const std::uint32_t stage = recorder().intern("moves house");
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(stage, 1);
   ASSERT_EQ(device::resolve(10), 0U);
-  // WHEN it works on another
+  // WHEN it works on another device
   fake().use_device(1);
   use_stream(1, fake().make_stream(1));
   for (std::uint32_t i = 0; i < device::kPairsPerThread; ++i) run(stage, 1);
-  // THEN its spans there are timed as well, with no more events than before
+  // THEN its spans there are timed too, with no more events than before
   ASSERT_EQ(device::resolve(10), 0U);
   EXPECT_EQ(timed(stage), 2U * device::kPairsPerThread);
   EXPECT_EQ(lost(kLostDevicePool), 0U);
@@ -268,7 +267,7 @@ TEST_F(Contexts, TwoOfOneDeviceDoNotShareEvents) {
     fake().use_device(context);
     use_stream(0, context == 0 ? stream() : there);
   };
-  // WHEN a thread changes between them, also within a span, and its events come back in between
+  // WHEN a thread changes between them, also within a span, and its events are returned in between
   for (int i = 0; i < 50; ++i) {
     change_to(0);
     told.insert(run(here_stage, 1000 + i));
@@ -283,7 +282,7 @@ TEST_F(Contexts, TwoOfOneDeviceDoNotShareEvents) {
       EXPECT_EQ(device::resolve(5), 0U);
     }
   }
-  // THEN each span has what its own context's stream ran, and no event was used in the other one
+  // THEN each span has the times of its own context's stream, and no event was used in the other one
   for (const auto& [id, ns] : told) {
     EXPECT_EQ(result_of(id).elapsed_ns, ns);
     EXPECT_EQ(result_of(id).device, 0U);
@@ -294,19 +293,19 @@ TEST_F(Contexts, TwoOfOneDeviceDoNotShareEvents) {
 
 class HipAlone : public DeviceTest {};
 
-TEST_F(HipAlone, ADeviceThatNobodyHasUsedIsLeftAlone) {
-  // GIVEN a thread with a current device that nobody has used, as every thread of HIP has from its start
+TEST_F(HipAlone, AnUnusedDeviceIsNotUsed) {
+  // GIVEN a thread whose current device is unused, as in every thread with HIP from its start
   attach("rocm");
   const std::uint32_t stage = recorder().intern("unused device");
   in_thread([&] {
     fake().use_device(2);
     // WHEN spans run there
     for (int i = 0; i < 3; ++i) const ScopedTimer timer(stage);
-    // THEN no context is made for their sake
+    // THEN no context is created for them
     EXPECT_EQ(fake().counts().contexts_made, 0U);
     EXPECT_EQ(device::pending(), 0U);
     EXPECT_EQ(lost(kLostDeviceFailed), 0U);
-    // and once the application has made it, they are timed
+    // and after the application has created it, they are timed
     fake().use_stream(2, fake().make_stream(2));
     for (int i = 0; i < 3; ++i) const ScopedTimer timer(stage);
   });
@@ -315,8 +314,8 @@ TEST_F(HipAlone, ADeviceThatNobodyHasUsedIsLeftAlone) {
   EXPECT_EQ(timed(stage), 3U);
 }
 
-TEST_F(HipAlone, NothingIsAskedForWhileACaptureIsKnown) {
-  // GIVEN an older driver, in which any question ends a capture, and a span that waits for its device
+TEST_F(HipAlone, NothingIsQueriedDuringAKnownCapture) {
+  // GIVEN an older driver, in which any query ends a capture, and a span that waits for its device
   attach("rocm");
   use_own_stream();
   const std::uint32_t stage = recorder().intern("old captures");
@@ -325,10 +324,10 @@ TEST_F(HipAlone, NothingIsAskedForWhileACaptureIsKnown) {
   void* const captured = fake().make_stream(0);
   fake().begin_capture(captured);
   use_stream(0, captured);
-  // WHEN a span has met the capture, and results are asked for
+  // WHEN a span has met the capture, and results are requested
   run(stage, 1000);
   for (int i = 0; i < 100; ++i) device::resolve_pass();
-  // THEN the capture is whole, and the result comes after it
+  // THEN the capture is valid, and the result is available after it
   EXPECT_EQ(device::pending(), 1U);
   EXPECT_EQ(fake().end_capture(captured), 1);
   ASSERT_EQ(device::resolve(10), 0U);

@@ -1,4 +1,4 @@
-// test_fork.cpp: the child of a fork records on its own, whatever its parent was doing.
+// test_fork.cpp: a forked child records on its own, regardless of the parent's activity at the fork.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,8 +17,8 @@ using test::spans_of;
 
 class Fork : public test::RecorderTest {
  protected:
-  /// Runs `body` in a child and gives what it returned; 0 is for "as it should be". A child that
-  /// hangs is ended by an alarm, and shows as -SIGALRM.
+  /// Runs `body` in a child and returns its result; 0 means success. A child that hangs is ended by an alarm, and gives
+  /// -SIGALRM.
   template <class Body>
   int in_child(Body body) {
     const pid_t child = fork();
@@ -38,20 +38,20 @@ class Fork : public test::RecorderTest {
 
 TEST_F(Fork, AChildStartsWithNothingButTheNames) {
   const std::uint32_t stage = recorder().intern("fork.names");
-  // GIVEN a parent that has recorded, lost and worked
+  // GIVEN a parent with records, losses and work
   for (int i = 0; i < 10; ++i) const ScopedTimer timer(stage);
   recorder().lose(kLostHookErrors);
   recorder().add_work(stage, "tokens", 5, 0);
   const std::uint32_t generation = recorder().generation();
   // WHEN it forks
   const int result = in_child([&] {
-    // THEN the child has the names and nothing else
+    // THEN the child only has the names
     if (recorder().name_of(stage) != "fork.names" || recorder().intern("fork.names") != stage) return 1;
     if (!test::snapshot().stages.empty() || !read_spans(arena()).empty() || !read_open(arena()).empty()) return 2;
     if (lost(kLostHookErrors) != 0 || overwritten(arena()) != 0) return 3;
     if (arena().header().pid != static_cast<std::uint32_t>(getpid())) return 4;
     if (recorder().generation() != generation + 1) return 5;
-    // THEN it records what it does
+    // THEN it records its own spans
     {
       const ScopedTimer timer(stage);
     }
@@ -61,13 +61,13 @@ TEST_F(Fork, AChildStartsWithNothingButTheNames) {
     return recorder().intern("fork.new in the child") == recorder().names().size() - 1 ? 0 : 8;
   });
   EXPECT_EQ(result, 0);
-  // THEN the parent's record is as it was
+  // THEN the parent's record is unchanged
   EXPECT_EQ(count_of(stage), 10U);
   EXPECT_EQ(lost(kLostHookErrors), 1U);
   EXPECT_EQ(recorder().generation(), generation);
 }
 
-TEST_F(Fork, EndsOfSpansThatTheParentBeganAreNoneOfTheChilds) {
+TEST_F(Fork, EndsOfSpansThatTheParentBeganAreIgnoredInTheChild) {
   const std::uint32_t stage = recorder().intern("fork.open");
   const std::uint32_t own = recorder().intern("fork.own");
   int result = -1;
@@ -79,29 +79,29 @@ TEST_F(Fork, EndsOfSpansThatTheParentBeganAreNoneOfTheChilds) {
     const ScopedTimer b(stage);
     const ScopedTimer c(stage);
     for (const OpenCopy& open : read_open(arena())) parents_ids.insert(open.id);
-    // WHEN the process forks in their midst
+    // WHEN the process forks
     const pid_t child = fork();
     is_child = child == 0;
     if (is_child) {
       alarm(60);
-      // THEN in the child nothing is open, and its own spans are at top level
+      // THEN in the child no span is open, and its own spans are at top level
       result = read_open(arena()).empty() ? 0 : 1;
       const ScopedTimer timer(own);
       const std::vector<OpenCopy> open = read_open(arena());
       if (open.size() != 1 || open[0].parent != 0 || open[0].depth != 0) result = 2;
-      // THEN its ids are not the parent's
+      // THEN its ids differ from the parent's
       if (parents_ids.contains(open[0].id)) result = 3;
     } else {
       result = wait_for(child);
     }
   }
   if (is_child) {
-    // THEN the ends that it came through were ignored
+    // THEN the ends of the parent's spans were ignored
     if (result == 0 && (count_of(stage) != 0 || count_of(own) != 1 || lost(kLostUnmatched) != 0)) result = 4;
     if (result == 0 && !read_open(arena()).empty()) result = 5;
     _exit(result);
   }
-  // THEN in the parent all is as if there had been no fork
+  // THEN the parent is not affected by the fork
   EXPECT_EQ(result, 0);
   EXPECT_EQ(parents_ids.size(), 3U);
   EXPECT_EQ(count_of(stage), 3U);
@@ -115,7 +115,7 @@ TEST_F(Fork, ATokenOfTheParentDoesNotHideOneOfTheChilds) {
   std::vector<DetachedSpan> tokens;
   for (int i = 0; i < 10; ++i) tokens.push_back(recorder().open_detached(stage, 0));
   const int result = in_child([&] {
-    // WHEN a child opens as many as there are frames for, and the parent's are ended there
+    // WHEN a child opens as many as there are frames for, and ends the parent's
     std::vector<DetachedSpan> own;
     for (std::uint32_t i = 0; i < kMaxDetached; ++i) own.push_back(recorder().open_detached(stage, 0));
     for (DetachedSpan& token : tokens) recorder().close_detached(token, 0);
@@ -141,12 +141,12 @@ TEST_F(Fork, AChildOfAChildRecordsOnItsOwn) {
     }
     const std::uint64_t child_id = spans_of(stage)[0].id;
     if (child_id == id) return 1;
-    // WHEN it forks in turn
+    // WHEN it forks too
     return in_child([&] {
       {
         const ScopedTimer timer(stage);
       }
-      // THEN its child records under ids of neither
+      // THEN its child records with ids of neither
       const std::uint64_t grandchild_id = spans_of(stage)[0].id;
       return count_of(stage) == 1 && grandchild_id != id && grandchild_id != child_id ? 0 : 2;
     });
@@ -155,15 +155,14 @@ TEST_F(Fork, AChildOfAChildRecordsOnItsOwn) {
   EXPECT_EQ(count_of(stage), 1U);
 }
 
-TEST_F(Fork, AForkAmidThreadsLeavesTheChildFreeToRecord) {
+TEST_F(Fork, AChildForkedWhileThreadsRunCanRecord) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "AddressSanitizer's own allocator may be locked in the child of a fork amid threads";
 #endif
   constexpr unsigned kThreads = 4;
   const int forks = static_cast<int>(test::scaled(60));
   const std::uint32_t stage = recorder().intern("fork.threads");
-  // GIVEN threads that do all at once what needs the recorder's lock: come, leave, intern, work,
-  // read, reset
+  // GIVEN threads that all use the recorder's lock: they start, end, intern, add work, read and reset
   std::atomic<bool> done{false};
   std::atomic<std::uint64_t> spans{0};
   auto threads = test::start_threads(kThreads, [&](unsigned i) {
@@ -191,9 +190,9 @@ TEST_F(Fork, AForkAmidThreadsLeavesTheChildFreeToRecord) {
   for (int i = 0; i < forks; ++i) {
     const ScopedTimer open(stage);
     spans.fetch_add(1);
-    // WHEN the process forks in their midst
+    // WHEN the process forks at that time
     const int result = in_child([&] {
-      // THEN the child neither hangs nor shares: its own threads record in it
+      // THEN the child does not hang, and its own threads record in it
       if (count_of(stage) != 0) return 1;
       const auto run = [&](unsigned) {
         for (int n = 0; n < 100; ++n) const ScopedTimer timer(stage);

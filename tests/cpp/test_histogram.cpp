@@ -1,5 +1,4 @@
-// test_histogram.cpp: every bucket's bounds, and how far a bucket's value is from what it stands
-// for.
+// test_histogram.cpp: every bucket's bounds, and the error of a bucket's value.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,7 +13,7 @@ namespace {
 using test::Random;
 
 constexpr double kPromised = 0.03;
-constexpr std::uint64_t kBeyond = std::uint64_t{1} << 46;  // first duration that has no bucket of its own
+constexpr std::uint64_t kBeyond = std::uint64_t{1} << 46;  // first duration without a separate bucket
 
 double relative_error(std::uint64_t ticks) {
   const double value = bucket_value(bucket_of(ticks));
@@ -23,7 +22,7 @@ double relative_error(std::uint64_t ticks) {
 
 TEST(Histogram, FitsInFourKilobytes) {
   // GIVEN the counters of one histogram
-  // WHEN their size is taken
+  // WHEN their size is computed
   // THEN it is what the design allows
   EXPECT_LE(sizeof(StatsBlock::buckets), 4096U);
   EXPECT_EQ(sizeof(StatsBlock) % 64, 0U);
@@ -36,8 +35,8 @@ TEST(Histogram, EveryBucketHoldsItsBoundsAndTheNextBeginsWhereItEnds) {
     // GIVEN the bounds of a bucket
     const std::uint64_t low = bucket_low(bucket);
     const std::uint64_t high = bucket_high(bucket);
-    // WHEN durations at both ends, and around them, are sorted in
-    // THEN those inside fall into it, and those outside do not
+    // WHEN buckets are computed for durations at both ends and around them
+    // THEN those inside get this bucket, and those outside do not
     ASSERT_LT(low, high);
     EXPECT_EQ(bucket_of(low), bucket);
     EXPECT_EQ(bucket_of(high - 1), bucket);
@@ -48,7 +47,7 @@ TEST(Histogram, EveryBucketHoldsItsBoundsAndTheNextBeginsWhereItEnds) {
       EXPECT_EQ(bucket_of(high), bucket + 1);
       EXPECT_EQ(high, bucket_low(bucket + 1));
     }
-    // THEN the value that stands for it lies within it, as far from both ends
+    // THEN its representative value is inside, at the same relative distance to both ends
     const double value = bucket_value(bucket);
     EXPECT_GE(value, static_cast<double>(low));
     EXPECT_LE(value, static_cast<double>(high - 1));
@@ -61,7 +60,7 @@ TEST(Histogram, EveryBucketHoldsItsBoundsAndTheNextBeginsWhereItEnds) {
 }
 
 TEST(Histogram, LastBucketEndsWhereTheRangeDoes) {
-  // GIVEN the range that layout and comment promise
+  // GIVEN the documented range
   // WHEN the last bucket's end is computed
   // THEN they agree
   EXPECT_EQ(bucket_high(kBuckets - 1), kBeyond);
@@ -70,8 +69,8 @@ TEST(Histogram, LastBucketEndsWhereTheRangeDoes) {
 TEST(Histogram, SmallDurationsAreExact) {
   for (std::uint64_t ticks = 0; ticks < 32; ++ticks) {
     // GIVEN a duration below 32 ticks
-    // WHEN it is sorted in
-    // THEN its bucket holds nothing else
+    // WHEN its bucket is computed
+    // THEN the bucket contains no other duration
     EXPECT_EQ(bucket_of(ticks), ticks);
     EXPECT_EQ(bucket_value(bucket_of(ticks)), static_cast<double>(ticks));
   }
@@ -94,7 +93,7 @@ TEST(Histogram, RelativeErrorIsWithinThreePercentAtEveryExponent) {
       worst = std::max(worst, error);
     }
   }
-  // THEN the bound is not met by luck: some durations come near the 1/48 that the layout gives
+  // THEN the bound is tight: some durations are close to the 1/48 of the layout
   EXPECT_GT(worst, 0.015);
   EXPECT_LE(worst, 1.0 / 47);
 }
@@ -102,7 +101,7 @@ TEST(Histogram, RelativeErrorIsWithinThreePercentAtEveryExponent) {
 TEST(Histogram, LongerDurationsFallIntoTheLastBucket) {
   Random random(20240502);
   SCOPED_TRACE(random.trace());
-  // GIVEN durations beyond the range, up to the longest there is
+  // GIVEN durations beyond the range, up to the longest possible one
   std::vector<std::uint64_t> durations = {kBeyond, kBeyond + 1, std::uint64_t{1} << 63,
                                           std::numeric_limits<std::uint64_t>::max()};
   for (int i = 0; i < 1000; ++i) {
@@ -110,8 +109,8 @@ TEST(Histogram, LongerDurationsFallIntoTheLastBucket) {
     durations.push_back(random.between(power, 2 * power - 1));
   }
   for (const std::uint64_t ticks : durations)
-    // WHEN they are sorted in
-    // THEN they stay within the counters
+    // WHEN their buckets are computed
+    // THEN they are within the counters
     EXPECT_EQ(bucket_of(ticks), kBuckets - 1) << ticks;
 }
 
@@ -123,8 +122,8 @@ TEST(Histogram, LongerDurationsNeverFallIntoLowerBuckets) {
     std::uint64_t a = random.engine()() >> random.below(64);
     std::uint64_t b = random.engine()() >> random.below(64);
     if (a > b) std::swap(a, b);
-    // WHEN both are sorted in
-    // THEN their buckets are in the same order
+    // WHEN their buckets are computed
+    // THEN these are in the same order
     ASSERT_LE(bucket_of(a), bucket_of(b)) << a << " " << b;
   }
 }

@@ -1,4 +1,4 @@
-// test_memory.cpp: a process that runs out of memory goes on, and what was not recorded is counted.
+// test_memory.cpp: a process that runs out of memory continues, and losses are counted.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -11,7 +11,7 @@
 
 namespace {
 
-/// How many more allocations of the calling thread succeed; below 0 all of them do.
+/// The number of further allocations of the calling thread that succeed; if negative, all of them do.
 thread_local int t_allowed = -1;
 
 void* allocate(std::size_t size) noexcept {
@@ -22,7 +22,7 @@ void* allocate(std::size_t size) noexcept {
 
 }  // namespace
 
-// The program's own operator new, which can be told to fail.
+// Replaces operator new, and can be made to fail.
 void* operator new(std::size_t size) {
   void* const memory = allocate(size);
   if (memory == nullptr) throw std::bad_alloc();
@@ -45,7 +45,7 @@ using test::count_of;
 using test::figures_of;
 using test::lost;
 
-/// While it lives, the calling thread gets memory `times` times and none after that.
+/// While it exists, `times` allocations of the calling thread succeed, and none after that.
 class MemoryFor {
  public:
   explicit MemoryFor(int times) { t_allowed = times; }
@@ -56,24 +56,24 @@ class MemoryFor {
 
 class Memory : public test::RecorderTest {};
 
-TEST_F(Memory, ASpanOfAThreadForWhichThereIsNoneIsLostAndCounted) {
+TEST_F(Memory, ASpanOfAThreadWithoutMemoryIsLostAndCounted) {
   const std::uint32_t stage = recorder().intern("memory.span");
   test::in_thread([&] {
-    // GIVEN a thread without a state of its own, and no memory
+    // GIVEN a thread without its own state, and no memory
     {
       const MemoryFor none(0);
-      // WHEN it times scopes within each other
+      // WHEN it times nested scopes
       const ScopedTimer outer(stage);
       const ScopedTimer inner(stage);
     }
-    // THEN they are counted as lost for want of memory
+    // THEN they are counted as lost because of memory
     EXPECT_EQ(lost(kLostMemory), 2U);
     EXPECT_EQ(count_of(stage), 0U);
-    // WHEN there is memory again
+    // WHEN memory is available again
     {
       const ScopedTimer timer(stage);
     }
-    // THEN the thread is timed as any other
+    // THEN the thread is timed like any other
     EXPECT_EQ(count_of(stage), 1U);
     EXPECT_EQ(test::spans_of(stage).size(), 1U);
   });
@@ -81,7 +81,7 @@ TEST_F(Memory, ASpanOfAThreadForWhichThereIsNoneIsLostAndCounted) {
   EXPECT_EQ(lost(kLostAbandoned), 0U);
 }
 
-TEST_F(Memory, WhereverItEndsWhileAThreadBeginsNothingIsLeftBehind) {
+TEST_F(Memory, IfItEndsWhileAThreadStartsNothingIsLeaked) {
   const std::uint32_t stage = recorder().intern("memory.each");
   const std::uint32_t slots = arena().header().slot_high_water.load();
   std::uint64_t timed = 0;
@@ -89,7 +89,7 @@ TEST_F(Memory, WhereverItEndsWhileAThreadBeginsNothingIsLeftBehind) {
     SCOPED_TRACE(allowed);
     std::uint32_t used = 0;
     test::in_thread([&] {
-      // GIVEN a thread that gets memory so many times
+      // GIVEN a thread for which this number of allocations succeeds
       {
         const MemoryFor some(allowed);
         // WHEN it times a scope
@@ -97,7 +97,7 @@ TEST_F(Memory, WhereverItEndsWhileAThreadBeginsNothingIsLeftBehind) {
       }
       used = arena().header().slot_high_water.load();
     });
-    // THEN the scope is counted, or counted as lost, and one that is lost has taken no slot
+    // THEN the scope is counted, or counted as lost, and a lost one has taken no slot
     const std::uint64_t now = count_of(stage);
     ASSERT_EQ(now + lost(kLostMemory), static_cast<std::uint64_t>(allowed) + 1);
     EXPECT_TRUE(now != 0 || used == slots);
@@ -107,7 +107,7 @@ TEST_F(Memory, WhereverItEndsWhileAThreadBeginsNothingIsLeftBehind) {
   EXPECT_GT(lost(kLostMemory), 0U);
 }
 
-TEST_F(Memory, WhatNoStackHoldsIsRecordedWithoutAStateOfTheThread) {
+TEST_F(Memory, DetachedSpansAreRecordedWithoutAStateOfTheThread) {
   const std::uint32_t stage = recorder().intern("memory.detached");
   test::in_thread([&] {
     const MemoryFor none(0);
@@ -116,28 +116,28 @@ TEST_F(Memory, WhatNoStackHoldsIsRecordedWithoutAStateOfTheThread) {
     DetachedSpan token = recorder().open_detached(stage, 0);
     recorder().close_detached(token, 0);
   });
-  // THEN the figures have it, without a record
+  // THEN the figures include it, without a record
   EXPECT_EQ(count_of(stage), 1U);
   EXPECT_EQ(lost(kLostThreads), 1U);
   EXPECT_TRUE(read_open(arena()).empty());
 }
 
 TEST_F(Memory, ANewNameIsCountedAndAKnownOneIsFound) {
-  // GIVEN a name that is known, and one that is not; both too long for a string's own room
+  // GIVEN a known name and an unknown one, both too long for a string's inline storage
   const std::string known = "memory.name.known.and.long.enough.to.be.allocated";
   const std::string fresh = "memory.name.fresh.and.long.enough.to.be.allocated";
   const std::uint32_t stage = recorder().intern(known);
   const std::uint32_t names = arena().header().name_count.load();
   for (int allowed = 0; allowed < 6; ++allowed) {
     SCOPED_TRACE(allowed);
-    // WHEN the new one is interned as memory ends
+    // WHEN the new one is interned while memory is exhausted
     const std::uint64_t before = lost(kLostMemory);
     std::uint32_t given = 0;
     {
       const MemoryFor some(allowed);
       given = recorder().intern(fresh);
     }
-    // THEN it has a place of its own, or shares that of all which have none, and is counted
+    // THEN it has a stage, or shares the overflow's stage and is counted
     if (given != kStageOverflow) {
       EXPECT_EQ(recorder().name_of(given), fresh);
       break;
@@ -151,18 +151,18 @@ TEST_F(Memory, ANewNameIsCountedAndAKnownOneIsFound) {
   EXPECT_EQ(arena().header().name_count.load(), names + 1);
 }
 
-TEST_F(Memory, AWorkCounterIsCountedAsLostOrWhole) {
+TEST_F(Memory, AWorkCounterIsCountedAsLostOrComplete) {
   const std::uint32_t stage = recorder().intern("memory.work");
   const std::string key = "a counter whose name takes memory";
   std::uint64_t kept = 0;
   for (int allowed = 0; allowed < 6; ++allowed) {
-    // GIVEN memory for so many allocations
+    // GIVEN memory for this number of allocations
     const MemoryFor some(allowed);
     // WHEN something is added
     recorder().add_work(stage, key, 1, 0);
     ++kept;
   }
-  // THEN each amount is in the sum or counted
+  // THEN each amount is in the sum or counted as lost
   const auto work = figures_of(stage).work;
   EXPECT_EQ(static_cast<std::uint64_t>(work.at(key)) + lost(kLostMemory), kept);
   EXPECT_GT(lost(kLostMemory), 0U);
@@ -186,7 +186,7 @@ TEST_F(Memory, AResetWithoutMemoryChangesNothing) {
       is_refused = true;
     }
   }
-  // THEN all of it goes, or nothing
+  // THEN either everything is removed, or nothing
   EXPECT_EQ(count_of(stage), is_refused ? 1U : 0U);
   EXPECT_EQ(figures_of(stage).work.size(), is_refused ? 1U : 0U);
   recorder().reset();
@@ -196,19 +196,19 @@ TEST_F(Memory, AResetWithoutMemoryChangesNothing) {
 TEST_F(Memory, TheClockIsFittedWithoutAny) {
   // GIVEN no memory
   const MemoryFor none(0);
-  // WHEN ticks are turned into time
+  // WHEN ticks are converted to time
   const std::int64_t now = recorder().clock_fit().unix_ns(now_ticks());
-  // THEN there is an answer
+  // THEN there is a result
   EXPECT_GT(now, 1'000'000'000'000'000'000);
 }
 
-TEST_F(Memory, WhereTheSystemRefusesAddressesSpansAreLostAndCounted) {
+TEST_F(Memory, IfTheSystemRefusesAddressesSpansAreLostAndCounted) {
 #if STAGESPAN_TEST_SANITIZED
   GTEST_SKIP() << "sanitizers reserve more addresses than the limit of this test";
 #else
   const std::uint32_t stage = recorder().intern("memory.addresses");
   const auto without_addresses = [&] {
-    // GIVEN a process that gets no more addresses, and has used up what it has
+    // GIVEN a process that gets no more address space, and has used all it has
     rlimit before{};
     getrlimit(RLIMIT_AS, &before);
     const rlimit limit{1, before.rlim_max};
@@ -218,7 +218,7 @@ TEST_F(Memory, WhereTheSystemRefusesAddressesSpansAreLostAndCounted) {
       taken = std::malloc(size);
       if (taken == nullptr) size /= 2;
     }
-    // WHEN a thread without a state of its own times a scope
+    // WHEN a thread without its own state times a scope
     t_state = nullptr;
     {
       const ScopedTimer timer(stage);

@@ -1,5 +1,4 @@
-// test_names.cpp: interning names from many threads, long names, and more names than there is room
-// for.
+// test_names.cpp: interning names in many threads, long names, and more names than fit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +16,7 @@ using test::Random;
 
 class Names : public test::RecorderTest {};
 
-/// Whether a text is whole UTF-8, without the finer rules on overlong forms.
+/// Whether a text is complete UTF-8, without the finer rules on overlong forms.
 bool is_whole_utf8(std::string_view text) {
   for (std::size_t i = 0; i < text.size();) {
     const auto lead = static_cast<unsigned char>(text[i]);
@@ -33,21 +32,21 @@ bool is_whole_utf8(std::string_view text) {
 TEST_F(Names, StagesThatExistFromTheStartHaveTheirNumbers) {
   // GIVEN a recorder
   // WHEN its own names are interned again
-  // THEN they have the numbers that the layout gives them
+  // THEN they have the numbers of the layout
   EXPECT_EQ(recorder().intern("(overflow)"), kStageOverflow);
   EXPECT_EQ(recorder().intern("(invalid name)"), kStageInvalid);
   EXPECT_EQ(recorder().name_of(kStageOverflow), "(overflow)");
 }
 
 TEST_F(Names, TheSameNameIsTheSameStage) {
-  // GIVEN names that differ in little
+  // GIVEN similar names
   const std::string texts[] = {"a",       "A", "a ", " a", "a/b", "a.b", "", "a\nb", "\"a\"", std::string("a\0b", 3),
                                "\xC3\xA4"};
   std::set<std::uint32_t> stages;
   for (const std::string& text : texts) {
     // WHEN each is interned twice
     const std::uint32_t stage = recorder().intern(text);
-    // THEN both times it is the same stage, which gives the name back byte by byte
+    // THEN it is the same stage both times, and has the name byte by byte
     EXPECT_EQ(recorder().intern(text), stage);
     EXPECT_EQ(recorder().name_of(stage), text);
     stages.insert(stage);
@@ -62,16 +61,16 @@ TEST_F(Names, AllNamesAreListedByNumber) {
   const std::uint32_t two = recorder().intern("listed.two");
   // WHEN all are listed
   const std::vector<std::string> names = recorder().names();
-  // THEN each stands at its number
+  // THEN each is at its number
   ASSERT_GT(names.size(), two);
   EXPECT_EQ(names[one], "listed.one");
   EXPECT_EQ(names[two], "listed.two");
-  // THEN a number that nobody has is no reason to fail
+  // THEN an unknown number does not cause a failure
   EXPECT_EQ(recorder().name_of(static_cast<std::uint32_t>(names.size())), "(overflow)");
   EXPECT_EQ(recorder().name_of(kNoStage), "(overflow)");
 }
 
-TEST_F(Names, NamesStayOverAReset) {
+TEST_F(Names, NamesAreKeptOverAReset) {
   // GIVEN a name
   const std::uint32_t stage = recorder().intern("stays");
   // WHEN the recorder is reset
@@ -81,19 +80,19 @@ TEST_F(Names, NamesStayOverAReset) {
   EXPECT_EQ(recorder().name_of(stage), "stays");
 }
 
-TEST_F(Names, LongNamesAreCutAndStayApart) {
-  // GIVEN names as long as may be, and longer ones that differ only at their ends
+TEST_F(Names, LongNamesAreCutAndStayDistinct) {
+  // GIVEN names of the maximum length, and longer ones that differ only at their ends
   const std::string longest(kMaxNameBytes, 'n');
   const std::string base(1000, 'n');
   const std::uint32_t whole = recorder().intern(longest);
   const std::uint32_t one = recorder().intern(base + "1");
   const std::uint32_t two = recorder().intern(base + "2");
   // WHEN they are read back
-  // THEN what fits is whole, and what does not is cut
+  // THEN names that fit are complete, and others are cut
   EXPECT_EQ(recorder().name_of(whole), longest);
   EXPECT_LE(recorder().name_of(one).size(), kMaxNameBytes);
   EXPECT_EQ(recorder().name_of(one).substr(0, 200), base.substr(0, 200));
-  // THEN they are different stages with different names, and the same ones again
+  // THEN they are different stages with different names, and the same when interned again
   EXPECT_NE(one, two);
   EXPECT_NE(one, whole);
   EXPECT_NE(recorder().name_of(one), recorder().name_of(two));
@@ -110,7 +109,7 @@ TEST_F(Names, LongNamesAreCutBetweenCharacters) {
       while (name.size() < 400) name += character;
       // WHEN it is interned
       const std::string cut(recorder().name_of(recorder().intern(name)));
-      // THEN what is left is whole characters
+      // THEN the rest consists of complete characters
       EXPECT_LE(cut.size(), kMaxNameBytes);
       EXPECT_GE(cut.size(), kMaxNameBytes - 3);
       EXPECT_TRUE(is_whole_utf8(cut)) << cut;
@@ -118,8 +117,8 @@ TEST_F(Names, LongNamesAreCutBetweenCharacters) {
   }
 }
 
-TEST_F(Names, BytesThatAreNoTextAreNames) {
-  // GIVEN long names of bytes that are no UTF-8
+TEST_F(Names, BytesThatAreNotTextAreNames) {
+  // GIVEN long names of bytes that are not UTF-8
   const std::string middle(500, '\x80');
   const std::string high(500, '\xFF');
   // WHEN they are interned
@@ -131,8 +130,7 @@ TEST_F(Names, BytesThatAreNoTextAreNames) {
 TEST_F(Names, ManyThreadsInternTheSameNames) {
   constexpr unsigned kThreads = 8;
   constexpr std::uint32_t kNames = 300;
-  // GIVEN eight threads that intern the same names, each in an order of its own, while one reads
-  // all names
+  // GIVEN eight threads that intern the same names, each in a different order, while one reads all names
   std::vector<std::map<std::string, std::uint32_t>> found(kThreads);
   std::barrier start(kThreads + 1);
   std::atomic<unsigned> running{kThreads};
@@ -153,15 +151,15 @@ TEST_F(Names, ManyThreadsInternTheSameNames) {
   bool last = false;
   while (!last) {
     last = running.load() == 0;
-    // WHEN the names are read meanwhile
+    // WHEN the names are read in the meantime
     const std::vector<std::string> now = recorder().names();
-    // THEN those that were there are there, unchanged
+    // THEN existing names are there, unchanged
     ASSERT_GE(now.size(), before.size());
     ASSERT_TRUE(std::equal(before.begin(), before.end(), now.begin()));
     before = now;
   }
   test::join(threads);
-  // THEN all threads found the same stages, each name its own
+  // THEN all threads found the same stages, one for each name
   std::set<std::uint32_t> stages;
   for (const auto& [name, stage] : found[0]) {
     stages.insert(stage);
@@ -171,16 +169,16 @@ TEST_F(Names, ManyThreadsInternTheSameNames) {
   for (unsigned i = 1; i < kThreads; ++i) EXPECT_EQ(found[i], found[0]);
 }
 
-// The last two fill the table, each in a child of its own.
+// The last two tests fill the table, each in a separate child.
 
 TEST_F(Names, BeyondTheTableAllNamesShareAStageAndAreCounted) {
   const auto fill = [&] {
-    // GIVEN as many names as there is room for
+    // GIVEN as many names as fit
     const std::size_t room = kMaxStages - recorder().names().size();
     std::set<std::uint32_t> stages;
     for (std::size_t i = 0; i < room; ++i) stages.insert(recorder().intern("full." + std::to_string(i)));
     if (stages.size() != room || stages.contains(kStageOverflow) || lost(kLostNames) != 0) return 1;
-    // WHEN more come
+    // WHEN more are interned
     for (int i = 0; i < 100; ++i) {
       const std::uint32_t stage = recorder().intern("more." + std::to_string(i));
       // THEN they share the overflow's stage
@@ -190,7 +188,7 @@ TEST_F(Names, BeyondTheTableAllNamesShareAStageAndAreCounted) {
     // THEN all were counted, as names and as spans
     if (lost(kLostNames) != 100) return 3;
     if (test::count_of(kStageOverflow) != 100) return 4;
-    // THEN the names that are there still work, the last one as well
+    // THEN the existing names still work, including the last one
     if (recorder().name_of(kMaxStages - 1) != "full." + std::to_string(room - 1)) return 5;
     {
       const ScopedTimer timer(kMaxStages - 1);
@@ -200,21 +198,21 @@ TEST_F(Names, BeyondTheTableAllNamesShareAStageAndAreCounted) {
   EXPECT_EXIT(_exit(fill()), ::testing::ExitedWithCode(0), "");
 }
 
-TEST_F(Names, BeyondTheRoomForTextNamesShareAStageAndShorterOnesAreStillTaken) {
+TEST_F(Names, BeyondTheNamePoolNamesShareAStageAndShorterOnesStillFit) {
   const auto fill = [&] {
-    // GIVEN names as long as may be, until their text has no room
+    // GIVEN names of the maximum length, until their text no longer fits
     std::uint32_t taken = 0;
     while (lost(kLostNames) == 0) {
       std::string name = std::to_string(taken++);
       name.resize(kMaxNameBytes, '.');
       recorder().intern(name);
     }
-    // THEN that comes before the table is full
+    // THEN that happens before the table is full
     if (recorder().names().size() >= kMaxStages) return 1;
     if (taken < kNamePoolBytes / kMaxNameBytes / 2) return 2;
     // WHEN a short name comes
     const std::uint32_t stage = recorder().intern("s");
-    // THEN it may still fit; a long one does not
+    // THEN it may still fit, but a long one does not
     if (stage != kStageOverflow && recorder().name_of(stage) != "s") return 3;
     return recorder().intern(std::string(kMaxNameBytes, 'z')) == kStageOverflow ? 0 : 4;
   };

@@ -1,4 +1,4 @@
-// test_no_arena.cpp: a process that cannot have an arena runs on, untimed.
+// test_no_arena.cpp: a process that cannot have an arena continues, untimed.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -13,7 +13,7 @@ TEST(NoArena, NothingIsRecordedAndNothingFails) {
 #if STAGESPAN_TEST_SANITIZED
   GTEST_SKIP() << "sanitizers reserve more addresses than the limit of this test";
 #else
-  // GIVEN a process that may not have as many addresses as the smallest arena takes
+  // GIVEN a process with less address space than the smallest arena needs
   std::uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   const rlim_t limit = pages * 4096 + (rlim_t{32} << 20);
@@ -23,7 +23,7 @@ TEST(NoArena, NothingIsRecordedAndNothingFails) {
   // WHEN the recorder starts
   Recorder& recorder = Recorder::get();
   ASSERT_FALSE(recorder.arena());
-  // THEN it is off, and whatever is called does nothing
+  // THEN it is off, and all calls do nothing
   EXPECT_FALSE(mode_has(kModeEnabled));
   const std::uint32_t stage = recorder.intern("without an arena");
   EXPECT_EQ(stage, kStageOverflow);
@@ -47,7 +47,7 @@ TEST(NoArena, NothingIsRecordedAndNothingFails) {
   EXPECT_EQ(overwritten(recorder.arena()), 0U);
   int key = 0;
   EXPECT_FALSE(recorder.find_elsewhere(&key));
-  // THEN what pairs begins and ends of spans that are off works, in threads that come and go as well
+  // THEN begins and ends of spans that are off are still paired, in threads that come and go as well
   const auto open_and_drop = [&] {
     ThreadState& thread = recorder.this_thread();
     OpenFrame* const outer = open_inactive(thread, &key);

@@ -23,13 +23,13 @@ class OpenSpans : public test::OpenSpansTest {};
 TEST_F(OpenSpans, NestedSpansAreChildrenOfEachOther) {
   const std::uint32_t stages[] = {recorder().intern("nest.0"), recorder().intern("nest.1"),
                                   recorder().intern("nest.2")};
-  // GIVEN three spans, one in another
+  // GIVEN three nested spans
   OpenFrame& a = open(stages[0]);
   OpenFrame& b = open(stages[1]);
   OpenFrame& c = open(stages[2]);
-  // WHEN what is open is read
+  // WHEN the open spans are read
   const std::vector<OpenCopy> open_now = own_open();
-  // THEN they stand outermost first, each with its parent and its depth, and know their thread
+  // THEN they are listed outermost first, each with its parent, depth and thread
   ASSERT_EQ(open_now.size(), 3U);
   for (std::size_t i = 0; i < 3; ++i) {
     EXPECT_EQ(open_now[i].stage, stages[i]);
@@ -43,7 +43,7 @@ TEST_F(OpenSpans, NestedSpansAreChildrenOfEachOther) {
   close(c);
   close(b);
   close(a);
-  // THEN nothing is open, and the records say the same of their parents
+  // THEN none is open, and the records have the same parents
   EXPECT_TRUE(own_open().empty());
   for (std::size_t i = 0; i < 3; ++i) {
     const std::vector<SpanCopy> spans = spans_of(stages[i]);
@@ -54,7 +54,7 @@ TEST_F(OpenSpans, NestedSpansAreChildrenOfEachOther) {
     EXPECT_EQ(spans[0].begin_ticks, open_now[i].begin_ticks);
     EXPECT_EQ(spans[0].thread, thread().thread);
   }
-  // THEN the statistics name the parent's stage
+  // THEN the statistics have the parent's stage
   EXPECT_EQ(figures_of(stages[0]).parents.begin()->first, kNoStage);
   EXPECT_EQ(figures_of(stages[1]).parents.begin()->first, stages[0]);
   EXPECT_EQ(figures_of(stages[2]).parents.begin()->first, stages[1]);
@@ -77,7 +77,7 @@ TEST_F(OpenSpans, AParentIsChargedExactlyTheTimeOfItsOwnChildren) {
   EXPECT_EQ(figures_of(outer).children_ticks, figures_of(middle).host.sum_ticks);
   EXPECT_EQ(figures_of(middle).children_ticks, figures_of(inner).host.sum_ticks);
   EXPECT_EQ(figures_of(inner).children_ticks, 0U);
-  // THEN no parent's children took longer than it
+  // THEN no parent's children took longer than it did
   EXPECT_LE(figures_of(outer).children_ticks, figures_of(outer).host.sum_ticks);
 }
 
@@ -90,7 +90,7 @@ TEST_F(OpenSpans, RecursionIsItsOwnParent) {
   };
   // WHEN it runs
   recurse(recurse, 50);
-  // THEN one run is at top level and all others are below the stage itself
+  // THEN one run is at top level, and all others are below the stage itself
   const StageFigures figures = figures_of(stage);
   EXPECT_EQ(figures.host.count, 50U);
   EXPECT_EQ(figures.parents.at(kNoStage).count, 1U);
@@ -120,9 +120,9 @@ TEST_F(OpenSpans, ASpanThatEndsBeforeItsChildStaysItsParentAndTheirTimeIsCharged
   EXPECT_EQ(d.parent.load(relaxed), c.id.load(relaxed));
   close(d);
   close(c);
-  // THEN the span around both is charged from the first one's begin to the second one's end
+  // THEN the outer span is charged from the first one's begin to the second one's end
   EXPECT_EQ(a.child_ticks.load(relaxed), spans_of(inner)[0].end_ticks - b_begin);
-  // THEN record and figures tell who was the parent when it began
+  // THEN record and figures have the parent from when it began
   EXPECT_EQ(spans_of(inner)[0].parent, b_id);
   EXPECT_EQ(figures_of(inner).parents.begin()->first, middle);
   EXPECT_EQ(spans_of(inner)[0].flags, 0);
@@ -135,7 +135,7 @@ TEST_F(OpenSpans, AnyOrderOfEndsKeepsParentsDepthsAndCharges) {
   SCOPED_TRACE(random.trace());
   const std::uint32_t stages[] = {recorder().intern("order.0"), recorder().intern("order.1"),
                                   recorder().intern("order.2"), recorder().intern("order.3")};
-  // A model of the stack: what is open, from the bottom up.
+  // A model of the stack: the open spans, from the bottom up.
   struct Entry {
     OpenFrame* frame;
     bool active;
@@ -165,8 +165,8 @@ TEST_F(OpenSpans, AnyOrderOfEndsKeepsParentsDepthsAndCharges) {
         const Entry entry = model[at];
         model.erase(model.begin() + static_cast<std::ptrdiff_t>(at));
         if (entry.active) {
-          // THEN its time is charged to the nearest active one below it, less what the one above
-          // it, which will be charged there too, shares with it; and to no other
+          // THEN its time is charged to the nearest active one below it, minus the time it shares with the one above
+          // it, which will also be charged there; and to no other
           std::map<std::uint64_t, std::uint64_t> before;
           for (const Entry& e : model)
             if (e.active) before[e.id] = e.frame->child_ticks.load(relaxed);
@@ -190,7 +190,7 @@ TEST_F(OpenSpans, AnyOrderOfEndsKeepsParentsDepthsAndCharges) {
           drop_frame(thread(), *entry.frame);
         }
       }
-      // THEN what readers see is what is open and active
+      // THEN readers see the spans that are open and active
       if (step % 20 == 0) {
         const std::vector<OpenCopy> seen = own_open();
         std::vector<std::uint64_t> seen_ids, model_ids;
@@ -210,7 +210,7 @@ TEST_F(OpenSpans, AnyOrderOfEndsKeepsParentsDepthsAndCharges) {
       finished_spans += model.back().active;
       model.pop_back();
     }
-    // THEN nothing is left, and every span was counted once
+    // THEN none is left, and every span was counted once
     ASSERT_TRUE(own_open().empty());
     ASSERT_EQ(thread().scope->top, thread().scope->root);
     std::uint64_t counted = 0;
@@ -227,7 +227,7 @@ TEST_F(OpenSpans, FramesThatRunOutAreCountedAndComeBack) {
   while (OpenFrame* frame = open_frame(thread(), stage, nullptr)) frames.push_back(frame);
   EXPECT_EQ(frames.size(), kMaxFrames - 1);
   EXPECT_EQ(lost(kLostOpen), 1U);
-  // WHEN more open, timers and inactive ones as well
+  // WHEN more open, timers and inactive ones too
   EXPECT_EQ(open_frame(thread(), stage, nullptr), nullptr);
   EXPECT_EQ(open_inactive(thread(), nullptr), nullptr);
   {
@@ -242,7 +242,7 @@ TEST_F(OpenSpans, FramesThatRunOutAreCountedAndComeBack) {
     close(*frames.back());
     frames.pop_back();
   }
-  // THEN all were counted, and there is room again
+  // THEN all were counted, and frames are free again
   EXPECT_EQ(count_of(stage), kMaxFrames - 1);
   {
     const ScopedTimer timer(stage);
@@ -261,11 +261,11 @@ TEST_F(OpenSpans, AThreadThatLeavesWithOpenSpansAbandonsThem) {
     open_inactive(thread(), nullptr);
   });
   // WHEN it has left
-  // THEN they are counted as abandoned, are not open any more, and are in no figures
+  // THEN they are counted as abandoned, no longer open, and in no figures
   EXPECT_EQ(lost(kLostAbandoned), 3U);
   EXPECT_TRUE(read_open(arena()).empty());
   EXPECT_EQ(count_of(stage), 0U);
-  // THEN whoever gets the slot starts with an empty stack
+  // THEN the next thread of the slot starts with an empty stack
   test::in_thread([&] {
     const ScopedTimer timer(stage);
     EXPECT_EQ(own_open().size(), 1U);
@@ -279,8 +279,7 @@ TEST_F(OpenSpans, TasksThatTakeTurnsAreNotEachOthersChildren) {
   const std::uint32_t outer = recorder().intern("task.outer");
   const std::uint32_t work[] = {recorder().intern("task.0"), recorder().intern("task.1"), recorder().intern("task.2")};
   const std::uint32_t step = recorder().intern("task.step");
-  // GIVEN three tasks that were created inside a span, each with a scope of its own on the same
-  // thread
+  // GIVEN three tasks that were created inside a span, each with its own scope on the same thread
   OpenFrame& around = open(outer);
   const ParentLink link{around.id.load(relaxed), 9, outer, 1};
   Scope scopes[3];
@@ -307,7 +306,7 @@ TEST_F(OpenSpans, TasksThatTakeTurnsAreNotEachOthersChildren) {
       close(frame);
     }
   }
-  // THEN ends in any order charge nobody but the task's own
+  // THEN ends in any order charge only the task's own spans
   for (const int i : {1, 0, 2}) {
     thread().scope = &scopes[i];
     close(*frames[i]);
@@ -333,11 +332,11 @@ TEST_F(OpenSpans, ASpanKeepsTheRequestItWasOpenedIn) {
   // GIVEN a span that is opened in one request
   thread().scope->request = 5;
   OpenFrame& frame = open(stage);
-  // WHEN another is current when it ends
+  // WHEN another one is current when it ends
   thread().scope->request = 6;
   close(frame);
   thread().scope->request = 0;
-  // THEN it is of the first
+  // THEN it belongs to the first
   EXPECT_EQ(spans_of(stage)[0].request, 5U);
 }
 

@@ -1,4 +1,4 @@
-// test_published_clock.cpp: times that were given stay what they are, and follow the system's clock.
+// test_published_clock.cpp: times that were returned do not change, and follow the system's clock.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ using test::Random;
 constexpr std::int64_t kSecond = 1'000'000'000;
 constexpr double kTicksPerNs = 2.5961;
 
-/// A counter, a system's clock that is steered and set, and the stamps that tie them.
+/// A counter, a system clock that is adjusted and set, and the stamps that connect them.
 class World {
  public:
   // The recorder waits as long before its first reading.
@@ -38,7 +38,7 @@ class World {
   void steer(double parts_per_million) { steered_ = parts_per_million * 1e-6; }
   void set(std::int64_t by_ns) { offset_ns_ += by_ns; }
 
-  /// What a reading of the clock now gives, with stamps as the recorder keeps them.
+  /// The current result of a reading of the clock, with stamps as the recorder keeps them.
   ClockFit fit() {
     if (monotonic() - stamps_.back().monotonic_ns >= kSecond) take_stamp();
     std::vector<ClockStamp> stamps = stamps_;
@@ -66,7 +66,7 @@ class World {
   std::vector<ClockStamp> stamps_;
 };
 
-/// Reads as the recorder does.
+/// Reads like the recorder.
 void read(PublishedClock& clock, World& world) {
   if (clock.is_due(world.now())) clock.follow(world.fit(), world.now());
   clock.settle(world.now());
@@ -75,11 +75,11 @@ void read(PublishedClock& clock, World& world) {
 /// From a few microseconds to minutes.
 double some_pause_s(Random& random) { return std::pow(10.0, random.unit() * 7.5 - 5.5); }
 
-TEST(PublishedClock, TimesStayWhatTheyAre) {
+TEST(PublishedClock, TimesDoNotChange) {
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     Random random(seed);
     SCOPED_TRACE(random.trace());
-    // GIVEN a clock that is steered and set while it is read
+    // GIVEN a clock that is adjusted and set while it is read
     World world(random);
     PublishedClock clock;
     std::vector<std::pair<std::uint64_t, std::uint64_t>> spans;
@@ -109,17 +109,17 @@ TEST(PublishedClock, TimesStayWhatTheyAre) {
   }
 }
 
-TEST(PublishedClock, FollowsAClockThatIsSteered) {
+TEST(PublishedClock, FollowsAClockThatIsAdjusted) {
   Random random(1);
   SCOPED_TRACE(random.trace());
-  // GIVEN a clock that is read about every second, and steered by up to 50 parts in a million
+  // GIVEN a clock that is read about every second, and adjusted by up to 50 ppm
   World world(random);
   PublishedClock clock;
   for (int reading = 0; reading < 200; ++reading) {
     if (reading % 20 == 0) world.steer(random.unit() * 100 - 50);
     world.pass(0.5 + random.unit());
     read(clock, world);
-    // THEN the present is right but for what the clock was steered by since the last reading, at most
+    // THEN the present is right except for the adjustment since the last reading, at most
     ASSERT_NEAR(static_cast<double>(clock.unix_ns(world.now()) - world.unix_now()), 0, 200'000) << reading;
     // THEN soon after it is right within some microseconds
     if (reading % 20 > 12) {
@@ -128,9 +128,9 @@ TEST(PublishedClock, FollowsAClockThatIsSteered) {
   }
 }
 
-TEST(PublishedClock, ALongTimeWithoutAReadingIsToldByBothItsEnds) {
+TEST(PublishedClock, ALongTimeWithoutAReadingIsInterpolated) {
   Random random(2);
-  // GIVEN a process that is read as soon as it has started, when no rate can be known
+  // GIVEN a process that is read directly after its start, when no rate can be known
   World world(random);
   PublishedClock clock;
   read(clock, world);
@@ -165,10 +165,10 @@ TEST(PublishedClock, ASpanKeepsItsLengthWhenTheClockIsSet) {
     world.pass(2);
     // WHEN it is read
     read(clock, world);
-    // THEN it began when it did, and is as long as it is
+    // THEN its begin and duration are right
     EXPECT_EQ(clock.unix_ns(begin), begin_ns);
     EXPECT_NEAR(static_cast<double>(clock.end_ns(begin, world.now()) - begin_ns), 4e9, 1000);
-    // THEN what comes is told by the clock as it is now
+    // THEN later spans have the clock's new time
     world.pass(2);
     read(clock, world);
     EXPECT_NEAR(static_cast<double>(clock.unix_ns(world.now()) - world.unix_now()), 0, 3000);
@@ -178,7 +178,7 @@ TEST(PublishedClock, ASpanKeepsItsLengthWhenTheClockIsSet) {
 TEST(PublishedClock, TimeGoesUpWithTheTicks) {
   Random random(4);
   SCOPED_TRACE(random.trace());
-  // GIVEN a clock that is steered, but not set
+  // GIVEN a clock that is adjusted, but not set
   World world(random);
   PublishedClock clock;
   const std::uint64_t first = world.now();
@@ -187,7 +187,7 @@ TEST(PublishedClock, TimeGoesUpWithTheTicks) {
     world.pass(some_pause_s(random));
     read(clock, world);
   }
-  // WHEN ticks go up
+  // WHEN ticks increase
   std::vector<std::uint64_t> ticks;
   for (int i = 0; i < 100'000; ++i) ticks.push_back(first - 1'000'000 + random.below(world.now() - first + 2'000'000));
   std::sort(ticks.begin(), ticks.end());
@@ -195,7 +195,7 @@ TEST(PublishedClock, TimeGoesUpWithTheTicks) {
   for (std::size_t i = 1; i < ticks.size(); ++i) ASSERT_GE(clock.unix_ns(ticks[i]), clock.unix_ns(ticks[i - 1]));
 }
 
-TEST(PublishedClock, TicksAndTimeTurnIntoEachOther) {
+TEST(PublishedClock, TicksAndTimeCanBeConvertedBothWays) {
   Random random(5);
   SCOPED_TRACE(random.trace());
 
@@ -208,7 +208,7 @@ TEST(PublishedClock, TicksAndTimeTurnIntoEachOther) {
     read(clock, world);
   }
   for (int i = 0; i < 10'000; ++i) {
-    // WHEN a time before, within or after what was read goes to ticks and back
+    // WHEN a time before, within or after what was read is converted to ticks and back
     const std::int64_t unix_ns =
         first_ns - 40 * kSecond +
         static_cast<std::int64_t>(random.unit() * static_cast<double>(world.unix_now() - first_ns + 1000 * kSecond));
@@ -219,10 +219,10 @@ TEST(PublishedClock, TicksAndTimeTurnIntoEachOther) {
   for (const std::int64_t extreme : {INT64_MIN, INT64_MAX, std::int64_t{0}}) clock.ticks(extreme);
 }
 
-TEST(PublishedClock, TakesNoMoreRoomHoweverOftenItTurns) {
+TEST(PublishedClock, ItsSizeIsBounded) {
   Random random(6);
   SCOPED_TRACE(random.trace());
-  // GIVEN a clock that is steered hard, read each second, ten times as often as there is room for turns
+  // GIVEN a clock with large adjustments, read each second, ten times as often as turns fit
   World world(random);
   PublishedClock clock;
   std::vector<std::uint64_t> ticks;
@@ -233,20 +233,20 @@ TEST(PublishedClock, TakesNoMoreRoomHoweverOftenItTurns) {
     read(clock, world);
     ticks.push_back(world.now());
     times.push_back(clock.unix_ns(world.now()));
-    // THEN times of the last minutes are what they were
+    // THEN times of the last minutes are unchanged
     for (std::size_t i = ticks.size() - std::min<std::size_t>(ticks.size(), 100); i < ticks.size(); ++i)
       ASSERT_EQ(clock.unix_ns(ticks[i]), times[i]) << i << " of " << ticks.size();
-    // THEN it goes on following
+    // THEN it continues to follow the clock
     ASSERT_NEAR(static_cast<double>(times.back() - world.unix_now()), 0, 2e6) << reading;
   }
-  // THEN times of long ago have moved by no more than the clock was steered within some seconds
+  // THEN times long ago have moved by at most the adjustment of a few seconds
   for (std::size_t i = 0; i < ticks.size(); ++i)
     ASSERT_NEAR(static_cast<double>(clock.unix_ns(ticks[i]) - times[i]), 0, 1e6) << i;
 }
 
-TEST(PublishedClock, AClockThatStandsStillDoesNoHarm) {
+TEST(PublishedClock, AClockThatIsStoppedDoesNoHarm) {
   Random random(7);
-  // GIVEN a system's clock that stands still while the counter runs
+  // GIVEN a system clock that is stopped while the counter runs
   World world(random);
   world.steer(-1e6);
   PublishedClock clock;
@@ -271,9 +271,9 @@ TEST(PublishedClock, TheRecordersIsTheSystemsClock) {
     timespec before;
     clock_gettime(CLOCK_REALTIME, &before);
     const std::uint64_t ticks = now_ticks();
-    // WHEN ticks are turned into time
+    // WHEN ticks are converted to time
     const PublishedClock clock = recorder.published_clock();
-    // THEN it is the system's, give or take a hundred microseconds of a slow machine
+    // THEN it equals the system's time, within a hundred microseconds on a slow machine
     const std::int64_t before_ns = before.tv_sec * kSecond + before.tv_nsec;
     EXPECT_NEAR(static_cast<double>(clock.unix_ns(ticks) - before_ns), 0, 1e8);
     EXPECT_GE(clock.unix_ns(ticks), before_ns - 2000);

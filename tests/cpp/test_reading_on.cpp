@@ -1,4 +1,4 @@
-// test_reading_on.cpp: reading each record once, and looking at another thread's open spans, while threads write.
+// test_reading_on.cpp: reading each record once, and reading another thread's open spans, while threads write.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -27,7 +27,7 @@ TEST(ReadingOn, EachRecordIsReadOnceOrCounted) {
     }
     left.fetch_sub(1);
   });
-  // WHEN somebody reads on and on
+  // WHEN a reader reads continuously
   std::unordered_set<std::uint64_t> seen;
   std::uint64_t read = 0;
   for (bool is_last = false; !is_last;) {
@@ -37,13 +37,13 @@ TEST(ReadingOn, EachRecordIsReadOnceOrCounted) {
       seen.insert(span.id);
     }
   }
-  // THEN no record comes twice, and those that never came are counted
+  // THEN no record is read twice, and those that were never read are counted
   EXPECT_EQ(seen.size(), read);
   EXPECT_EQ(read + positions.overwritten, 2 * each * kThreads);
   EXPECT_TRUE(read_new_spans(recorder.arena(), positions).empty());
 }
 
-TEST(ReadingOn, AThreadThatComesLaterIsReadFromItsBegin) {
+TEST(ReadingOn, AThreadThatStartsLaterIsReadFromItsBegin) {
   Recorder& recorder = Recorder::get();
   const std::uint32_t stage = recorder.intern("reading.later");
   ReadPositions positions = positions_of_newest(recorder.arena());
@@ -51,7 +51,7 @@ TEST(ReadingOn, AThreadThatComesLaterIsReadFromItsBegin) {
   for (int i = 0; i < 10; ++i) test::in_thread([&] { const ScopedTimer timer(stage); });
   // THEN their records are new
   EXPECT_EQ(read_new_spans(recorder.arena(), positions).size(), 10U);
-  // THEN those that went with a reset are not lost
+  // THEN those that a reset removed are not lost
   test::in_thread([&] { const ScopedTimer timer(stage); });
   recorder.reset();
   test::in_thread([&] { const ScopedTimer timer(stage); });
@@ -62,7 +62,7 @@ TEST(ReadingOn, AThreadThatComesLaterIsReadFromItsBegin) {
 TEST(ReadingOn, AnotherThreadsInnermostSpanIsOneOfItsOwn) {
   Recorder& recorder = Recorder::get();
   const std::uint32_t stages[] = {recorder.intern("there.0"), recorder.intern("there.1"), recorder.intern("there.2")};
-  // GIVEN a thread that opens and closes spans in each other
+  // GIVEN a thread that opens and closes nested spans
   std::atomic<std::uint64_t> serial{0};
   std::atomic<bool> stop{false};
   std::jthread writer([&] {
@@ -74,14 +74,14 @@ TEST(ReadingOn, AnotherThreadsInnermostSpanIsOneOfItsOwn) {
     }
   });
   while (serial.load() == 0) std::this_thread::yield();
-  // WHEN another thread asks what it is in
+  // WHEN another thread reads its innermost span
   ParentLink link;
   std::uint64_t found = 0;
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (found < test::scaled(200'000, 20) && std::chrono::steady_clock::now() < deadline) {
     if (!recorder.innermost_elsewhere(serial.load(), 0, link) || link.id == 0) continue;
     ++found;
-    // THEN it is told one of its stages, as deep as that is
+    // THEN it gets one of its stages, at the right depth
     ASSERT_GE(link.depth, 1);
     ASSERT_LE(link.depth, 3);
     ASSERT_EQ(link.stage, stages[link.depth - 1]);
@@ -89,7 +89,7 @@ TEST(ReadingOn, AnotherThreadsInnermostSpanIsOneOfItsOwn) {
   stop.store(true);
   writer.join();
   EXPECT_GT(found, 0U);
-  // THEN of a thread that has ended nothing is told
+  // THEN it gets nothing for a thread that has ended
   EXPECT_FALSE(recorder.innermost_elsewhere(serial.load(), 0, link));
 }
 

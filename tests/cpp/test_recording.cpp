@@ -1,4 +1,4 @@
-// test_recording.cpp: what a process recorded is read by another one, whatever became of the first, and of the file.
+// test_recording.cpp: another process reads what a process recorded, whatever happened to the process and the file.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -23,9 +23,9 @@ namespace stagespan {
 namespace {
 
 constexpr std::uint64_t kRing = 256;
-constexpr std::uint64_t kSequence = (std::uint64_t{1} << 40) - 1;  // of an id: the rest tells threads apart
+constexpr std::uint64_t kSequence = (std::uint64_t{1} << 40) - 1;  // of an id: the rest distinguishes threads
 
-// Before the recorder starts, which reads them once.
+// Before the recorder starts, because it reads them only once.
 std::string make_folder() {
   char name[] = "/dev/shm/stagespan-test-XXXXXX";
   const char* const made = mkdtemp(name);
@@ -53,7 +53,7 @@ class Recordings : public test::RecorderTest {
     test::RecorderTest::SetUp();
   }
 
-  /// The one file of a process.
+  /// The only file of a process.
   static std::string file_of(pid_t pid) {
     for (const auto& entry : std::filesystem::directory_iterator(folder()))
       if (entry.path().filename().string().starts_with(std::to_string(pid) + "-")) return entry.path();
@@ -68,7 +68,7 @@ class Recordings : public test::RecorderTest {
   }
 };
 
-/// What a victim writes by itself, in memory that it shares with the test.
+/// What a victim counts itself, in memory that it shares with the test.
 struct Log {
   struct alignas(64) OfThread {
     std::atomic<std::uint64_t> begun;
@@ -91,7 +91,7 @@ TEST_F(Recordings, AProcessKilledAtAnyMomentLeavesAllSpansThatHadEnded) {
   const std::uint32_t outer = recorder().intern("main");
   for (std::uint64_t round = 0; round < test::scaled(200, 10); ++round) {
     SCOPED_TRACE(round);
-    // GIVEN a process whose threads write spans, and count them by themselves
+    // GIVEN a process whose threads write spans, and count them separately
     Log* const log = Log::make();
     ASSERT_NE(log, nullptr);
     const pid_t victim = fork();
@@ -133,7 +133,7 @@ TEST_F(Recordings, AProcessKilledAtAnyMomentLeavesAllSpansThatHadEnded) {
       SCOPED_TRACE(i);
       const std::uint64_t ended = log->threads[i].ended.load(), begun = log->threads[i].begun.load();
       const std::uint32_t thread = log->threads[i].thread.load();
-      if (begun == 0) continue;  // it had not come so far
+      if (begun == 0) continue;  // it had not begun by then
       // THEN statistics count each span that had ended, and none that had not begun
       const auto found = snapshot.stages.find(stages[i]);
       const std::uint64_t count = found == snapshot.stages.end() ? 0 : found->second.host.count;
@@ -153,13 +153,13 @@ TEST_F(Recordings, AProcessKilledAtAnyMomentLeavesAllSpansThatHadEnded) {
         EXPECT_EQ(spans[k].id, spans[k - 1].id + 1);
         EXPECT_GE(spans[k].begin_ticks, spans[k - 1].end_ticks);
       }
-      // THEN the sum of the durations is theirs, where the ring still has all of them
+      // THEN the sum of the durations is right, if the ring still has all of them
       if (count == spans.size() && count == ended && begun == ended) {
         std::uint64_t sum = 0;
         for (const SpanCopy& span : spans) sum += span.end_ticks - span.begin_ticks;
         EXPECT_EQ(found->second.host.sum_ticks, sum);
       }
-      // THEN what it had open is named
+      // THEN its open spans are named
       if (open.contains(thread)) {
         EXPECT_EQ(open.at(thread).stage, stages[i]);
         EXPECT_GE(open.at(thread).id & kSequence, spans.back().id & kSequence);
@@ -182,14 +182,14 @@ TEST_F(Recordings, ALiveProcessIsReadWhileItWrites) {
   {
     const ScopedTimer own(outer);
   }
-  // WHEN the file is read again and again, as another process does
+  // WHEN the file is read repeatedly, as from another process
   const std::string path = file_of(getpid());
   std::uint64_t before = 0;
   for (std::uint64_t round = 0; round < test::scaled(200, 10); ++round) {
     RecordingCopy copy;
     ASSERT_EQ(read(path, copy), "");
     EXPECT_EQ(copy.damaged, 0U);
-    // THEN every record is whole
+    // THEN every record is complete
     for (const SpanCopy& span : read_spans(copy.arena)) {
       ASSERT_LE(span.begin_ticks, span.end_ticks);
       ASSERT_EQ(span.depth, span.stage == inner ? 1 : 0);
@@ -199,7 +199,7 @@ TEST_F(Recordings, ALiveProcessIsReadWhileItWrites) {
       }
     }
     for (const OpenCopy& span : read_open(copy.arena)) ASSERT_TRUE(span.stage == inner || span.stage == outer);
-    // THEN counts only grow
+    // THEN counts only increase
     const Snapshot snapshot = take_snapshot(copy.arena, copy.fit);
     const std::uint64_t count = test::figures_of(snapshot, inner).host.count;
     EXPECT_GE(count, before);
@@ -207,7 +207,7 @@ TEST_F(Recordings, ALiveProcessIsReadWhileItWrites) {
   }
   is_over.store(true);
   threads.clear();
-  // THEN in the end they are those of the process itself
+  // THEN in the end they equal those of the process itself
   RecordingCopy copy;
   ASSERT_EQ(read(path, copy), "");
   EXPECT_EQ(test::figures_of(take_snapshot(copy.arena, copy.fit), inner).host.count, test::count_of(inner));
@@ -220,7 +220,7 @@ TEST_F(Recordings, NoChildWritesItsParentsFile) {
   auto threads = test::start_threads(4, [&](unsigned) {
     while (!is_over.load(std::memory_order_relaxed)) {
       for (int k = 0; k < 5000; ++k) const ScopedTimer span(stage);
-      usleep(500);  // else they, and not the children, would have the processors
+      usleep(500);  // otherwise they would use the processors, and not the children
     }
   });
   // WHEN each child records some spans, and reads its own file
@@ -239,7 +239,7 @@ TEST_F(Recordings, NoChildWritesItsParentsFile) {
     }
     int status = 0;
     waitpid(child, &status, 0);
-    // THEN it finds its own spans there, and those only
+    // THEN it finds only its own spans there
     ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
   }
   is_over.store(true);
@@ -254,7 +254,7 @@ TEST_F(Recordings, NoChildWritesItsParentsFile) {
 
 TEST_F(Recordings, MoreThreadsAndDeeperSpansGrowTheFile) {
   const std::uint32_t stage = recorder().intern("deep");
-  // GIVEN a thread that nests deeper than is reserved at once, and more threads than one after the other
+  // GIVEN a thread with more open spans than are reserved at once, and several threads one after another
   test::in_thread([&] {
     constexpr int kDepth = 1000;
     std::vector<OpenSpan> open;
@@ -281,7 +281,7 @@ TEST_F(Recordings, MoreThreadsAndDeeperSpansGrowTheFile) {
 
 // --- files that are not as they should be -----------------------------------------------------------------
 
-/// A copy of a recording whose bytes a test may change.
+/// A copy of a recording, whose bytes a test may change.
 class Forged {
  public:
   explicit Forged(const std::string& path) : fd_(memfd_create("forged", MFD_CLOEXEC)) {
@@ -319,7 +319,7 @@ class Forged {
   off_t size_ = 0;
 };
 
-/// Reads all that there is to read; gives the sentence that says what was wrong.
+/// Reads the whole recording; returns the sentence that says what was wrong.
 std::string read_everything(int fd) {
   RecordingCopy copy;
   std::string wrong = copy_recording(fd, "the file", RecordingParts::kAll, copy);
@@ -399,7 +399,7 @@ TEST_F(Hostile, EachKindOfWrongFileGetsASentence) {
   expect_says(shorter, "empty");
 }
 
-TEST_F(Hostile, AFileThatIsCutOffAnywhereIsReadAsFarAsItGoes) {
+TEST_F(Hostile, ATruncatedFileIsReadAsFarAsItGoes) {
   test::Random random(12);
   SCOPED_TRACE(random.trace());
   const Forged whole(path_);
@@ -411,7 +411,7 @@ TEST_F(Hostile, AFileThatIsCutOffAnywhereIsReadAsFarAsItGoes) {
   }
 }
 
-TEST_F(Hostile, NumbersThatCannotBeRightDoNoHarm) {
+TEST_F(Hostile, ImpossibleNumbersDoNoHarm) {
   test::Random random(13);
   SCOPED_TRACE(random.trace());
   Forged file(path_);
@@ -421,7 +421,7 @@ TEST_F(Hostile, NumbersThatCannotBeRightDoNoHarm) {
   const auto offset = [&](const void* where) {
     return static_cast<std::uint64_t>(static_cast<const std::byte*>(where) - arena.base());
   };
-  // What matters lies in these ranges: fields of the structures, not the pages of zeros between them.
+  // The relevant ranges: fields of the structures, without the zero pages between them.
   const struct {
     std::uint64_t first, bytes;
   } ranges[] = {
@@ -451,7 +451,7 @@ TEST_F(Hostile, NumbersThatCannotBeRightDoNoHarm) {
       const std::uint64_t value =
           random.chance(3) ? random.engine()() : interesting[random.below(std::size(interesting))];
       std::uint64_t kept = file.put<std::uint64_t>(where, value);
-      // Half of a number is as wrong as all of it.
+      // A change of half a number is an error too.
       if (random.chance(2)) file.put<std::uint32_t>(where + 4, static_cast<std::uint32_t>(kept >> 32));
       undo.push_back({where, kept});
     }

@@ -1,4 +1,4 @@
-// test_ring.cpp: the rings of finished spans: what wraps is counted, what is read is whole.
+// test_ring.cpp: the rings of finished spans: overwritten spans are counted, and complete spans are read.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -21,8 +21,8 @@ class Ring : public test::RecorderTest {
 };
 
 TEST_F(Ring, HasTheSizeThatWasAskedForRoundedUp) {
-  // GIVEN a wish for 200 spans a thread
-  // WHEN the arena is made
+  // GIVEN a wish for 200 spans per thread
+  // WHEN the arena is created
   // THEN a ring holds the next power of two
   EXPECT_EQ(arena().header().ring_spans, kRing);
   EXPECT_EQ(thread().ring_mask, kRing - 1);
@@ -30,13 +30,13 @@ TEST_F(Ring, HasTheSizeThatWasAskedForRoundedUp) {
 
 TEST_F(Ring, LosesNothingUntilItIsFull) {
   const std::uint32_t stage = recorder().intern("full");
-  // GIVEN as many spans as a ring holds
+  // GIVEN as many spans as fit into a ring
   for (std::uint32_t i = 0; i < kRing; ++i) const ScopedTimer timer(stage);
   // WHEN they are read
   // THEN all are there
   EXPECT_EQ(spans_of(stage).size(), kRing);
   EXPECT_EQ(overwritten(arena()), 0U);
-  // THEN the next one takes the place of the first
+  // THEN the next one replaces the first
   const std::uint64_t first = spans_of(stage)[0].id;
   {
     const ScopedTimer timer(stage);
@@ -49,7 +49,7 @@ TEST_F(Ring, LosesNothingUntilItIsFull) {
 TEST_F(Ring, CountsWhatItLosesExactlyAndKeepsTheNewest) {
   const std::uint32_t stage = recorder().intern("wraps");
   std::uint64_t written = 0;
-  // GIVEN rounds of spans that never are a whole number of rings
+  // GIVEN rounds of spans that are never a whole number of rings
   for (const std::uint64_t more : {1U, 100U, kRing - 1, kRing, kRing + 1, 5 * kRing + 17}) {
     for (std::uint64_t i = 0; i < more; ++i, ++written) {
       FinishedSpan span = made_span(stage, 1000 + written, 1);
@@ -68,9 +68,9 @@ TEST_F(Ring, CountsWhatItLosesExactlyAndKeepsTheNewest) {
   EXPECT_EQ(test::count_of(stage), written);
 }
 
-TEST_F(Ring, HoldsAllThatASpanSays) {
+TEST_F(Ring, HoldsAllFieldsOfASpan) {
   const std::uint32_t stage = recorder().intern("fields");
-  // GIVEN a span with every field at its largest
+  // GIVEN a span with every field at its maximum
   FinishedSpan span{};
   span.begin_ticks = 0xfedcba9876543210;
   span.end_ticks = 0xfedcba9876543211;
@@ -85,7 +85,7 @@ TEST_F(Ring, HoldsAllThatASpanSays) {
   // WHEN it is committed and read
   commit_span(thread(), span);
   const std::vector<SpanCopy> spans = spans_of(stage);
-  // THEN nothing is cut, and of the flags those are shown that are meant to be
+  // THEN nothing is cut, and only the published flags are visible
   ASSERT_EQ(spans.size(), 1U);
   EXPECT_EQ(test::fields(spans[0]),
             std::tuple(span.begin_ticks, span.end_ticks, span.id, span.parent, span.request, span.suspended_ticks,
@@ -94,7 +94,7 @@ TEST_F(Ring, HoldsAllThatASpanSays) {
 
 TEST_F(Ring, ReadsInTheOrderOfBeginsOverAllThreads) {
   const std::uint32_t stage = recorder().intern("order");
-  // GIVEN spans of several threads, nested, so that they end in another order than they began
+  // GIVEN nested spans of several threads, so that they end in another order than they began
   auto threads = test::start_threads(4, [&](unsigned) {
     for (int i = 0; i < 20; ++i) {
       const ScopedTimer outer(stage);
@@ -104,15 +104,15 @@ TEST_F(Ring, ReadsInTheOrderOfBeginsOverAllThreads) {
   test::join(threads);
   // WHEN they are read
   const std::vector<SpanCopy> spans = spans_of(stage);
-  // THEN they stand by begin
+  // THEN they are ordered by begin
   ASSERT_EQ(spans.size(), 160U);
   for (std::size_t i = 1; i < spans.size(); ++i) EXPECT_LE(spans[i - 1].begin_ticks, spans[i].begin_ticks);
 }
 
-TEST_F(Ring, OutlivesItsThreadAndGivesItsNumbersOn) {
+TEST_F(Ring, OutlivesItsThreadAndKeepsItsNumbers) {
   const std::uint32_t stage = recorder().intern("reuse");
   const std::uint32_t threads_before = arena().header().slot_high_water.load();
-  // GIVEN more threads, one after the other, than there are slots
+  // GIVEN more threads than slots, one after another
   const std::uint32_t count = 2 * kMaxThreads;
   for (std::uint32_t i = 0; i < count; ++i)
     test::in_thread([&] {
@@ -121,12 +121,12 @@ TEST_F(Ring, OutlivesItsThreadAndGivesItsNumbersOn) {
     });
   // WHEN the spans are read
   const std::vector<SpanCopy> spans = spans_of(stage);
-  // THEN those of threads that have left are there, none of them lost
+  // THEN those of threads that have left are there, and none is lost
   EXPECT_EQ(spans.size(), 2 * count);
   EXPECT_EQ(overwritten(arena()), 0U);
   EXPECT_EQ(arena().header().slot_high_water.load(), kMaxThreads);
   EXPECT_GT(threads_before, 0U);
-  // THEN no two have the same id, and each inner one names an outer one of its own thread
+  // THEN no two have the same id, and the parent of each inner one is an outer one of its own thread
   std::map<std::uint64_t, std::uint32_t> ids;
   for (const SpanCopy& span : spans) EXPECT_TRUE(ids.emplace(span.id, span.thread).second);
   for (const SpanCopy& span : spans) {
@@ -142,7 +142,7 @@ TEST_F(Ring, IdsStayUniqueOverResetsAndReusedSlots) {
   std::set<std::uint64_t> ids;
   std::size_t total = 0;
   for (int round = 0; round < 3; ++round) {
-    // GIVEN threads that come and go, with a reset between
+    // GIVEN threads that come and go, with a reset in between
     for (int i = 0; i < 300; ++i) test::in_thread([&] { const ScopedTimer timer(stage); });
     // WHEN their ids are gathered
     for (const SpanCopy& span : spans_of(stage)) {
@@ -151,7 +151,7 @@ TEST_F(Ring, IdsStayUniqueOverResetsAndReusedSlots) {
     }
     recorder().reset();
   }
-  // THEN no id comes twice
+  // THEN no id occurs twice
   EXPECT_EQ(total, 900U);
   EXPECT_EQ(ids.size(), total);
 }
@@ -159,20 +159,19 @@ TEST_F(Ring, IdsStayUniqueOverResetsAndReusedSlots) {
 TEST_F(Ring, TheRecordWhoseNumberLooksLikeNoneIsLeftOut) {
   const std::uint32_t stage = recorder().intern("wrap32");
   test::in_thread([&] {
-    // GIVEN a ring that is about to have written 2^32 records
+    // GIVEN a ring in which almost 2^32 records have been written
     ThreadState& self = recorder().this_thread();
     const std::uint64_t start = (std::uint64_t{1} << 32) - 10;
     self.head = start;
     self.slot->head.store(start);
     self.slot->floor.store(start);
-    // WHEN it goes on
+    // WHEN more are written
     for (std::uint64_t i = 0; i < 20; ++i) {
       FinishedSpan span = made_span(stage, 1000 + i, 1);
       span.request = i;
       commit_span(self, span);
     }
-    // THEN all are read but the one whose number, in 32 bits, is that of a record that is being
-    // written
+    // THEN all are read except the one whose number, in 32 bits, is that of a record being written
     const std::vector<SpanCopy> spans = spans_of(stage);
     EXPECT_EQ(spans.size(), 19U);
     for (const SpanCopy& span : spans) EXPECT_NE(span.request, 9U);
@@ -206,9 +205,9 @@ TEST_F(Ring, ARequestIsReadFromAllThreads) {
   }
 }
 
-TEST_F(Ring, ARequestThatTheRingHasOutrunIsSaidToBeIncomplete) {
+TEST_F(Ring, AnOverwrittenRequestIsMarkedAsIncomplete) {
   const std::uint32_t stage = recorder().intern("requests.wrap");
-  // GIVEN a request whose spans have been overwritten in part
+  // GIVEN a request whose spans have been partly overwritten
   {
     const ScopedTimer before(stage);
   }
@@ -219,7 +218,7 @@ TEST_F(Ring, ARequestThatTheRingHasOutrunIsSaidToBeIncomplete) {
   // WHEN it is read
   bool complete = true;
   EXPECT_EQ(read_request(arena(), 4, since, &complete).size(), kRing);
-  // THEN it says so
+  // THEN it is marked as incomplete
   EXPECT_FALSE(complete);
   // THEN one that began later is complete: what was overwritten ended before it
   const std::uint64_t later = now_ticks();
@@ -230,9 +229,9 @@ TEST_F(Ring, ARequestThatTheRingHasOutrunIsSaidToBeIncomplete) {
   EXPECT_TRUE(complete);
 }
 
-TEST_F(Ring, TimesFromElsewhereDoNotHideARequestsSpans) {
+TEST_F(Ring, RecordedTimesDoNotHideARequestsSpans) {
   const std::uint32_t stage = recorder().intern("requests.record");
-  // GIVEN a request in whose midst a time from long before it is recorded
+  // GIVEN a request during which an earlier time is recorded
   const std::uint64_t since = now_ticks();
   const std::int64_t long_ago = recorder().clock_fit().unix_ns(since) - 60'000'000'000;
   thread().scope->request = 6;
@@ -243,14 +242,14 @@ TEST_F(Ring, TimesFromElsewhereDoNotHideARequestsSpans) {
   // WHEN the request is read
   bool complete = false;
   const std::vector<SpanCopy> spans = read_request(arena(), 6, since, &complete);
-  // THEN its spans on both sides of it are there, and itself
+  // THEN its spans before and after it are there, and so is the recorded one
   EXPECT_EQ(spans.size(), 21U);
   EXPECT_TRUE(complete);
 }
 
 // --- reading while writers wrap -------------------------------------------------------------------------
 
-// Every field of these spans follows from one number, so that a torn record gives itself away.
+// Every field of these spans follows from one number, so that a torn record can be detected.
 FinishedSpan telling_span(std::uint32_t stage, std::uint64_t n) {
   FinishedSpan span{};
   span.begin_ticks = n * 3;
@@ -286,7 +285,7 @@ TEST_F(Ring, NoRecordIsReadTornWhileWritersWrap) {
     for (std::uint64_t n = 0; n < rounds; ++n) commit_span(self, telling_span(stage, n * kThreads + i));
     running.fetch_sub(1);
   });
-  // WHEN readers read them meanwhile
+  // WHEN readers read them in the meantime
   std::atomic<std::uint64_t> seen{0};
   const auto read = [&](unsigned) {
     bool last = false;
@@ -303,7 +302,7 @@ TEST_F(Ring, NoRecordIsReadTornWhileWritersWrap) {
   auto readers = test::start_threads(2, read);
   test::join(threads);
   test::join(readers);
-  // THEN every record that was read was whole, and the losses are exact
+  // THEN every record that was read was complete, and the losses are exact
   EXPECT_GE(seen.load(), kThreads * kRing);
   EXPECT_EQ(overwritten(arena()), kThreads * (rounds - kRing));
   EXPECT_EQ(spans_of(stage).size(), kThreads * kRing);

@@ -36,7 +36,7 @@ TEST_F(Timers, AScopeIsTimed) {
   const std::uint64_t after = now_ticks();
   // WHEN its span is read
   const std::vector<SpanCopy> spans = spans_of(stage);
-  // THEN it lies between
+  // THEN it is between them
   ASSERT_EQ(spans.size(), 1U);
   EXPECT_GE(spans[0].begin_ticks, before);
   EXPECT_LE(spans[0].end_ticks, after);
@@ -56,15 +56,15 @@ TEST_F(Timers, TheMacroTimesTheRestOfItsScope) {
     STAGESPAN_SCOPE("macro.inner");
   }
   // WHEN the spans are counted
-  // THEN each was timed under its name, the second scope inside the first
+  // THEN each was timed with its name, the second scope inside the first
   EXPECT_EQ(count_of(stage), 5U);
   EXPECT_EQ(count_of(recorder().intern("macro.outer")), 1U);
   EXPECT_EQ(figures_of(recorder().intern("macro.inner")).parents.begin()->first, recorder().intern("macro.outer"));
 }
 
-TEST_F(Timers, AnErrorIsMarkedWhereItIsSaid) {
+TEST_F(Timers, AnErrorIsMarkedIfItIsReported) {
   const std::uint32_t stage = recorder().intern("error");
-  // GIVEN a scope that is left by an exception, which says so, and one that ends well
+  // GIVEN a scope that is left by an exception and marked as failed, and one that ends normally
   const auto fail = [&] {
     ScopedTimer timer(stage);
     timer.mark_error();
@@ -75,7 +75,7 @@ TEST_F(Timers, AnErrorIsMarkedWhereItIsSaid) {
   {
     const ScopedTimer timer(stage);
   }
-  // THEN one is marked
+  // THEN only the first is marked
   EXPECT_EQ(figures_of(stage).errors, 1U);
   EXPECT_EQ(figures_of(stage).host.count, 2U);
   EXPECT_EQ(spans_of(stage)[0].flags, kFlagError);
@@ -90,7 +90,7 @@ TEST_F(Timers, NothingIsTimedWhileOff) {
   disable();
   // WHEN scopes run
   for (int i = 0; i < 10; ++i) const ScopedTimer timer(stage);
-  // THEN there is nothing
+  // THEN nothing is recorded
   EXPECT_EQ(count_of(stage), 0U);
   EXPECT_TRUE(read_open(arena()).empty());
   // WHEN it is on again
@@ -98,38 +98,38 @@ TEST_F(Timers, NothingIsTimedWhileOff) {
   {
     const ScopedTimer timer(stage);
   }
-  // THEN there is what came since
+  // THEN only later spans are recorded
   EXPECT_EQ(count_of(stage), 1U);
 }
 
-TEST_F(Timers, SwitchedOffInMidSpanTheSpanEndsAsItBegan) {
+TEST_F(Timers, ASpanEndsAsItBeganIfTheRecorderIsSwitchedOff) {
   const std::uint32_t outer = recorder().intern("off in mid-span");
   const std::uint32_t inner = recorder().intern("off in mid-span.inner");
   {
-    // GIVEN a span that began while on
+    // GIVEN a span that began while the recorder was on
     const ScopedTimer timer(outer);
-    // WHEN it is switched off inside
+    // WHEN it is switched off inside the span
     disable();
     const ScopedTimer off(inner);
   }
-  // THEN it is counted, the one inside is not, and nothing is left open
+  // THEN the span is counted, the one inside is not, and none is left open
   EXPECT_EQ(count_of(outer), 1U);
   EXPECT_EQ(count_of(inner), 0U);
   EXPECT_TRUE(read_open(arena()).empty());
 }
 
-TEST_F(Timers, SwitchedOnInMidSpanTheSpanStaysUntimed) {
+TEST_F(Timers, ASpanStaysUntimedIfTheRecorderIsSwitchedOn) {
   const std::uint32_t outer = recorder().intern("on in mid-span");
   const std::uint32_t inner = recorder().intern("on in mid-span.inner");
   {
-    // GIVEN a span that began while off
+    // GIVEN a span that began while the recorder was off
     disable();
     const ScopedTimer off(outer);
-    // WHEN it is switched on inside
+    // WHEN it is switched on inside the span
     enable();
     const ScopedTimer timer(inner);
   }
-  // THEN it is not counted, and the one inside is at top level
+  // THEN the span is not counted, and the one inside is at top level
   EXPECT_EQ(count_of(outer), 0U);
   EXPECT_EQ(count_of(inner), 1U);
   EXPECT_EQ(figures_of(inner).parents.begin()->first, kNoStage);
@@ -157,7 +157,7 @@ TEST_F(Timers, SwitchedAtAnyMomentByAnotherThreadEveryBeginFindsItsEnd) {
     ++switches;
   }
   test::join(threads);
-  // THEN nothing is left open or unmatched
+  // THEN none is left open or unmatched
   EXPECT_TRUE(read_open(arena()).empty());
   EXPECT_EQ(lost(kLostAbandoned), 0U);
   EXPECT_EQ(lost(kLostUnmatched), 0U);
@@ -168,9 +168,9 @@ TEST_F(Timers, SwitchedAtAnyMomentByAnotherThreadEveryBeginFindsItsEnd) {
 
 // --- reset ----------------------------------------------------------------------------------------------
 
-TEST_F(Timers, AResetTakesAllThatWasRecorded) {
+TEST_F(Timers, AResetRemovesEverything) {
   const std::uint32_t stage = recorder().intern("reset");
-  // GIVEN spans of a thread that lives, of one that has left, and losses
+  // GIVEN spans of a live thread, of one that has left, and losses
   for (int i = 0; i < 10'000; ++i) const ScopedTimer timer(stage);
   test::in_thread([&] {
     for (int i = 0; i < 10'000; ++i) const ScopedTimer timer(stage);
@@ -180,13 +180,13 @@ TEST_F(Timers, AResetTakesAllThatWasRecorded) {
   const std::uint32_t resets = test::snapshot().resets;
   // WHEN the recorder is reset
   recorder().reset();
-  // THEN there is nothing
+  // THEN nothing is left
   EXPECT_TRUE(test::snapshot().stages.empty());
   EXPECT_TRUE(read_spans(arena()).empty());
   EXPECT_EQ(overwritten(arena()), 0U);
   for (std::uint32_t cause = 0; cause < kCauseCount; ++cause) EXPECT_EQ(lost(static_cast<Cause>(cause)), 0U);
   EXPECT_EQ(test::snapshot().resets, resets + 1);
-  // THEN what comes next is counted from nothing
+  // THEN later spans are counted from 0
   for (int i = 0; i < 7; ++i) const ScopedTimer timer(stage);
   EXPECT_EQ(count_of(stage), 7U);
   EXPECT_EQ(spans_of(stage).size(), 7U);
@@ -229,28 +229,27 @@ TEST_F(Timers, BlocksThatAResetSetAsideAreUsedAgain) {
   recorder().reset();
   run();
   const std::uint32_t blocks = arena().header().block_count.load();
-  // GIVEN a thread that lives through a thousand resets
+  // GIVEN a thread that runs through a thousand resets
   for (std::uint64_t i = 0; i < test::scaled(1000, 20); ++i) {
     recorder().reset();
     run();
     // WHEN it runs after each
-    // THEN its figures are those since the last
+    // THEN its figures are those since the last one
     ASSERT_EQ(count_of(stages[49]), 1U);
   }
-  // THEN it has taken no more blocks than at first
+  // THEN it has taken no more blocks than in the beginning
   EXPECT_LE(arena().header().block_count.load(), blocks + 1);
   EXPECT_EQ(lost(kLostBlocks), 0U);
 }
 
-TEST_F(Timers, AResetWhileThreadsRunLeavesThemWhole) {
+TEST_F(Timers, AResetWhileThreadsRunDoesNotAffectThem) {
   constexpr unsigned kThreads = 4;
   constexpr std::uint64_t kSpans = 1000;
   const std::uint32_t outer = recorder().intern("racing.outer");
   const std::uint32_t inner = recorder().intern("racing.inner");
   const std::uint32_t other = recorder().intern("racing.other");
   const int rounds = static_cast<int>(test::scaled(200, 20));
-  // GIVEN threads that run spans, tokens, work and losses, and then, between two barriers, an exact
-  // number of spans
+  // GIVEN threads that run spans, tokens, work and losses, and then, between two barriers, an exact number of spans
   std::barrier step(kThreads + 1);
   std::atomic<bool> racing{true};
   std::atomic<bool> done{false};
@@ -303,14 +302,14 @@ TEST_F(Timers, AResetWhileThreadsRunLeavesThemWhole) {
   for (int round = 0; round < rounds && !HasFailure(); ++round) {
     racing = true;
     step.arrive_and_wait();
-    // WHEN the recorder is reset in their midst, and read
+    // WHEN the recorder is reset and read in the meantime
     for (int i = 0; i < 20; ++i) reset_and_read();
     racing = false;
     step.arrive_and_wait();
     recorder().reset();
     step.arrive_and_wait();
     step.arrive_and_wait();
-    // THEN what comes after the last reset is exact
+    // THEN the figures after the last reset are exact
     expect_exact();
   }
   done = true;
@@ -334,8 +333,7 @@ thread_local TimesItsDestructor t_late;
 TEST_F(Timers, SpansInDestructorsOfThreadLocalsAreCountedAndKeepNoSlot) {
   g_late_stage = recorder().intern("destructor");
   const std::uint32_t stage = recorder().intern("destructor.before");
-  // GIVEN threads with thread_local objects, made before and after the first span, that time their
-  // destructors
+  // GIVEN threads with thread_local objects, created before and after the first span, that time their destructors
   for (std::uint32_t i = 0; i < kMaxThreads + 20; ++i) {
     test::in_thread([&] {
       t_early.armed = true;
@@ -358,7 +356,7 @@ TEST_F(Timers, SpansInDestructorsOfThreadLocalsAreCountedAndKeepNoSlot) {
 TEST_F(Timers, SpansInDestructorsOfThreadKeysKeepNoSlot) {
   static std::uint32_t stage;
   stage = recorder().intern("key destructor");
-  // GIVEN threads with a key of their own, whose destructor runs after the recorder's
+  // GIVEN threads with their own key, whose destructor runs after the recorder's
   pthread_key_t key;
   ASSERT_EQ(pthread_key_create(&key, [](void*) { const ScopedTimer timer(stage); }), 0);
   for (std::uint32_t i = 0; i < kMaxThreads + 20; ++i) {
@@ -371,7 +369,7 @@ TEST_F(Timers, SpansInDestructorsOfThreadKeysKeepNoSlot) {
   }
   pthread_key_delete(key);
   // WHEN all have left
-  // THEN every span was counted, and there is room for the next thread
+  // THEN every span was counted, and the next thread finds a slot
   EXPECT_EQ(count_of(stage), 2 * (kMaxThreads + 20));
   EXPECT_EQ(lost(kLostThreads), 0U);
 }

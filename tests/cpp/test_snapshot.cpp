@@ -1,4 +1,4 @@
-// test_snapshot.cpp: quantiles against an exact sort, and the difference of two snapshots.
+// test_snapshot.cpp: quantiles compared with an exact sort, and the difference of two snapshots.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -55,7 +55,7 @@ TEST_F(Snapshots, QuantilesAreWithinThreePercentOfAnExactSort) {
       // WHEN quantiles are read
       const Distribution host = figures_of(stage).host;
       for (const double q : kShares) {
-        // THEN each is within 3 % of the exact one, and within what there was
+        // THEN each is within 3 % of the exact one, and within the range of the durations
         const double exact = exact_quantile(durations, q);
         const std::optional<double> quantile = host.quantile_ticks(q);
         ASSERT_TRUE(quantile.has_value());
@@ -84,22 +84,22 @@ TEST_F(Snapshots, QuantilesDoNotGoDownAsTheShareGoesUp) {
   const Distribution host = figures_of(stage).host;
   double before = 0;
   for (int i = 0; i <= 1000; ++i) {
-    // GIVEN shares that go up
+    // GIVEN increasing shares
     // WHEN the quantile is read
     const double now = *host.quantile_ticks(i / 1000.0);
-    // THEN it does not go down
+    // THEN it does not decrease
     ASSERT_GE(now, before);
     before = now;
   }
-  // THEN shares outside of 0 to 1 are its ends
+  // THEN shares outside 0 to 1 give its ends
   EXPECT_EQ(host.quantile_ticks(-5), host.quantile_ticks(0));
   EXPECT_EQ(host.quantile_ticks(7), host.quantile_ticks(1));
 }
 
-TEST_F(Snapshots, WhatHasNotRunHasNoQuantiles) {
-  // GIVEN a distribution of nothing
+TEST_F(Snapshots, AnEmptyDistributionHasNoQuantiles) {
+  // GIVEN an empty distribution
   const Distribution none;
-  // WHEN a quantile is asked for
+  // WHEN a quantile is requested
   // THEN there is none, rather than 0
   EXPECT_FALSE(none.quantile_ticks(0.5).has_value());
 }
@@ -111,7 +111,7 @@ TEST_F(Snapshots, DurationsBeyondTheBucketsKeepTheirMaximum) {
   run(stage, {1000, day});
   // WHEN it is read
   const Distribution host = figures_of(stage).host;
-  // THEN sum and maximum are exact, and so is the quantile that is the longest
+  // THEN sum and maximum are exact, and so is the highest quantile
   EXPECT_EQ(host.max_ticks, day);
   EXPECT_EQ(host.sum_ticks, day + 1000);
   EXPECT_EQ(*host.quantile_ticks(1), static_cast<double>(day));
@@ -123,13 +123,13 @@ TEST_F(Snapshots, DurationsBeyondTheBucketsKeepTheirMaximum) {
   EXPECT_EQ(*since.quantile_ticks(0.5), static_cast<double>(day));
 }
 
-TEST_F(Snapshots, ASnapshotTellsItsTime) {
+TEST_F(Snapshots, ASnapshotHasItsTime) {
   // GIVEN the clock before and after
   const std::uint64_t before = now_ticks();
   const Snapshot snapshot = test::snapshot();
   const std::uint64_t after = now_ticks();
-  // WHEN a snapshot is taken between
-  // THEN its time is between, in ticks and in Unix time
+  // WHEN a snapshot is taken in between
+  // THEN its time is between them, in ticks and in Unix time
   const ClockFit fit = recorder().clock_fit();
   EXPECT_GE(snapshot.ticks, before);
   EXPECT_LE(snapshot.ticks, after);
@@ -158,7 +158,7 @@ TEST_F(Snapshots, ADifferenceIsWhatHappenedBetween) {
                                   recorder().intern("difference.2")};
   Snapshot earlier = test::snapshot();
   for (int round = 0; round < 30; ++round) {
-    // GIVEN spans of some stages after a snapshot, none of some, with errors, waits and parents
+    // GIVEN spans of some stages after a snapshot, and none of others, with errors, waits and parents
     std::map<std::uint32_t, std::vector<std::uint64_t>> durations;
     std::map<std::uint32_t, std::uint64_t> errors, suspended, children, under_a;
     for (const std::uint32_t stage : stages) {
@@ -197,7 +197,7 @@ TEST_F(Snapshots, ADifferenceIsWhatHappenedBetween) {
       ASSERT_EQ(figures.suspended_ticks, suspended[stage]);
       ASSERT_EQ(figures.children_ticks, children[stage]);
       ASSERT_EQ(figures.parents.contains(parents[0]) ? figures.parents.at(parents[0]).count : 0, under_a[stage]);
-      // THEN minimum and maximum are bounds, and at most a bucket away
+      // THEN minimum and maximum are bounds, at most a bucket away
       ASSERT_LE(figures.host.min_ticks, sorted.front());
       ASSERT_GE(figures.host.max_ticks, sorted.back());
       ASSERT_EQ(bucket_of(figures.host.min_ticks), bucket_of(sorted.front()));
@@ -211,7 +211,7 @@ TEST_F(Snapshots, ADifferenceIsWhatHappenedBetween) {
   }
 }
 
-TEST_F(Snapshots, ADifferenceClosesWhereAParentGoesOverToSeveral) {
+TEST_F(Snapshots, ADifferenceIsExactIfAParentMovesToSeveral) {
   const std::uint32_t stage = recorder().intern("difference.moved");
   const std::uint32_t late = recorder().intern("difference.late");
   const auto run_under = [&](std::uint32_t parent, int times) {
@@ -221,13 +221,13 @@ TEST_F(Snapshots, ADifferenceClosesWhereAParentGoesOverToSeveral) {
       commit_span(recorder().this_thread(), span);
     }
   };
-  // GIVEN a thread that has left, whose spans had as many parents as are kept apart
+  // GIVEN a thread that has left, whose spans had as many parents as have separate edges
   test::in_thread([&] {
     for (int i = 0; i < 4; ++i) run_under(recorder().intern("difference.parent." + std::to_string(i)), 1);
   });
   Snapshot earlier;
   test::in_thread([&] {
-    // GIVEN a snapshot while another thread lives, which has spans of one more
+    // GIVEN a snapshot while another thread is alive, which has spans of one more parent
     run_under(late, 3);
     earlier = test::snapshot();
     ASSERT_EQ(figures_of(earlier, stage).parents.at(late).count, 3U);
@@ -235,14 +235,14 @@ TEST_F(Snapshots, ADifferenceClosesWhereAParentGoesOverToSeveral) {
   // WHEN it has left, so that they are among those of several parents, and more spans have ended
   run_under(kNoStage, 2);
   const StageFigures between = figures_of(difference(test::snapshot(), earlier), stage);
-  // THEN the parents are those of the spans since
+  // THEN the parents are those of the later spans
   EXPECT_EQ(between.host.count, 2U);
   ASSERT_EQ(between.parents.size(), 1U);
   EXPECT_EQ(between.parents.at(kNoStage).count, 2U);
   EXPECT_EQ(between.parents.at(kNoStage).sum_ticks, 20U);
 }
 
-TEST_F(Snapshots, ADifferenceOverAResetIsAllSinceTheReset) {
+TEST_F(Snapshots, ADifferenceOverAResetIsEverythingSinceTheReset) {
   const std::uint32_t stage = recorder().intern("difference over a reset");
   // GIVEN a snapshot, a reset, and fewer spans than before
   run(stage, {10, 20, 30});
@@ -251,19 +251,19 @@ TEST_F(Snapshots, ADifferenceOverAResetIsAllSinceTheReset) {
   run(stage, {40});
   // WHEN it is subtracted
   const Snapshot between = difference(test::snapshot(), earlier);
-  // THEN nothing is below nothing
+  // THEN no figure is negative
   EXPECT_EQ(figures_of(between, stage).host.count, 1U);
   EXPECT_EQ(figures_of(between, stage).host.sum_ticks, 40U);
 }
 
-TEST_F(Snapshots, ASpanNeverLastsLessThanNothing) {
+TEST_F(Snapshots, ADurationIsNeverNegative) {
   const std::uint32_t stage = recorder().intern("backwards");
-  // GIVEN a span that ended, by another core's counter, before it began
+  // GIVEN a span that ended before it began, according to another core's counter
   FinishedSpan span = made_span(stage, 1000, 0);
   span.end_ticks = 990;
   // WHEN it is committed
   commit_span(recorder().this_thread(), span);
-  // THEN it lasted no time
+  // THEN its duration is 0
   EXPECT_EQ(figures_of(stage).host.max_ticks, 0U);
   EXPECT_EQ(figures_of(stage).host.sum_ticks, 0U);
 }

@@ -1,5 +1,4 @@
-// test_spans_elsewhere.cpp: spans that other threads end, tokens, times from elsewhere, reading
-// what is open.
+// test_spans_elsewhere.cpp: spans that other threads end, tokens, recorded times, and reading open spans.
 #include <gtest/gtest.h>
 
 #include <barrier>
@@ -32,18 +31,18 @@ TEST_F(SpansElsewhere, AnotherThreadMayEndASpan) {
     id = open(stage, &key).id.load(relaxed);
     step.arrive_and_wait();
     step.arrive_and_wait();
-    // THEN the owner's next span is no child of it
+    // THEN the owner's next span is not its child
     const ScopedTimer timer(next);
     EXPECT_EQ(own_open().size(), 1U);
     EXPECT_EQ(own_open()[0].parent, 0U);
     EXPECT_EQ(own_open()[0].depth, 0);
   });
   step.arrive_and_wait();
-  // WHEN another ends it
+  // WHEN another thread ends it
   const FoundFrame found = recorder().find_elsewhere(&key);
   EXPECT_TRUE(found);
   if (found) recorder().close_away(found, kFlagError);
-  // THEN it is recorded once, and open no more
+  // THEN it is recorded once, and no longer open
   EXPECT_TRUE(read_open(arena()).empty());
   EXPECT_FALSE(recorder().find_elsewhere(&key));
   const std::vector<SpanCopy> spans = spans_of(stage);
@@ -77,7 +76,7 @@ TEST_F(SpansElsewhere, ASpanIsEndedOnceHoweverManyThreadsTry) {
     // THEN it is counted once
     ASSERT_EQ(count_of(stage), 2U * static_cast<unsigned>(round) + 2);
   }
-  // THEN the tries that came late are counted too
+  // THEN the later tries are counted too
   EXPECT_EQ(lost(kLostUnmatched), 50U * (kThreads - 1));
   {
     const ScopedTimer timer(stage);
@@ -104,13 +103,13 @@ TEST_F(SpansElsewhere, AnEndThatComesAfterTheOwnerHasLeftIsCountedAndHarmless) {
   owner.join();
   ASSERT_TRUE(found);
   recorder().close_away(found, 0);
-  // THEN the end matches nothing
+  // THEN the end is unmatched
   EXPECT_EQ(lost(kLostUnmatched), 1U);
   EXPECT_EQ(lost(kLostAbandoned), 1U);
   EXPECT_EQ(count_of(stage), 0U);
 }
 
-TEST_F(SpansElsewhere, AnEndThatComesAfterTheFrameHasAnotherSpanLeavesThatOneAlone) {
+TEST_F(SpansElsewhere, AnEndAfterTheFrameHasAnotherSpanDoesNotAffectThatOne) {
   const std::uint32_t stage = recorder().intern("away.ended");
   const std::uint32_t next = recorder().intern("away.next");
   const int key = 0;
@@ -119,16 +118,16 @@ TEST_F(SpansElsewhere, AnEndThatComesAfterTheFrameHasAnotherSpanLeavesThatOneAlo
   FoundFrame found;
   test::in_thread([&] { found = recorder().find_elsewhere(&key); });
   ASSERT_TRUE(found);
-  // GIVEN that its owner has ended it meanwhile, and has another span in the same frame
+  // GIVEN that its owner has ended it in the meantime, and has another span in the same frame
   close(first);
   OpenFrame& second = open(next, &key);
   ASSERT_EQ(&second, &first);
-  // WHEN the other thread ends, or drops, what it has found
+  // WHEN the other thread ends, or drops, the span it has found
   test::in_thread([&] {
     EXPECT_FALSE(recorder().close_away(found, 0));
     EXPECT_FALSE(recorder().drop_away(found, nullptr));
   });
-  // THEN the end matches nothing, and the span that is open stays so until its own end
+  // THEN the end is unmatched, and the open span stays open until its own end
   EXPECT_EQ(lost(kLostUnmatched), 1U);
   EXPECT_EQ(own_open().size(), 1U);
   close(second);
@@ -146,7 +145,7 @@ TEST_F(SpansElsewhere, TheLatestSpanOfAnOwnerIsFoundFirst) {
   OpenFrame& other = open(one, &one);
   test::in_thread([&] {
     // WHEN another thread ends the owner's spans one by one
-    // THEN the later is found first, then the earlier, then none
+    // THEN the later one is found first, then the earlier one, then none
     FoundFrame found = recorder().find_elsewhere(&key);
     ASSERT_TRUE(found);
     EXPECT_EQ(found.frame->stage.load(relaxed), two);
@@ -169,8 +168,7 @@ TEST_F(SpansElsewhere, SpansEndElsewhereWhileOtherThreadsGoOn) {
   const std::uint32_t nested = recorder().intern("away.busy.nested");
   constexpr unsigned kOwners = 3;
   const std::uint64_t wanted = test::scaled(300, 1);
-  // GIVEN threads that open spans: some they end themselves, others they leave to another thread
-  // and go on
+  // GIVEN threads that open spans, of which they end some and leave others to another thread
   int keys[kOwners] = {};
   int own_key = 0;
   std::atomic<bool> left[kOwners] = {};
@@ -208,7 +206,7 @@ TEST_F(SpansElsewhere, SpansEndElsewhereWhileOtherThreadsGoOn) {
     }
   }
   test::join(owners);
-  // THEN every span was counted once, or was abandoned by a thread that left before its end came
+  // THEN every span was counted once, or abandoned by a thread that left before its end
   EXPECT_EQ(count_of(stage) + lost(kLostUnmatched), rounds.load() + ended_away.load());
   EXPECT_LE(lost(kLostAbandoned), kOwners);
   EXPECT_TRUE(read_open(arena()).empty());
@@ -225,23 +223,23 @@ TEST_F(SpansElsewhere, ATokenIsOpenUntilAnyThreadEndsIt) {
   thread().scope->request = 77;
   DetachedSpan token = recorder().open_detached(stage, kFlagAsync);
   thread().scope->request = 0;
-  // WHEN what is open is read
+  // WHEN the open spans are read
   std::vector<OpenCopy> open_now = read_open(arena());
-  // THEN it is shown, outside of the stack, as the span's child
+  // THEN it is shown outside the stack, as the span's child
   ASSERT_EQ(open_now.size(), 2U);
   EXPECT_TRUE(open_now[1].detached);
   EXPECT_EQ(open_now[1].stage, stage);
   EXPECT_EQ(open_now[1].parent, around.id.load(relaxed));
   EXPECT_EQ(open_now[1].depth, 1);
   EXPECT_EQ(open_now[1].thread, thread().thread);
-  // THEN spans that open meanwhile are not its children
+  // THEN spans that open in the meantime are not its children
   OpenFrame& other = open(inner);
   EXPECT_EQ(other.parent.load(relaxed), around.id.load(relaxed));
   close(other);
   close(around);
   // WHEN another thread ends it
   test::in_thread([&] { recorder().close_detached(token, kFlagError); });
-  // THEN it is recorded whole, once
+  // THEN it is recorded completely, once
   EXPECT_TRUE(read_open(arena()).empty());
   const std::vector<SpanCopy> spans = spans_of(stage);
   ASSERT_EQ(spans.size(), 1U);
@@ -249,22 +247,22 @@ TEST_F(SpansElsewhere, ATokenIsOpenUntilAnyThreadEndsIt) {
   EXPECT_EQ(spans[0].request, 77U);
   EXPECT_EQ(spans[0].flags, kFlagAsync | kFlagError);
   EXPECT_EQ(figures_of(stage).parents.begin()->first, outer);
-  // THEN it is no part of the time of its parent's own children
+  // THEN it is not part of the time of its parent's own children
   EXPECT_EQ(figures_of(outer).children_ticks, figures_of(inner).host.sum_ticks);
 }
 
-TEST_F(SpansElsewhere, MoreTokensThanCanBeShownAreTimedAllTheSame) {
+TEST_F(SpansElsewhere, MoreTokensThanCanBeShownAreTimedToo) {
   const std::uint32_t stage = recorder().intern("token.many");
   // GIVEN more open tokens than there are frames for them
   std::vector<DetachedSpan> tokens;
   for (std::uint32_t i = 0; i < kMaxDetached + 100; ++i) tokens.push_back(recorder().open_detached(stage, 0));
-  // WHEN what is open is read
-  // THEN as many as there is room for are shown, and the others are counted
+  // WHEN the open spans are read
+  // THEN as many as possible are shown, and the others are counted
   EXPECT_EQ(read_open(arena()).size(), kMaxDetached);
   EXPECT_EQ(lost(kLostDetached), 100U);
   // WHEN all end
   for (DetachedSpan& token : tokens) recorder().close_detached(token, 0);
-  // THEN all were timed, and there is room again
+  // THEN all were timed, and frames are free again
   EXPECT_EQ(count_of(stage), kMaxDetached + 100);
   EXPECT_TRUE(read_open(arena()).empty());
   DetachedSpan again = recorder().open_detached(stage, 0);
@@ -272,11 +270,11 @@ TEST_F(SpansElsewhere, MoreTokensThanCanBeShownAreTimedAllTheSame) {
   recorder().close_detached(again, 0);
 }
 
-TEST_F(SpansElsewhere, TokensOfManyThreadsAreShownWhole) {
+TEST_F(SpansElsewhere, TokensOfManyThreadsAreShownCompletely) {
   constexpr unsigned kThreads = 4;
   const std::uint32_t stages[] = {recorder().intern("token.whole.0"), recorder().intern("token.whole.1")};
   const std::uint64_t rounds = test::scaled(100'000);
-  // GIVEN threads that begin and end tokens, whose flags tell their stage
+  // GIVEN threads that begin and end tokens, whose flags depend on their stage
   std::atomic<unsigned> running{kThreads};
   auto threads = test::start_threads(kThreads, [&](unsigned) {
     for (std::uint64_t round = 0; round < rounds; ++round) {
@@ -287,9 +285,9 @@ TEST_F(SpansElsewhere, TokensOfManyThreadsAreShownWhole) {
     running.fetch_sub(1);
   });
   while (running.load() != 0) {
-    // WHEN they are read meanwhile
+    // WHEN they are read in the meantime
     for (const OpenCopy& copy : read_open(arena())) {
-      // THEN none is half one and half another
+      // THEN none is a mixture of two
       ASSERT_TRUE((copy.stage == stages[1] && copy.flags == kFlagAsync) ||
                   (copy.stage == stages[0] && copy.flags == kFlagGenerator))
           << recorder().name_of(copy.stage) << " " << copy.flags << " " << copy.id << " " << copy.detached << " "
@@ -303,26 +301,26 @@ TEST_F(SpansElsewhere, TokensOfManyThreadsAreShownWhole) {
   EXPECT_TRUE(read_open(arena()).empty());
 }
 
-TEST_F(SpansElsewhere, TimesFromElsewhereAreRecordedAsChildren) {
+TEST_F(SpansElsewhere, RecordedTimesAreChildren) {
   const std::uint32_t outer = recorder().intern("record.outer");
   const std::uint32_t stage = recorder().intern("record");
   const ClockFit fit = recorder().clock_fit();
   const std::int64_t now_ns = fit.unix_ns(now_ticks());
   {
     const ScopedTimer timer(outer);
-    // GIVEN times that were taken elsewhere
+    // GIVEN times measured by other code
     // WHEN they are recorded inside a span
     EXPECT_TRUE(recorder().record(stage, now_ns - 5'000'000, now_ns - 2'000'000, kFlagError));
     EXPECT_TRUE(recorder().record(stage, now_ns - 1000, now_ns - 1000, 0));
   }
-  // THEN they are its children, and last what they lasted
+  // THEN they are its children, with their duration
   const StageFigures figures = figures_of(stage);
   EXPECT_EQ(figures.host.count, 2U);
   EXPECT_EQ(figures.errors, 1U);
   EXPECT_EQ(figures.parents.at(outer).count, 2U);
   EXPECT_NEAR(fit.duration_ns(static_cast<double>(figures.host.max_ticks)), 3e6, 1e4);
   EXPECT_EQ(spans_of(stage)[0].flags, kFlagError | kFlagRecorded);
-  // THEN what ends before it begins, or lies outside of all times, is counted and no more
+  // THEN those that end before they begin, or are out of range, are only counted
   EXPECT_FALSE(recorder().record(stage, now_ns, now_ns - 1'000'000, 0));
   EXPECT_FALSE(recorder().record(stage, std::numeric_limits<std::int64_t>::min(), now_ns, 0));
   EXPECT_FALSE(
@@ -335,13 +333,13 @@ TEST_F(SpansElsewhere, TimesFromElsewhereAreRecordedAsChildren) {
 
 // --- reading while spans open and close -----------------------------------------------------------------
 
-TEST_F(SpansElsewhere, WhatIsOpenIsReadWholeWhileThreadsRun) {
+TEST_F(SpansElsewhere, OpenSpansAreReadCompletelyWhileThreadsRun) {
   constexpr unsigned kThreads = 4;
   constexpr std::uint16_t kDepth = 6;
   std::uint32_t stages[kDepth];
   for (std::uint16_t i = 0; i < kDepth; ++i) stages[i] = recorder().intern("whole." + std::to_string(i));
   const std::uint64_t rounds = test::scaled(200'000);
-  // GIVEN threads that open and close nested spans, where the depth tells the stage
+  // GIVEN threads that open and close nested spans, in which the depth determines the stage
   std::atomic<unsigned> running{kThreads};
   auto threads = test::start_threads(kThreads, [&](unsigned i) {
     Random random(300 + i);
@@ -354,7 +352,7 @@ TEST_F(SpansElsewhere, WhatIsOpenIsReadWholeWhileThreadsRun) {
   });
   std::uint64_t seen = 0;
   while (running.load() != 0) {
-    // WHEN they are read meanwhile
+    // WHEN they are read in the meantime
     for (const OpenCopy& copy : read_open(arena())) {
       // THEN stage, depth and parent are those of one span
       ASSERT_LT(copy.depth, kDepth);
@@ -373,10 +371,10 @@ TEST_F(SpansElsewhere, WhatIsOpenIsReadWholeWhileThreadsRun) {
   EXPECT_TRUE(read_open(arena()).empty());
 }
 
-TEST_F(SpansElsewhere, AnOpenSpanIsNeverSaidToBeOfAnotherThread) {
+TEST_F(SpansElsewhere, AnOpenSpanIsNeverAttributedToAnotherThread) {
   const std::uint64_t rounds = test::scaled(300, 2);
   std::atomic<bool> done{false};
-  // GIVEN threads that come and go, each with a name and a span that tell the same number
+  // GIVEN threads that come and go, each with a name and a span that contain the same number
   std::uint32_t stages[4];
   for (int i = 0; i < 4; ++i) stages[i] = recorder().intern("owner-" + std::to_string(i));
   std::jthread churn([&] {
@@ -391,7 +389,7 @@ TEST_F(SpansElsewhere, AnOpenSpanIsNeverSaidToBeOfAnotherThread) {
     done = true;
   });
   while (!done) {
-    // WHEN what is open is read meanwhile
+    // WHEN the open spans are read in the meantime
     for (const OpenCopy& copy : read_open(arena()))
       // THEN the thread's name is that of the span's own thread
       ASSERT_EQ(recorder().name_of(copy.stage), copy.thread_name);

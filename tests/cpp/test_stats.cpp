@@ -1,5 +1,4 @@
-// test_stats.cpp: one block of statistics: exact with one writer or many, and when it is folded
-// into another.
+// test_stats.cpp: one block of statistics: exact with one or many writers, and when it is added to another.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +28,7 @@ SpanFigures some_span(Random& random, std::uint32_t parents) {
           random.chance(parents) ? kNoStage : static_cast<std::uint32_t>(random.below(parents)), random.chance(5)};
 }
 
-/// What a block should hold, added up the plain way.
+/// The expected content of a block, computed the simple way.
 struct Model {
   std::uint64_t count = 0, sum = 0, errors = 0, suspended = 0, children = 0;
   std::uint64_t min = ~std::uint64_t{0}, max = 0;
@@ -116,7 +115,7 @@ TEST(StatsBlock, ManyWritersAreExact) {
       models[i].add(span);
     }
   });
-  // WHEN all are done
+  // WHEN all have finished
   test::join(threads);
   Model total;
   for (const Model& model : models) {
@@ -133,20 +132,20 @@ TEST(StatsBlock, ManyWritersAreExact) {
       total.parents[parent].second += edge.second;
     }
   }
-  // THEN nothing is lost, of edges that several claimed at once neither
+  // THEN nothing is lost, including edges that several threads claimed at once
   expect_equal(*block, total);
 }
 
 TEST(StatsBlock, ParentsBeyondTheFourthAreSummedTogether) {
   const auto block = new_block();
-  // GIVEN spans under seven parents, the top level and the first stage among them
+  // GIVEN spans under seven parents, including the top level and the first stage
   const std::uint32_t parents[] = {kNoStage, 0, 7, 8, 9, 10, 11};
   for (const std::uint32_t parent : parents)
-    // WHEN each is added as often as its place says
+    // WHEN each is added as often as its position says
     for (const std::uint32_t& p : parents)
       if (&p <= std::find(std::begin(parents), std::end(parents), parent))
         add_span<SingleWriter>(*block, {100, 0, 0, parent, false});
-  // THEN the top level and the first four stand alone and the others together
+  // THEN the top level and the first four have their own edges, and the others share one
   for (int i = 0; i < 5; ++i) {
     EXPECT_EQ(edge_parent(block->edges[i].used), parents[i]);
     EXPECT_EQ(block->edges[i].count, static_cast<std::uint64_t>(i + 1));
@@ -161,20 +160,20 @@ TEST(StatsBlock, TheTopLevelIsNeverAmongTheOthers) {
   // GIVEN spans under more parents than there are edges
   for (const std::uint32_t parent : {7U, 8U, 9U, 10U, 11U, 12U})
     add_span<SingleWriter>(*block, {100, 0, 0, parent, false});
-  // WHEN one comes at top level
+  // WHEN one is added at top level
   add_span<SingleWriter>(*block, {250, 0, 0, kNoStage, false});
-  // THEN it stands alone: what a report sums up is complete
+  // THEN it has its own edge, so that the total of a report is complete
   EXPECT_EQ(edge_parent(block->edges[0].used), kNoStage);
   EXPECT_EQ(block->edges[0].count, 1U);
   EXPECT_EQ(block->edges[0].sum_ticks, 250U);
 }
 
-TEST(StatsBlock, EveryParentHasAMarkOfItsOwn) {
-  // GIVEN the parents that are special, and those at both ends of the table
+TEST(StatsBlock, EveryParentHasADistinctMark) {
+  // GIVEN the special parents, and those at both ends of the table
   const std::uint32_t parents[] = {0, 1, 2, kMaxStages - 1, kNoStage, kSeveralStages};
   for (const std::uint32_t parent : parents) {
-    // WHEN one is turned into a mark
-    // THEN it is not that of a free edge, and turns back
+    // WHEN one is converted to a mark
+    // THEN it differs from that of a free edge, and can be converted back
     EXPECT_NE(edge_mark(parent), 0U);
     EXPECT_EQ(edge_parent(edge_mark(parent)), parent);
   }
@@ -183,14 +182,14 @@ TEST(StatsBlock, EveryParentHasAMarkOfItsOwn) {
 template <class Writer>
 void expect_wraps_are_noted() {
   const auto block = new_block();
-  // One writer counts a span when the next one comes.
+  // One writer counts a span when the next one ends.
   const auto add = [&](std::uint64_t ticks) {
     add_span<Writer>(*block, {ticks, 0, 0, kNoStage, false});
     add_span<Writer>(*block, {3, 0, 0, kNoStage, false});
   };
-  // GIVEN as many buckets as there is room for, each with 32 bits full
+  // GIVEN as many buckets as can overflow, each with 32 bits full
   for (std::uint32_t i = 0; i < kWraps; ++i) block->buckets[bucket_of(1000 << i)].store(0xffffffff);
-  // WHEN each goes over twice
+  // WHEN each overflows twice
   for (std::uint32_t i = 0; i < kWraps; ++i) {
     add(std::uint64_t{1000} << i);
     block->buckets[bucket_of(1000 << i)].store(0xffffffff);
@@ -208,8 +207,8 @@ void expect_wraps_are_noted() {
   EXPECT_EQ(block->buckets[1], 0U);
 }
 
-TEST(StatsBlock, BucketsThatRunOverAreNotedByOneWriter) { expect_wraps_are_noted<SingleWriter>(); }
-TEST(StatsBlock, BucketsThatRunOverAreNotedByManyWriters) { expect_wraps_are_noted<ManyWriters>(); }
+TEST(StatsBlock, OverflowingBucketsAreNotedByOneWriter) { expect_wraps_are_noted<SingleWriter>(); }
+TEST(StatsBlock, OverflowingBucketsAreNotedByManyWriters) { expect_wraps_are_noted<ManyWriters>(); }
 
 TEST(StatsBlock, FoldingCarriesBucketsOver32Bits) {
   const std::uint32_t bucket = bucket_of(5000);
@@ -234,7 +233,7 @@ TEST(StatsBlock, FoldingCarriesBucketsOver32Bits) {
   }
 }
 
-TEST(StatsBlock, FoldedBlocksAreAsIfOneHadWrittenAll) {
+TEST(StatsBlock, FoldedBlocksEqualOneThatWroteEverything) {
   for (std::uint64_t seed = 8900; seed < 8920; ++seed) {
     Random random(seed);
     SCOPED_TRACE(random.trace());
@@ -253,23 +252,23 @@ TEST(StatsBlock, FoldedBlocksAreAsIfOneHadWrittenAll) {
       // WHEN they are folded into one
       fold(*from, *to);
     }
-    // THEN it holds what they held
+    // THEN it contains their sums
     expect_equal(*to, model);
   }
 }
 
-TEST(StatsBlock, FoldingKeepsSeveralParentsApartFromSingleOnes) {
+TEST(StatsBlock, FoldingKeepsSeveralParentsSeparateFromSingleOnes) {
   const auto from = new_block();
   const auto to = new_block();
   // GIVEN a block whose spans had seven parents
   for (std::uint32_t parent = 10; parent < 17; ++parent) add_span<SingleWriter>(*from, {1, 0, 0, parent, false});
   // WHEN it is folded into an empty one, and another parent comes there
   fold(*from, *to);
-  // THEN the four that stood alone still do, and the others are where others belong
+  // THEN the four with own edges keep them, and the others are in the shared edge
   for (std::uint32_t i = 0; i < 4; ++i) EXPECT_EQ(edge_parent(to->edges[1 + i].used), 10 + i);
   EXPECT_EQ(edge_parent(to->edges[5].used), kSeveralStages);
   EXPECT_EQ(to->edges[5].count, 3U);
-  // GIVEN a block with several parents in its last edge alone
+  // GIVEN a block with several parents in its last edge only
   const auto only_several = new_block();
   last_edge(*only_several).count.store(5);
   const auto target = new_block();
@@ -283,7 +282,7 @@ TEST(StatsBlock, FoldingKeepsSeveralParentsApartFromSingleOnes) {
 TEST(StatsBlock, AClearedBlockIsANewOne) {
   Random random(8802);
   SCOPED_TRACE(random.trace());
-  // GIVEN a block full of figures
+  // GIVEN a block with figures in all fields
   const auto block = new_block();
   for (int i = 0; i < 5000; ++i) add_span<SingleWriter>(*block, some_span(random, 20));
   note_wrap<SingleWriter>(*block, 7, 3);

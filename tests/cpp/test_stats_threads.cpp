@@ -1,5 +1,4 @@
-// test_stats_threads.cpp: statistics of threads: folded when they leave, shared when blocks run
-// out.
+// test_stats_threads.cpp: statistics of threads: added up when they leave, and shared when blocks run out.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -36,7 +35,7 @@ class Stats : public test::RecorderTest {
 
 TEST_F(Stats, FiguresOfThreadsThatLiveAndHaveLeftAddUp) {
   const std::uint32_t stage = recorder().intern("add up");
-  // GIVEN threads that leave one after the other, and one that stays
+  // GIVEN threads that leave one after another, and one that stays
   std::uint64_t total = 0, ticks = 0;
   for (std::uint64_t i = 1; i <= 20; ++i) {
     test::in_thread([&] {
@@ -63,10 +62,10 @@ TEST_F(Stats, BlocksOfThreadsThatHaveLeftAreUsedAgain) {
   const std::uint32_t stage = recorder().intern("reused blocks");
   test::in_thread([&] { const ScopedTimer timer(stage); });
   const std::uint32_t blocks = arena().header().block_count.load();
-  // GIVEN a thousand threads, one after the other
+  // GIVEN a thousand threads, one after another
   for (int i = 0; i < 1000; ++i) test::in_thread([&] { const ScopedTimer timer(stage); });
   // WHEN all have left
-  // THEN they have taken one block more, and nothing was lost
+  // THEN they have taken one additional block, and nothing was lost
   EXPECT_LE(arena().header().block_count.load(), blocks + 1);
   EXPECT_EQ(count_of(stage), 1001U);
 }
@@ -78,7 +77,7 @@ TEST_F(Stats, MoreThreadsThanSlotsAreTimedWithoutRecords) {
   constexpr std::uint64_t kSpans = 20;
   {
     const ScopedTimer timer(other);
-  }  // this thread has a slot of its own
+  }  // this thread has its own slot
   // GIVEN more threads than there are slots, all alive at once
   std::latch all_ran(kThreads);
   std::latch may_leave(1);
@@ -92,7 +91,7 @@ TEST_F(Stats, MoreThreadsThanSlotsAreTimedWithoutRecords) {
   });
   all_ran.wait();
   // WHEN all have run
-  // THEN their statistics are whole while they live, and what has no record is counted
+  // THEN their statistics are complete while they are alive, and spans without a record are counted
   expect_consistent(figures_of(stage), kThreads * kSpans);
   expect_consistent(figures_of(other), kThreads * kSpans + 1);
   EXPECT_EQ(figures_of(other).parents.at(stage).count, kThreads * kSpans);
@@ -101,7 +100,7 @@ TEST_F(Stats, MoreThreadsThanSlotsAreTimedWithoutRecords) {
   EXPECT_EQ(test::spans_of(stage).size(), (kMaxThreads - 1) * kSpans);
   may_leave.count_down();
   test::join(threads);
-  // THEN nor is anything lost when they leave
+  // THEN nothing is lost when they leave
   expect_consistent(figures_of(stage), kThreads * kSpans);
   // THEN their slots are free for others
   const std::uint64_t lost_before = lost(kLostThreads);
@@ -112,7 +111,7 @@ TEST_F(Stats, MoreThreadsThanSlotsAreTimedWithoutRecords) {
 
 TEST_F(Stats, WhenOwnBlocksRunOutThreadsShareThem) {
   constexpr unsigned kThreads = 40;
-  constexpr std::uint32_t kStages = 200;  // 8,000 pairs of thread and stage, more than there are blocks for
+  constexpr std::uint32_t kStages = 200;  // 8,000 pairs of thread and stage, more than there are blocks
   constexpr std::uint64_t kSpans = 3;
   std::vector<std::uint32_t> stages;
   for (std::uint32_t i = 0; i < kStages; ++i) stages.push_back(recorder().intern("share." + std::to_string(i)));
@@ -126,9 +125,9 @@ TEST_F(Stats, WhenOwnBlocksRunOutThreadsShareThem) {
     may_leave.wait();
   });
   all_ran.wait();
-  // WHEN the blocks have run out
+  // WHEN the blocks are used up
   EXPECT_GT(lost(kLostBlocks), 0U);
-  // THEN every stage's figures are exact, while the threads live and after
+  // THEN every stage's figures are exact, while the threads are alive and afterwards
   Snapshot snapshot = test::snapshot();
   for (const std::uint32_t stage : stages) expect_consistent(figures_of(snapshot, stage), kThreads * kSpans);
   may_leave.count_down();
@@ -136,7 +135,7 @@ TEST_F(Stats, WhenOwnBlocksRunOutThreadsShareThem) {
   snapshot = test::snapshot();
   for (const std::uint32_t stage : stages) expect_consistent(figures_of(snapshot, stage), kThreads * kSpans);
   EXPECT_EQ(count_of(kStageOverflow), 0U);
-  // THEN there are blocks for others again
+  // THEN blocks are free for others again
   recorder().reset();
   test::in_thread([&] { const ScopedTimer timer(stages[0]); });
   EXPECT_EQ(lost(kLostBlocks), 0U);
@@ -144,7 +143,7 @@ TEST_F(Stats, WhenOwnBlocksRunOutThreadsShareThem) {
 
 TEST_F(Stats, WhenAllBlocksRunOutTheOverflowTakesTheRest) {
   const auto fill = [&] {
-    // GIVEN four threads that each run nearly all the stages there can be
+    // GIVEN four threads that each run nearly all possible stages
     std::vector<std::uint32_t> stages;
     for (std::uint32_t i = 0; stages.empty() || stages.back() != kStageOverflow; ++i)
       stages.push_back(recorder().intern("all." + std::to_string(i)));
@@ -169,13 +168,13 @@ TEST_F(Stats, WhenAllBlocksRunOutTheOverflowTakesTheRest) {
     };
     // WHEN no block is left
     if (arena().header().block_count.load() != kMaxBlocks) return 1;
-    // THEN no span is lost: what has no block is summed under the overflow
+    // THEN no span is lost: those without a block are summed up in the overflow block
     if (count_of(kStageOverflow) == 0) return 2;
     if (total() != 2 * kThreads * stages.size()) return 3;
     may_leave.count_down();
     test::join(threads);
     if (total() != 2 * kThreads * stages.size()) return 4;
-    // THEN the next thread's are neither
+    // THEN the next thread's are not lost either
     test::in_thread([&] {
       for (const std::uint32_t stage : stages) const ScopedTimer timer(stage);
     });
@@ -207,7 +206,7 @@ TEST_F(Stats, AnOwnBlockNeedsNoLock) {
   });
   ready.wait();
   {
-    // WHEN it runs them while somebody holds the recorder's lock
+    // WHEN it runs them while another thread holds the recorder's lock
     const std::lock_guard lock(recorder().cold_mutex());
     go.count_down();
     // THEN it does not wait for it
@@ -219,11 +218,11 @@ TEST_F(Stats, AnOwnBlockNeedsNoLock) {
 
 TEST_F(Stats, ASharedBlockNeedsNoLock) {
   const std::uint32_t stage = recorder().intern("no lock.shared");
-  // GIVEN a thread that shares its block, because no own one was left for it
+  // GIVEN a thread that shares its block, because no separate one was free
   std::latch ready(1);
   std::latch go(1);
   std::atomic<bool> done{false};
-  test::in_thread([&] { const ScopedTimer timer(stage); });  // leaves its block as the shared one
+  test::in_thread([&] { const ScopedTimer timer(stage); });  // its block becomes the shared one
   std::jthread worker([&] {
     thread().stats[stage].store(arena().slot(kSharedSlot).stats[stage].load());
     ready.count_down();
@@ -234,7 +233,7 @@ TEST_F(Stats, ASharedBlockNeedsNoLock) {
   });
   ready.wait();
   {
-    // WHEN it runs while somebody holds the recorder's lock
+    // WHEN it runs while another thread holds the recorder's lock
     const std::lock_guard lock(recorder().cold_mutex());
     go.count_down();
     // THEN it does not wait for it
@@ -246,15 +245,14 @@ TEST_F(Stats, ASharedBlockNeedsNoLock) {
 
 // --- reading while threads come and go ------------------------------------------------------------------
 
-/// Snapshots while threads run and leave: no figure goes back, and none is missing or double.
+/// Snapshots while threads run and leave: no figure decreases, and none is missing or counted twice.
 void expect_whole_while_threads_leave(bool with_lock) {
   Recorder& recorder = Recorder::get();
   constexpr unsigned kAtOnce = 6;
   const std::uint64_t threads_in_all = test::scaled(2000);
   const std::uint32_t stages[] = {recorder.intern("leaving.0"), recorder.intern("leaving.1"),
                                   recorder.intern("leaving.2")};
-  // GIVEN threads that come, run and leave, and count what they are about to add and what they have
-  // added
+  // GIVEN threads that start, run and leave, and count the spans that they are about to add and have added
   std::atomic<std::uint64_t> begun[3] = {};
   std::atomic<std::uint64_t> ended[3] = {};
   std::atomic<std::uint64_t> started{0};
@@ -283,30 +281,30 @@ void expect_whole_while_threads_leave(bool with_lock) {
   while (!last) {
     last = running.load() == 0;
     const std::uint64_t at_least[3] = {ended[0].load(), ended[1].load(), ended[2].load()};
-    // WHEN snapshots are taken meanwhile
+    // WHEN snapshots are taken in the meantime
     const Snapshot now = with_lock ? test::snapshot() : take_snapshot(recorder.arena(), recorder.clock_fit());
     ++snapshots;
     ASSERT_TRUE(now.is_exact || !with_lock);
-    if (!now.is_exact) continue;  // on a busy machine a reader without the lock may give up
+    if (!now.is_exact) continue;  // on a busy machine, a reader without the lock may give up
     for (std::size_t s = 0; s < 3; ++s) {
       const StageFigures was = figures_of(before, stages[s]);
       const StageFigures is = figures_of(now, stages[s]);
       // THEN all spans that had ended are in it, and none twice
       ASSERT_GE(is.host.count, at_least[s]);
       ASSERT_LE(is.host.count, begun[s].load());
-      // THEN nothing goes back
+      // THEN no figure decreases
       ASSERT_GE(is.host.count, was.host.count);
       ASSERT_GE(is.host.sum_ticks, was.host.sum_ticks);
       ASSERT_GE(is.host.max_ticks, was.host.max_ticks);
       ASSERT_GE(in_buckets(is.host) + kAtOnce, is.host.count);
-      // Threads go on between the reading of counts and of buckets.
+      // Threads continue between the reading of counts and of buckets.
       ASSERT_LE(in_buckets(is.host), begun[s].load() + kAtOnce);
       if (was.host.count != 0) {
         ASSERT_LE(is.host.min_ticks, was.host.min_ticks);
         for (const auto& [bucket, n] : was.host.buckets) {
           const auto found =
               std::lower_bound(is.host.buckets.begin(), is.host.buckets.end(), std::pair(bucket, std::uint64_t{0}));
-          // A thread that runs may have had its latest span twice.
+          // The latest span of a running thread may be counted twice.
           const bool is_there = found != is.host.buckets.end() && found->first == bucket;
           ASSERT_GE((is_there ? found->second : 0) + kAtOnce, n);
         }
@@ -316,7 +314,7 @@ void expect_whole_while_threads_leave(bool with_lock) {
     if (with_lock) std::this_thread::yield();  // threads that wait for the lock get it
   }
   test::join(spawners);
-  // THEN in the end all is exact
+  // THEN in the end everything is exact
   for (std::size_t s = 0; s < 3; ++s) EXPECT_EQ(count_of(stages[s]), ended[s].load());
   EXPECT_GT(snapshots, 1U);
 }

@@ -9,8 +9,8 @@
 
 #include "support.h"
 
-// Counts what a thread allocates, so that the test can tell that spans allocate nothing. Sanitizers
-// have operators of their own.
+// Counts a thread's allocations, so that the test can check that spans allocate nothing. Sanitizers have their own
+// operators.
 static thread_local std::uint64_t t_allocations = 0;
 
 #if !STAGESPAN_TEST_SANITIZED
@@ -41,8 +41,7 @@ class Stress : public test::RecorderTest {
     for (std::uint32_t i = 0; i < 4; ++i) stages_[i] = recorder().intern("stress." + std::to_string(i));
   }
 
-  // 1 + 2 + 3 + 4 spans of four stages: the depth tells the stage, and how many there are of it in
-  // a pass.
+  // 1 + 2 + 3 + 4 spans of four stages: the depth determines the stage and its number per pass.
   void pass() {
     const ScopedTimer a(stages_[0]);
     for (int i = 0; i < 2; ++i) const ScopedTimer b(stages_[1]);
@@ -70,7 +69,7 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
   const std::uint64_t warm_up = 2 * ring / kSpansInAPass + 1;
   ASSERT_GT(kSpans, ring);
 
-  // GIVEN threads that have run long enough to have touched all they ever will
+  // GIVEN threads that have run long enough to have touched all the memory that they use
   std::barrier warm(kThreads + 2);
   std::barrier start(kThreads + 2);
   std::atomic<unsigned> running{kThreads};
@@ -89,8 +88,7 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
 
   std::atomic<std::uint64_t> spans_seen{0}, open_seen{0}, rounds{0};
   const auto look = [&](Snapshot& before) {
-    // THEN a record that is read is whole: nested as it was, under a stage and an id of its own
-    // thread
+    // THEN a record that is read is complete: nested correctly, with a stage and an id of its own thread
     for (const SpanCopy& span : read_spans(arena())) {
       ASSERT_TRUE(span.stage >= stages_[0] && span.stage <= stages_[3]);
       const std::uint32_t level = span.stage - stages_[0];
@@ -106,7 +104,7 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
       }
       spans_seen.fetch_add(1, std::memory_order_relaxed);
     }
-    // THEN so is what is open
+    // THEN so are open spans
     for (const OpenCopy& open : read_open(arena())) {
       const std::uint32_t level = open.stage - stages_[0];
       ASSERT_TRUE(open.depth == level || (level == 3 && open.depth == 4));
@@ -114,7 +112,7 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
       ASSERT_LE(open.parent, open.id);
       open_seen.fetch_add(1, std::memory_order_relaxed);
     }
-    // THEN figures only grow, and of one stage differ by no more than a span a thread
+    // THEN figures only increase, and figures of one stage differ by at most one span per thread
     Snapshot now = test::snapshot();
     for (const std::uint32_t stage : stages_) {
       const StageFigures was = figures_of(before, stage);
@@ -125,7 +123,7 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
     }
     before = std::move(now);
   };
-  // WHEN a reader reads all there is, over and over
+  // WHEN a reader reads everything repeatedly
   std::jthread reader([&] {
     Snapshot before;
     look(before);
@@ -144,7 +142,7 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
   while (running.load() != 0) std::this_thread::yield();
   const std::uint64_t resident_after = resident_bytes();
 
-  // THEN the statistics are exact while the threads live
+  // THEN the statistics are exact while the threads are alive
   const auto expect_exact = [&] {
     const Snapshot now = test::snapshot();
     for (std::size_t i = 0; i < 4; ++i) {
@@ -153,7 +151,7 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
       EXPECT_EQ(figures.host.count, expected);
       EXPECT_EQ(in_buckets(figures.host), expected);
     }
-    // THEN the tree closes: what a stage's children took is what the spans under it took
+    // THEN the tree adds up: the time of a stage's children is that of the spans under it
     for (std::size_t i = 0; i < 3; ++i) {
       std::uint64_t below = 0;
       for (const std::uint32_t stage : stages_) {
@@ -173,10 +171,10 @@ TEST_F(Stress, EightThreadsWithAReaderLoseNothingTearNothingAndTakeNoMemory) {
   EXPECT_TRUE(read_open(arena()).empty());
   may_leave.count_down();
   test::join(writers);
-  // THEN and after they have left
+  // THEN they are also exact after the threads have left
   expect_exact();
 
-  // THEN there was a reader at work, and its work was not on nothing
+  // THEN a reader was running, and read something
   EXPECT_GT(rounds.load(), 0U);
   EXPECT_GT(spans_seen.load(), 0U);
   // THEN no span allocated anything

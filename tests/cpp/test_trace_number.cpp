@@ -23,12 +23,12 @@ TEST(TraceNumber, TimesKeepTheirNanoseconds) {
   test::Random random(11);
   SCOPED_TRACE(random.trace());
   for (std::uint64_t round = 0; round < test::scaled(20'000, 10); ++round) {
-    // GIVEN a time, written with three decimals, as a text, and with an exponent
+    // GIVEN a time written with three decimals, as a text, and with an exponent
     const auto ns = 1 + static_cast<std::int64_t>(random.below(std::uint64_t{1} << random.between(1, 61)));
     char text[64];
     std::snprintf(text, sizeof(text), "%lld.%03lld", static_cast<long long>(ns / 1000),
                   static_cast<long long>(ns % 1000));
-    // WHEN and THEN
+    // WHEN / THEN it is exact
     ASSERT_EQ(time_of(text), ns) << text;
     ASSERT_EQ(time_of(std::string("-") + text), -ns) << text;
     ASSERT_EQ(time_of(std::string(text) + "000000000000000000000000"), ns) << text;
@@ -41,7 +41,7 @@ TEST(TraceNumber, TimesKeepTheirNanoseconds) {
 
 TEST(TraceNumber, HalvesGoToTheEvenNanosecond) {
   // GIVEN times between two nanoseconds
-  // WHEN and THEN
+  // WHEN / THEN they are rounded
   EXPECT_EQ(time_of("0.0005"), 0);
   EXPECT_EQ(time_of("0.0015"), 2);
   EXPECT_EQ(time_of("0.0025"), 2);
@@ -53,8 +53,8 @@ TEST(TraceNumber, HalvesGoToTheEvenNanosecond) {
 }
 
 TEST(TraceNumber, TimesBeyondTheLimitAreNone) {
-  // GIVEN times that 64 bits of nanoseconds do not hold, or texts that are no times
-  // WHEN and THEN
+  // GIVEN times that do not fit into 64 bits of nanoseconds, or texts that are not times
+  // WHEN / THEN they are missing
   for (const char* text :
        {"4611686018427388", "1e16", "99999999999999999999999", "1e999999999999", "19000000000.000000000E6",
         "18446744073709551.616", "1e9223372036854775807", "1e+9223372036854775805", "1e99999999999999999999"})
@@ -67,7 +67,7 @@ TEST(TraceNumber, TimesBeyondTheLimitAreNone) {
 }
 
 TEST(TraceNumber, OnlyTheGrammarOfJsonCounts) {
-  // GIVEN what is no number, or one with something behind it
+  // GIVEN texts that are not numbers, or numbers with trailing text
   Number number;
   for (const std::string text : {"-x", "1.x", "1.,", "1e,", "1e+,", "-,", "x", ".5,"})
     EXPECT_EQ(read_number(text.data(), text.data() + text.size(), &number), nullptr) << text;
@@ -76,7 +76,7 @@ TEST(TraceNumber, OnlyTheGrammarOfJsonCounts) {
 }
 
 TEST(TraceNumber, IntegersAndDoublesAreExact) {
-  // GIVEN integers at the ends of 64 bits, and numbers that are whole though written otherwise
+  // GIVEN integers at the limits of 64 bits, and whole numbers in other notations
   Number number;
   std::int64_t value = 0;
   const auto integer = [&](const std::string& text) {
@@ -102,7 +102,7 @@ TEST(TraceNumber, IntegersAndDoublesAreExact) {
   }
 }
 
-TEST(TraceNumber, NumeralsAreWhatPeopleWrite) {
+TEST(TraceNumber, NumeralsInUsualNotationsAreRead) {
   std::int64_t value = 0;
   const auto is = [&](std::string_view text, std::int64_t expected) {
     return read_numeral(text, &value) && value == expected;

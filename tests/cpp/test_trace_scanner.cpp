@@ -1,4 +1,4 @@
-// test_trace_scanner.cpp: the list of events of a trace into tables.
+// test_trace_scanner.cpp: reading the list of events of a trace into tables.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -58,19 +58,20 @@ TEST(TraceScanner, EntriesGoToTheirTables) {
   std::size_t consumed = 0;
   // WHEN it is read
   const State state = scanner.scan(kList.data(), kList.data() + kList.size(), &consumed);
-  // THEN all is in its table, and what stands behind the list is left alone
+  // THEN everything is in its table, and text after the list is not read
   EXPECT_EQ(state, State::kClosed);
   EXPECT_EQ(kList.substr(consumed), " behind");
   check(&scanner);
 }
 
-TEST(TraceScanner, WhereTheBytesAreCutDoesNotMatter) {
-  // GIVEN the same list, cut in two after any byte; each part in memory of its own, so that a look too far is seen
+TEST(TraceScanner, TheBytesCanBeCutAnywhere) {
+  // GIVEN the same list, cut in two after any byte, with each part in separate memory so that reading too far is
+  // detected
   for (std::size_t cut = 0; cut <= kList.size(); ++cut) {
     Scanner scanner;
     std::size_t consumed = 0;
     const std::string first(kList.substr(0, cut));
-    // WHEN the first part is read, and then what was left of it with the second
+    // WHEN the first part is read, and then its rest with the second part
     State state = scanner.scan(first.data(), first.data() + first.size(), &consumed);
     if (state != State::kClosed) {
       ASSERT_EQ(state, State::kMore) << cut;
@@ -83,7 +84,7 @@ TEST(TraceScanner, WhereTheBytesAreCutDoesNotMatter) {
   }
 }
 
-TEST(TraceScanner, WhatIsNotJsonIsToldApartFromWhatIsNotWhole) {
+TEST(TraceScanner, InvalidEntriesAreDistinguishedFromIncompleteOnes) {
   const auto state = [](const std::string& text) {
     Scanner scanner;
     std::size_t consumed = 0;
@@ -91,27 +92,27 @@ TEST(TraceScanner, WhatIsNotJsonIsToldApartFromWhatIsNotWhole) {
     EXPECT_EQ(consumed, 0u) << text;
     return found;
   };
-  // GIVEN entries that no more bytes can make whole
+  // GIVEN entries that more bytes cannot complete
   for (const char* odd : {R"({"ph" "X"})", R"({"a": 01})", R"({"a": 1.})", R"({"a": [1 2]})", R"({"a": [1,]})",
                           R"({"a": [1}]})", R"({"a": tru})", R"({"a": 1,})", R"({a: 1})", R"({"a": -null })",
                           R"({"name": "a "b" c", "ph": "X"})", R"({"a": 1 "b": 2})", R"({"args": {"a" 1}})"})
     EXPECT_EQ(state(odd), State::kOdd) << odd;
   EXPECT_EQ(state(R"({"a":)" + std::string(2000, '[')), State::kOdd);
-  // GIVEN entries that more bytes could
+  // GIVEN entries that more bytes could complete
   for (const char* part : {R"({)", R"({"a)", R"({"a")", R"({"a":)", R"({"a": 1)", R"({"a": 1.)", R"({"a": -)",
                            R"({"a": 1e)", R"({"a": tr)", R"({"a": "x\)", R"({"a": [1, {"b": "])", R"({"args": {"a)",
                            R"({"args": {"a": 1)", R"({"args": {"a": 1})", R"(17)", R"("wo)", R"([1)"})
     EXPECT_EQ(state(part), State::kMore) << part;
 }
 
-TEST(TraceScanner, OfAKeyThatStandsTwiceTheLastCounts) {
-  // GIVEN fields and arguments that stand twice, and an argument that is null the second time
+TEST(TraceScanner, TheLastValueOfAKeyCounts) {
+  // GIVEN fields and arguments that occur twice, and an argument that is null the second time
   const std::string text = R"({"ph": "X", "ts": 1, "ts": 2, "args": {"a": 1, "b": 5, "a": 3, "b": null}}])";
   Scanner scanner;
   std::size_t consumed = 0;
   // WHEN it is read
   ASSERT_EQ(scanner.scan(text.data(), text.data() + text.size(), &consumed), State::kClosed);
-  // THEN there is one value a key
+  // THEN there is one value per key
   Tables& tables = scanner.tables();
   EXPECT_EQ(tables.events.begin_ns[0], 2000);
   const Growing<std::int32_t> a = tables.events.arguments[tables.keys.texts().code("a")].take_narrow();
@@ -119,8 +120,8 @@ TEST(TraceScanner, OfAKeyThatStandsTwiceTheLastCounts) {
   EXPECT_EQ(a[0], 3);
 }
 
-TEST(TraceScanner, OfManyKeysThatStandTwiceTheLastCounts) {
-  // GIVEN an entry with many arguments, each of which stands there a second time, in another order; and one like it
+TEST(TraceScanner, TheLastValuesOfManyKeysCount) {
+  // GIVEN an entry with many arguments, each of which occurs again in another order; and a similar entry
   constexpr std::uint32_t kKeys = 20'000;
   std::string entry = R"({"ph": "X", "ts": 1, "args": {)";
   for (std::uint32_t i = 0; i < kKeys; ++i) entry += "\"" + std::to_string(i) + "\": -1, ";
@@ -147,11 +148,11 @@ TEST(TraceScanner, OfManyKeysThatStandTwiceTheLastCounts) {
 }
 
 TEST(TraceScanner, ManyTextsAreKeptOnce) {
-  // GIVEN more texts than a table has room for at first, each twice
+  // GIVEN more texts than a table has space for at first, each twice
   Interner texts;
   for (int round = 0; round < 2; ++round)
     for (std::uint32_t i = 0; i < 20'000; ++i)
-      // WHEN and THEN each has its own number
+      // WHEN / THEN each has its own number
       ASSERT_EQ(texts.code(std::string(i % 40, 'x') + std::to_string(i)), i);
   EXPECT_EQ(texts[19'999], std::string(39, 'x') + "19999");
 }

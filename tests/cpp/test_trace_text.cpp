@@ -6,18 +6,18 @@ namespace {
 
 TEST(TraceText, StringsEndWhereTheyEnd) { strings_end_where_they_end(); }
 
-TEST(TraceText, EscapesSayWhatJsonSays) {
-  // GIVEN every escape of JSON, pairs of surrogates among them
-  // WHEN and THEN
+TEST(TraceText, EscapesAreDecoded) {
+  // GIVEN every escape of JSON, including pairs of surrogates
+  // WHEN / THEN they are decoded
   EXPECT_EQ(said(R"(\"\\\/\b\f\n\r\t)"), "\"\\/\b\f\n\r\t");
   EXPECT_EQ(said(R"(\u0041\u00e9\u6f22\ud83d\ude00)"), "Aé漢😀");
   EXPECT_EQ(said(R"(a\u0000b)"), std::string("a\0b", 3));
   EXPECT_EQ(said("é"), "é");
 }
 
-TEST(TraceText, WhatJsonDoesNotAllowIsSetRight) {
-  // GIVEN backslashes before other characters, control characters, halves of pairs
-  // WHEN and THEN
+TEST(TraceText, InvalidCharactersAreCorrected) {
+  // GIVEN backslashes before other characters, control characters, and halves of pairs
+  // WHEN / THEN they are corrected
   EXPECT_EQ(said(R"(C:\Users\x)"), R"(C:\Users\x)");
   EXPECT_EQ(said(R"(\u12)"), R"(\u12)");
   EXPECT_EQ(said(R"(\u12g4)"), R"(\u12g4)");
@@ -34,7 +34,7 @@ TEST(TraceText, SpacesAreSkippedToTheEndAndNoFurther) {
   for (std::size_t length = 0; length < 40; ++length) {
     const std::string spaces = "\n" + std::string(length, ' ');
     const std::string text = spaces + "\t\r x";
-    // WHEN and THEN
+    // WHEN / THEN they are skipped
     EXPECT_EQ(skip_space(spaces.data(), spaces.data() + spaces.size()), spaces.data() + spaces.size());
     EXPECT_EQ(*skip_space(text.data(), text.data() + text.size()), 'x');
   }

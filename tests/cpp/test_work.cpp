@@ -20,7 +20,7 @@ class Work : public test::RecorderTest {
 TEST_F(Work, AmountsAddUpByStageAndKey) {
   const std::uint32_t decode = recorder().intern("work.decode");
   const std::uint32_t encode = recorder().intern("work.encode");
-  // GIVEN amounts of two kinds for two stages, whole and not, negative and none
+  // GIVEN amounts of two kinds for two stages, whole and fractional, negative and 0
   recorder().add_work(decode, "tokens", 230, 0);
   recorder().add_work(decode, "tokens", 20, 0.25);
   recorder().add_work(decode, "tokens", -50, 0);
@@ -28,18 +28,18 @@ TEST_F(Work, AmountsAddUpByStageAndKey) {
   recorder().add_work(encode, "tokens", 7, 0);
   recorder().add_work(encode, "nothing", 0, 0);
   // WHEN they are read
-  // THEN each sum stands under its own stage and key; an amount of 0 is one, too
+  // THEN each sum has its own stage and key; an amount of 0 counts too
   EXPECT_EQ(work_of(decode), (std::map<std::string, double>{{"tokens", 200.25}, {"frames", 1.5}}));
   EXPECT_EQ(work_of(encode), (std::map<std::string, double>{{"tokens", 7}, {"nothing", 0}}));
 }
 
 TEST_F(Work, AStageThatOnlyWorkedIsShownWithoutTimes) {
   const std::uint32_t stage = recorder().intern("work.only");
-  // GIVEN work of a stage that no span of has ended
+  // GIVEN work of a stage without finished spans
   recorder().add_work(stage, "tokens", 5, 0);
   // WHEN a snapshot is taken
   const Snapshot snapshot = test::snapshot();
-  // THEN the stage is in it, with a count of nothing
+  // THEN the stage is in it, with a count of 0
   ASSERT_TRUE(snapshot.stages.contains(stage));
   EXPECT_EQ(figures_of(snapshot, stage).host.count, 0U);
   EXPECT_FALSE(figures_of(snapshot, stage).host.quantile_ticks(0.5).has_value());
@@ -47,7 +47,7 @@ TEST_F(Work, AStageThatOnlyWorkedIsShownWithoutTimes) {
 
 TEST_F(Work, WholeNumbersStayExactBeyondWhatADoubleHolds) {
   const std::uint32_t stage = recorder().intern("work.exact");
-  // GIVEN a sum of 2^53, where a double no longer tells neighbours apart
+  // GIVEN a sum of 2^53, beyond which a double cannot represent every integer
   recorder().add_work(stage, "bytes", std::int64_t{1} << 53, 0);
   // WHEN 1 is added 1000 times
   for (int i = 0; i < 1000; ++i) recorder().add_work(stage, "bytes", 1, 0);
@@ -59,15 +59,15 @@ TEST_F(Work, SumsBeyond64BitsKeepTheirSign) {
   const std::uint32_t stage = recorder().intern("work.large");
   // GIVEN ten seconds at 400 TFLOP/s
   constexpr std::int64_t kOperations = 4'000'000'000'000'000;
-  // WHEN they are added for 6.7 hours, and as many taken off another counter
+  // WHEN they are added for 6.7 hours, and the same is subtracted from another counter
   for (int i = 0; i < 2400; ++i) {
     recorder().add_work(stage, "flops", kOperations, 0);
     recorder().add_work(stage, "spare", -kOperations, 0.5);
   }
-  // THEN the sums are right to a double's precision
+  // THEN the sums are right within a double's precision
   EXPECT_DOUBLE_EQ(work_of(stage).at("flops"), 2400.0 * kOperations);
   EXPECT_DOUBLE_EQ(work_of(stage).at("spare"), -2400.0 * kOperations + 1200);
-  // THEN what happened between two snapshots is as well
+  // THEN so is the difference of two snapshots
   const Snapshot earlier = test::snapshot();
   for (int i = 0; i < 2400; ++i) recorder().add_work(stage, "flops", kOperations, 0);
   EXPECT_DOUBLE_EQ(figures_of(difference(test::snapshot(), earlier), stage).work.at("flops"), 2400.0 * kOperations);
@@ -90,11 +90,11 @@ TEST_F(Work, SumsBeyondADoubleStayAtTheLargestOne) {
   EXPECT_EQ(lost(kLostWork), 0U);
 }
 
-TEST_F(Work, ASumThatGrowsBeyond64BitsIsReadWhole) {
+TEST_F(Work, ASumThatGrowsBeyond64BitsIsReadCompletely) {
   const std::uint32_t stage = recorder().intern("work.carried");
   constexpr std::int64_t kAmount = std::int64_t{1} << 62;
   const std::uint64_t rounds = test::scaled(200'000);
-  // GIVEN a thread that adds amounts of which every other one goes beyond
+  // GIVEN a thread that adds amounts, every other one of which exceeds 64 bits
   std::atomic<bool> running{true};
   std::jthread adding([&] {
     for (std::uint64_t i = 0; i < rounds; ++i) recorder().add_work(stage, "flops", kAmount, 0);
@@ -102,11 +102,11 @@ TEST_F(Work, ASumThatGrowsBeyond64BitsIsReadWhole) {
   });
   double before = 0;
   while (running.load()) {
-    // WHEN the sum is read meanwhile, without the recorder's lock
+    // WHEN the sum is read in the meantime, without the recorder's lock
     const Snapshot now = take_snapshot(arena(), recorder().clock_fit());
     const auto found = now.stages.find(stage);
     const double sum = found == now.stages.end() ? 0 : found->second.work.at("flops");
-    // THEN it only grows, by whole amounts
+    // THEN it only increases, by whole amounts
     ASSERT_GE(sum, before);
     ASSERT_EQ(std::fmod(sum, 0x1p62), 0);
     before = sum;
@@ -120,7 +120,7 @@ TEST_F(Work, ManyThreadsAddExactly) {
   const std::uint64_t rounds = test::scaled(20'000);
   std::uint32_t stages[3];
   for (int i = 0; i < 3; ++i) stages[i] = recorder().intern("work.threads." + std::to_string(i));
-  // GIVEN threads that add to the same counters, while a reader looks at them
+  // GIVEN threads that add to the same counters, while a reader reads them
   std::atomic<unsigned> running{kThreads};
   auto threads = test::start_threads(kThreads, [&](unsigned) {
     for (std::uint64_t i = 0; i < rounds; ++i)
@@ -129,11 +129,11 @@ TEST_F(Work, ManyThreadsAddExactly) {
   });
   double before = 0;
   while (running.load() != 0) {
-    // WHEN they are read meanwhile
+    // WHEN they are read in the meantime
     const Snapshot now = test::snapshot();
     const StageFigures figures = figures_of(now, stages[0]);
     const double amount = figures.work.contains("units") ? figures.work.at("units") : 0;
-    // THEN they only grow
+    // THEN they only increase
     ASSERT_GE(amount, before);
     before = amount;
   }
@@ -145,31 +145,31 @@ TEST_F(Work, ManyThreadsAddExactly) {
 
 TEST_F(Work, LongKeysAreCutBetweenCharacters) {
   const std::uint32_t stage = recorder().intern("work.long");
-  // GIVEN a key longer than may be, of characters of two bytes
+  // GIVEN a key that is too long, of characters of two bytes
   std::string key = "x";
   while (key.size() < 200) key += "\xC3\xA4";
   // WHEN it is used
   recorder().add_work(stage, key, 1, 0);
   recorder().add_work(stage, key, 1, 0);
-  // THEN what is left of it is whole
+  // THEN the rest of it consists of complete characters
   const auto work = work_of(stage);
   ASSERT_EQ(work.size(), 1U);
   EXPECT_EQ(work.begin()->first, key.substr(0, 63));
   EXPECT_EQ(work.begin()->second, 2);
-  // THEN one that would be cut within a character loses all of that
+  // THEN a character that would be cut is removed completely
   recorder().reset();
   recorder().add_work(stage, "x" + key, 1, 0);
   EXPECT_EQ(work_of(stage).begin()->first, "x" + key.substr(0, 61));
 }
 
-TEST_F(Work, AResetTakesTheAmountsAndNotTheKeys) {
+TEST_F(Work, AResetRemovesTheAmountsButNotTheKeys) {
   const std::uint32_t stage = recorder().intern("work.reset");
   // GIVEN an amount
   recorder().add_work(stage, "tokens", 5, 0.5);
   const std::uint32_t keys = arena().header().work_key_count.load();
   // WHEN the recorder is reset
   recorder().reset();
-  // THEN the amount is gone, and the next one starts from nothing
+  // THEN the amount is gone, and the next one starts from 0
   EXPECT_TRUE(work_of(stage).empty());
   recorder().add_work(stage, "tokens", 2, 0);
   EXPECT_EQ(work_of(stage).at("tokens"), 2);
@@ -185,25 +185,25 @@ TEST_F(Work, WorkBetweenTwoSnapshotsIsTheirDifference) {
   recorder().add_work(stage, "frames", 4, 0);
   // WHEN it is subtracted from a later one
   const Snapshot between = difference(test::snapshot(), earlier);
-  // THEN what is left is what came after
+  // THEN the difference is the later work
   EXPECT_EQ(figures_of(between, stage).work.at("tokens"), 23);
   EXPECT_EQ(figures_of(between, stage).work.at("frames"), 4);
   // THEN a stage without work since is not in it
   EXPECT_FALSE(difference(earlier, earlier).stages.contains(stage));
 }
 
-// The last two fill the tables, each in a child of its own.
+// The last two tests fill the tables, each in a separate child.
 
 TEST_F(Work, BeyondTheTableOfKeysWorkIsCounted) {
   const auto fill = [&] {
     const std::uint32_t stage = recorder().intern("work.keys");
-    // GIVEN as many keys as there is room for
+    // GIVEN as many keys as fit
     const std::uint32_t room = kMaxWorkKeys - arena().header().work_key_count.load();
     for (std::uint32_t i = 0; i < room; ++i) recorder().add_work(stage, "key" + std::to_string(i), 1, 0);
     if (lost(kLostWork) != 0) return 1;
-    // WHEN more come
+    // WHEN more are added
     for (std::uint32_t i = 0; i < 50; ++i) recorder().add_work(stage, "more" + std::to_string(i), 1, 0);
-    // THEN they are counted, and those that are there still add up
+    // THEN they are counted, and the existing ones still add up
     if (lost(kLostWork) != 50) return 2;
     recorder().add_work(stage, "key0", 41, 0);
     if (work_of(stage).at("key0") != 42) return 3;
@@ -214,14 +214,14 @@ TEST_F(Work, BeyondTheTableOfKeysWorkIsCounted) {
 
 TEST_F(Work, BeyondTheTableOfCountersWorkIsCounted) {
   const auto fill = [&] {
-    // GIVEN as many pairs of stage and key as there is room for
+    // GIVEN as many pairs of stage and key as fit
     std::vector<std::uint32_t> stages;
     for (std::uint32_t i = 0; i < kMaxWork / 64 + 2; ++i)
       stages.push_back(recorder().intern("work.full." + std::to_string(i)));
     const auto key = [](std::uint32_t i) { return "full" + std::to_string(i % 64); };
     for (std::uint32_t i = 0; i < kMaxWork; ++i) recorder().add_work(stages[i / 64], key(i), 1, 0);
     if (lost(kLostWork) != 0) return 1;
-    // WHEN another comes
+    // WHEN another one is added
     recorder().add_work(stages.back(), key(0), 1, 0);
     // THEN it is counted, and all others are there
     if (lost(kLostWork) != 1) return 2;

@@ -1,4 +1,4 @@
-// trace_text_cases.h: strings of JSON, for both ways to look through them.
+// trace_text_cases.h: strings of JSON, for both ways to scan them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 namespace stagespan::trace {
 
-/// Byte by byte: where a string ends, and whether it is plain.
+/// Byte by byte: the end of a string, and whether it is plain.
 inline const char* slow_end(const char* at, const char* end, bool* plain) {
   for (; at < end; ++at) {
     if (*at == '"') return at;
@@ -27,15 +27,15 @@ inline void strings_end_where_they_end() {
   SCOPED_TRACE(random.trace());
   constexpr std::string_view kRare = "\"\\\n\x1f\x80\xff\x7f\0";
   for (std::uint64_t round = 0; round < test::scaled(20'000, 10); ++round) {
-    // GIVEN a text of some length with now and then a byte that matters
+    // GIVEN a text of some length with a few special bytes
     std::string text(random.below(70), 'x');
     for (char& c : text)
       if (random.chance(12)) c = kRare[random.below(kRare.size())];
     bool plain = true, expected_plain = true;
-    // WHEN its end is looked for
+    // WHEN its end is searched
     const char* const end = text.data() + text.size();
     const char* const found = string_end(text.data(), end, &plain);
-    // THEN it is where a look at each byte finds it
+    // THEN it equals the result of a search byte by byte
     const char* const expected = slow_end(text.data(), end, &expected_plain);
     ASSERT_EQ(found, expected) << testing::PrintToString(text);
     if (expected != nullptr) {

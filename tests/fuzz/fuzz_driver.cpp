@@ -1,4 +1,4 @@
-// fuzz_driver.cpp: runs a fuzz target where libFuzzer is missing: on the files that are named, else on random inputs.
+// fuzz_driver.cpp: runs a fuzz target without libFuzzer: on the given files, or on random inputs.
 //
 // Usage: TARGET [FILE...] or TARGET -runs=N [-seed=N]
 #include <cstdint>

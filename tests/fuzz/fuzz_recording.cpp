@@ -1,9 +1,9 @@
-// fuzz_recording.cpp: reads recordings in which numbers were changed. The target is one of libFuzzer's; fuzz_driver.cpp
-// feeds it where there is no clang.
+// fuzz_recording.cpp: reads recordings in which numbers were changed. It is a target for libFuzzer;
+// fuzz_driver.cpp runs it without clang.
 //
 // An input is a list of changes to a recording of real spans, so that a fuzzer gets past the checks of the header: a
-// byte that says whether the file is cut off, where, then 12 bytes for each change: structure, place in it, width,
-// value.
+// byte that says whether the file is truncated, the position, then 12 bytes for each change: structure, offset in it,
+// width, value.
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -41,7 +41,7 @@ void require(bool condition, const char* what) {
   if (!condition) fail(what);
 }
 
-/// A recording of some spans, and where its structures lie.
+/// A recording of some spans, and the offsets of its structures.
 class Base {
  public:
   Base() {
@@ -63,7 +63,7 @@ class Base {
 
   std::pair<std::uint64_t, std::uint64_t> range(std::uint8_t number) const { return ranges_[number % ranges_.size()]; }
   std::uint64_t size_bytes() const { return size_bytes_; }
-  /// All of it, in a file without a name.
+  /// The whole recording, in a file without a name.
   int file() const {
     const int fd = memfd_create("fuzzed", MFD_CLOEXEC);
     require(fd >= 0 && ftruncate(fd, static_cast<off_t>(size_bytes_)) == 0, "no memory file can be made");
@@ -121,7 +121,7 @@ class Base {
   }
 
   std::vector<std::pair<std::uint64_t, std::uint64_t>> ranges_;  // offset and bytes
-  std::vector<std::pair<off_t, std::vector<char>>> parts_;       // what is not a hole
+  std::vector<std::pair<off_t, std::vector<char>>> parts_;       // the parts that are not holes
   std::uint64_t size_bytes_ = 0;
 };
 

@@ -1,4 +1,4 @@
-"""Broken CSV of ncu: whatever the bytes, the reader gives figures or one sentence."""
+"""Broken CSV files of ncu: whatever the bytes, the reader returns figures or one sentence."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stagespan.errors import TraceError
-from stagespan.trace.ncu.pages import markdown, roofline
 from stagespan.trace.ncu.reading import Reading, read_ncu
 from stagespan.trace.ncu.report import report
+from stagespan.trace.render.ncu import markdown, roofline
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "trace" / "ncu"))
 

@@ -1,4 +1,4 @@
-"""Steps, stages, layers, memory and stacks of random traces: no traceback, and sums that close."""
+"""Steps, stages, layers, memory and stacks of random traces: no traceback, and correct sums."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def random_trace(seed: int, folder: Path) -> Trace | None:
     hostile = seed % 2 == 1
     entries = [entry(chance, hostile) for _ in range(chance.choice((1, 2, 5, 20, 80)))]
     if seed % 3 == 0:
-        # What repeats.
+        # The parts that repeat.
         entries = [
             dict(each, ts=each["ts"] + 2_500 * number)
             for number in range(chance.randrange(2, 6))
@@ -83,7 +83,7 @@ def random_trace(seed: int, folder: Path) -> Trace | None:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("block", range(10))
-def test_figures_of_random_traces_close(block: int, tmp_path: Path) -> None:
+def test_sums_of_figures_of_random_traces_are_correct(block: int, tmp_path: Path) -> None:
     for seed in range(block * 20, block * 20 + 20):
         # GIVEN a random trace, half of them hostile
         trace = random_trace(seed, tmp_path)
@@ -91,7 +91,7 @@ def test_figures_of_random_traces_close(block: int, tmp_path: Path) -> None:
             continue
         # WHEN it is analysed
         analysis = analyze(trace, ["steps", "stages", "layers", "memory", "flame"])
-        # THEN it is written, and every sum closes
+        # THEN the result is written, and all sums are correct
         json.dumps(analysis.to_dict(), allow_nan=False)
         markdown(analysis)
         for found in analysis.results.values():

@@ -1,4 +1,4 @@
-"""Signature files of any content: read and replayed, or refused in one sentence; never a crash."""
+"""Signature files with any content: read and replayed, or refused in one sentence; no crash."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ QUIET = settings(
 
 
 def refusal(action: Callable[[], object]) -> str:
-    """What the user is told if the action is refused, else nothing; other exceptions pass."""
+    """Return the message if the action is refused, else None; other exceptions pass."""
     try:
         action()
     except StagespanError as error:
@@ -70,7 +70,7 @@ def test_any_nodes_are_replayed_or_refused(inputs: dict[str, Any]) -> None:
     # GIVEN a stage with inputs of any content
     stage = StageSignature("s", inputs)
 
-    # WHEN they are described and made, THEN that works or raises what the user is told
+    # WHEN they are described and created THEN that works, or raises an error for the user
     for node in inputs.values():
         assert describe(node).isprintable()
     assert "\n" not in refusal(lambda: make_inputs(stage))
@@ -79,7 +79,7 @@ def test_any_nodes_are_replayed_or_refused(inputs: dict[str, Any]) -> None:
 @QUIET
 @given(inputs=st.dictionaries(st.text(max_size=8), nodes, max_size=3), name=st.text(max_size=20))
 def test_any_script_compiles(inputs: dict[str, Any], name: str) -> None:
-    # GIVEN a stage with any name and inputs of any content, as far as they can be replayed
+    # GIVEN a stage with any name and inputs of any content that can be replayed
     stage = StageSignature(name, inputs, metadata={name: name}, context={name: [name]})
     if refusal(lambda: make_inputs(StageSignature(name, inputs))):
         return
@@ -88,7 +88,7 @@ def test_any_script_compiles(inputs: dict[str, Any], name: str) -> None:
     for step in (DenoiseAdapter().script(None, inputs), CallAdapter().script(len, inputs), None):
         text = script_text(stage, step, HarnessConfig(), stem="s")
 
-        # THEN it is Python
+        # THEN it is valid Python
         compile(text, "profile_s.py", "exec")
 
 
@@ -102,7 +102,7 @@ def test_any_file_is_read_or_refused(content: bytes, tmp_path: Path) -> None:
     # WHEN it is read
     refused = refusal(lambda: SignatureFile.read(path))
 
-    # THEN that works, or the sentence names the file
+    # THEN that works, or the sentence contains the name of the file
     assert not refused or str(path) in refused
 
 
@@ -118,12 +118,12 @@ def test_any_stages_are_read_or_refused(stages: Any, version: Any, tmp_path: Pat
         for stage in SignatureFile.read(path).stages.values():
             make_inputs(stage)
 
-    # THEN that works or is refused
+    # THEN that works, or is refused
     refusal(replay_all)
 
 
 def whole_nodes() -> list[Any]:
-    """One node of every kind, as captures write them."""
+    """Return one node of each kind, as captures write them."""
     pair = collections.namedtuple("pair", "x y")
     values = [
         (torch.zeros(30, 4).t(), torch.arange(100), torch.rand(100) > 0.5, torch.arange(3)),
@@ -136,7 +136,7 @@ def whole_nodes() -> list[Any]:
 
 
 def damaged(node: Any, chance: random.Random) -> Any:
-    """The node with one part of it replaced, taken away or added."""
+    """Return the node with one part replaced, removed or added."""
     junk = [None, True, -1, 10**30, 2.5, "x", "cuda:0", "a\0b", [], [1, 2], [[1]], {}, {"a": 1}]
     if isinstance(node, list) and node and chance.random() < 0.9:
         at = chance.randrange(len(node))
@@ -165,7 +165,7 @@ def test_damaged_nodes_are_replayed_or_refused(chance: random.Random) -> None:
     stage = StageSignature("s", {"x": node})
     refused = refusal(lambda: make_inputs(stage))
 
-    # THEN that works and so does its script, or one sentence says why not
+    # THEN that works, and so does its script, or one sentence says why not
     assert "\n" not in refused
     if not refused:
         compile(script_text(stage, None, HarnessConfig(), stem="s"), "profile_s.py", "exec")

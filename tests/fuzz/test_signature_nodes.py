@@ -1,4 +1,4 @@
-"""Signature files that nobody's capture wrote: one sentence each, nothing imported, no code run."""
+"""Signature files that no capture wrote: one sentence each, no imports, and no code is executed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ leaves = st.one_of(
 def tensors() -> Any:
     shapes = st.lists(st.sampled_from(SIZES), max_size=3)
     contents = st.fixed_dictionaries(
-        {"kind": st.sampled_from(["runs", "counts", "range", "sorted", "frequent", "other", 1])},
+        {
+            "kind": st.sampled_from(
+                ["runs", "counts", "range", "sorted", "frequent", "ordered", "other", 1]
+            )
+        },
         optional={
             name: st.one_of(leaves, st.lists(st.integers(-(1 << 70), 1 << 70), max_size=4))
             for name in ("values", "lengths", "counts", "knots", "first", "distinct", "step")
@@ -113,7 +117,7 @@ def test_any_node_is_made_or_refused(name: str, inputs: dict[str, Any]) -> None:
     stage = {"stage_name": name, "input_signatures": inputs, "output_signature": inputs}
     loaded = set(sys.modules)
 
-    # WHEN it is read, described, made, and written into a script
+    # WHEN it is read, described, created, and written into a script
     signature = SignatureFile.from_json({"schema_version": 1, "stages": {name: stage}}).stage(name)
     for node in signature.inputs.values():
         describe(node)
@@ -124,7 +128,7 @@ def test_any_node_is_made_or_refused(name: str, inputs: dict[str, Any]) -> None:
         said = str(error)
     ast.parse(script_text(signature, None, HarnessConfig(), stem="s"))
 
-    # THEN one sentence was said at most, and nothing imported for a class
+    # THEN there was at most one sentence, and no module was imported for a class
     assert len(said.splitlines()) <= 1
     assert "antigravity" not in set(sys.modules) - loaded
 
@@ -149,20 +153,17 @@ entries = st.recursive(
 @settings(max_examples=80, deadline=None)
 @given(entries)
 def test_any_file_is_read_or_refused(content: Any) -> None:
-    # GIVEN / WHEN
     said, stages = "", {}
     try:
         stages = SignatureFile.from_json(content).stages
     except SignatureError as error:
         said = str(error)
 
-    # THEN
     assert len(said.splitlines()) <= 1
     assert all(stage.stage_name == name for name, stage in stages.items())
 
 
 def test_a_file_with_a_million_entries_is_read_in_time(tmp_path: Path) -> None:
-    # GIVEN
     inputs = {f"x{at}": 1 for at in range(1_000_000)}
     path = tmp_path / "large.json"
     path.write_text(
@@ -170,9 +171,7 @@ def test_a_file_with_a_million_entries_is_read_in_time(tmp_path: Path) -> None:
     )
     begin = time.monotonic()
 
-    # WHEN
     made = make_inputs(SignatureFile.read(path).stage("s"))
 
-    # THEN
     assert len(made) == 1_000_000
     assert time.monotonic() - begin < 120

@@ -1,4 +1,4 @@
-"""Timing reports of any content: shown and compared, or refused in one sentence; never a crash."""
+"""Timing reports with any content: shown and compared, or refused in one sentence; no crash."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUIET = settings(
 )
 JUNK = [None, True, -1, 10**30, 10**400, 1e308, "x", "a\0b\n", [], [1], [{}], {}, {"a": "b"}]
 
-# As this version writes it, with all that a table reads.
+# As this version writes it, with all fields that a table reads.
 WHOLE = {
     "schema_version": 1,
     "request_id": "night",
@@ -65,7 +65,7 @@ WHOLE = {
 
 
 def damaged(node: Any, chance: random.Random) -> Any:
-    """The node with one part of it replaced, taken away or added."""
+    """Return the node with one part replaced, removed or added."""
     if isinstance(node, list) and node and chance.random() < 0.9:
         at = chance.randrange(len(node))
         return [*node[:at], damaged(node[at], chance), *node[at + 1 :]]
@@ -79,7 +79,7 @@ def damaged(node: Any, chance: random.Random) -> Any:
 
 
 def shown_and_compared(path: Path, whole: Path) -> str:
-    """What a terminal and a comparison show of the file."""
+    """Return what a terminal and a comparison show of the file."""
     stream = io.StringIO()
     print_report(read_timing_report(path), Console(file=stream, width=200))
     return stream.getvalue() + compare_timing_reports(path, whole)
@@ -103,7 +103,7 @@ def test_damaged_reports_are_shown_or_refused(chance: random.Random, tmp_path: P
     except ReportError as error:
         refused = str(error)
 
-    # THEN it is shown, or one sentence names the file
+    # THEN it is shown, or one sentence contains the name of the file
     assert text.startswith("Timing report") or str(path) in refused
     assert "\n" not in refused
 
@@ -115,7 +115,7 @@ def test_any_file_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "timing.json"
     path.write_bytes(content)
 
-    # WHEN it is read, THEN one sentence names it
+    # WHEN it is read THEN one sentence contains its name
     with pytest.raises(ReportError) as refused:
         read_timing_report(path)
     assert str(path) in str(refused.value)
@@ -127,7 +127,7 @@ def test_the_report_itself_is_shown(tmp_path: Path) -> None:
     path = tmp_path / "timing.json"
     path.write_text(json.dumps(WHOLE))
 
-    # WHEN it is shown, THEN with all its parts: the tests above begin with what can be read
+    # WHEN it is shown THEN all its parts are there, so the tests above start from a valid report
     text = shown_and_compared(path, path)
     for part in ("rank 1 of 2", "230 tokens/s", "(unattributed)", "overwritten 3", "| denoise |"):
         assert part in text

@@ -1,4 +1,4 @@
-"""Comparisons, ranks and merged timelines of odd traces: a result or a sentence, no traceback."""
+"""Comparisons, ranks and merged timelines of unusual traces: a result or a sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stagespan.errors import StagespanError
 from stagespan.trace import read_trace
 from stagespan.trace.compare import Comparison, compare
-from stagespan.trace.ranks import analyze_folder
+from stagespan.trace.paths import analyze_ranks
 from stagespan.trace.ranks.merge import merge
 
 TIMES = st.sampled_from([0, 1, 5, 5.5, 100, 10**6, 10**15, 2**52, -3, "7.125", None])
@@ -120,7 +120,7 @@ def test_any_ranks(traces: Any, same: bool, tmp_path: Path) -> None:
     for number, (events, info, base) in enumerate(traces):
         write(tmp_path / f"rank{number}.json", traces[0][0] if same else events, info, base)
     try:
-        analysis = analyze_folder(tmp_path, 1)
+        analysis = analyze_ranks(tmp_path, 1)
     except StagespanError:
         return
     json.dumps(analysis.to_dict())

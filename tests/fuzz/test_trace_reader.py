@@ -1,4 +1,4 @@
-"""Broken traces: whatever the bytes, the reader gives a trace or one sentence."""
+"""Broken traces: whatever the bytes, the reader returns a trace or one sentence."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def survives(data: bytes, chunk_bytes: int) -> None:
     if isinstance(trace, str):
         assert trace.endswith(".")
         return
-    # A trace that was read can be analysed, and nothing in it is lost unseen.
+    # A trace that was read can be analysed, and everything that was lost is counted.
     breakdown(trace, "stage").to_dict()
     device_use(trace).to_dict()
     joined = trace.adjusted.get("begin and end, joined to one event", 0)
@@ -103,7 +103,7 @@ def test_any_json(value: object, chunk_bytes: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_mutated_traces(seed: int) -> None:
-    # GIVEN a trace with a few bytes changed, removed, put in or repeated
+    # GIVEN a trace in which a few bytes were changed, removed, inserted or repeated
     rng = random.Random(seed)
     for _ in range(400):
         data = bytearray(_SEEDS[seed])
@@ -122,13 +122,13 @@ def test_mutated_traces(seed: int) -> None:
                     del data[at:]
             if not data:
                 break
-        # WHEN it is read, in chunks of some size
+        # WHEN it is read in chunks of some size
         # THEN there is a trace or a sentence
         survives(bytes(data), rng.choice([1, 7, 64, 500, 1 << 20]))
 
 
 def test_mutations_inside_gzip() -> None:
-    # GIVEN traces that are damaged below a gzip that is not
+    # GIVEN damaged traces inside a gzip file that is not damaged
     rng = random.Random(99)
     for _ in range(150):
         data = bytearray(_SEEDS[1])

@@ -1,4 +1,4 @@
-"""What the scanner makes of entries, against Python's own json."""
+"""The values that the scanner reads from entries, compared with Python's own json module."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VALUE = st.recursive(
     max_leaves=5,
 )
 ID = st.integers(-(2**63) + 1, 2**63 - 1) | st.integers(0, 50)
-# One kind of value a key is the rule; all kinds the exception.
+# Usually all values of a key are of one kind; rarely they are of all kinds.
 COLUMN = st.sampled_from(
     [st.integers(-5, 5), st.integers(-(2**63), 2**63 - 1), st.floats(), st.booleans(), TEXT, VALUE]
 )
@@ -35,7 +35,7 @@ INDENT = st.sampled_from([None, 0, 1, 8, 17])
 
 @st.composite
 def tables(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """The arguments of some events."""
+    """Return the arguments of some events."""
     kinds = {
         key: ID if key in IDS else draw(COLUMN) for key in draw(st.sets(st.sampled_from(KEYS)))
     }
@@ -51,7 +51,7 @@ def read(data: bytes, chunk_bytes: int) -> Trace:
 
 
 def clean(text: str) -> str:
-    """Halves of surrogate pairs cannot be written as UTF-8."""
+    """Replace surrogates, which cannot be written as UTF-8."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -76,7 +76,7 @@ def test_arguments_are_what_json_says(
     data = json.dumps(entries, indent=indent, ensure_ascii=ascii_only)
     # WHEN they are read, in chunks of some size
     trace = read(data.encode("utf-8", "replace"), chunk_bytes)
-    # THEN each argument is what Python's json makes of it
+    # THEN each argument is what Python's json module reads
     table = "instants" if instants else "events"
     assert (trace.total, trace.left_out, trace.incomplete) == (len(rows), {}, None)
     for key in KEYS:
@@ -98,7 +98,7 @@ def test_arguments_are_what_json_says(
             assert all(map(is_number, values))
             assert argument.numbers.tolist() == values
             continue
-        # Beside numbers with a fraction, integers that doubles cannot hold are texts too.
+        # In a column with fractions, integers that a double cannot hold are texts too.
         real = any(isinstance(value, float) for value in values)
         assert not all(is_number(value) and not (real and abs(value) > 2**53) for value in values)
         assert len(set(argument.texts)) == len(argument.texts)
@@ -135,7 +135,7 @@ def test_times_are_exact(times: list[tuple[str, str, bool]], chunk_bytes: int) -
     # WHEN they are read
     trace = read(f'{{"traceEvents":[{entries}]}}'.encode(), chunk_bytes)
 
-    # THEN each is the nearest nanosecond, unless it is out of all bounds
+    # THEN each is the nearest nanosecond, unless it is out of bounds
     def nanoseconds(text: str) -> int | None:
         exact = int((Decimal(text) * 1000).to_integral_value(rounding=ROUND_HALF_EVEN))
         return exact if abs(exact) < 2**62 // 1000 * 1000 else None
@@ -156,7 +156,7 @@ def test_any_values_as_entries(values: list[Any], chunk_bytes: int, indent: int 
     entries = [{"ph": "X", "ts": 1, "name": "first"}, *values, {"ph": "X", "ts": 2, "name": "last"}]
     # WHEN it is read
     trace = read(json.dumps(entries, indent=indent).encode(), chunk_bytes)
-    # THEN each is accounted for, and those around them are there
+    # THEN each is counted, and the entries around them are read
     objects = sum(isinstance(value, dict) for value in values)
     assert trace.total == len(entries)
     assert trace.left_out.get("entry that is no object", 0) == len(values) - objects
