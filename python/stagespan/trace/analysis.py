@@ -35,6 +35,7 @@ from stagespan.trace.derived.device import is_ascend
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import TraceView
 from stagespan.trace.result import (
     Finding,
     Result,
@@ -43,7 +44,6 @@ from stagespan.trace.result import (
     merged,
     window_of,
 )
-from stagespan.trace.view import TraceView
 
 SCHEMA_VERSION = 1
 Analyze = Callable[[Trace], Result | Unavailable]
@@ -61,7 +61,7 @@ ANALYSES: dict[str, Analyze] = {
     "memory": memory.analyze,
     "flame": flame.analyze,
 }
-"""By their names in the JSON."""
+"""The analyses of every trace, by their names in the JSON."""
 ASCEND: dict[str, Analyze] = {
     "head_overhead": graph_mode.analyze,
     "ascend_steps": ascend_steps.analyze,
@@ -70,23 +70,23 @@ ASCEND: dict[str, Analyze] = {
     "ascend_host_waits": host_waits.analyze,
     "ascend_cores": cores.analyze,
 }
-"""Those that apply only to traces of torch_npu.profiler."""
+"""Analyses that apply only to traces of torch_npu.profiler."""
 
 
 def result_types() -> dict[str, type[Result]]:
-    """The class of every result of one trace or folder, by its name in the JSON."""
+    """Return the class of every result of one trace or folder, by its name in the JSON."""
     found = {name: _result_of(each) for name, each in (ANALYSES | ASCEND).items()}
     return found | ascend_report.RESULTS
 
 
 def _result_of(function: Callable[..., Result | Unavailable]) -> type[Result]:
-    """The class of the results of an analysis, which its annotations name."""
+    """Return the class of the results of an analysis, from its annotations."""
     names = get_args(get_type_hints(function)["return"])
     found: type[Result] = next(each for each in names if issubclass(each, Result))
     return found
 
 
-# Findings whose event is the same as that of another analysis' finding, which says more.
+# Findings about the same events as a more precise finding of another analysis.
 _COVERS: dict[str, tuple[str, ...]] = {
     "ascend.exposed_communication": (
         "device_use.exposed_communication",
@@ -96,18 +96,18 @@ _COVERS: dict[str, tuple[str, ...]] = {
 
 
 class TraceFigures(Figures, frozen=True):
-    """What was read."""
+    """The facts about the file that was read."""
 
     path: str
     entries: Count
     window_begin_ns: int | None = msgspec.field(name="window_begin_ns")
-    """In ns, in JSON too: a Unix time in microseconds would lose digits."""
+    """Unix time in ns, also in JSON, because a Unix time in microseconds would lose digits."""
     window_ns: Ns | None
     incomplete: str | None
     left_out: dict[str, Count]
-    """By cause, how many entries were not used."""
+    """The number of entries that were not used, by cause."""
     adjusted: dict[str, Count]
-    """By cause, how many entries were used with a change."""
+    """The number of entries that were used with a change, by cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,13 @@ class Analysis:
 
     trace: Trace
     results: dict[str, Result | Unavailable]
-    """By the analysis' name, in the order of the report."""
+    """The results by the name of the analysis, in the order of the report."""
 
     def findings(self) -> list[Finding]:
-        """Of all analyses, the gravest first; within a severity in the order of the report.
+        """The findings of all analyses, the most severe first, otherwise in the order of the
+        report.
 
-        What several analyses report of the same lost time is one finding.
+        Findings of several analyses about the same lost time are joined.
         """
         found = [finding for result in self.results.values() for finding in result.findings()]
         codes = {finding.code for finding in found}
@@ -129,7 +130,7 @@ class Analysis:
         return by_severity(merged([each for each in found if each.code not in covered]))
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: what was read, the findings, then one key for each analysis."""
+        """Return a dict for JSON: facts about the file, findings, and a key for each analysis."""
         trace = self.trace
         window = window_of(trace)
         read = TraceFigures(
@@ -150,9 +151,9 @@ class Analysis:
 
 
 def analyze(trace: Trace, only: Iterable[str] | None = None) -> Analysis:
-    """Run all analyses on a trace (`ASCEND` too if it is of an NPU), or those that `only` names.
+    """Run all analyses on a trace (on an NPU's also `ASCEND`), or only those in `only`.
 
-    Raises KeyError for a name that neither list has.
+    Raises KeyError for an unknown name.
     """
     known = ANALYSES | ASCEND
     names = _applicable(trace) if only is None else list(only)
@@ -164,7 +165,7 @@ def analyze(trace: Trace, only: Iterable[str] | None = None) -> Analysis:
 
 
 def _applicable(trace: Trace) -> list[str]:
-    """The analyses for a trace; torch.profiler can record Ascend's graph mode, too."""
+    """Return the analyses for a trace. torch.profiler can record Ascend's graph mode too."""
     if is_ascend(trace):
         return [*ANALYSES, *ASCEND]
     return [*ANALYSES, "head_overhead"] if graph_mode.calls_torchair(trace) else list(ANALYSES)
@@ -177,7 +178,7 @@ def analyze_ascend(folder: AscendFolder) -> Analysis:
     of_files = ascend_report.analyze_files(folder)
     by_type = of_files["ascend_operators"]
     if isinstance(by_type, Operators) and any(each.core for each in by_type.types):
-        results.pop("ascend_cores", None)  # the file says more
+        results.pop("ascend_cores", None)  # the file contains more
     first = {name: results[name] for name in ("verdict", *ASCEND) if name in results}
     shown = without_events(str(folder.path)) if trace is None else trace
     shown = replace(shown, incomplete=" ".join(folder.problems) or shown.incomplete)

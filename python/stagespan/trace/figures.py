@@ -8,7 +8,7 @@ whose key differs has `msgspec.field(name=...)`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,7 @@ _UNIT = {"unit": "ns"}
 if TYPE_CHECKING:
     Ns = int
 else:
-    # Written in microseconds, with decimals: a number for readers of the schema.
+    # Written as microseconds with decimals, so the schema describes a number.
     Ns = Annotated[float, msgspec.Meta(extra=_UNIT)]
 """A time in integer nanoseconds. In JSON it is a number of microseconds."""
 
@@ -33,11 +33,11 @@ else:
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Path = Annotated[list[str], msgspec.Meta(min_length=1)]
-"""The names of what is around something, and its own name at the end."""
+"""The names of the enclosing nodes from the outside in, followed by the own name."""
 
 
 def one_of(values: Iterable[str]) -> msgspec.Meta:
-    """The constraint that a text is one of `values`, for `Annotated[str, one_of(...)]`."""
+    """Return the constraint that a text is one of `values`, for `Annotated[str, one_of(...)]`."""
     return msgspec.Meta(extra_json_schema={"enum": list(values)})
 
 
@@ -49,13 +49,21 @@ class Figures(msgspec.Struct, frozen=True, rename=_key):
     """Base class of all structs of figures. An unknown figure is None, never 0."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: plain dicts, lists, numbers and texts; times in microseconds."""
+        """Return plain dicts, lists, numbers and texts for JSON, with times in microseconds."""
         written: dict[str, Any] = _writer_of(type(self))(self)
         return written
 
 
+def in_us(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Convert times to microseconds: the names of times end in `_ns`, those returned in `_us`."""
+    return {
+        _key(name): value / 1000 if _NANOSECONDS.search(name) else value
+        for name, value in numbers.items()
+    }
+
+
 def schema_of(types: Sequence[type[Figures]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The JSON Schemas of the types, and the definitions to which they refer (`$defs`)."""
+    """Return the JSON Schemas of the types, and the definitions to which they refer (`$defs`)."""
     schemas, definitions = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
     return list(schemas), definitions
 
@@ -65,7 +73,7 @@ _Write = Callable[[Any], Any]
 
 @cache
 def _writer_of(struct: type[Figures]) -> _Write:
-    """The function that makes a dict for JSON of a struct of this type."""
+    """Return the function that converts a struct of this type to a dict for JSON."""
     found = inspect.type_info(struct)
     assert isinstance(found, inspect.StructType)
     # Trees are too deep for recursion: structs of the same type are written one after another.
@@ -101,7 +109,7 @@ def _is_list_of(struct: type[Figures], field: inspect.Field) -> bool:
 
 
 def _writer(kind: inspect.Type) -> _Write | None:
-    """The function that makes JSON of a value of this type; None if the value is JSON already."""
+    """Return the function that converts a value of this type to JSON; None if not needed."""
     if isinstance(kind, inspect.Metadata):
         return _in_us if kind.extra == _UNIT else _writer(kind.type)
     if isinstance(kind, inspect.StructType):

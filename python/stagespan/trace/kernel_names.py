@@ -1,4 +1,4 @@
-"""Short names of kernels: C++ names without namespaces and parameters, distinct in a table."""
+"""Shortens the C++ names of kernels, so that they stay distinct in a table."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# How much of a name is written: the functor that it runs, its own template arguments, those of
-# what it contains, and its parameters.
+# The parts of a name that are written: its functor, its own template arguments, those of nested
+# names, and its parameters.
 _FUNCTOR, _OWN_ARGUMENTS, _ARGUMENTS, _PARAMETERS, _FULL = range(5)
 _LONGEST = 8_000
 _FEWEST_WORDS = 4
 _DEEPEST = 40
-# What surrounds a name: namespaces of no name, and what compilers append.
+# Anonymous namespaces, and suffixes that compilers add.
 _NO_NAMESPACE = re.compile(r"(?:\(anonymous namespace\)|\{anonymous\}|<unnamed>)::")
 _ENDING = re.compile(r"(?:\.kd|\s*\[clone [^\]]*\]|\s+const)+$")
 _CPP = re.compile(r"^(?:void |[\w:~]+(?:<.*>)?\(|[\w:~]+<)", re.DOTALL)
 _MANGLED = re.compile(r"^_Z(?:N\d|\d)")
-# Template arguments that say how a kernel runs and not what it does.
+# Template arguments that describe how a kernel runs, and not its function.
 _HOW = re.compile(
     r"^(?:-?\d+u?l{0,2}|true|false|\(.*\)-?\d+|(?:unsigned )?(?:int|long)"
     r"|(?:Array|array)<char\*.*|(?:Trivial)?OffsetCalculator\b.*"
     r"|(?:Load|Store)With(?:out)?Cast\b.*|\w*TensorListMetadata<.*)$"
 )
-# Functions and templates that only pass on what they are given.
-_PASSES_ON = re.compile(r"^(?:gpu_kernel_impl\w*|Kernel2?|ReduceOp|device_kernel)$")
+# Functions and templates that only forward to their arguments.
+_FORWARDING = re.compile(r"^(?:gpu_kernel_impl\w*|Kernel2?|ReduceOp|device_kernel)$")
 _SUFFIX = re.compile(r"(?<=\w)_(?:kernel|kernel_cuda|kernel_impl)$")
 
 
@@ -42,38 +42,40 @@ class _Part:
     groups: list[tuple[str, list[list[_Part]]]] = field(default_factory=list)
 
     def group(self, bracket: str) -> list[list[_Part]] | None:
-        """The arguments in the first group of these brackets."""
+        """Return the arguments in the first group of these brackets."""
         return next((of for opened, of in self.groups if opened == bracket), None)
 
 
 def kernel_label(name: str) -> str:
-    """What a kernel runs, in short: `vectorized_elementwise<CUDAFunctor_add<float>>`.
+    """Return a short name of a kernel, such as `vectorized_elementwise<CUDAFunctor_add<float>>`.
 
-    Other names, such as operators', stay as they are.
+    Other names, such as those of operators, are not changed.
     """
     return _label(name, _FUNCTOR)
 
 
 def labels(names: Iterable[str], most: int = 60) -> dict[str, str]:
-    """A name of at most `most` letters for each name, twice that for a sentence.
+    """Return a label of at most `most` characters for each name, or twice that for sentences.
 
-    Different names have different ones.
+    Different names have different labels.
     """
-    wanted = list(dict.fromkeys(names))
-    detail = dict.fromkeys(wanted, _FUNCTOR)
-    shown_as = {name: printable(_label(name, _FUNCTOR)) for name in wanted}
+    distinct = list(dict.fromkeys(names))
+    detail = dict.fromkeys(distinct, _FUNCTOR)
+    shown_as = {name: printable(_label(name, _FUNCTOR)) for name in distinct}
     for _ in range(_FULL):
-        alike = [each for group in _alike(shown_as) for each in group if detail[each] < _FULL]
-        if not alike:
+        ambiguous = [
+            each for group in _same_labels(shown_as) for each in group if detail[each] < _FULL
+        ]
+        if not ambiguous:
             break
-        for name in alike:
+        for name in ambiguous:
             detail[name] += 1
             shown_as[name] = printable(_label(name, detail[name]))
     return _cut(shown_as, most)
 
 
-def _alike(shown_as: dict[str, str]) -> list[list[str]]:
-    """Names that have one label."""
+def _same_labels(shown_as: dict[str, str]) -> list[list[str]]:
+    """Return the groups of names with the same label."""
     groups: dict[str, list[str]] = {}
     for name, label in shown_as.items():
         groups.setdefault(label, []).append(name)
@@ -81,13 +83,13 @@ def _alike(shown_as: dict[str, str]) -> list[list[str]]:
 
 
 def _cut(shown_as: dict[str, str], most: int) -> dict[str, str]:
-    """Labels that fit; of those that begin and end alike the part that differs."""
+    """Return labels that fit. If several begin and end alike, they show the difference."""
     shown = {name: _ends(label, most) for name, label in shown_as.items()}
-    for group in _alike(shown):
+    for group in _same_labels(shown):
         at = _first_difference([shown_as[name] for name in group])
         for name in group:
             shown[name] = _around(shown_as[name], at, most)
-    for group in _alike(shown):
+    for group in _same_labels(shown):
         for number, name in enumerate(group[1:], 2):
             ending = f" ({number})"
             shown[name] = shown[name][: most - len(ending)] + ending
@@ -95,7 +97,7 @@ def _cut(shown_as: dict[str, str], most: int) -> dict[str, str]:
 
 
 def _ends(label: str, most: int) -> str:
-    # Words of a sentence, unlike a name, can be broken into lines.
+    # Unlike names, sentences can be broken into lines.
     if label.count(" ") > _FEWEST_WORDS and "<" not in label:
         most *= 2
     if len(label) <= most:
@@ -111,12 +113,12 @@ def _first_difference(texts: list[str]) -> int:
 
 
 def _around(label: str, at: int, most: int) -> str:
-    """The beginning of a label, and what stands at a place in it."""
+    """Return the beginning of a label, and the text at a position in it."""
     head = most // 3
     begin = max(at - 4, head)
-    room = most - head - 6
-    rest = label[begin : begin + room]
-    behind = "..." if begin + room < len(label) else ""
+    width_left = most - head - 6
+    rest = label[begin : begin + width_left]
+    behind = "..." if begin + width_left < len(label) else ""
     return f"{label[:head]}{'...' if begin > head else ''}{rest}{behind}"
 
 
@@ -139,7 +141,7 @@ def _label(name: str, detail: int) -> str:
 
 
 def _unmangled(name: str) -> str:
-    """The innermost name that a mangled one spells, in what surrounds its templates."""
+    """Return the innermost name in a mangled name, with its templates."""
     at, found = (3 if name[2] == "N" else 2), ""
     while (length := re.match(r"\d{1,3}", name[at:])) is not None:
         at += length.end()
@@ -150,7 +152,7 @@ def _unmangled(name: str) -> str:
 
 
 def _parsed(text: str) -> list[list[_Part]] | None:
-    """Arguments, each the parts of a qualified name; None where brackets do not close."""
+    """Return the arguments, each as the parts of a qualified name; None for unclosed brackets."""
     stack: list[tuple[str, list[list[_Part]]]] = [("", [[_Part()]])]
     at = 0
     while at < len(text):
@@ -172,7 +174,7 @@ def _parsed(text: str) -> list[list[_Part]] | None:
             arguments[-1].append(_Part())
             at += 1
         elif part.groups and letter != " ":
-            # What comes after brackets, such as the number of a lambda or a `const&`.
+            # The text after brackets, such as the number of a lambda or a `const&`.
             part.groups.append(("", [[_Part(letter)]]))
         elif letter != " " or part.name:
             part.name += letter
@@ -181,7 +183,7 @@ def _parsed(text: str) -> list[list[_Part]] | None:
 
 
 def _without_return_type(parts: list[_Part]) -> list[_Part]:
-    """Of `void a::b` or `std::enable_if<...>::type a::b` the part from `a` on."""
+    """Return `a::b` for `void a::b` or `std::enable_if<...>::type a::b`."""
     for at in range(len(parts) - 1, -1, -1):
         name = parts[at].name.strip()
         if " " in name and not name.endswith(" const"):
@@ -201,7 +203,7 @@ def _written(parts: list[_Part], detail: int, top: bool = False) -> str:
     arguments = [text for each in inner or [] if (text := _written(each, within))]
     if detail == _FUNCTOR:
         passed = [each for each in arguments if _HOW.match(each) is None] or arguments[:1]
-        if _PASSES_ON.match(name) and passed:
+        if _FORWARDING.match(name) and passed:
             return max(passed, key=lambda each: ("<" in each or "(" in each, len(each)))
         arguments = list(dict.fromkeys(passed))
         name = _SUFFIX.sub("", name) if arguments else name
@@ -218,7 +220,7 @@ def _written(parts: list[_Part], detail: int, top: bool = False) -> str:
 
 
 def _functor(parts: list[_Part], lambdas: list[_Part], detail: int) -> str:
-    """A lambda by the function that it stands in and the types that it takes."""
+    """Return a label for a lambda: the enclosing function and the types of its parameters."""
     outer = [p for p in parts if p.name.strip() and not p.name.startswith("operator_call")]
     if not outer:
         return ""
@@ -229,7 +231,7 @@ def _functor(parts: list[_Part], lambdas: list[_Part], detail: int) -> str:
     types = [_written(each, detail) for each in inside or []]
     within = [_written(each, detail) for each in owner.group("<") or []]
     if detail == _FUNCTOR:
-        if _PASSES_ON.match(name) and within:
+        if _FORWARDING.match(name) and within:
             return within[0]
         name = _SUFFIX.sub("", name)
         types, within = list(dict.fromkeys(types)), list(dict.fromkeys(within))
@@ -240,6 +242,6 @@ def _functor(parts: list[_Part], lambdas: list[_Part], detail: int) -> str:
 
 
 def _number(part: _Part) -> str:
-    """`#2` of `{lambda()#2}`."""
+    """Return `#2` for `{lambda()#2}`."""
     inside = part.group("{") or [[_Part()]]
     return "".join(of[0][0].name for opened, of in inside[0][0].groups if not opened)

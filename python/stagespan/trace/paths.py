@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stagespan.errors import StagespanError
 from stagespan.trace.analysis import Analysis, analyze, analyze_ascend
+from stagespan.trace.read.columns import without_events
 from stagespan.trace.read.model import Trace
 
 
@@ -19,11 +20,11 @@ def open_trace(path: Path) -> Trace:
 
 
 def analyze_path(path: Path, against: Path | None = None, jobs: int | None = None) -> Analysis:
-    """All that is found out about a path; with `against`, first what changed since that trace.
+    """Analyse the file or folder at a path; with `against`, also compare it with that trace.
 
     Traces of many ranks are read by `jobs` worker processes, see `summarise_all`.
 
-    Raises TraceError with a sentence for what cannot be read.
+    Raises TraceError if the path cannot be read.
     """
     from stagespan.trace.ascend import find_ascend_folder, read_ascend_folder
 
@@ -33,15 +34,27 @@ def analyze_path(path: Path, against: Path | None = None, jobs: int | None = Non
     if ascend is not None:
         return analyze_ascend(read_ascend_folder(ascend))
     if path.is_dir():
-        from stagespan.trace.ranks import analyze_folder
         from stagespan.trace.ranks.find import traces_in
 
-        # A folder with one trace is that trace.
+        # A folder with only one trace is treated like the trace.
         paths = traces_in(path)
         if len(paths) > 1:
-            return analyze_folder(path, jobs)
+            return analyze_ranks(path, jobs)
         return analyze_path(paths[0])
     return analyze(open_trace(path))
+
+
+def analyze_ranks(folder: Path, jobs: int | None = None) -> Analysis:
+    """Analyse the traces of a folder together; `jobs` as in `summarise_all`.
+
+    Raises TraceError if no trace in the folder contains its rank.
+    """
+    from stagespan.trace.ranks import ranks_of, summarise_all
+    from stagespan.trace.ranks.find import traces_in
+
+    ranks = ranks_of(folder, summarise_all(traces_in(folder), jobs, folder))
+    entries = sum(each.entries for each in ranks.summaries)
+    return Analysis(without_events(str(folder), entries), {"ranks": ranks})
 
 
 def _compared(path: Path, against: Path) -> Analysis:
@@ -62,8 +75,7 @@ def _compared(path: Path, against: Path) -> Analysis:
 def merge_ranks(analysis: Analysis, target: Path) -> None:
     """Write the timelines of all ranks of an analysed folder as one file.
 
-    Raises StagespanError with a sentence when the analysis is of one trace, or for a file that
-    cannot be written.
+    Raises StagespanError if the analysis is of one trace, or if the file cannot be written.
     """
     from stagespan.trace.ranks.merge import merge
     from stagespan.trace.ranks.report import Ranks
@@ -71,21 +83,6 @@ def merge_ranks(analysis: Analysis, target: Path) -> None:
     ranks = analysis.results.get("ranks")
     if not isinstance(ranks, Ranks):
         raise StagespanError(
-            "Only the traces of several ranks can be merged: name the folder that holds them."
+            "Only the traces of several ranks can be merged: name the folder that contains them."
         )
     merge(ranks, target)
-
-
-def print_page_of(analysis: Analysis) -> None:
-    """Print on the terminal the page that suits what was analysed."""
-    from stagespan.trace.ranks.report import Ranks
-
-    ranks = analysis.results.get("ranks")
-    if isinstance(ranks, Ranks):
-        from stagespan.trace.render.terminal import print_ranks
-
-        print_ranks(ranks)
-        return
-    from stagespan.trace.render.terminal import print_comparison
-
-    print_comparison(analysis)

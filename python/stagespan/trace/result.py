@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 
 from stagespan.trace import kernel_names as names
-from stagespan.trace.figures import Figures, Ns, one_of
+from stagespan.trace.figures import Figures, Ns, in_us, one_of
 from stagespan.trace.read.model import Trace
-from stagespan.trace.view import once
+from stagespan.trace.read.view import once
 
 Severity = Literal["high", "medium", "low", "better"]
 """How much time can be saved: most of it, a good part, or little; "better" if time was saved."""
@@ -71,6 +71,8 @@ class FindingFigures(Figures, frozen=True):
     code: str
     severity: Annotated[str, one_of(SEVERITIES)]
     sentence: str
+    figures: dict[str, float]
+    """The figures of the sentence, such as `percent`; names of times end in `_us`."""
     evidence: Annotated[list[EvidenceFigures], msgspec.Meta(min_length=1)]
 
 
@@ -114,11 +116,15 @@ class Finding:
     same_as: str = ""
     """The code of another analysis' finding about the same lost time. If there is such a finding,
     only that one is shown, with the evidence of both."""
+    numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """The figures of the sentence by name, with times in ns: the time that the finding is about
+    (`time_ns`), its share (`percent`), and what else the sentence states."""
 
     def figures(self) -> FindingFigures:
         """Return the finding as a struct for JSON."""
         evidence = [each.figures() for each in self.evidence]
-        return FindingFigures(self.code, self.severity, self.sentence, evidence)
+        numbers = in_us(self.numbers)
+        return FindingFigures(self.code, self.severity, self.sentence, numbers, evidence)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as a dict for JSON, with times in microseconds."""
@@ -208,10 +214,33 @@ class Titled(Result):
         """Return the title of the page, and a sentence below it."""
 
 
+Lack = Literal[
+    "damaged_times",
+    "different_activities",
+    "different_work",
+    "has_device",
+    "no_annotations",
+    "no_compiled_graphs",
+    "no_device",
+    "no_durations",
+    "no_files",
+    "no_launch_calls",
+    "no_layers",
+    "no_memory_events",
+    "no_operators",
+    "no_stacks",
+    "no_steps",
+    "no_waits",
+    "not_compiled",
+]
+"""Why an analysis has no result. The codes never change."""
+
+
 class UnknownFigures(Figures, frozen=True):
     """The JSON of an analysis that has no result."""
 
     reason: str = msgspec.field(name="unknown")
+    code: Annotated[str, one_of(get_args(Lack))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +249,14 @@ class Unavailable:
 
     reason: str
     """One sentence: what the trace lacks, and how to record it if that is known."""
+    code: Lack
     known: Figures | None = None
     """Figures that are known nevertheless; the others are None."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the reason and the known figures as a dict for JSON."""
         known = {} if self.known is None else self.known.to_dict()
-        return {**UnknownFigures(self.reason).to_dict(), **known}
+        return {**UnknownFigures(self.reason, self.code).to_dict(), **known}
 
     def findings(self) -> list[Finding]:
         """Return []."""

@@ -1,4 +1,4 @@
-"""Whole synthetic folders of Ascend, and what the analysis of a folder writes."""
+"""Complete synthetic folders of Ascend, and the output of analysing a folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTPUT = "ASCEND_PROFILER_OUTPUT"
 
 
 def analysed(path: Path) -> dict[str, Any]:
-    """What --json would write; it fits the schema, which describes every key."""
+    """Return the output of --json; it fits the schema, which describes every key."""
     written: dict[str, Any] = json.loads(json.dumps(analyze_path(path).to_dict()))
     schema = json_schema()
     fits(written, schema)
@@ -36,7 +36,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def synthetic(folder: Path, level: int = 1) -> Path:
-    """A whole synthetic folder."""
+    """Create a complete synthetic folder."""
     it = SyntheticAscend(level)
     it.host("ProfilerStep#1", 0, 2_000_000)
     it.host("aten::mm", 5_000, 60_000)

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through its own debugging protocol over a pipe: no other package."""
+"""A headless Chromium, driven through its debugging protocol over a pipe, without packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_S = 120.0
-# The browser talks through its file descriptors 3 and 4, which may be others' in this process.
+# The browser uses its file descriptors 3 and 4, which may be in use in this process.
 _TO_3_AND_4 = """
 import fcntl, os, sys
 moved = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3]]
@@ -29,7 +29,10 @@ os.execvp(sys.argv[3], sys.argv[3:])
 
 @functools.cache
 def program() -> str | None:
-    """The browser of this machine, or None. What only says how to install one is none."""
+    """Return the browser of this machine, or None.
+
+    A stub that only says how to install a browser does not count.
+    """
     for name in PROGRAMS:
         found = shutil.which(name)
         if found is None:
@@ -41,7 +44,7 @@ def program() -> str | None:
 
 
 class Browser:
-    """One tab. Everything that it asked for, and every complaint, is kept."""
+    """One tab. Keeps every request and every error message."""
 
     def __init__(self, folder: Path) -> None:
         self.requests: list[str] = []
@@ -84,7 +87,7 @@ class Browser:
         os.close(self._out)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the protocol, and what it answers."""
+        """Send a command of the protocol; return the answer."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if getattr(self, "_session", None):
@@ -100,7 +103,7 @@ class Browser:
             self._note(answer)
 
     def open(self, page: Path) -> None:
-        """Open a file and wait until its charts are drawn."""
+        """Open a file, and wait until its charts are drawn."""
         self.call("Page.navigate", url=page.as_uri())
         until = time.monotonic() + PATIENCE_S
         while self.evaluate("document.documentElement?.dataset.ready") is None:
@@ -108,7 +111,7 @@ class Browser:
             time.sleep(0.05)
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression in the page."""
+        """Return the value of an expression in the page."""
         answer = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
         )
@@ -116,20 +119,20 @@ class Browser:
         return answer["result"].get("value")
 
     def text(self, selector: str) -> list[str]:
-        """The visible text of every element that a CSS selector finds."""
+        """Return the visible text of every element that matches a CSS selector."""
         found: list[str] = self.evaluate(
             f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.innerText)"
         )
         return found
 
     def press(self, key: str) -> None:
-        """Press a key, and type it where it is a letter."""
+        """Press a key, and type it if it is a letter."""
         letter = {"text": key} if len(key) == 1 else {}
         self.call("Input.dispatchKeyEvent", type="keyDown", key=key, **letter)
         self.call("Input.dispatchKeyEvent", type="keyUp", key=key)
 
     def type(self, text: str) -> None:
-        """Type into whatever has the focus."""
+        """Type into the focused element."""
         self.call("Input.insertText", text=text)
 
     def size(self, width: int, height: int) -> None:
@@ -140,7 +143,7 @@ class Browser:
         )  # fmt: skip
 
     def media(self, media: str = "screen", scheme: str = "light") -> None:
-        """Screen or print, light or dark."""
+        """Emulate screen or print, light or dark."""
         self.call(
             "Emulation.setEmulatedMedia",
             media=media,
@@ -148,7 +151,7 @@ class Browser:
         )
 
     def screenshot(self, path: Path, whole: bool = False) -> None:
-        """Save what is seen, or the whole page, as PNG."""
+        """Save the visible part, or the whole page, as PNG."""
         answer = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(answer["data"]))
 

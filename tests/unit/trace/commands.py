@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,43 @@ from click.testing import CliRunner
 
 from stagespan.cli import command
 from stagespan.trace.render.json_schema import json_schema
+from stagespan.trace.result import Finding, in_words
+
+# Figures that a sentence gives in other words, or only if they are relevant.
+_NOT_ALWAYS_STATED = {
+    "ascend.host_bound": {"operators", "short_operators"},
+    "ascend.host_waits": {"busy_percent"},
+    "comparison": {"kernels", "change_ns"},
+    "compiled.recompiled": {"frames"},
+    "compiled.variants": {"frames"},
+    "device_use": {"device"},
+    "idle": {"allocations", "gaps", "releases"},
+    "ranks.waiting": {"began_later_ns"},
+    "ranks.imbalance": {"computing_ns", "percent", "times"},
+    "ranks.exposed_communication": {"least_percent", "most_percent", "waiting_ns"},
+}
+
+
+def unstated(findings: Iterable[Finding]) -> list[str]:
+    """Return the figures of findings that are missing in their sentences."""
+    return [
+        f"{each.code}: {name} = {_written(name, figure)}"
+        for each in findings
+        for name, figure in each.numbers.items()
+        if name not in _optional(each.code) and _written(name, figure) not in each.sentence
+    ]
+
+
+def _optional(code: str) -> set[str]:
+    analysis = code.split(".", maxsplit=1)[0]
+    return _NOT_ALWAYS_STATED.get(code, _NOT_ALWAYS_STATED.get(analysis, set()))
+
+
+def _written(name: str, figure: float) -> str:
+    if name.endswith("percent"):
+        return f"{figure:.1f} %"
+    unit = next((unit for unit in ("ns", "bytes") if name.endswith(f"_{unit}")), "")
+    return in_words(figure, unit)
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -24,14 +62,14 @@ def _definitions() -> dict[str, Any]:
 
 
 def resolved(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema itself, or the definition to which it refers."""
+    """Return the schema itself, or the definition to which it refers."""
     if "$ref" in schema:
         return dict(_definitions()[schema["$ref"].removeprefix("#/$defs/")])
     return schema
 
 
 def fits(value: Any, schema: dict[str, Any], at: str = "") -> None:
-    """Check a value against the parts of JSON Schema that ours uses."""
+    """Check a value against the parts of JSON Schema that our schemas use."""
     schema = resolved(schema)
     unknown = schema.keys() - {
         "$schema", "$defs", "title", "description", "type", "properties", "required",

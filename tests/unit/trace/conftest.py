@@ -1,4 +1,4 @@
-"""Traces for the tests: written from events, or real ones where the folder with them is."""
+"""Traces for the tests: written from events, or real ones if their folder exists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REPOSITORY = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="session")
 def traces() -> Path:
-    """The folder with real traces: STAGESPAN_TRACES, or `shared/traces` beside the checkout."""
+    """Return the folder of real traces: STAGESPAN_TRACES, or `shared/traces` next to the clone."""
     named = os.environ.get("STAGESPAN_TRACES")
     folder = Path(named) if named else _REPOSITORY.parent / "shared" / "traces"
     if not (folder / "truth.json").is_file():

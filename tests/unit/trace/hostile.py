@@ -1,4 +1,4 @@
-"""Traces that no program writes: deep, crossing, crowded or with everything at one time.
+"""Traces that no program writes: deep, crossing, crowded, or with everything at one time.
 
 Each function returns about `count` entries, or a few times as many. Times are in us.
 """
@@ -13,7 +13,7 @@ HOST: dict[str, Any] = {"ph": "X", "pid": 1, "tid": 1}
 
 
 def _launch(number: int, at: float, thread: int = 1, stream: int = 7, device: int = 0) -> Events:
-    """A launch at a time, and the kernel of 1 µs behind it."""
+    """A launch at a time, and its kernel of 1 µs."""
     return [
         {**HOST, "tid": thread, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": at,
          "dur": 0.5, "args": {"correlation": number}},
@@ -24,7 +24,7 @@ def _launch(number: int, at: float, thread: int = 1, stream: int = 7, device: in
 
 
 def _nested(count: int, cat: str, name: str, names: int = 50) -> Events:
-    """Each within the one before, a launch in each, and as many launches as they have ended."""
+    """Each within the previous one, with a launch, and as many launches after all have ended."""
     deep = [
         {**HOST, "cat": cat, "name": f"{name}{at % names}", "ts": at * 3, "dur": 9 * count - 6 * at}
         for at in range(count)
@@ -80,7 +80,7 @@ def nested_compiled_regions(count: int) -> Events:
 
 
 def _crossing(count: int, cat: str, name: str) -> Events:
-    """Each begins within all before it and ends behind them."""
+    """Each begins within all earlier ones, and ends after them."""
     over = [
         {**HOST, "cat": cat, "name": f"{name}{at % 50}", "ts": at * 3, "dur": 3 * count + at}
         for at in range(count)
@@ -101,7 +101,7 @@ def crossing_frames(count: int) -> Events:
 
 
 def overlapping_kernels(count: int) -> Events:
-    """Kernels that all run until the end, in two streams, launched by calls that wait for each."""
+    """Kernels that all run until the end, on two streams, launched by calls that wait for each."""
     events = [each for at in range(count) for each in _launch(at, at * 4, stream=7 + at % 2)]
     for at, kernel in enumerate(events[1::2]):
         kernel["dur"] = 8 * count - 8 * at + at % 5
@@ -109,7 +109,7 @@ def overlapping_kernels(count: int) -> Events:
 
 
 def one_time(count: int) -> Events:
-    """Everything at one time, and as long."""
+    """Everything at one time, with the same duration."""
     events: Events = []
     for at in range(count):
         events += [
@@ -130,7 +130,7 @@ def no_durations(count: int) -> Events:
 
 
 def many_names(count: int) -> Events:
-    """A name of its own for each operator, kernel and stage, and a shape."""
+    """A separate name for each operator, kernel and stage, and a shape."""
     events: Events = []
     for at in range(count):
         launch, kernel = _launch(at, at * 5)
@@ -203,7 +203,7 @@ def many_named_steps(count: int) -> Events:
 
 
 def many_arrows(count: int) -> Events:
-    """Arrows from forward to backward operators, half of them with one id."""
+    """Flows from forward to backward operators, half of them with the same id."""
     events: Events = []
     for at in range(count):
         ident = at if at % 2 else 1
@@ -231,7 +231,7 @@ def one_graph(count: int) -> Events:
 
 
 def many_waits(count: int) -> Events:
-    """Waits of every kind, each in an operator and at a line of its own."""
+    """Waits of every kind, each in an operator and with its own line."""
     events: Events = []
     calls = ("cudaStreamSynchronize", "cudaMalloc", "cudaEventSynchronize", "cudaModuleLoadData")
     for at in range(count):
@@ -260,7 +260,7 @@ def many_allocations(count: int) -> Events:
 
 
 def long_stacks(count: int) -> Events:
-    """Call stacks as old profilers wrote them: of each operator one frame more, up to 100."""
+    """Call stacks as old profilers wrote them: with one more frame for each operator, up to 100."""
     return [
         {**HOST, "cat": "cpu_op", "name": "aten::mm", "ts": at * 5, "dur": 4,
          "args": {"Call stack": ";".join(f"m.py({at % 977}): f{n}" for n in range(at % 100))}}

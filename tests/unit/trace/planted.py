@@ -1,7 +1,8 @@
 """A host and a device that run by simple rules, and the trace that a profiler would write.
 
-All times are in us. The host's thread does one thing after the other; work begins when it was
-launched `LATENCY` ago, what its stream ran before is done, and what it was told to wait for too.
+All times are in us. The host's thread does one thing after another. Work begins when it was
+launched `LATENCY` ago, and earlier work of its stream and all work for which it must wait is
+finished.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MAIN = 100
 
 
 class Program:
-    """Builds a trace as it goes; `now` is the host's time, `free` when each stream is done."""
+    """Builds a trace step by step; `now` is the host's time, `free` the end of each stream."""
 
     def __init__(self, begin: int = 1_000) -> None:
         self.now = begin
@@ -44,7 +45,7 @@ class Program:
         self.event(name, cat, begin, self.now)
 
     def work(self, us: int) -> None:
-        """The host is busy with what no event shows."""
+        """The host does work that no event shows."""
         self.now += us
 
     def call(self, name: str, us: int) -> None:
@@ -62,7 +63,7 @@ class Program:
         after: int | None = None,
         known: bool = True,
     ) -> None:
-        """Launch work, which begins when what stream `after` has so far is done."""
+        """Launch work, which begins after the current work of stream `after`."""
         self._correlation += 1
         number = self._correlation
         if known:
@@ -87,7 +88,7 @@ class Program:
             begin = self.free[stream] + gap
 
     def wait(self, call: str = "cudaStreamSynchronize", tail: int = 2) -> None:
-        """The host waits until all that was launched is done, and for `tail` more."""
+        """The host waits until all launched work is finished, and for `tail` more."""
         end = max([self.now, *self.free.values()]) + tail
         self.event(call, "cuda_runtime", self.now, end)
         self.now = end

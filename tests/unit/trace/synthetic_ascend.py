@@ -42,12 +42,12 @@ STEP_COLUMNS = (
 
 
 def us(time_ns: int) -> str:
-    """Microseconds as the profiler writes them."""
+    """Return microseconds as the profiler writes them."""
     return f"{time_ns // 1000}.{time_ns % 1000:03d}"
 
 
 class SyntheticAscend:
-    """Collects events; lanes and tables are made from them nanosecond by nanosecond."""
+    """Collects events; lanes and tables are created from them nanosecond by nanosecond."""
 
     def __init__(self, level: int = 1) -> None:
         self.level = level
@@ -93,7 +93,7 @@ class SyntheticAscend:
         if launched is None:
             return
         self.cann("Node@launch", *launched, tid=tid, connection=number)
-        # Every level has the arrows, also those that begin in calls which level 0 leaves out.
+        # Every level has the flows, including those that begin in calls which level 0 leaves out.
         self._arrow("async_npu", number, launched[0], (PYTHON, MAIN), begin, (DEVICE, stream))
         self._arrow("HostToDevice", number, launched[0], (CANN, tid), begin, (DEVICE, stream))
         if queued is not None:
@@ -163,7 +163,7 @@ class SyntheticAscend:
         return found
 
     def entries(self, lanes: bool = True) -> list[dict[str, Any]]:
-        """What trace_view.json holds."""
+        """Return the content of trace_view.json."""
         found: list[dict[str, Any]] = [
             {"ph": "M", "name": "note", "pid": 0, "tid": 0, "args": {"text": "synthetic trace"}}
         ]
@@ -188,7 +188,7 @@ class SyntheticAscend:
         return read_trace(path)
 
     def write(self, folder: Path, steps: dict[str, tuple[int, ...]] | None = None) -> Path:
-        """The whole folder; `steps` are the rows of step_trace_time.csv in ns."""
+        """Write the complete folder; `steps` are the rows of step_trace_time.csv in ns."""
         root = folder / "synthetic_ascend_pt"
         output = root / "ASCEND_PROFILER_OUTPUT"
         output.mkdir(parents=True)

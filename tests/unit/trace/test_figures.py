@@ -10,6 +10,7 @@ import pytest
 
 from stagespan.trace.figures import Count, Figures, Ns, one_of, schema_of
 from stagespan.trace.render.json_schema import figure_types, json_schema
+from stagespan.trace.result import Evidence, Finding, Unavailable
 
 
 class Part(Figures, frozen=True):
@@ -50,7 +51,16 @@ def example(largest: Part | None = None) -> Example:
     )
 
 
-def test_times_are_written_in_microseconds_under_a_key_that_says_so() -> None:
+def test_figures_of_findings_are_written_in_microseconds() -> None:
+    shown = (Evidence("a kernel", None, 1_500, "ns"),)
+    numbers = {"time_ns": 1_500, "percent": 50.0, "left_bytes": 8, "calls": 3}
+    finding = Finding("low", "A sentence.", shown, "kernels.tiny", numbers=numbers)
+    written = finding.to_dict()
+    assert written["figures"] == {"time_us": 1.5, "percent": 50.0, "left_bytes": 8, "calls": 3}
+    assert written["evidence"][0]["figure"] == 1.5
+
+
+def test_times_are_written_in_microseconds_with_the_unit_in_the_key() -> None:
     assert example(Part("most", 2_000)).to_dict() == {
         "total_us": 1.5,
         "host_us_a_step": None,
@@ -95,3 +105,12 @@ def test_the_schema_describes_every_result() -> None:
     }  # fmt: skip
     for types in figure_types().values():
         assert types.__doc__
+
+
+def test_the_code_of_a_missing_result_is_in_the_schema() -> None:
+    written = Unavailable("A sentence.", "no_steps").to_dict()
+    assert written == {"unknown": "A sentence.", "code": "no_steps"}
+    schema = json_schema()
+    definition = schema["$defs"]["UnknownFigures"]
+    assert written["code"] in definition["properties"]["code"]["enum"]
+    assert set(definition["required"]) == set(written)

@@ -1,4 +1,4 @@
-"""Public traces of many backends, against figures that were computed without this reader."""
+"""Public traces of many backends, compared with figures that were computed without this reader."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ DEVICE = {
     "mtia_ccp_events": "compute",
 }  # fmt: skip
 WITHOUT_KERNELS = {"cpu_only"}
-# What MTIA's streams do beside kernels.
+# The work of MTIA's streams in addition to kernels.
 NO_KERNELS = {"dma_request", "event_wait", "event_record"}
-# Here doubles cannot hold the nanoseconds, and truth.json was computed with doubles. The exact
-# figures are checked by brute force on decimals, and with doubles it gives those of truth.json.
+# Doubles cannot represent these nanoseconds, and truth.json was computed with doubles. The exact
+# figures are checked by brute force with decimals, and brute force with doubles gives those of
+# truth.json
 BEYOND_DOUBLES = {"cuda_v100_train_ns", "rocm_mi210_gpu_only", "rocm_mi300_vllm_piecewise"}
 
 
 def load(path: Path) -> list[dict[str, Any]]:
-    """The file's entries by Python's own json, with exact numbers."""
+    """Return the file's entries, read with Python's json module and exact numbers."""
     text = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
     entries = text if isinstance(text, list) else text["traceEvents"]
     return [entry for entry in entries if isinstance(entry, dict)]
 
 
 def union(intervals: list[tuple[Any, Any]]) -> Any:
-    """The time that intervals cover, in the arithmetic of their numbers."""
+    """Return the time that intervals cover, in the arithmetic of their numbers."""
     total: Any = 0
     first = last = None
     for begin, end in sorted(intervals):
@@ -63,7 +64,7 @@ def union(intervals: list[tuple[Any, Any]]) -> Any:
 def device_intervals(
     entries: list[dict[str, Any]], number: Callable[[Any], Any]
 ) -> dict[str, list[tuple[Any, Any]]]:
-    """Begin and end in us of the device's events by kind, as `number`s."""
+    """Return begin and end in us of the device's events by kind, as `number`s."""
     by_kind: dict[str, list[tuple[Any, Any]]] = {"compute": [], "comm": [], "copy": []}
     for entry in entries:
         kind = DEVICE.get(category_today(entry.get("cat", "")))
@@ -89,13 +90,13 @@ class Loaded(NamedTuple):
 
 @pytest.fixture(scope="module", params=CHROME)
 def loaded(request: pytest.FixtureRequest, traces: Path) -> Loaded:
-    """Each Chrome trace in turn, read by Python's json and by the reader once for all tests."""
+    """Return each Chrome trace in turn, read by json and by the reader once for all tests."""
     path = traces / f"{request.param}.json.gz"
     return Loaded(request.param, load(path), read_trace(path))
 
 
 def test_every_entry_is_in_a_table_or_counted(loaded: Loaded) -> None:
-    # GIVEN a trace, read by Python's json too
+    # GIVEN a trace, also read with Python's json module
     # WHEN it is read
     _, entries, trace = loaded
     # THEN every event is there, with its name, category and exact times
@@ -119,8 +120,8 @@ def test_every_entry_is_in_a_table_or_counted(loaded: Loaded) -> None:
     assert trace.flows.id.tolist() == ids
 
 
-def test_device_use_is_what_brute_force_says(loaded: Loaded) -> None:
-    # GIVEN a trace, and its figures by brute force on exact decimals
+def test_device_use_equals_brute_force(loaded: Loaded) -> None:
+    # GIVEN a trace, and its figures by brute force with exact decimals
     by_kind = device_intervals(loaded.entries, Decimal)
     everything = [each for kind in by_kind.values() for each in kind]
     # WHEN they are computed from the columns
@@ -143,7 +144,7 @@ def test_device_use_is_what_brute_force_says(loaded: Loaded) -> None:
 
 
 def with_doubles(entries: list[dict[str, Any]], found: dict[str, Any]) -> dict[str, Any]:
-    """What of the figures depends on the arithmetic, by brute force on doubles."""
+    """Return the figures that depend on the arithmetic, by brute force with doubles."""
     by_kind = device_intervals(entries, float)
     everything = [each for kind in by_kind.values() for each in kind]
     busy, compute = union(everything), union(by_kind["compute"])
@@ -161,7 +162,7 @@ def with_doubles(entries: list[dict[str, Any]], found: dict[str, Any]) -> dict[s
     }
 
 
-def test_device_use_is_that_of_the_truth_file(traces: Path) -> None:
+def test_device_use_equals_the_truth_file(traces: Path) -> None:
     # GIVEN figures that came with the traces
     truth = json.loads((traces / "truth.json").read_text())
     compared = set()
@@ -188,7 +189,7 @@ def test_device_use_is_that_of_the_truth_file(traces: Path) -> None:
 
 
 def test_each_kernel_counts_once(loaded: Loaded) -> None:
-    # GIVEN a trace's kernels by Python's json
+    # GIVEN a trace's kernels, read with Python's json module
     totals: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for entry in loaded.entries:
@@ -196,9 +197,9 @@ def test_each_kernel_counts_once(loaded: Loaded) -> None:
         if category in ("kernel", "mtia_ccp_events") and entry["name"] not in NO_KERNELS:
             totals[entry["name"]] += int(entry["dur"] * 1000)
             counts[entry["name"]] += 1
-    # WHEN it is broken down
+    # WHEN the breakdown is computed
     result = breakdown(loaded.trace, "stage")
-    # THEN time and count of each name are theirs, the longest first
+    # THEN time and count of each name are the same, longest first
     assert result.on_device == bool(counts) == (loaded.name not in WITHOUT_KERNELS)
     if not counts:
         return
@@ -214,9 +215,9 @@ def test_each_kernel_counts_once(loaded: Loaded) -> None:
 def test_operators_of_a_trace_without_a_device(traces: Path) -> None:
     # GIVEN a trace of a CPU
     trace = read_trace(traces / "cpu_only.json.gz")
-    # WHEN it is broken down
+    # WHEN the breakdown is computed
     result = breakdown(trace, "stage")
-    # THEN operators' own times sum to the time in which any operator ran, thread by thread
+    # THEN operators' self times sum to the time in which any operator ran, thread by thread
     entries = [e for e in load(traces / "cpu_only.json.gz") if e.get("cat") == "cpu_op"]
     lanes: dict[Any, list[tuple[Any, Any]]] = {}
     for entry in entries:
@@ -229,19 +230,19 @@ def test_operators_of_a_trace_without_a_device(traces: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_ascend(traces: Path, rank: int) -> None:
-    # GIVEN a trace of an NPU: a list at the top, times as texts, kernels without a category
+    # GIVEN a trace of an NPU: a list at the top level, times as texts, kernels without a category
     folder = traces / ASCEND.format(rank)
     path = folder / "trace_view.json.gz"
     entries = load(path)
     # WHEN it is read
     trace = read_trace(path)
-    # THEN every time is exact and every entry accounted for
+    # THEN every time is exact, and every entry is counted
     complete = [entry for entry in entries if entry["ph"] == "X"]
     assert trace.total == len(entries)
     assert trace.events.begin_ns.tolist() == [int(Decimal(e["ts"]) * 1000) for e in complete]
     assert set(trace.left_out) == {"counter", "metadata entry that is no name"}
     assert "Ascend Hardware" in trace.process_names.values()
-    # AND computing and communication are those of the profiler's own tables
+    # AND computing and communication equal the profiler's own tables
     with open(folder / "step_trace_time.csv", newline="") as file:
         steps = list(csv.DictReader(file))
     use = device_use(trace)
@@ -251,7 +252,7 @@ def test_ascend(traces: Path, rank: int) -> None:
     assert use.communication_ns is not None
     computing = sum(Decimal(step["Computing"]) for step in steps) * 1000
     communication = sum(Decimal(step["Communication"]) for step in steps) * 1000
-    # A nanosecond is rounded off each kernel, whose durations there have more digits.
+    # Each kernel is rounded down by up to a nanosecond, because its duration there has more digits.
     count = breakdown(trace, "step").launches
     assert abs(use.compute_ns - computing) <= count
     assert abs(use.communication_ns - communication) <= count

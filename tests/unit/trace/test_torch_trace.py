@@ -1,4 +1,4 @@
-"""Traces that torch.profiler writes here, against what torch says of them itself."""
+"""Traces written by torch.profiler, compared with torch's own figures."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def load_names(path: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("options", [{}, {"record_shapes": True, "with_stack": True}])
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_own_times_are_those_of_torch(tmp_path: Path, options: Any, suffix: str) -> None:
+def test_self_times_equal_those_of_torch(tmp_path: Path, options: Any, suffix: str) -> None:
     # GIVEN a trace of a small model, forward and backward
     model = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Flatten()
     )
     path = tmp_path / f"trace{suffix}"
     profiler = profiled(lambda: model(torch.randn(2, 3, 16, 16)).sum().backward(), path, **options)
-    # WHEN it is broken down
+    # WHEN the breakdown is computed
     trace = read_trace(path)
     rows = {row.name: row for row in breakdown(trace, "model").rows}
-    # THEN own times are those of torch's own table
+    # THEN self times equal those of torch's own table
     theirs = {row.key: row for row in profiler.key_averages()}
     assert {"aten::conv2d", "aten::convolution", "aten::sum", "aten::relu"} <= set(rows)
     written = load_names(path)
     for name, row in rows.items():
-        # torch's table takes an operator that only calls its namesake for one call.
+        # torch's table counts an operator that only calls another one of the same name as one call.
         assert row.count == written[name] >= theirs[name].count
-        # A thousandth of a microsecond for each end of each event, twice rounded.
+        # A thousandth of a microsecond for each end of each event, rounded twice.
         assert row.time_ns / 1000 == pytest.approx(
             theirs[name].self_cpu_time_total, abs=0.004 * row.count
         )
@@ -60,7 +60,7 @@ def test_own_times_are_those_of_torch(tmp_path: Path, options: Any, suffix: str)
 
 
 def test_times_are_unix_times(tmp_path: Path) -> None:
-    # GIVEN a trace that was made between two looks at the clock
+    # GIVEN a trace that was recorded between two readings of the clock
     before = time.time_ns()
     path = tmp_path / "trace.json"
     profiled(lambda: torch.ones(4) + 1, path)
@@ -68,11 +68,11 @@ def test_times_are_unix_times(tmp_path: Path) -> None:
     # WHEN it is read
     events = read_trace(path).events
     operators = events.begin_ns[read_trace(path).rows_of(["cpu_op"])]
-    # THEN its events lie between them
+    # THEN its events are between them
     assert before <= operators.min() <= operators.max() <= after
 
 
-def test_names_of_annotations_stay_as_written(tmp_path: Path) -> None:
+def test_names_of_annotations_are_unchanged(tmp_path: Path) -> None:
     # GIVEN annotations that other tools mangle, on two threads
     # Kineto itself writes "unknown" for names that are not ASCII, and leaves quotes bare.
     names = ["re", "Pi", "stage [1]", 'a "quoted" stage', "{", '["']
@@ -90,6 +90,27 @@ def test_names_of_annotations_stay_as_written(tmp_path: Path) -> None:
     # WHEN the trace is read
     trace = read_trace(path)
     marks = trace.rows_of(["user_annotation"])
-    # THEN they are there, and none is taken for an operator
+    # THEN they are there, and none is mistaken for an operator
     assert [trace.names[code] for code in trace.events.name[marks]] == names
     assert {row.name for row in breakdown(trace, "s").rows}.isdisjoint(names)
+
+
+def test_a_compiled_graph_is_one_operator_with_and_without_shapes(tmp_path: Path) -> None:
+    # GIVEN a compiled function of one fused loop
+    @torch.compile
+    def compiled(x: Any) -> Any:
+        return (x.sin() + 1).cos()
+
+    x = torch.randn(64, 64)
+    compiled(x)
+    tables = {}
+    for shapes in (False, True):
+        # WHEN it is profiled with and without shapes, and each breakdown is computed
+        path = tmp_path / f"{shapes}.json"
+        profiled(lambda: compiled(x), path, record_shapes=shapes)
+        tables[shapes] = {row.name: row.count for row in breakdown(read_trace(path), "s").rows}
+    # THEN both have the graph as an operator that ran once
+    assert tables[False] == tables[True]
+    assert [
+        count for name, count in tables[True].items() if name.startswith("## Call CompiledFxGraph")
+    ] == [1]

@@ -66,7 +66,7 @@ _LEAST_LOOKUPS = 10
 
 
 def compiled_findings(compiled: Compiled) -> list[Finding]:
-    """Empty for a function that was compiled before the window, in one piece."""
+    """Return findings about graph breaks, recompilations and work that was not compiled."""
     found = [
         _breaks(compiled),
         _recompiled(compiled),
@@ -108,6 +108,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
     )
     severity: Severity = "medium"
     seen: list[Evidence] = []
+    numbers: dict[str, float] = {"breaks": count, "calls": frames.calls}
     if time is not None:
         percent = share(time, frames.call_ns)
         severity = _BREAK_SHARES.severity(percent) or "low"
@@ -119,6 +120,7 @@ def _breaks(compiled: Compiled) -> Finding | None:
             f" ({percent:.1f} % of the calls' time)."
         )
         seen.append(Evidence("from graph to graph", None, time, "ns"))
+        numbers |= {"time_ns": time, "percent": percent}
     # The device may be busy while the host loses this time.
     if severity == "high" and device_work(compiled.forest.trace).kind.any():
         severity = "medium"
@@ -127,11 +129,12 @@ def _breaks(compiled: Compiled) -> Finding | None:
         f"{sentence} {advice}",
         (evidence(compiled.forest.trace, int(rows[first.nodes[0]])), *seen),
         "compiled.graph_break",
+        numbers=numbers,
     )
 
 
 def _recompiled(compiled: Compiled) -> Finding | None:
-    """Frames that were compiled again within the window."""
+    """Return a finding if frames were compiled again within the window."""
     compiling = compiled.compiling
     again = [each for each in compiling.compilations if each.again] if compiling else []
     if not again:
@@ -151,11 +154,17 @@ def _recompiled(compiled: Compiled) -> Finding | None:
         " torch._dynamo.mark_dynamic, or a tensor instead of the number, avoids it.",
         tuple(evidence(compiled.forest.trace, each.row) for each in again[:3]),
         "compiled.recompiled",
+        numbers={
+            "frames": len(frames),
+            "compilations": len(again),
+            "time_ns": time,
+            "percent": percent,
+        },
     )
 
 
 def _variants(compiled: Compiled) -> Finding | None:
-    """Frames that ran in several variants, which were compiled before the window."""
+    """Return a finding if frames ran in several variants that were compiled before the window."""
     in_window = compiled.compiling.compilations if compiled.compiling else []
     recompiled = {each.frame for each in in_window if each.again}
     several = [
@@ -182,11 +191,12 @@ def _variants(compiled: Compiled) -> Finding | None:
         " shows what changed.",
         tuple(evidence(compiled.forest.trace, row) for row in list(firsts.values())[:3]),
         "compiled.variants",
+        numbers={"frames": len(several), "variants": len(most.variants)},
     )
 
 
 def _limit_reached(compiled: Compiled) -> Finding | None:
-    """Calls that found no compiled version, and ran eagerly instead of being compiled again."""
+    """Return a finding if calls found no compiled version and ran eagerly."""
     compilations = compiled.compiling.compilations if compiled.compiling else []
     refused = [each for each in compilations if each.refused]
     eager, count = compiled.eager_calls, max(compiled.lookups[0], compiled.eager_calls)
@@ -208,11 +218,12 @@ def _limit_reached(compiled: Compiled) -> Finding | None:
             *(evidence(trace, int(rows[node])) for node in compiled.eager[:2].tolist()),
         ),
         "compiled.recompile_limit",
+        numbers={"eager_calls": eager, "calls": count, "percent": percent},
     )
 
 
 def _compiled_in_window(compiled: Compiled) -> Finding | None:
-    """Compiling for the first time, which belongs before what is measured."""
+    """Return a finding if frames were compiled for the first time within the window."""
     compiling = compiled.compiling
     if compiling is None:
         return None
@@ -236,6 +247,12 @@ def _compiled_in_window(compiled: Compiled) -> Finding | None:
             Evidence(f"{step}, its own time", None, own, "ns"),
         ),
         "compiled.in_window",
+        numbers={
+            "time_ns": time,
+            "percent": percent,
+            "frames": len(first),
+            "longest_phase_ns": longest,
+        },
     )
 
 
@@ -251,7 +268,7 @@ _PHASE_WORDS = {
 
 
 def _no_inductor(compiled: Compiled) -> Finding | None:
-    """Graphs that run aten operators one by one: a backend without code generation."""
+    """Return a finding if graphs run aten operators, so the backend generates no code."""
     forest = compiled.forest
     names = forest.names(np.flatnonzero(forest.role == GRAPH))
     if compiled.triton or not names or any(name.startswith("##") for name in names):
@@ -275,11 +292,12 @@ def _no_inductor(compiled: Compiled) -> Finding | None:
         " backend generates no code (eager, aot_eager); backend='inductor' would fuse them.",
         _evidence_of(compiled, plain),
         "compiled.no_inductor",
+        numbers={"time_ns": time, "percent": percent},
     )
 
 
 def _fallbacks(compiled: Compiled) -> Finding | None:
-    """Operators within Inductor's graphs for which it generates no code."""
+    """Return a finding about operators in Inductor's graphs for which it generates no code."""
     left = [work for work in compiled.work if work.of == FALLBACK]
     total = sum(_time(work) for work in compiled.work)
     time = sum(_time(work) for work in left)
@@ -296,11 +314,12 @@ def _fallbacks(compiled: Compiled) -> Finding | None:
         f" {in_words(libraries, 'ns')}, are not counted). They cannot be fused.",
         _evidence_of(compiled, left),
         "compiled.fallback",
+        numbers={"time_ns": time, "percent": percent, "libraries_ns": libraries},
     )
 
 
 def _lookups(compiled: Compiled) -> Finding | None:
-    """Guards that cost a good part of the calls."""
+    """Return a finding if guards take a large part of the calls' time."""
     count, time = compiled.lookups
     percent = share(time, compiled.frames.call_ns + time)
     severity = _LOOKUP_SHARES.severity(percent)
@@ -316,6 +335,7 @@ def _lookups(compiled: Compiled) -> Finding | None:
         " variants, or larger compiled functions reduce this.",
         (evidence(forest.trace, int(forest.nodes.rows[longest])),),
         "compiled.guards",
+        numbers={"time_ns": time, "percent": percent, "lookups": count},
     )
 
 
@@ -324,7 +344,7 @@ def _evidence_of(compiled: Compiled, works: list[Work]) -> tuple[Evidence, ...]:
 
 
 def _time(work: Work) -> int:
-    """On the device if there is one."""
+    """Return the time on the device, or on the host if there is no device."""
     return work.device_ns if work.device_ns is not None else work.host_ns or 0
 
 
@@ -333,7 +353,8 @@ def _time(work: Work) -> int:
 
 _NOTHING = Unavailable(
     "The trace contains no sign of torch.compile: no compiled region, no graph, no kernel of"
-    " Inductor."
+    " Inductor.",
+    "not_compiled",
 )
 _YES = {True: "yes", False: "no"}
 _SHOWN = 15
@@ -341,7 +362,7 @@ _MOST = 50
 
 
 class CountedTime(Figures, frozen=True):
-    """Some events: how many, and their time."""
+    """The number of some events, and their time."""
 
     count: Count
     time_ns: Ns
@@ -353,7 +374,7 @@ class FrameFigures(Figures, frozen=True):
     frame: str | None
     function: str | None
     variants: dict[str, Count]
-    """By variant its calls."""
+    """The number of calls of each variant."""
     calls: Count
     time_ns: Ns
     graph_ns: Ns
@@ -362,7 +383,7 @@ class FrameFigures(Figures, frozen=True):
 
 
 class GraphCounts(Figures, frozen=True):
-    """How often graphs ran."""
+    """The numbers of runs of graphs."""
 
     forward: Count
     backward: Count
@@ -410,7 +431,7 @@ class Compilation(Figures, frozen=True):
     recompilation: bool | None
     refused: bool
     ran: bool | None
-    """False if it made no region, for example because Dynamo gave the frame up."""
+    """False if there is no region, for example because Dynamo skipped the frame."""
 
 
 class CompileFigures(Figures, frozen=True):
@@ -462,11 +483,11 @@ class Compiled(Result):
     """None when nothing was compiled within the window."""
     work: list[Work]
     triton: dict[str, tuple[int, int]]
-    """Inductor's Triton kernels: by kind how many, and their time on the device."""
+    """The number and device time of Inductor's Triton kernels, by kind."""
     lookups: tuple[int, int]
-    """Look-ups of compiled code, guards among them: how many, and their time."""
+    """The number and time of look-ups of compiled code, which include guards."""
     eager: Rows
-    """Of them those after which the call ran eagerly: nodes of the forest."""
+    """The look-ups after which the call ran eagerly, as nodes of the forest."""
 
     @property
     def functions(self) -> dict[str, str]:
@@ -476,13 +497,13 @@ class Compiled(Result):
 
     @property
     def eager_calls(self) -> int:
-        """Calls that found no compiled version and were not compiled either."""
+        """The number of calls that found no compiled version and were not compiled."""
         refused = sum(each.refused for each in self.compiling.compilations) if self.compiling else 0
         return len(self.eager) + refused
 
     @property
     def _ran(self) -> set[str]:
-        """Frames and variants that ran within the window, as torch writes them."""
+        """Return the frames and variants that ran within the window, as torch writes them."""
         return {f"{f.frame}/{variant}" for f in self.frames.frames for variant in f.variants}
 
     def figures(self) -> CompiledFigures:
@@ -545,7 +566,7 @@ class Compiled(Result):
         return [table for table in tables if table.rows]
 
     def line(self) -> str:
-        """How many graphs, breaks, recompilations and eager calls the trace shows."""
+        """The numbers of graphs, breaks, recompilations and eager calls."""
         again = self._recompilations()
         seen = self.breaks is not None
         counts = (
@@ -559,7 +580,7 @@ class Compiled(Result):
         return ", ".join(f"{counted(n, what)}{more}" for n, what, more in counts if n)
 
     def _recompilations(self) -> list[Recompilation]:
-        """Frames known to have been compiled more than once, within the window or before it."""
+        """Return the frames that were compiled more than once, within the window or before it."""
         found = []
         compilations = self.compiling.compilations if self.compiling else []
         again: dict[str, list[tuple[int, int]]] = {}
@@ -718,12 +739,14 @@ def _compile_tables(compiling: CompileTime, ran: set[str]) -> list[Table]:
 
 
 def analyze(trace: Trace) -> Compiled | Unavailable:
-    """Look for torch.compile; Unavailable if the trace shows no sign of it."""
+    """Analyse the use of torch.compile; Unavailable if the trace shows no sign of it."""
     if not any(map(SIGNS.search, trace.names)):
         return _NOTHING
     forest = forest_of(trace)
     if forest is None:
-        return Unavailable("The times in this trace are damaged: its events are years apart.")
+        return Unavailable(
+            "The times in this trace are damaged: its events are years apart.", "damaged_times"
+        )
     frames = frames_of(forest)
     compiling = compile_time(forest)
     triton = triton_by_kind(forest)

@@ -1,4 +1,4 @@
-"""How the device spent its time, how streams overlapped, how much communication was hidden."""
+"""Shows how the device spent its time, how streams overlapped, and exposed communication."""
 
 from __future__ import annotations
 
@@ -72,29 +72,29 @@ class Use(Result):
     """The device's use; times in ns."""
 
     use: DeviceUse
-    """All devices together: a moment is busy if any device is busy."""
+    """The use of all devices together, which are busy if any device is busy."""
     devices: dict[int, DeviceTime]
-    """By device; all kernels that communicate are communication."""
+    """The use of each device, with all kernels that communicate as communication."""
     stream_times: dict[tuple[int, int], DeviceTime]
-    """By device and stream, each by itself."""
+    """The use of each stream alone, by device and stream."""
     overlap_ns: int
-    """When two or more streams were busy at once."""
+    """The time in which two or more streams were busy."""
     before_window: int
     """Events whose launch is not in the trace; most were launched before it began."""
     before_window_ns: int
-    """Their durations' sum."""
+    """The sum of their durations."""
     longest: dict[tuple[int, int], Evidence]
-    """The longest communication and copy, by device and kind; copies of the prevailing sort."""
+    """The longest communication and copy by device and kind; copies of the most frequent sort."""
     base: BaseWindow
     """The time to which the shares on pages refer."""
     within: dict[int, DeviceTime]
     """The use of the base's time by device."""
     streams_within: dict[tuple[int, int], DeviceTime]
-    """The same by device and stream."""
+    """The use of the base's time by device and stream."""
     copies: dict[int, str]
-    """By device the sort of copies that took the most time: `WITHIN_DEVICE`, `PAGEABLE`, ..."""
+    """The sort of copies with the most time on each device: `WITHIN_DEVICE`, `PAGEABLE`, ..."""
     shares_stream: dict[tuple[int, int], bool]
-    """By device and kind whether most of it runs on a stream that mostly computes."""
+    """Whether most work of a kind runs on a stream that mostly computes, by device and kind."""
 
     @property
     def parts(self) -> DeviceTime:
@@ -149,12 +149,19 @@ class Use(Result):
                     sentence,
                     (Evidence(f"exposed {what}", None, exposed, "ns"), self.longest[worst, kind]),
                     f"device_use.exposed_{what}",
+                    numbers={
+                        "time_ns": exposed,
+                        "percent": percent,
+                        "whole_ns": self.base.whole_ns,
+                        "hidden_percent": share(whole - exposed, whole),
+                        "device": worst,
+                    },
                 )
             )
         return found
 
     def _advice(self, device: int, kind: int) -> str:
-        """How computation could hide it, by its streams and kinds in the trace."""
+        """Return advice on how computation could hide it, based on its streams and kinds."""
         if kind == COMMUNICATION:
             if self.shares_stream.get((device, kind)):
                 return (
@@ -185,7 +192,7 @@ class Use(Result):
         )
 
     def tables(self) -> list[Table]:
-        """What the devices' time went to, together and each, and how busy each stream was."""
+        """Tables of the time of all devices, of each device, and of each stream."""
         parts, of = together(self.within.values()), f"of {self.base.label}"
         several = len(self.devices) > 1
         by_stream = [
@@ -285,6 +292,7 @@ def analyze(trace: Trace) -> Use | Unavailable:
         return Unavailable(
             "The trace has no device events, so the use of the device is unknown: record it with"
             " the device's activity.",
+            "no_device",
             use.figures(),
         )
     work, events, base = device_work(trace), trace.events, base_window(trace)
@@ -329,7 +337,7 @@ def analyze(trace: Trace) -> Use | Unavailable:
 
 
 def _sorts_of_copies(trace: Trace) -> dict[str, Mask]:
-    """By sort which names of events are those of its copies; each name is of one sort."""
+    """Return which names of events are copies of each sort; each name has one sort."""
     inside = np.array([_WITHIN_DEVICE.search(name) is not None for name in trace.names] + [False])
     pageable = np.array([_PAGEABLE.search(name) is not None for name in trace.names] + [False])
     pageable &= ~inside
@@ -357,7 +365,7 @@ def _exposed(time: DeviceTime, kind: int) -> tuple[int, int]:
 
 
 def _overlap(trace: Trace) -> int:
-    """Time when at least two streams were busy."""
+    """Return the time in which at least two streams were busy."""
     events = trace.events
     rows = device_work(trace).rows
     begins, ends = [], []

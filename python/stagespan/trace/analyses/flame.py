@@ -32,7 +32,7 @@ from stagespan.trace.result import (
 
 _MOST_IN_JSON = 1_500
 _DEEPEST = 250
-# A folded stack names all frames on the way.
+# A folded stack contains the names of all its frames.
 _DEEPEST_STACK = _DEEPEST
 _SHOWN = 15
 _LINE = re.compile(r"\.py\(\d+\): |^<[^>]+>\(\d+\): ")
@@ -50,7 +50,7 @@ class Frame(Figures, frozen=True):
 
     name: str
     self_ns: Ns
-    """Without the frames that it called."""
+    """The time without the frames that it called."""
     total_ns: Ns
     children: list[Frame]
 
@@ -75,12 +75,12 @@ class Flame(Result):
     """The time in each frame, without the frames that it called."""
     total_ns: Numbers
     works: NDArray[np.bool_]
-    """Which are operators or calls of the runtime."""
+    """Whether each is an operator or a call of the runtime."""
     told_from: str
     """"frames": events of Python's functions; "call_stack": an argument of operators."""
 
     def figures(self) -> FlameFigures:
-        """Nested frames; the short ones of a caller as one."""
+        """Nested frames; short frames of one caller are combined."""
         return FlameFigures(
             told_from=self.told_from,
             frames=len(self.names),
@@ -93,7 +93,7 @@ class Flame(Result):
         own = self.self_ns.tolist()
         works = self._threads_that_work()
         time: dict[str, int] = {}
-        # Operators and wrappers belong to the line that called them; those of threads have none.
+        # Operators and wrappers count towards the line that called them, if there is one.
         for frame in range(len(own) - 1, -1, -1):
             if self.parent[frame] < 0 or not works[frame]:
                 continue
@@ -110,7 +110,7 @@ class Flame(Result):
         return [Table("Lines of Python", columns, rows, note)]
 
     def _threads_that_work(self) -> NDArray[np.bool_]:
-        """Which frames are of threads in which something else than Python runs."""
+        """Return which frames are in threads that also run operators."""
         root = np.arange(len(self.names))
         for frame, parent in enumerate(self.parent):
             if parent >= 0:
@@ -120,7 +120,7 @@ class Flame(Result):
         return calls[root] if calls.any() else np.ones(len(self.names), dtype=np.bool_)
 
     def chart(self) -> Chart | None:
-        """The tree of frames as columns, callers before what they call."""
+        """The tree of frames as columns, with callers before the frames that they call."""
         names: list[str] = []
         parents: list[int] = []
         own: list[int] = []
@@ -149,23 +149,23 @@ class Flame(Result):
         }
 
     def folded(self) -> str:
-        """One line for each stack, `thread;caller;called 123`, own time in whole microseconds."""
+        """Return one line for each stack: `thread;caller;called 123`, own time in microseconds."""
         return "".join(f"{stack} {time}\n" for stack, time in self._stacks())
 
     def _stacks(self) -> Iterator[tuple[str, int]]:
         stacks: list[str] = []
         times = ((self.self_ns + 500) // 1000).tolist()
         for name, parent, time in zip(self.names, self.parent, times, strict=True):
-            # What separates frames, and what ends a line, cannot be in a name.
+            # Names must not contain the separators of frames and lines.
             word = printable(name).replace(";", ",")
             stacks.append(f"{stacks[parent]};{word}" if parent >= 0 else word)
             if time:
                 yield stacks[-1], time
 
     def _kept(self) -> list[bool]:
-        """The frames of the nested form, limited in number and depth for readers of JSON."""
+        """Which frames the nested form contains, limited in number and depth for JSON readers."""
         kept = levels(np.array(self.parent, dtype=np.intp)) < _DEEPEST
-        # Of frames with equal times the first, so that every frame has its caller.
+        # If times are equal, choose the first frames, so that every frame has its caller.
         kept[np.argsort(-self.total_ns, kind="stable")[_MOST_IN_JSON:]] = False
         result: list[bool] = kept.tolist()
         return result
@@ -180,7 +180,8 @@ def analyze(trace: Trace) -> Flame | Unavailable:
         return found
     return Unavailable(
         "The trace has no Python stacks, so nothing is known about lines of code: record it"
-        " with_stack=True."
+        " with_stack=True.",
+        "no_stacks",
     )
 
 
@@ -193,10 +194,12 @@ def folded_of(found: Result | Unavailable | None) -> str:
 
 
 def _of_frames(trace: Trace) -> Flame | Unavailable:
-    """From events of Python's functions, operators and calls of the runtime within them."""
+    """Build the tree from events of Python functions, with operators and runtime calls in them."""
     forest, threads, with_frames = _forest_of_frames(trace)
     if forest is None:
-        return Unavailable("The times in this trace are damaged: its events are years apart.")
+        return Unavailable(
+            "The times in this trace are damaged: its events are years apart.", "damaged_times"
+        )
     events = trace.events
     paths = Paths(
         np.concatenate((np.full(len(with_frames), -1), _below(forest, with_frames))),
@@ -231,7 +234,7 @@ def _forest_of_frames(trace: Trace) -> tuple[Nesting | None, NDArray[np.int64], 
     if len(with_frames) < len(index.threads):
         inside = np.isin(lane, with_frames)
         rows, lane = rows[inside], lane[inside]
-    # Of those that begin and end together the caller comes first.
+    # If events begin and end together, the caller comes first.
     is_frame = frames[rows]
     rank = np.where(is_frame, 0, np.where(operators[rows], 1, 2)).astype(np.int8)
     order = np.where(is_frame, events.python_id[rows], 0)
@@ -239,7 +242,7 @@ def _forest_of_frames(trace: Trace) -> tuple[Nesting | None, NDArray[np.int64], 
 
 
 def _below(forest: Nesting, threads: Numbers) -> Numbers:
-    """Parents when the threads stand before all others, as roots."""
+    """Return the parents after the threads have been added in front as roots."""
     lane = forest.begin // forest.axis.stride
     roots = np.searchsorted(threads, lane)
     result: Numbers = np.where(forest.parent >= 0, forest.parent + len(threads), roots)
@@ -247,7 +250,7 @@ def _below(forest: Nesting, threads: Numbers) -> Numbers:
 
 
 def _of_stacks(trace: Trace) -> Flame | None:
-    """From the stacks that older profilers wrote as an argument of operators."""
+    """Build the tree from the stacks that older profilers wrote as arguments of operators."""
     written = trace.argument("Call stack") if len(trace.events) else None
     if written is None or written.numbers is not None:
         return None
@@ -285,7 +288,7 @@ def _of_stacks(trace: Trace) -> Flame | None:
 
 
 def _nested(flame: Flame, kept: list[bool]) -> Frame:
-    """Nested frames, the longest first, below one root frame."""
+    """Return nested frames below one root frame, the longest first."""
     own, total = flame.self_ns.tolist(), flame.total_ns.tolist()
     root = Frame("all", 0, sum(own), [])
     made: dict[int, Frame] = {-1: root}
@@ -306,7 +309,7 @@ def _nested(flame: Flame, kept: list[bool]) -> Frame:
 
 
 def _short(name: str) -> str:
-    """A line without the path of its package; only the end of a long path."""
+    """Return a line without the path of its package, or with only the end of a long path."""
     name = _PACKAGES.sub("", name)
     return name if len(name) <= _WIDTH else f"...{name[3 - _WIDTH :]}"
 

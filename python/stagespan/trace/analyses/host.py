@@ -1,4 +1,4 @@
-"""Where the time of a trace without a device went: operators, communication, and between them.
+"""Shows how a trace without a device spent its time: operators, communication, and gaps.
 
 This analysis applies only to traces without device events, where operators are the work itself.
 """
@@ -52,7 +52,7 @@ _BETWEEN_LEAST = 25.0
 _NAMED = 20
 _ONLY = np.zeros(1, dtype=np.int64)
 _FILLERS = ("python_function", "user_annotation", "overhead")
-# Marks of steps fill all of the time, so they do not explain it.
+# Marks of steps cover all of the time, so they do not explain it.
 _NO_FILLER = re.compile(r"^ProfilerStep[#*]|^PyTorch Profiler")
 # Finding the event that fills an interval searches all candidates.
 _MOST_STRETCHES = 500
@@ -83,7 +83,7 @@ class HostFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Host(Result):
-    """Times in ns of the whole process, each moment the first of PARTS that applies."""
+    """Times of the whole process in ns. Each moment belongs to the first of PARTS that applies."""
 
     span_ns: int
     """From the first operator's begin to the end of the last."""
@@ -94,11 +94,11 @@ class Host(Result):
     """Median duration of an operator."""
     evidence: dict[str, tuple[Evidence, ...]]
     filled: dict[str, dict[str, int]]
-    """By part without operators what ran instead: its time in ns by name, the longest first."""
+    """The time in ns by the name of what ran instead of operators, for each such part."""
     facts: Facts
 
     def figures(self) -> HostFigures:
-        """The time by part, and what ran instead of operators."""
+        """The time by part, and the events that ran instead of operators."""
         return HostFigures(
             span_ns=self.span_ns,
             parts_ns=self.parts,
@@ -110,7 +110,7 @@ class Host(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Parts other than operators that took much of the time."""
+        """Findings about parts other than operators that took much of the time."""
         found = []
         for part, time in sorted(self.parts.items(), key=lambda item: -item[1]):
             percent = share(time, self.span_ns)
@@ -122,16 +122,20 @@ class Host(Result):
             span = f"the {in_words(self.span_ns, 'ns')} from the first operator to the last"
             sentence = f"For {in_words(time, 'ns')} of {span} ({percent:.1f} %) "
             sentence += _SENTENCES[part]
+            numbers = {"time_ns": time, "percent": percent, "whole_ns": self.span_ns}
             if part == BETWEEN_OPERATORS:
+                numbers |= {"operators": self.operators, "median_operator_ns": self.operator_ns}
                 sentence += (
                     f": there are {self.operators:,} operators, and the median operator takes"
                     f" {in_words(self.operator_ns, 'ns')}"
                 )
             elif self.filled.get(part):
                 name, inside = next(iter(self.filled[part].items()))
+                numbers["longest_ns"] = inside
                 sentence += f", mostly in {shortened(name, 90)} ({in_words(inside, 'ns')})"
             sentence = f"{sentence}. {advice_on(f'host.{part}', self.facts)}".rstrip()
-            found.append(Finding(severity, sentence, self.evidence[part], _CODES[part]))
+            shown = self.evidence[part]
+            found.append(Finding(severity, sentence, shown, _CODES[part], numbers=numbers))
         return found
 
     def tables(self) -> list[Table]:
@@ -143,18 +147,24 @@ class Host(Result):
 def analyze(trace: Trace) -> Host | Unavailable:
     """Sum up the host's time; Unavailable for traces with a device, or without operators."""
     if device_work(trace).kind.any():
-        return Unavailable("The trace has device events: see the causes of idle time for the host.")
+        return Unavailable(
+            "The trace has device events: see the causes of idle time for the host.", "has_device"
+        )
     events = trace.events
     communicates = named(trace, COMMUNICATES)
     marks = trace.rows_of(["user_annotation", "cpu_op"])
     frames = trace.rows_of(["python_function"])
     operators = trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & ~communicates
     if not operators.any():
-        return Unavailable("The trace has no operators, so the use of the host's time is unknown.")
+        return Unavailable(
+            "The trace has no operators, so the use of the host's time is unknown.", "no_operators"
+        )
     begin, end = int(events.begin_ns[operators].min()), int(events.end_ns[operators].max())
     axis = Axis(begin, end, 1)
     if not axis.fits:
-        return Unavailable("The times in this trace are damaged: its operators are years apart.")
+        return Unavailable(
+            "The times in this trace are damaged: its operators are years apart.", "damaged_times"
+        )
 
     def cover(which: Mask) -> Cover:
         return Cover(*_placed(axis, trace, which))
@@ -217,10 +227,10 @@ def _fillers(
     operators: Mask,
     stretches: tuple[Numbers, Numbers],
 ) -> Rows:
-    """The innermost event that fills half of each interval, on the thread with most operators.
+    """Return the innermost event that fills half of each interval, or -1.
 
-    If that thread has none, an event of another thread; -1 if there is none at all, and for all but
-    the longest intervals.
+    Searches the thread with the most operators first, then the other threads. Only the longest
+    intervals are searched.
     """
     events = trace.events
     begins, ends = stretches
@@ -245,7 +255,7 @@ def _fillers(
 def _of_stretches(
     trace: Trace, axis: Axis, begins: Numbers, lengths: Numbers, fills: Rows
 ) -> tuple[Evidence, ...]:
-    """The longest stretches, each by the event that fills it."""
+    """Return the longest intervals with the event that fills each."""
     begin, _ = window_of(trace) or (0, 0)
     shown = []
     for at in np.argsort(-lengths, kind="stable")[:3].tolist():
@@ -257,7 +267,7 @@ def _of_stretches(
 
 
 def _times_by_name(trace: Trace, lengths: Numbers, fills: Rows) -> dict[str, int]:
-    """The time of stretches by the name of what fills them, the longest first."""
+    """Return the time of intervals by the name of the event that fills them, the longest first."""
     times: dict[str, int] = {}
     for row, length in zip(fills.tolist(), lengths.tolist(), strict=True):
         if row >= 0:
@@ -267,7 +277,7 @@ def _times_by_name(trace: Trace, lengths: Numbers, fills: Rows) -> dict[str, int
 
 
 def _evidence(trace: Trace, operators: Mask, communicates: Mask) -> dict[str, tuple[Evidence, ...]]:
-    """The longest events of each part that has some."""
+    """Return the longest events of each part."""
     events = trace.events
     found: dict[str, tuple[Evidence, ...]] = {}
     for part, which in (

@@ -29,6 +29,7 @@ from stagespan.trace.derived.windows import BaseWindow, base_window
 from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 from stagespan.trace.result import (
     Chart,
     Evidence,
@@ -44,7 +45,6 @@ from stagespan.trace.result import (
     shortened,
     window_of,
 )
-from stagespan.trace.view import once
 
 _BLOCKING = (causes.SYNCHRONISATION, causes.MEMORY_ALLOCATION)
 
@@ -306,6 +306,25 @@ class IdleFindings:
             f" ({share(time, self.base.whole_ns):.1f} %{counted})"
         )
 
+    def _numbers(self, time: int, gaps: int) -> dict[str, float]:
+        whole = self.base.whole_ns
+        return {"time_ns": time, "percent": share(time, whole), "whole_ns": whole, "gaps": gaps}
+
+    def _numbers_of(self, cause: str) -> dict[str, float]:
+        """Return the figures in the part of the sentence about the place of a cause's time."""
+        worst = next((group for group in self.groups if group.cause == cause), None)
+        if worst is not None:
+            numbers: dict[str, float] = {"worst_call_ns": worst.idle_ns}
+            if cause == causes.MEMORY_ALLOCATION:
+                taken, given = self.facts.allocations
+                numbers |= {"allocations": taken, "releases": given}
+            return numbers
+        if cause == causes.QUEUED and self.queued_gap_ns is not None:
+            return {"median_gap_ns": self.queued_gap_ns}
+        if cause == causes.LAUNCH and self.kernel_ns is not None:
+            return {"median_kernel_ns": self.kernel_ns}
+        return {}
+
     def _of_cause(self, cause: str, time: int, severity: Severity) -> Finding:
         shown = self.evidence[cause]
         sentence = self._idle_for(time, self.gaps_by_cause.get(cause, 0))
@@ -324,7 +343,14 @@ class IdleFindings:
             shown = pattern.evidence
         advice = advice_on(cause, self.facts)
         same_as = _SAME_ON_ASCEND.get(cause, "")
-        return Finding(severity, f"{sentence} {advice}".rstrip(), shown, CODES[cause], same_as)
+        return Finding(
+            severity,
+            f"{sentence} {advice}".rstrip(),
+            shown,
+            CODES[cause],
+            same_as,
+            self._numbers(time, self.gaps_by_cause.get(cause, 0)) | self._numbers_of(cause),
+        )
 
     def _most(self, cause: str) -> str:
         """Return the part of the sentence that says where most of a cause's time went."""
@@ -357,7 +383,8 @@ class IdleFindings:
             f"{self._idle_for(start.idle_ns, len(start.rows))} while the program started up, in"
             f" {place}: {', and '.join(parts)}. {START_UP.text}"
         )
-        return Finding(severity, sentence, start.evidence, "idle.start_up")
+        numbers = self._numbers(start.idle_ns, len(start.rows))
+        return Finding(severity, sentence, start.evidence, "idle.start_up", numbers=numbers)
 
     def _of_all(self, severity: Severity) -> Finding:
         largest = [
@@ -368,12 +395,14 @@ class IdleFindings:
         parts = [
             f"{in_words(time, 'ns')} because {causes.CAUSES[cause]}" for cause, time in largest
         ]
+        gaps = sum(self.gaps_by_cause.values())
         sentence = (
-            f"{self._idle_for(self.idle_ns, sum(self.gaps_by_cause.values()))} for several"
-            f" reasons, each below 3 %: {', '.join(parts)}."
+            f"{self._idle_for(self.idle_ns, gaps)} for several reasons, each below 3 %:"
+            f" {', '.join(parts)}."
         )
         shown = tuple(each for cause, _ in largest for each in self.evidence[cause][:1])
-        return Finding(severity, sentence, shown, "idle.several")
+        numbers = self._numbers(self.idle_ns, gaps)
+        return Finding(severity, sentence, shown, "idle.several", numbers=numbers)
 
 
 def _of_pattern(pattern: Pattern) -> str:
@@ -585,13 +614,13 @@ class BaseIdle:
 
     base: BaseWindow
     gaps: Gaps
-    """Between the device's work, cut at the ends of the base."""
+    """The gaps between the device's work, cut at the ends of the base."""
     parts: IdleParts
     """The parts of `gaps` by cause."""
     by_cause: dict[str, int]
     """With `PREPARATION` and `FINISHING`; they sum to the idle time of the base."""
     preparing: str | None
-    """What the host did for most of the time before the device's first work."""
+    """The host's activity for most of the time before the device's first work."""
 
 
 @once
@@ -640,7 +669,7 @@ def analyze(trace: Trace) -> Idle | Unavailable:
     """Find every gap of the device and its cause; Unavailable without device events."""
     within = base_idle(trace)
     if within is None:
-        return Unavailable(_NO_DEVICE)
+        return Unavailable(_NO_DEVICE, "no_device")
     (found, parts), events, where = split_gaps(trace), trace.events, CallSites(trace)
     by_cause, counts = sums_by_cause(parts), _gaps_by_cause(parts)
     span = int(events.end_ns[found.rows].max() - events.begin_ns[found.rows].min())

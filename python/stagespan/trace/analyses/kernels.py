@@ -11,7 +11,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from stagespan.trace.breakdown import TOP, BreakdownFigures, breakdown
+from stagespan.trace.analyses.breakdown import TOP, BreakdownFigures, breakdown
 from stagespan.trace.derived.device import device_work
 from stagespan.trace.derived.kernel_kinds import (
     ATTENTION,
@@ -66,7 +66,7 @@ _Kind = Annotated[str, one_of(KINDS)]
 
 
 class TimeOf(Figures, frozen=True):
-    """Some of the rows: how many, and their time."""
+    """The number of some rows, and their time."""
 
     count: Count
     time_ns: Ns
@@ -207,7 +207,7 @@ def _by_device_time(kernels: Kernels) -> list[OperatorTime]:
 
 
 def as_tables(kernels: Kernels) -> list[Table]:
-    """The most important first; long ones are cut, and say so."""
+    """Return tables, the most important first. The notes of long ones say that they are cut."""
     what = "kernel" if kernels.on_device else "operator"
     total = kernels.total_ns
     groups = kernels.by_name()
@@ -348,7 +348,7 @@ def _top(kernels: Kernels) -> list[KernelTime]:
 
 
 def _by_shape(kernels: Kernels) -> list[ShapeTime] | None:
-    """By operator and its inputs, with the number of its calls; None if no shapes were recorded."""
+    """Return the time by operator and input shapes; None if no shapes were recorded."""
     known = kernels.shape >= 0
     if not known.any():
         return None
@@ -372,9 +372,9 @@ def _by_shape(kernels: Kernels) -> list[ShapeTime] | None:
 
 
 def _calls(code: NDArray[np.int64], call: NDArray[np.intp]) -> dict[int, int]:
-    """By code how many calls its rows are of: one may launch several kernels, copies and memsets.
+    """Return the number of calls for each code. One call may launch several kernels and copies.
 
-    Codes of which no call is known are left out.
+    Codes without a known call are left out.
     """
     code, call = code[call >= 0], call[call >= 0]
     different, _ = pairs(code, call)
@@ -383,7 +383,7 @@ def _calls(code: NDArray[np.int64], call: NDArray[np.intp]) -> dict[int, int]:
 
 
 def _by_forward(kernels: Kernels) -> list[ForwardTime] | None:
-    """Time of backward passes by the forward operator; None without such links."""
+    """Return the time of backward passes by forward operator; None without such links."""
     known = kernels.forward >= 0
     if not known.any():
         return None
@@ -407,7 +407,7 @@ def _by_host_time(kernels: Kernels) -> list[HostTime] | None:
 
 
 def _sums(group: RowGroup, total: int) -> tuple[int, float, int]:
-    """Time, percent of `total`, and count."""
+    """Return the time, its percentage of `total`, and the count."""
     return group.time_ns, share(group.time_ns, total), group.count
 
 
@@ -435,7 +435,7 @@ _TINY_SHARE = 50.0
 _FUSIBLE = tuple(_KINDS.index(kind) for kind in (ELEMENTWISE, COPY, NORM, REDUCTION))
 _FUSIBLE_SHARES = Thresholds(60.0, 40.0, 30.0)
 _ELEMENTWISE_LEAST = 10.0
-# One pass over memory already, however many tensors; and what no elementwise kernel merges with.
+# These already read memory only once, or cannot be fused with elementwise kernels.
 _FUSED = re.compile(
     r"multi_?tensor|foreach|softmax|pool|sort|topk|scan|cub::|rocprim", re.IGNORECASE
 )
@@ -447,7 +447,7 @@ _SINGLE = re.compile(
     r"(?:^|_)(?:volta|turing|ampere|hopper|sm[789]\d)_s(?:gemm|cudnn)_|cutlass_[789]\d_simt_sgemm"
     r"|^sm\d+_xmma_gemm_f32f32_f32f32_f32"
 )
-# These have matrix units for half precision alone.
+# These have matrix units only for half precision.
 _HALF_ALONE = re.compile(r"volta|turing|sm7\d|cutlass_7")
 _SOFTMAX = re.compile(r"softmax", re.IGNORECASE)
 _SOFTMAX_SHARES = Thresholds(30.0, 10.0)
@@ -473,7 +473,7 @@ def kernel_findings(kernels: Kernels) -> list[Finding]:
 
 
 def _dominant(kernels: Kernels) -> Finding | None:
-    """One kernel that takes most of the device's busy time."""
+    """Return a finding if one kernel takes most of the device's busy time."""
     groups = kernels.by_name()
     first = groups[0]
     percent = share(first.time_ns, kernels.total_ns)
@@ -495,11 +495,12 @@ def _dominant(kernels: Kernels) -> Finding | None:
         " Nsight Compute or rocprof-compute, shows whether it uses the device well.",
         (_longest(kernels, mine), Evidence("all its launches", None, first.time_ns, "ns")),
         "kernels.dominant",
+        numbers={"time_ns": first.time_ns, "percent": percent, "launches": first.count},
     )
 
 
 def _tiny(kernels: Kernels) -> Finding | None:
-    """Very many kernels that are shorter than their launches."""
+    """Return a finding about many kernels that are shorter than their launches."""
     assert kernels.launched is not None
     single = kernels.is_kernel & ~kernels.launched.of_graph
     tiny = single & (kernels.time_ns < _TINY_NS)
@@ -519,11 +520,12 @@ def _tiny(kernels: Kernels) -> Finding | None:
             Evidence(kernels.trace.names[first.code], None, first.count, "events"),
         ),
         "kernels.tiny",
+        numbers={"kernels": count, "percent": percent, "time_ns": time},
     )
 
 
 def _fusible(kernels: Kernels) -> Finding | None:
-    """Much time in memory-bound kernels that are not fused."""
+    """Return a finding if memory-bound kernels that are not fused take much time."""
     names = kernels.trace.names
     ran = np.unique(kernels.name).tolist()
     if any(inductor_kind(names[code]) for code in ran):
@@ -549,11 +551,12 @@ def _fusible(kernels: Kernels) -> Finding | None:
             Evidence("memory-bound kernels", None, percent, "%"),
         ),
         "kernels.memory_bound",
+        numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
     )
 
 
 def _layout(kernels: Kernels) -> Finding | None:
-    """Tensors are turned from one layout to another around convolutions."""
+    """Return a finding about changes of layout around convolutions."""
     chosen = kernels.is_kernel & _named(kernels, LAYOUT)
     time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
     percent = share(time, total)
@@ -579,11 +582,12 @@ def _layout(kernels: Kernels) -> Finding | None:
         (_longest(kernels, chosen), Evidence("changes of layout", None, percent, "%")),
         "kernels.layout",
         same_as="ascend.conversions",
+        numbers={"time_ns": time, "percent": percent, "kernels": int(chosen.sum())},
     )
 
 
 def _single_precision(kernels: Kernels) -> Finding | None:
-    """Products in single precision that do not use the device's matrix units."""
+    """Return a finding about single-precision products without the device's matrix units."""
     chosen = kernels.is_kernel & _named(kernels, _SINGLE)
     chosen &= np.isin(kernels.kind, (_KINDS.index(MATMUL), _KINDS.index(CONVOLUTION)))
     time, total = int(kernels.time_ns[chosen].sum()), kernels.total_ns
@@ -602,11 +606,12 @@ def _single_precision(kernels: Kernels) -> Finding | None:
         f" matrix units. If lower precision is sufficient, {advice} uses them.",
         (_longest(kernels, chosen), Evidence("products without matrix units", None, percent, "%")),
         "kernels.single_precision",
+        numbers={"time_ns": time, "percent": percent},
     )
 
 
 def _attention_in_parts(kernels: Kernels) -> Finding | None:
-    """Attention as two products and a softmax that writes all weights to memory."""
+    """Return a finding about attention that runs as two products and a softmax."""
     if (kernels.kind == _KINDS.index(ATTENTION)).any():
         return None
     chosen = kernels.is_kernel & _named(kernels, _SOFTMAX)
@@ -627,6 +632,13 @@ def _attention_in_parts(kernels: Kernels) -> Finding | None:
         " kernel, without writing the weights to memory.",
         (_longest(kernels, chosen), _longest(kernels, batched)),
         "kernels.attention_in_parts",
+        numbers={
+            "time_ns": time,
+            "percent": percent,
+            "kernels": int(chosen.sum()),
+            "products_ns": products,
+            "products_percent": share(products, total),
+        },
     )
 
 
@@ -653,7 +665,7 @@ _OPTIMIZER = re.compile(r"^Optimizer\.(?:step|zero_grad)#")
 
 @dataclass(frozen=True, slots=True)
 class Kernels(Result):
-    """What ran, each row with what launched it; on a trace without a device, operators.
+    """The kernels of a trace with their launches; for a trace without a device, its operators.
 
     `rows` are device events, copies and memsets among them, or else operators with their own time.
     All arrays have one element a row; codes of names are those of `Trace.names`, -1 for unknown.
@@ -664,7 +676,7 @@ class Kernels(Result):
     rows: Rows
     time_ns: Numbers
     is_kernel: NDArray[np.bool_]
-    """On a device: neither a copy nor a memset."""
+    """Whether the row is a kernel, and not a copy or memset."""
     kind: NDArray[np.int64]
     """Index into KINDS."""
     name: NDArray[np.int64]
@@ -678,17 +690,17 @@ class Kernels(Result):
     """Index into `shapes`, or -1 if none was recorded."""
     shapes: list[str]
     launched: LaunchSources | None
-    """On a device what launched each row."""
+    """The launch of each row; None without a device."""
     host: HostOperators | None
 
     @property
     def total_ns(self) -> int:
-        """Sum over all rows."""
+        """The sum over all rows."""
         return int(self.time_ns.sum())
 
     @property
     def kind_of_name(self) -> dict[int, int]:
-        """By kernel's name its kind: where launching operators differ, that of the most time."""
+        """The kind of each kernel name; if there are several, the one with the most time."""
         return self.prevailing(self.kind)
 
     def by_kind(self) -> list[RowGroup]:
@@ -700,7 +712,7 @@ class Kernels(Result):
         return grouped(self.name[self.is_kernel], self.time_ns[self.is_kernel])
 
     def prevailing(self, other: NDArray[np.int64]) -> dict[int, int]:
-        """By kernel's name what most of its time has in common: its operator, its stage."""
+        """The operator and the stage of most of the time of each kernel name."""
         chosen = self.is_kernel
         return prevailing(self.name[chosen], other[chosen], self.time_ns[chosen])
 
@@ -734,14 +746,17 @@ def analyze(trace: Trace) -> Kernels | Unavailable:
     if len(rows) == 0 and (host is None or len(host.rows) == 0):
         return Unavailable(
             "The trace has neither kernels nor operators: record it with the activities of the CPU"
-            " and of the device."
+            " and of the device.",
+            "no_operators",
         )
     if len(rows) == 0:
         assert host is not None
         return _of_host(trace, host)
     found = launch_sources(trace, rows)
     if found is None:
-        return Unavailable("The times in this trace are damaged: its events are years apart.")
+        return Unavailable(
+            "The times in this trace are damaged: its events are years apart.", "damaged_times"
+        )
     events = trace.events
     operator = _names(trace, found.operator)
     shape, shapes = _shapes(trace, found.operator)
@@ -789,14 +804,14 @@ def _of_host(trace: Trace, host: HostOperators) -> Kernels:
 
 
 def _names(trace: Trace, rows: Rows) -> NDArray[np.int64]:
-    """Codes of the events' names; -1 for row -1."""
+    """Return the codes of the events' names; -1 for row -1."""
     if len(trace.events) == 0:
         return np.full(len(rows), -1, dtype=np.int64)
     return np.where(rows >= 0, trace.events.name[rows], -1).astype(np.int64)
 
 
 def _kinds(trace: Trace, name: NDArray[np.int64], operator: NDArray[np.int64]) -> NDArray[np.int64]:
-    """By the name; if it has no known kind, by the operator that launched it.
+    """Return the kind by the name or, if that is not known, by the operator that launched it.
 
     Convolutions are computed by matrix products, too, and mixtures of experts by work of all kinds.
     """
@@ -814,7 +829,7 @@ def _kinds(trace: Trace, name: NDArray[np.int64], operator: NDArray[np.int64]) -
 
 
 def _of_optimizer(trace: Trace, stage: Rows, kind: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The kinds, with what an optimizer's step or zero_grad launched as the optimizer's."""
+    """Set the kind of work that an optimizer's step or zero_grad launched to optimizer."""
     marks = np.array([_OPTIMIZER.match(name) is not None for name in trace.names] + [False])
     own = (stage >= 0) & marks[trace.events.name[stage]]
     own &= ~np.isin(kind, [_KINDS.index(each) for each in (COMMUNICATION, MATMUL, ATTENTION)])
@@ -823,7 +838,7 @@ def _of_optimizer(trace: Trace, stage: Rows, kind: NDArray[np.int64]) -> NDArray
 
 
 def _shapes(trace: Trace, operators: Rows) -> tuple[NDArray[np.int64], list[str]]:
-    """Of each operator's row the dimensions of its inputs, as index into texts like `8x4, 4x2`."""
+    """Return the input shapes of each operator as an index into texts like `8x4, 4x2`."""
     found = trace.argument("Input Dims") if len(operators) else None
     if found is None or found.numbers is not None:
         return np.full(len(operators), -1, dtype=np.int64), []
@@ -837,7 +852,7 @@ def _shapes(trace: Trace, operators: Rows) -> tuple[NDArray[np.int64], list[str]
 
 
 def _in_words(dims: str) -> str:
-    """`[[8, 4], [], [4, 2]]` as `8x4, 4x2`; empty if no input is a tensor with dimensions."""
+    """Return `8x4, 4x2` for `[[8, 4], [], [4, 2]]`; empty if no input has dimensions."""
     try:
         inputs = json.loads(dims)
     except (ValueError, RecursionError):

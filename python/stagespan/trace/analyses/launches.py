@@ -1,4 +1,4 @@
-"""Launches: how long work waited for the device, how far ahead the host ran, and graphs."""
+"""Shows the delays of launches, how far ahead the host ran, and launches of graphs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Graph(Figures, frozen=True):
 
 
 class Percentiles(Figures, frozen=True):
-    """Of many times; in ns."""
+    """Percentiles of times in ns."""
 
     median: Ns
     p90: Ns
@@ -60,13 +60,13 @@ class Launches(Result):
     """Device events whose own launch is in the trace."""
     without_launch: int
     delay_ns: tuple[int, int, int] | None
-    """From the launch's end to the begin on the device, at least 0: median, 90th centile, most."""
+    """From the end of the launch to the begin on the device, at least 0: median, p90, maximum."""
     call_ns: tuple[int, int, int] | None
-    """Duration of the launching calls: median, 90th centile, most."""
+    """Duration of the launching calls: median, p90, maximum."""
     depth: tuple[float, int] | None
-    """Work in the queue (launched, but not begun) at each launch: mean and maximum."""
+    """Length of the queue (work that is launched but has not begun): mean and maximum."""
     found_empty: int
-    """The number of launches with no work running or queued."""
+    """The number of launches at which no work was running or queued."""
     graphs: list[Graph]
 
     def figures(self) -> LaunchFigures:
@@ -119,12 +119,15 @@ def analyze(trace: Trace) -> Launches | Unavailable:
     events = trace.events
     rows = device_work(trace).rows
     if len(rows) == 0:
-        return Unavailable("The trace has no device events, so the launches are unknown.")
+        return Unavailable(
+            "The trace has no device events, so the launches are unknown.", "no_device"
+        )
     calls = launch_of(trace, rows)
     if not (calls >= 0).any():
         return Unavailable(
             "The trace contains none of the calls that launched the device's work: also record the"
-            " host's activity."
+            " host's activity.",
+            "no_launch_calls",
         )
     of_graph = graph_calls(trace, calls)
     single = (calls >= 0) & ~of_graph

@@ -49,9 +49,9 @@ from stagespan.trace.result import (
 _LEAST_TIMES = 4
 _LEAST_LENGTH = 3
 _MOST = 6
-# How many layers more than repetitions there can be.
+# The most layers in addition to the repetitions.
 _MOST_MORE = 2
-# How many layers a block can hold, and how much of it is of one of them alone.
+# The most layers in a block, and the fraction of it that belongs to only one of them.
 _MOST_PARTS = 4
 _FEW = 0.1
 # Percent of the events' time: shorter repetitions do not count as layers.
@@ -59,7 +59,7 @@ _LEAST_SHARE = 0.05
 
 
 class Spread(Figures, frozen=True):
-    """Of several times; in ns."""
+    """The spread of several times in ns."""
 
     min: Ns
     median: Ns
@@ -72,21 +72,21 @@ class LayerBlock(Figures, frozen=True):
     first: str
     """The name of its first event."""
     heaviest: str
-    """That of the event that takes the most time in it."""
+    """The name of the event that takes the most time in it."""
     length: Count = msgspec.field(name="events")
-    """Events a repetition."""
+    """Events in each repetition."""
     times: Count
     layers: Count
-    """How many layers that makes: more than `times` if the first or the last layer is a little
-    different, or if a block contains several layers."""
+    """The number of layers, which exceeds `times` if the first or last layer differs slightly, or
+    if a block contains several layers."""
     begin_ns: Ns = msgspec.field(name="time_us")
     """From the start of the trace's window."""
     total_ns: Ns
     """Durations of all its events; overlaps counted twice."""
     block_ns: Spread
-    """Of the repetitions."""
+    """The spread of the repetitions' times."""
     slowest: Count
-    """Which of them took the most, from 1."""
+    """The number of the longest repetition, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,13 @@ class Blocks:
     """All repetitions of a trace, or of one of its steps."""
 
     blocks: list[LayerBlock]
-    """In the order of time."""
+    """The blocks in the order of time."""
     of_kernels: bool
-    """Of kernels on the device, or of operators on the host."""
+    """Whether the blocks consist of kernels on the device, or of operators on the host."""
     step: str | None
-    """The step that was looked at; None for the whole trace."""
+    """The examined step; None for the whole trace."""
     total_ns: int
-    """Durations of all events that were looked at."""
+    """The sum of the durations of all examined events."""
 
     @property
     def what(self) -> str:
@@ -109,7 +109,7 @@ class Blocks:
 
 
 def blocks_of(trace: Trace, ranges: StepRanges | None) -> Blocks | None:
-    """Find what repeats in the middle one of the steps, or in a trace without steps."""
+    """Find repeated blocks in the middle step, or in the whole trace if it has no steps."""
     events = trace.events
     rows = device_work(trace).rows
     of_kernels = len(rows) > 0
@@ -136,15 +136,15 @@ def blocks_of(trace: Trace, ranges: StepRanges | None) -> Blocks | None:
     total = int(events.dur_ns[rows].sum())
     codes = events.name[rows].astype(np.int64)
     begin, _ = window_of(trace) or (0, 0)
-    found = [_block(trace, rows, runs, begin) for runs in _alike(codes)]
+    found = [_block(trace, rows, runs, begin) for runs in _equal_runs(codes)]
     found = [block for block in found if block.total_ns >= _LEAST_SHARE * total]
     if not found:
         return None
     return Blocks(sorted(found, key=lambda block: block.begin_ns), of_kernels, step, total)
 
 
-def _alike(codes: Numbers) -> list[list[Repeat]]:
-    """The repetitions, those of the same block together."""
+def _equal_runs(codes: Numbers) -> list[list[Repeat]]:
+    """Group the repetitions by block."""
     groups: list[list[Repeat]] = []
     for repeat in all_repeats(codes, _LEAST_TIMES, _LEAST_LENGTH, _MOST):
         block = codes[repeat.begin : repeat.begin + repeat.length]
@@ -201,7 +201,7 @@ def _layers(names: NDArray[np.int32], block: Rows, times: int, trace: Trace) -> 
 
 
 def _outermost(trace: Trace) -> Rows:
-    """The operators that lie in no other, of the thread that has the most."""
+    """Return the outermost operators of the thread that has the most operators."""
     events = trace.events
     rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & ~named(trace, MARKS) & (events.dur_ns > 0))
     if len(rows) == 0:
@@ -231,18 +231,18 @@ class Module(Figures, frozen=True):
     calls: Count
     host_ns: Ns
     host_self_ns: Ns
-    """Less the modules within it."""
+    """The time without the modules inside it."""
     device_ns: Ns | None
-    """Durations of what was launched in it and in the modules within it; None without a device."""
+    """Durations of the work that it and the modules inside it launched; None without a device."""
     device_self_ns: Ns | None
     launched: Count | None = msgspec.field(name="device_events")
     backward_ns: Ns | None = msgspec.field(name="backward_device_us")
-    """What the backward pass of its operators launched; not a part of `device_ns`."""
+    """Durations of the work of its operators' backward passes; not a part of `device_ns`."""
     call_ns: Spread = msgspec.field(name="call_of_an_instance_us")
-    """Of its instances, on the device if there is one and else on the host, the time of a
-    call."""
+    """The spread of its instances' time per call, on the device if there is one, else on the
+    host."""
     slowest: str
-    """The instance with the most."""
+    """The instance with the longest time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +250,9 @@ class Modules:
     """The tree of modules; times in ns."""
 
     modules: list[Module]
-    """Each after the module that contains it, in the order of the first call."""
+    """The modules in the order of their first calls, each after the module that contains it."""
     outside: tuple[int, int]
-    """Device events that were not launched by a module, forward or backward, and their sum."""
+    """The number and time of device events that no module's forward or backward launched."""
     device_ns: int | None
 
 
@@ -276,7 +276,7 @@ def modules_of(trace: Trace) -> Modules | None:
     forward, backward = np.full((2, len(device)), -1, dtype=np.intp)
     found_by = launch_sources(trace, device) if len(device) else None
     if found_by is not None:
-        # A queue may launch from a thread of its own what an operator of another one asked for.
+        # A queue may launch the work of operators from another thread.
         for at in (found_by.calls, found_by.operator):
             forward = np.where(forward >= 0, forward, _at(trace, tree, lanes, events.begin_ns, at))
         of_forward = _at(trace, tree, lanes, events.begin_ns, found_by.forward)
@@ -289,12 +289,12 @@ def modules_of(trace: Trace) -> Modules | None:
     of_call = events.dur_ns[rows]
     if on_device:
         of_call = with_those_below(tree.parent, sums(forward, durations, len(rows)))
-    # A module that is nested too deep is a part of the one around it.
-    apart = ~paths.folded
-    spread = _spread(paths.node[apart], instance[apart], of_call[apart], len(codes))
-    host = paths.sums(np.where(apart, events.dur_ns[rows], 0))
+    # A module that is nested too deep counts as a part of the module that contains it.
+    separate = ~paths.folded
+    spread = _spread(paths.node[separate], instance[separate], of_call[separate], len(codes))
+    host = paths.sums(np.where(separate, events.dur_ns[rows], 0))
     host_own = paths.sums(exclusive(events.begin_ns[rows], events.end_ns[rows], lane))
-    counted = np.bincount(paths.node[apart], minlength=len(paths))
+    counted = np.bincount(paths.node[separate], minlength=len(paths))
     words = list(number)
     named_so = paths_to(paths.parent, [words[each] for each in paths.word])
     found = []
@@ -332,7 +332,7 @@ def _class(name: str) -> str:
 
 
 def _at(trace: Trace, tree: Tree, lanes: NDArray[np.int64], times: Numbers, rows: Rows) -> Rows:
-    """The call of a module in which each event (-1 for none) begins, or -1."""
+    """Return the module call in which each event (-1 for none) begins, or -1."""
     found = np.full(len(rows), -1, dtype=np.intp)
     known = rows >= 0
     if known.any():
@@ -347,7 +347,7 @@ def _by_node(paths: Paths, call: Rows, figure: Numbers) -> Numbers:
 def _spread(
     node: Rows, instance: NDArray[np.int64], of_call: Numbers, count: int
 ) -> list[tuple[int, Spread, int]]:
-    """By node: its instances; of their average calls the least, median, and most; whose it is."""
+    """Return, by node, its instances and the least, median and longest of their mean calls."""
     cells, of = np.unique(node * count + instance, return_inverse=True)
     of = of.reshape(-1)
     mean = sums(of, of_call, len(cells)) // np.bincount(of)
@@ -367,8 +367,8 @@ def _spread(
 
 _SHOWN = 40
 _MOST_IN_JSON = 2_000
-# A module of a repeated layer that takes so much longer than its like, and so much of all.
-_TELLS = 40.0
+# A module is reported if it takes this many times the median, and this part of the whole.
+_LEAST_CLASS_SHARE = 40.0
 _TIMES, _LEAST_PERCENT, _LEAST_LIKE = 1.5, 5.0, 4
 
 
@@ -394,7 +394,7 @@ class Layers(Result):
     blocks: Blocks | None
 
     def figures(self) -> LayersFigures:
-        """Modules, of very many those that took the most time, and blocks."""
+        """The modules (if there are many, those with the most time) and the blocks."""
         modules = self.modules.modules if self.modules else []
         kept = largest(modules, _MOST_IN_JSON, lambda module: module.host_ns)
         blocks = self.blocks
@@ -411,7 +411,7 @@ class Layers(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Modules of a repeated layer that take much longer than the others of it."""
+        """Findings about modules that take much longer than the same module in other layers."""
         found = []
         for module in self.modules.modules if self.modules else []:
             median, most = module.call_ns.median, module.call_ns.max
@@ -426,7 +426,19 @@ class Layers(Result):
                     f" ({shortened(' / '.join(module.path), 80)}) is {in_words(median, 'ns')}."
                 )
                 shown = Evidence(f"nn.Module: {module.slowest}", None, most, "ns")
-                found.append(Finding("low", sentence, (shown,), "layers.slow_module"))
+                found.append(
+                    Finding(
+                        "low",
+                        sentence,
+                        (shown,),
+                        "layers.slow_module",
+                        numbers={
+                            "call_ns": most,
+                            "median_call_ns": median,
+                            "instances": module.instances,
+                        },
+                    )
+                )
         return found[:2]
 
     def tables(self) -> list[Table]:
@@ -438,19 +450,20 @@ class Layers(Result):
 def analyze(trace: Trace) -> Layers | Unavailable:
     """Find layers by modules, or else by repetition; Unavailable if there is neither."""
     modules = modules_of(trace) if len(trace.events) else None
-    if modules is not None and _tells_layers(modules):
+    if modules is not None and _has_large_class(modules):
         return Layers(modules, None)
     blocks = blocks_of(trace, step_ranges(trace)) if len(trace.events) else None
     if modules is not None or blocks is not None:
         return Layers(modules, blocks)
     return Unavailable(
         "Layers are unknown: the trace contains no modules, and no block of kernels repeats."
-        " Record it with_stack=True, which names them."
+        " Record it with_stack=True, which names them.",
+        "no_layers",
     )
 
 
-def _tells_layers(modules: Modules) -> bool:
-    """Whether some class with several modules takes a good part of the time."""
+def _has_large_class(modules: Modules) -> bool:
+    """Whether a class with several modules takes a large part of the time."""
     if modules.device_ns:
         time = {m.path: (m.device_ns or 0) + (m.backward_ns or 0) for m in modules.modules}
         whole = modules.device_ns
@@ -458,7 +471,7 @@ def _tells_layers(modules: Modules) -> bool:
         time = {m.path: m.host_ns for m in modules.modules}
         whole = sum(m.host_self_ns for m in modules.modules)
     several = (m for m in modules.modules if m.instances >= _LEAST_LIKE)
-    return any(share(time[m.path], whole) >= _TELLS for m in several)
+    return any(share(time[m.path], whole) >= _LEAST_CLASS_SHARE for m in several)
 
 
 def _modules_table(modules: Modules) -> Table:

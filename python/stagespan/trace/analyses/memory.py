@@ -27,6 +27,7 @@ from stagespan.trace.result import (
     Table,
     Thresholds,
     Unavailable,
+    counted,
     in_words,
     share,
     shortened,
@@ -35,7 +36,7 @@ from stagespan.trace.result import (
 
 _EVENT = "[memory]"
 _MOST = 2.0**52
-# torch's numbers of devices.
+# torch's numbers for kinds of devices.
 _DEVICES = {
     0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia",
     20: "npu",
@@ -44,34 +45,34 @@ _DEVICES = {
 
 @dataclass(frozen=True, slots=True)
 class MemoryEvents:
-    """One device's events in the order of time; all arrays have one element an event."""
+    """The events of one device in the order of time. All arrays have one element for each event."""
 
     device: str
     rows: Rows
     """Rows of `trace.instants`."""
     time_ns: Numbers
     bytes: Numbers
-    """Allocated, or below zero freed."""
+    """Allocated bytes; negative for freed bytes."""
     allocated: Numbers
-    """The total after each event; if unknown, the change since the begin of the trace."""
+    """The allocated total after each event or, if unknown, the change since the trace began."""
     is_total: bool
-    """Whether the trace says how much was allocated in all."""
+    """Whether the trace contains the allocated total."""
     reserved: Numbers | None
-    """Reserved by the allocator; -1 if unknown."""
+    """Bytes that the allocator has reserved; -1 if unknown."""
     freed_at: Rows | None
-    """Of an allocation the index of its freeing; of one that the trace does not see freed, and of
-    freeings, the number of events. None if some events have no address."""
+    """For each allocation, the index of the event that frees it. For others, the number of events.
+    None if some events have no address."""
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def peak(self) -> int:
-        """Index of the event after which the most bytes were allocated."""
+        """The index of the event after which the most bytes were allocated."""
         return int(np.argmax(self.allocated))
 
     def live_at(self, index: int) -> Rows:
-        """Indices of the allocations of the trace that were not yet freed after an event."""
+        """Return the indices of the allocations that were not yet freed after an event."""
         if self.freed_at is None:
             return np.empty(0, dtype=np.intp)
         here = np.arange(len(self)) <= index
@@ -79,9 +80,9 @@ class MemoryEvents:
 
 
 def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
-    """The events of each device, that with the highest figures first; empty without any.
+    """Return the events of each device, and the number of events without a valid size.
 
-    And how many events have no size, or one that cannot be: they are left out.
+    The device with the highest figures comes first. Events without a valid size are left out.
     """
     if _EVENT not in trace.names:
         return [], 0
@@ -106,7 +107,7 @@ def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
         mine = rows[of == at]
         sizes = size[0][mine]
         is_total = total is not None and bool(total[1][mine].all())
-        # One without an address may free what any other has allocated.
+        # An event without an address may free any allocation.
         is_known = bool(has_address[mine][sizes != 0].all())
         found.append(
             MemoryEvents(
@@ -126,25 +127,25 @@ def memory_events(trace: Trace) -> tuple[list[MemoryEvents], int]:
 
 
 def _numbers(trace: Trace, key: str) -> tuple[Numbers, NDArray[np.bool_]] | None:
-    """An argument of all instants, and which of them have it."""
+    """Return an argument of all instants, and which instants have it."""
     written = trace.argument(key, "instants")
     if written is None:
         return None
     found = written.numbers
     if found is None:
-        # One value that is not a number makes all of them texts.
+        # If one value is not a number, all values are texts.
         found = np.array([_number(text) for text in written.texts])[written.codes]
     values = np.zeros(len(trace.instants), dtype=np.int64)
     known = np.zeros(len(trace.instants), dtype=np.bool_)
-    # Beyond it no memory is, and sums of doubles are not exact.
-    sane = np.abs(found.astype(np.float64)) <= _MOST
-    values[written.rows[sane]] = found[sane].astype(np.int64)
-    known[written.rows[sane]] = True
+    # No memory is larger, and sums of larger doubles are not exact.
+    valid = np.abs(found.astype(np.float64)) <= _MOST
+    values[written.rows[valid]] = found[valid].astype(np.int64)
+    known[written.rows[valid]] = True
     return values, known
 
 
 def _addresses(trace: Trace) -> tuple[Numbers, NDArray[np.bool_]]:
-    """The addresses of all instants as 64 bits, and which of them have one."""
+    """Return the addresses of all instants as 64 bits, and which instants have one."""
     values = np.zeros(len(trace.instants), dtype=np.int64)
     known = np.zeros(len(trace.instants), dtype=np.bool_)
     written = trace.argument("Addr", "instants")
@@ -152,7 +153,7 @@ def _addresses(trace: Trace) -> tuple[Numbers, NDArray[np.bool_]]:
         return values, known
     numbers = written.numbers
     if numbers is None:
-        # One value beyond 63 bits, or one that is not a number, makes all of them texts.
+        # If one value exceeds 63 bits or is not a number, all values are texts.
         each = [_address(text) for text in written.texts]
         found = np.array([value or 0 for value in each], dtype=np.int64)[written.codes]
         whole = np.array([value is not None for value in each])[written.codes]
@@ -166,7 +167,7 @@ def _addresses(trace: Trace) -> tuple[Numbers, NDArray[np.bool_]]:
 
 
 def _address(text: str) -> int | None:
-    """A numeral of 64 bits, which some write with a sign and some without."""
+    """Parse a number of 64 bits, which can be written with or without a sign."""
     try:
         value = int(text, 0)
     except ValueError:
@@ -177,7 +178,7 @@ def _address(text: str) -> int | None:
 
 
 def _number(text: str) -> float:
-    """A numeral; infinite for all else. Those below `_MOST` are exact."""
+    """Parse a number; infinite for other texts. Numbers below `_MOST` are exact."""
     try:
         return float(text)
     except ValueError:
@@ -185,7 +186,7 @@ def _number(text: str) -> float:
 
 
 def _freed_at(address: Numbers, sizes: Numbers) -> Rows:
-    """The next event of the same address, if that frees."""
+    """Return the next event with the same address, if it frees memory."""
     count = len(address)
     order = np.lexsort((np.arange(count), address))
     following = np.full(count, count, dtype=np.intp)
@@ -203,12 +204,12 @@ def _device(kind: int, number: int) -> str:
 # --- Where in the program memory was allocated ---
 
 
-# Operators that only allocate, which others call for their results.
+# Operators that only allocate. Other operators call them for their results.
 _ALLOCATORS = re.compile(r"^aten::(?:empty|empty_strided|empty_like|new_empty\w*|resize_)$")
 
 
 class Place:
-    """Looks up what was innermost on a thread of `trace.instants` at their time."""
+    """Looks up the innermost operator and annotation around events of `trace.instants`."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -219,9 +220,9 @@ class Place:
         self._mark_lane = self._mark_lane.reshape(-1).astype(np.int64)
 
     def operators(self, instants: Rows) -> Rows:
-        """Of each instant the row of the innermost operator around it, or -1.
+        """Return the row of the innermost operator around each instant, or -1.
 
-        Where an operator that only allocates is called by another one, that other one.
+        Operators that only allocate are skipped if another operator calls them.
         """
         return self._operators.around(instants)
 
@@ -236,7 +237,7 @@ class Place:
         events = trace.events
         begin, end = events.begin_ns[rows], events.end_ns[rows]
         times = trace.instants.begin_ns[instants]
-        # An instant names its thread, but not the process that the annotations name.
+        # An instant contains its thread, but not the process of the annotations.
         _, of = np.unique(
             np.concatenate((events.tid[rows], trace.instants.tid[instants])), return_inverse=True
         )
@@ -249,7 +250,7 @@ class Place:
 
 
 class _Forest:
-    """Events of threads that instants can be placed in."""
+    """Nested events of threads, in which instants can be looked up."""
 
     def __init__(self, trace: Trace, rows: Rows) -> None:
         self._trace = trace
@@ -278,7 +279,7 @@ class _Forest:
 # --- Growth from step to step ---
 
 
-# So many steps in a row must leave more than the one before; the first ones warm up.
+# Memory must grow in this many consecutive steps. The first steps are a warm-up.
 _LEAST_STEPS = 4
 # Percent of the peak, and bytes: less growth, such as of a list of losses, is not reported.
 _LEAST_PERCENT = 0.1
@@ -310,16 +311,16 @@ class Growth:
     """Memory by step, in bytes."""
 
     steps: list[tuple[str, int, int]]
-    """Name, highest within it, and allocated as it ended."""
+    """The name, the peak and the final allocation of each step."""
     growing: int
-    """How many of the last steps each left more allocated than the one before."""
+    """The number of last steps that each left more memory allocated than the step before."""
     left: int
-    """What these left in all."""
+    """The total growth in these steps."""
     by: str | None
-    """The operator that allocated the most of what is left of these steps; None if unknown."""
+    """The operator that allocated most of this memory; None if unknown."""
     by_bytes: int
     since_ns: int | None
-    """When the first of these began, from the start of the trace's window."""
+    """When the first of these steps began, from the start of the trace's window."""
 
     def figures(self) -> GrowthFigures:
         """For JSON."""
@@ -354,10 +355,13 @@ class Growth:
             Evidence(f"allocated at the end of {name}", None, end, "bytes"),
             Evidence("first of these steps", self.since_ns, self.left, "bytes"),
         )
-        return Finding(severity, sentence, shown, "memory.growth")
+        numbers = {"steps": self.growing, "left_bytes": self.left}
+        if self.by is not None:
+            numbers["by_bytes"] = self.by_bytes
+        return Finding(severity, sentence, shown, "memory.growth", numbers=numbers)
 
     def table(self, device: str) -> Table:
-        """The first steps."""
+        """Return a table of the first steps."""
         count = len(self.steps)
         return Table(
             f"Memory by step on {device}",
@@ -374,12 +378,12 @@ def growth_of(
     operators: Rows,
     begin_ns: int,
 ) -> Growth | None:
-    """Look at the memory at the end of each step; None without steps on the host."""
+    """Compute the memory at the end of each step; None without steps on the host."""
     if ranges is None or not ranges.on_host:
         return None
     firsts = np.searchsorted(events.time_ns, ranges.begin_ns, side="left")
     ends = np.searchsorted(events.time_ns, ranges.end_ns, side="left")
-    # Behind the last event before a time; before the first one what came then.
+    # The value after the last event before a time or, before the first event, that event's value.
     start = int(events.allocated[0] - events.bytes[0])
     levels = np.concatenate(([start], events.allocated))
     at_end = levels[ends]
@@ -398,7 +402,7 @@ def growth_of(
 def _allocated_in(
     trace: Trace, events: MemoryEvents, operators: Rows, firsts: Rows, ends: Rows, growing: int
 ) -> tuple[str | None, int]:
-    """The operator with the most of what the last steps allocated and nobody freed."""
+    """Return the operator that allocated most of the memory that the last steps did not free."""
     if not growing or events.freed_at is None:
         return None, 0
     first, last = int(firsts[-growing]), int(ends[-1])
@@ -418,8 +422,8 @@ def _allocated_in(
 _HOLDERS = 20
 _POINTS = 400
 # A device with a lower peak, such as the host with its scalars, has no tables of its own.
-_LEAST_TOLD = 1 << 20
-# Looking up a line goes through the whole trace.
+_LEAST_REPORTED = 1 << 20
+# Looking up a line searches the whole trace.
 _WITH_LINES = 5
 
 
@@ -427,13 +431,13 @@ class Holder(Figures, frozen=True):
     """All allocations by one operator in one stage; bytes."""
 
     operator: str | None
-    """The innermost around the allocation; None for what was allocated outside of all."""
+    """The innermost operator around the allocation; None if there is none."""
     stage: str | None
     line: str | None = msgspec.field(name="python")
     """The line of Python of its largest allocation, if the trace has stacks."""
     allocations: Count
     allocated: Count = msgspec.field(name="allocated_bytes")
-    """Sum over the trace."""
+    """All allocated bytes, including those freed later."""
     at_peak: Count | None = msgspec.field(name="bytes_at_peak")
     """Not yet freed at the device's peak; None if the trace has no addresses."""
 
@@ -457,7 +461,7 @@ class DeviceMemoryFigures(Figures, frozen=True):
     holders: list[Holder]
     steps: GrowthFigures | None
     curve: list[tuple[Ns, int]]
-    """Time and bytes."""
+    """Times and bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,29 +470,29 @@ class DeviceMemory:
 
     device: str
     is_total: bool
-    """False where figures only count what was allocated and freed within the trace."""
+    """False if the figures only cover allocations within the trace."""
     events: int
     peak: int
     peak_ns: int
     step: str | None
-    """In which the peak was."""
+    """The step with the peak."""
     holder: Holder | None
-    """Who allocated as the peak was reached."""
+    """The operator whose allocation reached the peak."""
     before: int | None
     """The part of the peak that was allocated before the trace; None if unknown."""
     first: int
-    """Behind the first event."""
+    """Allocated bytes after the first event."""
     last: int
-    """Behind the last."""
+    """Allocated bytes after the last event."""
     reserved: int | None
-    """At the peak; None if unknown."""
+    """Reserved bytes at the peak; None if unknown."""
     most_reserved: int | None
     holders: list[Holder]
-    """Those that held the most at the peak, else that allocated the most."""
+    """Operators that held the most memory at the peak or, if unknown, that allocated the most."""
     growth: Growth | None
-    """None without steps."""
+    """The growth by step; None without steps."""
     curve: list[tuple[int, int]]
-    """Time and bytes, of each of some hundred stretches the highest."""
+    """Time and bytes of the peak in each of some hundred intervals."""
 
     def figures(self) -> DeviceMemoryFigures:
         """For JSON."""
@@ -530,14 +534,14 @@ class Memory(Result):
 
     devices: list[DeviceMemory]
     left_out: int
-    """Events without a size, or with one that cannot be."""
+    """The number of events without a valid size."""
 
     def figures(self) -> MemoryFigures:
         """For JSON."""
         return MemoryFigures([device.figures() for device in self.devices], self.left_out)
 
     def findings(self) -> list[Finding]:
-        """Memory that step after step leaves behind."""
+        """Findings about memory that grows with each step."""
         found = []
         for device in self.devices:
             finding = None
@@ -548,7 +552,7 @@ class Memory(Result):
         return found
 
     def tables(self) -> list[Table]:
-        """Peaks, and who held them."""
+        """Peaks, and the operators that held the memory."""
         rows = []
         for each in self.devices:
             at = in_words(each.peak_ns, "ns") + (f", {each.step}" if each.step else "")
@@ -563,7 +567,7 @@ class Memory(Result):
                 " include it."
             )
         if self.left_out:
-            note += f" {self.left_out:,} events without a size were skipped."
+            note += f" Skipped {counted(self.left_out, 'event')} without a size."
         tables = [
             Table(
                 "Memory",
@@ -580,7 +584,7 @@ class Memory(Result):
                 note.strip(),
             )
         ]
-        least = min(_LEAST_TOLD, self.devices[0].peak)
+        least = min(_LEAST_REPORTED, self.devices[0].peak)
         for each in self.devices:
             if each.peak < least:
                 continue
@@ -601,7 +605,7 @@ class Memory(Result):
     def line(self) -> str:
         """The highest peak."""
         first = self.devices[0]
-        if first.peak < _LEAST_TOLD:
+        if first.peak < _LEAST_REPORTED:
             return ""
         return (
             f"at most {in_words(first.peak, 'bytes')} on {shortened(first.device, 30)},"
@@ -610,12 +614,13 @@ class Memory(Result):
 
 
 def analyze(trace: Trace) -> Memory | Unavailable:
-    """Follow each device's memory; Unavailable if the trace has no memory events."""
+    """Analyse the memory of each device; Unavailable if the trace has no memory events."""
     found, left_out = memory_events(trace)
     if not found:
         return Unavailable(
             "The trace has no memory events, so the use of memory is unknown: record it with"
-            " profile_memory=True."
+            " profile_memory=True.",
+            "no_memory_events",
         )
     ranges = step_ranges(trace) if len(trace.events) else None
     begin, _ = window_of(trace) or (int(found[0].time_ns[0]), 0)
@@ -662,7 +667,7 @@ def _device_of(
 def _holders(
     trace: Trace, events: MemoryEvents, operators: Rows, stages: Rows, live: Rows
 ) -> tuple[dict[int, Holder], Rows]:
-    """Allocations by operator and stage, and of each event which of them it belongs to."""
+    """Return the allocations by operator and stage, and the group of each event."""
     names = np.append(trace.events.name, -1).astype(np.int64)
     width = len(trace.names) + 1
     group = (names[operators] + 1) * width + names[stages] + 1
@@ -698,7 +703,7 @@ def _holders(
 
 
 def _curve(events: MemoryEvents, begin_ns: int) -> list[tuple[int, int]]:
-    """The highest of each of some stretches of equal length, where it was."""
+    """Return the position of the peak in each of several intervals of equal length."""
     times, sizes = events.time_ns, events.allocated
     length = int(times[-1] - times[0])
     stretch = (times - times[0]) * _POINTS // (length + 1)

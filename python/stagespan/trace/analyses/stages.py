@@ -38,27 +38,27 @@ from stagespan.trace.result import (
     window_of,
 )
 
-# Threads on which torch runs what another thread called.
+# Threads on which torch runs work for another thread.
 _BACKWARD = re.compile(r"^autograd::engine::|Backward\d*$")
 _DIGITS = re.compile(r"\d+")
-# More different names than these hold numbers of requests or steps.
+# If there are more different names, they contain numbers of requests or steps.
 _MOST_NAMES = 300
 
 
 @dataclass(frozen=True, slots=True)
 class StageTree:
-    """Stages by their path; times in ns. `rows`, `node` and `folded` have one element a call."""
+    """Stages by path; times in ns. `rows`, `node` and `folded` have one element for each call."""
 
     rows: Rows
     """The annotations, rows of `trace.events`."""
     node: Rows
-    """Of each the stage."""
+    """The stage of each call."""
     folded: NDArray[np.bool_]
     """Calls at too great a depth, which count as part of the enclosing stage."""
     names: list[str]
     """The name of each stage; stages come after the enclosing stage."""
     parent: Rows
-    """Of each stage the one around it, or -1."""
+    """The enclosing stage of each stage, or -1."""
     calls: Numbers
     host_ns: Numbers
     host_self_ns: Numbers
@@ -66,39 +66,39 @@ class StageTree:
     launches: Rows
     """All device events."""
     stage_of: Rows
-    """Of each of `launches` the innermost call (an index into `rows`) that launched it, or -1."""
+    """The innermost call (an index into `rows`) around each launch, or -1."""
     by_time: int
-    """How many were given to the stage that another thread was in at the time of the launch."""
+    """The number of launches assigned to the stage of another thread at that time."""
     calls_made: Numbers
-    """Of each stage the calls that launched work, those of the stages within left out."""
+    """The number of launching calls in each stage, without nested stages."""
     idle_ns: Numbers | None
-    """Of each stage how long all devices were idle during its calls, outside of the stages within;
-    None without a device."""
+    """The idle time of all devices during the calls of each stage, without nested stages; None
+    without a device."""
 
     def of_node(self, figure: Numbers) -> Numbers:
-        """A figure of each of `launches`, summed by stage, that of the stages within left out."""
+        """Sum a figure of the launches by stage, without nested stages."""
         node = np.where(self.stage_of >= 0, self.node[self.stage_of], -1)
         return sums(node, figure, len(self.names))
 
     def inclusive(self, own: Numbers) -> Numbers:
-        """Of each stage its own figure and those of the stages within."""
+        """Return for each stage its own figure plus those of nested stages."""
         return with_those_below(self.parent, own)
 
 
 def stage_tree(trace: Trace) -> StageTree | None:
-    """Find the stages, and of each device event the one that launched it; None without any."""
+    """Find the stages, and the stage that launched each device event; None without stages."""
     events = trace.events
     rows = np.flatnonzero(stage_marks(trace))
     if len(rows) == 0:
         return None
     device = device_work(trace).rows
     calls = launch_of(trace, device)
-    askers = _askers(trace, device, calls)
-    lanes, lane = _lanes(trace, rows, askers)
+    sources = _stage_sources(trace, device, calls)
+    lanes, lane = _lanes(trace, rows, sources)
     tree = Tree(events.begin_ns[rows], events.end_ns[rows], lane)
     names, word = _words(trace, rows)
     paths = Paths(tree.parent, word)
-    stage_of, by_time = _stages_of(trace, tree, lanes, lane, askers)
+    stage_of, by_time = _stages_of(trace, tree, lanes, lane, sources)
     known = stage_of >= 0
     launch, first = np.unique(calls[known], return_index=True)
     launched_in = paths.node[stage_of[known][first]]
@@ -119,16 +119,18 @@ def stage_tree(trace: Trace) -> StageTree | None:
     )
 
 
-def _askers(trace: Trace, device: Rows, calls: Rows) -> Rows:
-    """The events that determine the stage of device events: their launches, or if a queue launches
-    on its own thread, the operators that enqueued them.
+def _stage_sources(trace: Trace, device: Rows, calls: Rows) -> Rows:
+    """Return the events that determine the stage of device events.
+
+    These are their launches or, if a queue launches on its own thread, the operators that enqueued
+    them.
     """
     found = launch_sources(trace, device) if is_ascend(trace) else None
     return calls if found is None else np.where(found.operator >= 0, found.operator, calls)
 
 
 def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
-    """How long the device was idle while each of `count` events was the innermost."""
+    """Return how long the device was idle while each of `count` events was the innermost one."""
     events = trace.events
     origin = int(events.begin_ns.min())
     busy = Cover(events.begin_ns[device] - origin, events.end_ns[device] - origin)
@@ -138,7 +140,7 @@ def _idle(trace: Trace, tree: Tree, device: Rows, count: int) -> Numbers:
 
 
 def _lanes(trace: Trace, rows: Rows, calls: Rows) -> tuple[NDArray[np.int64], Numbers]:
-    """Threads of the annotations; the one thread of stagespan's spans is that which launches."""
+    """Return the threads of the annotations. The only thread of spans is the launching thread."""
     lanes, lane = threads(trace, rows)
     spans = [at for at, (pid, _) in enumerate(lanes) if _process_name(trace, int(pid)) == SPANS]
     if len(spans) != 1:
@@ -163,7 +165,7 @@ def _lanes(trace: Trace, rows: Rows, calls: Rows) -> tuple[NDArray[np.int64], Nu
 def _stages_of(
     trace: Trace, tree: Tree, lanes: NDArray[np.int64], lane: Numbers, calls: Rows
 ) -> tuple[Rows, int]:
-    """The call of a stage that launched each device event, and how many were found by time."""
+    """Return the stage call that launched each device event, and the number found by time."""
     events = trace.events
     known = np.flatnonzero(calls >= 0)
     found = np.full(len(calls), -1, dtype=np.intp)
@@ -172,8 +174,8 @@ def _stages_of(
     launch = calls[known]
     at = threads_of(lanes, trace, launch)
     stage = tree.at(at, events.begin_ns[launch])
-    # Backward runs on a thread of its own, while the one that called it waits; and the threads of
-    # stagespan's spans are not numbered as the profiler's are.
+    # The backward pass runs on its own thread while the calling thread waits. Also, the threads of
+    # spans have other numbers than those of the profiler.
     launching, of = threads(trace, launch)
     free = np.flatnonzero((stage < 0) & _backward_threads(trace, launching)[of])
     loose = np.flatnonzero(stage < 0)
@@ -187,7 +189,7 @@ def _stages_of(
 
 
 def _backward_threads(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which threads run what autograd calls."""
+    """Return which threads run autograd's backward passes."""
     rows = np.flatnonzero(trace.rows_of(["cpu_op"]) & named(trace, _BACKWARD))
     if len(rows) == 0:
         return np.zeros(len(lanes), dtype=np.bool_)
@@ -205,7 +207,7 @@ def _process_name(trace: Trace, pid: int) -> str | None:
 
 
 def _words(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:
-    """The stages' names, and each call's; without numbers if there are too many different names."""
+    """Return the names of stages and calls, without numbers if there are too many names."""
     codes, word = np.unique(trace.events.name[rows], return_inverse=True)
     names = [trace.names[code] for code in codes]
     if len(names) <= _MOST_NAMES:
@@ -222,12 +224,12 @@ def _words(trace: Trace, rows: Rows) -> tuple[list[str], NDArray[np.int64]]:
 _SHOWN = 40
 _MOST_IN_JSON = 1_000
 _MOST_CELLS = 5_000_000
-# A finding needs so many launches in each call, of so little work each.
+# A finding needs at least this many launches per call, each with at most this much work.
 _LEAST_LAUNCHES = 20
 _MOST_KERNEL_NS = 20_000
-# Of the host for each: where it takes longer, it does something else than launching.
+# The most host time per launch. If it takes longer, the host also does other work.
 _MOST_LAUNCH_NS = 300_000
-# Of the time from the first work to the end of the last.
+# The least percentage of the time from the first work to the end of the last.
 _SHARES = Thresholds(50.0, 25.0, 10.0)
 _MOST_FINDINGS = 2
 
@@ -266,26 +268,27 @@ class Stage:
     """All calls of a stage at one place in the tree; times in ns, on all threads."""
 
     path: tuple[str, ...]
-    """The names of the stages around it, and its own."""
+    """The names of the enclosing stages, and its own name."""
     calls: int
     host_ns: int
     host_self_ns: int
     """Less the stages within it."""
     device_ns: int | None
-    """Durations of what it launched; overlaps counted twice. None without a device."""
+    """Durations of the work that it launched, with overlaps counted twice; None without a
+    device."""
     device_self_ns: int | None
-    """Less what the stages within it launched."""
+    """Device time without nested stages."""
     launched: int | None
     """Device events."""
     launched_self: int | None
     calls_made: int
-    """The calls that launched these: one of a graph launches many."""
+    """The number of launching calls; the launch of a graph starts many kernels."""
     idle_self_ns: int | None
-    """How long all devices were idle during its calls, outside of the stages within it."""
+    """Idle time of all devices during its calls, without nested stages."""
     steps: int | None
-    """The number of steps in which it occurs; None if the trace has no steps."""
+    """The number of steps that contain it; None if the trace has no steps."""
     step_host_ns: int | None
-    """Its median in these."""
+    """The median of its time in these steps."""
     step_device_ns: int | None
     longest: Evidence
     """Its longest call."""
@@ -315,19 +318,19 @@ class Stages(Result):
 
     stages: list[Stage]
     device_ns: int | None
-    """All device events' durations: those of the stages' own, and what no stage launched."""
+    """The sum of the durations of all device events, with and without a stage."""
     outside: tuple[int, int]
-    """Device events that were not launched in a stage, and the sum of their durations."""
+    """The number and total duration of device events that were not launched in a stage."""
     by_time: int
-    """Device events given to the stage that another thread was in as they were launched."""
+    """The number of device events that count for a stage of another thread."""
     work_ns: int
     """From the first operator or device event to the end of the last."""
     on_device: bool
     deeper: int = 0
-    """Annotations too deep within others to be stages of their own."""
+    """The number of annotations that are nested too deep to be stages."""
 
     def figures(self) -> StagesFigures:
-        """The stages; of very many those that took the most time."""
+        """The stages or, if there are many, those with the most time."""
         kept = largest(self.stages, _MOST_IN_JSON, lambda stage: stage.host_ns)
         return StagesFigures(
             stages=[stage.figures() for stage in kept],
@@ -339,7 +342,7 @@ class Stages(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Stages in which the host mostly launches small work."""
+        """Findings about stages in which the host mostly launches small work."""
         found = []
         for stage in sorted(self.stages, key=lambda each: -each.host_self_ns):
             launched, device = stage.launched_self or 0, stage.device_self_ns or 0
@@ -362,7 +365,19 @@ class Stages(Result):
             )
             figure = Evidence(stage.path[-1], None, launched, "device events")
             found.append(
-                Finding(severity, sentence, (stage.longest, figure), "stages.launch", "idle.launch")
+                Finding(
+                    severity,
+                    sentence,
+                    (stage.longest, figure),
+                    "stages.launch",
+                    "idle.launch",
+                    {
+                        "host_ns": stage.host_self_ns,
+                        "launched": launched,
+                        "mean_ns": device // launched,
+                        "idle_ns": idle,
+                    },
+                )
             )
         return found[:_MOST_FINDINGS]
 
@@ -411,7 +426,8 @@ def analyze(trace: Trace) -> Stages | Unavailable:
     if tree is None:
         return Unavailable(
             "The trace has no annotations, so its stages are unknown: mark them by"
-            " torch.profiler.record_function or stagespan.span."
+            " torch.profiler.record_function or stagespan.span.",
+            "no_annotations",
         )
     events = trace.events
     durations = events.dur_ns[tree.launches]
@@ -421,8 +437,8 @@ def analyze(trace: Trace) -> Stages | Unavailable:
     on_device = len(durations) > 0
     per_step = _per_step(trace, tree)
     device, launched = tree.inclusive(own_device), tree.inclusive(own_count)
-    apart = np.flatnonzero(~tree.folded)
-    rows, nodes = tree.rows[apart], tree.node[apart]
+    separate = np.flatnonzero(~tree.folded)
+    rows, nodes = tree.rows[separate], tree.node[separate]
     longest = rows[np.lexsort((-events.dur_ns[rows], nodes))]
     firsts = np.searchsorted(np.sort(nodes), np.arange(len(tree.names)))
     begin, _ = window_of(trace) or (0, 0)
@@ -460,21 +476,21 @@ def analyze(trace: Trace) -> Stages | Unavailable:
 
 
 def _evidence(trace: Trace, row: int, begin_ns: int) -> Evidence:
-    """The same as `result.evidence`, without a search of the whole trace for each."""
+    """Return the same as `result.evidence`, without searching the whole trace each time."""
     events = trace.events
     name = trace.names[int(events.name[row])]
     return Evidence(name, int(events.begin_ns[row]) - begin_ns, int(events.dur_ns[row]), "ns")
 
 
 def _as_read(tree: StageTree, stages: list[Stage]) -> list[Stage]:
-    """Each stage followed by those within it; of those in the same stage the longest first."""
+    """Order the stages: each is followed by its nested stages, the longest first."""
     host = [stage.host_ns for stage in stages]
     longest = sorted(range(len(stages)), key=lambda node: (-host[node], -node))
     return [stages[node] for node in depth_first(tree.parent, longest)]
 
 
 def _per_step(trace: Trace, tree: StageTree) -> list[tuple[int, int, int]] | None:
-    """Of each stage in how many steps it is, and the medians in these of host and device time."""
+    """Return for each stage the number of steps with it, and its median times in these."""
     ranges = step_ranges(trace)
     if ranges is None or not ranges.on_host or len(ranges) * len(tree.names) > _MOST_CELLS:
         return None
@@ -482,9 +498,9 @@ def _per_step(trace: Trace, tree: StageTree) -> list[tuple[int, int, int]] | Non
     step = ranges.at(events.begin_ns[tree.rows])
     cell = np.where(step >= 0, tree.node * count + step, -1)
     size = len(tree.names) * count
-    apart = (~tree.folded).astype(np.int64)
-    calls = sums(cell, apart, size).reshape(-1, count)
-    host = sums(cell, events.dur_ns[tree.rows] * apart, size).reshape(-1, count)
+    separate = (~tree.folded).astype(np.int64)
+    calls = sums(cell, separate, size).reshape(-1, count)
+    host = sums(cell, events.dur_ns[tree.rows] * separate, size).reshape(-1, count)
     launching = tree.stage_of
     of_launch = np.where(launching >= 0, cell[launching], -1)
     device = sums(of_launch, events.dur_ns[tree.launches], size).reshape(-1, count)

@@ -1,4 +1,4 @@
-"""Steps: where the time of each went, what lay between them, and which took unusually long."""
+"""Shows the time of each step by part, the gaps between steps, and unusually long steps."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from stagespan.trace.derived.threads import TimeIndex, named
 from stagespan.trace.figures import Count, Figures, MeanNs, Ns, one_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 from stagespan.trace.result import (
     LONGEST_NAME,
     Chart,
@@ -52,7 +53,6 @@ from stagespan.trace.result import (
     shortened,
     window_of,
 )
-from stagespan.trace.view import once
 
 _GAPS_SHOWN = 5
 _GAP_SHARES = Thresholds(50.0, 25.0)
@@ -64,7 +64,7 @@ _Part = Annotated[str, one_of([*PARTS, *(part for part in HOST_PARTS if part not
 
 
 class StepGap(Figures, frozen=True):
-    """Behind one step, none of the device's work of any step; times in ns."""
+    """The time between two steps without device work of any step; times in ns."""
 
     after: str
     """The step before it."""
@@ -74,7 +74,8 @@ class StepGap(Figures, frozen=True):
     parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
     """They sum to `dur_ns`."""
     host_event: str | None
-    """The smallest event of the host that fills most of it, else the one that fills the most."""
+    """The smallest host event that fills most of it, or else the one that fills the largest
+    part."""
 
 
 class StepGaps(Figures, frozen=True):
@@ -107,7 +108,7 @@ class StepGaps(Figures, frozen=True):
 
 
 def step_gaps(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int) -> StepGaps:
-    """Sum up the gaps, and name what the host did in the largest."""
+    """Sum up the gaps, and find the host's activity in the largest."""
     gaps = times.gap_ns
     order = np.argsort(-gaps, kind="stable")[:_GAPS_SHOWN]
     largest = [
@@ -138,15 +139,15 @@ class Edge:
     """The steps' time before the launch of the device's first event, or after its last event."""
 
     first: bool
-    """True before the first event, False after the last."""
+    """True for the time before the first event, False for the time after the last."""
     dur_ns: int
     evidence: tuple[Evidence, ...]
-    """The device's event, and what the host did."""
+    """The device event, and the host's activity."""
     host_event: str | None
     """The host's event that fills at least half of it."""
 
     def finding(self, total_ns: int, count: int) -> Finding | None:
-        """A finding if it is much of the steps' time, as the causes of idle time exclude it."""
+        """Return a finding if it is long. The causes of idle time do not include this time."""
         percent = share(self.dur_ns, total_ns)
         severity = _GAP_SHARES.severity(percent)
         if severity is None:
@@ -162,17 +163,19 @@ class Edge:
         if self.host_event is not None:
             sentence += f", mostly in {shortened(self.host_event, 90)}"
         code = "steps.before_device" if self.first else "steps.after_device"
-        return Finding(of_size(severity, self.dur_ns), f"{sentence}.", self.evidence, code)
+        numbers = {"time_ns": self.dur_ns, "percent": percent, "whole_ns": total_ns}
+        severity = of_size(severity, self.dur_ns)
+        return Finding(severity, f"{sentence}.", self.evidence, code, numbers=numbers)
 
 
 def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
-    """Both edges of the steps, if there is time at them; none without a device."""
+    """Return the time at both edges of the steps; empty without a device."""
     events, rows = trace.events, times.device_rows
     if len(rows) == 0:
         return []
     first = int(rows[np.argmin(events.begin_ns[rows])])
     last = int(rows[np.argmax(events.end_ns[rows])])
-    # What was launched long before it ran waited for work that began before the trace.
+    # Work that was launched long before it ran waited for work from before the trace.
     launch = int(launch_of(trace, np.array([first]))[0])
     begin, end = int(events.begin_ns[first]), int(events.end_ns[last])
     if launch >= 0:
@@ -193,14 +196,14 @@ def edges_of(trace: Trace, times: StepTimes) -> list[Edge]:
 
 
 def filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
-    """The smallest event of the host that fills most of a stretch, or the one that fills most."""
+    """Return the smallest host event that fills most of an interval, or the one that fills most."""
     found = mostly_filled_by(trace, begin_ns, dur_ns)
     rows, inside = _on_host_within(trace, begin_ns, dur_ns)
     return found if found >= 0 or len(rows) == 0 else int(rows[np.argmax(inside)])
 
 
 def mostly_filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
-    """The smallest event of the host that fills at least half of a stretch, or -1."""
+    """Return the smallest host event that fills at least half of an interval, or -1."""
     rows, inside = _on_host_within(trace, begin_ns, dur_ns)
     for least in _FILLS:
         enough = rows[inside >= least * dur_ns]
@@ -210,7 +213,7 @@ def mostly_filled_by(trace: Trace, begin_ns: int, dur_ns: int) -> int:
 
 
 def _on_host_within(trace: Trace, begin_ns: int, dur_ns: int) -> tuple[Rows, Numbers]:
-    """The host's events in an interval, and the part of each that is in it."""
+    """Return the host events in an interval, and the time of each that is in it."""
     events = trace.events
     rows = _host_events(trace).overlapping(begin_ns, begin_ns + dur_ns)
     inside = np.minimum(events.end_ns[rows], begin_ns + dur_ns) - np.maximum(
@@ -229,16 +232,18 @@ def _host_events(trace: Trace) -> TimeIndex:
 
 
 _FEWEST_STEPS = 4
-# Beyond the median, in median distances from it, and in it; and of how many steps at most.
+# The least distance from the median: in median deviations, relative to it, and in how many steps.
 _DISTANCES = 7.0
 _LEAST_TIMES = 1.2
 _MOST_SHARE = 1 / 3
-# Of all steps' time that an outlier took more than the median.
+# Of more steps than that, only those are outliers that exceed the median of these by this factor.
+_FAR_TIMES = 3.0
+# The least excess of an outlier over the median, as a part of all steps' time.
 _OUTLIER_SHARES = Thresholds(25.0, 10.0, 3.0)
 # A step that is slower by this factor is reported regardless of the number of steps.
 _ALWAYS_TIMES = 1.5
 _OUTLIERS_SHOWN = 3
-_MOST_TOLD = 10
+_MOST_REPORTED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,14 +262,14 @@ class Outlier:
     part_usual_ns: int
     """The median of the other steps."""
     culprit: str | None
-    """The event of that part whose time grew the most; None if there is none."""
+    """The event of that part with the largest growth; None if there is none."""
     culprit_ns: int
     culprit_usual_ns: int
-    """The other steps' average."""
+    """The average in the other steps."""
     evidence: tuple[Evidence, ...]
 
     def sentence(self, count: int, on_device: bool) -> str:
-        """What was different in the step."""
+        """Return a sentence about the difference to other steps."""
         meaning = (PARTS if on_device else HOST_PARTS)[self.part]
         text = (
             f"{shortened(self.name)} took {in_words(self.dur_ns, 'ns')},"
@@ -282,7 +287,7 @@ class Outlier:
 
 
 def outliers(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int) -> list[Outlier]:
-    """The steps that took much longer than the others, the longest first; of many the first."""
+    """Return the steps that took much longer than the others, the longest first."""
     durations = times.end_ns - times.begin_ns
     if len(durations) < _FEWEST_STEPS:
         return []
@@ -290,19 +295,19 @@ def outliers(trace: Trace, ranges: StepRanges, times: StepTimes, origin_ns: int)
     spread = float(np.median(np.abs(durations - median)))
     least = max(median + _DISTANCES * spread, _LEAST_TIMES * median)
     slow = (durations > least) & (median > 0)
-    # The first step may hold the end of earlier work that the trace does not show.
+    # The first step may contain the end of earlier work that the trace does not show.
     slow[0] &= ranges.end_ns[0] - ranges.begin_ns[0] > least
     long = np.flatnonzero(slow)
-    if len(long) > _MOST_SHARE * len(durations):
-        return []
+    if len(long) > _MOST_SHARE * len(durations):  # steps of several lengths
+        long = long[durations[long] > _FAR_TIMES * float(np.median(durations[long]))]
     long = long[np.argsort(-durations[long], kind="stable")]
-    return [_explained(trace, ranges, times, int(at), origin_ns) for at in long[:_MOST_TOLD]]
+    return [_explained(trace, ranges, times, int(at), origin_ns) for at in long[:_MOST_REPORTED]]
 
 
 def outlier_findings(
     found: list[Outlier], total_ns: int, count: int, on_device: bool
 ) -> list[Finding]:
-    """The outliers that are reported."""
+    """Return findings about the outliers."""
     result = []
     for each in found[:_OUTLIERS_SHOWN]:
         percent = share(each.dur_ns - each.usual_ns, total_ns)
@@ -312,7 +317,9 @@ def outlier_findings(
         if severity is not None:
             severity = of_size(severity, each.dur_ns - each.usual_ns)
             sentence = each.sentence(count, on_device)
-            result.append(Finding(severity, sentence, each.evidence, "steps.outlier"))
+            numbers = {"step_ns": each.dur_ns, "median_ns": each.usual_ns}
+            shown = each.evidence
+            result.append(Finding(severity, sentence, shown, "steps.outlier", numbers=numbers))
     return result
 
 
@@ -347,7 +354,7 @@ def _explained(
 def _culprit(
     trace: Trace, times: StepTimes, at: int, part: str
 ) -> tuple[str | None, int, int, int]:
-    """Name, time in the step, average of the others, and the longest event in the step."""
+    """Return name, time in the step, average in the others, and the longest event in the step."""
     events = trace.events
     chosen = _events_of(trace, part, len(times.device_rows) > 0)
     if part == OTHER:
@@ -411,8 +418,8 @@ class Step(Figures, frozen=True):
     begin_ns: Ns = msgspec.field(name="time_us")
     """From the start of the trace's window."""
     dur_ns: Ns = msgspec.field(name="step_us")
-    """To the end of its last work on the device, from its begin, or from the end of the work that
-    was launched before it if that is later: so no time belongs to two steps."""
+    """From the begin of the step, or from the end of earlier work if that is later, to the end of
+    its last work on the device. No time belongs to two steps."""
     host_ns: Ns | None
     """The length of its mark on the host; None for steps that were found from kernels."""
     parts: dict[_Part, Ns] = msgspec.field(name="parts_us")
@@ -422,7 +429,7 @@ class Step(Figures, frozen=True):
     device_ns: Ns | None
     """Their durations' sum."""
     after_host_ns: Ns | None
-    """How long the device still worked on it when its mark had ended."""
+    """How long the device worked on it after the end of its mark."""
 
 
 class Quartiles(Figures, frozen=True):
@@ -475,16 +482,16 @@ class Steps(Result):
     ranges: StepRanges
     steps: list[Step]
     quartiles_ns: tuple[int, int, int, int, int]
-    """Of the steps' durations: least, first quartile, median, third quartile, most."""
+    """Minimum, first quartile, median, third quartile and maximum of the durations."""
     gaps: StepGaps
     edges: list[Edge]
     outliers: list[Outlier]
     outside: tuple[int, int]
-    """Device events that were not launched in a step, and the sum of their durations."""
+    """The number and total duration of device events that were not launched in a step."""
     on_device: bool
     earlier_ns: int | None = None
-    """From the first step's mark until the device was done with work that was launched before the
-    trace began; the first step begins after it. None if the trace shows no such work."""
+    """The time from the first step's mark until the device had finished earlier work, which was
+    launched before the trace began. The first step begins after it. None if there is none."""
     earlier_recorded: bool = True
     """Whether the trace contains the events of that work."""
 
@@ -500,7 +507,7 @@ class Steps(Result):
         return {part: sum(step.parts[part] for step in self.steps) for part in names}
 
     def figures(self) -> StepsFigures:
-        """The steps, of very many the first, and sums over all."""
+        """The steps (if there are many, the first ones), and sums over all."""
         least, first, median, third, most = self.quartiles_ns
         mean = self.total_ns / len(self.steps)
         return StepsFigures(
@@ -533,7 +540,7 @@ class Steps(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Time of steps at the trace's edges, and steps that took much longer than the others."""
+        """Findings about time at the edges of the trace, and about unusually long steps."""
         total = self.total_ns
         found = [
             finding for edge in self.edges if (finding := edge.finding(total, len(self.steps)))
@@ -541,7 +548,7 @@ class Steps(Result):
         return found + outlier_findings(self.outliers, total, len(self.steps), self.on_device)
 
     def tables(self) -> list[Table]:
-        """What the steps' time went to, the first steps, and what lay between them."""
+        """Tables of the time by part, the first steps, and the gaps between steps."""
         meaning = PARTS if self.on_device else HOST_PARTS
         total = self.total_ns
         count = len(self.steps)
@@ -600,7 +607,7 @@ class Steps(Result):
         return tables if between is None else [*tables, between]
 
     def chart(self) -> Chart | None:
-        """The parts of every step; of many steps the first."""
+        """The parts of each step or, if there are many, of the first steps."""
         steps = self.steps[:MOST_DRAWN]
         if len(steps) < 2:
             return None
@@ -616,7 +623,7 @@ class Steps(Result):
         }
 
     def line(self) -> str:
-        """Their number, and how long they took."""
+        """The number and the durations of the steps."""
         least, _, median, _, most = self.quartiles_ns
         if len(self.steps) == 1:
             return f"1, {in_words(float(self.total_ns), 'ns')}"
@@ -633,7 +640,8 @@ def analyze(trace: Trace) -> Steps | Unavailable:
     if ranges is None or window is None:
         return Unavailable(
             "Steps are unknown: none are marked, and nothing repeats. Call profiler.step() after"
-            " each step, or annotate each step with the same name."
+            " each step, or annotate each step with the same name.",
+            "no_steps",
         )
     times = step_times(trace, ranges)
     origin = window[0]
@@ -656,7 +664,7 @@ def analyze(trace: Trace) -> Steps | Unavailable:
 
 
 def _earlier(ranges: StepRanges, times: StepTimes) -> int | None:
-    """How far work from before the trace reaches into the first step's mark; None if not at all."""
+    """Return how long earlier work continues in the first step's mark; None if it does not."""
     end = times.earlier.end_ns
     reach = 0 if end is None else end - int(ranges.begin_ns[0])
     return reach if reach > 0 else None

@@ -1,4 +1,4 @@
-"""What limits the program, in one word and one figure."""
+"""Determines what limits the program, in one word and one figure."""
 
 from __future__ import annotations
 
@@ -106,38 +106,37 @@ class VerdictFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Result):
-    """The verdict; times in ns, of several devices the sums of theirs."""
+    """The verdict; times in ns, summed over all devices."""
 
     verdict: str
     base: BaseWindow
     """The time to which it refers."""
     span_ns: int
-    """From the device's first event to its last; of several devices the sum of theirs, and of the
-    time between them."""
+    """The time from a device's first event to its last, summed over devices, and the time between
+    them."""
     time_ns: int
     """The time that supports the verdict."""
     times_ns: dict[str, int]
     """The time that supports each verdict, the most first; they sum to `whole_ns`."""
     parts_ns: dict[str, int]
-    """By `VERDICT_PARTS` what the time went to, the most first; they sum to `whole_ns`."""
+    """The time by part of `VERDICT_PARTS`, the longest first; they sum to `whole_ns`."""
     cause: str | None
-    """Of a verdict on idle time the largest cause, else None; None too if a device was mostly idle
-    while another one worked.
-    """
+    """The largest cause, for a verdict on idle time. None for other verdicts, and if a device was
+    mostly idle while another one worked. """
     preparing: str | None = None
-    """What the host did for most of the time before the device's first work."""
+    """The host's activity for most of the time before the device's first work."""
     devices: int = 1
     differs: tuple[str, ...] = ()
-    """Of several devices those that spent their time otherwise, each as a sentence."""
+    """A sentence for each device that spent its time differently."""
 
     @property
     def whole_ns(self) -> int:
-        """The length of the base, as often as there are devices."""
+        """The length of the base times the number of devices."""
         return self.base.whole_ns * self.devices
 
     @property
     def sentence(self) -> str:
-        """The verdict with its figure."""
+        """The verdict with its figure, as a sentence."""
         name = self.verdict[0].upper() + self.verdict[1:]
         one = self.devices == 1
         reason = _REASONS[self.verdict]
@@ -185,7 +184,7 @@ class Verdict(Result):
     def bar(self) -> list[tuple[str, int, str]]:
         """Name, time and key of each part of the time; they sum to `whole_ns`.
 
-        Preparation and what follows the last work are idle time, unless they are a good part.
+        Preparation and the time after the last work count as idle time if they are short.
         """
         shown = [(name, self.parts_ns.get(name, 0), name) for name in BUSY_PARTS]
         edges = [
@@ -216,7 +215,7 @@ class Verdict(Result):
     def tables(self) -> list[Table]:
         """The parts of the time."""
         rows = [
-            (_PART_WORDS[name], _speaks_for(name), time, share(time, self.whole_ns))
+            (_PART_WORDS[name], _supported_verdict(name), time, share(time, self.whole_ns))
             for name, time in self.parts_ns.items()
         ]
         of = f"of {self.base.label}"
@@ -225,23 +224,25 @@ class Verdict(Result):
 
 
 def analyze(trace: Trace) -> Verdict | Unavailable:
-    """Weigh the device's busy and idle times; Unavailable if the trace has no device.
+    """Determine the verdict from busy and idle times; Unavailable if the trace has no device.
 
-    The largest kind of time decides: computing, exposed communication, exposed copies or idle; of
-    idle time the largest group of causes. Several devices are weighed by their sums. All times are
-    of the steps, or of the trace if it has none.
+    The largest of computing, exposed communication, exposed copies and idle time decides. For idle
+    time, the largest group of causes decides. Times are summed over devices. They cover the steps,
+    or the whole trace if it has no steps.
     """
     base = base_window(trace)
     if base is None or len(device_work(trace).rows) == 0:
         return Unavailable(
-            "Cannot tell: the trace has no device events, so what bounds the device is unknown."
+            "Cannot tell: the trace has no device events, so what bounds the device is unknown.",
+            "no_device",
         )
     devices = device_times(trace, (base.begin_ns, base.end_ns))
     whole = together(devices.values())
     if whole.busy_ns == 0:
         return Unavailable(
             "Cannot tell: the trace's device events have no duration, so what bounds the device is"
-            " unknown."
+            " unknown.",
+            "no_durations",
         )
     within = base_idle(trace)
     assert within is not None
@@ -249,13 +250,13 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     spans = _spans(trace)
     parts = {name: _busy(whole)[of] for name, of in BUSY_PARTS.items()}
     parts |= {cause: time * len(devices) for cause, time in idle.items()}
-    # Devices are idle while another works, too; why is not looked at.
+    # Devices are also idle while another one works. The causes of this are not examined.
     parts[IDLE_BESIDE] = whole.idle_ns - sum(idle.values()) * len(devices)
     parts = {name: time for name, time in sorted(parts.items(), key=lambda p: -p[1]) if time}
     busy = _busy(whole)
     waiting = {name: sum(parts.get(cause, 0) for cause in of) for name, of in _IDLE.items()}
     several = len(devices) > 1
-    # If devices differ, the verdict with the most time to save comes first.
+    # If devices differ, report first the verdict with the most time that can be saved.
     most = max(busy, key=lambda name: (busy[name], several and name != DEVICE_BUSY))
     verdict = most
     if whole.idle_ns > busy[most]:
@@ -276,8 +277,8 @@ def analyze(trace: Trace) -> Verdict | Unavailable:
     )
 
 
-def _speaks_for(part: str) -> str:
-    """The verdict that a part supports."""
+def _supported_verdict(part: str) -> str:
+    """Return the verdict that a part supports."""
     if part in BUSY_PARTS:
         return BUSY_PARTS[part]
     return next(name for name, of in _IDLE.items() if part in of)
@@ -292,7 +293,7 @@ def _busy(time: DeviceTime) -> dict[str, int]:
 
 
 def _spans(trace: Trace) -> dict[int, tuple[int, int]]:
-    """By device where its first event begins and its last one ends."""
+    """Return, by device, the begin of its first event and the end of its last."""
     events = trace.events
     return {
         device: (int(events.begin_ns[rows].min()), int(events.end_ns[rows].max()))
@@ -301,30 +302,30 @@ def _spans(trace: Trace) -> dict[int, tuple[int, int]]:
 
 
 def _between(found: Gaps, spans: dict[int, tuple[int, int]]) -> int:
-    """The time between the spans of devices that take turns."""
+    """Return the time between the spans of devices that run one after the other."""
     inside = np.zeros(len(found.begin_ns), dtype=np.bool_)
     for begin, end in spans.values():
         inside |= (found.begin_ns >= begin) & (found.end_ns <= end)
     return int(found.dur_ns[~inside].sum())
 
 
-def _most(times: dict[str, int], wanted: str) -> str:
-    """Where most time went; of equal ones `wanted`."""
-    return max(times, key=lambda name: (times[name], name == wanted))
+def _most(times: dict[str, int], preferred: str) -> str:
+    """Return the part with the most time; `wanted` if it is one of several equal ones."""
+    return max(times, key=lambda name: (times[name], name == preferred))
 
 
 def _differing(
     spans: dict[int, tuple[int, int]], devices: dict[int, DeviceTime], verdict: str
 ) -> tuple[str, ...]:
-    """The devices that spent most of their time otherwise than the verdict says."""
+    """Return the devices for which the verdict does not hold."""
     lengths = {device: end - begin for device, (begin, end) in spans.items()}
     longest = max(lengths.values())
     found = []
     for device, time in devices.items():
         times = _busy(time) | {"": time.idle_ns}
-        wanted = verdict if verdict in times else ""
-        most = _most(times, wanted)
-        if most == wanted or share(lengths[device], longest) < _LEAST_DEVICE:
+        preferred = verdict if verdict in times else ""
+        most = _most(times, preferred)
+        if most == preferred or share(lengths[device], longest) < _LEAST_DEVICE:
             continue
         did = _REASONS[most].format(it="it") if most else "it was idle"
         found.append(

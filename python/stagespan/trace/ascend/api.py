@@ -56,7 +56,7 @@ class ApiCall:
 
     @property
     def mean_ns(self) -> float | None:
-        """Of one call; None without calls."""
+        """The mean time of a call; None without calls."""
         return self.total_ns / self.count if self.count else None
 
     def figures(self) -> ApiCallFigures:
@@ -106,7 +106,7 @@ class Calls(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Operators compiled while the program runs; synchronisation if there is no trace."""
+        """Findings about operators compiled at run time and, without a trace, synchronisation."""
         found = []
         for pattern, code, words, advice in (
             (
@@ -144,6 +144,7 @@ class Calls(Result):
                         for c in mine[:3]
                     ),
                     code,
+                    numbers={"time_ns": time, "percent": percent, "calls": calls},
                 )
             )
         if self.differences:
@@ -183,7 +184,7 @@ class Calls(Result):
 
 
 def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Unavailable:
-    """The calls of the file, or of the trace if there is no file."""
+    """Return the calls in the file, or in the trace if there is no file."""
     seen = {} if trace is None else _of_trace(trace)
     window = None if trace is None else window_of(trace)
     length = None if window is None else window[1] - window[0]
@@ -197,7 +198,8 @@ def calls(table: CsvTable | None, trace: Trace | None) -> Calls | Unavailable:
         return Calls("the trace", most, length)
     return Unavailable(
         f"The folder has neither {API} nor a trace with CANN's calls: both are written from Level1"
-        " on."
+        " on.",
+        "no_files",
     )
 
 
@@ -223,7 +225,7 @@ def _of_table(table: CsvTable) -> tuple[list[ApiCall], int]:
 
 
 def _of_trace(trace: Trace) -> dict[str, ApiCall]:
-    """Calls in the process CANN by name, without the part before the @."""
+    """Return the calls in the process CANN by name, without the part before the @."""
     events = trace.events
     pids = [pid for pid, name in trace.process_names.items() if name == "CANN"]
     rows = np.flatnonzero(np.isin(events.pid, np.array(pids, dtype=np.int64)))

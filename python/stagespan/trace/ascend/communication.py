@@ -55,32 +55,34 @@ class Collective:
     idle_ns: int | None
     begin_ns: int | None
     sent: dict[str, tuple[float, float | None]]
-    """By link: megabytes, and GB/s."""
+    """Megabytes and GB/s by link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """How long the collectives moved data; times in ns."""
+    """The time in which the collectives moved data, in ns."""
 
     elapse_ns: int
     transit_ns: int
     longest: Evidence
-    """The collective that went longest without moving data."""
+    """The collective with the longest time without data movement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """How long the collectives waited for other ranks."""
+    """The time that the collectives waited for other ranks."""
 
     severity: Severity | None
-    """None for a small share."""
+    """The severity; None for a small share."""
     sentence: str
     evidence: tuple[Evidence, ...]
+    numbers: dict[str, float]
+    """The figures of the sentence: times in ns, and the share in percent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The data that all operations sent from one rank to another; in ns, and in MB of the file."""
+    """The data that all operations sent from one rank to another; times in ns, sizes in MB."""
 
     step: str
     source: str
@@ -91,12 +93,12 @@ class Link:
 
     @property
     def bandwidth(self) -> float | None:
-        """GB/s."""
+        """The bandwidth in GB/s."""
         return self.megabytes / 1000 / (self.transit_ns / 1e9) if self.transit_ns else None
 
 
 class Sent(Figures, frozen=True):
-    """What an operation sent over one link."""
+    """The data that an operation sent over one link."""
 
     megabytes: float
     gb_per_s: float | None
@@ -149,7 +151,7 @@ class CollectiveStats(Result):
 
     @property
     def waited(self) -> Waited | None:
-        """How long they waited for other ranks; None if the file does not say."""
+        """The time that they waited for other ranks; None if the file does not contain it."""
         known = [e for e in self.operations if e.elapse_ns is not None and e.wait_ns is not None]
         elapsed = sum(each.elapse_ns or 0 for each in known)
         waited = sum(each.wait_ns or 0 for each in known)
@@ -162,13 +164,14 @@ class CollectiveStats(Result):
             f"Collectives spent {in_words(waited, 'ns')} of {in_words(elapsed, 'ns')}"
             f" ({percent:.1f} %) waiting for other ranks.",
             tuple(Evidence(each.name, None, each.wait_ns, "ns") for each in worst),
+            {"time_ns": waited, "percent": percent, "whole_ns": elapsed},
         )
 
     @property
     def moved(self) -> Moved | None:
-        """Data movement of the operations with a known transit time; None if there are none.
+        """The data movement of operations with a known transit time; None if there are none.
 
-        Collectives that run on the cores have no transit tasks, so that 0 means unknown.
+        Collectives that run on the cores have no transit tasks, so 0 means unknown.
         """
         known = [each for each in self.operations if each.elapse_ns and each.transit_ns]
         if not known:
@@ -210,7 +213,7 @@ class CollectiveStats(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Operations that waited for much of their time, and figures that do not agree."""
+        """Findings about operations that mostly waited, and about figures that disagree."""
         found = []
         waited = self.waited
         if waited is not None and waited.severity is not None:
@@ -220,6 +223,7 @@ class CollectiveStats(Result):
                     f"{waited.sentence} The ranks arrive at different times.",
                     waited.evidence,
                     "ascend.collectives_waited",
+                    numbers=waited.numbers,
                 )
             )
         if self.differences:
@@ -292,7 +296,8 @@ def collectives(
     if not found and not links:
         return Unavailable(
             f"The folder has neither {COMMUNICATION} nor {MATRIX} with operations: both are written"
-            " from Level1 on when ranks communicate."
+            " from Level1 on when ranks communicate.",
+            "no_files",
         )
     found.sort(key=lambda each: -(each.elapse_ns or 0))
     compared, differences = (0, []) if trace is None else _compared(found, trace)
@@ -300,7 +305,7 @@ def collectives(
 
 
 def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str]]:
-    """The number of names that are also in the trace, and the differences."""
+    """Return the number of names that are also in the trace, and the differences."""
     events = trace.events
     rows = np.flatnonzero(device_work(trace).kind == DEVICE_COMMUNICATION)
     seen: dict[str, list[int]] = {}
@@ -311,7 +316,7 @@ def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str
     for each in operations:
         if each.elapse_ns is not None:
             mine.setdefault(each.name, []).append(each.elapse_ns)
-    # What ran outside of steps is in the trace alone.
+    # Operations outside of steps are only in the trace.
     both = {
         name: (sum(times), sum(seen[name]))
         for name, times in mine.items()
@@ -326,7 +331,7 @@ def _compared(operations: list[Collective], trace: Trace) -> tuple[int, list[str
 
 
 def _entries(document: Any) -> list[tuple[str, str, dict[str, Any]]]:
-    """Step, name and content of each operation."""
+    """Yield step, name and content of each operation."""
     found = []
     for step, groups in _items(document):
         for _, operations in _items(groups):
@@ -340,7 +345,7 @@ def _links(document: Any) -> list[Link]:
     sums: dict[tuple[str, str, str, str], tuple[float, int]] = {}
     for step, name, value in _entries(document):
         if not name.partition("@")[0].endswith("-total"):
-            continue  # the fastest, the median and the slowest of an operation are in it
+            continue  # it contains the fastest, median and slowest run of each operation
         for pair, content in _items(value):
             source, _, target = pair.partition("-")
             time = _time(content.get("Transit Time(ms)"), "ms") if _is(content) else None
@@ -364,7 +369,7 @@ def _sent(value: Any) -> dict[str, tuple[float, float | None]]:
 
 
 def _figure(value: Any) -> float | None:
-    """A size or a speed; None if it is not one, or too large."""
+    """Return a size or a speed; None if it is not a valid number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if abs(value) < _LARGEST else None
@@ -381,5 +386,5 @@ def _is(value: Any) -> bool:
 def _time(value: Any, unit: str) -> int | None:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
-    # The shortest decimals of a double are those that the file has.
+    # The file contains the shortest decimals of a double.
     return scaled(value if isinstance(value, str) else str(Decimal(repr(value))), unit)

@@ -1,4 +1,4 @@
-"""Operators of an Ascend trace by the kind of core that ran them."""
+"""Groups the operators of an Ascend trace by the kind of core that ran them."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Cores(Result):
 
     cores: list[Core]
     slow: list[tuple[str, int, int, Evidence]]
-    """Operators of the AI CPU: name, count, time, and the longest; the most time first."""
+    """Operators of the AI CPU: name, count, time, and the longest run; the most time first."""
 
     def figures(self) -> CoresFigures:
         """For JSON."""
@@ -71,7 +71,7 @@ class Cores(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Operators of the AI CPU, named."""
+        """A finding about operators that ran on the AI CPU."""
         if not self.slow:
             return []
         time, count = sum(t for _, _, t, _ in self.slow), sum(n for _, n, _, _ in self.slow)
@@ -86,11 +86,12 @@ class Cores(Result):
                 " With other data types, or other operators, this work runs on the AI Core.",
                 tuple(longest for *_, longest in self.slow[:_NAMED]),
                 "ascend.ai_cpu",
+                numbers={"operators": count, "time_ns": time, "percent": percent},
             )
         ]
 
     def tables(self) -> list[Table]:
-        """By kind of core."""
+        """A table of the kinds of core."""
         whole = sum(core.total_ns for core in self.cores)
         rows = [
             (core.name, core.count, core.total_ns, share(core.total_ns, whole))
@@ -106,7 +107,8 @@ def analyze(trace: Trace) -> Cores | Unavailable:
     rows = np.flatnonzero(device_work(trace).is_kernel & on_device(trace))
     if len(rows) == 0:
         return Unavailable(
-            "The trace has no operators on an Ascend device: record the NPU's activity."
+            "The trace has no operators on an Ascend device: record the NPU's activity.",
+            "no_device",
         )
     codes, group = np.unique(events.task_type[rows], return_inverse=True)
     group = group.reshape(-1)

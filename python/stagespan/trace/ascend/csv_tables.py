@@ -32,7 +32,7 @@ _THOUSANDS = re.compile(r"^[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?$")
 
 
 def heading(text: str) -> tuple[str, str]:
-    """A heading's name in lower case, and its unit: `Duration(us)` is ("duration", "us").
+    """Return a heading's name in lower case, and its unit: `Duration(us)` is ("duration", "us").
 
     Text in brackets that is not a unit belongs to the name.
     """
@@ -42,11 +42,11 @@ def heading(text: str) -> tuple[str, str]:
 
 
 def number(text: str) -> Decimal | None:
-    """A cell's number, without thousands separators and blanks; None if it is not a number."""
+    """Return a cell's number, without thousands separators; None if it is not a number."""
     text = text.strip()
     if "," in text and _THOUSANDS.match(text):
         text = text.replace(",", "")
-    if "_" in text:  # which Decimal would take
+    if "_" in text:  # Decimal would accept these
         return None
     try:
         value = Decimal(text)
@@ -56,9 +56,9 @@ def number(text: str) -> Decimal | None:
 
 
 def scaled(text: str, unit: str) -> int | None:
-    """A cell in a unit of time to ns, or in one of size to bytes: the nearest integer.
+    """Convert a cell with a unit of time to ns, or with a unit of size to bytes.
 
-    None if the cell is not a number, or does not fit 64 bits.
+    The result is the nearest integer, or None if the cell is not a number or does not fit 64 bits.
     """
     whole, _, rest = text.partition(".")
     # The common case: microseconds with at most three decimals.
@@ -79,7 +79,7 @@ def scaled(text: str, unit: str) -> int | None:
 
 
 def count(text: str) -> int | None:
-    """A cell that counts something; None if it is not a whole number."""
+    """Return the count in a cell; None if it is not a whole number."""
     value = number(text)
     return int(value) if value is not None and value == value.to_integral_value() else None
 
@@ -89,12 +89,12 @@ def count(text: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class CsvTable:
-    """A table's cells; `texts` gives those of a column without blanks and tabs around them."""
+    """The cells of a table. `texts` returns those of a column without surrounding whitespace."""
 
     name: str
     """The file's."""
     headings: dict[str, tuple[int, str]]
-    """By a column's name in lower case: its place and its unit, "" if the heading has none."""
+    """The index and the unit ("" for none) of each column, by its name in lower case."""
     rows: list[list[str]]
     problem: str | None
     """A sentence if the file is incomplete, otherwise None."""
@@ -103,11 +103,11 @@ class CsvTable:
         return len(self.rows)
 
     def has(self, *names: str) -> bool:
-        """Whether all these columns are there; names without their unit, in any case."""
+        """Whether all these columns exist. Names are without units, in upper or lower case."""
         return all(name.lower() in self.headings for name in names)
 
     def texts(self, *names: str) -> list[str]:
-        """The cells of the first of these columns that is there; "" in every row if none is."""
+        """Return the cells of the first existing one of these columns; "" in every row if none."""
         for name in names:
             found = self.headings.get(name.lower())
             if found is not None:
@@ -116,14 +116,14 @@ class CsvTable:
         return [""] * len(self.rows)
 
     def unit(self, name: str, default: str) -> str:
-        """A column's unit, or the one that the table's columns have when they do not say."""
+        """Return a column's unit, or the default unit of the table."""
         return self.headings.get(name.lower(), (0, ""))[1] or default
 
 
 def read_table(path: Path) -> CsvTable:
-    """Read a CSV file, plain or gzip; `problem` of the table says what is wrong with it.
+    """Read a CSV file, plain or gzip. `problem` of the table describes any problem.
 
-    Never raises: the table of an unreadable file is empty.
+    Never raises an exception: the table of an unreadable file is empty.
     """
     data, problem = bytes_of(path)
     text, name = data.decode("utf-8", "replace"), path.name
@@ -156,7 +156,7 @@ def read_table(path: Path) -> CsvTable:
 
 
 def bytes_of(path: Path) -> tuple[bytes, str | None]:
-    """The content of a file, unpacked if it is gzip; and a sentence if it is incomplete."""
+    """Return the content of a file, unpacked if it is gzip, and a sentence if it is incomplete."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -182,10 +182,11 @@ def _gunzipped(data: bytes) -> tuple[bytes, bool]:
 
 
 def disagreement(severity: Severity, what: str, differences: Sequence[str], code: str) -> Finding:
-    """The finding that two sources, named by `what`, differ; `differences` is not empty."""
+    """Return the finding that two sources differ. `what` names them; `differences` is not empty."""
     return Finding(
         severity,
         f"{what} do not agree: {differences[0]}.",
         tuple(Evidence(each, None, None, "") for each in differences[:5]),
         code,
+        numbers={"differences": len(differences)},
     )

@@ -1,6 +1,6 @@
 """Flows of Ascend's traces, from calls on the host to the work that they launched.
 
-At level 0 the profiler leaves CANN's calls out, but keeps the flows that begin in them.
+At level 0, the profiler leaves out CANN's calls, but keeps the flows that begin in them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LAUNCHES, OPERATORS, QUEUE = "hosttodevice", "async_npu", "async_task_queue"
 
 
 def flows_of(trace: Trace, category: str) -> tuple[Numbers, Numbers]:
-    """The rows of `trace.flows` where each flow of a category starts and ends.
+    """Return the rows of `trace.flows` where each flow of a category starts and ends.
 
     A flow that starts once and ends several times counts as several flows.
     """
@@ -31,7 +31,7 @@ def flows_of(trace: Trace, category: str) -> tuple[Numbers, Numbers]:
 
 
 def started_by(trace: Trace, category: str, rows: Numbers) -> Numbers:
-    """For each event the row of `trace.flows` where a flow starts that ends at it, or -1."""
+    """Return, for each event, the row of `trace.flows` where a flow to this event starts, or -1."""
     events, flows = trace.events, trace.flows
     found = np.full(len(rows), -1, dtype=np.int64)
     starts, ends = flows_of(trace, category)
@@ -47,11 +47,11 @@ def started_by(trace: Trace, category: str, rows: Numbers) -> Numbers:
         code = code * len(values) + place.reshape(-1)
         _, code = np.unique(code, return_inverse=True)
         code = code.reshape(-1).astype(np.int64)
-    known, wanted = code[: len(ends)], code[len(ends) :]
+    known, targets = code[: len(ends)], code[len(ends) :]
     order = np.argsort(known, kind="stable")
-    at = np.searchsorted(known[order], wanted)
+    at = np.searchsorted(known[order], targets)
     at = np.minimum(at, len(known) - 1)
-    hit = known[order[at]] == wanted
+    hit = known[order[at]] == targets
     found[hit] = starts[order[at[hit]]]
     return found
 

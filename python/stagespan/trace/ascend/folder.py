@@ -38,21 +38,21 @@ _NEEDED = {
     "operator_memory.csv": ("size",),
 }
 DOCUMENTS = ("communication.json", "communication_matrix.json")
-_TELLING = (TRACE, "kernel_details.csv", "step_trace_time.csv", "op_statistic.csv")
+_SUFFICIENT = (TRACE, "kernel_details.csv", "step_trace_time.csv", "op_statistic.csv")
 _SUFFIX = re.compile(r"_ascend_(?:pt|ms)$")
 _INFO = re.compile(r"^profiler_info(?:_(\d+))?\.json$")
 
 
 @dataclass(frozen=True, slots=True)
 class AscendFolder:
-    """The contents of a folder; `problems` says what is wrong with its files."""
+    """The contents of a folder. `problems` describes problems of its files."""
 
     path: Path
     output: Path
     """The folder of the parsed files: `path`, or the one within it."""
     trace: Trace | None
     tables: dict[str, CsvTable]
-    """By the file's usual name, such as `kernel_details.csv`."""
+    """The tables by their usual file names, such as `kernel_details.csv`."""
     documents: dict[str, Any]
     """The decoded files of communication."""
     level: str | None
@@ -81,15 +81,16 @@ def is_ascend_folder(path: str | os.PathLike[str]) -> bool:
             return False
         if _SUFFIX.search(folder.resolve().name) or (folder / OUTPUT).is_dir():
             return True
-        return any(_found(folder, name) for name in _TELLING)
+        return any(_found(folder, name) for name in _SUFFICIENT)
     except OSError:
         return False
 
 
 def find_ascend_folder(path: str | os.PathLike[str]) -> Path | None:
-    """The result folder at a path: the path itself, or the only one in it; otherwise None.
+    """Return the result folder at a path: the path itself, or the only one in it; otherwise None.
 
-    The handler of torch_npu.profiler writes each process' folder into the one that it is given.
+    The handler of torch_npu.profiler creates a folder for each process in the folder that is passed
+    to it.
     """
     folder = Path(path)
     if is_ascend_folder(folder):
@@ -158,7 +159,7 @@ def read_ascend_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 def _found(folder: Path, name: str) -> Path | None:
-    """A file by its name, packed or not."""
+    """Return the path of a file that may be compressed."""
     for candidate in (folder / name, folder / f"{name}.gz"):
         if candidate.is_file():
             return candidate
@@ -198,7 +199,7 @@ def _document(file: Path, problems: list[str]) -> Any:
 
 
 def _info(folder: Path, output: Path) -> tuple[str | None, int | None]:
-    """The profiler's level and the rank."""
+    """Return the profiler's level and the rank."""
     for place in dict.fromkeys((folder, output, output.parent)):
         for file in sorted(place.glob("profiler_info*.json")):
             named = _INFO.match(file.name)
@@ -216,7 +217,7 @@ def _info(folder: Path, output: Path) -> tuple[str | None, int | None]:
 
 
 def _job(folder: Path, output: Path) -> tuple[int | None, int | None]:
-    """The number of the job's ranks, and the rank's pipeline stage, from what MindSpeed writes."""
+    """Return the number of ranks and the rank's pipeline stage, from MindSpeed's data."""
     for place in dict.fromkeys((folder, output, output.parent)):
         file = place / METADATA
         document = _document(file, []) if file.is_file() else None

@@ -1,8 +1,8 @@
-"""Why an Ascend device was idle ("Free"): what the host did before it launched the next operator.
+"""Finds out why an Ascend device was idle ("Free"), from the host's activity before each launch.
 
 An operator passes these phases: the framework enqueues it (Enqueue), it waits in the task queue,
 the queue's thread prepares and launches it (Dequeue, CANN), and it waits on the device. Each free
-moment belongs to the phase that the next operator was in.
+moment belongs to the phase of the next operator.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ class Free(Result):
     largest: list[FreeGap]
     operators: int
     operator_ns: int
-    """Median duration of those that compute."""
+    """Median duration of operators that compute."""
     short: int
-    """Those that take less than 10 µs."""
+    """The number of operators that take less than 10 µs."""
 
     @property
     def host_ns(self) -> int:
-        """Free because of the host."""
+        """The time that the device was free because of the host."""
         return sum(self.parts.get(part, 0) for part in _HOST)
 
     @property
@@ -132,7 +132,7 @@ class Free(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Idle time because of the host, after a launch in time, or for an unknown reason."""
+        """Findings about idle time because of the host, after a timely launch, or unexplained."""
         found = []
         percent = share(self.host_ns, self.span_ns)
         severity = _SHARES.severity(percent)
@@ -153,6 +153,14 @@ class Free(Result):
                     f"{sentence} {_ADVICE[most]}.",
                     self._largest(_HOST),
                     "ascend.host_bound",
+                    numbers={
+                        "time_ns": self.host_ns,
+                        "percent": percent,
+                        "whole_ns": self.span_ns,
+                        "worst_ns": self.parts[most],
+                        "short_operators": self.short,
+                        "operators": self.operators,
+                    },
                 )
             )
         for part, code, words in (
@@ -175,7 +183,9 @@ class Free(Result):
                     f"For {in_words(time, 'ns')} of {self._span} ({percent:.1f} %) the device"
                     f" was idle {words}."
                 )
-                found.append(Finding(severity, sentence, self._largest((part,)), code))
+                numbers = {"time_ns": time, "percent": percent, "whole_ns": self.span_ns}
+                shown = self._largest((part,))
+                found.append(Finding(severity, sentence, shown, code, numbers=numbers))
         return found
 
     def tables(self) -> list[Table]:
@@ -224,12 +234,13 @@ def analyze(trace: Trace) -> Free | Unavailable:
     computing = np.flatnonzero(work.is_kernel & on_device(trace))
     if len(operators) == 0 or len(computing) == 0:
         return Unavailable(
-            "The trace has no operators on an Ascend device: record the NPU's activity."
+            "The trace has no operators on an Ascend device: record the NPU's activity.",
+            "no_device",
         )
     begin, end = events.begin_ns, events.end_ns
     window = int(begin.min())
     first, last = int(begin[operators].min()), int(end[operators].max())
-    # Copies are free time; those outside the stretch of operators are outside.
+    # Copies within the time of the operators count as free time.
     busy_begin, busy_end = merged(
         np.clip(begin[rows], first, last), np.clip(end[rows], first, last)
     )
@@ -263,14 +274,14 @@ def analyze(trace: Trace) -> Free | Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """When the host prepared the operator after each gap; times in ns, ascending."""
+    """The phases of the operator after each gap; ascending times in ns."""
 
     following: Numbers
     known: Numbers
-    """1 where its launch is in the trace."""
+    """1 if its launch is in the trace, otherwise 0."""
     asked_ns: Numbers
     taken_ns: Numbers
-    """Out of the queue; as `asked_ns` for what went through none."""
+    """When it left the queue; `asked_ns` if it was not in a queue."""
     launched_ns: Numbers
 
 
@@ -294,7 +305,7 @@ def _way_of_next(trace: Trace, rows: Numbers, gap_end: Numbers) -> _Way:
 
 
 def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
-    """Of each gap the time on each part of the way, which sum to it."""
+    """Return the time of each gap in each phase; they sum to the gap."""
     asked, taken, launched = (
         np.clip(time, begin, end) for time in (way.asked_ns, way.taken_ns, way.launched_ns)
     )
@@ -309,7 +320,7 @@ def _parts(begin: Numbers, end: Numbers, way: _Way) -> dict[str, Numbers]:
 
 
 def _around(trace: Trace, dequeue: Numbers, thread: Numbers, time_ns: Numbers) -> Numbers:
-    """For each time the row of `dequeue` that contains it on its thread, or -1."""
+    """Return the row of `dequeue` around each time on its thread, or -1."""
     events = trace.events
     found = np.full(len(time_ns), -1, dtype=np.int64)
     for tid in np.unique(events.tid[dequeue]):

@@ -31,7 +31,7 @@ from stagespan.trace.result import (
     window_of,
 )
 
-# With a space in TorchAir's sources, with an underscore in documents; cached graphs have their own.
+# TorchAir's sources write a space, its documents an underscore. Cached graphs have another name.
 COMPILER = re.compile(r"^(?:npu_fx_compiler|cache_compiler)[ _]inference$")
 _REGION = re.compile(r"^Torch-Compiled Region\b")
 _LOOKUP = re.compile(r"^TorchDynamo Cache Lookup$")
@@ -56,7 +56,7 @@ class CompiledCall:
     """One call; times in ns, None for parts that are not in the trace."""
 
     row: int
-    """Of the compiler's event."""
+    """The begin of the compiler's event."""
     begin_ns: int
     """The begin of the framework's part, or of TorchAir's part if that is unknown."""
     end_ns: int
@@ -76,36 +76,36 @@ class CompiledCall:
     ge_ns: int | None
     """From the run of the graph to the end of the compiler's event."""
     execute_ns: int | None
-    """Part of that: the call that runs the graph."""
+    """The part of it in the call that runs the graph."""
     execute: str | None
     """Its name."""
     first_operator_ns: int | None
     """From the run of the graph to the begin of its first operator on the device."""
     first_operator: int
-    """Row of that operator, or -1."""
+    """The row of that operator, or -1."""
     by_launch: bool
-    """Whether its launch shows that it belongs to the graph; if not, it is the next one in time."""
+    """Whether its launch shows that it belongs to the graph; otherwise it is just the next one."""
     replay_ns: int | None
     """The call that replays a captured graph, if one is replayed instead."""
     compiles: bool
     """Whether something was compiled or loaded in the call, so that it is not representative."""
     scalars: tuple[int, int]
-    """Inputs that Python converted to tensors: the number of operators, and their time."""
+    """The number and time of operators with which Python converted inputs to tensors."""
     contiguous: tuple[int, int]
-    """Inputs that it made contiguous."""
+    """The number and time of operators that made inputs contiguous."""
     named: dict[str, int] = field(default_factory=dict)
-    """Other events that fill the framework's part and TorchAir's, by name: their time."""
+    """The time of other events in the framework's and TorchAir's parts, by name."""
 
     @property
     def head_ns(self) -> int:
-        """The time before the first operator, or if unknown until the compiler event's end."""
+        """The time until the first operator or, if unknown, until the compiler event's end."""
         executed = (self.end_ns - self.begin_ns) - (self.ge_ns or 0)
         after = self.first_operator_ns if self.first_operator_ns is not None else self.ge_ns
         return executed + (after or 0)
 
     @property
     def unknown_ns(self) -> int:
-        """The time of the head that is in no part, as the trace does not show the parts' limits."""
+        """The time of the head whose part is unknown."""
         until_run = self.python_ns if self.torchair_ns is None else self.torchair_ns
         since_run = self.replay_ns if self.ge_ns is None else self.ge_ns
         if self.first_operator_ns is not None:
@@ -119,7 +119,7 @@ def calls_torchair(trace: Trace) -> bool:
 
 
 def compiled_calls(trace: Trace) -> list[CompiledCall]:
-    """All calls in order of time; empty for traces without TorchAir."""
+    """Return all calls in order of time; empty for traces without TorchAir."""
     events, holds = trace.events, _Names(trace)
     marks = trace.rows_of(["cpu_op", "user_annotation", ""])
     compilers = np.flatnonzero(marks & holds(COMPILER)[events.name])
@@ -136,14 +136,14 @@ def compiled_calls(trace: Trace) -> list[CompiledCall]:
 
 
 class _Names:
-    """Which names hold a pattern, looked up once a pattern."""
+    """Finds the names that match a pattern, once for each pattern."""
 
     def __init__(self, trace: Trace) -> None:
         self._names = trace.names
         self._known: dict[str, Mask] = {}
 
     def __call__(self, pattern: re.Pattern[str]) -> Mask:
-        """By the code of a name."""
+        """Return whether each name code matches."""
         if pattern.pattern not in self._known:
             found = [pattern.search(name) is not None for name in self._names]
             self._known[pattern.pattern] = np.array([*found, False], dtype=np.bool_)
@@ -151,18 +151,18 @@ class _Names:
 
 
 class _Marks:
-    """A thread's events of one name, by their begin: where they are, without going through all."""
+    """A thread's events of one name, sorted by begin, so that they can be searched quickly."""
 
     def __init__(self, places: NDArray[np.intp], begin: Numbers, end: Numbers) -> None:
         self.places, self._begin, self._end = places, begin[places], end[places]
         self._reach = np.maximum.accumulate(self._end) if len(places) else self._end
-        # Bisecting a list for one value is ten times as fast as searching an array.
+        # Bisecting a list is ten times as fast as searching an array for one value.
         self._begins: list[int] = self._begin.tolist()
 
     def around(self, begin: int, end: int, own: int = -1) -> int:
-        """The innermost event around an interval, other than `own`, or -1."""
+        """Return the innermost event around an interval, except `own`, or -1."""
         at = bisect_right(self._begins, begin) - 1
-        # None before reaches so far when the furthest reach does not.
+        # If the latest end so far is too early, no earlier event can be around the interval.
         while at >= 0 and self._reach[at] >= end:
             if self._end[at] >= end and self.places[at] != own:
                 return int(self.places[at])
@@ -170,21 +170,21 @@ class _Marks:
         return -1
 
     def before(self, time: int) -> int:
-        """The last to begin of those that end by a time, or -1."""
+        """Return the event that began last among those that had ended by a time, or -1."""
         at = bisect_right(self._begins, time) - 1
         while at >= 0 and self._end[at] > time:
             at -= 1
         return int(self.places[at]) if at >= 0 else -1
 
     def within(self, begin: int, end: int) -> int:
-        """The time of those within a stretch, together."""
+        """Return the total time of the events within an interval."""
         low, high = bisect_left(self._begins, begin), bisect_left(self._begins, end)
         inside = self._end[low:high] <= end
         return int((self._end[low:high] - self._begin[low:high])[inside].sum())
 
 
 class _Thread:
-    """One thread's events by time, outer before inner."""
+    """The events of one thread by time, outer events first."""
 
     def __init__(self, trace: Trace, rows: NDArray[np.intp], holds: _Names) -> None:
         events = trace.events
@@ -200,7 +200,7 @@ class _Thread:
         self._functions = self._marks(_FUNCTION)
 
     def calls(self) -> list[CompiledCall]:
-        """All calls but those within others."""
+        """Return all calls except those inside other calls."""
         found = [self._call(place) for place in self._compilers.places.tolist()]
         return [call for call in found if call is not None]
 
@@ -220,7 +220,7 @@ class _Thread:
         framework_parts = self._outermost(start, begin) if start is not None else {}
         inputs = self._outermost(begin, python_until, _ATEN) if python_until is not None else {}
         stretches = [framework_parts]
-        if at is not None:  # what is in `Run` before the graph runs is in no other event
+        if at is not None:  # the time in `Run` before the graph runs is not in another event
             stretches.append(self._outermost(begin, at))
         named: Counter[str] = Counter()
         for name, (_, time) in (item for parts in stretches for item in parts.items()):
@@ -253,7 +253,7 @@ class _Thread:
         )
 
     def _start(self, region: int, begin: int, end: int) -> tuple[int | None, int]:
-        """Where the framework's part of a call begins, and how much of it is look-up."""
+        """Return the begin of the framework's part of a call, and its look-up time."""
         before = self._compilers.before(begin)
         last = int(self._end[before]) if before >= 0 else None
         if region >= 0:
@@ -263,7 +263,7 @@ class _Thread:
                 return last, self._lookups.within(last, begin)
             at = self._lookups.before(start)
             if at >= 0:
-                # Nothing is between them, so the look-up found this region.
+                # No event is between them, so the look-up found this region.
                 following = bisect_left(self._begins, int(self._end[at]))
                 following += following == at
                 if following == region and start - int(self._end[at]) <= _ADJACENT_NS:
@@ -286,7 +286,7 @@ class _Thread:
         return _Marks(places, self._begin, self._end)
 
     def _first(self, pattern: re.Pattern[str], begin: int, end: int) -> int:
-        """The first event of a name within a stretch, or -1."""
+        """Return the first event of a name within an interval, or -1."""
         low, high = bisect_left(self._begins, begin), bisect_left(self._begins, end)
         found = np.flatnonzero(self._holds(pattern)[self._name[low:high]])
         found = found[self._end[low:high][found] <= end]
@@ -295,7 +295,7 @@ class _Thread:
     def _outermost(
         self, begin: int, end: int, pattern: re.Pattern[str] | None = None
     ) -> dict[str, tuple[int, int]]:
-        """Outermost events within an interval: count and time by name."""
+        """Return count and time of the outermost events within an interval, by name."""
         low, high = bisect_left(self._begins, begin), bisect_left(self._begins, end)
         places = np.arange(low, high)
         places = places[self._end[places] <= end]
@@ -317,13 +317,13 @@ class _Thread:
 
 
 def _sum(parts: dict[str, tuple[int, int]], pattern: re.Pattern[str]) -> tuple[int, int]:
-    """Count and time of those whose name contains the pattern."""
+    """Return count and time of events whose name contains the pattern."""
     mine = [part for name, part in parts.items() if pattern.search(name)]
     return sum(count for count, _ in mine), sum(time for _, time in mine)
 
 
 def _with_first_operators(trace: Trace, calls: list[CompiledCall]) -> list[CompiledCall]:
-    """The calls with the first operator on the device of each."""
+    """Return the calls with their first operators on the device."""
     events, work = trace.events, device_work(trace)
     rows = work.rows
     rows = rows[work.kind[rows] != COPY]
@@ -345,7 +345,7 @@ def _with_first_operators(trace: Trace, calls: list[CompiledCall]) -> list[Compi
         own = mine[launched_by[mine] == events.tid[call.row]]
         mine = own if len(own) else mine
         by_launch = len(mine) > 0
-        if not by_launch:  # the next in time, until the next call, that was not launched before
+        if not by_launch:  # the next operator before the next call that was not launched earlier
             following = np.searchsorted(starts, begin, side="right")
             until = starts[following] if following < len(starts) else np.iinfo(np.int64).max
             low, high = np.searchsorted(begins, (begin, until)).tolist()
@@ -418,7 +418,7 @@ _TITLES = {
 
 
 class HeadParts(Figures, frozen=True):
-    """The parts of heads, of several calls their sums or medians."""
+    """The parts of heads; for several calls, their sums or medians."""
 
     framework_ns: Ns | None
     framework_cache_lookup_ns: Ns | None
@@ -434,7 +434,7 @@ class HeadParts(Figures, frozen=True):
 
 
 class Converted(Figures, frozen=True):
-    """Inputs that were converted, by how many operators and for how long."""
+    """The number and time of operators that converted inputs."""
 
     operators: Count
     time_ns: Ns
@@ -485,16 +485,16 @@ class HeadOverhead(Result):
 
     @property
     def counted(self) -> list[CompiledCall]:
-        """The calls whose times are summed: those that did not compile, unless all did."""
+        """The calls whose times are summed: those without compilation, or all if all compiled."""
         return [call for call in self.calls if not call.compiles] or self.calls
 
     def total(self, name: str) -> int | None:
-        """Sum of a part over the counted calls that show it, or None when none does."""
+        """Return the sum of a part over the counted calls that show it; None if no call does."""
         known = self._known(name)
         return sum(known) if known else None
 
     def median(self, name: str) -> int | None:
-        """Its median, or None."""
+        """Return the median of a part over these calls, or None."""
         known = self._known(name)
         return int(np.median(known)) if known else None
 
@@ -520,11 +520,11 @@ class HeadOverhead(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Heads during which the device was idle for a good part of the time."""
+        """A finding if the device was idle for a large part of the heads."""
         calls = self.counted
         head = sum(call.head_ns for call in calls)
         lost = head if self.idle_ns is None else self.idle_ns
-        # Idle time is the device's; without one the heads of several threads pass side by side.
+        # With a device, use its idle time; without one, heads of several threads can overlap.
         threads = self.threads if self.idle_ns is None else 1
         percent = share(lost, (self.window[1] - self.window[0]) * threads)
         severity = _SHARES.severity(percent)
@@ -548,10 +548,14 @@ class HeadOverhead(Result):
         sentence += f"{self._why(most)}. {_ADVICE[most]}."
         longest = sorted(calls, key=lambda call: -call.head_ns)[:3]
         evidence = tuple(self._evidence(call) for call in longest)
-        return [Finding(severity, sentence, evidence, "ascend.head_overhead")]
+        numbers: dict[str, float] = {"calls": len(calls), "head_ns": head}
+        if self.idle_ns is not None:
+            numbers |= {"idle_ns": lost, "idle_percent": percent}
+        numbers |= {f"{part}_ns": time for part, time in parts.items()}
+        return [Finding(severity, sentence, evidence, "ascend.head_overhead", numbers=numbers)]
 
     def tables(self) -> list[Table]:
-        """The parts, then the largest calls."""
+        """Tables of the parts and of the longest heads."""
         rows = []
         for name, title in _TITLES.items():
             total = self.total(name)
@@ -620,7 +624,7 @@ class HeadOverhead(Result):
         return note
 
     def _parts(self) -> dict[str, int]:
-        """The parts of all heads, which sum to them."""
+        """Return the parts of all heads, which sum to the heads."""
         parts: dict[str, int] = {}
         for call in self.counted:
             first = call.first_operator_ns
@@ -699,7 +703,8 @@ def analyze(trace: Trace) -> HeadOverhead | Unavailable:
     window = window_of(trace)
     if not calls or window is None:
         return Unavailable(
-            "The trace has no calls of graphs that TorchAir compiled (npu_fx_compiler inference)."
+            "The trace has no calls of graphs that TorchAir compiled (npu_fx_compiler inference).",
+            "no_compiled_graphs",
         )
     events, names = trace.events, trace.names
     rows = {call.first_operator for call in calls if call.first_operator >= 0}
@@ -714,7 +719,7 @@ def analyze(trace: Trace) -> HeadOverhead | Unavailable:
 
 
 def _idle(trace: Trace, found: HeadOverhead) -> int | None:
-    """The idle time of the device within the heads; overlapping heads of threads count once."""
+    """Return the device's idle time within the heads; overlapping heads count once."""
     events, device = trace.events, device_work(trace).rows
     if len(device) == 0:
         return None

@@ -1,4 +1,4 @@
-"""Where the host waited for an Ascend device: `item`, `to` and calls that synchronise."""
+"""Finds where the host waited for an Ascend device: `item`, `to` and synchronising calls."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class HostWait:
     waits: int
     total_ns: int
     busy_ns: int
-    """How much of it the device computed, communicated or copied."""
+    """The part of it in which the device computed, communicated or copied."""
     longest: Evidence
 
     @property
@@ -99,7 +99,7 @@ class HostWaits(Result):
     """Time in which some thread waited."""
     waits: int
     groups: list[HostWait]
-    """Those with the most time, the most first."""
+    """Waits by operator and call, the most time first."""
     longest: list[tuple[str | None, Evidence]]
     """The longest waits one by one, with the operator of each."""
 
@@ -128,7 +128,7 @@ class HostWaits(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Waiting that takes a good part of the time."""
+        """A finding if waiting takes a large part of the time."""
         percent = share(self.total_ns, self.window_ns)
         severity: Severity | None = _SHARES.severity(percent)
         if severity is None:
@@ -144,7 +144,7 @@ class HostWaits(Result):
         sentence += f": {in_words(worst.total_ns, 'ns')} in {counted(worst.waits, 'call')}. "
         busy = share(worst.busy_ns, worst.total_ns)
         if busy >= 50.0:
-            severity = "low"  # to wait less would not end the work earlier
+            severity = "low"  # less waiting would not end the work earlier
             sentence += (
                 f"The device was busy for {busy:.0f} % of that, so its work took the time, and the"
                 " next work was launched late."
@@ -155,10 +155,18 @@ class HostWaits(Result):
                 " read them once per step, to avoid the wait."
             )
         evidence = tuple(group.longest for group in self.groups[:3])
-        return [Finding(severity, sentence, evidence, "ascend.host_waits")]
+        numbers = {
+            "time_ns": self.total_ns,
+            "percent": percent,
+            "waits": self.waits,
+            "worst_ns": worst.total_ns,
+            "worst_calls": worst.waits,
+            "busy_percent": busy,
+        }
+        return [Finding(severity, sentence, evidence, "ascend.host_waits", numbers=numbers)]
 
     def tables(self) -> list[Table]:
-        """By operator and call."""
+        """A table of waits by operator and call, and the longest waits."""
         rows = [
             (g.operator, g.call, g.line, g.waits, g.total_ns, g.busy_ns, g.longest.figure)
             for g in self.groups
@@ -189,7 +197,7 @@ def analyze(trace: Trace) -> HostWaits | Unavailable:
     window = window_of(trace)
     rows = np.concatenate((calls, alone))
     if len(rows) == 0 or window is None:
-        return Unavailable("The trace shows no call that waits for the device.")
+        return Unavailable("The trace shows no call that waits for the device.", "no_waits")
     operator = np.concatenate((around, alone))
     own = np.concatenate((np.full(len(calls), True), np.full(len(alone), False)))
     name_of_operator = np.where(operator >= 0, events.name[operator], -1)
@@ -225,9 +233,9 @@ def analyze(trace: Trace) -> HostWaits | Unavailable:
 
 
 def _operators_alone(trace: Trace, around: Numbers, seen: bool) -> Numbers:
-    """Operators that took long and are known to wait, in which no waiting call is seen.
+    """Return long operators that are known to wait, but contain no waiting call.
 
-    `to` and similar operators do other things too, so they count only if the trace has no waiting
+    `to` and similar operators do not always wait, so they count only if the trace has no waiting
     calls.
     """
     names = WAITING_OPERATORS if seen else SYNC_OPERATORS
@@ -254,7 +262,7 @@ def _operators_alone(trace: Trace, around: Numbers, seen: bool) -> Numbers:
 
 
 def _busy_within(trace: Trace, rows: Numbers) -> Numbers:
-    """How much of each wait the device was busy."""
+    """Return how long the device was busy during each wait."""
     events = trace.events
     device = device_work(trace).rows
     first = int(events.begin_ns.min())

@@ -39,7 +39,7 @@ class Allocations(Figures, frozen=True):
     total: Count = msgspec.field(name="total_bytes")
     largest: Count = msgspec.field(name="largest_bytes")
     kept: Count | None = msgspec.field(name="not_released")
-    """Of `count` those that were not released before the profile ended; None if unknown."""
+    """The number of allocations that were not released within the profile; None if unknown."""
 
 
 class PeakFigures(Figures, frozen=True):
@@ -88,7 +88,7 @@ class AscendMemory(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Much memory that is reserved and not used at the peak."""
+        """Findings about reserved memory that is not used at the peak."""
         found = []
         seen = set()
         for peak in self.peaks:
@@ -107,6 +107,11 @@ class AscendMemory(Result):
                         f" ({percent:.1f} % unused): its memory is fragmented, or held in reserve.",
                         (Evidence(f"reserved by {peak.component}", None, peak.reserved, "bytes"),),
                         "ascend.memory_unused",
+                        numbers={
+                            "reserved_bytes": peak.reserved,
+                            "allocated_bytes": peak.allocated,
+                            "unused_percent": percent,
+                        },
                     )
                 )
         return found
@@ -136,13 +141,14 @@ class AscendMemory(Result):
 
 
 def memory(tables: dict[str, CsvTable]) -> AscendMemory | Unavailable:
-    """Read both files, whichever is there."""
+    """Analyse the files that exist."""
     peaks, unread = _peaks(tables[RECORD]) if RECORD in tables else ([], 0)
     operators, odd = _operators(tables[OPERATOR]) if OPERATOR in tables else ([], 0)
     if not peaks and not operators:
         return Unavailable(
             f"The folder has neither {RECORD} nor {OPERATOR} with rows: record with"
-            " profile_memory=True."
+            " profile_memory=True.",
+            "no_files",
         )
     return AscendMemory(peaks, operators, unread + odd)
 

@@ -1,6 +1,6 @@
 """Operators on the device by type and core, from op_statistic.csv and kernel_details.csv.
 
-If both files exist, op_statistic.csv counts: it sums durations before they are rounded to ns.
+If both files exist, op_statistic.csv is used, because it sums durations before rounding them to ns.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Operators(Result):
     source: str
     types: list[OperatorType]
     kernels_ns: dict[tuple[str, str], int] = field(default_factory=dict)
-    """By type and core the sum of the rows of kernel_details.csv, where both files are there."""
+    """The sums of the rows of kernel_details.csv by type and core, if both files exist."""
     unread: int = 0
     """The number of rows whose duration is not a number."""
     compared: bool = False
@@ -107,7 +107,7 @@ class Operators(Result):
 
     @property
     def total_ns(self) -> int:
-        """Of all types."""
+        """The total time of all types."""
         return sum(each.total_ns for each in self.types)
 
     def figures(self) -> OperatorsFigures:
@@ -126,7 +126,7 @@ class Operators(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Operators of the AI CPU, conversions, and files that do not agree."""
+        """Findings about operators of the AI CPU, conversions, and files that disagree."""
         found = []
         slow = [each for each in self.types if _AI_CPU.search(each.core)]
         if slow:
@@ -151,6 +151,7 @@ class Operators(Result):
                         for t in slow[:5]
                     ),
                     "ascend.ai_cpu",
+                    numbers={"operators": calls, "time_ns": time, "percent": percent},
                 )
             )
         changes = [t for t in self.types if t.type in _CONVERSIONS]
@@ -177,6 +178,7 @@ class Operators(Result):
                         for t in changes[:5]
                     ),
                     "ascend.conversions",
+                    numbers={"time_ns": time, "percent": percent},
                 )
             )
         if self.differences:
@@ -225,7 +227,7 @@ class Operators(Result):
 
 
 def operators(tables: dict[str, CsvTable]) -> Operators | Unavailable:
-    """Types by the profiler's statistic, compared with its kernels; or grouped from these."""
+    """Return types from op_statistic.csv, compared with the kernels, or from the kernels."""
     known, kernels = tables.get(STATISTIC), tables.get(KERNELS)
     theirs = Operators(STATISTIC, []) if known is None else _of_statistic(known)
     mine, unread = _of_kernels(kernels) if kernels is not None else ([], 0)
@@ -239,7 +241,8 @@ def operators(tables: dict[str, CsvTable]) -> Operators | Unavailable:
         return Operators(KERNELS, mine, unread=unread)
     return Unavailable(
         f"The folder has neither {KERNELS} nor {STATISTIC} with rows: both are written from Level1"
-        " on with the NPU's activity."
+        " on with the NPU's activity.",
+        "no_files",
     )
 
 
@@ -259,7 +262,7 @@ def _of_kernels(table: CsvTable) -> tuple[list[OperatorType], int]:
         time = scaled(text, unit)
         if time is None:
             unread += 1
-        elif not core.startswith(("HCCL", "COMMUNICATION")):  # collectives are no operators
+        elif not core.startswith(("HCCL", "COMMUNICATION")):  # collectives are not operators
             times[type_, core].append(time)
     found = [
         OperatorType(type_, core, len(all_), sum(all_), min(all_), max(all_))
@@ -285,7 +288,7 @@ def _of_statistic(table: CsvTable) -> Operators:
             unread += 1
             continue
         low, high = scaled(least, units[1]), scaled(most, units[2])
-        other = sums.get((type_, core))  # of another device
+        other = sums.get((type_, core))  # a row of another device
         if other is not None:
             number, time = number + other.count, time + other.total_ns
             low, high = _either(min, low, other.min_ns), _either(max, high, other.max_ns)
@@ -335,7 +338,7 @@ _COLUMNS = (
 class HostOperator(Figures, frozen=True):
     """All calls of one operator; ns, None if unknown.
 
-    The operators that it calls are in total, not in self.
+    Total times include the operators that it calls, self times do not.
     """
 
     name: str
@@ -355,7 +358,7 @@ class DetailsFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class OperatorDetails(Result):
-    """Operators, those with the most time of their own on the host first."""
+    """Operators, first those with the most own time on the host."""
 
     operators: list[HostOperator]
     unread: int
@@ -365,7 +368,7 @@ class OperatorDetails(Result):
         return DetailsFigures(self.operators, self.unread)
 
     def tables(self) -> list[Table]:
-        """Host and device side by side."""
+        """A table with host and device times."""
         rows = [
             (
                 each.name,
@@ -409,7 +412,8 @@ def host_operators(table: CsvTable | None) -> OperatorDetails | Unavailable:
     if not sums:
         return Unavailable(
             f"The folder has no {DETAILS} with rows: record with the CPU's activity and"
-            " record_shapes=True."
+            " record_shapes=True.",
+            "no_files",
         )
     found = [HostOperator(name, calls[name], *row) for name, row in sums.items()]
     found.sort(key=lambda each: (-(each.host_self_ns or 0), each.name))

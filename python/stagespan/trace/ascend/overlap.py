@@ -36,13 +36,13 @@ class Overlap:
 
 
 def devices(trace: Trace) -> dict[int, str]:
-    """The device of each process that belongs to one: its number as text, "" when not written."""
+    """Return the device of each process, as the text of its number, or "" if unknown."""
     found = {pid: _DEVICE.search(label) for pid, label in trace.process_labels.items()}
     return {pid: match[1] for pid, match in found.items() if match}
 
 
 def overlap_in(trace: Trace) -> dict[str, Overlap]:
-    """The lanes that the profiler wrote, by device; empty for traces without them."""
+    """Return the tracks that the profiler wrote, by device; empty for traces without them."""
     of_pid = {
         pid: devices(trace).get(pid, "")
         for pid, name in trace.process_names.items()
@@ -66,7 +66,7 @@ def overlap_in(trace: Trace) -> dict[str, Overlap]:
 
 
 def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, Overlap]:
-    """The same lanes made from the operators themselves, by device."""
+    """Return the same tracks, computed from the operators, by device."""
     events, rows, of_pid = trace.events, work.rows, devices(trace)
     pids = {pid: of_pid.get(pid, "") for pid in np.unique(events.pid[rows]).tolist()}
     received = _received(trace)
@@ -97,7 +97,7 @@ def overlap_from_events(trace: Trace, work: DeviceWork) -> dict[str, Overlap]:
 
 
 def minus(whole: Interval, part: Interval) -> Interval:
-    """The parts of disjoint ascending intervals that other such intervals do not cover."""
+    """Return the parts of disjoint ascending intervals that other such intervals do not cover."""
     time = np.concatenate((*whole, *part))
     count, other = len(whole[0]), len(part[0])
     step = np.repeat([1, -1, -2, 2], [count, count, other, other])
@@ -109,7 +109,7 @@ def minus(whole: Interval, part: Interval) -> Interval:
 
 
 def _received(trace: Trace) -> dict[str, Interval]:
-    """Operators that receive: a pipeline's bubbles, by device."""
+    """Return receiving operators, which are the bubbles of a pipeline, by device."""
     codes = [code for code, name in enumerate(trace.names) if _RECEIVE.match(name)]
     events, of_pid = trace.events, devices(trace)
     rows = np.flatnonzero(np.isin(events.name, codes)) if codes else np.empty(0, np.intp)
@@ -126,7 +126,7 @@ def _joined(first: Interval, second: Interval) -> Interval:
 
 
 def on_device(trace: Trace) -> NDArray[np.bool_]:
-    """Rows of `trace.events` in the process that shows the device's streams."""
+    """Return the rows of `trace.events` in the process that shows the device's streams."""
     pids = [pid for pid, name in trace.process_names.items() if name == "Ascend Hardware"]
     rows: NDArray[np.bool_] = np.isin(trace.events.pid, np.array(pids, dtype=np.int64))
     return rows

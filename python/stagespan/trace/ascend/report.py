@@ -1,4 +1,4 @@
-"""The files of an Ascend result folder, and the results of those that are not the trace."""
+"""Lists the files of an Ascend result folder, and analyses those other than the trace."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class FilesFigures(Figures, frozen=True):
     level: str | None
     rank: int | None
     read: dict[str, Count]
-    """By file its rows or entries."""
+    """The number of rows or entries of each file."""
     missing: list[str]
     problems: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Files(Result):
-    """Which of the folder's files exist."""
+    """The files of the folder that exist."""
 
     folder: AscendFolder
 
@@ -54,7 +54,7 @@ class Files(Result):
         )
 
     def tables(self) -> list[Table]:
-        """File by file."""
+        """A table of the files."""
         read = self._read()
         rows = [
             (name, read[name]) if name in read else (name, None)
@@ -80,11 +80,11 @@ RESULTS: dict[str, type[Result]] = {
     "ascend_host_operators": OperatorDetails,
     "ascend_files": Files,
 }
-"""The results of files other than the trace, by their names in the JSON."""
+"""The classes of results of files other than the trace, by their names in the JSON."""
 
 
 def analyze_files(folder: AscendFolder) -> dict[str, Result | Unavailable]:
-    """The results of the folder's files, by the names of the analyses."""
+    """Return the results of the folder's files, by the names of the analyses."""
     tables, trace = folder.tables, folder.trace
     communication = collectives(folder.documents, trace)
     return {

@@ -47,10 +47,10 @@ _STEP = re.compile(r"^ProfilerStep#(\d+)$")
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """A step; what begins on the device from `begin_ns` until before `end_ns` is its own."""
+    """A step. Device work that begins from `begin_ns` until before `end_ns` belongs to it."""
 
     step: str
-    """Its number; "" for a trace without steps, all of which is one."""
+    """Its number; "" for a trace without steps, which is one step."""
     begin_ns: int
     end_ns: int
     host_begin_ns: int | None
@@ -58,9 +58,9 @@ class StepRange:
 
 
 def step_ranges(trace: Trace) -> list[StepRange]:
-    """The steps in order, from the first work that each launched to its end on host and device.
+    """Return the steps in order, from the first work of each to its end on host and device.
 
-    Without the flows from host to device a step is its time on the host.
+    If there are no flows from host to device, a step is its time on the host.
     """
     events = trace.events
     named = {code: _STEP.match(name) for code, name in enumerate(trace.names)}
@@ -85,7 +85,7 @@ def step_ranges(trace: Trace) -> list[StepRange]:
 
 
 def whole_range(trace: Trace) -> StepRange:
-    """All of a trace as one step; on the host it begins with the first operator."""
+    """Return the whole trace as one step; on the host it begins with the first operator."""
     events = trace.events
     operators = events.begin_ns[trace.rows_of(["cpu_op"])]
     begin = int(operators.min()) if len(operators) else None
@@ -94,7 +94,7 @@ def whole_range(trace: Trace) -> StepRange:
 
 
 def step_of(ranges: list[StepRange], begin_ns: Numbers) -> Numbers:
-    """For each time on the device the number of its step in `ranges`, or -1."""
+    """Return the index in `ranges` of the step of each time on the device, or -1."""
     found = np.full(len(begin_ns), -1, dtype=np.int64)
     for number, each in enumerate(ranges):
         free = found < 0
@@ -103,7 +103,7 @@ def step_of(ranges: list[StepRange], begin_ns: Numbers) -> Numbers:
 
 
 def _launched(trace: Trace) -> tuple[Numbers, Numbers, Numbers]:
-    """When the host launched work that a flow joins to it, and where that begins and ends."""
+    """Return the times of launches with a flow to device work, and begin and end of that work."""
     flows = trace.flows
     starts, ends = flows_of(trace, OPERATOR_FLOWS)
     if len(starts) == 0:
@@ -113,7 +113,7 @@ def _launched(trace: Trace) -> tuple[Numbers, Numbers, Numbers]:
 
 
 def _ends_of(trace: Trace, begin: Numbers, pid: Numbers) -> Numbers:
-    """Where what begins at these times ends; of several the last."""
+    """Return the latest end of the events that begin at these times."""
     events = trace.events
     rows = np.flatnonzero(np.isin(events.pid, np.unique(pid)))
     rows = rows[np.lexsort((events.end_ns[rows], events.begin_ns[rows]))]
@@ -140,7 +140,7 @@ COLUMNS = {
     "exposed_without_receive_ns": "Communication(Not Overlapped and Exclude Receive)",
     "preparing_ns": "Preparing",
 }
-"""Each figure's name, and its column."""
+"""The name and the column of each figure."""
 
 
 class StepTimeFigures(Figures, frozen=True):
@@ -175,12 +175,12 @@ class StepTime:
     stage_ns: int | None
     """From the step's first work on the device to the end of its last, less `bubble_ns`."""
     bubble_ns: int | None
-    """Operators that receive from another stage of a pipeline."""
+    """Time of operators that receive from another stage of a pipeline."""
     exposed_without_receive_ns: int | None
     preparing_ns: int | None
     """From the step's begin on the host to its first operator on the device."""
     intervals: int | None = None
-    """Of how many intervals, each rounded to ns, it was summed up; None in a file."""
+    """The number of summed intervals, each rounded to ns; None for a file."""
 
     def times(self) -> dict[str, int | None]:
         """The times by field name, in the order of `COLUMNS`."""
@@ -192,13 +192,13 @@ class StepTime:
 
     @property
     def name(self) -> str:
-        """The step in words."""
+        """The name of the step for pages."""
         step = f"step {self.step}" if self.step else "the whole trace"
         return f"{step}, device {self.device}" if self.device else step
 
 
 def step_times(lanes: dict[str, Overlap], ranges: list[StepRange]) -> list[StepTime]:
-    """Sum up each device's tracks by step, without steps in which a device had no work."""
+    """Sum up each device's tracks by step. Steps without work on a device are left out."""
     found = []
     for device, of_device in sorted(lanes.items()):
         kinds = {kind: of_device[kind] for kind in range(RECEIVING + 1)}
@@ -236,7 +236,7 @@ def _summed(device: str, step: StepRange, lanes: Overlap) -> StepTime:
 
 
 def step_times_of_file(table: CsvTable) -> list[StepTime]:
-    """The rows of step_trace_time.csv; a cell that is not a number is unknown."""
+    """Return the rows of step_trace_time.csv. Cells that are not numbers are unknown."""
     cells = {
         name: [scaled(text, table.unit(column, "us")) for text in table.texts(column)]
         for name, column in COLUMNS.items()
@@ -259,7 +259,7 @@ _RECEIVE = re.compile(r"^hcom_receive")
 
 
 def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
-    """Each step's times by device; empty if the table has no times of day.
+    """Return each step's times by device; empty if the table has no times of day.
 
     A step is the rows with its `Step Id`, or all rows if there is no such column. Collectives are
     rows of core HCCL or COMMUNICATION, which only some releases write.
@@ -274,7 +274,7 @@ def step_times_of_kernels(table: CsvTable) -> list[StepTime]:
 
 
 def intervals_of_kernels(table: CsvTable) -> Interval | None:
-    """When the rows that compute ran; None where the table has no times of day."""
+    """Return the intervals of computing rows; None if the table has no times of day."""
     every = [row for rows in _rows(table).values() for row in rows]
     if not every:
         return None
@@ -284,7 +284,7 @@ def intervals_of_kernels(table: CsvTable) -> Interval | None:
 
 
 def _rows(table: CsvTable) -> dict[tuple[str, str], list[tuple[int, int, int]]]:
-    """Begin, end and kind of each row, by device and step."""
+    """Return begin, end and kind of each row, by device and step."""
     if not table.has("start time", "duration"):
         return {}
     start, length = table.unit("start time", "us"), table.unit("duration", "us")
@@ -337,7 +337,7 @@ def _lanes(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]]) -> Overlap:
 
 
 EXPOSED_COMMUNICATION = "ascend.exposed_communication"
-"""The code of the finding on all waits within collectives."""
+"""The code of the finding about all waits within collectives."""
 LANES, OPERATORS, FILE, KERNELS = "lanes", "operators", "file", "kernels"
 _SOURCES = {
     LANES: "the tracks of the trace's Overlap Analysis",
@@ -351,14 +351,14 @@ _WORST = 3
 _SHARE = 1e-6
 _SHOWN = 4
 _COARSE = ("stage_ns", "preparing_ns")
-# Figures that kernel_details.csv does not have: not every release writes collectives to it, and a
-# step's free time extends to the next step's first operator.
+# Figures that kernel_details.csv does not contain, because not every release writes collectives to
+# it, and a step's free time extends to the next step's first operator.
 _OF_TRACE = tuple(name for name in COLUMNS if name != "computing_ns")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A figure that two of the three do not have in common; times in ns."""
+    """A figure that differs between two of the three sources; times in ns."""
 
     step: str
     figure: str
@@ -370,7 +370,7 @@ class Difference:
 
     @property
     def sentence(self) -> str:
-        """Who says what."""
+        """A sentence with both figures and their sources."""
         return (
             f"{self.figure} of {self.step}: {in_words(self.time_ns, 'ns')} by"
             f" {_SOURCES[self.says]}, {in_words(self.other_ns, 'ns')} by {_SOURCES[self.other]}"
@@ -403,26 +403,26 @@ class AscendStepsFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class AscendSteps(Result):
-    """Steps by device, and who said so."""
+    """Steps by device, with their sources."""
 
     source: str
     steps: list[StepTime]
     checked: dict[str, list[StepTime]]
-    """The same steps by the others that are there."""
+    """The same steps from the other sources."""
     differences: list[Difference] = field(default_factory=list)
     waits: StreamWaits | None = None
-    """What the streams waited for, if the trace shows it."""
+    """The waits of streams, if the trace shows them."""
     collectives: CollectiveStats | None = None
-    """What communication.json says about the collectives."""
+    """The collectives of communication.json."""
 
     @property
     def exposed_ns(self) -> int:
-        """Communication without computing, in the steps whose stage is known."""
+        """Communication without computing, in steps with a known stage time."""
         return sum(step.exposed_ns or 0 for step in self._staged)
 
     @property
     def stage_ns(self) -> int:
-        """The length of these steps' stages."""
+        """The stage time of these steps."""
         return sum(step.stage_ns or 0 for step in self._staged)
 
     @property
@@ -444,7 +444,7 @@ class AscendSteps(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Exposed communication, free time that no trace explains, figures that do not agree."""
+        """Findings about exposed communication, free time without a trace, and differences."""
         found = self._exposed()
         found += self._free() if self.source in (FILE, KERNELS) else []
         for differences, severity, what, code in (
@@ -472,12 +472,13 @@ class AscendSteps(Result):
                             for d in differences[:5]
                         ),
                         code,
+                        numbers={"differences": len(differences)},
                     )
                 )
         return found
 
     def _free(self) -> list[Finding]:
-        """Much idle time, if there is no trace that shows why."""
+        """Return a finding about much idle time, if there is no trace that shows why."""
         known = [s for s in self.steps if s.free_ns is not None and _span(s)]
         free, span = sum(s.free_ns or 0 for s in known), sum(_span(s) for s in known)
         percent = share(free, span)
@@ -491,10 +492,11 @@ class AscendSteps(Result):
             " shows why."
         )
         evidence = tuple(Evidence(f"Free of {s.name}", None, s.free_ns, "ns") for s in worst)
-        return [Finding(severity, sentence, evidence, "ascend.free")]
+        numbers = {"time_ns": free, "percent": percent, "whole_ns": span}
+        return [Finding(severity, sentence, evidence, "ascend.free", numbers=numbers)]
 
     def _exposed(self) -> list[Finding]:
-        """Communication without computing, with its known causes."""
+        """Return a finding about communication without computing, with its known causes."""
         percent = share(self.exposed_ns, self.stage_ns)
         severity = _EXPOSED.severity(percent)
         if severity is None:
@@ -533,7 +535,15 @@ class AscendSteps(Result):
             sentence += (
                 " Start communication earlier, on its own stream, so that computation hides it."
             )
-        return [Finding(severity, sentence, tuple(evidence), EXPOSED_COMMUNICATION)]
+        numbers: dict[str, float] = {
+            "time_ns": self.exposed_ns,
+            "percent": percent,
+            "whole_ns": self.stage_ns,
+        }
+        if moved is not None:
+            numbers |= {"moved_ns": moved.transit_ns, "collectives_ns": moved.elapse_ns}
+        shown = tuple(evidence)
+        return [Finding(severity, sentence, shown, EXPOSED_COMMUNICATION, numbers=numbers)]
 
     def tables(self) -> list[Table]:
         """Steps as rows, with the columns of step_trace_time.csv."""
@@ -547,7 +557,7 @@ class AscendSteps(Result):
 
     @property
     def headlines(self) -> list[str]:
-        """The first steps on a line each, for a screen."""
+        """Return one line for each of the first steps, for a screen."""
         lines = []
         for step in self.steps[:_SHOWN]:
             times = {
@@ -601,7 +611,8 @@ def analyze(
     if not found:
         return Unavailable(
             "Neither the trace nor step_trace_time.csv contains the time of an Ascend device:"
-            " record it with the NPU's activity."
+            " record it with the NPU's activity.",
+            "no_device",
         )
     source = next(iter(found))
     others = {other: steps for other, steps in found.items() if other != source}
@@ -636,19 +647,22 @@ def _differences(
                 their = same.times()[name]
                 if mine is None or their is None:
                     continue
-                if abs(mine - their) > _apart(name, other, mine, step, same):
+                if abs(mine - their) > _tolerance(name, other, mine, step, same):
                     found.append(Difference(step.name, COLUMNS[name], source, mine, other, their))
     return found
 
 
-def _apart(figure: str, other: str, time_ns: int, *steps: StepTime) -> float:
-    """The largest difference of two equal figures: 1 ns, 1e-6 of the time, or their rounding."""
-    apart = max(1.0, _SHARE * abs(time_ns))
+def _tolerance(figure: str, other: str, time_ns: int, *steps: StepTime) -> float:
+    """Return the largest difference at which two figures count as equal.
+
+    This is 1 ns, 1e-6 of the time, or the error of rounding.
+    """
+    tolerance = max(1.0, _SHARE * abs(time_ns))
     if other in (OPERATORS, KERNELS):
-        # Operators last fractions of ns; trace and lanes round each to ns.
-        return max(apart, *(step.intervals or 0 for step in steps))
-    # The file's are differences of times of day in doubles, which are 250 ns apart.
-    return max(apart, 500.0) if figure in _COARSE else apart
+        # Durations of operators have fractions of ns, which trace and tracks round to ns.
+        return max(tolerance, *(step.intervals or 0 for step in steps))
+    # The file's figures are differences of times of day in doubles, which are 250 ns apart.
+    return max(tolerance, 500.0) if figure in _COARSE else tolerance
 
 
 def _span(step: StepTime) -> int:

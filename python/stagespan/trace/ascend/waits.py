@@ -1,4 +1,4 @@
-"""Where the streams of an Ascend device waited: for another stream, or for another rank."""
+"""Lists the waits of an Ascend device's streams for another stream or another rank."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Wait:
     event: Evidence
     stream: str
     operator: str | None
-    """What waited: the next operator on the stream, or the collective that the wait is part of."""
+    """The waiting operator, or the collective that contains the wait."""
     beside: str | None
-    """The event that overlapped it for longest, on another stream."""
+    """The event on another stream that overlapped it for longest."""
     exposed_ns: int
-    """The part of it without computing."""
+    """The part of the wait without computing."""
 
 
 class WaitsOfKind(Figures, frozen=True):
@@ -76,7 +76,7 @@ class WaitFigures(Figures, frozen=True):
 
 
 class WaitsFigures(Figures, frozen=True):
-    """What the streams waited for."""
+    """The waits of streams."""
 
     span_ns: Ns
     by_kind: dict[str, WaitsOfKind]
@@ -127,11 +127,11 @@ class StreamWaits(Result):
         )
 
     def findings(self) -> list[Finding]:
-        """Waits that take much of the time, if they are not the waits of a collective."""
+        """Findings about long waits that are not waits of a collective."""
         found = []
         for kind in self.count:
             if self.is_communication(kind):
-                continue  # the finding on exposed communication names them
+                continue  # the finding about exposed communication contains these
             percent = share(self.exposed_ns[kind], self.span_ns)
             severity = _SHARES.severity(percent)
             mine = [wait for wait in self.largest if wait.kind == kind]
@@ -157,7 +157,14 @@ class StreamWaits(Result):
                 )
             mine.sort(key=lambda wait: -wait.exposed_ns)
             evidence = tuple(wait.event for wait in mine[:3])
-            found.append(Finding(severity, sentence, evidence, f"ascend.{kind}_wait"))
+            numbers = {
+                "time_ns": self.exposed_ns[kind],
+                "percent": percent,
+                "whole_ns": self.span_ns,
+                "waits": self.count[kind],
+            }
+            code = f"ascend.{kind}_wait"
+            found.append(Finding(severity, sentence, evidence, code, numbers=numbers))
         return found
 
     def is_communication(self, kind: str) -> bool:
@@ -167,7 +174,7 @@ class StreamWaits(Result):
         return much and 2 * inside >= exposed
 
     def in_communication(self) -> list[tuple[str, str, tuple[Evidence, Evidence]]]:
-        """Of each kind that is communication name, clause and evidence; NOTIFY comes last."""
+        """Return name, clause and evidence of each kind that is communication, NOTIFY last."""
         found = []
         for kind in self.count:
             mine = [wait for wait in self.largest if wait.kind == kind]
@@ -182,7 +189,7 @@ class StreamWaits(Result):
         return found
 
     def tables(self) -> list[Table]:
-        """By kind, and the longest."""
+        """Tables of waits by kind, and of the longest waits."""
         kinds = [
             (_WHAT[kind], self.count[kind], self.total_ns[kind], self.exposed_ns[kind])
             for kind in self.count
@@ -228,12 +235,14 @@ def analyze(trace: Trace) -> StreamWaits | Unavailable:
         EVENT: np.flatnonzero(named(trace, _EVENT) & on_device(trace)),
         NOTIFY: np.flatnonzero(named(trace, _NOTIFY) & on_device(trace)),
     }
-    if len(rows_of[NOTIFY]) == 0:  # then they may stand in the lanes of communication
+    if len(rows_of[NOTIFY]) == 0:  # then the tracks of communication may contain them
         rows_of[NOTIFY] = np.flatnonzero(named(trace, _NOTIFY))
     rows_of = {kind: rows for kind, rows in rows_of.items() if len(rows)}
     busy = work.rows
     if not rows_of or len(busy) == 0:
-        return Unavailable("The trace has no waits of streams (EVENT_WAIT, Notify Wait).")
+        return Unavailable(
+            "The trace has no waits of streams (EVENT_WAIT, Notify Wait).", "no_waits"
+        )
     begin, end = events.begin_ns, events.end_ns
     computing = busy[work.kind[busy] == COMPUTE]
     computes = merged(begin[computing], end[computing])
@@ -271,14 +280,14 @@ def _long(trace: Trace, rows: Numbers) -> list[int]:
 
 
 class _Look:
-    """Finds what waited, and what overlapped it; each search goes through the device's rows."""
+    """Finds the waiting event and the event that overlapped it. Searches all rows of the device."""
 
     def __init__(self, trace: Trace, busy: Numbers, kind: NDArray[np.int8]) -> None:
         self._trace, self._busy, self._kind = trace, busy, kind[busy]
         self._window = window_of(trace) or (0, 0)
 
     def wait(self, kind: str, row: int) -> Wait:
-        """What there is to say about one wait."""
+        """Return the details of one wait."""
         events, busy = self._trace.events, self._busy
         begin, end = int(events.begin_ns[row]), int(events.end_ns[row])
         pid, tid = int(events.pid[row]), int(events.tid[row])

@@ -24,7 +24,7 @@ from stagespan.trace.result import Unavailable, shortened
 
 
 def renamed(before: Trace, after: Trace, old: Cells, new: Cells) -> dict[str, str]:
-    """Kernels under a new name: the old name by the new one.
+    """Find renamed kernels. Returns the old name by the new one.
 
     A pair is one kernel that only the first trace has and one that only the second has. Both are of
     one kind and are launched equally often per step by the same operators in the same stages and
@@ -47,7 +47,7 @@ def renamed(before: Trace, after: Trace, old: Cells, new: Cells) -> dict[str, st
 
 
 def shapes_of(trace: Trace, kernels: set[str]) -> dict[str, frozenset[str]]:
-    """The input shapes of the operators that launched each kernel."""
+    """Return the input shapes of the operators that launched each kernel."""
     codes = [code for code, name in enumerate(trace.names) if name in kernels]
     rows = np.flatnonzero(np.isin(trace.events.name, codes))
     launched = launch_sources(trace, rows) if len(rows) else None
@@ -76,7 +76,7 @@ def _signatures(cells: Cells, others: set[str]) -> dict[frozenset[object], list[
 
 
 def _place(cell: Cell, cells: Cells) -> object:
-    # Compared as products, so that no division rounds: see the counts' meaning in Cells.
+    # Products are compared, so that no division rounds; see the counts in Cells.
     count = cells.count[cell]
     whole, rest = divmod(count, cells.per)
     return (cell.part, cell.stage, cell.layer, cell.operator, whole, rest / cells.per)
@@ -87,27 +87,27 @@ def _place(cell: Cell, cells: Cells) -> object:
 
 _MODULE = re.compile(r"^nn\.Module: (.+?)(?:_\d+)?$")
 _DIGITS = re.compile(r"\d+")
-# Least parts of common work, weighted by calls. One model at two sizes, or two models of one size,
-# have kernels or weights in common, but not the shapes of their inputs.
+# The least fractions of common work, weighted by calls. One model in two sizes, or two models of
+# one size, have kernels or weights in common, but not their input shapes.
 _LEAST_SHAPES, _LEAST_KERNELS, _LEAST_OPERATORS = 0.15, 0.6, 0.95
-# The least part of the names of stages and modules that is in both, and the least number of names.
+# The least fraction of common names of stages and modules, and the least number of names.
 _LEAST_PARTS, _FEWEST_PARTS = 0.6, 3
-# The least part of the work with a known operator; below it, operators are not compared.
+# The least fraction of work with a known operator; below it, operators are not compared.
 _LEAST_KNOWN = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """What two traces have in common, each from 0 to 1; None if unknown."""
+    """The fractions that two traces have in common, from 0 to 1; None if unknown."""
 
     kernels: float | None
-    """None without a device."""
+    """The kernels; None without a device."""
     operators: float | None
     """The operators that launched the kernels; without a device, all operators."""
     shapes: float | None
-    """The same with the shapes of their inputs."""
+    """The operators with their input shapes."""
     parts: float | None
-    """Different stages and classes of modules."""
+    """The names of stages and classes of modules."""
 
     @property
     def alike(self) -> bool:
@@ -123,12 +123,12 @@ class Likeness:
 
     @property
     def work(self) -> float:
-        """The part of the work that is the same, by the most precise figure that is known."""
+        """The fraction of the work that is the same, by the most precise known figure."""
         return next((s for s in (self.shapes, self.kernels, self.operators) if s is not None), 0.0)
 
 
 def likeness(before: Trace, after: Trace) -> Likeness:
-    """Compare the contents of the traces."""
+    """Return how similar the contents of the traces are."""
     first, second = (_Work(trace) for trace in (before, after))
     return Likeness(
         kernels=_in_both(first.kernels, second.kernels),
@@ -139,7 +139,7 @@ def likeness(before: Trace, after: Trace) -> Likeness:
 
 
 class _Work:
-    """How often a trace has each kernel, operator, and operator with its shapes."""
+    """The counts of each kernel, operator, and operator with its shapes in a trace."""
 
     def __init__(self, trace: Trace) -> None:
         rows = device_work(trace).rows
@@ -179,7 +179,7 @@ def _shapes(trace: Trace, operators: Rows) -> Counter[tuple[str, str]]:
 
 
 def _parts(trace: Trace) -> set[str]:
-    """The user's own stages, without numbers, and the classes of modules."""
+    """Return the user's stages, without numbers, and the classes of modules."""
     stages = {trace.names[code] for code, _ in _counts(trace.events.name[stage_marks(trace)])}
     own = {_DIGITS.sub("#", name) for name in stages if FRAMEWORK.match(name) is None}
     modules = {found[1] for name in trace.names if (found := _MODULE.match(name)) is not None}
@@ -192,7 +192,7 @@ def _counts(codes: Numbers | NDArray[np.int32]) -> list[tuple[int, int]]:
 
 
 def _in_both(first: Counter[Any], second: Counter[Any]) -> float | None:
-    """The part of the work that both have, relative to each trace's whole work."""
+    """Return the fraction of the work that both traces have, of each trace's total work."""
     wholes = sum(first.values()), sum(second.values())
     if not all(wholes):
         return None
@@ -209,28 +209,29 @@ def _same(first: set[str], second: set[str]) -> float | None:
 # --- Comparing ---
 
 
-# The least part of the work of two whole traces that must be in both.
-_LEAST_ALIKE = 0.8
+# The least fraction of the work of two whole traces that must be in both.
+_LEAST_COMMON = 0.8
 
 
 def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
     """Compare two traces; Unavailable, with the reason, if they cannot be compared."""
     reason = _why_not(before, after)
     if reason is not None:
-        return Unavailable(reason)
+        return Unavailable(reason, "different_activities")
     on_device = len(device_work(before).rows) > 0
     remarks: list[str] = []
     stretches = _stretches(before, after, remarks)
     if stretches is None:
         return Unavailable(
-            "One of the traces contains no events with a duration, so they cannot be compared."
+            "One of the traces contains no events with a duration, so they cannot be compared.",
+            "no_durations",
         )
     found = likeness(before, after)
     remarks += _about_devices(before, after)
     if stretches[0].steps == 0:
         work = _work(before, on_device), _work(after, on_device)
         alike = sum((work[0] & work[1]).values()) / max(sum((work[0] | work[1]).values()), 1)
-        if alike < _LEAST_ALIKE:
+        if alike < _LEAST_COMMON:
             counts = [f"{sum(each.values()):,}" for each in work]
             what = "launches of kernels and copies" if on_device else "calls of operators"
             return Unavailable(
@@ -238,6 +239,7 @@ def compare(before: Trace, after: Trace) -> Comparison | Unavailable:
                 f" ({counts[0]} {what} before, {counts[1]} after, {100 * alike:.0f} % of them the"
                 " same), so the difference of their totals is meaningless. Record both with"
                 " steps, or record the same part of the program.",
+                "different_work",
             )
         remarks.append("The whole traces are compared, because not both have the same steps.")
     elif not found.alike:
@@ -329,7 +331,7 @@ def _device(trace: Trace) -> str | None:
 
 
 def _waits(before: Trace, after: Trace, stretches: tuple[Windows, Windows]) -> tuple[Change, ...]:
-    """The idle time caused by calls that wait or allocate, over the whole of each trace."""
+    """Return the idle time caused by calls that wait or allocate, over each whole trace."""
     sums: dict[str, list[int]] = {}
     for at, (trace, stretch) in enumerate(zip((before, after), stretches, strict=True)):
         found = idle.analyze(trace)
@@ -347,14 +349,14 @@ def _waits(before: Trace, after: Trace, stretches: tuple[Windows, Windows]) -> t
 
 
 def _work(trace: Trace, on_device: bool) -> Counter[str]:
-    """How often each name of device work (without a device, each operator) occurs."""
+    """Return the counts of device work or, without a device, of operators, by name."""
     if not on_device:
         return _calls(trace, ["cpu_op"])
     return _counted(trace, device_work(trace).rows)
 
 
 def _calls(trace: Trace, categories: list[str]) -> Counter[str]:
-    """How often each name of some categories occurs, without the profiler's steps."""
+    """Return the counts of events of some categories by name, without the profiler's steps."""
     found = _counted(trace, np.flatnonzero(trace.rows_of(categories)))
     return Counter({n: c for n, c in found.items() if PROFILER_STEP.match(n) is None})
 
@@ -367,7 +369,7 @@ def _counted(trace: Trace, rows: NDArray[np.intp]) -> Counter[str]:
 
 
 def _written(before: Trace, after: Trace) -> tuple[list[str], list[str]]:
-    """Names by code, without their numbers if only one trace has the name.
+    """Return the names by code, without numbers if only one trace has the name.
 
     So `batch 17` and `batch 42` are the same, while `layer 1` and `layer 2`, which both traces
     have, stay different.

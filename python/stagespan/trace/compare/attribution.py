@@ -77,7 +77,7 @@ def attribute(trace: Trace, windows: Windows) -> Attribution:
 
 
 def _less(cover: Cover, other: Cover) -> Cover:
-    """The parts of `cover` that are not in `other`."""
+    """Return the parts of `cover` that are not in `other`."""
     if len(cover.begin) == 0 or len(other.begin) == 0:
         return cover
     # The result is the intersection of `cover` with the gaps between the intervals of `other`.
@@ -95,7 +95,7 @@ def _less(cover: Cover, other: Cover) -> Cover:
 
 
 def _idle(trace: Trace, windows: Windows, free: Cover) -> dict[str, int]:
-    """The windows' time without device work, by cause."""
+    """Return the windows' time without device work, by cause."""
     found = _with_the_first(trace, gaps(trace), windows)
     parts = split_idle(trace, found, step_begins(trace)).parts
     inside = free.within(found.begin_ns, found.end_ns)
@@ -111,7 +111,7 @@ def _idle(trace: Trace, windows: Windows, free: Cover) -> dict[str, int]:
 
 
 def _with_the_first(trace: Trace, found: Gaps, windows: Windows) -> Gaps:
-    """The gaps, and before them the time from the first window's begin to the first work."""
+    """Return the gaps, preceded by the time from the first window's begin to the first work."""
     events = trace.events
     if len(found.rows) == 0:
         return found
@@ -143,7 +143,7 @@ def _with_the_first(trace: Trace, found: Gaps, windows: Windows) -> Gaps:
 
 
 def apportioned(parts: Numbers, numerator: int, denominator: int) -> Numbers:
-    """Whole parts in the proportion of `parts`, times numerator / denominator.
+    """Return integers in the proportion of `parts`, times numerator / denominator.
 
     They sum to the sum of `parts` times the fraction, rounded half up. Each part is rounded down,
     and the rest is added to the parts with the largest remainders.

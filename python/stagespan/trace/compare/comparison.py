@@ -1,4 +1,4 @@
-"""What changed between two traces: figures that sum to the change, tables and findings."""
+"""The change between two traces: figures that sum to the change, tables and findings."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class Comparison(Titled):
     """Notes on the traces that limit what the figures mean."""
     on_device: bool
     alike: bool
-    """Whether the traces have enough in common to be from the same program."""
+    """Whether the traces are similar enough to be from the same program."""
     waits: tuple[Change, ...]
     """Idle time by the calls that wait or allocate, per step, over the whole of each trace."""
 
@@ -293,7 +293,7 @@ class Comparison(Titled):
         )
 
     def chart(self) -> Chart | None:
-        """What the time before became, part by part; small parts as one, so that all sum up."""
+        """The change of each part. Small parts are combined, so that the sum is complete."""
         parts = [
             (shortened(each.name, LONGEST_NAME), each.change_ns)
             for each in self.parts()
@@ -410,7 +410,7 @@ def severity_of(change_ns: int, before_ns: int) -> Severity | None:
 
 
 def percent_of(change_ns: int, before_ns: int, whole_ns: int) -> str:
-    """A change in percent of the time before; "" if that was a very small part of the whole."""
+    """Return a change in percent of the time before; "" if that was a very small part."""
     if before_ns <= 0 or share(before_ns, whole_ns) < _LEAST_BEFORE:
         return ""
     percent = share(change_ns, before_ns)
@@ -466,11 +466,13 @@ def findings(found: Comparison) -> list[Finding]:
         else:
             sentence += _mostly(found)
         code = f"comparison.{found.unit}"
-        shown.append(Finding("low" if noise else severity, sentence, _rests_on(found), code))
+        own: Severity = "low" if noise else severity
+        numbers = _numbers(found.change_ns, found.before_ns, found.after_ns)
+        shown.append(Finding(own, sentence, _rests_on(found), code, numbers=numbers))
     codes = _codes(found)
     for part in found.parts():
-        own = severity_of(part.change_ns, found.before_ns)
-        if own is None:
+        large = severity_of(part.change_ns, found.before_ns)
+        if large is None:
             continue
         name = part.name[0].upper() + part.name[1:]
         than = "less" if part.change_ns < 0 else "more"
@@ -479,13 +481,19 @@ def findings(found: Comparison) -> list[Finding]:
             f" ({in_words(part.before_ns, 'ns')} before, {in_words(part.after_ns, 'ns')} after)."
         )
         evidence = tuple(_most(found, part))
-        shown.append(Finding("low" if noise else own, sentence, evidence, codes[part.name]))
+        own = "low" if noise else large
+        numbers = _numbers(part.change_ns, part.before_ns, part.after_ns)
+        shown.append(Finding(own, sentence, evidence, codes[part.name], numbers=numbers))
     shown += _kernels(found, "low" if noise else None)
     return shown
 
 
+def _numbers(change_ns: float, before_ns: float, after_ns: float) -> dict[str, float]:
+    return {"change_ns": change_ns, "before_ns": before_ns, "after_ns": after_ns}
+
+
 def _rests_on(found: Comparison) -> tuple[Evidence, ...]:
-    """The number of steps of each mean, and how much the steps vary."""
+    """Return evidence with the number of steps of each mean, and their variation."""
     sides = ((found.before, "before"), (found.after, "after"))
     if found.unit == "trace":
         return tuple(
@@ -559,7 +567,8 @@ def _kernels(found: Comparison, at_most: Severity | None) -> list[Finding]:
         evidence = tuple(
             Evidence(each.name, None, abs(each.change_ns), "ns") for each in kernels[:3]
         )
-        shown.append(Finding(at_most or severity, sentence, evidence, code))
+        numbers: dict[str, float] = {"kernels": len(kernels), "change_ns": time}
+        shown.append(Finding(at_most or severity, sentence, evidence, code, numbers=numbers))
     for each in found.renamed_kernels():
         severity = severity_of(each.change_ns, found.before_ns)
         if severity is not None:
@@ -568,7 +577,9 @@ def _kernels(found: Comparison, at_most: Severity | None) -> list[Finding]:
                 f" replaces: {signed(each.change_ns)}{_each(found)}."
             )
             code = "comparison.renamed_kernel"
-            shown.append(Finding(at_most or severity, sentence, evidence_of(each), code))
+            numbers = {"change_ns": each.change_ns}
+            evidence = evidence_of(each)
+            shown.append(Finding(at_most or severity, sentence, evidence, code, numbers=numbers))
     return shown
 
 

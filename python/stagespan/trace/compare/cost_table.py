@@ -1,4 +1,4 @@
-"""A trace's time per step in cells: each kernel of an operator in a stage and layer."""
+"""Divides a trace's time per step into cells: each kernel of an operator in a stage and layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stagespan.trace.read.model import Trace
 
 _MODULE = "nn.Module: "
 _BETWEEN = " / "
-# `hcom_allReduce__586_0_1` is the 0th of group 586, which has a different number in each run.
+# `hcom_allReduce__586_0_1` is number 0 of group 586. The group's number differs in each run.
 _ASCEND_COLLECTIVE = re.compile(r"^(hcom_[A-Za-z]+)__\d+_\d+_\d+$")
 
 

@@ -1,1 +1,1 @@
-"""What several analyses need from a trace, computed in one place."""
+"""Data that several analyses need from a trace, computed in one place."""

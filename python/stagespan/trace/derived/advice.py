@@ -1,4 +1,4 @@
-"""Advice on lost time: sentences, and what a trace must show before one is given."""
+"""Advice on lost time: sentences, each with the facts that a trace must show for it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ STARTS_LOADER = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __iter__$")
 _PAGEABLE = re.compile(r"Pageable", re.IGNORECASE)
 _OF_HOST = re.compile(r"Host", re.IGNORECASE)
 _FREES = re.compile(r"Free|Release|Unmap", re.IGNORECASE)
-# Calls that the rest of the time does not depend on: the few longest.
+# The number of longest calls that are not regarded as representative.
 _ONCE = 3
 _MANY = 50
-# Percent of the device's span: fewer copies of pageable memory do not matter.
+# The least percentage of the device's span for copies of pageable memory.
 _LEAST_PAGEABLE = 1.0
 
 
@@ -59,18 +59,18 @@ class Facts:
 
     @cached_property
     def loads_in_main_process(self) -> bool:
-        """Whether a loader of torch without workers was at work, and none with workers."""
+        """Whether a torch data loader without workers ran, and none with workers."""
         single = any(_ONE_PROCESS.search(name) for name in self._trace.names)
         return single and not self.has_workers
 
     @cached_property
     def has_workers(self) -> bool:
-        """Whether a loader of torch with workers was at work."""
+        """Whether a torch data loader with workers ran."""
         return any(_WORKERS.search(name) for name in self._trace.names)
 
     @cached_property
     def loader_starts(self) -> int:
-        """How often a loader was asked for a new pass over its data."""
+        """The number of times that a data loader began a new pass over its data."""
         return int(named(self._trace, STARTS_LOADER).sum())
 
     @cached_property
@@ -86,7 +86,7 @@ class Facts:
 
     @cached_property
     def allocations(self) -> tuple[int, int]:
-        """How many calls took device memory, and how many gave it back."""
+        """The numbers of calls that allocated and that freed device memory."""
         if self._parts is None:
             return 0, 0
         rows = np.flatnonzero(self._parts.allocates & ~named(self._trace, _OF_HOST))
@@ -95,7 +95,7 @@ class Facts:
 
     @cached_property
     def allocates_steadily(self) -> bool:
-        """Whether calls that allocate or free cost idle time again and again, not once."""
+        """Whether calls that allocate or free memory cost idle time repeatedly."""
         parts = self._parts
         if parts is None:
             return False
@@ -103,18 +103,18 @@ class Facts:
 
     @cached_property
     def gives_back_steadily(self) -> bool:
-        """Whether device memory is taken again and again, and given back about as often."""
+        """Whether device memory is allocated repeatedly, and freed about as often."""
         taken, given = self.allocations
         return self.allocates_steadily and taken >= _MANY and 2 * given >= taken
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A sentence to follow a finding, and when it may."""
+    """A sentence that follows a finding, and its condition."""
 
     name: str
     text: str
-    """May name `taken` and `given`, the numbers of calls that took memory and gave it back."""
+    """The sentence. It can contain `{taken}` and `{given}`, the counts of `Facts.allocations`."""
     applies: Callable[[Facts], bool]
 
 
@@ -180,15 +180,15 @@ _PIN = Advice(
 _MEMORY = (
     Advice(
         "memory.caching",
-        "{taken:,} calls took memory from the device and {given:,} gave it back: the caching"
-        " allocator is switched off, bypassed, or at the limit of the memory. With enough memory,"
+        "{taken:,} calls allocated device memory and {given:,} freed it: the caching allocator is "
+        "switched off, bypassed, or at the limit of the memory. With enough memory,"
         " it would reuse it.",
         lambda facts: facts.gives_back_steadily,
     ),
     Advice(
         "memory.growing",
-        "{taken:,} calls took memory from the device and {given:,} gave it back. Allocating the"
-        " largest batch first would take the memory once.",
+        "{taken:,} calls allocated device memory and {given:,} freed it. Running the largest batch "
+        "first would allocate the memory only once.",
         lambda facts: facts.allocates_steadily and facts.allocations[0] > _ONCE,
     ),
     Advice(
@@ -273,7 +273,7 @@ EVERY: tuple[Advice, ...] = (
 
 
 def advice_on(cause: str, facts: Facts) -> str:
-    """What to do about a cause of idle time, or about a part of the host's time.
+    """Return advice on a cause of idle time, or on a part of the host's time.
 
     Contains the first advice of each group that the trace supports; "" if there is none.
     """

@@ -1,4 +1,4 @@
-"""Where on the host an event happened: the operator and the line of Python around it."""
+"""Finds the operator and the line of Python around an event on the host."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _STREAM_WAIT, _STREAM, _EVENT, _DEVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """What a stream had to wait for."""
+    """The event for which a stream had to wait."""
 
     stream: int
     row: int
     """The row of the device event; -1 if the trace does not show which event it was."""
 
     def label(self, trace: Trace) -> str:
-        """The stream, and what ran on it."""
+        """The stream and its event, as text."""
         if self.row < 0:
             return f"stream {self.stream}"
         return f"{trace.names[int(trace.events.name[self.row])]} on stream {self.stream}"
 
 
 class SyncEvents:
-    """Looks up the events of category `cuda_sync`, which say what a call or a stream waited for.
+    """Looks up events of category `cuda_sync`, which show why a call or a stream waited.
 
-    The methods return None for everything if the trace has no such events.
+    All methods return None if the trace has no such events.
     """
 
     __slots__ = ("_call_of", "_device", "_kind", "_on", "_record", "_rows", "_stream", "_trace")
@@ -58,7 +58,7 @@ class SyncEvents:
         self._call_of = dict(zip(correlation, range(len(rows)), strict=True))
 
     def of_host(self, call: int) -> str | None:
-        """What a call of the host's waited for: a stream, or the device; None if not known."""
+        """Return what a host call waited for: a stream or the device; None if not known."""
         at = self._call_of.get(int(self._trace.events.correlation[call]), -1)
         if at < 0 or self._trace.events.correlation[call] == MISSING:
             return None
@@ -69,9 +69,9 @@ class SyncEvents:
         return f"stream {stream[at]}" if stream is not None and stream[at] >= 0 else None
 
     def before(self, gaps: Gaps, at: int) -> Awaited | None:
-        """What the work after a gap had to wait for on another stream, the last to end.
+        """Return the last event on another stream for which the work after a gap had to wait.
 
-        Only waits between the launch of what its stream ran before and its own count.
+        Only waits between the launch of the stream's previous work and its own launch count.
         """
         events = self._trace.events
         first = int(gaps.first[at])
@@ -87,7 +87,7 @@ class SyncEvents:
         return max(found, key=lambda each: self._end(each.row), default=None)
 
     def _launched_before(self, gaps: Gaps, device: Numbers, stream: Numbers, time: int) -> int:
-        """When the work that a stream has had last before a time was launched."""
+        """Return when the last work of a stream before a time was launched."""
         launched = self._on_stream(gaps, device, stream)[1]
         return int(launched[launched < time].max(initial=MISSING))
 
@@ -112,7 +112,7 @@ class SyncEvents:
     def _on_stream(
         self, gaps: Gaps, device: Numbers, stream: Numbers
     ) -> tuple[NDArray[np.intp], Numbers]:
-        """The work of a stream whose launch is in the trace, and when it was launched."""
+        """Return a stream's work with launches in the trace, and the times of these launches."""
         devices, others = streams(self._trace, gaps.rows)
         here = (devices == device) & (others == stream) & (gaps.calls >= 0)
         return gaps.rows[here], self._trace.events.begin_ns[gaps.calls[here]]
@@ -122,7 +122,7 @@ class SyncEvents:
 
 
 def _numbers(trace: Trace, key: str, rows: NDArray[np.intp]) -> Numbers:
-    """An argument of each of `rows`; `MISSING` if it is absent or not a whole number."""
+    """Return an argument of each of `rows`; `MISSING` if it is absent or not an integer."""
     column = np.full(len(trace.events), MISSING, dtype=np.int64)
     argument = trace.argument(key) if len(rows) else None
     if argument is not None and argument.numbers is not None:
@@ -135,7 +135,7 @@ def _numbers(trace: Trace, key: str, rows: NDArray[np.intp]) -> Numbers:
 
 
 _FRAME = re.compile(r"\.py\(\d+\): ")
-# Frames of the framework and of the interpreter: a user looks for his own.
+# Frames of the framework and the interpreter, which do not help users.
 _NOT_OWN = re.compile(
     r"(?:^|/)(?:torch|torch_npu|torchgen|functools|contextlib|threading|runpy|_pytest|importlib)"
     r"(?:/|\.py\()|<frozen|multiprocessing/"
@@ -167,20 +167,20 @@ class CallSites:
         self._by_thread: dict[tuple[int, int], TimeIndex] = {}
 
     def operator(self, row: int) -> int:
-        """The innermost operator around an event on its thread, or -1."""
+        """Return the innermost operator around an event on its thread, or -1."""
         rows = self._around(row, self._operators)
         return int(rows[-1]) if len(rows) else -1
 
     def operators(self, row: int) -> Rows:
-        """All operators around an event on its thread, the outermost first."""
+        """Return all operators around an event on its thread, the outermost first."""
         return self._around(row, self._operators)
 
     def marks(self, row: int) -> Rows:
-        """All annotations around an event on its thread, the outermost first."""
+        """Return all annotations around an event on its thread, the outermost first."""
         return self._around(row, self._marks)
 
     def calls_before(self, row: int) -> Rows:
-        """The calls of the runtime that ended before an event on its thread, in order."""
+        """Return the runtime calls that ended before an event on its thread, in order."""
         events = self.trace.events
         rows = self._on_thread(self._calls, row)
         rows = rows[events.end_ns[rows] <= events.begin_ns[row]]
@@ -190,15 +190,15 @@ class CallSites:
     def called(
         self, begin_ns: int, end_ns: int, among: Mask | None = None, like: int = -1
     ) -> tuple[int, int]:
-        """The call that took the most of a stretch, and how much all of its name on its thread did.
+        """Return the longest call in an interval, and the total time of calls with its name.
 
-        Only calls `among` some and on the thread of the event `like`, where these are given.
-        (-1, 0) if there was none.
+        `among` limits the calls, and `like` is an event on the thread to search. Returns (-1, 0) if
+        there is no call.
         """
         events = self.trace.events
         rows = self._calls
         if among is not None:
-            # Operators count as calls that wait, in a trace without waiting calls.
+            # In a trace without waiting calls, operators count as waiting calls.
             rows = np.flatnonzero(among)
         if like >= 0:
             rows = self._on_thread(rows, like)
@@ -217,13 +217,13 @@ class CallSites:
         return int(rows[mine[np.argmax(inside[mine])]]), int(sums.max())
 
     def line(self, row: int) -> str | None:
-        """The innermost frame around an event, the user's own if there is one, or None."""
+        """Return the innermost frame around an event, preferably one of the user, or None."""
         return self._frame(self._around(row, self._frames))
 
     def doing(self, row: int, begin_ns: int, end_ns: int) -> tuple[int, str | None]:
-        """What the thread of `row` did in a stretch: an event that fills half of it, and a frame.
+        """Return the innermost event that fills half of an interval, and the Python frame.
 
-        The event is the innermost of those; -1 when the trace has none.
+        Searches the thread of `row`. The event is -1 if there is none.
         """
         events = self.trace.events
         rows = self._thread_of(row).overlapping(begin_ns, end_ns)
@@ -244,7 +244,7 @@ class CallSites:
         return chosen[-1] if chosen else None
 
     def _on_thread(self, rows: Rows, like: int) -> Rows:
-        """Those of some events that are on the thread of another one."""
+        """Return those events that are on the thread of another event."""
         tid, process = self.trace.events.tid, self._process
         same: Rows = rows[(process[rows] == process[like]) & (tid[rows] == tid[like])]
         return same
@@ -255,7 +255,7 @@ class CallSites:
         return self._outermost_first(around[among[around] & (around != row)])
 
     def _thread_of(self, row: int) -> TimeIndex:
-        """All events of the thread of an event."""
+        """Return all events of the thread of an event."""
         thread = int(self._process[row]), int(self.trace.events.tid[row])
         if thread not in self._by_thread:
             same = (self._process == thread[0]) & (self.trace.events.tid == thread[1])
@@ -268,7 +268,7 @@ class CallSites:
 
 
 def waiting_operators(trace: Trace, rows: Rows) -> Rows:
-    """For each event the outermost operator around it that is known to wait (item, to), or -1."""
+    """Return the outermost operator around each event that is known to wait (item, to), or -1."""
     events = trace.events
     rank = np.full(len(trace.names) + 1, len(SYNC_OPERATORS))
     for code, name in enumerate(trace.names):
@@ -283,7 +283,7 @@ def waiting_operators(trace: Trace, rows: Rows) -> Rows:
     for number in np.intersect1d(lane[: len(found)], lane[len(found) :]):
         here = found[of_found[number]]
         begin, end = events.begin_ns[here], events.end_ns[here]
-        # If several begin and end together, the one that calls the others comes first.
+        # If several begin and end together, the caller comes first.
         order = np.lexsort((rank[events.name[here]], -end, begin))
         here, end = here[order], end[order]
         reach = np.maximum.accumulate(end)

@@ -43,44 +43,44 @@ _ROLES: tuple[tuple[int, re.Pattern[str]], ...] = (
 SIGNS = re.compile(
     r"^Torch-Compiled Region|^CompiledFunction|^## Call CompiledFxGraph| \(dynamo_timed\)$|^triton_"
 )
-"""A trace without any of these names has no sign of torch.compile."""
+"""A trace without any of these names does not use torch.compile."""
 _RESUMES = re.compile(r"^(.+\.py\(\d+\)): (?:torch_dynamo_)?resume_in_(.+)_at_\d+$")
 _OF_TORCH = re.compile(r"(?:^|/)torch/|^<built-in")
 
 
 @dataclass(frozen=True)
 class Forest:
-    """Operators, regions and graphs of all threads, each within what is around it."""
+    """The nested operators, regions and graphs of all threads."""
 
     trace: Trace
     lanes: ThreadIndex
     nodes: Nesting
     role: NDArray[np.int8]
-    """Of each node OPERATOR, REGION, GRAPH, BACKWARD, LOOKUP, COMPILING or MARK."""
+    """The role of each node: OPERATOR, REGION, GRAPH, BACKWARD, LOOKUP, COMPILING or MARK."""
 
     @functools.cached_property
     def name(self) -> NDArray[np.int32]:
-        """Of each node the code of its name."""
+        """The code of each node's name."""
         return self.trace.events.name[self.nodes.rows]
 
     def names(self, index: Rows) -> list[str]:
-        """Names of some nodes."""
+        """Return the names of some nodes."""
         return [self.trace.names[code] for code in self.name[index]]
 
     def having(self, *roles: int) -> Mask:
-        """Which nodes have one of the roles."""
+        """Return which nodes have one of the roles."""
         return np.isin(self.role, roles)
 
     def around(self, chosen: Mask) -> Rows:
-        """Of each node the innermost chosen one around it, itself left out, or -1."""
+        """Return the innermost chosen node around each node, or -1."""
         return self._above(self.nodes.first_around(chosen))
 
     def outermost(self, chosen: Mask) -> Rows:
-        """Those of the chosen nodes that are within no other of them."""
+        """Return the chosen nodes that are not inside another chosen node."""
         return np.flatnonzero(chosen & (self.around(chosen) < 0))
 
     def own_ns(self, chosen: Mask, without: Mask) -> Numbers:
-        """Of each chosen node its time less that of other chosen ones, and of `without`, in it."""
+        """Return the time of each chosen node without chosen nodes, and `without`, inside it."""
         both = np.flatnonzero(chosen | without)
         inner = Nesting(
             self.lanes.axis, np.arange(len(both)), self.nodes.begin[both], self.nodes.end[both]
@@ -90,12 +90,12 @@ class Forest:
         return own[chosen]
 
     def dur_ns(self, index: Rows) -> Numbers:
-        """Durations of some nodes."""
+        """Return the durations of some nodes."""
         result: Numbers = self.nodes.end[index] - self.nodes.begin[index]
         return result
 
     def places(self, rows: Rows) -> Numbers:
-        """Where other events begin on the axis; -1 for those of threads without a node."""
+        """Return the places of other events on the axis; -1 on threads without a node."""
         events, process = self.trace.events, processes(self.trace)
         place: Numbers = np.full(len(rows), -1, dtype=np.int64)
         for lane, (pid, tid) in enumerate(self.lanes.threads):
@@ -105,7 +105,7 @@ class Forest:
         return place
 
     def functions(self, index: Rows) -> list[str | None]:
-        """The Python function that each of some regions runs; None without Python stacks.
+        """Return the Python function of each region; None without Python stacks.
 
         It is the first function that is called in the region. If a frame resumes after a graph
         break, the line is that of the break: `model.py(5): forward` for `resume_in_forward_at_5`.
@@ -132,7 +132,7 @@ class Forest:
 
 
 def forest_of(trace: Trace) -> Forest | None:
-    """Build it; None if times are years apart."""
+    """Build the forest; None if times are years apart."""
     annotations = trace.rows_of(["user_annotation"]) & named(trace, _ROLES[2][1])
     rows = np.flatnonzero(trace.rows_of(["cpu_op"]) | annotations)
     lanes = ThreadIndex(trace, rows)
@@ -148,14 +148,14 @@ def forest_of(trace: Trace) -> Forest | None:
 
 
 def _function(name: str) -> str | None:
-    """A frame's name as the user knows it; None for one of the framework."""
+    """Return a frame's name for the user; None for frames of the framework."""
     if _OF_TORCH.search(name) is not None:
         return None
     return _RESUMES.sub(r"\1: \2", name)
 
 
 def frame_of(name: str) -> tuple[str | None, int | None]:
-    """Frame and variant of a region's name; None if it has no numbers."""
+    """Return frame and variant in a region's name; None if it has no numbers."""
     found = REGIONS.match(name)
     if found is None or found["frame"] is None:
         return None, None
@@ -167,38 +167,39 @@ def frame_of(name: str) -> tuple[str | None, int | None]:
 
 @dataclass
 class Frame:
-    """All calls of one frame; times in ns, compiling left out."""
+    """All calls of one frame; times in ns, without compilation."""
 
     frame: str | None
-    """As torch numbers it; None for regions without a number, and graphs outside of regions."""
+    """torch's number of the frame; None for regions without numbers, and graphs outside regions."""
     variants: dict[int, int]
     """Calls by variant: variant 1 is the frame's second compilation."""
     calls: int = 0
     time_ns: int = 0
-    """Without frames that it calls."""
+    """The time without the frames that it calls."""
     graph_ns: int = 0
     """Within graphs."""
     backward_calls: int = 0
     backward_ns: int = 0
-    """On the host, of the backward passes that lead back to this frame."""
+    """Host time of the backward passes of this frame."""
     function: str | None = None
-    """File, line and function if the trace has Python stacks. After a break, its line."""
+    """File, line and function if the trace has Python stacks; after a break, the line of the
+    break."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """What ran compiled."""
+    """The frames that ran compiled."""
 
     frames: list[Frame]
     regions: int
     calls: int
-    """Regions that no other region has called."""
+    """The number of regions that no other region has called."""
     call_ns: int
-    """Time of those calls, compiling left out."""
+    """The time of these calls, without compilation."""
     forward_graphs: int
     backward_graphs: int
     linked: int
-    """Backward graphs whose forward graph is known."""
+    """The number of backward graphs with a known forward graph."""
 
 
 def frames_of(forest: Forest) -> Frames:
@@ -270,7 +271,7 @@ def _without_compiling(forest: Forest, index: np.ndarray) -> int:
 
 
 def _forward_nodes(forest: Forest) -> np.ndarray:
-    """Of each node the node of the forward operator that it belongs to, or -1."""
+    """Return the node of each node's forward operator, or -1."""
     rows = forward_operators(forest.trace, forest.lanes, forest.nodes)
     node = np.full(len(forest.trace.events) + 1, -1, dtype=np.intp)
     node[forest.nodes.rows] = np.arange(len(forest.nodes))
@@ -280,7 +281,7 @@ def _forward_nodes(forest: Forest) -> np.ndarray:
 # --- Graph breaks ---
 
 
-# What gives outputs their shape again, and allocates: no work of the program's.
+# Operators that only restore the shapes of outputs or allocate.
 NO_WORK = re.compile(
     r"^aten::(?:empty\w*|as_strided\w*|_?reinterpret_tensor|view\w*|_?unsafe_view|t|transpose|permute|expand"
     r"|slice|select|squeeze|unsqueeze|detach\w*|alias|resize_|resolve_\w+|_reshape_alias|reshape"
@@ -293,22 +294,20 @@ class Break:
     """All graph breaks between two frames; times in ns."""
 
     before: str
-    """The frame that was left, `?` where regions have no numbers."""
+    """The frame before the break; `?` if regions have no numbers."""
     after: str
-    """The frame that went on."""
+    """The frame that continues."""
     count: int
     time_ns: int | None
-    """From the end of a graph or region to the begin of the next one, compiling left out.
-
-    None where the trace does not show graphs, as with backends that make none: then what is
-    between them cannot be known from what is in them.
-    """
+    """From the end of a graph or region to the begin of the next one, without compilation. None if
+    the trace shows no graphs, as with backends that create none, because graphs and the time
+    between them cannot be distinguished then. """
     operators: dict[str, int] | None
-    """What ran outside of graphs between them, by how often; None as `time_ns`."""
+    """The operators outside of graphs between them, with counts; None like `time_ns`."""
     called: dict[str, int]
-    """Frames that were called between them, by how often: they are compiled by themselves."""
+    """The frames that were called between them, with counts. They are compiled separately."""
     nodes: Rows
-    """The regions that went on, in the order of time."""
+    """The regions that continued, in the order of time."""
 
 
 def breaks_of(forest: Forest) -> list[Break]:
@@ -333,23 +332,23 @@ def breaks_of(forest: Forest) -> list[Break]:
     compiling = np.flatnonzero(forest.having(COMPILING))
     compiled = Cover(nodes.begin[compiling], nodes.end[compiling])
     time = gap_end - gap_begin - compiled.within(gap_begin, gap_end)
-    # A region without a graph, but with operators, is of a backend that makes no graphs.
+    # A region with operators but without a graph belongs to a backend that creates no graphs.
     unclear = np.zeros(len(nodes), dtype=np.bool_)
     unclear[around[_working(forest, around)]] = True
     unclear[around[inside[~is_break]]] = False
     seen = ~unclear[around[after]]
     between = _operators_between(forest, gap_begin, gap_end, around, parts)
-    # A frame breaks once: what follows is its last part, what ran before that was called meanwhile.
+    # A frame breaks once: the last part follows the break, and frames before it were called inside.
     broken, number = np.unique(around[after], return_inverse=True)
     number = number.reshape(-1)
     last = np.searchsorted(number, np.arange(len(broken)), side="right") - 1
     time = np.bincount(number, weights=time).astype(np.int64)
     groups: dict[tuple[str, str], list[int]] = {}
     frames = [frame_of(name)[0] or "?" for name in forest.trace.names]
-    for at, (left, went_on) in enumerate(
+    for at, (left, resumed) in enumerate(
         zip(forest.name[broken].tolist(), forest.name[after[last]].tolist(), strict=True)
     ):
-        groups.setdefault((frames[left], frames[went_on]), []).append(at)
+        groups.setdefault((frames[left], frames[resumed]), []).append(at)
     found = []
     for (before, following), members in groups.items():
         index = np.array(members)
@@ -375,11 +374,11 @@ def breaks_of(forest: Forest) -> list[Break]:
 def _operators_between(
     forest: Forest, gap_begin: Rows, gap_end: Rows, around: Rows, parts: np.ndarray
 ) -> dict[int, list[str]]:
-    """By gap the outermost operators in it that do not stand in a graph."""
+    """Return the outermost operators outside of graphs, by gap."""
     nodes = forest.nodes
     held = _working(forest, around)
     above = forest.around(forest.having(OPERATOR, COMPILING))[held]
-    # Outermost: what is above it, if anything, lies outside the region.
+    # An operator is outermost if its parent, if any, is outside the region.
     held = held[(above < 0) | (above < around[held])]
     order = np.argsort(gap_begin, kind="stable")
     at = np.searchsorted(gap_begin[order], nodes.begin[held], side="right") - 1
@@ -394,7 +393,7 @@ def _operators_between(
 
 
 def _working(forest: Forest, around: Rows) -> Rows:
-    """Operators that stand in a region, but in no graph, and do some work."""
+    """Return operators that are in a region but not in a graph, and do some work."""
     works = np.array([NO_WORK.match(name) is None for name in forest.trace.names] + [False])
     held = np.flatnonzero((forest.role == OPERATOR) & (around >= 0) & works[forest.name])
     found: Rows = held[forest.role[around[held]] == REGION]
@@ -417,14 +416,14 @@ CLASSES: dict[str, str] = {
     USER_TRITON: "Triton kernels of the user or a library",
     OTHER: "other kernels",
 }
-"""What can run in a compiled graph, with its name for a reader."""
+"""The classes of work in compiled graphs, with their names on pages."""
 _COPIES = re.compile(
     r"^aten::(?:copy_|clone|contiguous|fill_|zero_|zeros\w*|ones\w*|full\w*|_to_copy|to)$"
     r"|^(?:Memcpy|Memset)"
 )
 _LIBRARIES = (MATMUL, CONVOLUTION, ATTENTION)
 _CPP = re.compile(r"^(?:graph_\d+_)?cpp_fused_|^## Call CompiledFxGraph|^CompiledFunction")
-# How Triton launches: by the driver, where the framework's own kernels go through the runtime.
+# Triton launches through the driver, the framework's own kernels through the runtime.
 _DRIVER = re.compile(r"^(?:cu|hipModule|hipDrv)Launch(?:Cooperative)?Kernel")
 _PLAIN = re.compile(r"^_?[a-zA-Z]\w*$")
 _LIBRARY_KERNEL = re.compile(
@@ -444,13 +443,13 @@ class Work:
     calls: int
     """Calls of the operator, or launches of the kernel if no operator is around it."""
     host_ns: int | None
-    """Duration on the host; of Inductor's C++ the graph's own time. None for kernels alone."""
+    """Host time; for Inductor's C++, the graph's own time. None for kernels without an operator."""
     device_ns: int | None
-    """Sum of the kernels that it launched; None without a device."""
+    """Total time of the kernels that it launched; None without a device."""
 
 
 def work_in_graphs(forest: Forest) -> list[Work]:
-    """All that ran directly in compiled graphs, the longest first."""
+    """Return the work directly inside compiled graphs, the longest first."""
     nodes, trace = forest.nodes, forest.trace
     graphs = forest.having(GRAPH, BACKWARD)
     parent_is_graph = (nodes.parent >= 0) & np.append(graphs, False)[nodes.parent]
@@ -474,7 +473,7 @@ def work_in_graphs(forest: Forest) -> list[Work]:
         _add_kernels(forest, device.rows, graphs, direct, found)
     rows = [
         Work(
-            # A change of shape that launched something was a copy after all.
+            # A change of shape that launched a kernel was a copy.
             of or COPIES,
             name,
             calls,
@@ -494,7 +493,7 @@ def _add_kernels(
     direct: NDArray[np.bool_],
     found: dict[tuple[str, str], list[int]],
 ) -> None:
-    """Device time by the operator in the graph that launched it; else the kernel by its name."""
+    """Add device time to the operator in the graph that launched it, or else to the kernel."""
     trace, events, nodes = forest.trace, forest.trace.events, forest.nodes
     calls = launch_of(trace, rows)
     inside = _inside(forest, calls)
@@ -514,7 +513,7 @@ def _add_kernels(
     driver = np.array([_DRIVER.match(name) is not None for name in trace.names] + [False])
     by_driver = driver[events.name[calls]] & (calls >= 0) & ~by_aten
     code = events.name[rows].astype(np.int64)
-    # One group a name and the two things that its class depends on.
+    # One group for each name and the two facts on which its class depends.
     key = (code * 2 + by_driver) * 2 + in_graph
     for group in grouped(key[rest], time[rest]):
         name = trace.names[group.code >> 2]
@@ -526,7 +525,7 @@ def _add_kernels(
 
 
 def _class_of(operator: str) -> str:
-    """Class of an operator in a graph; empty for what only allocates or changes a view."""
+    """Return the class of an operator in a graph; "" if it only allocates or changes a view."""
     if inductor_kind(operator) is not None or operator.startswith("triton_"):
         return TRITON
     if _CPP.match(operator):
@@ -542,7 +541,7 @@ def _class_of(operator: str) -> str:
 
 
 def _class_of_kernel(kernel: str, by_driver: bool, in_graph: bool) -> str:
-    """Class of a kernel without an operator in a graph; empty for those outside of all graphs."""
+    """Return the class of a kernel without an operator in a graph; "" outside of graphs."""
     if inductor_kind(kernel) is not None:
         return TRITON
     if by_driver and _PLAIN.match(kernel) and not _LIBRARY_KERNEL.match(kernel):
@@ -558,7 +557,7 @@ def _class_of_kernel(kernel: str, by_driver: bool, in_graph: bool) -> str:
 
 
 def _inside(forest: Forest, calls: Rows) -> Rows:
-    """The innermost node around each launching call, or -1."""
+    """Return the innermost node around each launching call, or -1."""
     known = np.flatnonzero(calls >= 0)
     found = np.full(len(calls), -1, dtype=np.intp)
     places = forest.places(calls[known])
@@ -572,7 +571,7 @@ def _at(values: Rows, index: Rows) -> Rows:
 
 
 def triton_by_kind(forest: Forest) -> dict[str, tuple[int, int]]:
-    """Inductor's Triton kernels on the device: by kind (poi, red, ...) how many, and their time."""
+    """Return count and time of Inductor's Triton kernels, by kind (poi, red, ...)."""
     trace = forest.trace
     rows = device_work(trace).kernels
     found: dict[str, tuple[int, int]] = {}
@@ -586,13 +585,13 @@ def triton_by_kind(forest: Forest) -> dict[str, tuple[int, int]]:
 
 
 def eager_calls(forest: Forest) -> Rows:
-    """Look-ups of compiled code that found none that fits, and after which nothing was compiled.
+    """Return the look-ups that found no compiled code, and after which nothing was compiled.
 
-    Dynamo runs such calls eagerly: once a frame has reached the limit of recompilations, or because
-    the program asked for it.
+    Dynamo runs such calls eagerly, because the frame has reached the limit of recompilations, or
+    because the program requested it.
     """
     nodes = forest.nodes
-    # Regions are what a look-up leads to: before torch 2.2 there were none.
+    # A successful look-up is followed by a region; before torch 2.2, there were none.
     if not forest.having(REGION).any():
         return np.empty(0, dtype=np.intp)
     index = np.flatnonzero(forest.having(LOOKUP))
@@ -603,14 +602,14 @@ def eager_calls(forest: Forest) -> Rows:
     index, after = index[known], others[at[known]]
     same = nodes.begin[index] // stride == nodes.begin[after] // stride
     eager = np.isin(forest.role[after], (OPERATOR, LOOKUP))
-    # What lies outside of the region around the look-up is not what it led to.
+    # Events outside of the region around the look-up do not belong to it.
     around = np.append(nodes.end, np.iinfo(np.int64).max)[nodes.parent[index]]
     found: Rows = index[same & eager & (nodes.begin[after] < around)]
     return found
 
 
 def lookups(forest: Forest) -> tuple[int, int]:
-    """How often dynamo looked for a compiled version of a frame, and the time it took."""
+    """Return the number and the time of dynamo's look-ups of compiled code."""
     index = np.flatnonzero(forest.having(LOOKUP))
     return len(index), int(forest.dur_ns(index).sum())
 
@@ -666,7 +665,7 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _FRAME = re.compile(r"^_compile(?:\.<locals>)?(?:\.compile_inner)? \(dynamo_timed\)$")
-# What surrounds a frame's compilation.
+# The event around a frame's compilation.
 _WRAPPER = re.compile(r"^(?:_compile|dynamo|entire_frame_compile|convert_frame)\b")
 _MARK = re.compile(r"^(?:dynamo|entire_frame_compile)_data: .*?compile_id=\S+$")
 _ID = re.compile(r"compile_id=(?P<frame>\S+)/(?P<variant>\d{1,9})$")
@@ -682,11 +681,11 @@ class Compilation:
     row: int
     time_ns: int
     refused: bool = False
-    """Dynamo did not begin to trace the frame: it had reached the limit of recompilations."""
+    """Whether Dynamo did not trace the frame because of the limit of recompilations."""
 
     @property
     def again(self) -> bool:
-        """Whether the frame had been compiled before and now was once more."""
+        """Whether the frame had been compiled before."""
         return bool(self.variant) and not self.refused
 
     @property
@@ -697,18 +696,18 @@ class Compilation:
 
 @dataclass(frozen=True, slots=True)
 class CompileTime:
-    """Compiling in all threads; times in ns."""
+    """The compilation in all threads; times in ns."""
 
     time_ns: int
     phases: dict[str, int]
     """Time by PHASES, the most first; they sum to `time_ns`."""
     steps: list[tuple[str, int, int]]
-    """The timed parts: name, own time, how often it ran."""
+    """The timed parts: name, own time, and number of runs."""
     compilations: list[Compilation]
 
 
 def compile_time(forest: Forest) -> CompileTime | None:
-    """Sum up what dynamo has timed; None when nothing was compiled in the window."""
+    """Sum up the times measured by dynamo; None if nothing was compiled in the window."""
     trace, events = forest.trace, forest.trace.events
     index = np.flatnonzero(forest.having(COMPILING))
     if len(index) == 0:
@@ -756,7 +755,7 @@ def _phase(step: str) -> str:
 
 
 def _ids(forest: Forest, frames: Rows) -> list[tuple[str | None, int | None]]:
-    """Frame and variant of each compilation, from the mark before it or the region after it."""
+    """Return frame and variant of each compilation, from the mark before or the region after it."""
     trace, nodes = forest.trace, forest.nodes
     marks = np.flatnonzero(trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, _MARK))
     places = forest.places(marks)

@@ -15,7 +15,7 @@ from stagespan.trace.derived.kernel_kinds import kind_of
 from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Codes, Mask, Numbers, Rows, by_group, covered, pairs
 from stagespan.trace.read.model import MISSING, Trace
-from stagespan.trace.view import TraceView, once
+from stagespan.trace.read.view import TraceView, once
 
 NOT_DEVICE, COMPUTE, COMMUNICATION, COPY = 0, 1, 2, 3
 
@@ -139,7 +139,7 @@ def _launch_of_every_event(trace: Trace) -> NDArray[np.int32]:
     return found
 
 
-def _launch_by(trace: Trace, wanted: Numbers) -> NDArray[np.int32]:
+def _launch_by(trace: Trace, correlations: Numbers) -> NDArray[np.int32]:
     """Return the row of the launching call for each correlation in `wanted`, or -1."""
     events = trace.events
     calls = np.flatnonzero(launches(trace) & (events.correlation != MISSING)).astype(np.int32)
@@ -151,17 +151,19 @@ def _launch_by(trace: Trace, wanted: Numbers) -> NDArray[np.int32]:
         firsts = np.append(0, lasts[:-1] + 1)
         lasts = lasts[np.minimum.reduceat(pid, firsts) == np.maximum.reduceat(pid, firsts)]
     calls, known = calls[lasts], known[lasts]
-    if len(calls) == 0 or len(wanted) == 0:
-        return np.full(len(wanted), -1, dtype=np.int32)
+    if len(calls) == 0 or len(correlations) == 0:
+        return np.full(len(correlations), -1, dtype=np.int32)
     low, high = int(known[0]), int(known[-1])
-    if high - low < _DENSE * (len(known) + len(wanted)):
+    if high - low < _DENSE * (len(known) + len(correlations)):
         # Most correlations are consecutive numbers, for which a lookup table is faster.
         call_of = np.full(high - low + 2, -1, dtype=np.int32)
         call_of[known - low] = calls
-        outside = (wanted < low) | (wanted > high)
-        return call_of[np.where(outside, -1, wanted - low)]
-    at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    return np.where((known[at] == wanted) & (wanted != MISSING), calls[at], np.int32(-1))
+        outside = (correlations < low) | (correlations > high)
+        return call_of[np.where(outside, -1, correlations - low)]
+    at = np.minimum(np.searchsorted(known, correlations), len(known) - 1)
+    return np.where(
+        (known[at] == correlations) & (correlations != MISSING), calls[at], np.int32(-1)
+    )
 
 
 def streams(trace: Trace, rows: NDArray[np.intp]) -> tuple[Numbers, Numbers]:

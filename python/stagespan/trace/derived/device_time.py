@@ -1,6 +1,6 @@
-"""What each device and each stream spent its time on.
+"""Computes how each device and each stream spent its time.
 
-Communication is that of `DeviceWork.kind`, by any library.
+Communication is defined by `DeviceWork.kind`, for any library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stagespan.trace.derived.device import (
 from stagespan.trace.figures import Figures, Ns
 from stagespan.trace.read.intervals import Rows, by_group, covered
 from stagespan.trace.read.model import MISSING, Trace
-from stagespan.trace.view import once
+from stagespan.trace.read.view import once
 
 
 class DeviceTimeFigures(Figures, frozen=True):
@@ -54,11 +54,11 @@ class DeviceTime:
     exposed_copy_ns: int
     """Copies while nothing computes or communicates."""
     custom_ns: int
-    """Of communication that of kernels other than NCCL's, RCCL's and HCCL's."""
+    """The part of communication in kernels other than those of NCCL, RCCL and HCCL."""
 
     @property
     def idle_ns(self) -> int:
-        """Span less busy."""
+        """`span_ns` minus `busy_ns`."""
         return self.span_ns - self.busy_ns
 
     @property
@@ -81,14 +81,14 @@ class DeviceTime:
 
 
 def together(times: Iterable[DeviceTime]) -> DeviceTime:
-    """The sums over devices."""
+    """Return the sums over devices."""
     each = list(times)
     return DeviceTime(*(sum(getattr(one, f.name) for one in each) for f in fields(DeviceTime)))
 
 
 @once
 def device_rows(trace: Trace) -> dict[int, Rows]:
-    """The device events of each device; a trace of Ascend has one, whose parts are processes."""
+    """Return the events of each device. An Ascend trace has one device, shown as processes."""
     rows = device_work(trace).rows
     device, _ = streams(trace, rows)
     if is_ascend(trace):
@@ -100,7 +100,7 @@ def device_rows(trace: Trace) -> dict[int, Rows]:
 
 @once
 def device_times(trace: Trace, within: tuple[int, int] | None = None) -> dict[int, DeviceTime]:
-    """What the time of each device was spent on; empty without device events.
+    """Return the time of each device by part; empty without device events.
 
     `within` is the begin and end in ns of a time range. Then all of that range is split, including
     the time before the device's first event and after its last.
@@ -113,7 +113,7 @@ def device_times(trace: Trace, within: tuple[int, int] | None = None) -> dict[in
 def stream_times(
     trace: Trace, within: tuple[int, int] | None = None
 ) -> dict[tuple[int, int], DeviceTime]:
-    """The same for each stream, by device and stream."""
+    """Return the time of each stream by part, by device and stream."""
     work = device_work(trace)
     rows, (of_stream, _) = work.rows, work_by_stream(trace)
     return {stream: _time(trace, rows[mine], work, within) for stream, mine in of_stream.items()}

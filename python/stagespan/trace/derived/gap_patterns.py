@@ -1,4 +1,4 @@
-"""Gaps that belong together: before the same device work, or at the program's start."""
+"""Groups gaps that precede the same device work, or belong to the program's start."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from stagespan.trace.figures import Count, Figures, Ns
 from stagespan.trace.read.intervals import Mask, Numbers, Rows
 from stagespan.trace.result import Evidence, evidence, window_of
 
-# Causes of which the trace does not hold the reason: all that is known is where the gaps are.
+# Causes whose reason is not in the trace. Only the positions of the gaps are known.
 UNEXPLAINED = (causes.NOT_TRACED, causes.GRAPH)
 _MOST_PATTERNS = 5
 _MOST_LOOKED_AT = 20
-# Of the longest gap of a pattern: shorter ones are not like it.
-_ALIKE = 0.5
-# Of the median distance: gaps that come at even distances.
+# The least length of a gap in a pattern, relative to the longest one.
+_SIMILAR_SHARE = 0.5
+# The largest deviation of evenly spaced gaps, relative to the median distance.
 _EVEN = 0.1
 _WARM_UP = re.compile(r"(?:^|[^a-z])warm[-_ ]?up", re.IGNORECASE)
 _STREAM_WAIT = re.compile(r"StreamWait(?:Event|Value)", re.IGNORECASE)
 _LAUNCHES = re.compile(r"launch|memcpy|memset", re.IGNORECASE)
-# Of the device's span: the shortest gap in which a start is looked for, and how many at most.
+# The shortest gap that is examined for a start, relative to the span, and the most gaps.
 _LEAST_START = 0.01
 _MOST_STARTS = 20
-# The first call of an operator took so many times as long as the others do.
+# The first call of an operator took at least this many times as long as the others.
 _FIRST = 10
 
 
@@ -73,7 +73,7 @@ class Pattern:
 
     cause: str
     next: str
-    """What the device did next."""
+    """The device work after the gaps."""
     gaps: int
     idle_ns: int
     least_ns: int
@@ -140,13 +140,13 @@ class StartUp:
     first_call: bool
     """Whether it is the operator."""
     by_cause: dict[str, int]
-    """In ns, the longest first."""
+    """The time in ns by cause, the longest first."""
     evidence: tuple[Evidence, ...]
-    """Of the largest gaps the call that took the most of each, and for how long."""
+    """The longest call in each of the largest gaps, with its time."""
 
     @property
     def idle_ns(self) -> int:
-        """In all."""
+        """The total idle time."""
         return sum(self.by_cause.values())
 
     def figures(self) -> StartUpFigures:
@@ -155,7 +155,7 @@ class StartUp:
 
 
 def patterns(where: CallSites, gaps: Gaps, parts: IdleParts, step_begins: Numbers) -> list[Pattern]:
-    """Of each cause that the trace does not explain the gaps that are alike, the longest first."""
+    """Return the patterns of gaps whose cause the trace does not explain, the longest first."""
     events = where.trace.events
     found = []
     for cause in UNEXPLAINED:
@@ -168,7 +168,7 @@ def patterns(where: CallSites, gaps: Gaps, parts: IdleParts, step_begins: Number
         for code in np.argsort(-sums, kind="stable")[:_MOST_PATTERNS].tolist():
             mine = chosen[name == code]
             if len(mine):
-                mine = mine[time[mine] >= _ALIKE * time[mine].max()]
+                mine = mine[time[mine] >= _SIMILAR_SHARE * time[mine].max()]
                 found.append(_pattern(where, gaps, mine, time, cause, step_begins))
     return sorted(found, key=lambda each: -each.idle_ns)
 
@@ -261,7 +261,7 @@ def _stream_wait_before(where: CallSites, call: int) -> str | None:
 
 
 def _every(begin_ns: Numbers) -> int | None:
-    """The distance in ns of gaps that are evenly spaced; None if they are not."""
+    """Return the distance in ns of evenly spaced gaps; None if they are not evenly spaced."""
     distances = np.diff(np.sort(begin_ns))
     if len(distances) < 2:
         return None
@@ -271,7 +271,7 @@ def _every(begin_ns: Numbers) -> int | None:
 
 
 def _one_a_step(every_ns: int | None, step_begins: Numbers) -> bool:
-    """Whether gaps come at the distance at which the host's steps do."""
+    """Whether the distance of the gaps is that of the host's steps."""
     if every_ns is None or len(step_begins) < 2:
         return False
     step = float(np.median(np.diff(step_begins)))
@@ -279,10 +279,10 @@ def _one_a_step(every_ns: int | None, step_begins: Numbers) -> bool:
 
 
 def start_up(where: CallSites, gaps: Gaps, parts: IdleParts, span_ns: int) -> StartUp | None:
-    """The gaps in which the program started; None if there are none.
+    """Return the gaps in which the program started; None if there are none.
 
-    They lie in an annotation of a warm-up, or in the first call of an operator that took far longer
-    than its later ones.
+    They are inside the annotation of a warm-up, or inside the first call of an operator, if it took
+    much longer than later calls.
     """
     trace = where.trace
     events = trace.events
@@ -319,7 +319,7 @@ def start_up(where: CallSites, gaps: Gaps, parts: IdleParts, span_ns: int) -> St
 
 
 def _start(where: CallSites, gaps: Gaps, at: int) -> int:
-    """The warm-up's annotation around a gap's launch, or the operator that ran first; or -1."""
+    """Return the warm-up's annotation around a gap's launch, or the operator; -1 if none."""
     trace = where.trace
     events = trace.events
     call = int(gaps.first_call[at])

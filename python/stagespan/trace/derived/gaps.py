@@ -1,4 +1,4 @@
-"""The gaps in which no stream of any device ran anything, and the causes of each."""
+"""Finds the gaps in which no stream of any device was busy, and their causes."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from stagespan.trace.derived.threads import (
 )
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, pairs
 from stagespan.trace.read.model import Trace
-from stagespan.trace.view import once
+from stagespan.trace.read.view import once
 
 BEFORE, DURING, AFTER, UNKNOWN = 0, 1, 2, 3
 ISSUED = ("before", "during", "after", None)
-"""Was the launch that ended a gap issued before the gap, was the call under way, or after it?"""
+"""Whether the launch that ended a gap was issued before the gap, during it, or after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """Gaps in the order of time; all arrays have one element a gap, but `rows` and `calls`."""
+    """Gaps in the order of time. Arrays other than `rows` and `calls` have one element per gap."""
 
     rows: Rows
     """All device events, by begin and launch."""
     calls: Rows
-    """Of each of `rows` the call that launched it, or -1."""
+    """The call that launched each of `rows`, or -1."""
     begin_ns: Numbers
     end_ns: Numbers
     last: NDArray[np.intp]
@@ -50,13 +50,13 @@ class Gaps:
     first: NDArray[np.intp]
     """Index in `rows` of the event that begins where the gap ends."""
     in_graph: Mask
-    """Whether the event that ends the gap is a later part of a graph already launched."""
+    """Whether the event that ends the gap is part of a graph that was already running."""
     issued: NDArray[np.int8]
     """Index into ISSUED."""
 
     @property
     def dur_ns(self) -> Numbers:
-        """Length of each; their sum is the device's idle time."""
+        """The lengths of the gaps; their sum is the device's idle time."""
         return self.end_ns - self.begin_ns
 
     @property
@@ -72,7 +72,7 @@ class Gaps:
 
 @once
 def gaps(trace: Trace) -> Gaps:
-    """Find the gaps of the union of all device events; none if there are fewer than two."""
+    """Find the gaps between all device events; empty if there are fewer than two."""
     events = trace.events
     rows = device_work(trace).rows
     calls = launch_of(trace, rows)
@@ -105,10 +105,10 @@ def gaps(trace: Trace) -> Gaps:
 
 
 def graph_calls(trace: Trace, calls: Rows) -> Mask:
-    """Which of `calls` (-1 for none) launch graphs.
+    """Return which of `calls` (-1 for none) launch graphs.
 
-    By name, or as they launched several events. But a copy may be done in parts, and on Ascend one
-    call launches several kernels of an operator.
+    They are recognised by name, or because they launched several events. However, a copy can have
+    several parts, and on Ascend, one call launches several kernels of an operator.
     """
     of_graph: Mask = (calls >= 0) & named(trace, GRAPH_LAUNCHES)[calls]
     if is_ascend(trace):
@@ -119,7 +119,7 @@ def graph_calls(trace: Trace, calls: Rows) -> Mask:
 
 
 def _later_in_graph(trace: Trace, calls: Rows) -> Mask:
-    """Which device events, in the order of time, are not the first of their graph's launch."""
+    """Return which device events, in the order of time, are not the first of their graph."""
     later = graph_calls(trace, calls)
     _, firsts = np.unique(calls, return_index=True)
     later[firsts] = False
@@ -130,11 +130,11 @@ def _later_in_graph(trace: Trace, calls: Rows) -> Mask:
 
 
 NAMES = tuple(causes.CAUSES)
-# A thread that takes longer than this for one launch, in however small parts, does something else.
+# A thread that takes longer than this for one launch also does other work.
 LONGEST_LAUNCH_NS = 1_000_000
-# From a launch to its begin on an idle device.
+# The usual time from a launch to its begin on an idle device.
 LATENCY_NS = 50_000
-# A launch this short before its begin was not waiting in a queue.
+# Work that begins so soon after its launch did not wait in a queue.
 JUST_LAUNCHED_NS = 10_000
 _AT_ONCE = 1 << 16
 
@@ -144,13 +144,13 @@ class IdleParts:
     """The gaps' times by cause."""
 
     parts: NDArray[np.int64]
-    """One row a gap, one column for each of NAMES; each row sums to the gap's length."""
+    """One row for each gap and one column for each of NAMES. Each row sums to the gap's length."""
     blocked_in: Rows
-    """The waiting or allocating call in which the launching thread was as the gap began, or -1."""
+    """The waiting or allocating call of the launching thread when the gap began, or -1."""
     calls: Rows
     """The waiting and allocating calls that caused idle time, as rows of the trace's events."""
     call_idle_ns: Numbers
-    """For each of `calls` the idle time that it caused: within it, and until the next work."""
+    """The idle time that each of `calls` caused: within it, and until the next work."""
     call_inside_ns: Numbers
     """The part of that time within the call itself."""
     waits: Mask
@@ -162,21 +162,21 @@ class IdleParts:
 
     @property
     def cause(self) -> NDArray[np.intp]:
-        """Of each gap the cause of the largest part, as index into NAMES."""
+        """The cause of the largest part of each gap, as an index into NAMES."""
         result: NDArray[np.intp] = self.parts.argmax(axis=1)
         return result
 
 
 def split_idle(trace: Trace, gaps: Gaps, step_begins: Numbers) -> IdleParts:
-    """Split all gaps; `step_begins` are where steps begin, in ascending order."""
+    """Split all gaps by cause. `step_begins` are the begins of steps, in ascending order."""
     return _Splitter(trace, gaps, step_begins).parts_of_gaps()
 
 
 @once
 def waiting_calls(trace: Trace, rows: Rows, calls: Rows) -> Mask:
-    """Calls that wait by their name, and those that copied until their copy was done.
+    """Return calls that wait according to their name, and calls that waited for their copy.
 
-    `rows` are the device's events, and `calls` what launched each.
+    `rows` are the device's events, and `calls` are their launching calls.
     """
     events = trace.events
     found = launches(trace) & named(trace, causes.WAITS)
@@ -188,7 +188,7 @@ def waiting_calls(trace: Trace, rows: Rows, calls: Rows) -> Mask:
     )
     found[calls[blocking]] = True
     if not found.any():
-        # Some backends write no waiting calls: then the operators that are known to wait do.
+        # Some backends write no waiting calls. Then use the operators that are known to wait.
         known = [name in causes.WAITING_OPERATORS for name in trace.names]
         found = np.array([*known, False])[events.name] & trace.rows_of(["cpu_op"])
         found &= events.dur_ns > JUST_LAUNCHED_NS
@@ -243,7 +243,7 @@ class _Splitter:
         lanes, lane = threads(self.trace, np.concatenate((call, before)))
         call_time = issued_to - issued_from
         del before, issued_to
-        # One more at the begin: what began before the first gap must not seem to begin with it.
+        # One more at the begin, so that earlier events do not seem to begin with the first gap.
         axis = Axis(int(begin.min()) - 1, int(end.max()), len(lanes))
         if not axis.fits:
             self.parts[chosen, NAMES.index(causes.NOT_TRACED)] += issued_from - begin + launch
@@ -262,7 +262,7 @@ class _Splitter:
         long_call = (call_time > QUIET_NS) & ~self.waits[call] & ~self.holds[call]
         self._add_at(causes.RUNTIME_CALL, chosen, np.where(long_call, call_time, 0))
         launch -= np.where(long_call, call_time, 0)
-        # Part by part: the classified times take much memory.
+        # In parts, because the classified times take much memory.
         for first in range(0, len(chosen), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
             self._classify(
@@ -281,21 +281,21 @@ class _Splitter:
         times: tuple[Numbers, Numbers, Numbers],
         launch: Numbers,
     ) -> None:
-        """Enter what two threads did: the one that launches now, and the one that did before.
+        """Add the times of two threads: the launching thread, and the one that launched before.
 
-        `times` are when a gap began, when the first took over, and when it called the launch.
+        `times` are the begin of a gap, the change of the thread, and the call of the launch.
         """
         (here, there), (begin, taken_over, issued) = lanes, times
-        # Of the thread that launches now: before it came to the operator that launches, and since.
+        # The launching thread, before and after the begin of the launching operator.
         operator = np.maximum(taken_over, host.operator_begin(here, issued))
         outside = host.classified(here, taken_over, operator)
         outside += host.classified(there, begin, taken_over)
         inside = host.classified(here, operator, issued)
         blocked = host.blocked_at(here, begin, issued)
         blocked = np.where(blocked >= 0, blocked, host.blocked_at(there, begin, issued))
-        self._book(chosen, outside, inside, launch, blocked)
+        self._add_classified(chosen, outside, inside, launch, blocked)
 
-    def _book(
+    def _add_classified(
         self,
         chosen: Rows,
         outside: NDArray[np.int64],
@@ -303,29 +303,30 @@ class _Splitter:
         launch: Numbers,
         blocked: Rows,
     ) -> None:
-        """Enter the classified times, outside and inside of the operator that launches."""
+        """Add the classified times, outside and inside of the launching operator."""
         crosses = self.crosses[chosen]
 
-        def book_other(time: Numbers) -> None:
-            """Enter work of the host that is not launching."""
+        def add_other(time: Numbers) -> None:
+            """Add work of the host other than launching."""
             self._add_at(causes.BETWEEN_STEPS, chosen, np.where(crosses, time, 0))
             self._add_at(causes.HOST_WORK, chosen, np.where(crosses, 0, time))
 
         for number, name in enumerate(CLASSES):
             time = outside[:, number]
             if name == causes.HOST_UNSEEN:
-                # Of a thread without events it is known, all the same, that a step ended there.
+                # For a thread without events, it can still be known that a step ended there.
                 self._add_at(causes.BETWEEN_STEPS, chosen, np.where(crosses, time, 0))
                 time = np.where(crosses, 0, time)
             self._add_at(name, chosen, time + inside[:, number])
-        book_other(outside[:, -2])
+        add_other(outside[:, -2])
         self._add_at(causes.HOST_WORK, chosen, inside[:, -2])
-        # However small its parts, what takes so long is not a launch.
+        # Work that takes this long is not only a launch, even if it consists of small parts.
         preparing = outside[:, -1] + inside[:, -1]
         too_long = preparing > LONGEST_LAUNCH_NS
-        book_other(np.where(too_long, preparing, 0))
+        add_other(np.where(too_long, preparing, 0))
         rest = launch + np.where(too_long, 0, preparing)
-        # A host that was waiting when the device ran dry pays for filling it again, too.
+        # If the host was waiting when the device became idle, the next launch counts as waiting
+        # too.
         found = blocked >= 0
         allocates = found & self.allocates[blocked]
         waits = found & self.waits[blocked] & ~allocates
@@ -336,7 +337,7 @@ class _Splitter:
         self.blocked_in[chosen] = blocked
 
     def _queued(self, chosen: Rows, issued_to: Numbers, end: Numbers) -> Numbers:
-        """Enter the times after the launches; returns those that are a launch's usual latency."""
+        """Add the times after the launches. Returns those within the usual launch latency."""
         gaps, events = self.gaps, self.trace.events
         time = end - issued_to
         delay = end - events.end_ns[gaps.first_call[chosen]]
@@ -354,7 +355,7 @@ class _Splitter:
         return np.where(latency, time, 0)
 
     def _longest_queued(self) -> Numbers:
-        """How long each gap before work of unknown launch may be, if the work was in the queue.
+        """Return the longest possible queueing time before work with an unknown launch.
 
         A stream runs its work in the order of the launches. Work before its first work with a
         launch was therefore launched before the trace began. Without any launch, this is unknown.

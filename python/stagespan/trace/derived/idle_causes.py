@@ -1,4 +1,4 @@
-"""Why a device can be idle: the causes, and the names of the events that show them."""
+"""The causes of idle time, and the names of the events that show them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 
 from stagespan.trace.figures import one_of
 
-# The launching thread was at work on the next launch.
+# The launching thread was preparing the next launch.
 LAUNCH = "launch"
-# It waited for the device, or had just done so.
+# It waited for the device, or had just waited.
 SYNCHRONISATION = "synchronisation"
 MEMORY_ALLOCATION = "memory_allocation"
 DATA_LOADING = "data_loading"
@@ -21,9 +21,9 @@ RUNTIME_CALL = "runtime_call"
 # It did other work than launching, between two steps or within one.
 BETWEEN_STEPS = "between_steps"
 HOST_WORK = "host_work"
-# It launched nothing for a long time, and the trace has no event of the host in it.
+# It launched nothing for a long time, and the trace has no host event in this time.
 HOST_UNSEEN = "host_unseen"
-# The launch was there in time.
+# The launch was in time.
 DEPENDENCY = "dependency"
 GRAPH = "graph"
 QUEUED = "queued"
@@ -71,7 +71,7 @@ WAITS = re.compile(
 )
 """Runtime and driver calls in which the host waits for the device."""
 COPIES = re.compile(r"memcpy", re.IGNORECASE)
-"""Calls that copy: those that last until their copy is done wait for the device, too."""
+"""Calls that copy. Those that last until the end of their copy wait for the device."""
 ALLOCATES = re.compile(
     r"^(?:AscendCL@)?(?:cuda|hip|cu|aclrt|musa)(?:Ext)?(?:Mem)?(?:Host|Pool)?"
     r"(?:Malloc|Alloc|Free|Create|Map|Unmap|Release|AddressReserve|AddressFree)"
@@ -93,15 +93,15 @@ LOADS_DATA = re.compile(
     r"|data[_ ]?load(?:ing)?\b",
     re.IGNORECASE,
 )
-"""Annotations of loading data: of torch's loader, of Lightning, and those that people write."""
+"""Annotations of loading data, by torch's loader, Lightning, and users."""
 LOADS_DATA_FRAME = re.compile(r"torch/utils/data/dataloader\.py\(\d+\): __next__$")
 MARKS = re.compile(r"#")
-"""Annotations, which old traces hold as operators: ProfilerStep#1, Optimizer.step#SGD.step."""
+"""Annotations, which are operators in old traces: ProfilerStep#1, Optimizer.step#SGD.step."""
 COMPILES = re.compile(r" \(dynamo_timed\)$")
 LOADS_KERNELS = re.compile(r"Lazy Function Loading|ModuleLoad|LibraryLoad")
 """Among the events of category `overhead`; the others are the profiler's own."""
 WAITING_OPERATORS = ("aten::item", "aten::_local_scalar_dense", "aten::is_nonzero")
-"""Operators that wait, for traces that contain no waiting call at all."""
+"""Operators that wait, for traces without waiting calls."""
 SYNC_OPERATORS = (
     "aten::item",
     "aten::is_nonzero",
@@ -117,5 +117,5 @@ SYNC_OPERATORS = (
     "aten::cpu",
     "aten::repeat_interleave",
 )
-"""Operators that are known to wait for the device, the outermost of which is named."""
+"""Operators that are known to wait for the device. Findings name the outermost one."""
 COMMUNICATES = re.compile(r"^(?:gloo|mpi|ucc|nccl|hccl|xccl)\w*:|^c10d::|^record_param_comms$")

@@ -1,6 +1,7 @@
-"""What kind of work a kernel or an operator does, recognised by its name.
+"""Recognises the kind of work of a kernel or an operator by its name.
 
-Names of CUDA, ROCm, XPU and Ascend libraries, of Inductor on device and host, and of aten.
+Knows the names of CUDA, ROCm, XPU and Ascend libraries, of Inductor on device and host, and of
+aten.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ KINDS: dict[str, str] = {
     MOE: "mixture of experts",
     OTHER: "other",
 }
-"""Every kind with its name for a reader."""
+"""Every kind with its name on pages."""
 
 INDUCTOR_TRITON = re.compile(r"^triton_(?P<kind>[a-z]+)_fused_|^triton__\d|^triton_(?:tem|mm|bmm)_")
-"""Triton kernels that Inductor made: pointwise, reduction, ...; before torch 2.1 without a kind."""
+"""Inductor's Triton kernels: pointwise, reduction, ...; without a kind before torch 2.1."""
 LAYOUT = re.compile(
     r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose_\d|transdata", re.IGNORECASE
 )
 """Kernels that only change the memory layout of a tensor for the previous or next kernel."""
 
-# The first that is found decides; all are searched in lower case.
+# The first match decides. Names are compared in lower case.
 _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
@@ -146,16 +147,16 @@ _RULES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )
 
 
-# Of these the template's arguments say as much as the function's own name: they come first.
+# For these, the template's arguments are more informative than the function's name.
 _OF_WHOLE = 7
 
 
 @lru_cache(maxsize=16_384)
 def kind_of(name: str) -> str:
-    """The kind of a kernel or operator: one of KINDS.
+    """Return the kind of a kernel or operator, one of KINDS.
 
-    The function's own name decides, and only where it says nothing do its template's arguments:
-    those of a copy may name a tensor's norm.
+    The function's own name decides. Its template arguments decide only if the name is not known,
+    because those of a copy may contain the word norm, for example.
     """
     lowered = name.lower().removeprefix("void ")
     whole = lowered
@@ -202,12 +203,12 @@ class RowGroup:
 
     @property
     def mean_ns(self) -> float:
-        """Time of one."""
+        """Mean time of a row."""
         return self.time_ns / self.count
 
 
 def grouped(code: Codes, time_ns: Numbers) -> list[RowGroup]:
-    """One group a code, that with the most time first; of equal ones the lower code."""
+    """Return one group for each code, the most time first; of equal ones, the lower code."""
     if len(code) == 0:
         return []
     order = np.argsort(code, kind="stable")
@@ -225,7 +226,7 @@ def grouped(code: Codes, time_ns: Numbers) -> list[RowGroup]:
 
 
 def prevailing(code: Codes, other: Codes, time_ns: Numbers) -> dict[int, int]:
-    """By code the other code that most of its time has; other codes below 0 count as unknown."""
+    """Return, by code, the `other` code with most of its time; negative codes are unknown."""
     known = other >= 0
     code, other, time_ns = code[known], other[known], time_ns[known]
     if len(code) == 0:

@@ -1,4 +1,4 @@
-"""What on the host launched the device's work: call, operator, stage and forward operator."""
+"""Finds the call, operator, stage and forward operator that launched the device's work."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from stagespan.trace.derived.idle_causes import MARKS
 from stagespan.trace.derived.threads import Nesting, ThreadIndex, joined, named, processes
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, pairs
 from stagespan.trace.read.model import Trace
-from stagespan.trace.view import once
+from stagespan.trace.read.view import once
 
 EVALUATES = "autograd::engine::evaluate_function: "
-"""How the operators begin that run one node of the backward pass."""
+"""The beginning of the names of operators that run one node of the backward pass."""
 _NODE = re.compile(r"Backward\d*$")
 
 
 def forward_operators(trace: Trace, lanes: ThreadIndex, forest: Nesting) -> Rows:
-    """Of each operator of the forest the row of its forward operator, or -1.
+    """Return the row of each operator's forward operator, or -1.
 
-    By the profiler's flows from forward to backward; in a trace without them by the sequence
-    number that autograd gave both.
+    Uses the profiler's flows from forward to backward or, in a trace without them, the sequence
+    numbers of autograd.
     """
     result = np.full(len(forest), -1, dtype=np.intp)
     if len(forest) == 0:
@@ -53,7 +53,7 @@ def _forward_by_flows(
     target = forest.at(lanes.places_of_flows(trace, ends))
     both = (source >= 0) & (target >= 0)
     source, target = source[both], target[both]
-    # Of operators that begin at one time the flow means the outermost.
+    # If several operators begin at one time, the flow belongs to the outermost.
     while True:
         outer = forest.parent[target]
         same = (outer >= 0) & (forest.begin[outer] == forest.begin[target])
@@ -73,16 +73,16 @@ def _forward_by_sequence(trace: Trace, forest: Nesting) -> tuple[Rows, Rows] | N
     number = np.full(len(trace.events), -1, dtype=np.int64)
     number[found.rows] = found.numbers.astype(np.int64)
     sequence = number[forest.rows]
-    # Times in whole microseconds can show a node around the call that evaluates it.
+    # With times in whole microseconds, a node can seem to be around the call that evaluates it.
     outside = (forest.first_around(backward) < 0) & ~named(trace, _NODE)[forest.rows]
-    # Several operators of the forward pass can have one number: the last has made the node.
+    # Several forward operators can have one number. The last of them created the node.
     forward = np.flatnonzero(outside & (sequence >= 0))
     ends = np.flatnonzero(backward & (sequence >= 0))
     if len(forward) == 0 or len(ends) == 0:
         return None
     lane = forest.begin[forward] // forest.axis.stride
     if len(np.unique(lane)) > 1:
-        # Each thread counts for itself, so that a number alone says too little.
+        # Each thread has its own numbers, so a number is not unique.
         return None
     forward = forward[np.lexsort((forest.begin[forward], sequence[forward]))]
     at = np.searchsorted(sequence[forward], sequence[ends], side="right") - 1
@@ -97,8 +97,8 @@ def _forward_by_sequence(trace: Trace, forest: Nesting) -> tuple[Rows, Rows] | N
 
 
 SPANS = "stagespan"
-"""The process that the spans of stagespan have in a trace; their threads are the program's."""
-# Annotations that the framework makes by itself, and those that count steps.
+"""The process of stagespan's spans in a trace. Their threads are those of the program."""
+# Annotations of the framework, and those that count steps.
 _NO_STAGE = re.compile(
     r"^(?:nccl|gloo|rccl|hccl|xccl|mpi|ucc|c10d)\w*:|^## Call Compiled|compile_id="
     r"|\(dynamo_timed\)$|^PyTorch Profiler|^ProfilerStep[#*]|^Iteration#\d|^\[memory\]$"
@@ -108,8 +108,9 @@ NO_OPERATOR = re.compile(
     r"|^## Call CompiledFxGraph|^TorchDynamo Cache Lookup$|^Pregraph bytecode$"
     r"|^AOTDispatcher Runtime Wrapper Prologue$|^autograd::engine::evaluate_function: "
 )
-"""Events of category cpu_op that surround operators: no kernel is launched by these themselves."""
-# What the compiler times has a mark, and under today's torch an event without the ending, too.
+"""Events of category cpu_op that surround operators and do not launch kernels themselves."""
+# The compiler marks what it times. Current versions of torch also write an event without the
+# suffix.
 _TIMED = re.compile(r"^(?P<name>.+?)(?: \(dynamo_timed\)|_data: .*compile_id=.*)$")
 
 
@@ -121,18 +122,19 @@ class LaunchSources:
     calls: Rows
     """The launching call."""
     of_graph: Mask
-    """Launched as part of a device graph: then call and operator are the graph's."""
+    """Whether it was launched as part of a device graph. Call and operator are those of the
+    graph."""
     operator: Rows
     """The innermost operator around the call."""
     stage: Rows
-    """The innermost annotation of the user, or span of a stage, around the call."""
+    """The innermost annotation of the user, or span, around the call."""
     forward: Rows
-    """Of work of a backward pass the forward operator that it belongs to."""
+    """The forward operator, for work of a backward pass."""
 
 
 @once
 def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
-    """Find what launched each of some device events; None if times are years apart."""
+    """Find the sources of device events; None if times are years apart."""
     events = trace.events
     calls = launch_of(trace, rows)
     known = np.flatnonzero(calls >= 0)
@@ -162,21 +164,21 @@ def launch_sources(trace: Trace, rows: Rows) -> LaunchSources | None:
 
 @once
 def compiler_parts(trace: Trace) -> set[str]:
-    """Names of the events in which torch.compile was at work, such as `compile_file`."""
+    """Return the names of events in which torch.compile was compiling, such as `compile_file`."""
     found = map(_TIMED.match, trace.names)
     return {each["name"] for each in found if each is not None}
 
 
 @once
 def stage_marks(trace: Trace) -> Mask:
-    """Rows of the user's annotations, which old traces hold as operators, and spans of stages."""
+    """Return the rows of spans and of the user's annotations, which are operators in old traces."""
     marks = trace.rows_of(["user_annotation"]) | (trace.rows_of(["cpu_op"]) & named(trace, MARKS))
     return marks & ~named(trace, _NO_STAGE)
 
 
 @once
 def no_operators(trace: Trace) -> Mask:
-    """Rows of events that surround operators, and those of the compiler at work."""
+    """Return the rows of events that surround operators, and of compilation."""
     parts = compiler_parts(trace)
     chosen = np.array(
         [name in parts or NO_OPERATOR.search(name) is not None for name in trace.names] + [False]
@@ -186,38 +188,39 @@ def no_operators(trace: Trace) -> Mask:
 
 
 def _at(values: Rows, index: Rows) -> Rows:
-    """values[index], -1 where the index is."""
+    """Return values[index], and -1 where the index is -1."""
     return np.where(index >= 0, np.append(values, -1)[index], -1)
 
 
 def _by_flows(trace: Trace, rows: Rows, inside: Rows, lanes: ThreadIndex, forest: Nesting) -> None:
-    """Ascend's queue launches from a thread of its own: its flows lead from the operators."""
+    """Find operators by flows, because Ascend's queue launches from its own thread."""
     flows, events = trace.flows, trace.events
     starts, ends = joined(flows, np.isin(flows.category, trace.category_codes(["async_npu"])))
     missing = np.flatnonzero(inside < 0)
     if len(ends) == 0 or len(missing) == 0 or len(forest) == 0:
         return
     here = rows[missing]
-    # Ends of flows and begins of events as numbers of the same places.
+    # Number the ends of flows and the begins of events by their common places.
     _, lane = pairs(
         np.concatenate((flows.pid[ends], events.pid[here])),
         np.concatenate((flows.tid[ends], events.tid[here])),
     )
     times = np.concatenate((flows.begin_ns[ends], events.begin_ns[here]))
     _, place = pairs(lane, times)
-    offered, wanted = place[: len(ends)], place[len(ends) :]
-    order = np.argsort(offered, kind="stable")
-    at = np.searchsorted(offered[order], wanted)
+    available, targets = place[: len(ends)], place[len(ends) :]
+    order = np.argsort(available, kind="stable")
+    at = np.searchsorted(available[order], targets)
     hit = np.flatnonzero(at < len(order))
-    hit = hit[offered[order[at[hit]]] == wanted[hit]]
+    hit = hit[available[order[at[hit]]] == targets[hit]]
     places = lanes.places_of_flows(trace, starts[order[at[hit]]])
     inside[missing[hit]] = forest.at(places)
 
 
 def stages(trace: Trace, calls: Rows) -> Rows:
-    """Of each call the innermost stage around it on its thread.
+    """Return the innermost stage around each call on its thread.
 
-    Threads without any stage, such as autograd's, work for the one thread that has stages.
+    Threads without stages, such as autograd's, work for the only thread with stages, if there is
+    one.
     """
     events = trace.events
     marks = np.flatnonzero(stage_marks(trace))
@@ -244,25 +247,25 @@ def stages(trace: Trace, calls: Rows) -> Rows:
 
 
 _TIMED_SUFFIX = " (dynamo_timed)"
-# What Inductor compiled for the host leaves no other event; some builds call it an annotation.
+# Code that Inductor compiled for the host has no other event. Some builds write an annotation.
 _COMPILED = re.compile(r"^## Call CompiledFxGraph")
 
 
 @dataclass(frozen=True, slots=True)
 class HostOperators:
-    """All calls of operators; `own_ns` sums to the time that threads spent in any."""
+    """All calls of operators. The sum of `own_ns` is the time that threads spent in operators."""
 
     rows: Rows
     own_ns: Numbers
     forward: Rows
-    """Of operators of a backward pass the row of the forward operator, else -1."""
+    """The row of the forward operator, for operators of a backward pass; otherwise -1."""
 
 
 @once
 def host_operators(trace: Trace) -> HostOperators | None:
-    """The operators of a trace; None if their times are years apart.
+    """Return the operators of a trace; None if their times are years apart.
 
-    What torch.compile runs while it compiles, on tensors without data, is left out.
+    Operators that torch.compile runs on tensors without data while it compiles are left out.
     """
     parts = compiler_parts(trace)
     compiles = np.array(
@@ -279,7 +282,7 @@ def host_operators(trace: Trace) -> HostOperators | None:
     shown = forest.first_around(compiles[forest.rows]) < 0
     own = np.zeros(len(trace.events), dtype=np.int64)
     own[forest.rows] = forest.own_ns()
-    # Events without a duration are in no forest, but they are calls.
+    # Events without a duration are not in the forest, but they are calls.
     compiles[forest.rows[~shown]] = True
     rows = rows[~compiles[rows]]
     forward = np.full(len(trace.events), -1, dtype=np.intp)

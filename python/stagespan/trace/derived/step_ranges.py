@@ -1,7 +1,7 @@
-"""Where the steps of a program are: the profiler's marks, or else what repeats.
+"""Finds the steps of a program by the profiler's marks, or else by repeated events.
 
-A repeated pattern counts as steps only if it cannot be the layers of a model: its block must hold
-an exchange with the host, or an optimizer step.
+A repeated pattern counts as steps only if it cannot be the layers of a model: its block must
+contain an exchange with the host, or an optimizer step.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from stagespan.trace.derived.threads import named, threads
 from stagespan.trace.derived.trees import tree_of
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, by_group
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 from stagespan.trace.result import shortened
-from stagespan.trace.view import once
 
 Codes = NDArray[np.int64]
-# Lengths of blocks that are tried, the most frequent distances first.
+# The number of block lengths that are tried, the most frequent distances first.
 _CANDIDATES = 96
 
 
@@ -37,14 +37,14 @@ class Repeat:
 
     @property
     def end(self) -> int:
-        """Behind the last of the whole blocks."""
+        """The index after the last complete block."""
         return self.begin + self.length * self.times
 
 
 def longest_repeat(codes: Codes, least_times: int = 3, least_length: int = 1) -> Repeat | None:
-    """The repetition that covers the most of a sequence; of equal ones that of the shortest block.
+    """Return the repetition that covers most of a sequence; of equal ones, the shortest block.
 
-    None if no block of at least `least_length` follows itself `least_times` times.
+    None if no block of at least `least_length` is repeated at least `least_times` times.
     """
     best: Repeat | None = None
     for length in _lengths(codes, least_times, least_length):
@@ -60,7 +60,7 @@ def longest_repeat(codes: Codes, least_times: int = 3, least_length: int = 1) ->
 
 
 def all_repeats(codes: Codes, least_times: int, least_length: int, most: int) -> list[Repeat]:
-    """Repetitions that do not overlap, in order: of each longest piece the one that covers most."""
+    """Return repetitions that do not overlap, in order, preferring those that cover most."""
     found: list[Repeat] = []
     pieces = [(0, len(codes))]
     while pieces and len(found) < most:
@@ -88,7 +88,7 @@ def _lengths(codes: Codes, least_times: int, least_length: int) -> list[int]:
     distance = np.diff(order)[ordered[1:] == ordered[:-1]]
     distance = distance[(distance >= least_length) & (distance * least_times <= len(codes))]
     lengths, counts = np.unique(distance, return_counts=True)
-    # A block that is longer occurs less often.
+    # A longer block occurs less often.
     weight = counts * lengths
     chosen = lengths[np.argsort(-weight, kind="stable")[:_CANDIDATES]]
     return sorted(int(length) for length in chosen)
@@ -101,7 +101,7 @@ def _is_shorter(block: Codes, least_length: int) -> bool:
 
 
 def same_block(first: Codes, second: Codes) -> bool:
-    """Whether one block is the other, begun at another of its elements."""
+    """Whether one block is a rotation of the other."""
     if len(first) != len(second):
         return False
     turns = np.flatnonzero(second == first[0])
@@ -109,7 +109,7 @@ def same_block(first: Codes, second: Codes) -> bool:
 
 
 def _runs(same: NDArray[np.bool_], least: int) -> list[tuple[int, int]]:
-    """Where runs of at least so many True begin, and their lengths, the longest first."""
+    """Return begins and lengths of runs of at least this many True, the longest first."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], same, [False])).astype(np.int8)))
     begins, lengths = edges[::2], edges[1::2] - edges[::2]
     long = np.flatnonzero(lengths >= max(least, 1))
@@ -122,7 +122,7 @@ def _runs(same: NDArray[np.bool_], least: int) -> list[tuple[int, int]]:
 
 Source = Literal["profiler", "annotation", "optimizer", "operators", "kernels"]
 PROFILER_STEP = re.compile(r"^ProfilerStep[#*]")
-# What vLLM and SGLang annotate each of their steps with.
+# The annotations of steps in vLLM and SGLang.
 _SERVER_STEP = re.compile(r"^execute_(?:\d+_)?(?:context|generation)_\d+|^step\[")
 OPTIMIZER_STEP = re.compile(r"^Optimizer\.step#")
 # Annotations of the framework, which are parts of steps.
@@ -134,9 +134,9 @@ _DIGITS = re.compile(r"\d+")
 _EXCHANGES = re.compile(r"HtoD|DtoH|HostToDevice|DeviceToHost", re.IGNORECASE)
 _ENDS_STEP = re.compile(r"^aten::(?:item|_local_scalar_dense|is_nonzero)$|^Optimizer\.step")
 _LEAST = 3
-# A block of fewer operators or kernels is a loop within a step.
+# A shorter block of operators or kernels is a loop within a step.
 _LEAST_BLOCK = 8
-# Of the range that contains all work.
+# The least fraction of the range that contains all work.
 _LEAST_SHARE = 0.5
 
 
@@ -147,16 +147,16 @@ class StepRanges:
     names: list[str]
     begin_ns: Numbers
     end_ns: Numbers
-    """The host's part; for steps that were found from kernels, the device's."""
+    """The host's time; for steps that were found from kernels, the device's time."""
     source: Source
     how: str
     """A sentence on how the steps were found."""
     marks: Rows = field(default_factory=lambda: np.empty(0, dtype=np.intp))
-    """The events that only mark steps; empty if the steps were found otherwise."""
+    """The events that only mark steps; empty if the steps were found in another way."""
 
     @property
     def inferred(self) -> bool:
-        """Whether the trace does not say itself that these are steps."""
+        """Whether the steps are inferred, because the trace does not mark them."""
         return self.source not in ("profiler", "annotation")
 
     @property
@@ -168,7 +168,7 @@ class StepRanges:
         return len(self.begin_ns)
 
     def at(self, time_ns: Numbers) -> Numbers:
-        """Of each time the step that it lies in, or -1."""
+        """Return the step that contains each time, or -1."""
         found = np.searchsorted(self.begin_ns, time_ns, side="right") - 1
         inside = (found >= 0) & (time_ns < self.end_ns[np.maximum(found, 0)])
         result: Numbers = np.where(inside, found, -1).astype(np.int64)
@@ -177,7 +177,7 @@ class StepRanges:
 
 @once
 def step_ranges(trace: Trace) -> StepRanges | None:
-    """The steps of a trace, or None if unknown."""
+    """Return the steps of a trace, or None if unknown."""
     for search in (
         _of_profiler,
         _of_server,
@@ -194,7 +194,7 @@ def step_ranges(trace: Trace) -> StepRanges | None:
 
 @once
 def step_begins(trace: Trace) -> Numbers:
-    """The begins of steps on the host, in ns, ascending; empty if unknown."""
+    """Return the begins of steps on the host in ns, ascending; empty if unknown."""
     found = step_ranges(trace)
     return found.begin_ns if found is not None and found.on_host else np.empty(0, dtype=np.int64)
 
@@ -203,9 +203,9 @@ def _of_profiler(trace: Trace) -> StepRanges | None:
     events = trace.events
     marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, PROFILER_STEP)
     every = np.flatnonzero(marks)
-    rows = _apart(trace, every)
+    rows = _without_overlaps(trace, every)
     how = "The profiler marked the steps."
-    # The profiler opens a step that the program may not begin.
+    # The profiler opens a step that the program may never begin.
     if len(rows) > 1 and not _has_work(trace, int(rows[-1])):
         rows = rows[:-1]
         how = "The profiler marked the steps. Its last mark contains no work and is skipped."
@@ -219,7 +219,7 @@ def _of_server(trace: Trace) -> StepRanges | None:
     events = trace.events
     marks = trace.rows_of(["user_annotation"]) & named(trace, _SERVER_STEP)
     every = np.flatnonzero(marks)
-    rows = _apart(trace, every)
+    rows = _without_overlaps(trace, every)
     if len(rows) == 0:
         return None
     names = [trace.names[code] for code in events.name[rows]]
@@ -263,7 +263,7 @@ def _of_annotations(trace: Trace) -> StepRanges | None:
 
 
 def _blocks(trace: Trace, rows: Rows, repeat: Repeat, codes: Numbers) -> StepRanges:
-    """The steps that are the blocks of a repetition of annotations."""
+    """Return steps from repeated annotations."""
     events = trace.events
     firsts = rows[repeat.begin : repeat.end : repeat.length]
     lasts = rows[repeat.begin + repeat.length - 1 : repeat.end : repeat.length]
@@ -278,50 +278,50 @@ def _blocks(trace: Trace, rows: Rows, repeat: Repeat, codes: Numbers) -> StepRan
         )
     if len(set(names)) < len(names):
         names = _numbered("step", len(names))
-    # Several annotations are the parts of steps, and no marks of them.
+    # If several annotations repeat, they are parts of steps and do not mark them.
     marks = rows[(codes == codes[repeat.begin]) & (repeat.length == 1)]
     begin, end = events.begin_ns[firsts], events.end_ns[lasts]
     return StepRanges(names, begin, end, "annotation", how, marks)
 
 
 def _most_time(trace: Trace, rows: Rows, codes: Numbers) -> StepRanges | None:
-    """The annotation that takes at least half of all their time, if it occurs often enough."""
+    """Return the annotation with at least half of all their time, if it occurs often enough."""
     if len(rows) == 0:
         return None
     durations = trace.events.dur_ns[rows]
     times = np.bincount(codes, weights=durations)
     code = int(np.argmax(times))
-    mine = _apart(trace, rows[codes == code])
+    mine = _without_overlaps(trace, rows[codes == code])
     if len(mine) < _LEAST or times[code] < _LEAST_SHARE * durations.sum():
         return None
     return _blocks(trace, mine, Repeat(0, 1, len(mine)), np.full(len(mine), code))
 
 
 def _overlaps(trace: Trace, rows: Rows, steps: StepRanges) -> bool:
-    """Whether another thread is in the same annotations at the same time, as a server's are."""
+    """Whether several threads are in the same annotations at the same time, as in a server."""
     events = trace.events
     codes = {
         _DIGITS.sub("#", trace.names[events.name[row]])
         for row in rows[np.isin(events.begin_ns[rows], steps.begin_ns[:_LEAST])]
     }
     same = np.array([_DIGITS.sub("#", name) in codes for name in trace.names])
-    alike = rows[same[events.name[rows]]]
-    _, lane = threads(trace, alike)
-    order = np.argsort(events.begin_ns[alike], kind="stable")
-    alike, lane = alike[order], lane[order]
-    crossed = events.begin_ns[alike][1:] < events.end_ns[alike][:-1]
+    of_kind = rows[same[events.name[rows]]]
+    _, lane = threads(trace, of_kind)
+    order = np.argsort(events.begin_ns[of_kind], kind="stable")
+    of_kind, lane = of_kind[order], lane[order]
+    crossed = events.begin_ns[of_kind][1:] < events.end_ns[of_kind][:-1]
     return bool(np.any(crossed & (lane[1:] != lane[:-1])))
 
 
 def _of_optimizer(trace: Trace) -> StepRanges | None:
-    """From the end of an optimizer's step to that of the next."""
+    """Return steps from the end of an optimizer's step to the end of the next."""
     events = trace.events
     marks = trace.rows_of(["user_annotation", "cpu_op"]) & named(trace, OPTIMIZER_STEP)
     rows = np.flatnonzero(marks)
     if len(rows) == 0:
         return None
     codes, counts = np.unique(events.name[rows], return_counts=True)
-    rows = _apart(trace, rows[events.name[rows] == codes[np.argmax(counts)]])
+    rows = _without_overlaps(trace, rows[events.name[rows] == codes[np.argmax(counts)]])
     if len(rows) < _LEAST:
         return None
     ends = events.end_ns[rows]
@@ -333,7 +333,7 @@ def _of_optimizer(trace: Trace) -> StepRanges | None:
 
 
 def _of_operators(trace: Trace) -> StepRanges | None:
-    """A sequence of operators that repeats, on the thread that launches the most."""
+    """Return steps from a repeated sequence of operators on the thread that launches the most."""
     events = trace.events
     work = device_work(trace)
     rows = _main_operators(trace)
@@ -370,7 +370,7 @@ def _of_operators(trace: Trace) -> StepRanges | None:
 
 @once
 def _main_operators(trace: Trace) -> Rows:
-    """The operators of the thread that launches the most, or has the most, by begin."""
+    """Return the operators of the thread with the most launches, or operators, by begin."""
     events = trace.events
     calls = launch_of(trace, device_work(trace).rows)
     calls = calls[calls >= 0]
@@ -393,7 +393,7 @@ def _turned(repeat: Repeat, ends_step: Mask) -> Repeat:
 
 
 def _of_kernels(trace: Trace) -> StepRanges | None:
-    """A sequence of kernels and copies that repeats, on the stream that has the most."""
+    """Return steps from a repeated sequence of kernels and copies on the busiest stream."""
     events = trace.events
     rows = device_work(trace).rows
     if len(rows) == 0:
@@ -424,8 +424,8 @@ def _of_kernels(trace: Trace) -> StepRanges | None:
     return StepRanges(_numbered("step", repeat.times), edges[:-1], edges[1:], "kernels", how)
 
 
-def _apart(trace: Trace, rows: Rows) -> Rows:
-    """Marks by time; of those that overlap the first."""
+def _without_overlaps(trace: Trace, rows: Rows) -> Rows:
+    """Return marks by time; of overlapping marks, only the first."""
     begin, dur = trace.events.begin_ns[rows], trace.events.dur_ns[rows]
     order = np.lexsort((-dur, begin))
     kept: list[int] = []
@@ -448,12 +448,12 @@ def _has_work(trace: Trace, row: int) -> bool:
 
 @once
 def length_of_work(trace: Trace) -> int:
-    """From the first operator or device event to the end of the last, in ns."""
+    """Return the time from the first operator or device event to the end of the last, in ns."""
     return _extent(trace, device_work(trace).kind.astype(np.bool_) | trace.rows_of(["cpu_op"]))
 
 
 def _length_on_host(trace: Trace) -> int:
-    """The same for operators, or for device events if the trace has no operators."""
+    """Return the same for operators, or for device events if the trace has no operators."""
     return _extent(trace, trace.rows_of(["cpu_op"])) or length_of_work(trace)
 
 
@@ -465,7 +465,7 @@ def _extent(trace: Trace, which: Mask) -> int:
 
 
 def _in_each(times: Numbers, edges: Numbers) -> bool:
-    """Whether each stretch between two edges has one of the times."""
+    """Whether each interval between two edges contains one of the times."""
     counts = np.diff(np.searchsorted(np.sort(times), edges))
     return bool(np.all(counts > 0))
 

@@ -1,4 +1,4 @@
-"""The time of each step, split into what the device and the host did, exact to the ns."""
+"""Splits the time of each step by the activity of device and host, exact to the ns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stagespan.trace.derived.step_ranges import StepRanges
 from stagespan.trace.derived.threads import Cover, named
 from stagespan.trace.read.intervals import Mask, Numbers, Rows, covered
 from stagespan.trace.read.model import Trace
-from stagespan.trace.view import once
+from stagespan.trace.read.view import once
 
 COMPUTATION, COMMUNICATING, COPIES = "computation", "communication", "copies"
 RUNTIME, DATA_LOADING, OPERATORS, OTHER = "runtime_calls", "data_loading", "operators", "other"
@@ -34,17 +34,17 @@ PARTS = {
     OPERATORS: "nothing on the device, the host in an operator",
     OTHER: "nothing on the device, no operator or call on the host",
 }
-"""What a moment of a step belongs to: the first that applies."""
+"""The parts of a step. Each moment belongs to the first part that applies."""
 HOST_PARTS = {
     DATA_LOADING: "loading data",
     OPERATORS: "operators",
     COMMUNICATING: "communicating without an operator",
     OTHER: "no operator, cause unknown",
 }
-"""The same for traces without a device."""
+"""The parts of a step for traces without a device."""
 
 
-# A device that is free begins work sooner after its launch.
+# An idle device begins work sooner after its launch.
 _QUEUED_NS = 1_000_000
 
 
@@ -53,21 +53,20 @@ class Earlier:
     """Device work that was launched before the trace began."""
 
     end_ns: int | None = None
-    """When the device was done with it; None if the trace shows no such work."""
+    """When the device had finished it; None if the trace shows no such work."""
     recorded: bool = True
-    """Whether its events are in the trace. If not, the first recorded device event began so long
-    after its launch that the device must have been busy with other work until then.
-    """
+    """Whether its events are in the trace. If not, the first recorded device event began so late
+    after its launch that the device must have been busy with other work. """
 
 
 @dataclass(frozen=True, slots=True)
 class Extents:
-    """From where to where each step goes; all arrays have one element a step."""
+    """The begins and ends of steps. All arrays have one element for each step."""
 
     begin_ns: Numbers
     end_ns: Numbers
     step_of: Numbers
-    """Of each device event the step that launched it, or -1."""
+    """The step that launched each device event, or -1."""
     first_ns: Numbers
     last_ns: Numbers
     """Begin and end of the work that each step launched; the end is earlier if it launched none."""
@@ -78,9 +77,9 @@ class Extents:
 def earlier_work(trace: Trace) -> Earlier:
     """Find the device work that was launched before the trace began.
 
-    A stream works in the order of launches. So an event without a launch in the trace, which runs
-    before the stream's first event with one, was launched before that. Without any launch in the
-    trace nothing is known.
+    A stream runs work in the order of launches. An event without a launch in the trace that runs
+    before the stream's first event with one was therefore launched earlier. If the trace contains
+    no launches, this is unknown.
     """
     events, rows = trace.events, device_work(trace).rows
     calls = launch_of(trace, rows)
@@ -104,11 +103,11 @@ def earlier_work(trace: Trace) -> Earlier:
 
 @once
 def step_extents(trace: Trace, ranges: StepRanges) -> Extents:
-    """From where to where each step goes.
+    """Compute where each step begins and ends.
 
-    A step lasts to its mark's end, or longer: to the end of the device work launched in it. It
-    begins with its mark, or later: where the work of the step before it ended, for the first step
-    the work that was launched before the trace began.
+    A step ends at the end of its mark, or at the end of the device work launched in it if that is
+    later. It begins with its mark, or at the end of the earlier step's work if that is later; for
+    the first step, this is work that was launched before the trace began.
     """
     events = trace.events
     rows = device_work(trace).rows
@@ -127,37 +126,37 @@ def step_extents(trace: Trace, ranges: StepRanges) -> Extents:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """All arrays have one element a step, but those of device events."""
+    """The times of steps. Arrays have one element for each step or each device event."""
 
     begin_ns: Numbers
-    """Where the step's mark begins, or where the work launched before it ends if that is later."""
+    """The begin of the step's mark, or the end of earlier work if that is later."""
     end_ns: Numbers
-    """Where its mark or its last work on the device ends, whichever is later."""
+    """The end of its mark, or of its last work on the device if that is later."""
     parts: dict[str, Numbers]
     """They sum to the time from begin to end, exactly."""
     device_rows: Rows
-    """All device events."""
+    """The rows of all device events."""
     step_of: Numbers
-    """Of each of `device_rows` the step that launched it, or -1."""
+    """The step that launched each of `device_rows`, or -1."""
     launched: Numbers
-    """Device events that a step launched."""
+    """The number of device events that each step launched."""
     device_ns: Numbers
     """Their durations' sum."""
     after_host_ns: Numbers
-    """How long the device still ran such work after the mark's end."""
+    """How long the device ran such work after the end of the mark."""
     gap_begin_ns: Numbers
-    """Behind each step but the last: where its last work ended, on the device if there is one."""
+    """The end of the last work of each step except the last one, on the device if there is one."""
     gap_ns: Numbers
-    """From there to the first work of the next step; 0 if they overlap."""
+    """The time from that end to the first work of the next step; 0 if they overlap."""
     gap_parts: dict[str, Numbers]
-    """What that time went to."""
+    """The parts of that time."""
     known: tuple[Numbers, Numbers]
-    """Begins and ends of the stretches that belong to another part than `OTHER`."""
+    """Begins and ends of the intervals that belong to parts other than `OTHER`."""
     earlier: Earlier
     """Device work that was launched before the trace began; the first step begins after it."""
 
     def longest_rest(self, step: int) -> tuple[int, int]:
-        """Where the longest stretch of a step's `OTHER` begins, and its length."""
+        """Return begin and length of the longest interval of a step's `OTHER`."""
         begin, end = int(self.begin_ns[step]), int(self.end_ns[step])
         begins, ends = (np.clip(edges, begin, end) for edges in self.known)
         starts, stops = np.append(begin, ends), np.append(begins, end)
@@ -206,7 +205,7 @@ def step_times(trace: Trace, ranges: StepRanges) -> StepTimes:
 
 
 class _Parts:
-    """Splits stretches of time by what the device, else the host, did in them."""
+    """Splits intervals by the activity of the device, or else of the host."""
 
     def __init__(self, trace: Trace, origin: int, on_device: bool) -> None:
         self._trace, self._origin = trace, origin
@@ -238,7 +237,7 @@ class _Parts:
             self._nested.append(self._nested[-1] | self._cover(each))
 
     def split(self, begin_ns: Numbers, end_ns: Numbers) -> dict[str, Numbers]:
-        """Of each stretch the time that belongs to each part."""
+        """Return the time of each part in each interval."""
         begin, end = begin_ns - self._origin, end_ns - self._origin
         reached = [cover.within(begin, end) for cover in self._nested]
         edges = np.stack([np.zeros_like(begin), *reached, end - begin])
@@ -246,7 +245,7 @@ class _Parts:
         return dict(zip(self._names, times, strict=True))
 
     def known(self) -> tuple[Numbers, Numbers]:
-        """The stretches that belong to any part but the last."""
+        """Return the intervals that belong to any part except the last."""
         whole = self._nested[-1]
         return whole.begin + self._origin, whole.end + self._origin
 
@@ -256,7 +255,7 @@ class _Parts:
 
 
 def _steps_of(trace: Trace, ranges: StepRanges, rows: Rows) -> Numbers:
-    """By the time of the launch. Steps that were found from kernels: by their own time."""
+    """Return the step of each event by its launch, or for kernel steps by its own time."""
     events = trace.events
     if not ranges.on_host:
         return ranges.at(events.begin_ns[rows])
@@ -266,7 +265,7 @@ def _steps_of(trace: Trace, ranges: StepRanges, rows: Rows) -> Numbers:
 
 
 def _extent(begin: Numbers, end: Numbers, step: Numbers, count: int) -> tuple[Numbers, Numbers]:
-    """First begin and last end of each step's events; of a step without any the begin is later."""
+    """Return first begin and last end of each step's events; without events, begin is later."""
     first = np.full(count, np.iinfo(np.int64).max)
     last = np.full(count, np.iinfo(np.int64).min)
     np.minimum.at(first, step, begin)
@@ -277,7 +276,7 @@ def _extent(begin: Numbers, end: Numbers, step: Numbers, count: int) -> tuple[Nu
 def _gaps(
     trace: Trace, ranges: StepRanges, first: Numbers, last: Numbers, on_device: bool
 ) -> tuple[Numbers, Numbers]:
-    """From the last work of each step to the first of the next."""
+    """Return the gaps from the last work of each step to the first of the next."""
     if not on_device:
         events = trace.events
         marks = trace.rows_of(["cpu_op", "user_annotation"]) & ~named(trace, MARKS)

@@ -1,4 +1,4 @@
-"""What the threads of a program did: nested events, calls, waits and quiet time."""
+"""The activity of a program's threads: nested events, calls, waits and quiet time."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from stagespan.trace.read.intervals import (
     pairs,
 )
 from stagespan.trace.read.model import Flows, Trace
-from stagespan.trace.view import once
+from stagespan.trace.read.view import once
 
 _MOST = 1 << 61
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Several threads' times on one axis, each thread in a part of its own, so that intervals of
-    all threads are worked on at once and never meet.
+    """The times of several threads on one axis.
+
+    Each thread has its own part of the axis, so the intervals of all threads can be processed
+    together and never overlap.
     """
 
     begin_ns: int
@@ -107,18 +109,18 @@ class Cover:
 
 
 def quiet_stretches(axis: Axis, begin: Numbers, end: Numbers, longer_than_ns: int) -> Cover:
-    """Where none of a thread's intervals begins or ends for long."""
+    """Return long intervals in which no interval of a thread begins or ends."""
     starts = np.arange(axis.lanes, dtype=np.int64) * axis.stride
-    # Stable, as this sort is fast where long parts are sorted already.
+    # A stable sort is fast if long parts are already sorted.
     edges: NDArray[np.int64] = np.concatenate((begin, end, starts, starts + axis.stride - 2))
     edges.sort(kind="stable")
-    # From one thread's last place to the next one's first it is 2.
+    # The distance from one thread's last place to the next thread's first place is 2.
     quiet = np.diff(edges) > max(longer_than_ns, 2)
     return Cover(edges[:-1][quiet], edges[1:][quiet])
 
 
 class TimeIndex:
-    """Events in the order of their begins, to find those in a stretch without looking at all."""
+    """Events in the order of their begins, to find those in an interval quickly."""
 
     _BLOCK = 256
 
@@ -132,15 +134,15 @@ class TimeIndex:
         self._last_end = np.maximum.reduceat(end, firsts) if len(rows) else end
 
     def overlapping(self, begin_ns: int, end_ns: int) -> Rows:
-        """The events that begin before the end of a range and end after its begin."""
+        """Return the events that begin before the end of a range and end after its begin."""
         return self._between(end_ns - 1, begin_ns + 1)
 
     def around(self, begin_ns: int, end_ns: int) -> Rows:
-        """The events that begin no later than a range and end no sooner."""
+        """Return the events that begin no later than a range and end no sooner."""
         return self._between(begin_ns, end_ns)
 
     def _between(self, last_begin_ns: int, first_end_ns: int) -> Rows:
-        """The events that begin no later and end no sooner, as ascending rows."""
+        """Return the events that begin no later and end no sooner, as ascending rows."""
         begun = np.searchsorted(self._first_begin, last_begin_ns, side="right")
         # Most blocks of events have ended long before.
         blocks = np.flatnonzero(self._last_end[:begun] >= first_end_ns)
@@ -155,7 +157,7 @@ class TimeIndex:
 # --- What a thread did: calls, waits, and quiet time ---
 
 
-# A thread in which no operator and no call begins or ends for so long is not launching.
+# A thread in which no operator or call begins or ends for this long is not launching.
 QUIET_NS = 200_000
 # How far the clocks of host and device may differ.
 CLOCKS_NS = 5_000
@@ -169,7 +171,7 @@ CLASSES = (
     causes.COMPILATION,
     causes.HOST_UNSEEN,
 )
-"""What a thread can be seen doing, the first of those that apply; or that nothing of it is seen."""
+"""The visible activity of a thread: the first that applies, or that nothing is visible."""
 _MOST_PLACES = 4_000_000
 _AT_ONCE = 1 << 16
 
@@ -187,7 +189,7 @@ class HostTime:
         allocates: Mask,
         holds: Mask,
     ) -> None:
-        """`holds` are the calls that `holders` finds, which are parts of the program."""
+        """`holds` are the calls found by `holders`, which are parts of the program."""
         self._events, self._axis = trace.events, axis
         self._lane = _thread_of_events(trace, lanes)
         work = (trace.rows_of(["cpu_op"]) & ~named(trace, causes.MARKS)) | calls
@@ -206,7 +208,7 @@ class HostTime:
     def _of_classes(
         self, trace: Trace, calls: Mask, waits: Mask, allocates: Mask, holds: Mask
     ) -> Iterator[Cover]:
-        """For each of CLASSES where a thread was in it; one by one, as they take much memory."""
+        """Yield the intervals of each of CLASSES. One at a time, because they take much memory."""
         overhead = trace.rows_of(["overhead"])
         loads = named(trace, causes.LOADS_KERNELS)
         marks = trace.rows_of(["user_annotation", "cpu_op"])
@@ -224,7 +226,7 @@ class HostTime:
         yield self._unseen(marks | calls | frames, overhead)
 
     def classified(self, lane: Numbers, begin_ns: Numbers, end_ns: Numbers) -> NDArray[np.int64]:
-        """Of each stretch on a thread the time in each of CLASSES, quiet, and the rest."""
+        """Return the time of each interval in each of CLASSES, the quiet time, and the rest."""
         begin, end = self._axis.place(lane, begin_ns), self._axis.place(lane, end_ns)
         end = np.maximum(begin, end)
         reached = [cover.within(begin, end) for cover in self._nested]
@@ -233,7 +235,7 @@ class HostTime:
         return result
 
     def blocked_at(self, lane: Numbers, time_ns: Numbers, until_ns: Numbers) -> Rows:
-        """The blocking call in which a thread was at a time, if it ended by another; or -1."""
+        """Return the blocking call of a thread at a time, if it ended by another time; or -1."""
         if len(self._blocking) == 0:
             return np.full(len(time_ns), -1, dtype=np.intp)
         events = self._events
@@ -250,7 +252,7 @@ class HostTime:
         return np.where(inside, row, -1)
 
     def time_in(self, rows: Rows, stretches: list[tuple[Numbers, Numbers, Numbers]]) -> Numbers:
-        """How much of each event lies within stretches (thread, begin, end) of its thread."""
+        """Return the part of each event within intervals (thread, begin, end) of its thread."""
         places = [
             (self._axis.place(lane, begin), self._axis.place(lane, end))
             for lane, begin, end in stretches
@@ -265,7 +267,7 @@ class HostTime:
         return time
 
     def operator_begin(self, lane: Numbers, time_ns: Numbers) -> Numbers:
-        """Where the outermost operator or call around a time on a thread begins."""
+        """Return the begin of the outermost operator or call around a time on a thread."""
         place = self._axis.place(lane, time_ns)
         result: Numbers = time_ns - (place - self.busy.begin_around(place))
         return result
@@ -273,7 +275,7 @@ class HostTime:
     def _placed(self, rows: Rows) -> tuple[Numbers, Numbers]:
         events = self._events
         begin, end = (np.empty(len(rows), dtype=np.int64) for _ in range(2))
-        # Part by part, as what lies between would take several times the memory.
+        # In parts, because the intermediate results take several times the memory.
         for first in range(0, len(rows), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
             lane = self._lane[rows[some]]
@@ -285,21 +287,21 @@ class HostTime:
         return Cover(*self._placed(np.flatnonzero(which & (self._lane >= 0))))
 
     def _unseen(self, seen: Mask, of_all: Mask) -> Cover:
-        """Where a thread has had no event at all for long."""
+        """Return long intervals without any event of a thread."""
         known = self._cover(seen) | self._cover_of_all(of_all)
         starts = np.arange(self._axis.lanes, dtype=np.int64) * self._axis.stride
         begin = np.sort(np.concatenate((known.end, starts)), kind="stable")
         ends = np.concatenate((known.begin, starts + self._axis.stride - 2))
         end = np.sort(ends, kind="stable")
-        # A thread's first begin, and its last end, are the edges of its part.
+        # The first begin and the last end of a thread are the edges of its part.
         long = end - begin > QUIET_NS
         return Cover(begin[long], end[long])
 
     def _cover_of_all(self, which: Mask) -> Cover:
-        """As if the events, which belong to no thread, were on every thread."""
+        """Return a cover with these events, which belong to no thread, on every thread."""
         rows = np.flatnonzero(which)
         count = self._axis.lanes
-        # On very many threads only the longest of very many, so that memory does not run out.
+        # With many threads and events, use only the longest events, to limit the memory.
         most = max(_MOST_PLACES // max(count, 1), 1)
         rows = rows[np.argsort(-self._events.dur_ns[rows], kind="stable")[:most]]
         lane = np.repeat(np.arange(count, dtype=np.int64), len(rows))
@@ -310,9 +312,9 @@ class HostTime:
 
 @once
 def holders(trace: Trace, calls: Mask) -> Mask:
-    """Which calls hold several other calls or operators of their thread.
+    """Return which calls contain several other calls or operators of their thread.
 
-    These are parts of the program that its runtime writes down like calls of its own.
+    These are parts of the program that a runtime records like its own calls.
     """
     events = trace.events
     found: Mask = np.zeros(len(events), dtype=np.bool_)
@@ -332,21 +334,21 @@ def holders(trace: Trace, calls: Mask) -> Mask:
 
 
 def named(trace: Trace, pattern: Pattern[str]) -> Mask:
-    """The rows whose name contains the pattern."""
+    """Return which rows have a name that contains the pattern."""
     rows: Mask = names_with(trace, pattern)[trace.events.name]
     return rows
 
 
 @once
 def names_with(trace: Trace, pattern: Pattern[str]) -> Mask:
-    """Which of the trace's names hold the pattern; the last element stands for no name."""
+    """Return which of the trace's names contain the pattern; the last element is for no name."""
     search: Callable[[str], object] = pattern.search
     return np.array([search(name) is not None for name in trace.names] + [False])
 
 
 @once
 def processes(trace: Trace) -> Numbers:
-    """The process of every event; Ascend's CANN, shown as one of its own, is part of Python's."""
+    """Return the process of every event. Ascend's CANN counts as part of the Python process."""
     pid = trace.events.pid
     named = {name: pid for pid, name in trace.process_names.items()}
     if not {"CANN", "Python"} <= named.keys():
@@ -355,12 +357,12 @@ def processes(trace: Trace) -> Numbers:
 
 
 def threads(trace: Trace, rows: Rows) -> tuple[NDArray[np.int64], Numbers]:
-    """The threads of some events (process, thread), and which of them each belongs to."""
+    """Return the threads (process, thread) of some events, and the thread of each event."""
     return pairs(processes(trace)[rows], trace.events.tid[rows])
 
 
 def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Of every event the number of its thread among `lanes`, or -1."""
+    """Return the number of every event's thread among `lanes`, or -1."""
     events, process = trace.events, processes(trace)
     found = np.full(len(events), -1, dtype=np.int32)
     if len(lanes) <= 16:
@@ -377,13 +379,13 @@ def _thread_of_events(trace: Trace, lanes: NDArray[np.int64]) -> NDArray[np.int3
 # --- Nesting: which event lies within which ---
 
 
-# Depth by depth is faster than one by one, unless there are so many.
+# Processing by depth is faster than by event, unless there are too many depths.
 _DEEP = 1000
 _MOST_TURNS = 100
 
 
 def joined(flows: Flows, chosen: Mask) -> tuple[Rows, Rows]:
-    """The chosen flows that have both ends: of each end the start, and the end."""
+    """Return start and end of the chosen flows that have both ends."""
     starts, ends = np.flatnonzero(chosen & flows.starts), np.flatnonzero(chosen & ~flows.starts)
     starts = starts[np.argsort(flows.id[starts], kind="stable")]
     at = np.searchsorted(flows.id[starts], flows.id[ends])
@@ -396,7 +398,7 @@ class ThreadIndex:
     """The threads of some events as lanes of one axis; events of other threads have no lane."""
 
     def __init__(self, trace: Trace, *groups: Rows, process: Numbers | None = None) -> None:
-        """`process` is the process of each event, if it differs from `processes`."""
+        """``process`` is the process of each event, if it differs from `processes`."""
         events = trace.events
         rows = np.concatenate(groups)
         process = processes(trace) if process is None else process
@@ -408,7 +410,7 @@ class ThreadIndex:
         """(process, thread) of each lane."""
         ends = np.cumsum([0, *map(len, groups)])
         self.of = [lane[first:last] for first, last in itertools.pairwise(ends)]
-        """Of each group the lane of each row."""
+        """The lane of each row, by group."""
 
     @property
     def fits(self) -> bool:
@@ -416,12 +418,12 @@ class ThreadIndex:
         return self.axis.fits
 
     def places_of_flows(self, trace: Trace, flows: Rows) -> Numbers:
-        """Where ends of flows lie on the axis; -1 on threads that have no lane."""
+        """Return the places of ends of flows on the axis; -1 on threads without a lane."""
         table = trace.flows
         return self.places(table.pid[flows], table.tid[flows], table.begin_ns[flows])
 
     def places(self, pid: Numbers, tid: Numbers, begin_ns: Numbers) -> Numbers:
-        """Where times of threads lie on the axis; -1 on threads that have no lane."""
+        """Return the places of times on the axis; -1 on threads without a lane."""
         found, code = pairs(
             np.concatenate((self.threads[:, 0], pid)), np.concatenate((self.threads[:, 1], tid))
         )
@@ -433,9 +435,9 @@ class ThreadIndex:
 
 
 class Nesting:
-    """Events on an axis as a forest: each within the innermost one that is open as it begins.
+    """Events on an axis as a forest: the parent is the innermost open event when an event begins.
 
-    Events without a duration hold nothing. `rows` are the events with one, by place.
+    Events without a duration have no children. `rows` are the events with a duration, by place.
     """
 
     def __init__(
@@ -454,7 +456,7 @@ class Nesting:
     def of(
         cls, trace: Trace, axis: Axis, rows: Rows, lane: Numbers, *ties: NDArray[Any]
     ) -> Nesting:
-        """The forest of some rows of `trace.events`."""
+        """Return the forest of some rows of `trace.events`."""
         events = trace.events
         return cls(
             axis,
@@ -468,22 +470,22 @@ class Nesting:
         return len(self.rows)
 
     def at(self, place: Numbers) -> Rows:
-        """Index in `rows` of what is innermost at each place, or -1."""
+        """Return the index in `rows` of the innermost event at each place, or -1."""
         found = np.searchsorted(self.begin, place, side="right") - 1
-        return self._climb(found, place)
+        return self._enclosing_open(found, place)
 
     @property
     def parent(self) -> Rows:
-        """Of each of `rows` the index in `rows` of the one around it, or -1."""
+        """The index in `rows` of each row's parent, or -1."""
         return self._links[0]
 
     @property
     def _longer(self) -> Rows:
-        """Of each the next outwards that ends later: as it ends, all between have ended."""
+        """The next enclosing event that ends later; all events between the two have ended then."""
         return self._links[1]
 
     def own_ns(self) -> Numbers:
-        """Of each of `rows` its time less that of those within it; their sum is the union."""
+        """Each row's time without its children; the sum is the length of the union."""
         if self.parent is not self._longer:
             return exclusive(self.begin, self.end, np.zeros(len(self), dtype=np.int64))
         time = self.end - self.begin
@@ -494,9 +496,9 @@ class Nesting:
         return own
 
     def first_around(self, chosen: NDArray[np.bool_]) -> Rows:
-        """Of each of `rows` the innermost around it (itself too) that is chosen, or -1."""
+        """Return the innermost chosen event around each row, or the row itself, or -1."""
         found = np.where(chosen, np.arange(len(self), dtype=np.intp), self.parent)
-        # Each turn doubles how far up an event has looked.
+        # Each iteration doubles the number of levels that are searched.
         while len(other := np.flatnonzero(found >= 0)):
             other = other[found[other] != found[found[other]]]
             if len(other) == 0:
@@ -504,8 +506,8 @@ class Nesting:
             found[other] = found[found[other]]
         return found
 
-    def _climb(self, found: Rows, place: Numbers) -> Rows:
-        """From each found one outwards, to the first that has not ended at the place."""
+    def _enclosing_open(self, found: Rows, place: Numbers) -> Rows:
+        """Return the first enclosing event that has not ended at the place."""
         found = found.copy()
         for _ in range(_MOST_TURNS):
             over = np.flatnonzero(found >= 0)
@@ -517,16 +519,16 @@ class Nesting:
         return found
 
     def _swept(self, place: Numbers) -> Rows:
-        """As `at`, one by one in the order of the places: where the way outwards is long."""
+        """Compute `at` place by place, for deep nesting."""
         begins, ends, longer = self.begin.tolist(), self.end.tolist(), self._longer.tolist()
         order = np.argsort(place, kind="stable")
         found = []
-        last, coming = -1, 0
+        last, next_begin = -1, 0
         for where in place[order].tolist():
-            while coming < len(begins) and begins[coming] <= where:
-                last = coming
-                coming += 1
-            # What has ended is never innermost again.
+            while next_begin < len(begins) and begins[next_begin] <= where:
+                last = next_begin
+                next_begin += 1
+            # Events that have ended are never innermost again.
             while last >= 0 and ends[last] <= where:
                 last = longer[last]
             found.append(last)
@@ -536,7 +538,7 @@ class Nesting:
 
     @cached_property
     def _links(self) -> tuple[Rows, Rows]:
-        """`parent` and `_longer`, which are one if all events nest."""
+        """`parent` and `_longer`, which are equal if all events nest."""
         ended = np.searchsorted(np.sort(self.end, kind="stable"), self.begin, side="right")
         depth = np.subtract(np.arange(len(self)), ended, out=ended)
         if len(self) == 0:
@@ -558,7 +560,7 @@ class Nesting:
         return self._links_of_crossing()
 
     def _links_of_crossing(self) -> tuple[Rows, Rows]:
-        """The same if events overlap without nesting: the parent is the latest event still open."""
+        """Return both if events overlap without nesting: the parent is the latest open event."""
         begins, ends = self.begin.tolist(), self.end.tolist()
         parent, longer = [-1] * len(self), [-1] * len(self)
         last = -1
@@ -574,7 +576,7 @@ class Nesting:
 
 
 def threads_of(wanted: NDArray[np.int64], trace: Trace, rows: Rows) -> Numbers:
-    """Of each event the number of its thread among `wanted`, or -1."""
+    """Return the number of each event's thread among `wanted`, or -1."""
     found, lane = threads(trace, rows)
     known = {(int(pid), int(tid)): number for number, (pid, tid) in enumerate(wanted)}
     number = [known.get((int(pid), int(tid)), -1) for pid, tid in found]

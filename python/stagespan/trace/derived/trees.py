@@ -12,14 +12,14 @@ from stagespan.trace.read.intervals import Edges, Numbers, Rows
 from stagespan.trace.read.model import Trace
 
 DEEPEST_PATH = 100
-"""Levels of a tree with nodes of their own. Deeper nodes count towards the last level."""
+"""The most levels of a tree. Deeper nodes count towards the last level."""
 
 
 class Tree:
     """The nesting of intervals, by thread.
 
-    If some cross without nesting, the one that began last contains the next. Intervals without a
-    length contain nothing, but are contained like the others.
+    If intervals overlap without nesting, the one that began last contains the next. Intervals
+    without a length have no children, but can have a parent.
     """
 
     def __init__(self, begin: Numbers, end: Numbers, lane: Numbers) -> None:
@@ -30,7 +30,7 @@ class Tree:
             owner = edges.innermost_of_crossing()
         self._time = edges.time_ns
         self._lane = lane[long][edges.row]
-        # The last is for times outside all intervals.
+        # The last element is for times outside of all intervals.
         of = np.append(long, -1)
         self._owner = of[owner]
         self.parent: Rows = np.full(len(begin), -1, dtype=np.intp)
@@ -42,7 +42,7 @@ class Tree:
         self.parent[short] = self.at(lane[short], begin[short])
 
     def at(self, lane: Numbers, time_ns: Numbers) -> Rows:
-        """The index of the innermost interval around each time in a lane, or -1."""
+        """Return the index of the innermost interval around each time in a lane, or -1."""
         found = np.full(len(time_ns), -1, dtype=np.intp)
         by_lane = np.argsort(lane, kind="stable")
         lanes, firsts = np.unique(lane[by_lane], return_index=True)
@@ -58,7 +58,7 @@ class Tree:
         return found
 
     def in_one_lane(self, lanes: Rows, time_ns: Numbers) -> Rows:
-        """The innermost interval at each time if only one of some lanes has any then, or -1."""
+        """Return the innermost interval at each time if only one of some lanes has one, or -1."""
         owner, begin, end = self.stretches()
         held = np.flatnonzero((owner >= 0) & (end > begin) & np.isin(self._lane, lanes))
         if len(held) == 0:
@@ -66,7 +66,8 @@ class Tree:
         edges = np.concatenate((begin[held], end[held]))
         order = np.argsort(edges, kind="stable")
         sign = np.repeat(np.array([1, -1]), len(held))[order]
-        # Behind each edge how many lanes hold one, and the sum of their numbers: that of the one.
+        # After each edge: the number of lanes with an interval, and the sum of their numbers, which
+        # is the number of the lane if there is only one.
         count = np.append(np.cumsum(sign), 0)
         number = np.append(np.cumsum(sign * np.tile(self._lane[held], 2)[order]), 0)
         at = np.searchsorted(edges[order], time_ns, side="right") - 1
@@ -76,11 +77,11 @@ class Tree:
         return found
 
     def stretches(self) -> tuple[Rows, Numbers, Numbers]:
-        """The innermost interval from each begin or end to the next (or -1), and the two times."""
+        """Return the innermost interval (or -1) between consecutive edges, and the two times."""
         return self._owner, self._time, np.append(self._time[1:], self._time[-1:])
 
     def levels(self) -> NDArray[np.int64]:
-        """How many intervals hold each."""
+        """Return the number of intervals around each interval."""
         return levels(self.parent)
 
 
@@ -96,14 +97,14 @@ class Paths:
     ) -> None:
         """`parents_of` has for each interval the one that contains it, or -1.
 
-        No path has more than `deepest` nodes, so that all of them take memory in proportion to
-        the intervals.
+        No path has more than `deepest` nodes, so that the memory is proportional to the number of
+        intervals.
         """
         self.node: Rows = np.full(len(word), -1, dtype=np.intp)
         level = levels(parents_of)
         self.folded: NDArray[np.bool_] = level >= deepest
-        """Those that lie deeper and belong to the last node around them."""
-        # Numbers of 16 bits are sorted fastest.
+        """The intervals that are too deep and belong to the last node around them."""
+        # 16-bit numbers are sorted fastest.
         small = level.astype(np.int16) if level.max(initial=0) < 2**15 else level
         order = np.argsort(small, kind="stable")
         words = int(word.max(initial=0)) + 1
@@ -124,25 +125,25 @@ class Paths:
             named.append(codes % words)
             count, begin = count + len(codes), stop
         self.parent: Rows = np.concatenate(parents)
-        """Of each node the one above, or -1."""
+        """The parent of each node, or -1."""
         self.word: NDArray[np.int64] = np.concatenate(named)
 
     def __len__(self) -> int:
         return len(self.parent)
 
     def sums(self, figure: Numbers) -> Numbers:
-        """Of each node the sum over its intervals."""
+        """Return for each node the sum over its intervals."""
         return sums(self.node, figure, len(self))
 
     def inclusive(self, own: Numbers) -> Numbers:
-        """Of each node its own figure and those of all below it."""
+        """Return for each node its own figure plus those of all descendants."""
         return with_those_below(self.parent, own)
 
 
 def levels(parent: Rows) -> NDArray[np.int64]:
-    """How many of a tree's elements are above each."""
+    """Return the depth of each element of a tree."""
     level = (parent >= 0).astype(np.int64)
-    # Each turn doubles how far up an element has looked.
+    # Each iteration doubles the number of levels that are searched.
     above = parent.copy()
     while len(deeper := np.flatnonzero(above >= 0)):
         reached = above[deeper]
@@ -152,7 +153,7 @@ def levels(parent: Rows) -> NDArray[np.int64]:
 
 
 def with_those_below(parent: Rows, own: Numbers) -> Numbers:
-    """Of each of a tree's elements its own figure and those of all below it."""
+    """Return for each element of a tree its own figure plus those of all descendants."""
     total: Numbers = own.copy()
     level = levels(parent)
     order = np.argsort(level, kind="stable")
@@ -164,7 +165,7 @@ def with_those_below(parent: Rows, own: Numbers) -> Numbers:
 
 
 def sums(index: Rows, figure: Numbers, count: int) -> Numbers:
-    """Sums of figures by index; those of index -1 are left out."""
+    """Return sums of figures by index; figures of index -1 are left out."""
     known = index >= 0
     # Whole numbers below 2**53: doubles add them exactly.
     total = np.bincount(index[known], weights=figure[known], minlength=count)
@@ -173,14 +174,14 @@ def sums(index: Rows, figure: Numbers, count: int) -> Numbers:
 
 
 def tree_of(trace: Trace, rows: Rows) -> tuple[Tree, NDArray[np.int64], Numbers]:
-    """The tree of some events on their threads; the threads (process, thread), and each one's."""
+    """Return the tree of some events, their threads (process, thread), and each event's thread."""
     events = trace.events
     found, lane = threads(trace, rows)
     return Tree(events.begin_ns[rows], events.end_ns[rows], lane), found, lane
 
 
 def depth_first(parent: Rows, siblings: Sequence[int]) -> list[int]:
-    """The nodes of a tree, each followed by the nodes below it.
+    """Return the nodes of a tree in depth-first order.
 
     `parent` is -1 for the outermost nodes. Nodes with the same parent are in the order in which
     they are in `siblings`, which contains every node.
@@ -198,7 +199,7 @@ def depth_first(parent: Rows, siblings: Sequence[int]) -> list[int]:
 
 
 def paths_to(parent: Rows, names: Sequence[str]) -> list[tuple[str, ...]]:
-    """By node of a tree the names from the outermost node down to it; parents come first."""
+    """Return the path of names from the root to each node of a tree; parents come first."""
     found: list[tuple[str, ...]] = []
     for above, name in zip(parent.tolist(), names, strict=True):
         found.append((*(found[above] if above >= 0 else ()), name))

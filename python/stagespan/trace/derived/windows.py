@@ -13,8 +13,8 @@ from stagespan.trace.derived.step_times import Earlier, earlier_work, step_exten
 from stagespan.trace.figures import Count, Figures, Ns, one_of
 from stagespan.trace.read.intervals import Numbers, covered
 from stagespan.trace.read.model import Trace
+from stagespan.trace.read.view import once
 from stagespan.trace.result import in_words, window_of
-from stagespan.trace.view import once
 
 # Steps with less of the device's busy time are not representative of the program.
 _LEAST_SHARE = 0.5
@@ -53,14 +53,14 @@ class BaseWindow:
 
     @property
     def label(self) -> str:
-        """What it is, for headings and after "of": "the step", "the 5 steps", "the trace"."""
+        """Its name for headings and after "of": "the step", "the 5 steps", "the trace"."""
         if self.steps == 0:
             return "the trace"
         return "the step" if self.steps == 1 else f"the {self.steps:,} steps"
 
     @property
     def whose(self) -> str:
-        """The same with its length: "the step's 382.536 ms"."""
+        """Its name with its length: "the step's 382.536 ms"."""
         ending = "'" if self.steps > 1 else "'s"
         return f"{self.label}{ending} {in_words(self.whole_ns, 'ns')}"
 
@@ -77,10 +77,10 @@ class BaseWindow:
 
 @once
 def base_window(trace: Trace) -> BaseWindow | None:
-    """From the begin of the first step to the end of the last, or else all that the trace timed.
+    """Return the range from the first step to the last, or else the whole trace.
 
-    It begins later, as the first step does, if the device was busy with unrecorded work. None for
-    an empty trace.
+    Like the first step, it begins later if the device was busy with unrecorded work. None for an
+    empty trace.
     """
     window = window_of(trace)
     if window is None:
@@ -98,7 +98,7 @@ def base_window(trace: Trace) -> BaseWindow | None:
         events, rows = trace.events, device_work(trace).rows
         begins = np.maximum(events.begin_ns[rows], earlier.end_ns)
         if covered(begins, np.maximum(events.end_ns[rows], begins)) > 0:
-            begin = earlier.end_ns  # otherwise all work in the trace is earlier work
+            begin = earlier.end_ns  # if not, all work in the trace is earlier work
     return BaseWindow(begin, window[1], window[0], 0, _unrecorded(earlier, window[0], begin))
 
 
@@ -107,7 +107,7 @@ def _unrecorded(earlier: Earlier, since_ns: int, begin_ns: int) -> int:
 
 
 def _holds_the_work(trace: Trace, begin_ns: int, end_ns: int, earlier: Earlier) -> bool:
-    """Whether the device was busy mostly within a stretch, earlier work left out."""
+    """Whether most of the device's work, without earlier work, is within an interval."""
     events, rows = trace.events, device_work(trace).rows
     begin, end = events.begin_ns[rows], events.end_ns[rows]
     if earlier.end_ns is not None:
@@ -121,36 +121,36 @@ def _holds_the_work(trace: Trace, begin_ns: int, end_ns: int, earlier: Earlier) 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Disjoint stretches in the order of time; in ns."""
+    """Disjoint intervals in the order of time, in ns."""
 
     begin_ns: Numbers
     end_ns: Numbers
     names: list[str]
-    """Of the steps; empty when the trace has none and the one stretch is all of it."""
+    """The names of the steps; empty if the trace has no steps and is one interval."""
     source: str = ""
     """How the steps were found: see `step_ranges`."""
     how: str = ""
-    """The same as a sentence."""
+    """A sentence about how the steps were found."""
 
     @property
     def dur_ns(self) -> Numbers:
-        """Length of each."""
+        """The length of each interval."""
         return self.end_ns - self.begin_ns
 
     @property
     def total_ns(self) -> int:
-        """Length of all."""
+        """The total length."""
         return int(self.dur_ns.sum())
 
     @property
     def steps(self) -> int:
-        """How many steps; 0 when the trace has none."""
+        """The number of steps; 0 if the trace has none."""
         return len(self.names)
 
 
 @once
 def steps_of(trace: Trace) -> Windows | None:
-    """The trace's steps, from where to where `step_extents` says; None when it has none."""
+    """Return the trace's steps with the limits of `step_extents`; None if it has none."""
     steps = step_ranges(trace)
     if steps is None:
         return None
@@ -159,7 +159,7 @@ def steps_of(trace: Trace) -> Windows | None:
 
 
 def whole(trace: Trace) -> Windows | None:
-    """All of the trace as one stretch: of its device's work if it has any; None if it is empty."""
+    """Return the whole trace as one interval, limited to device work if there is any."""
     events, rows = trace.events, device_work(trace).rows
     if len(rows):
         window = int(events.begin_ns[rows].min()), int(events.end_ns[rows].max())

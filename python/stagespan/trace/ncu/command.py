@@ -20,7 +20,7 @@ _RETURNS = re.compile(r"^(?:void|auto)\s+")
 
 
 def base_name(name: str) -> str:
-    """The function's own name: no return type, namespaces, template arguments and parameters.
+    """Return a function's name without return type, namespaces, template arguments, parameters.
 
     ncu compares it with `--kernel-name-base function`, its default.
     """
@@ -43,13 +43,13 @@ def base_name(name: str) -> str:
 
 
 def one_way(name: str) -> str:
-    """The whole name in a normal form: without blanks, casts and return type."""
+    """Return the whole name in a normal form: without blanks, casts and return type."""
     name = name.strip().replace("<unnamed>", "(anonymous namespace)")
     return re.sub(r"\s+", "", _CAST.sub("", _RETURNS.sub("", name)))
 
 
 def without_parameters(name: str) -> str:
-    """`one_way` without the function's parameters, which ncu or the profiler may leave out."""
+    """Return `one_way` without the parameters, which ncu or the profiler may leave out."""
     name = one_way(name)
     depth = 0
     for at in range(len(name) - 1, -1, -1):
@@ -74,7 +74,7 @@ SECTIONS = (
 )
 """The sections of ncu that the verdict and the roofline need."""
 MOST_LAUNCHES = 50
-"""The most launches; each is replayed about forty times, so that more take long."""
+"""The most launches. Each is replayed about forty times, so more would take long."""
 _LARGEST = 1e300
 _SPECIAL = re.compile(r"([\\.^$|?*+()\[\]{}])")
 
@@ -96,7 +96,7 @@ class TopKernels:
     kernels: list[Top]
     total_ms: float
     steps: int
-    """Iterations in the profile from which it was made."""
+    """The number of iterations in its profile."""
 
 
 def read_breakdown(path: str | Path) -> TopKernels:
@@ -136,12 +136,12 @@ def read_breakdown(path: str | Path) -> TopKernels:
 
 
 def _figure(value: Any, default: float) -> float:
-    """A figure of the file; the default if it is missing or not a number."""
+    """Return a figure of the file; the default if it is missing or not a number."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < _LARGEST else default
 
 
 def kernel_filter(kernels: Sequence[Top]) -> str:
-    """ncu's filter for these kernels: the full names of their functions."""
+    """Return ncu's filter for these kernels: the full names of their functions."""
     names = dict.fromkeys(base_name(kernel.name) for kernel in kernels)
     # Some versions of ncu keep the namespace.
     return f"regex:(^|::)({'|'.join(_SPECIAL.sub(_escaped, name) for name in names)})$"
@@ -192,9 +192,9 @@ def command(
     most `MOST_LAUNCHES` launches.
     """
     chosen = top.kernels[:count]
-    wanted = {base_name(kernel.name) for kernel in chosen}
-    # ncu counts by the functions' names, which kernels further down the list may share.
-    matching = sum(k.count for k in top.kernels if base_name(k.name) in wanted)
+    requested = {base_name(kernel.name) for kernel in chosen}
+    # ncu counts launches by function name, and other kernels of the list may have the same name.
+    matching = sum(k.count for k in top.kernels if base_name(k.name) in requested)
     per_step = max(round(matching / top.steps), 1)
     skip = warmup * per_step if launch_skip is None else launch_skip
     launches = min(per_step, MOST_LAUNCHES) if launch_count is None else launch_count
@@ -222,12 +222,12 @@ def command(
 
 
 def exporting(report: Path) -> list[str]:
-    """The command that prints a report as CSV."""
+    """Return the command that prints a report as CSV."""
     return ["ncu", "--import", os.fspath(report), "--csv", "--page", "raw"]
 
 
 def replay_program(script: Path, factory: str, warmup: int, step: str | None) -> list[str]:
-    """The command of the generated script under ncu: without a profiler, one timed iteration."""
+    """Return the command that runs the generated script under ncu, without a profiler."""
     words = [sys.executable, os.fspath(script), "--factory", factory]
     words += ["--warmup", str(warmup), "--timing-steps", "1", "--steps", "0"]
     return words + (["--step", step] if step is not None else [])

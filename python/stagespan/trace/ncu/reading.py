@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from stagespan.errors import TraceError
 from stagespan.trace.read.csv_cells import long_cells
@@ -79,7 +80,7 @@ LIMITS = {
     "launch__occupancy_limit_blocks": "the number of blocks",
     "launch__occupancy_limit_barriers": "barriers",
 }
-"""What limits the number of blocks on a multiprocessor."""
+"""The limits of the number of blocks on a multiprocessor."""
 
 STALLED = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 STALLED_LATENCY = "smsp__average_warp_latency_issue_stalled_{}.ratio"
@@ -103,7 +104,7 @@ STALLS = {
     "gmma": "other warps of its group",
     "misc": "something else",
 }
-"""What a warp waited for. `not_selected` is not a wait, as the warp was ready."""
+"""The reasons for which a warp waits. `not_selected` is not one, because the warp was ready."""
 
 
 _BLANKS = " \u00a0\u202f\u2009'\u2019"
@@ -126,7 +127,7 @@ _WHOLE = {"%": ("%", 1.0), "": ("", 1.0), "Ghz": ("hz", 1e9), "Mhz": ("hz", 1e6)
 
 
 def decimal_sign(values: Iterable[str]) -> str:
-    """The decimal separator in a file's numbers, "." or ","; "." if unknown.
+    """Return the decimal separator in a file's numbers, "." or ","; "." if unknown.
 
     A sign that occurs twice in a number separates thousands, and so does the first of two different
     signs. A sign that is not followed by three digits, or that follows a single 0, is the decimal
@@ -155,7 +156,7 @@ def decimal_sign(values: Iterable[str]) -> str:
 
 
 def number(text: str, decimal: str = ".") -> float | int | None:
-    """A number as ncu prints it, an integer if it is one; None if it is not a number."""
+    """Parse a number printed by ncu. Returns an int or a float; None if it is not a number."""
     text = text.strip().rstrip("%").strip()
     if _NUMBER.fullmatch(text) is None:
         return None
@@ -171,7 +172,7 @@ def number(text: str, decimal: str = ".") -> float | int | None:
 
 
 def in_base_unit(value: float, unit: str) -> tuple[float, str]:
-    """A value in seconds, bytes, hertz, or its unit without a prefix: 1.5 "Kbyte" is 1500 "byte".
+    """Convert a value to seconds, bytes or hertz: 1.5 "Kbyte" is 1500 "byte".
 
     ncu's prefixes are powers of 1000. Unknown units are not changed.
     """
@@ -233,11 +234,24 @@ class Reading:
     """A sentence if the file ends in the middle of a row, otherwise None."""
 
 
-def read_ncu(path: str | Path) -> Reading:
-    """Read a CSV file that ncu wrote, also with a program's output around it.
+Cause = Literal["permission", "no_match", "ncu", "empty", "format"]
+"""Why a file contains no kernels: ncu may not read the counters, no kernel had a requested name,
+ncu failed in another way, the file is empty, or it is not a CSV file of ncu with kernels."""
 
-    Raises TraceError if the file cannot be read, is a report instead of CSV, or contains no kernel.
-    If the file contains an error message of ncu, the error says what to do.
+
+class NoKernelsError(TraceError):
+    """A file of ncu contains no kernels."""
+
+    def __init__(self, path: str, cause: Cause, reason: str) -> None:
+        super().__init__(f"{path} {reason}")
+        self.cause = cause
+
+
+def read_ncu(path: str | Path) -> Reading:
+    """Read a CSV file that ncu wrote, even if it contains other output of the program.
+
+    Raises TraceError if the file cannot be read, is a report instead of CSV, or contains no kernel
+    (NoKernelsError). If the file contains an error message of ncu, the error says what to do.
     """
     try:
         with open(path, "rb") as file:
@@ -260,7 +274,7 @@ def parse(text: str, path: str) -> Reading:
     rows = list(_rows(text))
     start = next((at for at, row in enumerate(rows) if _is_head(row)), None)
     if start is None:
-        raise TraceError(f"{path} {_reason(text)}")
+        raise NoKernelsError(path, *_reason(text))
     head = [name.strip() for name in rows[start]]
     left_out: dict[str, int] = {}
     long = all(name in head for name in _METRIC)
@@ -283,12 +297,12 @@ def parse(text: str, path: str) -> Reading:
             _count(left_out, "line that is no row of the table")
     kernels = _long(head, body, left_out) if long else _wide(head, body, left_out)
     if not kernels:
-        raise TraceError(f"{path} {_reason(text)}")
+        raise NoKernelsError(path, *_reason(text))
     return Reading(path, kernels, left_out, cut)
 
 
 def _ends_whole(text: str) -> bool:
-    """Whether the last line is complete; a truncated number would be wrong."""
+    """Whether the last line is complete, because a truncated number would be wrong."""
     line = text[text.rfind("\n") + 1 :]
     return not line or (line.endswith('"') and line.count('"') % 2 == 0)
 
@@ -328,26 +342,26 @@ def _is_head(row: list[str]) -> bool:
     return "ID" in names and "Kernel Name" in names
 
 
-def _reason(text: str) -> str:
-    """Why a file contains no kernels, as the rest of a sentence."""
+def _reason(text: str) -> tuple[Cause, str]:
+    """Return why a file contains no kernels, and the end of a sentence that explains it."""
     if _PERMISSION.search(text):
-        return (
+        return "permission", (
             "contains no kernels: ncu may not read the device's counters (ERR_NVGPUCTRPERM), so run"
             " it as root, or let an administrator load the driver with"
             " NVreg_RestrictProfilingToAdminUsers=0."
         )
     if _NO_KERNELS.search(text):
-        return (
-            "contains no kernels: no kernel that ran had a requested name, so raise --top, lower"
+        return "no_match", (
+            "contains no kernels: no kernel with a requested name ran, so raise --top, lower"
             " --launch-skip, or check that the program runs on the device."
         )
     error = _ERROR.search(text)
     if error is not None:
-        said = "".join(c if c.isprintable() else "?" for c in error[1])[:200].strip()
-        return f"contains no kernels, because ncu failed: {said}"
+        message = "".join(c if c.isprintable() else "?" for c in error[1])[:200].strip()
+        return "ncu", f"contains no kernels, because ncu failed: {message}"
     if not text.strip():
-        return "is empty: check what ncu printed."
-    return (
+        return "empty", "is empty: check what ncu printed."
+    return "format", (
         "is not a CSV file of ncu with kernels: write one with"
         " `ncu --import REPORT --csv --page raw`."
     )
@@ -367,7 +381,7 @@ def _long(head: list[str], body: list[list[str]], left_out: dict[str, int]) -> l
         metric = row[name_at].strip()
         if not metric:
             continue
-        # Each process counts from 0.
+        # The ids of each process start from 0.
         key = (row[at["Process ID"]] if "Process ID" in at else "", row[at["ID"]])
         if key not in found:
             found[key] = _kernel(row, at, len(found))
@@ -428,11 +442,11 @@ def _add(
 ) -> None:
     value = number(text, decimal)
     if value is None:
-        # What describes device and launch may be words; what was measured has a dot in its name.
+        # Descriptions of device and launch can be text. Measured metrics have a dot in their names.
         if "." in metric or metric in _LABELS:
             _count(left_out, "value that is no number")
         return
     scaled, base = in_base_unit(value, unit)
-    # `--page details` writes labels. Some stand for two metrics; the unit says which.
+    # `--page details` writes labels. If one label is used for two metrics, the unit decides.
     name = BY_LABEL.get((metric, base), metric)
     metrics.setdefault(name, scaled)

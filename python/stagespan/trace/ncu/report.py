@@ -1,4 +1,4 @@
-"""What ncu measured about a stage's kernels, together with their times in the trace."""
+"""Combines ncu's measurements of a stage's kernels with their times in the trace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stagespan.trace.result import (
     share,
 )
 
-# Of the stage's kernel time.
+# Percentages of the stage's kernel time.
 _SHARES = Thresholds(25.0, 10.0, 0.0)
 _ADVICE = {
     "memory-bound": "Less traffic helps: fuse it with its neighbours, or use a smaller type",
@@ -65,7 +65,7 @@ class NcuKernel(Figures, frozen=True):
     stage: str | None
     traced_ms: float | None
     traced_percent: float | None
-    """Of the kernel time of the stage."""
+    """Percentage of the stage's kernel time."""
     launches_measured: Count
     duration_us: float | None
     compute_percent: float | None
@@ -98,7 +98,7 @@ class NcuFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NcuReport(Result):
-    """All kernels of a file of ncu; the one that takes most of the stage's time first."""
+    """All kernels of a file of ncu, first the one that takes most of the stage's time."""
 
     reading: Reading
     top: TopKernels | None
@@ -121,24 +121,24 @@ class NcuReport(Result):
         )
 
     def _kernel(self, each: Judged) -> NcuKernel:
-        said, values, point = each.judgement, each.kernel.metrics, each.point
+        judgement, values, point = each.judgement, each.kernel.metrics, each.point
         seconds = values.get(m.DURATION)
         moved = bytes_of(each.kernel)
-        stall, stall_percent = said.stall or (None, None)
+        stall, stall_percent = judgement.stall or (None, None)
         return NcuKernel(
             name=each.kernel.name,
-            bound=said.bound,
-            reasons=list(said.reasons),
+            bound=judgement.bound,
+            reasons=list(judgement.reasons),
             operator=each.operator,
             stage=each.stage,
             traced_ms=None if each.traced is None else each.traced.ms,
             traced_percent=self._percent(each),
             launches_measured=each.launches,
             duration_us=None if seconds is None else seconds * 1e6,
-            compute_percent=said.compute,
-            memory_percent=said.memory,
-            memory_level=said.level,
-            occupancy_percent=said.occupancy,
+            compute_percent=judgement.compute,
+            memory_percent=judgement.memory,
+            memory_level=judgement.level,
+            occupancy_percent=judgement.occupancy,
             stall=stall,
             stall_percent=stall_percent,
             dram_bytes=moved,
@@ -159,27 +159,40 @@ class NcuReport(Result):
         """One sentence for each kernel with a verdict, the most severe first."""
         found = []
         for each in self.judged:
-            said = each.judgement
-            if said.bound == CANNOT_TELL:
+            judgement = each.judgement
+            if judgement.bound == CANNOT_TELL:
                 continue
             percent = self._percent(each)
             severity: Severity = "low"
             if percent is not None:
                 severity = _SHARES.severity(percent) or "low"
-            found.append(Finding(severity, self._sentence(each, percent), _evidence(each)))
+            known = {
+                "percent": percent,
+                "compute_percent": judgement.compute,
+                "memory_percent": judgement.memory,
+            }
+            found.append(
+                Finding(
+                    severity,
+                    self._sentence(each, percent),
+                    _evidence(each),
+                    f"ncu.{judgement.bound.replace('-', '_')}",
+                    numbers={name: at for name, at in known.items() if at is not None},
+                )
+            )
         return by_severity(found)
 
     def _sentence(self, each: Judged, percent: float | None) -> str:
-        said = each.judgement
+        judgement = each.judgement
         of = ""
         if percent is not None and self.top is not None:
             of = f" ({percent:.1f} % of the kernel time of {self.top.stage}"
             of += f", launched by {each.operator})" if each.operator else ")"
-        where = f"computing {said.compute:.1f} %, memory {said.memory:.1f} % of the peak"
-        reasons = "; ".join(said.reasons)
+        where = f"computing {judgement.compute:.1f} %, memory {judgement.memory:.1f} % of the peak"
+        reasons = "; ".join(judgement.reasons)
         return (
-            f"{base_name(each.kernel.name)}{of} is {said.bound}: {where}; {reasons}."
-            f" {_ADVICE[said.bound]}."
+            f"{base_name(each.kernel.name)}{of} is {judgement.bound}: {where}; {reasons}."
+            f" {_ADVICE[judgement.bound]}."
         )
 
     def tables(self) -> list[Table]:
@@ -251,7 +264,7 @@ class NcuReport(Result):
         return [table for table in (verdicts, roofline) if table.rows]
 
     def placed(self) -> list[Placed]:
-        """The kernels in the roofline."""
+        """Return the kernels for the roofline."""
         return [
             Placed(base_name(each.kernel.name), each.judgement.bound, each.point)
             for each in self.judged
@@ -265,7 +278,7 @@ def report(
     asked: int | None = None,
     launchers: Mapping[str, tuple[str | None, str | None]] | None = None,
 ) -> NcuReport:
-    """Judge what ncu measured; `launchers` are operator and stage by the trace's kernel name."""
+    """Judge ncu's measurements. `launchers` are operator and stage by kernel name in the trace."""
     by_name: dict[str, list[Measured]] = {}
     for kernel in reading.kernels:
         by_name.setdefault(kernel.name, []).append(kernel)
@@ -292,18 +305,18 @@ def report(
         )
     )
     measured = {base_name(kernel.name) for kernel in reading.kernels}
-    wanted = [] if top is None or asked is None else top.kernels[:asked]
+    requested = [] if top is None or asked is None else top.kernels[:asked]
     return NcuReport(
         reading=reading,
         top=top,
         judged=judged,
         roofs=roofs_of(reading.kernels),
-        missing=[kernel for kernel in wanted if base_name(kernel.name) not in measured],
+        missing=[kernel for kernel in requested if base_name(kernel.name) not in measured],
     )
 
 
 def _traced(name: str, kernels: list[Top]) -> Top | None:
-    """The kernel of the breakdown that ncu calls `name`: by the full name, or a part if unique."""
+    """Return the kernel of the breakdown with ncu's `name`, or with a unique part of it."""
     for same in (one_way, without_parameters, base_name):
         found = [kernel for kernel in kernels if same(kernel.name) == same(name)]
         if len(found) == 1:
@@ -317,21 +330,21 @@ def _ns(kernel: Measured) -> float | None:
 
 
 def _evidence(each: Judged) -> tuple[Evidence, ...]:
-    said, name = each.judgement, each.kernel.name
+    judgement, name = each.judgement, each.kernel.name
     found = [Evidence(name, None, _ns(each.kernel), "ns")]
     figures = (
-        (m.COMPUTE, said.compute),
-        (m.MEMORY, said.memory),
-        (m.ACHIEVED, said.occupancy),
+        (m.COMPUTE, judgement.compute),
+        (m.MEMORY, judgement.memory),
+        (m.ACHIEVED, judgement.occupancy),
     )
     found += [Evidence(metric, None, value, "%") for metric, value in figures if value is not None]
-    if said.stall is not None:
-        found.append(Evidence(m.STALLED.format(said.stall[0]), None, said.stall[1], "%"))
+    if judgement.stall is not None:
+        found.append(Evidence(m.STALLED.format(judgement.stall[0]), None, judgement.stall[1], "%"))
     return tuple(found)
 
 
 def summary(report: NcuReport) -> str:
-    """The number of launches that were read, as one line."""
+    """Return a line with the number of launches that were read."""
     launches = len(report.reading.kernels)
     time = sum(kernel.metrics.get(m.DURATION, 0) for kernel in report.reading.kernels)
     length = f", {in_words(time * 1e9, 'ns')} on the device" if time else ""

@@ -33,7 +33,7 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One launch."""
+    """One launch in the roofline."""
 
     precision: str
     """The precision of most of its operations: "single", "double" or "half"."""
@@ -43,12 +43,12 @@ class Point:
 
     @property
     def rate(self) -> float:
-        """Operations a second."""
+        """Operations per second."""
         return self.operations / self.seconds
 
     @property
     def intensity(self) -> float:
-        """Operations a byte of device memory."""
+        """Operations per byte of device memory."""
         return self.operations / self.bytes
 
 
@@ -57,25 +57,25 @@ class Roofs:
     """The device's peaks at the clocks that ncu measured; None if unknown."""
 
     bandwidth: float | None
-    """Bytes a second of device memory."""
+    """Bytes per second of device memory."""
     rates: dict[str, float]
-    """Operations a second by precision."""
+    """Operations per second by precision."""
 
     @property
     def ridges(self) -> dict[str, float]:
-        """The operations per byte from which computing is the lower roof, by precision."""
+        """Return the operations per byte from which computing is the lower roof, by precision."""
         if not self.bandwidth:
             return {}
         return {name: rate / self.bandwidth for name, rate in self.rates.items()}
 
 
 def point_of(kernel: Measured) -> Point | None:
-    """The point of a launch; None if a figure is missing, or the tensor cores were used."""
+    """Return the point of a launch; None if figures are missing or tensor cores were used."""
     values = kernel.metrics
     seconds, moved = values.get(m.DURATION), bytes_of(kernel)
     if any(values.get(name, 0) > 0 for name in m.TENSOR):
         return None
-    # A damaged table may hold figures below 0.
+    # A damaged table may contain negative figures.
     if not seconds or seconds < 0 or not moved or moved < 0:
         return None
     counted = {name: _operations(kernel, letter) for name, letter in _KINDS.items()}
@@ -91,7 +91,7 @@ def point_of(kernel: Measured) -> Point | None:
 
 
 def bytes_of(kernel: Measured) -> float | None:
-    """Bytes read from and written to device memory."""
+    """Return the bytes read from and written to device memory."""
     values = kernel.metrics
     if m.DRAM_BYTES in values:
         return float(values[m.DRAM_BYTES])
@@ -103,7 +103,7 @@ def bytes_of(kernel: Measured) -> float | None:
 
 
 def roofs_of(kernels: list[Measured]) -> Roofs:
-    """The highest roofs of all kernels; from throughputs if peaks are missing."""
+    """Return the highest roofs of all kernels, from throughputs if peaks are missing."""
     bandwidth: float | None = None
     rates: dict[str, float] = {}
     for kernel in kernels:
@@ -170,7 +170,7 @@ class Placed:
 
 
 def svg(title: str, kernels: Sequence[Placed], roofs: Roofs) -> str:
-    """The SVG; it contains a sentence if there are no points."""
+    """Return the SVG. If there are no points, it contains a sentence."""
     axes = _Axes(kernels, roofs)
     parts = [
         _OPEN,
@@ -190,7 +190,7 @@ def svg(title: str, kernels: Sequence[Placed], roofs: Roofs) -> str:
 
 
 class _Axes:
-    """Both are logarithmic."""
+    """Two logarithmic axes."""
 
     def __init__(self, kernels: Sequence[Placed], roofs: Roofs) -> None:
         across = [each.point.intensity for each in kernels] + list(roofs.ridges.values())
@@ -218,17 +218,17 @@ class _Axes:
             parts.append(_line(_LEFT, y, _WIDTH - _RIGHT, y, "#e3e6ea"))
             parts.append(_label(_LEFT - 8, y + 4, in_words(10.0**power, 0), "end"))
         middle = (_LEFT + _WIDTH - _RIGHT) / 2
-        parts.append(_label(middle, _HEIGHT - 16, "operations a byte of device memory", "middle"))
+        parts.append(_label(middle, _HEIGHT - 16, "operations per byte of device memory", "middle"))
         across = (_TOP + bottom) / 2
         parts.append(
             f'<text transform="translate(18 {across:.1f}) rotate(-90)" text-anchor="middle">'
-            "operations a second</text>"
+            "operations per second</text>"
         )
         return parts
 
 
 def in_words(value: float, digits: int = 2) -> str:
-    """Operations or bytes a second: 1.5e12 is "1.50 T"."""
+    """Return operations or bytes per second as text: 1.5e12 is "1.50 T"."""
     for size, letter in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
         if abs(value) >= size * 0.9999:
             return f"{value / size:.{digits}f} {letter}"
@@ -269,7 +269,7 @@ def _points(axes: _Axes, kernels: Sequence[Placed]) -> list[str]:
         x, y = axes.x(each.point.intensity), axes.y(each.point.rate)
         title = (
             f"{shortened(each.name, 400)}: {each.bound}, {in_words(each.point.rate)}FLOP/s,"
-            f" {each.point.intensity:.2f} operations a byte"
+            f" {each.point.intensity:.2f} operations per byte"
         )
         parts.append(
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{COLOURS[each.bound]}"'
@@ -298,7 +298,7 @@ def _legend() -> str:
 
 
 def _decades(values: list[float]) -> tuple[int, int]:
-    """Powers of ten around positive values, at least one decade."""
+    """Return powers of ten around positive values, at least one decade."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return low, max(high, low + 1)
 

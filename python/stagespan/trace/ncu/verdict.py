@@ -1,4 +1,4 @@
-"""What limits a kernel, by the measures and thresholds of Nsight Compute's own guidance.
+"""Decides what limits a kernel, with the metrics and thresholds of Nsight Compute's guidance.
 
 Throughput decides, as in the rule `SOLBottleneck` of the section "GPU Speed Of Light Throughput"
 (Nsight Compute, sections/SpeedOfLight.py). If computing and memory both stay below 60 % of their
@@ -47,11 +47,11 @@ class Judgement:
     stall: tuple[str, float] | None
     """The largest cause of waiting, and its percentage of the time between two instructions."""
     reasons: tuple[str, ...]
-    """Sentences without a full stop: why it waits, or which limit it is close to."""
+    """Clauses that explain why it waits, or which limit it is close to."""
 
 
 def judge(kernel: Measured) -> Judgement:
-    """What bounds a kernel; the reason of "cannot tell" names the missing metrics."""
+    """Return the verdict on a kernel. The reason for "cannot tell" names the missing metrics."""
     values = kernel.metrics
     compute, memory = values.get(m.COMPUTE), values.get(m.MEMORY)
     level, top = _level(values)
@@ -72,7 +72,7 @@ def judge(kernel: Measured) -> Judgement:
         reasons = _waits(values, stall)
     elif abs(compute - memory) < BALANCED_WITHIN:
         bound = BALANCED
-        reasons = ["computing and memory are both in use, so less of only one gains little"]
+        reasons = ["computing and memory are both in use, so reducing only one gains little"]
     else:
         bound = MEMORY_BOUND if memory > compute else COMPUTE_BOUND
         reasons = [_busiest(bound, level, values)]
@@ -108,7 +108,7 @@ def _busiest(bound: str, level: str | None, values: dict[str, float | int]) -> s
 
 
 def _largest_stall(values: dict[str, float | int]) -> tuple[str, float] | None:
-    """The largest cause of waiting, as a percentage of the cycles between two instructions."""
+    """Return the largest cause of waiting, in percent of the cycles between two instructions."""
     shares: dict[str, float] = {}
     whole = values.get(m.CYCLES_PER_ISSUE)
     for name in m.STALLS:

@@ -64,7 +64,7 @@ def align(summaries: Sequence[RankSummary], matched: Matched) -> Clocks:
 
 
 def _relaxed(count: int, matched: Matched) -> tuple[list[NDArray[np.float64]], NDArray[np.float64]]:
-    """Offsets at which the ends agree best, and each rank's distances from them."""
+    """Return the offsets with the best agreement of the ends, and each rank's deviations."""
     ends = []
     for block in matched.blocks:
         together = np.array([op in TOGETHER for op in block.ops], dtype=np.bool_)

@@ -28,7 +28,7 @@ _ASCEND_INFO = re.compile(r"^profiler_info_(\d{1,9})\.json$")
 
 
 def traces_in(folder: Path) -> list[Path]:
-    """Files that may be traces, and Ascend result folders; if there are none, those in subfolders.
+    """Return files that may be traces, and Ascend result folders, or else those in subfolders.
 
     Raises TraceError if none are found.
     """
@@ -64,7 +64,7 @@ def _directly_in(folder: Path) -> list[Path]:
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    """A sort key that puts rank 10 after rank 9."""
+    """Return a sort key that puts rank 10 after rank 9."""
     return [
         (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
     ]
@@ -77,7 +77,7 @@ def _is_ascend(path: Path) -> bool:
 
 
 def rank_of(trace: Trace, path: Path, folder: Path | None = None) -> tuple[int | None, str | None]:
-    """The trace's rank and its source, "metadata" or "name"; (None, None) if unknown.
+    """Return the trace's rank and its source, "metadata" or "name"; (None, None) if unknown.
 
     For a file in a subfolder of `folder`, the subfolder's name is used if the file's has no rank.
     """
@@ -100,7 +100,7 @@ def rank_of(trace: Trace, path: Path, folder: Path | None = None) -> tuple[int |
 
 
 def world_size_of(trace: Trace) -> int | None:
-    """How many ranks the job had; None if the trace does not say."""
+    """Return the number of ranks of the job; None if the trace does not contain it."""
     size = distributed_info(trace).get("world_size")
     if not isinstance(size, int) or isinstance(size, bool):
         return None
@@ -108,7 +108,7 @@ def world_size_of(trace: Trace) -> int | None:
 
 
 def distributed_info(trace: Trace) -> dict[str, object]:
-    """The trace's `distributedInfo`; some versions write it as a string."""
+    """Return the trace's `distributedInfo`, which some versions write as a string."""
     info = trace.metadata.get("distributedInfo")
     if isinstance(info, str):
         rank = re.search(r"['\"]rank['\"]:\s*(\d{1,9})\b", info)
@@ -126,7 +126,7 @@ _PAIR = re.compile(r"^(\d{1,9})-(\d{1,9})$")
 
 
 def least_ranks(trace: Trace, documents: dict[str, Any]) -> tuple[int, str] | None:
-    """The least possible number of ranks, and its source; None if unknown.
+    """Return the least possible number of ranks, and its source; None if unknown.
 
     `documents` are the JSON files of an Ascend folder, otherwise empty.
     """

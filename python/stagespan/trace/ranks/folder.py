@@ -9,16 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from stagespan.errors import TraceError
-from stagespan.trace.analysis import Analysis
 from stagespan.trace.ranks.clocks import UNKNOWN_CLOCK, Clocks, align
 from stagespan.trace.ranks.collectives import MOST
-from stagespan.trace.ranks.find import traces_in
 from stagespan.trace.ranks.match import Matched, match
 from stagespan.trace.ranks.report import Ranks
-from stagespan.trace.ranks.summary import RankSummary, Unreadable, summarise_all
+from stagespan.trace.ranks.summary import RankSummary, Unreadable
 from stagespan.trace.ranks.waits import waits
-from stagespan.trace.read.columns import without_events
-from stagespan.trace.read.model import Trace
 
 # The most numbers or names that a sentence lists.
 _LISTED = 10
@@ -28,15 +24,6 @@ _DIGITS = re.compile(r"\d+")
 _A_DAY_NS = 86_400 * 10**9
 # The part of each window that must overlap with the others.
 _OVERLAP = 0.5
-
-
-def analyze_folder(folder: Path, jobs: int | None = None) -> Analysis:
-    """Analyse the traces of a folder together; `jobs` as in `summarise_all`.
-
-    Raises TraceError if no trace in the folder contains its rank.
-    """
-    result = ranks_of(folder, summarise_all(traces_in(folder), jobs, folder))
-    return Analysis(_nothing(folder, result), {"ranks": result})
 
 
 def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
@@ -54,7 +41,7 @@ def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
             " torch.distributed before profiling, or name the files rank0.json, rank1.json, ..."
         )
     job, others, world = _one_job(readable)
-    job, elsewhen = _one_time(job, world)
+    job, at_other_times = _one_time(job, world)
     summaries, duplicated = _one_of_each(job)
     if len(summaries) == 1 and len(readable) > 1:
         raise TraceError(
@@ -70,7 +57,7 @@ def ranks_of(folder: Path, found: Sequence[RankSummary | Unreadable]) -> Ranks:
     clocks = align(summaries, matched)
     remarks = [
         *_about_files(summaries, missing, world_from, duplicated, without_rank, unreadable),
-        *_about_jobs(others, elsewhen),
+        *_about_jobs(others, at_other_times),
         *_about_windows(summaries),
         *_about_matching(summaries, matched),
         *_about_clocks(summaries, matched, clocks),
@@ -206,7 +193,7 @@ def _about_files(
     return remarks
 
 
-def _about_jobs(others: list[RankSummary], elsewhen: list[RankSummary]) -> list[str]:
+def _about_jobs(others: list[RankSummary], at_other_times: list[RankSummary]) -> list[str]:
     remarks = []
     if others:
         names = [f"{Path(each.path).name} (of {each.world_size})" for each in others]
@@ -214,8 +201,8 @@ def _about_jobs(others: list[RankSummary], elsewhen: list[RankSummary]) -> list[
             "Skipped, because they are from jobs with a different number of ranks:"
             f" {_listed(names)}."
         )
-    if elsewhen:
-        names = [Path(each.path).name for each in elsewhen]
+    if at_other_times:
+        names = [Path(each.path).name for each in at_other_times]
         remarks.append(f"Skipped, because they were recorded on a different day: {_listed(names)}.")
     return remarks
 
@@ -242,15 +229,15 @@ def _about_windows(summaries: list[RankSummary]) -> list[str]:
             np.array([each.end_ns for each in summaries]),
         )
         overlap = np.minimum(end, np.median(end)) - np.maximum(begin, np.median(begin))
-        apart = [
+        other_times = [
             str(each.rank)
             for each, length in zip(summaries, overlap.tolist(), strict=True)
             if length < _OVERLAP * min(each.window_ns, float(np.median(end) - np.median(begin)))
         ]
-        if apart:
+        if other_times:
             remarks.append(
-                f"The traces of ranks {_listed(apart)} were recorded at a different time than most"
-                " others."
+                f"The traces of ranks {_listed(other_times)} were recorded at a different time than"
+                " most others."
             )
     return remarks
 
@@ -291,8 +278,3 @@ def _about_clocks(summaries: list[RankSummary], matched: Matched, clocks: Clocks
 def _listed(names: list[str]) -> str:
     rest = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {rest:,} more" if rest > 0 else "")
-
-
-def _nothing(folder: Path, result: Ranks) -> Trace:
-    """A trace without events, in place of a rank's trace in the pages."""
-    return without_events(str(folder), sum(each.entries for each in result.summaries))

@@ -17,7 +17,7 @@ UNKNOWN = np.iinfo(np.int64).min
 # How far two ranks' windows may be shifted, in collectives, in addition to the clocks' difference.
 _SHIFTS = 8
 # The part of the matched collectives of two ranks that must be the same operation.
-_LEAST_ALIKE = 0.95
+_LEAST_SAME = 0.95
 # Clocks of hosts differ by at most this.
 _SAME_TIME_NS = 1_000_000_000
 # And usually by at most this.
@@ -26,7 +26,7 @@ _CLOCKS_NS = 10_000_000
 # of their ends may vary by this part of the usual time between collectives.
 _LEAST_COUNT, _SPREAD = 4, 0.05
 # Spreads of the ends differ if one is this many times the other, and above the noise.
-_ALIKE, _NOISE_NS = 4.0, 20_000
+_SIMILAR_FACTOR, _NOISE_NS = 4.0, 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,35 +190,35 @@ def _shift(base: _Lane, lane: _Lane) -> int | None:
         if high - low < min(2, len(end), len(base_end)) or high - low < len(end) / 2:
             continue
         mine = slice(low - shift, high - shift)
-        if np.mean(base.ops[low:high] == lane.ops[mine]) < _LEAST_ALIKE:
+        if np.mean(base.ops[low:high] == lane.ops[mine]) < _LEAST_SAME:
             continue
-        apart = end[mine] - base_end[low:high]
-        middle_apart = float(np.median(apart))
-        spread = float(np.median(np.abs(apart - middle_apart)))
-        if _at_one_time(apart, spread, base_end[low:high]):
-            found.append((spread, abs(middle_apart), shift))
+        differences = end[mine] - base_end[low:high]
+        median_difference = float(np.median(differences))
+        spread = float(np.median(np.abs(differences - median_difference)))
+        if _at_one_time(differences, spread, base_end[low:high]):
+            found.append((spread, abs(median_difference), shift))
             together = len(end) == len(base_end) and shift == 0
-            if together and spread <= _NOISE_NS and abs(middle_apart) <= _CLOCKS_NS:
+            if together and spread <= _NOISE_NS and abs(median_difference) <= _CLOCKS_NS:
                 return 0
     if not found:
         return None
     # Equal steps have the same distances at several shifts. Then the clocks decide, except for
     # traces of equal length, which most likely began together.
-    least = max(_ALIKE * min(found)[0], _NOISE_NS)
-    alike = [each for each in found if each[0] <= least]
+    least = max(_SIMILAR_FACTOR * min(found)[0], _NOISE_NS)
+    similar = [each for each in found if each[0] <= least]
 
     def quality(each: tuple[float, float, int]) -> tuple[bool, float, int]:
-        _, apart, shift = each
-        began_together = len(end) == len(base_end) and shift == 0 and apart <= _CLOCKS_NS
-        return not began_together, min(apart, float(_SAME_TIME_NS)), abs(shift)
+        _, differences, shift = each
+        began_together = len(end) == len(base_end) and shift == 0 and differences <= _CLOCKS_NS
+        return not began_together, min(differences, float(_SAME_TIME_NS)), abs(shift)
 
-    return min(alike, key=quality)[2]
+    return min(similar, key=quality)[2]
 
 
-def _at_one_time(apart: Numbers, spread: float, base_end: Numbers) -> bool:
+def _at_one_time(differences: Numbers, spread: float, base_end: Numbers) -> bool:
     """Whether two ranks' collectives can be the same, by their times or by their distances."""
-    if abs(float(np.median(apart))) <= _SAME_TIME_NS:
+    if abs(float(np.median(differences))) <= _SAME_TIME_NS:
         return True
-    if len(apart) < _LEAST_COUNT:
+    if len(differences) < _LEAST_COUNT:
         return False
     return spread <= _SPREAD * float(np.median(np.diff(base_end)))

@@ -646,7 +646,14 @@ def _waiting(found: Ranks) -> list[Finding]:
             " later; the traces do not show why."
         )
     evidence = tuple(_shown(found, found.worst(3)))
-    return [Finding(severity, sentence, evidence, "ranks.waiting")]
+    numbers = {
+        "time_ns": found.lost_ns,
+        "percent": percent,
+        "worst_ns": lost,
+        "worst_calls": len(worst),
+        "began_later_ns": before,
+    }
+    return [Finding(severity, sentence, evidence, "ranks.waiting", numbers=numbers)]
 
 
 def _late(found: Ranks) -> list[Finding]:
@@ -691,7 +698,20 @@ def _late(found: Ranks) -> list[Finding]:
         severity = "medium" if severity == "high" else "low"
     mine.sort(key=lambda each: -each.lost_ns)
     evidence = tuple(_shown(found, mine[:3], late=True))
-    return [Finding(severity, sentence, evidence, "ranks.late")]
+    numbers: dict[str, float] = {
+        "rank": found.numbers[at],
+        "waited_ns": lost,
+        "waited_percent": share(lost, found.lost_ns),
+        "late_ns": caused,
+        "late_percent": share(caused, own_time),
+        "last": times if place is None else place.times,
+        "of": int(waits.took_part[at]) if place is None else place.of,
+    }
+    if place is not None:
+        numbers["collective_of_step"] = place.position + 1
+    if why != NOT_KNOWN:
+        numbers["reason_ns"] = reasons[why]
+    return [Finding(severity, sentence, evidence, "ranks.late", numbers=numbers)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -768,7 +788,16 @@ def _exposed(found: Ranks) -> list[Finding]:
     sentence += reason or (
         " Smaller messages, a faster link, or computation that overlaps them would help."
     )
-    return [Finding(severity, sentence, (*evidence, *more), EXPOSED_COMMUNICATION)]
+    numbers = {
+        "time_ns": exposed,
+        "percent": share(exposed, whole),
+        "whole_ns": whole,
+        "least_percent": shares[order[-1]],
+        "most_percent": shares[order[0]],
+        "waiting_ns": found.lost_ns,
+    }
+    shown = (*evidence, *more)
+    return [Finding(severity, sentence, shown, EXPOSED_COMMUNICATION, numbers=numbers)]
 
 
 def _missing(found: Ranks) -> str:
@@ -842,7 +871,9 @@ def _imbalance(found: Ranks) -> list[Finding]:
     if share(computed - mean, time) < _CAUSED.low:
         return []
     least = min(computing, key=lambda each: computing[each][0])
+    numbers: dict[str, float] = {"computing_ns": computed, "percent": uneven.percent}
     if len(uneven.ranks) > 1 and uneven.times is not None:
+        numbers["times"] = uneven.times
         sentence = (
             f"{_ranks_named(found, uneven.ranks).capitalize()} computed {uneven.times:.2f} times as"
             f" long as {_ranks_named(found, uneven.others)} (mean {in_words(uneven.mean_ns, 'ns')},"
@@ -860,7 +891,7 @@ def _imbalance(found: Ranks) -> list[Finding]:
         Evidence(f"computing on {found.rank_name(each)}", None, computing[each][0], "ns")
         for each in shown
     )
-    return [Finding(severity, sentence, evidence, "ranks.imbalance")]
+    return [Finding(severity, sentence, evidence, "ranks.imbalance", numbers=numbers)]
 
 
 def _ranks_named(found: Ranks, ranks: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""One rank's trace in brief: figures and collectives, small enough to send to a process."""
+"""Summarises one rank's trace: figures and collectives, small enough to send to a process."""
 
 from __future__ import annotations
 

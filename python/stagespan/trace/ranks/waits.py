@@ -229,7 +229,7 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
         come = np.where(known, begin, UNKNOWN)
         order = np.sort(come, axis=0)
         latest, before = order[-1], order[-2]
-        who = np.argmax(come, axis=0)
+        last_rank = np.argmax(come, axis=0)
         late = latest - before
         wait = np.where(known, np.clip(latest - begin, 0, end - begin), 0)
         idle = np.where(known, np.maximum(wait - block.computed_in_ns, 0), 0)
@@ -238,21 +238,21 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
         np.add.at(waited, block.ranks, wait.sum(axis=1))
         np.add.at(lost, block.ranks, idle.sum(axis=1))
         np.add.at(compared, block.ranks, known.sum(axis=1))
-        np.add.at(last, block.ranks[who[alone]], 1)
-        np.add.at(caused, block.ranks[who[alone]], np.minimum(late, idle.max(axis=0))[alone])
+        np.add.at(last, block.ranks[last_rank[alone]], 1)
+        np.add.at(caused, block.ranks[last_rank[alone]], np.minimum(late, idle.max(axis=0))[alone])
         pure = np.where(known, end - begin, np.iinfo(np.int64).max).min(axis=0)
         totals, lost_in = wait.sum(axis=0), idle.sum(axis=0)
-        np.add.at(behind, block.ranks[who[alone]], lost_in[alone])
+        np.add.at(behind, block.ranks[last_rank[alone]], lost_in[alone])
         columns = np.flatnonzero(alone)
         why = reasons(
             replace(block, begin_ns=come, end_ns=np.where(known, end, UNKNOWN)),
             columns,
-            who[columns],
+            last_rank[columns],
             idle,
             start_ns[block.ranks],
             computing_known[block.ranks],
         )
-        np.add.at(reasons_ns, block.ranks[who[columns]], why.T)
+        np.add.at(reasons_ns, block.ranks[last_rank[columns]], why.T)
         still = _still(block, begin, end, latest)
         steps, positions = _positions(block)
         known_on = known.sum(axis=0)
@@ -264,7 +264,7 @@ def waits(summaries: Sequence[RankSummary], matched: Matched, clocks: Clocks) ->
                 bus_bytes=bus_bytes(block.ops[at], int(block.bytes_in[at]), int(block.members[at])),
                 begin_ns=int(latest[at]),
                 ranks=int(known_on[at]),
-                last=int(block.ranks[who[at]]) if alone[at] else NOBODY,
+                last=int(block.ranks[last_rank[at]]) if alone[at] else NOBODY,
                 late_ns=int(late[at]),
                 waited_ns=int(totals[at]),
                 lost_ns=int(lost_in[at]),

@@ -16,24 +16,23 @@ from stagespan.trace.read.intervals import Codes, Mask, Numbers
 class Argument:
     """One argument (`args[key]`) of those rows of a table that have it.
 
-    `rows` ascend. An argument that is `null`, or NaN, counts as absent.
-    Values that are all numbers or booleans stand in `numbers`, and `texts` is empty; all others are
-    text-like, and `numbers` is None.
+    `rows` ascend. An argument that is `null`, or NaN, counts as absent. If all values are numbers
+    or booleans, they are in `numbers`, and `texts` is empty. Otherwise, `numbers` is None.
     """
 
     rows: Numbers
     """Rows of `Trace.events` (or `Trace.instants`) that have this argument, ascending."""
     texts: list[str]
-    """Each text once: strings without their quotes, lists and objects as the JSON in the file."""
+    """The different texts: strings without quotes, lists and objects as the JSON in the file."""
     codes: Codes
-    """For each of `rows` the index into `texts`; empty when the values are numbers."""
+    """The index into `texts` for each of `rows`; empty if the values are numbers."""
     numbers: Numbers | NDArray[np.float64] | None
-    """For each of `rows` its number: int64, or float64 when some value has a fraction."""
+    """The number of each of `rows`: int64, or float64 if some value has a fraction."""
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Many texts in one piece of memory."""
+    """Many texts in one buffer."""
 
     utf8: NDArray[np.uint8]
     ends: Numbers
@@ -42,7 +41,7 @@ class Texts:
         return len(self.ends)
 
     def chosen(self, numbers: NDArray[np.integer[Any]]) -> list[str]:
-        """The texts with these numbers."""
+        """Return the texts with these numbers."""
         ends = self.ends[numbers]
         begins = np.where(numbers > 0, self.ends[np.maximum(numbers, 1) - 1], 0)
         memory = self.utf8.data
@@ -52,24 +51,24 @@ class Texts:
         ]
 
     def all(self) -> list[str]:
-        """All texts, in order."""
+        """Return all texts, in order."""
         return self.chosen(np.arange(len(self)))
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """Which keys an event has, by the number of its shape.
+    """The sets of argument keys of events, numbered as shapes.
 
-    Shapes are a tree: a shape has its own key and those of the shapes above it; 0 has none.
+    Shapes form a tree. A shape has its own key and those of its ancestors; shape 0 has none.
     """
 
     keys: dict[str, int]
-    """Number of each key."""
+    """The number of each key."""
     parent: Codes
     key: Codes
 
     def having(self, key: int) -> Mask:
-        """Which shapes have the key."""
+        """Return which shapes have the key."""
         has: Mask = self.key == key
         above = self.parent
         while above.any():
@@ -84,16 +83,16 @@ class ArgumentTable:
 
     shapes: Shapes
     shape: Codes
-    """For each row the number of its shape."""
+    """The number of each row's shape."""
     texts: Texts
     values: Mapping[int, tuple[bool, NDArray[Any]]]
-    """By key: whether the values are numbers of texts, and the values."""
+    """Whether the values are numbers of texts, and the values, by key."""
 
     def __len__(self) -> int:
         return len(self.shape)
 
     def argument(self, key: str) -> Argument | None:
-        """The argument `key`; None when no row has it."""
+        """Return the argument `key`; None if no row has it."""
         number = self.shapes.keys.get(key, -1)
         if number not in self.values:
             return None

@@ -1,4 +1,4 @@
-"""Turn the columns of the scanner into a Trace."""
+"""Converts the columns of the scanner to a Trace."""
 
 from __future__ import annotations
 
@@ -23,37 +23,37 @@ _OLD_CATEGORIES = {
     "python function": "python_function",
 }
 _TWO_TO_64 = 1 << 64
-# Python refuses to make numbers of thousands of digits.
+# Python refuses to parse numbers with thousands of digits.
 _LONGEST_NUMERAL = 64
 
 
 def category_today(written: str) -> str:
-    """A category in today's spelling: `Memcpy` is `gpu_memcpy`, `Operator` is `cpu_op`."""
+    """Return the current name of a category: `Memcpy` is `gpu_memcpy`, `Operator` is `cpu_op`."""
     lower = written.lower()
     return _OLD_CATEGORIES.get(lower, lower)
 
 
 class Codebook:
-    """Words, and the codes that take the place of the scanner's numbers for them."""
+    """Words, and their codes, which replace the scanner's numbers."""
 
     def __init__(self, words: Iterable[str]) -> None:
         self._codes: dict[str, int] = {}
         self._code_of = np.array([self.code(word) for word in words], dtype=np.int32)
 
     def code(self, word: str) -> int:
-        """The word's code; a new word gets the next one."""
+        """Return the code of a word. A new word gets the next code."""
         return self._codes.setdefault(word, len(self._codes))
 
     def encode(self, numbers: Codes) -> Codes:
-        """The codes for the scanner's numbers."""
-        # Where every word is different, the numbers are the codes already.
+        """Return the codes for the scanner's numbers."""
+        # If all words are different, the numbers are already the codes.
         if len(self._codes) >= len(self._code_of):
             return numbers
         return self._code_of[numbers]
 
     @property
     def words(self) -> list[str]:
-        """Each word at the place of its code."""
+        """Return the words, ordered by code."""
         return list(self._codes)
 
 
@@ -65,11 +65,11 @@ class Ids:
         self._known = {word: number for number, word in named.items()}
 
     def of_text(self, written: str) -> int:
-        """The number for an id that is written as a text."""
+        """Return the number for an id that is written as a text."""
         try:
             number = int(written, 0)
         except ValueError:
-            # Numerals with leading zeros are numbers too, all else is a word.
+            # Digits with leading zeros are numbers too. All other texts are words.
             is_short = len(written) <= _LONGEST_NUMERAL
             number = int(written) if is_short and written.isdecimal() else _TWO_TO_64
         if -(1 << 63) <= number < 1 << 63:
@@ -82,7 +82,7 @@ class Ids:
         return self._known[written]
 
     def column(self, table: ArgumentTable, key: str) -> Numbers:
-        """The ids under an argument, `MISSING` where an event has none."""
+        """Return the ids in an argument; `MISSING` for events without it."""
         argument = table.argument(key)
         if argument is None:
             return absent(len(table), np.int64(MISSING))
@@ -96,17 +96,17 @@ class Ids:
 
 
 def absent(length: int, value: np.signedinteger[Any]) -> NDArray[Any]:
-    """A column of one value, read-only, which takes no memory."""
+    """Return a read-only column with the same value in all rows, which takes no memory."""
     return np.broadcast_to(value, length)
 
 
 def whole_column(buffer: Any, dtype: type[np.generic]) -> NDArray[Any]:
-    """A buffer of the scanner's as an array, without a copy."""
+    """Return a buffer of the scanner as an array, without copying."""
     return np.asarray(buffer).view(dtype)
 
 
 def texts_of(parts: tuple[Any, Any]) -> Texts:
-    """Texts that the scanner has gathered."""
+    """Return the texts that the scanner has collected."""
     return Texts(whole_column(parts[0], np.uint8), whole_column(parts[1], np.int64))
 
 
@@ -119,7 +119,7 @@ def events_of(
     ids: Ids,
     base_ns: int,
 ) -> Events:
-    """The table of events, or of instants; times get `base_ns` added."""
+    """Return the table of events or instants, with `base_ns` added to all times."""
     begin_ns = whole_column(found["begin_ns"], np.int64)
     begin_ns += base_ns
     category = categories.encode(whole_column(found["category"], np.int32))
@@ -127,7 +127,7 @@ def events_of(
     correlation = ids.column(table, "correlation")
     external_id = ids.column(table, "External id")
     task_type = absent(len(table), np.int32(-1))
-    # Ascend's rows have no category, and two arguments of their own.
+    # Ascend's rows have no category, but two special arguments.
     if "" in categories.words:
         correlation = _filled(correlation, ids.column(table, "connection_id"))
         types = table.argument("Task Type")
@@ -154,7 +154,7 @@ def events_of(
 
 
 def flows_of(found: Mapping[str, Any], categories: Codebook, base_ns: int) -> Flows:
-    """The table of flows; times get `base_ns` added."""
+    """Return the table of flows, with `base_ns` added to all times."""
     begin_ns = whole_column(found["begin_ns"], np.int64)
     begin_ns += base_ns
     return Flows(
@@ -188,7 +188,7 @@ def gather(
     adjusted: Counter[str],
     incomplete: str | None,
 ) -> Trace:
-    """The trace that the scanner has read; `adjusted` is what was set right before it read it."""
+    """Return the trace from the scanner. `adjusted` counts repairs before scanning."""
     total = scanner.total
     found = scanner.take()
     adjusted.update(found["adjusted"])
@@ -250,5 +250,5 @@ def gather(
 
 
 def without_events(path: str, total: int = 0) -> Trace:
-    """An empty trace, for a folder without a trace file; `total` entries are in other files."""
+    """Return an empty trace, for a folder without a trace file. `total` counts other entries."""
     return replace(gather(_core.TraceScanner(), path, {}, Counter(), None), total=total)

@@ -8,15 +8,15 @@ import threading
 from collections.abc import Iterator
 
 _LONGEST_BYTES = 1 << 27
-# Re-entrant: a signal handler may read a file as well.
+# Re-entrant, because a signal handler may also read a file.
 _lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def long_cells() -> Iterator[None]:
-    """Let csv read cells of up to 128 MiB; for one thread at a time, as the limit is the process's.
+    """Allow cells of up to 128 MiB, for one thread at a time, because the limit is global.
 
-    Call stacks stand in one cell, and can be longer than the 128 KiB that are usual.
+    A call stack is in one cell, and can exceed the default limit of 128 KiB.
     """
     with _lock:
         before = csv.field_size_limit(_LONGEST_BYTES)

@@ -14,19 +14,19 @@ Rows = NDArray[np.intp]
 Numbers = NDArray[np.int64]
 """Times in ns, ids, counts."""
 Mask = NDArray[np.bool_]
-"""Which rows are meant."""
+"""A mask of rows."""
 
 
 def by_group(group: Numbers, count: int) -> list[NDArray[np.intp]]:
-    """Of each of `count` groups the indices of its elements, in one pass over all."""
+    """Return the indices of the elements of each of `count` groups, in one pass."""
     order = np.argsort(group, kind="stable")
     return np.split(order, np.searchsorted(group[order], np.arange(1, count + 1)))[:count]
 
 
 def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
-    """The different pairs of two columns, and which of them each row has.
+    """Return the different pairs of two columns, and the index of each row's pair.
 
-    There are few: looking them up is faster than sorting the rows.
+    There are few pairs, so looking them up is faster than sorting the rows.
     """
     firsts, seconds = np.unique(first), np.unique(second)
     code = np.searchsorted(firsts, first) * len(seconds) + np.searchsorted(seconds, second)
@@ -36,7 +36,7 @@ def pairs(first: Numbers, second: Numbers) -> tuple[NDArray[np.int64], Numbers]:
 
 
 def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
-    """The union of intervals as ascending, disjoint ones; touching ones become one."""
+    """Return the union as ascending, disjoint intervals. Adjacent intervals are joined."""
     if len(begin) == 0:
         return begin, end
     order = np.argsort(begin, kind="stable")
@@ -51,14 +51,14 @@ def merged(begin: Numbers, end: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def outermost_first(begin: Numbers, end: Numbers, *ties: NDArray[Any]) -> Rows:
-    """Intervals in the order of their begins; of those that begin together the longest first.
+    """Sort intervals by begin; of those that begin together, the longest comes first.
 
-    Of those that also end together the lowest by the first of `ties`, then by the next.
+    Those that also end together are sorted by `ties`.
     """
     order: Rows = np.argsort(begin, kind="stable")
     begins = begin[order]
     same = begins[1:] == begins[:-1]
-    # Few begin together: only those need the slower sort.
+    # Only the few that begin together need the slower sort.
     tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
     few = order[tied]
     keys = (*(each[few] for each in reversed(ties)), -end[few], begin[few])
@@ -67,16 +67,16 @@ def outermost_first(begin: Numbers, end: Numbers, *ties: NDArray[Any]) -> Rows:
 
 
 def covered(begin: Numbers, end: Numbers) -> int:
-    """Length of the union, in ns."""
+    """Return the length of the union, in ns."""
     begin, end = merged(begin, end)
     return int((end - begin).sum())
 
 
 def exclusive(begin: Numbers, end: Numbers, lane: Numbers) -> Numbers:
-    """Each interval's own time in ns: what no interval within it, in the same lane, covers.
+    """Return the time of each interval that no interval inside it, in the same lane, covers.
 
-    At any time the innermost interval, the one begun last, owns the lane, so the sum over a lane is
-    the length of its union, also where intervals overlap without nesting.
+    Each moment belongs to the innermost interval, which began last. The sum over a lane is
+    therefore the length of its union, even if intervals overlap without nesting. Times are in ns.
     """
     own = np.zeros(len(begin), dtype=np.int64)
     rows = np.flatnonzero(end > begin)
@@ -87,7 +87,7 @@ def exclusive(begin: Numbers, end: Numbers, lane: Numbers) -> Numbers:
     if nested:
         own[rows] = edges.time_by(owner)
         return own
-    # Some lane's intervals cross: follow those with a stack, where an end may lie deep in it.
+    # Intervals of some lane overlap without nesting: use a stack for these.
     own[rows] = edges.time_by(edges.innermost_of_crossing())
     return own
 
@@ -105,7 +105,7 @@ class Edges:
         self.count = count
         time = np.concatenate((begin, end))
         self.is_begin = np.repeat(np.array([True, False]), count)
-        # At one time ends come first, the inner before the outer; then begins, the outer first.
+        # At the same time, ends come first, inner before outer, then begins, outer before inner.
         order = np.lexsort(
             (
                 np.concatenate((index, -index)),
@@ -121,10 +121,10 @@ class Edges:
         self._depth = np.cumsum(np.where(self.is_begin, 1, -1))
 
     def innermost(self) -> tuple[Numbers, bool]:
-        """The innermost interval after each edge (-1 for none), and whether all intervals nest."""
+        """Return the innermost interval after each edge (or -1), and whether all intervals nest."""
         position = np.arange(len(self.row), dtype=np.int64)
         by_depth = np.argsort(self._depth, kind="stable")
-        # On top at a depth is what was begun there last; the offset separates the depths.
+        # The top at each depth is the interval that began there last. The offset separates depths.
         offset = self._depth * len(position)
         last_begin = np.empty_like(position)
         last_begin[by_depth] = np.maximum.accumulate(
@@ -137,10 +137,10 @@ class Edges:
         return owner, bool(np.all(owner[ends - 1] == self.row[ends]))
 
     def innermost_of_crossing(self) -> Numbers:
-        """As `innermost`, for intervals that need not nest."""
+        """Return the same as `innermost` for intervals that may overlap without nesting."""
         owner = [-1] * len(self.row)
         is_open = [False] * self.count
-        # One that ends deep in the stack stays there until it comes to the top.
+        # An interval that ends deep in the stack stays there until it is on top.
         stack: list[int] = []
         edges = zip(self.row.tolist(), self.is_begin.tolist(), strict=True)
         for at, (row, begins) in enumerate(edges):
@@ -154,7 +154,7 @@ class Edges:
         return np.array(owner, dtype=np.int64)
 
     def time_by(self, owner: Numbers) -> Numbers:
-        """Time from each edge to the next, summed by owner."""
+        """Return the time from each edge to the next, summed by owner."""
         gaps: NDArray[np.int64] = np.diff(self.time_ns, append=self.time_ns[-1])
         owned = owner >= 0
         # Whole numbers below 2**53: doubles add them exactly.

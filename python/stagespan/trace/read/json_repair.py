@@ -25,20 +25,20 @@ _CONTROLS = bytes(range(32))
 
 
 def events_key(buffer: bytes | bytearray, start: int) -> tuple[int, int, bool] | None:
-    """The next `"traceEvents":`: where it begins, where its value does, and if that is a list."""
+    """Find the next `"traceEvents":`. Returns its begin, that of its value, and if it is a list."""
     found = _EVENTS_KEY.search(buffer, start)
     return None if found is None else (found.start(), found.start(1), found[1] == b"[")
 
 
 class Depths:
-    """How deep in brackets the places of a buffer lie, asked in ascending order."""
+    """Computes the bracket depth at ascending positions of a buffer."""
 
     def __init__(self) -> None:
         self._at = 0
         self._depth = 0
 
     def at(self, buffer: bytes, place: int) -> int:
-        """The depth at a place that lies in no string."""
+        """Return the depth at a position outside of strings."""
         while self._at < place:
             token = _TOKEN.search(buffer, self._at, place)
             if token is None:
@@ -50,9 +50,9 @@ class Depths:
 
 
 def entry_end(buffer: bytes, start: int) -> int | None:
-    """The position after the list's entry that begins at `start`, by brackets and strings alone.
+    """Return the end of the list's entry that begins at `start`, using only brackets and strings.
 
-    None when it does not end in the buffer.
+    None if it does not end in the buffer.
     """
     depth = 0
     for token in _TOKEN.finditer(buffer, start):
@@ -63,7 +63,7 @@ def entry_end(buffer: bytes, start: int) -> int | None:
             depth -= 1
             if depth == 0:
                 return token.end()
-        elif text == b'"':  # a string that does not end here
+        elif text == b'"':  # the string does not end in the buffer
             return None
     return None
 

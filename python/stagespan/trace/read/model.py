@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 MISSING = int(np.iinfo(np.int64).min)
-"""In an integer column: the event does not have this field."""
+"""The value in an integer column if the event does not have the field."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Events:
     """Events as columns of one length; times in integer nanoseconds.
 
     `name`, `category` and `task_type` are codes into the trace's `names`, `categories` and `names`
-    (`task_type` is -1 where the event has none). All other integer columns hold `MISSING` where the
-    event does not have the field. Ids beyond 64 bits of sign keep their bit pattern.
+    (`task_type` is -1 where the event has none). All other integer columns contain `MISSING` if the
+    event does not have the field. Ids that exceed signed 64 bits keep their bit pattern.
     """
 
     name: Codes
@@ -47,7 +47,7 @@ class Events:
 
     @cached_property
     def end_ns(self) -> Numbers:
-        """Where each event ends, in nanoseconds."""
+        """The end of each event in nanoseconds."""
         end: Numbers = self.begin_ns + self.dur_ns
         end.flags.writeable = False
         return end
@@ -55,7 +55,7 @@ class Events:
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """Flows between events: one row per end of a flow; `id` joins the ends within a category."""
+    """Flows between events, with one row per end. `id` joins the ends within a category."""
 
     id: Numbers
     category: Codes
@@ -77,48 +77,48 @@ class Trace:
     events: Events
     """Events with a duration, in the file's order."""
     instants: Events
-    """Events at one time, such as `[memory]`; their duration is 0."""
+    """Events without a duration, such as `[memory]`."""
     flows: Flows
     names: list[str]
-    """Names exactly as written; `Events.name` points here."""
+    """Names exactly as in the file. `Events.name` contains indices into this list."""
     categories: list[str]
-    """Categories in today's spelling (`Kernel` of old traces is `kernel`); "" means none."""
+    """Categories with current names (`Kernel` of old traces is `kernel`); "" means none."""
     base_ns: int | None
-    """Unix time of the file's zero, already added to every time here; None if the file has none."""
+    """Unix time of the file's time 0, already added to all times; None if the file has none."""
     total: int
-    """Entries in the file's list of events, whatever became of them."""
+    """The number of entries in the file's list of events, used or not."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """The file's other top-level values."""
     process_names: dict[int, str] = field(default_factory=dict)
     process_labels: dict[int, str] = field(default_factory=dict)
     thread_names: dict[tuple[int, int], str] = field(default_factory=dict)
     named_ids: dict[int, str] = field(default_factory=dict)
-    """By the negative number that stands for it: an id that is a word (`"pid": "Spans"`)."""
+    """Ids that are words (`"pid": "Spans"`), by the negative numbers that replace them."""
     left_out: dict[str, int] = field(default_factory=dict)
-    """Entries that are in no table, counted by cause."""
+    """The number of entries that are not in any table, by cause."""
     adjusted: dict[str, int] = field(default_factory=dict)
-    """Entries that are in a table but not as written, counted by cause."""
+    """The number of entries that were changed, by cause."""
     incomplete: str | None = None
-    """A sentence when the file is cut off or damaged, else None."""
+    """A sentence if the file is truncated or damaged, otherwise None."""
     arguments: Mapping[str, ArgumentTable] = field(default_factory=dict, repr=False, compare=False)
-    """The arguments of `events` and of `instants`; `argument` looks in here."""
+    """The arguments of `events` and of `instants`, for `argument`."""
 
     def argument(self, key: str, of: Literal["events", "instants"] = "events") -> Argument | None:
-        """The argument `key` of those events (or instants) that have it; None when none has.
+        """Return the argument `key` of the events (or instants) that have it; None if none has it.
 
-        Any key that occurs in the file works, as it is written there. Each call makes its arrays
-        anew, in some milliseconds a million rows.
+        `key` can be any key in the file. Each call creates new arrays, which takes some
+        milliseconds per million rows.
         """
         table = self.arguments.get(of)
         return None if table is None else table.argument(key)
 
     def category_codes(self, names: Iterable[str]) -> list[int]:
-        """Codes of those of `names` that occur in this trace."""
-        wanted = set(names)
-        return [code for code, name in enumerate(self.categories) if name in wanted]
+        """Return the codes of those of `names` that occur in this trace."""
+        requested = set(names)
+        return [code for code, name in enumerate(self.categories) if name in requested]
 
     def rows_of(self, names: Iterable[str]) -> Mask:
-        """Which rows of `events` belong to one of the categories `names`."""
+        """Return a mask of the rows of `events` whose category is one of `names`."""
         chosen = np.zeros(len(self.categories) + 1, dtype=np.bool_)
         chosen[self.category_codes(names)] = True
         rows: Mask = chosen[self.events.category]

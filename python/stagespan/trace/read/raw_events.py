@@ -1,4 +1,4 @@
-"""The events of a trace file as JSON, piece by piece and unchanged."""
+"""Reads the events of a trace file as unchanged JSON, piece by piece."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _entry = msgspec.json.Decoder(RawEvent)
 
 
 def copy_raw_events(path: Path, take: Callable[[list[RawEvent]], None]) -> None:
-    """Give all whole entries to `take`, in pieces and in their order.
+    """Pass all complete entries to `take`, in pieces and in order.
 
-    Raises TraceError as `read_trace` does.
+    Raises TraceError like `read_trace`.
     """
     EventReader(ByteStream(path, CHUNK_BYTES), _Tap(take)).read_events()
 
 
 class _Tap:
-    """Gives the text of whole entries to `take`."""
+    """Passes the text of complete entries to `take`."""
 
     def __init__(self, take: Callable[[list[RawEvent]], None]) -> None:
         self._take = take
 
     def scan(self, buffer: bytes, start: int) -> tuple[int, int]:
-        """As `TraceScanner.scan`; its columns are dropped at once."""
+        """Do the same as `TraceScanner.scan`, but discard its columns at once."""
         behind, state = _core.TraceScanner().scan(buffer, start)
         piece = buffer[start:behind].strip(b" \t\r\n,")
         if state == _core.SCAN_CLOSED:
@@ -41,7 +41,7 @@ class _Tap:
         return behind, state
 
     def leave_out(self, cause: str, count: int) -> None:
-        """Nothing: `read_trace` counts these entries."""
+        """Do nothing, because `read_trace` counts these entries."""
 
 
 def _decoded(piece: bytes) -> list[RawEvent]:
@@ -49,7 +49,7 @@ def _decoded(piece: bytes) -> list[RawEvent]:
         return _entries.decode(b"[" + piece + b"]")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
-    # Something in it is not valid JSON, or not an object: take each entry by itself.
+    # Some part is not valid JSON or not an object, so take each entry separately.
     found: list[RawEvent] = []
     at = 0
     while (begin := piece.find(b"{", at)) >= 0:

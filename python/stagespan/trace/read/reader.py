@@ -1,4 +1,4 @@
-"""`read_trace`: read a file of torch.profiler or torch_npu.profiler piece by piece."""
+"""Reads a file of torch.profiler or torch_npu.profiler piece by piece."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _COMPRESSED_BYTES = 256 << 10
 
 
 class ByteStream:
-    """A file's decompressed bytes; `damage` says, once they are read, what was wrong."""
+    """The decompressed bytes of a file. After reading, `damage` describes any problem."""
 
     def __init__(self, path: str | os.PathLike[str], chunk_bytes: int = CHUNK_BYTES) -> None:
         self.path = Path(path)
         self.damage: str | None = None
-        """Why the compressed data ended early, as the end of a sentence; None when it did not."""
+        """The problem of the compressed data, as the end of a sentence, or None."""
         self._chunk_bytes = chunk_bytes
 
     def chunks(self) -> Iterator[bytes]:
-        """The decompressed bytes in order. Raises TraceError if the file cannot be read."""
+        """Yield the decompressed bytes in order. Raises TraceError if the file cannot be read."""
         try:
             with open(self.path, "rb", buffering=0) as file:
                 start = file.read(max(self._chunk_bytes, len(_GZIP_MAGIC)))
@@ -54,7 +54,7 @@ class ByteStream:
             raise TraceError(
                 f"{self.path} cannot be read ({error.strerror or error}): check its permissions."
             ) from error
-        except ValueError as error:  # a path with a NUL
+        except ValueError as error:  # the path contains a NUL
             raise TraceError(f"{str(self.path)!r} is not the path of a file: {error}.") from error
 
     def _gunzip(self, start: bytes, file: FileIO) -> Iterator[bytes]:
@@ -69,7 +69,7 @@ class ByteStream:
                         if rest:
                             yield rest
                         if not member.eof:
-                            self.damage = "its gzip data is cut off"
+                            self.damage = "its gzip data is truncated"
                     return
             started = True
             try:
@@ -81,15 +81,19 @@ class ByteStream:
                 yield out
             data = member.unconsumed_tail
             if member.eof:
-                # More members may follow, and zeros that some writers pad with.
+                # More members can follow, or zeros that some writers use for padding.
                 data = (member.unused_data or file.read(_COMPRESSED_BYTES)).lstrip(b"\0")
                 member, started = zlib.decompressobj(wbits=31), False
 
 
 def _one_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The pieces, each made on another thread while the one before is in use."""
+    """Yield the pieces. Another thread creates the next one while a piece is in use."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="stagespan-gunzip") as thread:
-        coming = thread.submit(next, pieces, None)
+        try:
+            coming = thread.submit(next, pieces, None)
+        except RuntimeError:  # no thread can be started while the interpreter shuts down
+            yield from pieces
+            return
         while (piece := coming.result()) is not None:
             coming = thread.submit(next, pieces, None)
             yield piece
@@ -140,20 +144,20 @@ class EventScanner(Protocol):
     """Takes the entries of the list of events, as `TraceScanner` does."""
 
     def scan(self, buffer: bytes, start: int) -> tuple[int, int]:
-        """Take the whole entries of `buffer` from `start` on.
+        """Scan the complete entries of `buffer` from `start` on.
 
-        Returns where the first entry begins that was not taken, and why it stopped: `SCAN_MORE`,
+        Returns the begin of the first entry that was not scanned, and the reason: `SCAN_MORE`,
         `SCAN_ODD` or `SCAN_CLOSED`.
         """
 
     def leave_out(self, cause: str, count: int) -> None:
-        """Count entries that could not be taken."""
+        """Count entries that could not be scanned."""
 
 
 class EventReader:
-    """Finds the list of events in a trace file, and gives its text to a scanner.
+    """Finds the list of events in a trace file, and passes its text to a scanner.
 
-    The methods raise TraceError as `read_trace` does.
+    The methods raise TraceError like `read_trace`.
     """
 
     def __init__(self, stream: ByteStream, scanner: EventScanner) -> None:
@@ -161,18 +165,18 @@ class EventReader:
         self.metadata: dict[str, Any] = {}
         """The values next to the list of events."""
         self.adjusted: Counter[str] = Counter()
-        """By cause, how often the text was changed to make it valid JSON."""
+        """The number of changes that made the text valid JSON, by cause."""
         self.problem: str | None = None
-        """Why reading stopped before the end of the events, if it did for a reason of its own."""
+        """Why reading stopped before the end of the events, or None."""
         self._scanner = scanner
         self._chunks = stream.chunks()
         self._buffer = b""
         self._ended = False
         self._in_object = False
         self._names_right_to = 0
-        """Up to here, quotes in names of the buffer are escaped."""
+        """The position in the buffer up to which quotes in names are escaped."""
         self._window = _WINDOW_BYTES
-        """How far ahead they are looked for."""
+        """The number of bytes ahead in which such quotes are searched."""
 
     def read_events(self) -> bool:
         """Read to the end of the list of events; False if the file ends before it."""
@@ -184,10 +188,10 @@ class EventReader:
         return self._scan_events()
 
     def _more(self) -> bool:
-        """More of the file into the buffer; False at the end.
+        """Read more of the file into the buffer. Returns False at the end.
 
-        One chunk, or as many as make a large rest half as large again: an entry that spans many
-        chunks is then not looked at anew for each.
+        Reads one chunk, or as much as half of the remaining buffer, so that an entry of many chunks
+        is not scanned again for each chunk.
         """
         pieces, grown = [self._buffer], 0
         while not self._ended and grown <= len(self._buffer) // 2:
@@ -206,7 +210,7 @@ class EventReader:
             if text and text != _BOM[: len(text)]:
                 self._buffer = text
                 break
-            # Blanks are not kept.
+            # Blanks are discarded.
             self._buffer = text
             if not self._more():
                 if self.stream.damage:
@@ -220,18 +224,19 @@ class EventReader:
         return text[:1]
 
     def _read_head(self) -> None:
-        """Read what stands before the list of events, and leave the buffer within the list."""
+        """Read the text before the list of events. The buffer then begins inside the list."""
         start, keys, tried, depths = 0, 0, 0, split.Depths()
         while True:
             found = split.events_key(self._buffer, start)
             keys += found is not None
             if (found is None and len(self._buffer) > MOST_BYTES) or keys > _MOST_KEYS:
                 raise TraceError(
-                    f"{self._where} is not a trace: its first {MOST_BYTES >> 20} MiB hold no list"
-                    " `traceEvents` at the top level. Give the file that the profiler exported."
+                    f"{self._where} is not a trace: its first {MOST_BYTES >> 20} MiB contain no "
+                    f"list `traceEvents` at the top level. Give the file that the profiler "
+                    f"exported."
                 )
             if found is None:
-                # The key may be cut in two by the end of the chunk.
+                # The end of the chunk may split the key.
                 start = max(start, len(self._buffer) - 64)
                 if self._more():
                     continue
@@ -241,7 +246,7 @@ class EventReader:
             if depths.at(self._buffer, key) == 1 and tried < _MOST_HEADS:
                 tried += 1
                 head = _decode_object(self._buffer[:key] + b'"":null}')
-            if head is None:  # the key stands deeper, in some other value
+            if head is None:  # this key is inside another value
                 start = key + 1
                 continue
             if not is_list:
@@ -258,7 +263,7 @@ class EventReader:
             if self.stream.damage:
                 return f"{self._where} cannot be read: {self.stream.damage} before its events."
             return (
-                f"{self._where} is cut off or not JSON, and no `traceEvents` was found in it"
+                f"{self._where} is truncated or not JSON, and no `traceEvents` was found in it"
                 f" ({error}): export the trace again."
             )
         return (
@@ -271,9 +276,9 @@ class EventReader:
         while True:
             at, state = self._scanner.scan(self._buffer, at)
             if state == _core.SCAN_ODD:
-                behind = self._read_odd(at)
-                if behind is not None:
-                    at = behind
+                after = self._read_invalid(at)
+                if after is not None:
+                    at = after
                     continue
             self._buffer = self._buffer[at:]
             self._names_right_to = max(self._names_right_to - at, 0)
@@ -286,12 +291,12 @@ class EventReader:
             if not self._more():
                 return False
 
-    def _read_odd(self, at: int) -> int | None:
+    def _read_invalid(self, at: int) -> int | None:
         """Correct the entry that begins at `at`, or skip it; return where to continue.
 
         Returns None if the end of the entry is not in the buffer yet.
         """
-        # Where such names stand close together many are set right at once, else only this one.
+        # If such names are close together, many are corrected at once, otherwise only this one.
         close = at - self._names_right_to < self._window
         self._window = min(self._window * 2, len(self._buffer)) if close else _WINDOW_BYTES
         if self._escape_names(at, self._window) or self._escape_names(at, len(self._buffer)):
@@ -302,7 +307,7 @@ class EventReader:
         return end
 
     def _escape_names(self, at: int, window: int) -> bool:
-        """Escape quotes in names from `at` on; whether there were any."""
+        """Escape quotes in names from `at` on. Returns whether there were any."""
         start = max(at, self._names_right_to)
         self._buffer, names, self._names_right_to = split.with_quotes_in_names_escaped(
             self._buffer, start, start + window
@@ -314,10 +319,10 @@ class EventReader:
     def read_tail(self) -> str | None:
         """Read the text after the list of events.
 
-        Returns None, or if the text is not as expected what is wrong, as a clause.
+        Returns a clause about a problem of the text, or None.
         """
         while self._more():
-            # There may be many blanks at the end, which do not count.
+            # There may be many blanks at the end, which are ignored.
             if len(self._buffer) > MOST_BYTES // 2:
                 self._buffer = self._buffer.strip()
             if len(self._buffer) > MOST_BYTES:
@@ -344,16 +349,16 @@ class EventReader:
 def _finished(
     reader: EventReader, scanner: _core.TraceScanner, is_closed: bool, broken: str | None
 ) -> Trace:
-    """The trace of what was read. Raises TraceError if that is not a trace."""
+    """Return the trace. Raises TraceError if the file is not a trace."""
     path, damage = str(reader.stream.path), reader.stream.damage
     count, problem = scanner.total, broken
     if not is_closed:
         problem = reader.problem or damage or "the file ends in the middle of its events"
         if count == 0:
             raise TraceError(
-                f"{path} has no whole event ({problem}): export it again."
+                f"{path} has no complete event ({problem}): export it again."
                 if reader.problem
-                else f"{path} is cut off before its first whole event ({problem}): export it again."
+                else f"{path} is truncated before its first event ({problem}): export it again."
             )
     elif damage:
         problem = damage

@@ -18,13 +18,13 @@ from stagespan.trace.result import FindingFigures, Result, UnknownFigures
 
 
 def figure_types() -> dict[str, type[Figures]]:
-    """The figures of every result, by its key in the JSON."""
+    """Return the figures of every result, by its key in the JSON."""
     results: dict[str, type[Result]] = {"against": Comparison, "ranks": Ranks, **result_types()}
     return {name: get_type_hints(each.figures)["return"] for name, each in results.items()}
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema, for draft 2020-12."""
+    """Return the schema, for draft 2020-12."""
     named = figure_types()
     types: list[type[Figures]] = [TraceFigures, FindingFigures, UnknownFigures, *named.values()]
     (trace, finding, unknown, *analyses), definitions = schema_of(types)
@@ -40,7 +40,7 @@ def json_schema() -> dict[str, Any]:
             "findings": {"type": "array", "items": finding},
             **{name: {"anyOf": [unknown, result]} for name, result in results.items()},
         },
-        # Every other analysis is an object, too.
+        # Every other analysis is also an object.
         "additionalProperties": {"type": "object"},
         "$defs": definitions,
     }

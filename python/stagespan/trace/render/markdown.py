@@ -14,7 +14,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~$])")
 
 
 def markdown(analysis: Analysis) -> str:
-    """The page: what was read, the findings with their evidence, and each analysis' tables."""
+    """Return the page: the file, the findings with their evidence, and all tables."""
     trace = analysis.trace
     name = escaped(name_of(Path(trace.path)))
     lines = ["# Trace analysis", "", f"{name}: {summary(analysis)}.", ""]
@@ -47,20 +47,20 @@ def markdown(analysis: Analysis) -> str:
 
 
 def summary(analysis: Analysis) -> str:
-    """How much was read: entries, and the length of the window."""
+    """Return the number of entries and the length of the window."""
     window = window_of(analysis.trace)
     length = "" if window is None else f", {in_words(window[1] - window[0], 'ns')} long"
     return f"{analysis.trace.total:,} entries{length}"
 
 
 def name_of(path: Path) -> str:
-    """The file's name; of a folder of Ascend, where all traces have one name, the folder's."""
+    """Return the name of the file, or of an Ascend folder, in which all traces have one name."""
     folders = [each.name for each in path.parents if each.name.endswith("_ascend_pt")]
     return folders[0] if path.name.startswith("trace_view.json") and folders else path.name
 
 
 def heading(name: str) -> str:
-    """An analysis' name as a heading: "device_use" is "Device use"."""
+    """Return an analysis' name as a heading: "device_use" is "Device use"."""
     words = {"against": "comparison"}.get(name, name.replace("_", " "))
     return words[:1].upper() + words[1:]
 
@@ -82,7 +82,7 @@ _LEFT_OUT = {
 
 
 def ignored(trace: Trace) -> list[str]:
-    """What of the file's entries was not used, and what was used with a change, as sentences."""
+    """Return sentences about entries that were not used, or were used with a change."""
     found = []
     if trace.left_out:
         listed = [
@@ -96,7 +96,7 @@ def ignored(trace: Trace) -> list[str]:
     return found
 
 
-# What a trace lacks when an analysis has nothing to say, and how it is recorded.
+# The data that each analysis needs, and how to record it.
 _MISSING = {
     "device_use": ("device events", "record the device's activity"),
     "idle": ("device events", "record the device's activity"),
@@ -111,7 +111,7 @@ _MISSING = {
 
 
 def missing(analysis: Analysis) -> list[str]:
-    """One sentence: what the trace lacks, and how to record it. Empty if it lacks nothing."""
+    """Return a sentence about missing data and how to record it; "" if nothing is missing."""
     absent = {
         name for name, result in analysis.results.items() if isinstance(result, Unavailable)
     } & _MISSING.keys()
@@ -124,7 +124,7 @@ def missing(analysis: Analysis) -> list[str]:
 
 
 def _full_names(analysis: Analysis) -> dict[str, str]:
-    """Of every name that a table shows in short all of it."""
+    """Return the full names of all shortened names in tables."""
     found: dict[str, str] = {}
     for table in (table for result in analysis.results.values() for table in result.tables()):
         for at in range(len(table.columns)):
@@ -135,12 +135,12 @@ def _full_names(analysis: Analysis) -> dict[str, str]:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape text for Markdown."""
     return _SPECIAL.sub(r"\\\1", printable(text))
 
 
 def markdown_table(table: Table) -> list[str]:
-    """A table as lines, its note below."""
+    """Return a table as lines, with its note below."""
     heads, rows = texts_of(table)
     figures = [
         all(not isinstance(row[at], str) for row in table.rows) for at in range(len(table.columns))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def one_liners(analysis: Analysis) -> list[tuple[str, str]]:
-    """Heading and line, of those analyses that have one."""
+    """Return heading and summary line of each analysis that has one."""
     results = {n: r for n, r in analysis.results.items() if isinstance(r, Result)}
     lines = {name: result.line() for name, result in results.items()}
     return [(heading(name), line) for name, line in lines.items() if line]
@@ -48,14 +48,14 @@ def one_liners(analysis: Analysis) -> list[tuple[str, str]]:
 # A file or a pipe has no height.
 _LINES = 60
 _FEWEST_LINES = 20
-# What findings get where the figures above them would fill the screen.
+# The lines for findings if the figures above would fill the screen.
 _FOR_FINDINGS = 6
 _BAR = 25
-# As wide as a page, unless COLUMNS says otherwise.
+# The width of a page, unless COLUMNS is set.
 _WIDTH = 100
 _LEAST_WIDTH = 40
 _CAUSES = 5
-# Of idle time: less is not shown here.
+# The least percentage of idle time that is shown here.
 _LEAST_CAUSE = 1.0
 _BAR_COLOURS = {
     "computing": "green",
@@ -67,7 +67,7 @@ _COLOURS = {"high": "bold red", "medium": "yellow", "low": "cyan", "better": "gr
 
 
 def print_analysis(analysis: Analysis, console: Console | None = None) -> None:
-    """Print the page on `console`, by default standard output; as much of it as fits a screen."""
+    """Print as much of the page as fits on a screen to `console`, by default standard output."""
     blocks = [*_head(analysis), *_idle(analysis)]
     blocks += [text_block("")] if blocks else []
     tables = sum(len(result.tables()) for result in analysis.results.values())
@@ -76,11 +76,11 @@ def print_analysis(analysis: Analysis, console: Console | None = None) -> None:
         more = f"{counted(tables, 'table')} and all evidence: --html, --markdown or --json FILE."
         notes.append(more)
     tail = [text_block(note, "dim") for note in notes]
-    lines = [text_block(f"{name:9}{said}") for name, said in one_liners(analysis)]
-    print_page(blocks, analysis.findings(), tail, console, lines)
+    lines = [text_block(f"{name:9}{line}") for name, line in one_liners(analysis)]
+    print_blocks(blocks, analysis.findings(), tail, console, lines)
 
 
-def print_page(
+def print_blocks(
     blocks: list[RenderableType],
     findings: list[Finding],
     tail: list[RenderableType],
@@ -93,15 +93,15 @@ def print_page(
     last tables among them are left out.
     """
     console = screen(console)
-    room = max(console.height - 2, _FEWEST_LINES) if console.is_terminal else _LINES
+    limit = max(console.height - 2, _FEWEST_LINES) if console.is_terminal else _LINES
     # The first finding is shown in any case, and one line says how many others there are.
     first = _heights([_finding(findings[0], 0)], console) + 1 if findings else 0
     kept = max(_FOR_FINDINGS, first)
-    blocks = _that_fit(blocks, room - _heights(tail, console) - kept, console)
-    left = room - _heights([*blocks, *tail], console)
+    blocks = _that_fit(blocks, limit - _heights(tail, console) - kept, console)
+    left = limit - _heights([*blocks, *tail], console)
     shown = 0
     for finding in findings:
-        # One line is kept for the number of those that do not fit.
+        # One line is reserved for the number of findings that do not fit.
         most = left - (shown + 1 < len(findings))
         block = _finding(finding, 2)
         if not shown:
@@ -140,7 +140,7 @@ def print_block(block: RenderableType, console: Console) -> None:
 
 
 def screen(console: Console | None) -> Console:
-    """The console, by default standard output; a page is 100 columns wide without a terminal."""
+    """Return the console, by default standard output, with 100 columns if it is not a terminal."""
     from rich.console import Console
 
     console = console or Console()
@@ -148,15 +148,15 @@ def screen(console: Console | None) -> Console:
     return console
 
 
-def _that_fit(blocks: list[RenderableType], room: int, console: Console) -> list[RenderableType]:
-    """The blocks without the last tables, as long as they take too much room."""
+def _that_fit(blocks: list[RenderableType], limit: int, console: Console) -> list[RenderableType]:
+    """Return the blocks without as many of the last tables as necessary to fit."""
     from rich.table import Table as Grid
 
     kept = list(blocks)
     tables = [block for block in kept if isinstance(block, Grid)]
-    while tables and _heights(kept, console) > room:
+    while tables and _heights(kept, console) > limit:
         at = kept.index(tables.pop())
-        # With the blank line above it.
+        # Includes the blank line above it.
         del kept[max(at - 1, 0) : at + 1]
     return kept
 
@@ -189,7 +189,7 @@ def _bar(verdict: Verdict) -> RenderableType:
         words.append(f"  {what} ")
         words.append(f"{share(time, whole):.1f} %", _BAR_COLOURS[key])
     bar = Text("Device  " if verdict.devices == 1 else f"{verdict.devices} devices, sums  ")
-    # Parts that are rounded may be a little longer than their sum.
+    # Rounded parts may be slightly longer than their sum.
     length = min(_BAR, _WIDTH - len(bar) - len(words) - len(parts) // 2)
     for _, time, key in parts:
         bar.append("#" * round(share(time, whole) / 100 * length), _BAR_COLOURS[key])
@@ -211,7 +211,7 @@ def _idle(analysis: Analysis) -> list[RenderableType]:
 
 
 def text_table(table: Table, most: int = 60) -> RenderableType:
-    """A table for the screen: figures to the right, times in one unit."""
+    """Return a table for the screen, with right-aligned figures and times in one unit."""
     from rich.table import Table as Grid
     from rich.text import Text
 
@@ -240,7 +240,7 @@ def _finding(finding: Finding, evidence: int) -> RenderableType:
 
 
 def text_block(text: str, style: str = "") -> RenderableType:
-    """A line, with what would steer a terminal taken out."""
+    """Return a line without terminal control characters."""
     from rich.text import Text
 
     return Text(printable(text), style)
@@ -259,19 +259,28 @@ _FIGURES = 47
 _LEAST_NAME = 20
 
 
-def print_comparison(analysis: Analysis, console: Console | None = None) -> None:
-    """Print the page on `console`, by default standard output; as much of it as fits a screen.
+def print_page(analysis: Analysis, console: Console | None = None) -> None:
+    """Print the page of a trace, of two compared traces, or of many ranks.
 
-    Of traces that cannot be compared, why, and the page of the second; without a comparison that
-    page alone.
+    Prints as much as fits on a screen to `console`, by default standard output. If two traces
+    cannot be compared, prints the reason and the page of the second trace.
     """
     console = screen(console)
-    found = analysis.results.get("against")
-    if not isinstance(found, Comparison):
-        if isinstance(found, Unavailable):
-            print_block(text_block(found.reason, "bold yellow"), console)
+    ranks = analysis.results.get("ranks")
+    compared = analysis.results.get("against")
+    if isinstance(ranks, Ranks):
+        print_ranks(ranks, console)
+    elif isinstance(compared, Comparison):
+        print_comparison(compared, console)
+    else:
+        if isinstance(compared, Unavailable):
+            print_block(text_block(compared.reason, "bold yellow"), console)
         print_analysis(analysis, console)
-        return
+
+
+def print_comparison(found: Comparison, console: Console | None = None) -> None:
+    """Print as much of the page as fits on a screen to `console`, by default standard output."""
+    console = screen(console)
     names = _names(found.before.path, found.after.path)
     blocks: list[RenderableType] = [
         text_block(f"{names[1]} against {names[0]}", "bold"),
@@ -283,11 +292,11 @@ def print_comparison(analysis: Analysis, console: Console | None = None) -> None
     if kernels:
         most = console.width - _FIGURES
         blocks += [text_block(""), _changed_kernels(found, kernels[:_KERNELS], most)]
-    print_page([*blocks, text_block("")], found.findings(), [], console)
+    print_blocks([*blocks, text_block("")], found.findings(), [], console)
 
 
 def _names(*paths: str) -> list[str]:
-    """The files' names, with as many folders as make them differ."""
+    """Return the names of the files, with enough folders to make them different."""
     parts = [Path(path).parts for path in paths]
     for count in range(1, max(map(len, parts)) + 1):
         names = ["/".join(each[-count:]) for each in parts]
@@ -297,7 +306,7 @@ def _names(*paths: str) -> list[str]:
 
 
 def _change_parts(found: Comparison, most: int) -> RenderableType:
-    """A line a part; its name has at most so many letters, however narrow the screen."""
+    """Return a line for each part. Names are limited in length even on a narrow screen."""
     parts = [part for part in found.parts() if part.change_ns]
     rows = [(part.name, part) for part in parts[:_PARTS]]
     rest = parts[_PARTS:]
@@ -325,13 +334,13 @@ def _changed_kernels(found: Comparison, kernels: list[Change], most: int) -> Ren
 def _changes_table(
     head: str, rows: list[tuple[str, Change]], found: Comparison, most: int, sums: bool = False
 ) -> RenderableType:
-    """Rows with the time before and after, in one unit; the last one in bold if it is their sum."""
+    """Return rows with the times before and after in one unit; a final sum is bold."""
     from rich.table import Table
     from rich.text import Text
 
-    room = max(most, _LEAST_NAME)
-    names = {name: shortened(name, room) for name, _ in rows}
-    names = names if sums else labels(names, room)
+    limit = max(most, _LEAST_NAME)
+    names = {name: shortened(name, limit) for name, _ in rows}
+    names = names if sums else labels(names, limit)
     times = [time for _, row in rows for time in (row.before_ns, row.after_ns)]
     size, unit = time_unit([max(times, default=0)])
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -358,7 +367,7 @@ _ROWS = 8
 
 
 def print_ranks(found: Ranks, console: Console | None = None) -> None:
-    """Print the page on `console`, by default standard output; as much of it as fits a screen."""
+    """Print as much of the page as fits on a screen to `console`, by default standard output."""
     blocks: list[RenderableType] = [
         text_block(f"{Path(found.folder).name}: {len(found.summaries)} ranks", "bold"),
         text_block(verdict(found)[1], "bold"),
@@ -366,12 +375,12 @@ def print_ranks(found: Ranks, console: Console | None = None) -> None:
         *(text_block(remark, "yellow") for remark in found.remarks),
     ]
     tables = found.tables()
-    # Of the ranks without the length of trace, step, shares and the clocks; of collectives all.
+    # The ranks without lengths, shares and clocks, and all columns of collectives.
     blocks.append(_rank_table(tables[0], (0, 1, 4, 5, 6, 8, 12)))
     if len(tables) > 1:
         groups = (1,) if any(row[1] is not None for row in tables[1].rows) else ()
         blocks += [text_block(""), _rank_table(tables[1], (0, *groups, 2, 3, 4, 7))]
-    print_page([*blocks, text_block("")], found.findings(), [], console)
+    print_blocks([*blocks, text_block("")], found.findings(), [], console)
 
 
 def _rank_table(figures: Table, columns: tuple[int, ...]) -> RenderableType:

@@ -1,4 +1,4 @@
-"""torch.compile in planted traces: breaks, recompilations, compiling and graphs, in exact times."""
+"""torch.compile in synthetic traces: breaks, recompilations, compiling and graphs, exact times."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import fits
+from commands import fits, unstated
 from planted import HOST, Program
 
 from stagespan.trace import Trace
@@ -26,6 +26,7 @@ GRAPH = "## Call CompiledFxGraph fabc ##"
 def compiled_of(trace: Trace) -> Compiled:
     found = compiled.analyze(trace)
     assert isinstance(found, Compiled)
+    assert unstated(found.findings()) == []
     return found
 
 
@@ -59,9 +60,9 @@ def test_a_function_compiled_in_one_piece_has_no_finding(tmp_path: Path) -> None
             program.work(100)
             with program.within("aten::mm"):
                 program.work(50)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN it is one frame without a break, and nothing to say
+    # THEN it is one frame without a break, and there is no finding
     assert (found["regions"], found["calls"], found["graph_breaks"]) == (3, 3, [])
     assert found["frames"] == [
         {
@@ -86,7 +87,7 @@ def test_a_function_compiled_in_one_piece_has_no_finding(tmp_path: Path) -> None
 
 
 def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
-    # GIVEN four calls that break twice: 0 goes on in 1 behind item(), 1 in 2
+    # GIVEN four calls that break twice: 0 continues in 1 after item(), and 1 in 2
     program = Program()
     for _ in range(4):
         with region(program, ": 0/0"):
@@ -101,9 +102,9 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
                 graph(program)
                 with region(program, ": 2/0"):
                     graph(program)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN both breaks are counted, with the time from graph to region, and what ran
+    # THEN both breaks are counted, with the time from graph to region, and the operators that ran
     assert found["graph_breaks"] == [
         {
             "before": "0",
@@ -125,24 +126,26 @@ def test_graph_breaks_and_the_operators_between(tmp_path: Path) -> None:
         },
     ]
     assert (found["regions"], found["calls"]) == (12, 4)
-    # Each frame's own time: the frames that it calls left out.
+    # Each frame's own time, without the frames that it calls.
     assert {row["frame"]: row["time_us"] for row in found["frames"]} == {
         "0": 4 * (2 + 40 + 8 + 2),
         "1": 4 * (2 + 40 + 2),
         "2": 4 * (2 + 40),
     }
     (finding,) = findings
-    assert finding.sentence.startswith(
-        "8 graph breaks in 4 calls of compiled functions: frame 0 continues in frame 1, and 1 more"
-    )
-    assert "aten::item ran between them" in finding.sentence
-    assert "The time between graphs was 48.000 µs (8.7 %" in finding.sentence
-    assert finding.severity == "medium"
+    assert (finding.code, finding.severity) == ("compiled.graph_break", "medium")
+    whole = sum(row["time_us"] for row in found["frames"])
+    assert finding.numbers == {
+        "breaks": 8,
+        "calls": 4,
+        "time_ns": 48_000,
+        "percent": pytest.approx(100 * 48 / whole),
+    }
     assert finding.evidence[0].event == "Torch-Compiled Region: 1/0"
 
 
-def test_a_frame_that_is_called_where_another_breaks_is_no_break_of_its_own(tmp_path: Path) -> None:
-    # GIVEN a module whose part breaks: the part is called as frame 1, goes on as 2, the whole as 3
+def test_a_frame_that_is_called_at_a_break_does_not_count_as_a_break(tmp_path: Path) -> None:
+    # GIVEN a module whose part breaks: the part runs as frames 1 and 2, and the whole as 3
     program = Program()
     for _ in range(2):
         with region(program, ": 0/0"):
@@ -155,12 +158,12 @@ def test_a_frame_that_is_called_where_another_breaks_is_no_break_of_its_own(tmp_
                 graph(program)
     # WHEN breaks are counted
     found, (finding,) = of(program, tmp_path)
-    # THEN there are two a call, as torch counts them
+    # THEN there are two per call, as torch counts them
     assert [
         (row["before"], row["after"], row["count"], row["time_us"], row["called"])
         for row in found["graph_breaks"]
     ] == [("0", "3", 2, 2 * (2 + 2), {"1": 2}), ("1", "2", 2, 2 * 2, {})]
-    assert finding.sentence.startswith("4 graph breaks in 2 calls")
+    assert (finding.numbers["breaks"], finding.numbers["calls"]) == (4, 2)
 
 
 def test_a_frame_without_tensors_has_no_graph_but_its_time_is_known(tmp_path: Path) -> None:
@@ -172,39 +175,39 @@ def test_a_frame_without_tensors_has_no_graph_but_its_time_is_known(tmp_path: Pa
             program.work(30)
             with region(program, ": 2/0"):
                 graph(program)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, _ = of(program, tmp_path)
-    # THEN the time from its begin to the third is known, too
+    # THEN the time from its begin to the third one is also known
     assert [each["time_us"] for each in found["graph_breaks"]] == [2, 33]
     assert [each["operators"] for each in found["graph_breaks"]] == [{}, {}]
 
 
-def test_lines_of_breaks_where_the_trace_has_python_stacks(tmp_path: Path) -> None:
-    # GIVEN a break, and the frames of Python as a profiler with stacks shows them
+def test_lines_of_breaks_if_the_trace_has_python_stacks(tmp_path: Path) -> None:
+    # GIVEN a break, and Python frames as recorded by a profiler with stacks
     program = Program()
     with region(program, ": 0/0"), program.within("model.py(3): forward", "python_function"):
         graph(program)
         name = "model.py(5): torch_dynamo_resume_in_forward_at_5"
         with region(program, ": 1/0"), program.within(name, "python_function"):
             graph(program)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, (finding,) = of(program, tmp_path)
-    # THEN the line of the break is named, and each frame's function
+    # THEN the line of the break is in the figures and in the sentence, and each frame's function
     assert found["graph_breaks"][0]["line"] == "model.py(5): forward"
     assert {row["frame"]: row["function"] for row in found["frames"]} == {
         "0": "model.py(3): forward",
         "1": "model.py(5): forward",
     }
-    assert finding.sentence.endswith("They are at model.py(5): forward.")
+    assert "model.py(5): forward" in finding.sentence
 
 
-def test_numbers_of_variants_without_end(tmp_path: Path) -> None:
-    # GIVEN a region and a compilation whose variants have more digits than Python makes numbers of
+def test_numbers_of_variants_with_too_many_digits(tmp_path: Path) -> None:
+    # GIVEN a region and a compilation whose variants have too many digits for an integer
     program = Program()
     compilation(program, "0/" + "1" * 5_000, PARTS, nested=True)
     with region(program, ": 0/" + "1" * 5_000):
         graph(program)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, _ = of(program, tmp_path)
     # THEN neither has a number
     assert found["frames"][0]["frame"] is None
@@ -220,10 +223,11 @@ def test_regions_without_numbers_of_older_versions(tmp_path: Path) -> None:
     found, findings = of(program, tmp_path)
     assert [(b["before"], b["after"], b["count"]) for b in found["graph_breaks"]] == [("?", "?", 1)]
     assert found["frames"][0]["frame"] is None
-    assert findings[0].sentence.startswith("1 graph break in 1 call of compiled functions.")
+    assert findings[0].code == "compiled.graph_break"
+    assert (findings[0].numbers["breaks"], findings[0].numbers["calls"]) == (1, 1)
 
 
-def test_two_functions_side_by_side_and_one_within_a_graph_are_no_breaks(tmp_path: Path) -> None:
+def test_separate_functions_and_one_within_a_graph_are_not_breaks(tmp_path: Path) -> None:
     # GIVEN two compiled functions, the second of which calls a third by an operator in its graph
     program = Program()
     with region(program, ": 0/0"):
@@ -243,7 +247,7 @@ def test_two_functions_side_by_side_and_one_within_a_graph_are_no_breaks(tmp_pat
 
 
 def compilation(program: Program, id_: str, parts: dict[str, int], nested: bool = True) -> None:
-    """dynamo compiles a frame, as torch 2.13 shows it (nested), or as torch 2.3 does."""
+    """dynamo compiles a frame, as in traces of torch 2.13 (nested) or torch 2.3."""
     name = "_compile.compile_inner" if nested else "_compile.<locals>.compile_inner"
     begin = program.now
     if nested:
@@ -279,9 +283,9 @@ def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> 
         compilation(program, f"0/{variant}", PARTS, nested)
         with region(program, f": 0/{variant}"):
             graph(program)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN the phases sum to the time, and the second compilation is one anew
+    # THEN the phases sum to the time, and the second compilation is a recompilation
     time = found["compile_time"]
     assert time["time_us"] == 2 * 5_651
     assert time["phases_us"] == {
@@ -309,31 +313,35 @@ def test_compiling_by_phase_and_recompilations(nested: bool, tmp_path: Path) -> 
         }
     ]
     again, first = findings
-    assert again.sentence.startswith("Frame 0 was compiled again, 1 time (0/1), for 5.65")
+    assert (again.code, first.code) == ("compiled.recompiled", "compiled.in_window")
     assert (again.severity, first.severity) == ("high", "medium")
-    assert "1 frame for the first time" in first.sentence
-    # What ran while compiling is no work of the program.
+    assert (again.numbers["frames"], again.numbers["compilations"]) == (1, 1)
+    assert again.numbers["time_ns"] == single * 1_000
+    assert first.numbers["frames"] == 1
+    assert first.numbers["time_ns"] == (2 * 5_651 - single) * 1_000
+    assert first.numbers["longest_phase_ns"] == 10_000_000
+    # Operators that ran during compilation are not work of the program.
     assert [row["name"] for row in found["in_graphs"]] == ["the graphs' own time"]
     assert sum(row["time_us"] for row in found["frames"]) == 2 * 42
 
 
 def test_a_frame_that_is_compiled_within_a_call_does_not_lengthen_it(tmp_path: Path) -> None:
-    # GIVEN a break behind which the next frame is compiled before it runs
+    # GIVEN a break after which the next frame is compiled before it runs
     program = Program()
     with region(program, ": 0/0"):
         graph(program)
         compilation(program, "1/0", {"bytecode_tracing": 1_000})
         with region(program, ": 1/0"):
             graph(program)
-    # WHEN the break's time is taken
+    # WHEN the time of the break is computed
     found, _ = of(program, tmp_path)
-    # THEN compiling is not in it, and not in the frames
+    # THEN compilation is not part of it, nor of the frames
     assert found["graph_breaks"][0]["time_us"] == 2
     assert {row["frame"]: row["time_us"] for row in found["frames"]} == {"0": 44, "1": 42}
     assert found["recompilations"] == []
 
 
-def test_a_frame_that_dynamo_gave_up(tmp_path: Path) -> None:
+def test_a_frame_that_dynamo_skipped(tmp_path: Path) -> None:
     program = Program()
     compilation(program, "3/0", {"bytecode_tracing": 1_000})
     found, _ = of(program, tmp_path)
@@ -347,9 +355,9 @@ def test_variants_from_before_the_window(tmp_path: Path) -> None:
     for frame in (": 0/0", ": 0/2", ": 0/0", ": 1/1"):
         with region(program, frame):
             graph(program)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN both were compiled anew at some time; two variants in turn are worth a word
+    # THEN both were compiled more than once; alternating variants are reported
     assert [(r["frame"], r["times"], r["in_window"]) for r in found["recompilations"]] == [
         ("0", 2, 0),
         ("1", 1, 0),
@@ -371,9 +379,9 @@ def test_recompilations_are_counted_one_by_one(tmp_path: Path) -> None:
         with region(program, f": {frame}"):
             graph(program)
     trace = program.trace(tmp_path)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN three of them are recompilations of the window, and two lie before it
+    # THEN three of them are recompilations in the window, and two were before it
     (row,) = found["recompilations"]
     assert (row["times"], row["in_window"], row["before_window"]) == (4, 3, 2 - 1)
     assert [finding.code for finding in findings] == ["compiled.recompiled", "compiled.in_window"]
@@ -382,8 +390,8 @@ def test_recompilations_are_counted_one_by_one(tmp_path: Path) -> None:
     assert line == "4 forward graphs, 3 recompilations, 1 recompilation before the trace"
 
 
-def test_calls_that_ran_eagerly_as_the_limit_was_reached(tmp_path: Path) -> None:
-    # GIVEN calls that find one of two variants, and twice as many that find none and run eagerly
+def test_calls_that_ran_eagerly_because_the_limit_was_reached(tmp_path: Path) -> None:
+    # GIVEN calls that match one of two variants, and twice as many that match none and run eagerly
     program = Program()
     for number in range(6):
         if number % 3 == 0:
@@ -394,16 +402,16 @@ def test_calls_that_ran_eagerly_as_the_limit_was_reached(tmp_path: Path) -> None
                 program.work(30)
             with program.within("aten::sin"):
                 program.work(20)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN those are counted, and found
+    # THEN those are counted, and reported as a finding
     assert found["eager_calls"] == 4
     (limit,) = (each for each in findings if each.code == "compiled.recompile_limit")
     assert limit.severity == "medium"
     assert [each.figure for each in limit.evidence] == [30_000, 30_000]
 
 
-def test_a_compilation_that_dynamo_refused_is_none(tmp_path: Path) -> None:
+def test_a_compilation_that_dynamo_refused_is_not_counted(tmp_path: Path) -> None:
     # GIVEN a frame that is compiled once more, and then refused at the limit
     program = Program()
     for variant in (6, 7):
@@ -418,9 +426,9 @@ def test_a_compilation_that_dynamo_refused_is_none(tmp_path: Path) -> None:
         program.work(40)
     with program.within("aten::sin"):
         program.work(20)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN the refused one is no recompilation
+    # THEN the refused one does not count as a recompilation
     (row,) = found["recompilations"]
     assert (row["in_window"], row["compiled"]) == (2, ["0/6", "0/7"])
     assert [each["refused"] for each in found["compile_time"]["compilations"]] == [
@@ -433,7 +441,7 @@ def test_a_compilation_that_dynamo_refused_is_none(tmp_path: Path) -> None:
 
 
 def backward(program: Program, arrows: bool = True) -> None:
-    """A region whose graph autograd sees, and its backward pass in another thread."""
+    """A region whose graph autograd uses, and its backward pass in another thread."""
     with region(program):
         begin = program.now
         with program.within("CompiledFunction"):
@@ -464,7 +472,7 @@ def test_a_backward_graph_belongs_to_its_frame(tmp_path: Path) -> None:
 
 
 def test_graphs_without_regions_say_nothing_about_breaks(tmp_path: Path) -> None:
-    # GIVEN a trace of torch 2.0, where regions did not exist
+    # GIVEN a trace of torch 2.0, which has no regions
     program = Program()
     for _ in range(2):
         with program.within("CompiledFunction"):

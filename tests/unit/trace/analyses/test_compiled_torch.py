@@ -1,4 +1,4 @@
-"""torch.compile in traces that torch itself has written here: faults planted in real programs."""
+"""torch.compile in traces written by torch itself: real programs with known faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 def fresh() -> Iterator[None]:
     torch._dynamo.reset()
     with contextlib.ExitStack() as stack:
-        # No look at what vectors the processor has, which takes g++ some 15 s.
+        # Without Inductor's test of vector units, which runs g++ for about 15 s.
         stack.enter_context(
             torch._inductor.config.patch({"cpp.simdlen": 0, "cpp.vec_isa_ok": False})
         )
@@ -53,7 +53,7 @@ def test_graph_breaks(tmp_path: Path) -> None:
     function(value)
     # WHEN three calls and their backward passes are profiled
     found = profiled(tmp_path, lambda: [function(value).sum().backward() for _ in range(3)])
-    # THEN each call goes from its first frame to the second, and past item() to the third
+    # THEN each call goes from its first frame to the second, and after item() to the third
     assert found.breaks is not None
     assert [each.count for each in found.breaks] == [3, 3]
     first = next(each for each in found.breaks if not each.operators)
@@ -61,10 +61,11 @@ def test_graph_breaks(tmp_path: Path) -> None:
     assert first.after == second.before
     assert second.operators == {"aten::item": 3}
     assert found.frames.calls == 3
-    # A busy machine may make the graphs, which run aten's operators, long enough to be told too.
+    # On a busy machine the graphs, which run aten operators, may be long enough for a finding too.
     finding = found.findings()[0]
-    assert finding.sentence.startswith("6 graph breaks in 3 calls of compiled functions")
-    # And each graph's backward belongs to its frame.
+    assert finding.code == "compiled.graph_break"
+    assert (finding.numbers["breaks"], finding.numbers["calls"]) == (6, 3)
+    # And each graph's backward pass belongs to its frame.
     assert (found.frames.backward_graphs, found.frames.linked) == (9, 9)
     assert [frame.backward_calls for frame in found.frames.frames] == [3, 3, 3]
 
@@ -76,7 +77,7 @@ def test_a_backend_without_graphs_does_not_show_what_is_between_them(tmp_path: P
     found = profiled(tmp_path, lambda: [function(value) for _ in range(3)])
     assert [(b.count, b.time_ns, b.operators) for b in found.breaks or []] == [(3, None, None)] * 2
     (finding,) = found.findings()
-    assert "Between graphs" not in finding.sentence
+    assert finding.numbers == {"breaks": 6, "calls": 3}
 
 
 def test_lines_of_graph_breaks(tmp_path: Path) -> None:
@@ -88,7 +89,7 @@ def test_lines_of_graph_breaks(tmp_path: Path) -> None:
     # WHEN breaks are named
     first = with_breaks.__code__.co_firstlineno
     lines = [row["line"] for row in found.to_dict()["graph_breaks"]]
-    # THEN it is by the lines of graph_break() and of item()
+    # THEN they have the lines of graph_break() and item()
     assert [line.rpartition("/")[2] for line in lines] == [
         f"test_compiled_torch.py({first + offset}): with_breaks" for offset in (2, 4)
     ]
@@ -117,7 +118,7 @@ def test_breaks_are_as_many_as_torch_counts(tmp_path: Path) -> None:
     counted = sum(torch._dynamo.utils.counters["graph_break"].values())
     # WHEN a call is profiled
     found = profiled(tmp_path, lambda: function(value))
-    # THEN it holds as many breaks as torch came upon
+    # THEN it has as many breaks as torch counted
     assert found.breaks is not None
     assert sum(each.count for each in found.breaks) == counted == 3
 
@@ -132,11 +133,12 @@ def test_recompilations_in_the_window(tmp_path: Path) -> None:
     assert [each.variant for each in found.compiling.compilations] == [0, 1, 2]
     (row,) = found.to_dict()["recompilations"]
     assert (row["times"], row["in_window"], len(row["variants_run"])) == (2, 2, 3)
-    assert "compiled again, 2 times" in found.findings()[0].sentence
+    again = found.findings()[0]
+    assert (again.code, again.numbers["compilations"]) == ("compiled.recompiled", 2)
 
 
 def test_the_recompile_limit(tmp_path: Path) -> None:
-    # GIVEN a function that is compiled for each number, and may be three times
+    # GIVEN a function that is compiled for each number, at most three times
     function = torch.compile(lambda x, n: (x * n).relu(), backend="eager", dynamic=False)
 
     def calls() -> None:
@@ -147,7 +149,7 @@ def test_the_recompile_limit(tmp_path: Path) -> None:
         # WHEN six numbers are profiled from the first call on, and once more
         first = profiled(tmp_path, calls)
         later = profiled(tmp_path, calls)
-    # THEN two recompilations are counted, and not the one that was refused
+    # THEN two recompilations are counted, but not the refused one
     (row,) = first.to_dict()["recompilations"]
     assert (row["in_window"], row["before_window"]) == (2, 0)
     assert first.eager_calls == 3
@@ -165,11 +167,12 @@ def test_recompilations_before_the_window(tmp_path: Path) -> None:
         function(value)
     found = profiled(tmp_path, lambda: [function(value) for value in values])
     (finding,) = found.findings()
-    assert "ran in 2 compiled variants" in finding.sentence
+    assert (finding.code, finding.numbers["variants"]) == ("compiled.variants", 2)
 
 
 def test_inductor_compiles_and_runs(tmp_path: Path) -> None:
-    # GIVEN a function with a product, compiled by Inductor for the host, whatever ran here before
+    # GIVEN a function with a product, compiled by Inductor for the host, independent of earlier
+    # tests
     function = torch.compile(lambda x: (x @ x).sin().relu())
     value = torch.ones(16, 16)
     # WHEN the first call is profiled

@@ -1,4 +1,4 @@
-"""What ran in compiled graphs on a device: planted kernels, and public traces."""
+"""Device work in compiled graphs: synthetic kernels, and public traces."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def inductor_graph(program: Program) -> None:
         run(program, "triton_poi_fused_add_0", "triton_poi_fused_add_0", 30, "cuLaunchKernel")
         run(program, "triton_red_fused_mean_1", "triton_red_fused_mean_1", 20, "cuLaunchKernel")
         run(program, "aten::mm", "ampere_gemm", 400)
-        # A kernel of the user's: Inductor launches it without an operator around.
+        # A user's kernel, which Inductor launches without an operator around it.
         program.launch("my_rope_kernel", 15, call="cuLaunchKernel")
         run(program, "my_library::moe", "moe_kernel<int>", 25)
         with program.within("aten::empty_strided"):
@@ -48,7 +48,7 @@ def test_kernels_of_inductor_of_libraries_and_of_the_user(tmp_path: Path) -> Non
     program.launch("another_triton_kernel", 10, call="cuLaunchKernel")
     with program.within("aten::cudnn_convolution"):
         program.launch("engine_of_cudnn", 10, call="cuLaunchKernel")
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
     # THEN each has its class and its time; outside of graphs only Triton kernels are listed
     assert works(found) == {
@@ -68,21 +68,20 @@ def test_kernels_of_inductor_of_libraries_and_of_the_user(tmp_path: Path) -> Non
 
 
 def test_operators_that_inductor_left_to_aten(tmp_path: Path) -> None:
-    # GIVEN a graph that sorts for three times as long as all else
+    # GIVEN a graph that sorts for three times as long as everything else
     program = Program()
     with region(program), program.within(GRAPH):
         run(program, "triton_poi_fused_add_0", "triton_poi_fused_add_0", 400, "cuLaunchKernel")
         run(program, "aten::mm", "ampere_gemm", 600)
         run(program, "aten::sort", "radix_sort_kernel", 3_000)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN the sort is a fall-back, the product is not
+    # THEN the sort is a fallback, but the product is not
     assert works(found)["fallback", "aten::sort"] == (1, 3_000)
     (finding,) = findings
-    assert "3.000 ms (75.0 %) went into operators that Inductor left to aten: aten::sort" in (
-        finding.sentence
-    )
-    assert finding.severity == "medium"
+    assert (finding.code, finding.severity) == ("compiled.fallback", "medium")
+    assert finding.numbers == {"time_ns": 3_000_000, "percent": 75, "libraries_ns": 600_000}
+    assert [each.event for each in finding.evidence] == ["aten::sort"]
 
 
 def test_a_backend_without_code_generation(tmp_path: Path) -> None:
@@ -92,25 +91,31 @@ def test_a_backend_without_code_generation(tmp_path: Path) -> None:
         run(program, "aten::mm", "ampere_gemm", 3_000)
         run(program, "aten::mul", "vectorized_elementwise_kernel", 1_000)
         run(program, "aten::add", "vectorized_elementwise_kernel", 1_000)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     _, findings = of(program, tmp_path)
     # THEN that is what is reported
     (finding,) = findings
-    assert "not Inductor's: 2.000 ms (40.0 % of the time in graphs)" in finding.sentence
+    assert finding.code == "compiled.no_inductor"
+    assert finding.numbers == {"time_ns": 2_000_000, "percent": 40}
 
 
 def test_look_ups_that_take_long(tmp_path: Path) -> None:
-    # GIVEN 20 calls of a small function, whose guards take 100 µs each
+    # GIVEN 20 calls of a small function whose guards take 100 µs each
     program = Program()
     for _ in range(20):
         with region(program, lookup=100), program.within(GRAPH):
             program.work(198)
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     found, findings = of(program, tmp_path)
-    # THEN a third of the time is theirs
+    # THEN they take a third of the time
     assert found["cache_lookups"] == {"count": 20, "time_us": 2_000}
     (finding,) = findings
-    assert "2.000 ms (33.3 % of the calls of compiled functions)" in finding.sentence
+    assert finding.code == "compiled.guards"
+    assert finding.numbers == {
+        "time_ns": 2_000_000,
+        "percent": pytest.approx(100 / 3),
+        "lookups": 20,
+    }
 
 
 def test_many_breaks_on_a_device_are_no_more_than_medium(tmp_path: Path) -> None:
@@ -126,30 +131,29 @@ def test_many_breaks_on_a_device_are_no_more_than_medium(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "codes"),
     [
         ("cuda_a100_cudagraph_triton_nccl", []),
         ("cuda_b200_vllm_eager", []),
         ("rocm_mi300_triton_compile", []),
         ("rocm_mi300_vllm_piecewise", []),
         # CompiledFunction calls aten::t, mm, mul, add, ... and no Triton kernel ran.
-        ("cuda_v100_nccl_train", ["not Inductor's"]),
+        ("cuda_v100_nccl_train", ["compiled.no_inductor"]),
     ],
 )
-def test_findings_on_real_traces(name: str, words: list[str], traces: Path) -> None:
-    # GIVEN a trace whose timeline was looked at
+def test_findings_on_real_traces(name: str, codes: list[str], traces: Path) -> None:
+    # GIVEN a trace whose timeline was inspected
     found: list[Finding] = compiled_of(read_trace(traces / f"{name}.json.gz")).findings()
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     # THEN that is what is found
-    assert len(found) == len(words)
-    assert all(word in finding.sentence for word, finding in zip(words, found, strict=True))
+    assert [finding.code for finding in found] == codes
 
 
 def test_real_graphs(traces: Path) -> None:
     # GIVEN a compiled transformer layer on MI300, and five steps of a training on A100
     layer = compiled_of(read_trace(traces / "rocm_mi300_triton_compile.json.gz")).to_dict()
     training = compiled_of(read_trace(traces / "cuda_a100_cudagraph_triton_nccl.json.gz")).to_dict()
-    # WHEN torch.compile is looked at
+    # WHEN torch.compile is analysed
     # THEN Inductor's kernels, libraries and passes are distinguished as on the timeline
     assert {kind: row["count"] for kind, row in layer["triton_kinds"].items()} == {
         "poi": 2,

@@ -1,4 +1,4 @@
-"""Flame graphs of planted stacks, whose times close at every frame, and of torch's own."""
+"""Flame graphs of synthetic stacks and of torch's own; the times of every frame add up."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ PYTHON = "python_function"
 def flame_of(trace: Trace) -> Flame:
     found = flame.analyze(trace)
     assert isinstance(found, Flame)
-    closes(found.to_dict()["tree"])
+    times_add_up(found.to_dict()["tree"])
     return found
 
 
-def closes(node: dict[str, Any]) -> None:
-    """A frame's time is its own and that of what it called."""
+def times_add_up(node: dict[str, Any]) -> None:
+    """A frame's time is the sum of its own and that of the frames it called."""
     below = sum(round(child["total_us"] * 1000) for child in node["children"])
     assert round(node["total_us"] * 1000) == round(node["self_us"] * 1000) + below
     for child in node["children"]:
-        closes(child)
+        times_add_up(child)
 
 
 def stacks(found: Flame) -> dict[str, int]:
@@ -64,7 +64,7 @@ def test_stacks_with_own_times(tmp_path: Path) -> None:
     # without stacks
     # WHEN the graph is built
     found = flame_of(planted(tmp_path))
-    # THEN calls of the same stack are one, and every own time is as by hand
+    # THEN calls with the same stack are merged, and every self time is as computed by hand
     main = "thread 100;train.py(1): main"
     forward = f"{main};model.py(7): forward"
     assert stacks(found) == {
@@ -74,7 +74,8 @@ def test_stacks_with_own_times(tmp_path: Path) -> None:
         f"{forward};aten::mm;cudaLaunchKernel": 20,
         "thread 200;wait.py(9): wait, for ever": 100,
     }
-    # AND in the table operators belong to the line that called them; who waits is left out
+    # AND in the table, operators belong to the line that called them, and waiting threads are left
+    # out
     (table,) = found.tables()
     assert [row[:2] for row in table.rows] == [
         ("model.py(7): forward", 66 * US),
@@ -120,7 +121,7 @@ def test_the_stacks_of_old_profilers(write_trace: Callable[..., Path]) -> None:
     }
 
 
-def test_of_very_many_frames_the_short_ones_are_summed_up(tmp_path: Path) -> None:
+def test_short_frames_are_summed_up_if_there_are_very_many(tmp_path: Path) -> None:
     # GIVEN 3,000 functions, of which the last ones take the longest
     program = Program()
     with program.within("main.py(1): main", PYTHON):
@@ -129,7 +130,7 @@ def test_of_very_many_frames_the_short_ones_are_summed_up(tmp_path: Path) -> Non
                 program.work(1 + number // 1_000)
     # WHEN the graph is built
     found = flame_of(program.trace(tmp_path))
-    # THEN the JSON has some of them, and the rest as one frame with their time
+    # THEN the JSON contains some of them, and the others as one frame with their time
     written = found.to_dict()
     assert written["frames"] == 3_002
     (thread,) = written["tree"]["children"]
@@ -139,24 +140,25 @@ def test_of_very_many_frames_the_short_ones_are_summed_up(tmp_path: Path) -> Non
     assert written["total_us"] == 1_000 + 2_000 + 3_000
     left = int(rest["name"][1:].split()[0])
     assert left + len(main["children"]) - 1 == 3_000
-    # AND the folded stacks have all
+    # AND the folded stacks contain all of them
     assert len(stacks(found)) == 3_000
 
 
-def test_of_frames_that_all_take_as_long_some_are_drawn(tmp_path: Path) -> None:
+def test_some_of_many_equally_long_frames_are_drawn(tmp_path: Path) -> None:
     # GIVEN more frames than are drawn, each of the same length
     program = Program()
     for line in range(2_000):
         with program.within(f"train.py({line}): f{line}", PYTHON):
             program.work(7)
-    # WHEN they are written THEN as many as there is room for stand by themselves
+    # WHEN they are written
+    # THEN as many as possible are separate frames
     written = flame_of(program.trace(tmp_path)).to_dict()
     (thread,) = written["tree"]["children"]
     assert len(thread["children"]) == 1_500
     assert thread["children"][0]["name"] == "(501 more)"
 
 
-def test_a_deep_recursion_is_cut_off_where_json_cannot_nest(tmp_path: Path) -> None:
+def test_a_deep_recursion_is_cut_off_at_the_limit_of_json(tmp_path: Path) -> None:
     # GIVEN a function that calls itself 2,000 times
     program = Program()
     begin = program.now
@@ -166,7 +168,7 @@ def test_a_deep_recursion_is_cut_off_where_json_cannot_nest(tmp_path: Path) -> N
     found = flame.analyze(program.trace(tmp_path))
     assert isinstance(found, Flame)
     written = json.dumps(found.to_dict())
-    # THEN what lies deeper belongs to the last frame that JSON has
+    # THEN deeper frames belong to the last frame in the JSON
     assert written.count('"children"') == 251
     assert found.to_dict()["total_us"] == 5_000
     # AND the folded stacks end at the same depth, with all the time
@@ -187,12 +189,12 @@ def test_the_command_writes_folded_stacks(tmp_path: Path) -> None:
     # GIVEN a trace with stacks, and one without
     trace = planted(tmp_path)
     target = tmp_path / "new" / "stacks.txt"
-    # WHEN the command is asked for them
+    # WHEN the command writes folded stacks
     result = CliRunner().invoke(command, ["analyze", trace.path, "--flame", str(target)])
     # THEN they are in the file
     assert result.exit_code == 0, result.output
     assert "thread 100;train.py(1): main 10\n" in target.read_text()
-    # AND of a trace without there is one sentence, and no file
+    # AND for a trace without stacks there is one sentence, and no file
     without = tmp_path / "without.json"
     without.write_text(json.dumps([{"ph": "X", "name": "a", "ts": 1, "dur": 2, "cat": "cpu_op"}]))
     other = tmp_path / "other.txt"
@@ -202,15 +204,16 @@ def test_the_command_writes_folded_stacks(tmp_path: Path) -> None:
     assert not other.exists()
 
 
-def test_real_traces_close(traces: Path) -> None:
+def test_times_of_real_traces_add_up(traces: Path) -> None:
     # GIVEN public traces
     for path in sorted(traces.glob("*.json.gz")):
         found = flame.analyze(read_trace(path))
-        # WHEN they have stacks THEN every frame's times close
+        # WHEN they have stacks
+        # THEN the times of every frame add up
         if not isinstance(found, Unavailable):
-            closes(found.to_dict()["tree"])
+            times_add_up(found.to_dict()["tree"])
             assert found.tables()[0].rows
-    # AND the line that resized images is the first
+    # AND the line that resizes images is the first
     owl = flame_of(read_trace(traces / "rocm_mi300_owlv2.json.gz"))
     assert owl.tables()[0].rows[0][0] == "scipy/ndimage/_interpolation.py(739): zoom"
 

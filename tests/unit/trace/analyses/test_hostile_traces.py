@@ -1,4 +1,4 @@
-"""Every analysis takes n log n time and linear memory, also of traces that no program writes."""
+"""Every analysis takes n log n time and linear memory, also for traces that no program writes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from stagespan.trace.compare import compare
 from stagespan.trace.render.markdown import markdown
 
 TIMES = 4
-# What any trace costs, whatever is in it.
+# The cost of any trace, independent of its content.
 SPARED_CALLS, SPARED_BYTES = 10_000, 1 << 19
 DEEP = [make for make in HOSTILE if make.__name__.startswith(("nested", "crossing", "one_time"))]
 CROWDED = (many_arrows, many_devices, many_processes, many_streams, many_threads)
@@ -40,7 +40,7 @@ WATCHDOG_S = 120
 
 
 def everything(trace: Trace) -> None:
-    """All analyses, and all that is written of them."""
+    """Run all analyses, and write all outputs."""
     analysis = analyze(trace)
     json.dumps(analysis.to_dict())
     markdown(analysis)
@@ -53,7 +53,7 @@ def everything(trace: Trace) -> None:
 
 
 def calls_of(trace: Trace) -> int:
-    """How many functions, of Python and of C, all of it runs."""
+    """Return the number of calls of Python and C functions during all of it."""
     count = 0
 
     def counted(_frame: FrameType, event: str, _argument: Any) -> None:
@@ -69,7 +69,7 @@ def calls_of(trace: Trace) -> int:
 
 
 def peak_of(trace: Trace) -> int:
-    """The most memory that all of it takes, in bytes."""
+    """Return the peak memory of all of it, in bytes."""
     tracemalloc.start()
     try:
         everything(trace)
@@ -96,7 +96,8 @@ def test_memory_grows_with_the_number_of_events(
     # GIVEN a deep trace, and one that is four times as deep
     small, large = read(tmp_path, make(400)), read(tmp_path, make(TIMES * 400))
     everything(small)
-    # WHEN both are analysed THEN memory grows about as the trace does, not by its square
+    # WHEN both are analysed
+    # THEN memory grows linearly, not quadratically
     assert peak_of(large) <= 1.5 * TIMES * (peak_of(small) + SPARED_BYTES)
 
 
@@ -108,16 +109,18 @@ def test_work_grows_with_the_number_of_events(
     # GIVEN a crowded trace, and one of four times the size
     small, large = read(tmp_path, make(100)), read(tmp_path, make(TIMES * 100))
     everything(small)
-    # WHEN both are analysed THEN the calls grow about as the trace does, not by its square
+    # WHEN both are analysed
+    # THEN the number of calls grows linearly, not quadratically
     assert calls_of(large) <= 1.5 * TIMES * (calls_of(small) + SPARED_CALLS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", HOSTILE, ids=name_of)
 def test_no_trace_takes_for_ever(make: Callable[[int], Events], tmp_path: Path) -> None:
-    # GIVEN a trace so large that work by the square would take minutes
+    # GIVEN a trace so large that quadratic work would take minutes
     trace = read(tmp_path, make(16_000 if make in CROWDED else 2_500))
-    # WHEN it is analysed THEN the watchdog, which is far above what it takes, does not bite
+    # WHEN it is analysed
+    # THEN it ends long before the watchdog's time
     worker = threading.Thread(target=everything, args=(trace,), daemon=True)
     worker.start()
     worker.join(WATCHDOG_S)
@@ -125,15 +128,16 @@ def test_no_trace_takes_for_ever(make: Callable[[int], Events], tmp_path: Path) 
 
 
 def test_deep_annotations_close(tmp_path: Path) -> None:
-    # GIVEN annotations 1,500 deep, of which each launches one kernel, and as many behind them
+    # GIVEN annotations 1,500 deep, each of which launches a kernel, and as many after them
     found = stages.analyze(read(tmp_path, nested_annotations(1_500)))
-    # WHEN they are summed up THEN no path is deeper than 100, and what lies deeper is counted
+    # WHEN they are summed up
+    # THEN no path is deeper than 100, and deeper ones are counted
     assert isinstance(found, Stages)
     assert max(len(stage.path) for stage in found.stages) == 100
     assert found.deeper == 1_400
     assert sum(stage.calls for stage in found.stages) == 100
-    # AND all device time and the host's is somewhere
+    # AND all device time and host time is in one of the rows
     assert sum(stage.device_self_ns or 0 for stage in found.stages) == 3_000 * 1_000
     assert sum(stage.host_self_ns for stage in found.stages) == found.stages[0].host_ns
     (table,) = found.tables()
-    assert "1,400 annotations" in table.note
+    assert f"{found.deeper:,}" in table.note

@@ -1,10 +1,11 @@
-"""Programs with one known fault each: the idle time by cause is exactly what was planted."""
+"""Programs with one known fault each: the causes of idle time have exactly the known times."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from commands import unstated
 from planted import CALL, LATENCY, MAIN, Program
 
 from stagespan.trace import Trace, device_use
@@ -13,6 +14,7 @@ from stagespan.trace.analyses.idle import Idle
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
+from stagespan.trace.derived.gaps import gaps, waiting_calls
 from stagespan.trace.derived.step_ranges import step_ranges
 from stagespan.trace.result import Unavailable
 
@@ -25,6 +27,7 @@ def idle_of(trace: Trace) -> Idle:
     assert sum(found.by_cause.values()) == found.idle_ns == device_use(trace).idle_ns
     assert sum(found.gaps_by_cause.values()) == found.gaps
     assert all(sum(gap.parts.values()) == gap.dur_ns for gap in found.largest)
+    assert unstated(found.findings()) == []
     return found
 
 
@@ -36,7 +39,7 @@ def verdict_of(trace: Trace) -> Verdict:
 
 
 def busy_start(program: Program, us: int = 1_000) -> None:
-    """So much work that what follows is launched in time."""
+    """So much work that everything after it is launched in time."""
     program.launch("first", us)
 
 
@@ -48,19 +51,19 @@ def test_a_program_that_runs_ahead_has_no_findings(tmp_path: Path) -> None:
         program.operator(us=100)
     # WHEN the trace is analysed
     trace = program.trace(tmp_path)
-    # THEN nothing is wrong, and the device was never idle
+    # THEN there are no findings, and the device was never idle
     assert idle_of(trace).by_cause == {}
     assert verdict_of(trace).verdict == "device-busy"
     assert analyze(trace).findings() == []
 
 
 def test_hundreds_of_tiny_operators_are_launch_bound(tmp_path: Path) -> None:
-    # GIVEN operators of which each takes the host 15 µs and the device 2
+    # GIVEN operators that each take the host 15 µs and the device 2
     program = Program()
     for _ in range(300):
         program.operator("aten::add", us=2)
     trace = program.trace(tmp_path)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(trace)
     # THEN launching is the only cause, and the verdict says so
     assert found.by_cause == {causes.LAUNCH: 299 * 13 * US}
@@ -68,15 +71,15 @@ def test_hundreds_of_tiny_operators_are_launch_bound(tmp_path: Path) -> None:
     assert {gap.culprit for gap in found.largest} == {"aten::add"}
     assert verdict_of(trace).verdict == "launch-bound"
     (finding,) = found.findings()
-    assert finding.severity == "high"
-    assert "300" not in finding.sentence
-    assert "299 gaps" in finding.sentence
-    assert "the median kernel takes 2.000 µs" in finding.sentence
+    assert (finding.code, finding.severity) == ("idle.launch", "high")
+    assert (finding.numbers["gaps"], finding.numbers["median_kernel_ns"]) == (299, 2 * US)
+    # The first one also waits for its launch.
+    assert finding.numbers["time_ns"] == (299 * 13 + CALL + LATENCY) * US
     assert finding.evidence[0].figure == 13 * US
 
 
 def test_item_in_a_loop_is_a_wait_named_by_operator_and_line(tmp_path: Path) -> None:
-    # GIVEN a loop that asks for a result after every kernel
+    # GIVEN a loop that reads a result after every kernel
     program = Program()
     with program.within("train.py(12): step", "python_function"):
         for _ in range(50):
@@ -88,9 +91,9 @@ def test_item_in_a_loop_is_a_wait_named_by_operator_and_line(tmp_path: Path) -> 
             ):
                 program.wait(tail=2)
     trace = program.trace(tmp_path)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(trace)
-    # THEN each gap, from the kernel's end to the next one's begin, is the wait's
+    # THEN each gap, from the kernel's end to the next one's begin, is caused by the wait
     gap = 2 + 10 + CALL + LATENCY
     assert found.by_cause == {causes.SYNCHRONISATION: 49 * gap * US}
     (group,) = found.groups
@@ -98,12 +101,14 @@ def test_item_in_a_loop_is_a_wait_named_by_operator_and_line(tmp_path: Path) -> 
     assert (group.line, group.calls) == ("train.py(12): step", 49)
     assert group.idle_ns == 49 * gap * US
     (finding,) = found.findings()
-    assert "aten::item (cudaStreamSynchronize), train.py(12): step" in finding.sentence
+    assert group.label == "aten::item (cudaStreamSynchronize), train.py(12): step"
+    assert group.label in finding.sentence
+    assert finding.numbers["worst_call_ns"] == group.idle_ns
     assert finding.evidence[0].event == "aten::item, train.py(12): step"
 
 
 def test_a_copy_that_blocks_the_host_is_a_wait(tmp_path: Path) -> None:
-    # GIVEN copies to pageable memory, which return when they are done
+    # GIVEN copies to pageable memory, which return when they are finished
     program = Program()
     for _ in range(10):
         program.operator(us=100)
@@ -112,22 +117,39 @@ def test_a_copy_that_blocks_the_host_is_a_wait(tmp_path: Path) -> None:
             end = program.free[7]
             program.events[-2]["dur"] = end + 2 - program.events[-2]["ts"]
             program.now = end + 2
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the gaps behind the copies are the copies' fault
+    # THEN the copies cause the gaps after them
     waits = {gap.culprit for gap in found.largest if gap.cause == causes.SYNCHRONISATION}
     assert waits == {"aten::to"}
     assert found.by_cause[causes.SYNCHRONISATION] >= 9 * (2 + 10 + CALL + LATENCY) * US
 
 
-def test_item_is_a_wait_where_the_trace_has_no_waiting_calls(tmp_path: Path) -> None:
-    # GIVEN a loop with item, of a backend that writes no call of a synchronisation
+@pytest.mark.parametrize(("call_us", "waits"), [(10, 0), (11, 1)])
+def test_a_call_that_copies_is_a_wait_if_it_takes_longer_than_a_launch(
+    call_us: int, waits: int, tmp_path: Path
+) -> None:
+    # GIVEN a call that returns when its copy is finished, 1 ms after the previous kernel
+    program = Program()
+    program.launch("first", 100)
+    program.now = program.free[7] + 1_000
+    program.launch("Memcpy HtoD", 2, cat="gpu_memcpy", call="cudaMemcpyAsync", call_us=call_us)
+    program.events[-1]["ts"] = program.now - 2
+    # WHEN calls that wait are searched
+    trace = program.trace(tmp_path)
+    found = gaps(trace)
+    # THEN it is one only if it took longer than 10 µs
+    assert waiting_calls(trace, found.rows, found.calls).sum() == waits
+
+
+def test_item_is_a_wait_if_the_trace_has_no_waiting_calls(tmp_path: Path) -> None:
+    # GIVEN a loop with item, in a trace of a backend that does not record synchronising calls
     program = Program()
     for _ in range(10):
         program.operator(us=100)
         with program.within("aten::item"):
             program.now = program.free[7] + 2
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN the operator is the wait
     assert found.by_cause == {causes.SYNCHRONISATION: 9 * (2 + 10 + CALL + LATENCY) * US}
@@ -142,9 +164,9 @@ def test_a_sleep_between_steps(tmp_path: Path) -> None:
             program.operator(us=200)
             program.work(5_000)
     trace = program.trace(tmp_path)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(trace)
-    # THEN the sleep is work between steps, but for the time that the kernel hid
+    # THEN the sleep is work between steps, except for the time hidden by the kernel
     sleep = 5_000 - 200 - LATENCY
     launch = 10 + CALL + LATENCY
     assert found.by_cause == {
@@ -156,17 +178,17 @@ def test_a_sleep_between_steps(tmp_path: Path) -> None:
     assert verdict_of(trace).cause == causes.BETWEEN_STEPS
 
 
-def test_two_annotations_of_one_name_are_no_steps(tmp_path: Path) -> None:
-    # GIVEN two annotated calls of a function with 3 ms between them, which tell no steps
+def test_two_annotations_of_one_name_are_not_steps(tmp_path: Path) -> None:
+    # GIVEN two annotated calls of a function with 3 ms between them, which are not steps
     program = Program()
     for _ in range(2):
         with program.within("forward", "user_annotation"):
             program.operator(us=20)
         program.work(3_000)
     trace = program.trace(tmp_path)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(trace)
-    # THEN no step is claimed here either
+    # THEN no steps are assumed here either
     assert step_ranges(trace) is None
     assert found.by_cause == {
         causes.HOST_UNSEEN: (3_000 - 20 - LATENCY) * US,
@@ -183,7 +205,7 @@ def test_a_sleep_within_a_step_is_other_work_of_the_host(tmp_path: Path) -> None
         with program.within("<built-in function sleep>", "python_function"):
             program.work(3_000)
         program.operator(us=20)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN it is other work, and the function is named
     assert found.by_cause == {
@@ -194,7 +216,7 @@ def test_a_sleep_within_a_step_is_other_work_of_the_host(tmp_path: Path) -> None
     assert not found.largest[0].crosses_step
 
 
-def test_many_small_operators_on_the_host_are_no_launching(tmp_path: Path) -> None:
+def test_many_small_operators_on_the_host_are_not_launching(tmp_path: Path) -> None:
     # GIVEN 3 ms of operators that launch nothing between two kernels
     program = Program()
     program.operator(us=20)
@@ -202,9 +224,9 @@ def test_many_small_operators_on_the_host_are_no_launching(tmp_path: Path) -> No
         with program.within("aten::add"):
             program.work(30)
     program.operator(us=20)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN it was the host's other work
+    # THEN the cause is the host's other work
     assert set(found.by_cause) == {causes.HOST_WORK, causes.LAUNCH}
     assert found.by_cause[causes.LAUNCH] == (CALL + LATENCY) * US
 
@@ -222,21 +244,23 @@ def test_many_small_operators_on_the_host_are_no_launching(tmp_path: Path) -> No
     ],
 )
 def test_the_data_loader(cat: str, loader: str, tmp_path: Path) -> None:
-    # GIVEN a loader that takes 2 ms a batch; in old traces its event is an operator
+    # GIVEN a loader that takes 2 ms per batch; in old traces its event is an operator
     program = Program()
     for _ in range(5):
         with program.within(loader, cat):
             program.work(2_000)
         program.operator(us=100)
     trace = program.trace(tmp_path)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(trace)
-    # THEN the loader is the cause, but for what the kernel hid
+    # THEN the loader is the cause, except for the time hidden by the kernel
     assert found.by_cause == {
         causes.DATA_LOADING: 4 * (2_000 - 100 - LATENCY) * US,
         causes.LAUNCH: 4 * (10 + CALL + LATENCY) * US,
     }
-    assert loader[:50] in found.findings()[0].sentence
+    finding = found.findings()[0]
+    assert finding.code == "idle.data_loader"
+    assert {each.event for each in finding.evidence} == {loader}
     assert verdict_of(trace).verdict == "host-bound"
 
 
@@ -250,9 +274,9 @@ def test_memory_allocation(call: str, tmp_path: Path) -> None:
         with program.within("aten::empty"):
             program.call(call, 300)
         program.operator(us=50)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the call is the cause, and of the launch after it, as the device ran dry within it
+    # THEN the call is the cause, and so is the launch after it, because the queue emptied within it
     gap = 300 - 50 - LATENCY + 10 + CALL + LATENCY
     assert found.by_cause == {causes.MEMORY_ALLOCATION: 4 * gap * US}
     assert (found.groups[0].operator, found.groups[0].call) == ("aten::empty", call)
@@ -260,33 +284,33 @@ def test_memory_allocation(call: str, tmp_path: Path) -> None:
 
 
 def test_a_dependency_on_another_stream(tmp_path: Path) -> None:
-    # GIVEN work on one stream that was launched long before, and waits for another stream's
+    # GIVEN work on one stream that was launched early, and waits for another stream
     program = Program()
     for _ in range(10):
         program.launch("produce", 500, stream=7)
         program.launch("consume", 100, stream=20, after=7)
         program.free[7] = program.free[20]
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN it passed from stream to stream, and nobody launched late
+    # THEN the cause is the change of stream, and not a late launch
     assert found.by_cause == {causes.DEPENDENCY: 10 * LATENCY * US}
     assert {gap.issued for gap in found.largest} == {"before"}
     assert {gap.culprit for gap in found.largest} == {"produce"}
 
 
-def test_parts_of_a_graph_have_no_launches_of_their_own(tmp_path: Path) -> None:
-    # GIVEN graphs of four kernels with gaps of 2 µs in them, launched in time
+def test_parts_of_a_graph_have_no_separate_launches(tmp_path: Path) -> None:
+    # GIVEN graphs of four kernels with gaps of 2 µs between them, launched in time
     program = Program()
     busy_start(program)
     for _ in range(10):
         program.graph([50, 50, 50, 50], gap=2)
     trace = program.trace(tmp_path)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(trace)
-    # THEN the gaps within are the graphs', and no launch is blamed
+    # THEN the gaps within graphs have their own cause, and no launch is blamed
     assert found.by_cause == {causes.GRAPH: 10 * 3 * 2 * US}
     assert found.findings() == []
-    # AND the launch delay is that of single launches alone
+    # AND the launch delay only counts single launches
     launches = analyze(trace, ["launches"]).results["launches"].to_dict()
     assert launches["launched"] == 1
     assert launches["graphs"] == [
@@ -295,20 +319,20 @@ def test_parts_of_a_graph_have_no_launches_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_is_launched_late_is_launched_late(tmp_path: Path) -> None:
-    # GIVEN graphs, each launched 100 µs after the one before was done
+    # GIVEN graphs, each launched 100 µs after the previous one was finished
     program = Program()
     for _ in range(5):
         program.graph([20, 20], gap=2)
         program.work(142)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the gaps between graphs are the host's, and those within are not
+    # THEN the gaps between graphs are caused by the host, and those within are not
     between = 142 - 42 - LATENCY + CALL + LATENCY
     assert found.by_cause == {causes.LAUNCH: 4 * between * US, causes.GRAPH: 5 * 2 * US}
 
 
-def test_many_things_in_one_gap_are_told_apart(tmp_path: Path) -> None:
-    # GIVEN a gap in which the host prepares, allocates, waits for nothing, and loads data
+def test_several_causes_in_one_gap_are_distinguished(tmp_path: Path) -> None:
+    # GIVEN a gap in which the host prepares, allocates, makes a needless wait, and loads data
     program = Program()
     program.operator(us=10)
     program.now += LATENCY + 10
@@ -320,7 +344,7 @@ def test_many_things_in_one_gap_are_told_apart(tmp_path: Path) -> None:
         program.work(60)
         program.call("cudaMalloc", 40)
     program.operator(us=10)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN each has its own time, and an allocation within the loader is an allocation
     assert found.by_cause == {
@@ -335,8 +359,8 @@ def test_many_things_in_one_gap_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
-def test_a_thread_at_work_as_the_gap_begins_is_alone_to_blame(tmp_path: Path) -> None:
-    # GIVEN a thread that is in a long operator, and another that launches and then loads data
+def test_only_the_thread_that_is_busy_when_the_gap_begins_is_blamed(tmp_path: Path) -> None:
+    # GIVEN a thread in a long operator, and another thread that launches and then loads data
     program = Program()
     program.operator("aten::mm", us=20)
     begin = program.now
@@ -344,9 +368,9 @@ def test_a_thread_at_work_as_the_gap_begins_is_alone_to_blame(tmp_path: Path) ->
         program.work(1_000)
     program.thread, program.now = 200, begin
     program.operator("aten::sort", us=20, before=1_100)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the operator is, for nothing begins or ends in it for long
+    # THEN the operator is the cause, because nothing begins or ends in it for a long time
     assert found.by_cause == {
         causes.HOST_WORK: (1_100 - 20 - LATENCY) * US,
         causes.LAUNCH: (CALL + LATENCY) * US,
@@ -362,7 +386,7 @@ def test_compiling_and_a_long_call_of_the_runtime(tmp_path: Path) -> None:
         program.work(4_000)
     program.operator(us=10)
     program.launch("kernel", 10, call_us=2_000)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN both are distinguished
     assert found.by_cause == {
@@ -373,7 +397,7 @@ def test_compiling_and_a_long_call_of_the_runtime(tmp_path: Path) -> None:
 
 
 def test_overhead_of_the_profiler_and_of_loading_kernels(tmp_path: Path) -> None:
-    # GIVEN two gaps in which what belongs to no thread took the time
+    # GIVEN two gaps that are filled by events of no thread
     program = Program()
     program.operator(us=10)
     for name in ("Activity Buffer Request", "Lazy Function Loading"):
@@ -383,9 +407,9 @@ def test_overhead_of_the_profiler_and_of_loading_kernels(tmp_path: Path) -> None
         program.event(name, "overhead", begin, program.now)
         program.thread = MAIN
         program.operator(us=10)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN each has its name
+    # THEN each is named
     assert found.by_cause == {
         causes.PROFILER: (400 - 10 - LATENCY) * US,
         causes.KERNEL_LOADING: (400 - 10 - LATENCY) * US,
@@ -402,7 +426,7 @@ def test_only_the_thread_that_launched_is_blamed(tmp_path: Path) -> None:
     program.thread = 200
     program.event("cudaStreamSynchronize", "cuda_runtime", begin, end)
     program.event("aten::item", "cpu_op", begin, end)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN the other thread is not the cause
     assert set(found.by_cause) == {causes.LAUNCH}
@@ -412,14 +436,15 @@ def test_only_the_thread_that_launched_is_blamed(tmp_path: Path) -> None:
 def test_a_thread_that_takes_over_is_not_blamed_for_the_one_before(tmp_path: Path) -> None:
     # GIVEN a main thread that loads data, and then an autograd thread that launches
     program = Program()
+    program.call("cudaGetDevice", 1)  # the launch is not the first event of the trace
     program.operator(us=20)
     with program.within("enumerate(DataLoader)#Iter.__next__", "user_annotation"):
         program.work(1_000)
     program.thread = 200
     program.operator("aten::mul", us=20)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN the main thread's loading is seen
+    # THEN the main thread's loading is the cause
     assert found.by_cause == {
         causes.DATA_LOADING: (1_000 - 20 - LATENCY) * US,
         causes.LAUNCH: (10 + CALL + LATENCY) * US,
@@ -433,9 +458,9 @@ def test_work_whose_launch_is_not_in_the_trace(tmp_path: Path) -> None:
         program.launch("early", 10, known=False)
         program.now += 100
     trace = program.trace(tmp_path)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(trace)
-    # THEN nobody is blamed, and the verdict cannot tell
+    # THEN there is no cause, and the verdict is that it cannot tell
     assert set(found.by_cause) == {causes.NOT_TRACED}
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("idle.unexplained", "high")
@@ -445,29 +470,66 @@ def test_work_whose_launch_is_not_in_the_trace(tmp_path: Path) -> None:
 
 
 def test_launched_in_time_and_begun_much_later_is_not_traced(tmp_path: Path) -> None:
-    # GIVEN a kernel that was launched in time on the same stream and begins 5 ms late
+    # GIVEN a kernel that was launched in time on the same stream, and begins 5 ms late
     program = Program()
     program.launch("first", 100)
     program.free[7] += 5_000
     program.launch("late", 100)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN the trace does not show why
     assert found.by_cause == {causes.NOT_TRACED: 5_000 * US}
     assert found.largest[0].issued == "before"
 
 
-def test_without_device_events_nothing_is_said(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pause", "cause"),
+    [
+        (10, causes.LAUNCH),
+        (11, causes.QUEUED),
+        (50, causes.QUEUED),
+        (51, causes.NOT_TRACED),
+    ],
+)
+def test_how_long_after_its_launch_work_begins(pause: int, cause: str, tmp_path: Path) -> None:
+    # GIVEN a kernel that was launched when the previous one ended, and began some µs later
+    program = Program()
+    program.launch("first", CALL)
+    program.now = program.free[7] - CALL
+    program.launch("late", 100)
+    program.events[-1]["ts"] = program.now + pause
+    # WHEN the causes of idle time are determined
+    found = idle_of(program.trace(tmp_path))
+    # THEN the pause has one cause
+    assert found.by_cause == {cause: pause * US}
+
+
+def test_times_too_far_apart_for_64_bits_are_not_split(tmp_path: Path) -> None:
+    # GIVEN two kernels that are a century apart because of invalid times
+    program = Program()
+    program.launch("first", 100)
+    idle_us = 3_000_000_000_000_000
+    program.work(idle_us)
+    program.launch("late", 100)
+    # WHEN the causes of idle time are determined
+    found = idle_of(program.trace(tmp_path))
+    # THEN the gap has no known cause
+    assert found.by_cause == {causes.NOT_TRACED: (idle_us - 100 + CALL) * US}
+
+
+def test_without_device_events_there_are_no_results(tmp_path: Path) -> None:
     # GIVEN a trace of the host alone
     program = Program()
     with program.within("aten::mm"):
         program.work(100)
     # WHEN it is analysed
     analysis = analyze(program.trace(tmp_path))
-    # THEN the analyses of the device say that they know nothing
+    # THEN the analyses of the device have no results
     for name in ("verdict", "device_use", "idle", "launches"):
         assert isinstance(analysis.results[name], Unavailable), name
-        assert analysis.results[name].to_dict()["unknown"]
+        written = analysis.results[name].to_dict()
+        assert written["unknown"]
+        assert written["code"] == "no_device"
     # AND the device's times are null, not 0
     use = analysis.results["device_use"].to_dict()
     assert use["events"] == 1

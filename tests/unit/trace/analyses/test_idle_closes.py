@@ -1,4 +1,4 @@
-"""Whatever a trace holds, idle time by cause sums to the idle time, and every page can be made."""
+"""For any trace, the causes of idle time sum to the idle time, and every page can be written."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def events(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def check(trace: Trace) -> None:
-    """All that holds for every trace."""
+    """Check everything that is true of any trace."""
     use = device_use(trace)
     found = gaps(trace)
     parts = split_idle(trace, found, step_begins(trace)).parts
@@ -77,7 +77,7 @@ def check(trace: Trace) -> None:
     analysis = analyze(trace)
     idle, verdict = analysis.results["idle"], analysis.results["verdict"]
     assert isinstance(idle, Idle) == (use.span_ns is not None)
-    # Without any duration there is nothing to judge.
+    # Without any duration there is nothing to assess.
     assert isinstance(verdict, Verdict) == bool(use.busy_ns)
     if isinstance(idle, Idle):
         assert sum(idle.by_cause.values()) == idle.idle_ns == use.idle_ns
@@ -103,7 +103,7 @@ def check(trace: Trace) -> None:
 
 
 def weighed_span(trace: Trace) -> int:
-    """The spans of all devices, and once what lies between them; of one device its span."""
+    """Return the spans of all devices plus the time between them once; for one device its span."""
     found, rows = gaps(trace), device_work(trace).rows
     begin, end = trace.events.begin_ns[rows], trace.events.end_ns[rows]
     device = trace.events.device[rows]
@@ -117,18 +117,20 @@ def weighed_span(trace: Trace) -> int:
 
 
 @given(st.lists(events(), min_size=1, max_size=40))
-def test_sums_close_on_any_trace(tmp_path_factory: pytest.TempPathFactory, some: list[Any]) -> None:
-    # GIVEN a trace of arbitrary events, which need not make sense
+def test_sums_of_any_trace_are_correct(
+    tmp_path_factory: pytest.TempPathFactory, some: list[Any]
+) -> None:
+    # GIVEN a trace of arbitrary events, which may be inconsistent
     path = tmp_path_factory.getbasetemp() / "any.json"
     path.write_text(json.dumps({"traceEvents": some}))
     # WHEN it is analysed
-    # THEN the sums close
+    # THEN the sums are correct
     check(read_trace(path))
 
 
 @pytest.mark.parametrize("far", [2**62 // 1000 - 1, 10**15])
-def test_times_that_lie_ages_apart(far: int, tmp_path: Path) -> None:
-    # GIVEN two kernels as far apart as 64 bits hold, launched by two threads
+def test_times_that_are_far_apart(far: int, tmp_path: Path) -> None:
+    # GIVEN two kernels as far apart as 64 bits allow, launched by two threads
     path = tmp_path / "far.json"
     some = []
     for number, ts in enumerate((-far, far)):
@@ -138,7 +140,7 @@ def test_times_that_lie_ages_apart(far: int, tmp_path: Path) -> None:
         some.append(base | call)
     path.write_text(json.dumps(some))
     # WHEN it is analysed
-    # THEN the sums close all the same
+    # THEN the sums are correct nevertheless
     check(read_trace(path))
 
 
@@ -153,8 +155,8 @@ REAL = [
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_sums_close_on_real_traces(name: str, traces: Path) -> None:
+def test_sums_of_real_traces_are_correct(name: str, traces: Path) -> None:
     # GIVEN a public trace
     # WHEN it is analysed
-    # THEN the sums close
+    # THEN the sums are correct
     check(read_trace(traces / f"{name}.json.gz"))

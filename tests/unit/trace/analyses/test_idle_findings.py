@@ -1,4 +1,4 @@
-"""What is said of idle time: planted programs of one known kind each, and public traces."""
+"""Findings about idle time: synthetic programs of one known kind each, and public traces."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import unstated
 from planted import CALL, LATENCY, Program
 
 from stagespan.trace import Trace, device_use, read_trace
@@ -29,6 +30,7 @@ def idle_of(trace: Trace) -> Idle:
     for finding in found.findings():
         assert finding.evidence
         assert finding.code.startswith("idle.")
+    assert unstated(found.findings()) == []
     return found
 
 
@@ -46,25 +48,25 @@ def test_kernels_launched_before_the_trace_were_queued(tmp_path: Path) -> None:
         program.launch("early", 100, known=False)
         program.free[7] += 12
     program.launch("late", 100)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
-    # THEN it passed from one to the next
+    # THEN the time between them is queued work
     assert found.by_cause == {causes.QUEUED: 20 * 12 * US}
     assert codes(found) == ["idle.queued"]
 
 
-def test_where_no_launch_is_in_the_trace_nothing_was_queued_for_sure(tmp_path: Path) -> None:
+def test_without_launches_in_the_trace_queued_work_is_unknown(tmp_path: Path) -> None:
     # GIVEN a trace of the device alone
     program = Program()
     for _ in range(20):
         program.launch("early", 100, known=False)
         program.free[7] += 8
-    # WHEN it is asked why the device was idle
-    # THEN it is not known: the host may have launched late
+    # WHEN the causes of idle time are determined
+    # THEN they are unknown: the host may have launched late
     assert set(idle_of(program.trace(tmp_path)).by_cause) == {causes.NOT_TRACED}
 
 
-def test_a_host_without_any_event_is_not_said_to_do_other_work(tmp_path: Path) -> None:
+def test_a_host_without_any_event_is_not_reported_to_do_other_work(tmp_path: Path) -> None:
     # GIVEN 20 ms in which the trace has no event of the host, and 20 ms with a frame of Python
     program = Program()
     program.operator(us=20)
@@ -73,7 +75,7 @@ def test_a_host_without_any_event_is_not_said_to_do_other_work(tmp_path: Path) -
     with program.within("train.py(3): prepare", "python_function"):
         program.work(20_000)
     program.operator(us=20)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN they are distinguished
     one = (20_000 - 20 - LATENCY) * US
@@ -84,8 +86,8 @@ def test_a_host_without_any_event_is_not_said_to_do_other_work(tmp_path: Path) -
     assert unseen.evidence[0].event == "no event of the host"
 
 
-def test_a_call_that_holds_operators_is_no_long_call_of_the_runtime(tmp_path: Path) -> None:
-    # GIVEN a runtime that writes down a whole task of the program as if it were a call
+def test_a_call_that_contains_operators_is_not_a_long_runtime_call(tmp_path: Path) -> None:
+    # GIVEN a runtime that records a whole task of the program as one call
     program = Program()
     program.operator(us=20)
     with program.within("service::run", "cuda_runtime"):
@@ -95,7 +97,7 @@ def test_a_call_that_holds_operators_is_no_long_call_of_the_runtime(tmp_path: Pa
         with program.within("aten::cat"):
             program.work(5)
         program.operator(us=20)
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     found = idle_of(program.trace(tmp_path))
     # THEN it is work of the host
     assert causes.RUNTIME_CALL not in found.by_cause
@@ -105,8 +107,8 @@ def test_a_call_that_holds_operators_is_no_long_call_of_the_runtime(tmp_path: Pa
 # Findings
 
 
-def test_idle_time_without_a_reason_is_told_with_all_that_is_known(tmp_path: Path) -> None:
-    # GIVEN six steps, in each of which one kernel that was launched in time begins 5 ms late, while
+def test_idle_time_without_a_cause_is_reported_with_known_facts(tmp_path: Path) -> None:
+    # GIVEN six steps, in each of which a kernel that was launched in time begins 5 ms late, while
     # the host is blocked in a copy
     program = Program()
     for step in range(6):
@@ -130,7 +132,7 @@ def test_idle_time_without_a_reason_is_told_with_all_that_is_known(tmp_path: Pat
     assert found.to_dict()["patterns"][0]["every_us"] == pattern.every_ns / 1000
 
 
-def test_idle_time_for_many_small_reasons_has_one_finding(tmp_path: Path) -> None:
+def test_idle_time_with_many_small_causes_has_one_finding(tmp_path: Path) -> None:
     # GIVEN 2 % of gaps in a queue, and 2 % at a wait
     program = Program()
     for _ in range(20):
@@ -141,7 +143,7 @@ def test_idle_time_for_many_small_reasons_has_one_finding(tmp_path: Path) -> Non
         program.wait(tail=110)
     # WHEN it is analysed
     found = idle_of(program.trace(tmp_path))
-    # THEN none is worth a finding, but all together are
+    # THEN none of them has its own finding, but all together have one
     assert max(found.by_cause.values()) < 0.03 * found.span_ns < found.idle_ns
     assert codes(found) == ["idle.several"]
     assert len(found.findings()[0].evidence) >= 2
@@ -156,8 +158,8 @@ def warm_up(program: Program) -> None:
         program.launch("conv", 20)
 
 
-def test_a_first_call_is_the_start_and_no_fault_of_the_allocator(tmp_path: Path) -> None:
-    # GIVEN a library that frees for 50 ms in the first call of an operator, and ten quick ones
+def test_a_first_call_is_reported_as_the_start_not_as_allocation(tmp_path: Path) -> None:
+    # GIVEN a library that frees for 50 ms in the first call of an operator, and ten quick calls
     program = Program()
     warm_up(program)
     for _ in range(10):
@@ -165,20 +167,20 @@ def test_a_first_call_is_the_start_and_no_fault_of_the_allocator(tmp_path: Path)
             program.launch("conv", 20)
     # WHEN it is analysed
     found = idle_of(program.trace(tmp_path))
-    # THEN it is one finding, about the start, and names the call that took the time
+    # THEN there is one finding, about the start, which names the call that took the time
     assert codes(found)[0] == "idle.start_up"
     assert "idle.memory_allocation" not in codes(found)
     assert found.start is not None
     assert (found.start.where, found.start.first_call) == ("aten::conv2d", True)
     free = found.findings()[0].evidence[0]
-    # The first kernel ran on for so long beside it.
+    # The first kernel ran for that long at the same time.
     hidden = 20 + LATENCY - 2
     assert (free.event, free.figure) == ("cudaFree", 50 * MS - hidden * US)
 
 
 @pytest.mark.parametrize("mark", ["warmup", "[model|0|warmup|forward]", "Warm-up of the engine"])
-def test_what_is_marked_as_a_warm_up_is_one(mark: str, tmp_path: Path) -> None:
-    # GIVEN the same in an annotation that says so, and no second call
+def test_an_annotated_warm_up_is_recognised(mark: str, tmp_path: Path) -> None:
+    # GIVEN the same in an annotation with this name, and no second call
     program = Program()
     program.operator("aten::relu", us=20)
     with program.within(mark, "user_annotation"):
@@ -191,7 +193,7 @@ def test_what_is_marked_as_a_warm_up_is_one(mark: str, tmp_path: Path) -> None:
     assert (found.start.where, found.start.first_call) == (mark, False)
 
 
-def test_an_allocator_that_gives_everything_back(tmp_path: Path) -> None:
+def test_an_allocator_that_frees_everything(tmp_path: Path) -> None:
     # GIVEN a program that allocates and frees in each of 100 operators
     program = Program()
     for _ in range(100):
@@ -203,15 +205,15 @@ def test_an_allocator_that_gives_everything_back(tmp_path: Path) -> None:
     found = idle_of(program.trace(tmp_path))
     # THEN it is reported for the allocator, with the numbers of the calls
     (finding,) = [f for f in found.findings() if f.code == "idle.memory_allocation"]
-    assert "100 calls took memory from the device and 100 gave it back" in finding.sentence
+    assert (finding.numbers["allocations"], finding.numbers["releases"]) == (100, 100)
     assert found.start is None
     assert finding.evidence[0].event == "hipFree"
-    # Within the gap: from the kernel's end, and of the next call until the next kernel begins.
+    # Within the gap: from the kernel's end, and from the next call until the next kernel begins.
     assert finding.evidence[0].figure == (200 - 20 - LATENCY + LATENCY) * US
 
 
-def test_a_wait_says_what_of_it_is_the_call(tmp_path: Path) -> None:
-    # GIVEN waits that end 2 µs after the device is done, and 300 µs of Python after each
+def test_a_wait_shows_the_time_of_the_call(tmp_path: Path) -> None:
+    # GIVEN waits that end 2 µs after the device is finished, and 300 µs of Python after each
     program = Program()
     for _ in range(10):
         with program.within("train.py(3): step", "python_function"):
@@ -227,7 +229,7 @@ def test_a_wait_says_what_of_it_is_the_call(tmp_path: Path) -> None:
 
 
 def test_the_same_lost_time_is_one_finding() -> None:
-    # GIVEN findings of two analyses, of which one says that it tells of the same, and a third
+    # GIVEN findings of two analyses, of which one says that it covers the same time, and a third
     launch = Finding("medium", "Launch.", (Evidence("a", 1, 2.0, "ns"),), "idle.launch")
     stage = Finding(
         "high", "Stage.", (Evidence("b", 1, 2.0, "ns"),), "stages.launch", "idle.launch"
@@ -243,15 +245,15 @@ def test_the_same_lost_time_is_one_finding() -> None:
     ]
     assert found[2:] == [bare, bare]
     assert [each.event for each in found[0].evidence] == ["a", "b"]
-    # AND without the first the second stands
+    # AND without the first, the second is kept
     assert merged([stage, other, bare]) == [stage, other, bare]
 
 
-# Devices that are no GPUs
+# Devices that are not GPUs
 
 
 def accelerator(tmp_path: Path, **names: str) -> Trace:
-    """A host that launches three pieces of work on a device with categories of its own."""
+    """A host that launches three pieces of work on a device with its own categories."""
     base: dict[str, Any] = {"ph": "X", "pid": 1, "tid": 1, "cat": "mtia_runtime", "dur": 5}
     work: dict[str, Any] = {
         "ph": "X",
@@ -270,7 +272,7 @@ def accelerator(tmp_path: Path, **names: str) -> Trace:
         work | {"name": "pe_exe", "ts": 30, "dur": 100, "args": {"correlation": 1, **stream}},
         work | {"name": "dma_request", "ts": 140, "dur": 20, "args": {"correlation": 2, **stream}},
         work | {"name": "event_wait", "ts": 160, "dur": 40, "args": stream},
-        # On the device's process, but of no stream: the queue from which it is fed.
+        # On the device's process, but on no stream: the queue that feeds it.
         base | {"name": "synchronize", "pid": 17, "tid": 3534, "ts": 300, "args": {"device": 17}},
     ]  # fmt: skip
     path = tmp_path / "accelerator.json"
@@ -283,8 +285,8 @@ def accelerator(tmp_path: Path, **names: str) -> Trace:
     [{"cat": "mtia_ccp_events"}, {"cat": "npx_events"}, {"thread": "Stream 101"},
      {"thread": "stream 7", "cat": ""}],
 )  # fmt: skip
-def test_whatever_has_streams_is_a_device(names: dict[str, str], tmp_path: Path) -> None:
-    # GIVEN work with a stream as argument, or on a thread that is named as one
+def test_a_process_with_streams_is_a_device(names: dict[str, str], tmp_path: Path) -> None:
+    # GIVEN work with a stream as argument, or on a thread that is named like one
     trace = accelerator(tmp_path, **names)
     # WHEN its use is summed up
     work, use = device_work(trace), device_use(trace)
@@ -296,7 +298,7 @@ def test_whatever_has_streams_is_a_device(names: dict[str, str], tmp_path: Path)
     assert isinstance(analyze(trace, ["launches"]).results["launches"], Launches)
 
 
-def test_events_of_the_host_with_a_stream_are_no_device(tmp_path: Path) -> None:
+def test_events_of_the_host_with_a_stream_are_not_a_device(tmp_path: Path) -> None:
     # GIVEN operators, annotations and waits that name a stream
     base: dict[str, Any] = {"ph": "X", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
     args = {"args": {"stream": 7}}
@@ -332,7 +334,7 @@ def test_mtia(traces: Path) -> None:
     trace = real("mtia_inference", traces)
     # WHEN its use is summed up
     use = device_use(trace)
-    # THEN it is what brute force gives for the 1,313 events of its device
+    # THEN it equals the result of brute force over the 1,313 events of its device
     assert use.device_events == {"mtia_ccp_events": 1_313}
     assert (use.busy_ns, use.span_ns) == (424_229_939, 443_275_704)
     work = device_work(trace)
@@ -346,11 +348,12 @@ def test_mtia(traces: Path) -> None:
 
 
 def test_a_host_blocked_in_one_copy(traces: Path) -> None:
-    # GIVEN a decoding step whose first kernels wait for the step before, which is not in the trace
+    # GIVEN a decoding step whose first kernels wait for the previous step, which is not in the
+    # trace
     found = idle_of(real("rocm_mi300_sglang_decode", traces))
-    # WHEN it is asked why the device was idle for 97.8 %
+    # WHEN the causes are determined for the idle time of 97.8 %
     (finding,) = found.findings()
-    # THEN the finding says what is known: the copy, the line, the launch before the time
+    # THEN the finding contains what is known: the copy, the line, and the early launch
     assert (finding.code, finding.severity) == ("idle.unexplained", "high")
     pattern = found.patterns[0]
     assert (pattern.host_call, pattern.host_operator) == ("hipMemcpyWithStream", "aten::copy_")
@@ -363,9 +366,9 @@ def test_a_host_blocked_in_one_copy(traces: Path) -> None:
 def test_six_equal_gaps(traces: Path) -> None:
     # GIVEN a training with 63 to 65 ms of idle time before each backward graph
     found = idle_of(real("cuda_a100_cudagraph_triton_nccl", traces))
-    # WHEN gaps that the trace does not explain are grouped
+    # WHEN gaps without a cause in the trace are grouped
     pattern = found.patterns[0]
-    # THEN they are one pattern: once a step, launched before, the host blocked in the exchange
+    # THEN they are one pattern: once per step, launched early, the host blocked in the exchange
     assert (pattern.next, pattern.gaps) == ("Memset (Device)", 6)
     assert pattern.one_a_step
     assert (pattern.least_ns, pattern.most_ns) == (63_324 * US, 64_652 * US)
@@ -376,11 +379,11 @@ def test_six_equal_gaps(traces: Path) -> None:
 
 
 def test_the_event_that_took_the_time_is_named(traces: Path) -> None:
-    # GIVEN two benchmarks of which the warm-up holds the first call of cuDNN
+    # GIVEN two benchmarks whose warm-up contains the first call of cuDNN
     for name, least in (("cuda_a100_simple_add", 7.98e9), ("cuda_a100_alexnet", 6.5e9)):
         found = idle_of(real(name, traces))
-        # WHEN the findings are read
-        # THEN the start is one finding, which names cudaFree with its time, and no other is there
+        # WHEN the findings are determined
+        # THEN the start is the only one, and names cudaFree with its time
         assert codes(found) == ["idle.start_up"], name
         first = found.findings()[0].evidence[0]
         assert first.event == "cudaFree", name
@@ -394,18 +397,18 @@ def test_no_event_of_the_host_for_18_ms(traces: Path) -> None:
 
 
 def test_gaps_of_a_microsecond_between_kernels_from_before(traces: Path) -> None:
-    # GIVEN a trace of which 508 gaps lie between kernels that were launched before it began
+    # GIVEN a trace with 508 gaps between kernels that were launched before it began
     found = idle_of(real("cuda_h100_qwen", traces))
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     # THEN none of them is unknown
     assert causes.NOT_TRACED not in found.by_cause
     assert codes(found) == ["idle.queued"]
 
 
-def test_a_stage_and_all_of_the_trace_say_one_thing_once(traces: Path) -> None:
+def test_a_stage_and_the_whole_trace_have_one_common_finding(traces: Path) -> None:
     # GIVEN a trace that is launch-bound as a whole, and in its only stage
     findings = analyze(real("cuda_b200_vllm_eager", traces), ["idle", "stages"]).findings()
     # WHEN the findings are counted
-    # THEN the stage stands in the evidence of the one
+    # THEN the stage is in the evidence of the only one
     assert [f.code for f in findings if "launch" in f.code] == ["idle.launch"]
     assert any("execute_context" in each.event for each in findings[0].evidence)

@@ -1,4 +1,4 @@
-"""Kernels by name, kind, shape, operator and stage: planted programs, to the nanosecond."""
+"""Kernels by name, kind, shape, operator and stage: synthetic programs, exact to the nanosecond."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_names_kinds_operators_stages_and_shapes(tmp_path: Path) -> None:
             operator(program, "aten::add", "vectorized_elementwise_kernel", 40, [[8, 4], [], []])
         with program.within("aten::copy_"):
             program.launch("Memcpy DtoH (Device -> Pinned)", 10, cat="gpu_memcpy")
-    # WHEN the trace is broken down
+    # WHEN the breakdown is computed
     trace = program.trace(tmp_path)
     found = json_of(trace)
-    # THEN every figure is what was planted
+    # THEN every figure has its known value
     assert (found["time_us"], found["kernel_time_us"]) == (550, 540)
     assert (found["count"], found["kernels"], found["names"]) == (5, 4, 3)
     first, second = found["top"]
@@ -119,7 +119,7 @@ def test_names_kinds_operators_stages_and_shapes(tmp_path: Path) -> None:
         "count": 3,
         "calls": 3,
     }
-    # The host's own time: three products of 20 µs.
+    # The host's self time: three products of 20 µs.
     assert found["operators_by_host_time"][0]["self_us"] == 60
     assert found["breakdown"]["top_kernels"][0]["ms"] == 0.5
     assert found["breakdown"]["total_kernel_time_ms"] == 0.54
@@ -137,10 +137,10 @@ def test_shapes_count_calls_of_the_operator(tmp_path: Path) -> None:
         program.launch("splitKreduce_kernel", 10)
         dims = {"Input Dims": [[8, 4], [4, 2]]}
         program.event("aten::mm", "cpu_op", begin, program.now, **dims)
-    # WHEN the trace is broken down
+    # WHEN the breakdown is computed
     found = kernels_of(program.trace(tmp_path))
     written = found.to_dict()
-    # THEN three calls are counted, each with the time of all that it launched
+    # THEN three calls are counted, each with the time of all its launches
     assert isinstance(written["by_shape"], list)
     (row,) = written["by_shape"]
     assert (row["count"], row["device_events"], row["time_us"]) == (3, 9, 3 * 72)
@@ -158,7 +158,7 @@ def test_the_same_figure_has_one_share(traces: Path) -> None:
     tables = {table.title: table for table in found.tables()}
     kinds = {row[0]: row for row in tables["Kinds of work"].rows}
     time, percent = kinds["communication"][1:3]
-    # THEN it is the same share of the same thing in each, which the heading names
+    # THEN the same quantity has the same share in each, and the heading names it
     (nccl,) = (row for row in tables["Kernels"].rows if str(row[0]).startswith("nccl"))
     assert nccl[1:3] == (time, percent)
     for title in ("Kinds of work", "Kernels", "Operators by device time"):
@@ -166,8 +166,8 @@ def test_the_same_figure_has_one_share(traces: Path) -> None:
     assert sum(float(row[2] or 0) for row in tables["Kinds of work"].rows) == pytest.approx(100)
 
 
-def test_what_an_optimizer_launches_is_its_own_kind(tmp_path: Path) -> None:
-    # GIVEN an optimizer that updates each tensor by itself, with communication in its step
+def test_launches_of_an_optimizer_are_a_separate_kind(tmp_path: Path) -> None:
+    # GIVEN an optimizer that updates each tensor separately, with communication in its step
     program = Program()
     operator(program, "aten::add", "vectorized_elementwise_kernel", 40, [[8]])
     with program.within("Optimizer.step#SGD.step", "user_annotation"):
@@ -175,7 +175,8 @@ def test_what_an_optimizer_launches_is_its_own_kind(tmp_path: Path) -> None:
         program.launch("ncclDevKernel_AllGather", 7)
     with program.within("Optimizer.zero_grad#SGD.zero_grad", "user_annotation"):
         operator(program, "aten::zero_", "vectorized_elementwise_kernel", 5, [[8]])
-    # WHEN the trace is broken down THEN its work is distinguished from the model's
+    # WHEN the breakdown is computed
+    # THEN its work is distinguished from the model's
     found = json_of(program.trace(tmp_path))
     assert {row["kind"]: row["time_us"] for row in found["by_kind"]} == {
         "elementwise": 40,
@@ -185,7 +186,7 @@ def test_what_an_optimizer_launches_is_its_own_kind(tmp_path: Path) -> None:
 
 
 def test_work_of_real_traces_has_its_kind(traces: Path) -> None:
-    # GIVEN servers of mixtures of experts and the training of a recommender
+    # GIVEN servers of mixture-of-experts models, and the training of a recommender
     review = traces.parent / "review" / "traces" / "cuda_v100_trace_diff.json.gz"
     if not review.is_file():
         pytest.skip(f"no trace {review}")
@@ -197,7 +198,8 @@ def test_work_of_real_traces_has_its_kind(traces: Path) -> None:
     ):
         found = json_of(read_trace(path))
         kinds[path.name] = {row["kind"]: row["percent"] for row in found["by_kind"]}
-    # WHEN they are broken down THEN these are kinds of their own
+    # WHEN the breakdown is computed
+    # THEN these are separate kinds
     assert kinds["rocm_mi300_vllm_piecewise.json.gz"]["moe"] == pytest.approx(78.7, abs=0.1)
     assert kinds["cuda_b200_vllm_eager.json.gz"]["moe"] > 50
     assert kinds[review.name]["embedding"] == pytest.approx(11.7, abs=0.1)
@@ -219,8 +221,8 @@ def test_products_of_qwen_are_counted_by_call(traces: Path) -> None:
     assert (linear["count"], linear["device_events"]) == (72, 144)
 
 
-def test_self_time_leaves_out_the_operators_within(tmp_path: Path) -> None:
-    # GIVEN operators on the host alone: linear calls t and addmm, and addmm calls copy_
+def test_self_time_excludes_nested_operators(tmp_path: Path) -> None:
+    # GIVEN operators on the host only: linear calls t and addmm, and addmm calls copy_
     program = Program()
     with program.within("encode", "user_annotation"), program.within("aten::linear"):
         program.work(3)
@@ -232,9 +234,9 @@ def test_self_time_leaves_out_the_operators_within(tmp_path: Path) -> None:
                 program.work(7)
             program.work(1)
         program.work(1)
-    # WHEN the trace is broken down
+    # WHEN the breakdown is computed
     found = json_of(program.trace(tmp_path))
-    # THEN each operator has its own time, and there are no figures of a device
+    # THEN each operator has its self time, and there are no figures of a device
     assert {row["name"]: row["time_us"] for row in found["top"]} == {
         "aten::linear": 4,
         "aten::t": 2,
@@ -259,15 +261,15 @@ def test_self_time_leaves_out_the_operators_within(tmp_path: Path) -> None:
     }
 
 
-def test_a_graph_has_its_kernels_and_what_has_no_launch_is_counted(tmp_path: Path) -> None:
+def test_a_graph_has_its_kernels_and_kernels_without_launch_are_counted(tmp_path: Path) -> None:
     # GIVEN a graph of three kernels launched in an operator, and a kernel from before the window
     program = Program()
     with program.within("replay", "user_annotation"), program.within("my::replay"):
         program.graph([10, 20, 30], gap=1)
     program.launch("early_gemm", 5, known=False)
-    # WHEN the trace is broken down
+    # WHEN the breakdown is computed
     found = json_of(program.trace(tmp_path))
-    # THEN the kernels are the graph's, and the early one has neither operator nor stage
+    # THEN the kernels belong to the graph, and the early one has neither operator nor stage
     assert found["of_graphs"] == {"count": 3, "time_us": 60}
     assert found["without_launch"] == {"count": 1, "time_us": 5}
     assert {row["name"]: (row["operator"], row["stage"]) for row in found["top"]} == {
@@ -287,9 +289,9 @@ def test_a_kernel_of_two_operators(tmp_path: Path) -> None:
     with program.within("second", "user_annotation"):
         operator(program, "aten::relu", "my_gemm", 70)
         operator(program, "aten::gelu", "unknown", 20)
-    # WHEN the trace is broken down
+    # WHEN the breakdown is computed
     first, second = json_of(program.trace(tmp_path))["top"]
-    # THEN its operator and stage are those of most of its time, its kind is what its name says
+    # THEN its operator and stage are those with most of its time, and its name determines its kind
     assert (first["time_us"], first["operator"], first["stage"]) == (130, "aten::relu", "second")
     assert (first["kind"], second["kind"]) == ("matmul", "elementwise")
 
@@ -331,7 +333,7 @@ def test_work_of_the_backward_pass_belongs_to_its_forward_operator(
     expected = backward(program, sequence)
     program.thread = 100
     program.event("train", "user_annotation", begin, program.now)
-    # WHEN the trace is broken down
+    # WHEN the breakdown is computed
     found = json_of(program.trace(tmp_path))
     # THEN backward kernels count for their forward operators, and for the thread's stage
     assert {
@@ -344,7 +346,7 @@ def test_work_of_the_backward_pass_belongs_to_its_forward_operator(
 
 
 def test_spans_of_stages_are_stages(tmp_path: Path) -> None:
-    # GIVEN a span of a stage, in a process of its own, as stagespan writes it into traces
+    # GIVEN a span of a stage in its own process, as stagespan writes it into traces
     program = Program()
     begin = program.now
     operator(program, "aten::mm", "gemm", 10)
@@ -353,13 +355,13 @@ def test_spans_of_stages_are_stages(tmp_path: Path) -> None:
         span | {"tid": 100, "ts": begin, "dur": program.now - begin},
         {"ph": "M", "name": "process_name", "pid": "stagespan", "args": {"name": "stagespan"}},
     ]
-    # WHEN the trace is broken down
+    # WHEN the breakdown is computed
     found = json_of(program.trace(tmp_path))
-    # THEN the kernel ran for the stage
+    # THEN the kernel belongs to the stage
     assert found["top"][0]["stage"] == "vae_decode"
 
 
-def test_without_kernels_and_operators_it_has_nothing_to_say(tmp_path: Path) -> None:
+def test_without_kernels_and_operators_it_has_no_result(tmp_path: Path) -> None:
     program = Program()
     with program.within("step", "user_annotation"):
         program.work(10)
@@ -368,7 +370,7 @@ def test_without_kernels_and_operators_it_has_nothing_to_say(tmp_path: Path) -> 
     assert "neither kernels nor operators" in found.reason
 
 
-def test_times_that_lie_years_apart_have_a_sentence(tmp_path: Path) -> None:
+def test_times_that_are_years_apart_have_a_sentence(tmp_path: Path) -> None:
     program = Program()
     operator(program, "aten::mm", "gemm", 10)
     program.now = 4_000_000_000_000_000
@@ -441,7 +443,7 @@ def test_triton_kernels_of_inductor(name: str, kind: str | None) -> None:
     assert inductor_kind(name) == kind
 
 
-def test_real_traces_close(traces: Path) -> None:
+def test_sums_of_real_traces_are_correct(traces: Path) -> None:
     # GIVEN traces of several backends
     for name in (
         "cuda_a100_cudagraph_triton_nccl",
@@ -449,9 +451,9 @@ def test_real_traces_close(traces: Path) -> None:
         "cuda_v100_train_ns",
     ):
         trace = read_trace(traces / f"{name}.json.gz")
-        # WHEN they are broken down
+        # WHEN the breakdown is computed
         found = json_of(trace)
-        # THEN the sums by kind and by stage are those of all device events
+        # THEN the sums by kind and by stage equal that of all device events
         use = device_use(trace)
         assert found["kernel_time_us"] == (use.kernel_sum_ns or 0) / 1000
         assert found["count"] == sum(use.device_events.values())
@@ -465,7 +467,7 @@ def test_a_real_training_step(traces: Path) -> None:
     found = json_of(read_trace(traces / "cuda_v100_train_ns.json.gz"))
     # WHEN its kernels are attributed
     stages = {row["stage"]: row["percent"] for row in found["by_stage"]}
-    # THEN two thirds of the time are the backward pass, most of it of convolutions
+    # THEN two thirds of the time are the backward pass, most of it for convolutions
     assert 66 < stages["## backward ##"] < 68
     assert found["by_forward_operator"][0]["operator"] == "aten::convolution"
     assert found["by_kind"][0]["kind"] == "convolution"

@@ -1,4 +1,4 @@
-"""Operators in a trace that torch itself has written here, with the spans of stages in it."""
+"""Operators in a trace written by torch itself, with the spans of stages in it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_operators_stages_shapes_and_backward_of_a_real_program(tmp_path: Path) 
         with ProfilingContext("backward"):
             result.sum().backward()
     path = window.export(tmp_path / "step_trace.json.gz")
-    # WHEN the trace is broken down
+    # WHEN the breakdown is computed
     trace = read_trace(path)
     found = json_of(trace)
-    # THEN each operator ran for its stage, with its shapes
+    # THEN each operator belongs to its stage, with its shapes
     stages = {row["name"]: row["stage"] for row in found["top"]}
     assert stages["aten::_softmax"] == "softmax_only"
     assert stages["aten::_softmax_backward_data"] == "backward"
@@ -39,7 +39,7 @@ def test_operators_stages_shapes_and_backward_of_a_real_program(tmp_path: Path) 
     # AND operators of the backward pass belong to those of the forward pass
     forward = {row["operator"]: row["count"] for row in found["by_forward_operator"]}
     assert forward.keys() == {"aten::mm", "aten::_softmax", "aten::sum"}
-    # AND own times sum to the time in which any operator ran
+    # AND self times sum to the time in which any operator ran
     assert not found["on_device"]
     own = sum(row["self_us"] for row in found["operators_by_host_time"])
     assert own == pytest.approx(found["time_us"])

@@ -1,4 +1,4 @@
-"""Layers of planted models: from modules, and where there are none from repetition."""
+"""Layers of synthetic models: from modules, or without modules from repetition."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def transformer(tmp_path: Path, slow: int = 50) -> Layers:
     return layers_of(program.trace(tmp_path))
 
 
-def test_modules_with_their_own_time_and_what_they_hold(tmp_path: Path) -> None:
+def test_modules_with_self_time_and_total_time(tmp_path: Path) -> None:
     # GIVEN a model of six blocks with two layers each, and an operator outside
     # WHEN its layers are summed up
     found = transformer(tmp_path)
-    # THEN every figure is as by hand
+    # THEN every figure is as computed by hand
     modules = by_path(found)
     assert modules.keys() == {"Model", "Model/Block", "Model/Block/Linear"}
     block, linear = modules["Model/Block"], modules["Model/Block/Linear"]
@@ -78,23 +78,28 @@ def test_modules_with_their_own_time_and_what_they_hold(tmp_path: Path) -> None:
     assert linear.call_ns == Spread(30 * US, 40 * US, 50 * US)
     assert found.modules is not None
     assert found.modules.outside == (1, 9 * US)
-    # AND nothing is wrong with it, nor inferred
+    # AND there are no findings, and nothing is inferred
     assert found.findings() == []
     assert found.blocks is None
     assert found.to_dict()["inferred"] is False
 
 
-def test_a_layer_that_takes_longer_than_its_like(tmp_path: Path) -> None:
+def test_a_layer_that_takes_longer_than_similar_ones(tmp_path: Path) -> None:
     # GIVEN the same model, with one layer ten times as slow
     found = transformer(tmp_path, slow=500)
-    # WHEN it is looked at THEN the block and its layer are named
+    # WHEN it is analysed
+    # THEN the block and its layer are named
     block, linear = found.findings()
-    assert block.sentence.startswith("Block_4 takes 534.000 µs of device time per call")
-    assert linear.sentence.startswith("Linear_8 takes 500.000 µs of device time per call")
+    assert [each.code for each in (block, linear)] == ["layers.slow_module"] * 2
+    assert [each.evidence[0].event for each in (block, linear)] == [
+        "nn.Module: Block_4",
+        "nn.Module: Linear_8",
+    ]
+    assert [each.numbers["call_ns"] for each in (block, linear)] == [534 * US, 500 * US]
 
 
 def test_backward_counts_to_the_module_of_its_forward(tmp_path: Path) -> None:
-    # GIVEN a module's operator, and its backward on autograd's thread, joined by an arrow
+    # GIVEN a module's operator, and its backward on autograd's thread, joined by a flow
     program = Model()
     with program.module("Linear_0"):
         program.work(2)
@@ -112,7 +117,7 @@ def test_backward_counts_to_the_module_of_its_forward(tmp_path: Path) -> None:
     program.events.append(arrow | {"ph": "f", "bp": "e", "ts": backward, "tid": 200})
     # WHEN its layers are summed up
     found = layers_of(program.trace(tmp_path))
-    # THEN forward and backward are side by side
+    # THEN forward and backward are in one row
     linear = by_path(found)["Linear"]
     assert (linear.device_ns, linear.backward_ns) == (10 * US, 25 * US)
     assert found.modules is not None
@@ -132,7 +137,7 @@ def test_a_block_of_kernels_that_repeats(tmp_path: Path) -> None:
     # WHEN there are no modules
     assert isinstance(found, Layers)
     assert found.blocks is not None
-    # THEN the repetition is reported, and that it is inferred
+    # THEN the repetition is reported as inferred
     (block,) = found.blocks.blocks
     assert (block.length, block.times, block.first) == (5, 8, "kernel_a")
     assert block.block_ns.median == sum(10 + ord(name) % 7 for name in "abcad") * US
@@ -178,7 +183,7 @@ def test_layers_are_counted_by_their_common_kernels(
 @pytest.mark.parametrize(
     "names", ["a" * 40, "ab" * 30, "abcdefghijklmnop", "abcabcabc", "a" * 30 + "bcd" + "a" * 30]
 )
-def test_what_is_no_layer(names: str, tmp_path: Path) -> None:
+def test_sequences_that_are_not_layers(names: str, tmp_path: Path) -> None:
     assert isinstance(repeated_kernels(tmp_path, names), Unavailable)
 
 
@@ -213,7 +218,7 @@ def test_repetitions_are_those_of_a_slow_search(codes: list[int], times: int, le
         block = codes[begin : begin + size]
         return any(size % d == 0 and block[:d] * (size // d) == block for d in range(1, length))
 
-    # WHEN the largest repetition is looked for by trying all
+    # WHEN the largest repetition is searched by trying all
     best = 0
     for begin in range(len(codes)):
         for size in range(length, len(codes) // times + 1):
@@ -222,13 +227,13 @@ def test_repetitions_are_those_of_a_slow_search(codes: list[int], times: int, le
                 if not trivial(begin, size):
                     best = max(best, size * count)
                 count += 1
-    # THEN it is the one found
+    # THEN it is the same
     array = np.array(codes, dtype=np.int64)
     found = longest_repeat(array, times, length)
     assert (0 if found is None else found.length * found.times) == best
     if found is not None:
         assert holds(found.begin, found.length, found.times)
-    # AND several ones never overlap
+    # AND several repetitions never overlap
     every = all_repeats(array, times, length, 5)
     assert all(a.end <= b.begin for a, b in pairwise(every))
 
@@ -243,11 +248,12 @@ def test_real_models(traces: Path) -> None:
     said = {}
     for path in sorted(traces.glob("*.json.gz")):
         trace = read_trace(path)
-        # WHEN layers are summed up THEN device time closes on each, and none is called slow
+        # WHEN layers are summed up
+        # THEN the sums of device time are correct, and no layer is called slow
         if not isinstance(layers.analyze(trace), Unavailable):
             said[path.name.split(".")[0]] = found = layers_of(trace)
             assert found.findings() == []
-    # AND the models are known: their configurations say how many layers they have
+    # AND the models are known: their configurations contain the number of layers
     assert (
         by_path(said["cuda_h100_bert"])["BertLMHeadModel/BertModel/BertEncoder/BertLayer"].calls
         == 4
@@ -284,7 +290,8 @@ def test_torch_names_modules(tmp_path: Path) -> None:
         model(torch.ones(2, 8))
     path = tmp_path / "torch.json"
     profile.export_chrome_trace(str(path))
-    # WHEN its trace is summed up THEN it is the model's tree
+    # WHEN its trace is summed up
+    # THEN it is the model's tree
     modules = by_path(layers_of(read_trace(path)))
     assert {name: (m.instances, m.calls) for name, m in modules.items()} == {
         "Sequential": (1, 1),

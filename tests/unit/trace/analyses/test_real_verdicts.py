@@ -1,8 +1,7 @@
-"""Public traces: what was found by eye on their timelines is what the analyses say."""
+"""Public traces: the analyses find what is visible on the timelines."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,14 @@ def analysis_of(name: str, traces: Path) -> tuple[Idle, Verdict]:
 @pytest.mark.parametrize(
     ("name", "verdict"),
     [
-        # 60 kernels of 5 µs, each launched some 60 µs after the one before ended.
+        # 60 kernels of 5 µs, each launched some 60 µs after the previous one ended.
         ("cuda_h100_bert", "launch-bound"),
         ("cuda_h100_vit", "launch-bound"),
         # Eager vLLM: kernels of 6 µs, launches 80 µs apart.
         ("cuda_b200_vllm_eager", "launch-bound"),
         # Most of the step prepares a video, before the device gets its first work.
         ("cuda_h100_timesformer", "host-bound"),
-        # The device is never idle for more than some us once it started.
+        # The device is never idle for more than a few µs after it has started.
         ("cuda_v100_train_ns", "device-busy"),
         ("rocm_mi300_triton_compile", "device-busy"),
         ("rocm_mi300_vllm_piecewise", "device-busy"),
@@ -49,28 +48,28 @@ def analysis_of(name: str, traces: Path) -> tuple[Idle, Verdict]:
         ("rocm_mi300_owlv2", "host-bound"),
         # cudnn's first use: cudaMalloc, cudaFree and calls of seconds.
         ("cuda_a100_alexnet", "host-bound"),
-        # Decoding by one graph, which begins 463 ms after its launch; why is not in the trace.
+        # Decoding by one graph, which begins 463 ms after its launch; the trace does not show why.
         ("rocm_mi300_sglang_decode", "cannot tell"),
     ],
 )
 def test_verdicts(name: str, verdict: str, traces: Path) -> None:
-    # GIVEN a trace whose timeline was looked at
+    # GIVEN a trace whose timeline was inspected
     # WHEN it is analysed
     _, found = analysis_of(name, traces)
     # THEN the verdict is what the timeline shows
     assert found.verdict == verdict
 
 
-def test_more_workers_took_the_loading_away(traces: Path) -> None:
+def test_more_workers_removed_the_time_of_loading(traces: Path) -> None:
     # GIVEN two runs of one training, without and with four workers that load data
     slow, _ = analysis_of("old_v100_resnet_workers0", traces)
     fast, _ = analysis_of("old_v100_resnet_workers4", traces)
     # WHEN their causes are compared
-    # THEN a fifth of the steps' time was waiting for the loader, and is gone
+    # THEN waiting for the loader took a fifth of the steps, and is gone
     assert 280e6 < slow.by_cause[causes.DATA_LOADING] < 290e6
     assert fast.by_cause[causes.DATA_LOADING] < 3e6
-    assert [f.severity for f in slow.findings() if "data loader" in f.sentence] == ["high"]
-    assert not [f for f in fast.findings() if "data loader" in f.sentence]
+    assert [f.severity for f in slow.findings() if f.code == "idle.data_loader"] == ["high"]
+    assert "idle.data_loader" not in {f.code for f in fast.findings()}
 
 
 def test_waits_are_named_by_operator_and_line(traces: Path) -> None:
@@ -90,43 +89,40 @@ def test_waits_are_named_by_operator_and_line(traces: Path) -> None:
 
 
 def test_traces_without_a_fault_have_no_finding_about_idle_time(traces: Path) -> None:
-    # GIVEN traces in which the device is busy all the time
+    # GIVEN traces in which the device is always busy
     for name in ("cuda_h100_timesformer", "rocm_mi300_triton_compile", "cuda_v100_train_ns"):
         # WHEN they are analysed
         found, _ = analysis_of(name, traces)
-        # THEN there is nothing to find
+        # THEN there are no findings
         assert found.findings() == [], name
 
 
 def test_no_launch_gap_is_invented_within_graphs(traces: Path) -> None:
-    # GIVEN a decoding of which one launch of a graph stands for 544 kernels
+    # GIVEN a decoding in which one launch of a graph runs 544 kernels
     found, _ = analysis_of("rocm_mi300_sglang_decode", traces)
     # WHEN gaps are counted by cause
-    # THEN those within the graph are the graph's
+    # THEN those within the graph belong to the graph
     assert found.gaps_by_cause[causes.GRAPH] > 500
     assert found.gaps_by_cause.get(causes.LAUNCH, 0) < 10
 
 
 def test_findings_and_verdict_agree_on_idle_time(traces: Path) -> None:
-    """Every trace: one figure has one share, whether the verdict or a finding shows it."""
+    """In every trace, a figure has the same share in the verdict and in findings."""
     seen = 0
     for path in sorted(traces.glob("*.json.gz")):
         results = analyze(read_trace(path), ["idle", "verdict"]).results
         idle, verdict = results["idle"], results["verdict"]
         if not isinstance(idle, Idle) or not isinstance(verdict, Verdict):
             continue
-        shown = {
-            each.code: float(re.search(r" \((\d+\.\d) %", each.sentence)[1])  # type: ignore[index]
-            for each in idle.findings()
-        }
+        shown = {each.code: each.numbers["percent"] for each in idle.findings()}
         for cause, code in CODES.items():
-            # Idle time while the program started up has a finding of its own.
+            # Idle time during the start of the program has its own finding.
             if code in shown and "idle.start_up" not in shown:
                 part = verdict.parts_ns[cause] / verdict.whole_ns
-                assert shown[code] == pytest.approx(100 * part, abs=0.051), (path.name, code)
+                assert shown[code] == pytest.approx(100 * part), (path.name, code)
                 seen += 1
         for each in idle.findings():
-            assert f" of {verdict.base.whose} (" in each.sentence, (path.name, each.code)
+            assert each.numbers["whole_ns"] == verdict.base.whole_ns, (path.name, each.code)
         if "idle.start_up" in shown:
             several = (
                 sum(shown.values())
@@ -134,7 +130,7 @@ def test_findings_and_verdict_agree_on_idle_time(traces: Path) -> None:
                 * sum(time for cause, time in verdict.parts_ns.items() if cause in CODES)
                 / verdict.whole_ns
             )
-            assert several < 0.05 * len(shown) + 0.001, path.name
+            assert several < 0.001, path.name
     assert seen >= 10
 
 

@@ -1,10 +1,11 @@
-"""Stages of planted programs: host and device time, own and with what is within, to the ns."""
+"""Stages of synthetic programs: host and device time, self and total, exact to the nanosecond."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from commands import unstated
 from planted import CALL, Program
 
 from stagespan.trace import Trace, read_trace
@@ -23,6 +24,7 @@ def stages_of(trace: Trace) -> Stages:
     if found.on_device:
         own = sum(stage.device_self_ns or 0 for stage in found.stages)
         assert own + found.outside[1] == found.device_ns
+    assert unstated(found.findings()) == []
     return found
 
 
@@ -31,7 +33,7 @@ def by_path(found: Stages) -> dict[str, Stage]:
 
 
 def test_own_and_nested_time(tmp_path: Path) -> None:
-    # GIVEN two steps of a stage that holds another one, and a kernel outside of both
+    # GIVEN two steps of a stage that contains another one, and a kernel outside both
     program = Program()
     for number in range(2):
         with program.within(f"ProfilerStep#{number}", NOTE):
@@ -44,7 +46,7 @@ def test_own_and_nested_time(tmp_path: Path) -> None:
             program.operator(us=3)
     # WHEN its stages are summed up
     found = stages_of(program.trace(tmp_path))
-    # THEN every figure is as by hand: an operator takes the host 10 µs and a call
+    # THEN every figure is as computed by hand: an operator takes the host 10 µs and a call
     inner, outer = by_path(found)["outer/inner"], by_path(found)["outer"]
     one = 10 + CALL
     assert (outer.calls, outer.host_ns, outer.host_self_ns) == (
@@ -54,17 +56,17 @@ def test_own_and_nested_time(tmp_path: Path) -> None:
     assert (outer.device_ns, outer.device_self_ns) == ((80 + 210 + 14) * US, 80 * US)
     assert (inner.device_ns, inner.launched, inner.launched_self) == (224 * US, 4, 4)
     assert (outer.launched, outer.launched_self) == (6, 2)
-    # AND per step the median of both
+    # AND the median of both per step
     assert (inner.steps, inner.step_host_ns, inner.step_device_ns) == (2, 2 * one * US, 112 * US)
     assert outer.step_device_ns == 152 * US
-    # AND what no stage launched stands apart
+    # AND launches outside stages are listed separately
     assert found.outside == (2, 6 * US)
     assert [stage.path for stage in found.stages] == [("outer",), ("outer", "inner")]
     assert found.findings() == []
 
 
 def test_idle_time_within_stages(tmp_path: Path) -> None:
-    # GIVEN a stage of 30 µs with one of 10 µs in it, as the device has nothing to do yet
+    # GIVEN a stage of 30 µs that contains one of 10 µs, while the device is still idle
     program = Program()
     with program.within("outer", NOTE):
         program.work(20)
@@ -78,19 +80,19 @@ def test_idle_time_within_stages(tmp_path: Path) -> None:
 
 
 def test_idle_time_of_stages_that_cross(tmp_path: Path) -> None:
-    # GIVEN stages of which each begins in the one before, and ends after it
+    # GIVEN stages that each begin in the previous one, and end after it
     program = Program()
     for name, begin, end in (("a", 0, 1_000), ("b", 500, 1_500), ("c", 900, 1_600)):
         program.event(name, NOTE, begin, end)
     # AND one around a pair that crosses
     for name, begin, end in (("d", 3_000, 3_100), ("e", 3_010, 3_050), ("f", 3_040, 3_070)):
         program.event(name, NOTE, begin, end)
-    # AND a device that is idle but for 10 µs here and there
+    # AND a device that is idle except for 10 µs now and then
     for at in (0, 1_200, 1_990, 3_060):
         program.event("gemm", "kernel", at, at + 10, device=0, stream=7)
     # WHEN its stages are summed up
     found = by_path(stages_of(program.trace(tmp_path)))
-    # THEN the one begun last has the idle time, and all together have it once
+    # THEN the one that began last has the idle time, and together they have it once
     assert {path: stage.idle_self_ns for path, stage in found.items()} == {
         "a": 490 * US, "a/b": 400 * US, "a/b/c": 690 * US,
         "d": 40 * US, "d/e": 30 * US, "d/e/f": 20 * US,
@@ -124,7 +126,7 @@ def test_stages_are_those_of_the_kernels(
     trace = program.trace(tmp_path)
     found = {s.path[-1]: s.device_self_ns for s in stages_of(trace).stages if s.device_self_ns}
     by_stage = analyze(trace, ["kernels"]).results["kernels"].to_dict()["by_stage"]
-    # THEN both tables say the same, and what the framework writes by itself is no stage
+    # THEN both tables agree, and annotations of the framework are not stages
     is_stage &= cat == NOTE or "#" in name
     inner = {name: 30 * US} if is_stage else {}
     assert found == {"forward": (10 if is_stage else 40) * US} | inner
@@ -132,7 +134,7 @@ def test_stages_are_those_of_the_kernels(
 
 
 def test_backward_counts_to_the_stage_that_called_it(tmp_path: Path) -> None:
-    # GIVEN a stage that waits while autograd's thread launches, and a thread of someone else
+    # GIVEN a stage that waits while autograd's thread launches, and an unrelated thread
     program = Program()
     with program.within("backward", NOTE):
         begin = program.now
@@ -143,15 +145,15 @@ def test_backward_counts_to_the_stage_that_called_it(tmp_path: Path) -> None:
     program.operator("aten::add", us=20)
     # WHEN its stages are summed up
     found = stages_of(program.trace(tmp_path))
-    # THEN only autograd's launch is the stage's
+    # THEN only autograd's launch belongs to the stage
     (stage,) = found.stages
     assert (stage.device_ns, stage.launched, found.by_time) == (30 * US, 1, 1)
     assert found.outside == (1, 20 * US)
-    assert "launched by other threads" in found.tables()[0].note
+    assert f" {found.by_time:,} were" in found.tables()[0].note
 
 
-def test_spans_of_stagespan_hold_annotations(tmp_path: Path) -> None:
-    # GIVEN a span in the lane that stagespan draws, around an annotation of the program
+def test_spans_of_stagespan_contain_annotations(tmp_path: Path) -> None:
+    # GIVEN a span on the track that stagespan draws, around an annotation of the program
     program = Program()
     begin = program.now
     program.work(2)
@@ -164,13 +166,13 @@ def test_spans_of_stagespan_hold_annotations(tmp_path: Path) -> None:
     program.operator(us=1)
     # WHEN its stages are summed up
     found = by_path(stages_of(program.trace(tmp_path)))
-    # THEN the span is the stage around
+    # THEN the span is the outer stage
     assert found.keys() == {"dit", "dit/denoise"}
     assert (found["dit"].device_ns, found["dit"].device_self_ns) == (45 * US, 5 * US)
 
 
-def test_spans_of_several_threads_are_told_by_time(tmp_path: Path) -> None:
-    # GIVEN spans of two threads, whose numbers are not the profiler's; at times both are open
+def test_spans_of_several_threads_are_matched_by_time(tmp_path: Path) -> None:
+    # GIVEN spans of two threads with other ids than the profiler's; sometimes both are open
     program = Program()
     begin = program.now
     program.operator(us=10)
@@ -182,7 +184,7 @@ def test_spans_of_several_threads_are_told_by_time(tmp_path: Path) -> None:
         entry.update(pid="stagespan", tid=number)
     # WHEN they are summed up
     found = stages_of(program.trace(tmp_path))
-    # THEN only what one of them alone can have launched is given to it
+    # THEN a span only gets work that no other span can have launched
     assert by_path(found)["first"].device_ns == 10 * US
     assert found.outside == (1, 20 * US)
 
@@ -201,24 +203,31 @@ def small_work(tmp_path: Path) -> Stages:
 
 def test_a_stage_of_many_small_kernels_is_named(tmp_path: Path) -> None:
     # GIVEN a stage that launches 40 kernels of 2 µs, 35 µs apart, and one of a large kernel
-    # WHEN its stages are looked at
+    # WHEN its stages are analysed
     found = small_work(tmp_path)
-    # THEN the first one is found, with how long the device was idle in it
+    # THEN the first one is reported, with the device's idle time in it
     (finding,) = found.findings()
-    assert "The stage build_past took the host 4.200 ms to launch 120 kernels" in finding.sentence
+    assert finding.code == "stages.launch"
+    assert finding.evidence[1].event == "build_past"
     idle = by_path(found)["build_past"].idle_self_ns
-    # The last kernel of each call runs behind it.
+    # The last kernel of each call runs after it.
     assert idle == 3 * (40 * 35 - 39 * 2) * US
+    assert finding.numbers == {
+        "host_ns": 4_200 * US,
+        "launched": 120,
+        "mean_ns": 2 * US,
+        "idle_ns": idle,
+    }
 
 
 def test_a_stage_that_works_on_the_host_is_not_blamed_for_its_launches(tmp_path: Path) -> None:
-    # GIVEN a stage that resizes images for long, and launches some small kernels
+    # GIVEN a stage that resizes images for a long time, and launches some small kernels
     program = Program()
     with program.within("preprocess", NOTE):
         for _ in range(30):
             program.work(2_000)
             program.operator("aten::to", us=3)
-    # WHEN it is looked at THEN nothing is reported about its launches
+    # WHEN it is analysed THEN nothing is reported about its launches
     assert stages_of(program.trace(tmp_path)).findings() == []
 
 
@@ -228,13 +237,13 @@ def test_a_graph_is_one_launch(tmp_path: Path) -> None:
     with program.within("decode", NOTE):
         program.graph([1] * 30, gap=1)
         program.work(250)
-    # WHEN it is looked at THEN nothing is reported about its launches
+    # WHEN it is analysed THEN nothing is reported about its launches
     found = stages_of(program.trace(tmp_path))
     assert (found.stages[0].launched, found.stages[0].calls_made) == (30, 1)
     assert found.findings() == []
 
 
-def test_a_trace_without_annotations_says_how_to_make_them(tmp_path: Path) -> None:
+def test_a_trace_without_annotations_says_how_to_add_them(tmp_path: Path) -> None:
     program = Program()
     program.operator()
     found = stages.analyze(program.trace(tmp_path))
@@ -252,15 +261,16 @@ def test_thousands_of_names_with_numbers_are_one_stage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [41, 1_200])
-def test_of_stages_that_all_take_as_long_some_are_shown(count: int, tmp_path: Path) -> None:
-    # GIVEN more stages than a page and the JSON hold, each of the same length
+def test_some_of_many_equally_long_stages_are_shown(count: int, tmp_path: Path) -> None:
+    # GIVEN more stages than a page and the JSON can show, each of the same length
     program = Program()
     letters = [chr(97 + number // 26**at % 26) for number in range(count) for at in range(3)]
     for number in range(count):
         with program.within("".join(letters[3 * number : 3 * number + 3]), NOTE):
             program.work(7)
     found = stages_of(program.trace(tmp_path))
-    # WHEN they are written THEN as many are there as there is room for, and the others are counted
+    # WHEN they are written
+    # THEN as many as possible are included, and the others are counted
     (table,) = found.tables()
     assert len(table.rows) == 40
     written = found.to_dict()
@@ -273,14 +283,15 @@ def test_real_traces(traces: Path) -> None:
     said = {}
     for path in sorted(traces.glob("*.json.gz")):
         trace = read_trace(path)
-        # WHEN stages are summed up THEN device time closes on each
+        # WHEN stages are summed up
+        # THEN the sums of device time are correct for each
         if not isinstance(stages.analyze(trace), Unavailable):
             said[path.name.split(".")[0]] = stages_of(trace)
     # AND launches of the backward pass are known
     train = by_path(said["cuda_v100_train_ns"])
     assert train["## backward ##"].launched == 3_750
     assert said["cuda_v100_train_ns"].outside == (0, 0)
-    # AND only the eager server's step is one that launches small work
+    # AND only the eager server's step is reported for small launches
     assert [name for name, each in said.items() if each.findings()] == ["cuda_b200_vllm_eager"]
 
 
@@ -297,7 +308,7 @@ def test_torch_writes_the_tree(tmp_path: Path) -> None:
     profile.export_chrome_trace(str(path))
     # WHEN its trace is summed up
     found = by_path(stages_of(read_trace(path)))
-    # THEN it is their tree, without a word about a device
+    # THEN it is their tree, without figures of a device
     assert {path: stage.calls for path, stage in found.items()} == {"model": 3, "model/layer": 3}
     model, layer = found["model"], found["model/layer"]
     assert model.host_ns == model.host_self_ns + layer.host_ns

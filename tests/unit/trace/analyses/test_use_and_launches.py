@@ -1,4 +1,4 @@
-"""Device use, launches and verdicts of planted programs, to the nanosecond."""
+"""Device use, launches and verdicts of synthetic programs, exact to the nanosecond."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import unstated
 from planted import CALL, LATENCY, Program
 
 from stagespan.trace import Trace, read_trace
@@ -19,9 +20,9 @@ from stagespan.trace.analyses.launches import Launches
 from stagespan.trace.analyses.verdict import Verdict
 from stagespan.trace.analysis import analyze
 from stagespan.trace.derived import idle_causes as causes
-from stagespan.trace.derived.device import launch_of
+from stagespan.trace.derived.device import COMMUNICATION, COPY, launch_of
 from stagespan.trace.derived.gaps import gaps
-from stagespan.trace.result import Unavailable
+from stagespan.trace.result import Unavailable, in_words
 
 US = 1_000
 
@@ -29,6 +30,7 @@ US = 1_000
 def use_of(trace: Trace) -> Use:
     found = device_use.analyze(trace)
     assert isinstance(found, Use)
+    assert unstated(found.findings()) == []
     return found
 
 
@@ -54,7 +56,7 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
     )
     # WHEN its device's use is summed up
     use = use_of(trace)
-    # THEN overlap, and what is hidden of communication, are exact
+    # THEN overlap and hidden communication are exact
     written = use.to_dict()
     assert written["comm_union_us"] == 400
     assert written["exposed_comm_us"] == 300
@@ -63,16 +65,21 @@ def test_communication_that_nothing_hides(tmp_path: Path) -> None:
     # AND it is a finding, with the communication as its evidence
     (finding,) = use.findings()
     assert (finding.severity, finding.code) == ("medium", "device_use.exposed_communication")
-    assert "For 300.000 µs of the trace's 600.000 µs (50.0 %)" in finding.sentence
-    assert "25.0 % of all communication was hidden" in finding.sentence
+    assert finding.numbers == {
+        "time_ns": 300 * US,
+        "percent": 50,
+        "whole_ns": 600 * US,
+        "hidden_percent": 25,
+        "device": 0,
+    }
     assert [each.figure for each in finding.evidence] == [300 * US, 400 * US]
-    # AND without launches the verdict still holds
+    # AND the verdict is the same without launches
     found = verdict.analyze(trace)
     assert isinstance(found, Verdict)
     assert (found.verdict, found.time_ns) == ("device-busy", 300 * US)
 
 
-def test_hidden_communication_is_no_finding(tmp_path: Path) -> None:
+def test_hidden_communication_is_not_a_finding(tmp_path: Path) -> None:
     # GIVEN communication that overlaps computation all the time
     trace = device_only(
         tmp_path,
@@ -87,11 +94,75 @@ def test_hidden_communication_is_no_finding(tmp_path: Path) -> None:
 
 
 def test_without_communication_its_hidden_share_is_unknown(tmp_path: Path) -> None:
-    # GIVEN computation alone
+    # GIVEN computation only
     trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600))
     # WHEN its device's use is summed up
-    # THEN there is no share to tell
+    # THEN there is no share
     assert use_of(trace).to_dict()["hidden_comm_percent"] is None
+
+
+@pytest.mark.parametrize(
+    ("communication", "expected"),
+    [
+        ([(7, 600, 1_000)], True),
+        ([(7, 600, 1_200)], False),
+        ([(20, 600, 1_000)], False),
+        ([(7, 600, 800), (20, 800, 1_000)], False),
+        ([(7, 600, 801), (20, 801, 1_000)], True),
+    ],
+)
+def test_communication_on_a_stream_that_mostly_computes(
+    communication: list[tuple[int, int, int]], expected: bool, tmp_path: Path
+) -> None:
+    # GIVEN 600 µs of computing on stream 7, then communication on this or on another stream
+    trace = device_only(
+        tmp_path,
+        ("gemm", "kernel", 7, 0, 600),
+        *(("ncclKernel", "kernel", *each) for each in communication),
+    )
+    # WHEN the use is summed up THEN it is known whether most communication is on such a stream
+    assert use_of(trace).shares_stream == {(0, COMMUNICATION): expected}
+
+
+@pytest.mark.parametrize(
+    ("name", "stream", "sort", "advice"),
+    [
+        ("ncclKernel", 7, None, "a stream that also computes"),
+        ("ncclKernel", 20, None, "It runs on its own stream"),
+        ("Memcpy DtoD (Device -> Device)", 20, "within_device", "Reduce their number"),
+        ("Memcpy HtoD (Pageable -> Device)", 20, "pageable", "non_blocking=True"),
+        ("Memcpy HtoD (Pinned -> Device)", 7, "other", "On a separate stream"),
+        ("Memcpy HtoD (Pinned -> Device)", 20, "other", "They run on their own stream"),
+    ],
+)
+def test_advice_depends_on_the_sort_and_the_stream(
+    name: str, stream: int, sort: str | None, advice: str, tmp_path: Path
+) -> None:
+    # GIVEN computing, and then communication or copies of one sort
+    cat = "kernel" if sort is None else "gpu_memcpy"
+    trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600), (name, cat, stream, 600, 1_000))
+    # WHEN the use is summed up
+    use = use_of(trace)
+    # THEN the sort is known, and the advice of the finding is for it
+    assert use.copies == ({} if sort is None else {0: sort})
+    (finding,) = use.findings()
+    assert advice in finding.sentence
+    assert ("behind computation or communication" in finding.sentence) == (sort is not None)
+
+
+def test_advice_is_for_the_copies_that_take_the_most_time(tmp_path: Path) -> None:
+    # GIVEN copies of three kinds
+    trace = device_only(
+        tmp_path,
+        ("Memcpy HtoD (Pageable -> Device)", "gpu_memcpy", 20, 0, 100),
+        ("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 20, 100, 300),
+        ("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", 20, 300, 450),
+    )
+    # WHEN the use is summed up
+    use = use_of(trace)
+    # THEN the kind with the longest time is used, not the sum of two
+    assert use.copies == {0: "within_device"}
+    assert use.longest[0, COPY].figure == 200 * US
 
 
 @pytest.mark.parametrize(
@@ -102,19 +173,19 @@ def test_without_communication_its_hidden_share_is_unknown(tmp_path: Path) -> No
         ("Memcpy HtoD (Pageable -> Device)", "gpu_memcpy", "copy-bound"),
     ],
 )
-def test_what_takes_the_most_time_is_the_verdict(
+def test_the_verdict_is_the_activity_with_the_most_time(
     name: str, cat: str, expected: str, tmp_path: Path
 ) -> None:
     # GIVEN a device that does one thing for 60 % of its time
     other = ("gemm", "kernel") if cat == "gpu_memcpy" else ("Memcpy DtoD", "gpu_memcpy")
     trace = device_only(tmp_path, (name, cat, 7, 0, 600), (*other, 7, 600, 1_000))
-    # WHEN it is judged
+    # WHEN the verdict is determined
     found = verdict.analyze(trace)
-    # THEN the verdict says so with that figure
+    # THEN it is this activity, with that figure
     assert isinstance(found, Verdict)
     assert found.verdict == expected
     assert found.to_dict()["percent"] == 60
-    assert "600.000 µs of the trace's 1.000 ms (60.0 %)" in found.sentence
+    assert (found.time_ns, found.whole_ns) == (600 * US, 1_000 * US)
 
 
 def test_idle_time_between_work_that_was_launched_in_time(tmp_path: Path) -> None:
@@ -123,9 +194,9 @@ def test_idle_time_between_work_that_was_launched_in_time(tmp_path: Path) -> Non
     for _ in range(20):
         program.launch("tiny", 10)
         program.free[7] += 40
-    # WHEN it is judged
+    # WHEN the verdict is determined
     found = verdict.analyze(program.trace(tmp_path))
-    # THEN the host is not blamed for launches that the pauses hide
+    # THEN launches that the pauses hide are not blamed
     assert isinstance(found, Verdict)
     assert (found.verdict, found.cause) == ("cannot tell", "queued")
     assert found.times_ns == {
@@ -133,10 +204,9 @@ def test_idle_time_between_work_that_was_launched_in_time(tmp_path: Path) -> Non
         "device-busy": 20 * 10 * US,
         "launch-bound": (CALL + LATENCY) * US,
     }
-    assert "the device passed from one kernel to the next" in found.sentence
 
 
-def test_several_devices_are_told_apart(tmp_path: Path) -> None:
+def test_several_devices_are_distinguished(tmp_path: Path) -> None:
     # GIVEN two devices, of which one is idle half of its time
     path = tmp_path / "two.json"
     base: dict[str, Any] = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7}
@@ -151,7 +221,7 @@ def test_several_devices_are_told_apart(tmp_path: Path) -> None:
     )
     # WHEN the use is summed up
     written = use_of(read_trace(path)).to_dict()
-    # THEN each device has its own figures, and all together are never idle
+    # THEN each device has its own figures, and there is no time in which both are idle
     nothing = {"comm": 0, "exposed_comm": 0, "memcpy": 0, "exposed_memcpy": 0}
     assert written["per_device_us"] == {
         "0": {"busy": 100, "idle": 0, "span": 100, "compute": 100, **nothing},
@@ -181,7 +251,7 @@ def judged(trace: Trace) -> Verdict:
 
 
 def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: Path) -> None:
-    # GIVEN a device that does nothing but communicate while another computes
+    # GIVEN a device that only communicates while another one computes
     trace = devices_only(tmp_path, ("ncclKernel", 0, 0, 1_000), ("gemm", 1, 0, 1_000))
     # WHEN the use is summed up
     use = use_of(trace)
@@ -195,33 +265,34 @@ def test_communication_is_not_hidden_by_what_another_device_computes(tmp_path: P
     assert list(written["per_stream_us"]) == list(written["per_stream_busy_us"]) == ["0/7", "1/7"]
     assert written["per_stream_us"]["0/7"] == written["per_device_us"]["0"]
     assert (written["hidden_comm_us"], written["hidden_comm_percent"]) == (0, 0)
-    # AND the keys of all devices as one are as they were
+    # AND the keys for all devices together are unchanged
     assert (written["compute_union_us"], written["exposed_comm_us"]) == (1_000, 0)
     # AND the finding names the device
     (finding,) = use.findings()
-    assert (finding.severity, "device 0" in finding.sentence) == ("high", True)
+    assert (finding.severity, finding.numbers["device"]) == ("high", 0)
     assert finding.evidence[1].event == "ncclKernel"
-    # AND so does the verdict, which is of the devices' sums
+    # AND so does the verdict, which is for the sums over the devices
     found = judged(trace)
     assert (found.verdict, found.devices) == ("communication-bound", 2)
     assert (found.time_ns, found.whole_ns) == (1_000 * US, 2_000 * US)
     assert found.times_ns["device-busy"] == 1_000 * US
     (differing,) = found.differs
     assert differing.startswith("device 1: ")
-    # AND of several that differ the first is named, and the others counted
+    # AND if several differ, the first is named and the others are counted
     found = replace(found, differs=("device 1: it computed", "device 2", "device 3"))
     assert found.sentence.endswith(
         "This does not apply to device 1: it computed. It also does not apply to 2 other devices."
     )
-    # AND a table shows them side by side
+    # AND a table shows them in columns
     titles = [table.title for table in use.tables()]
     assert titles == ["Device", "Devices", "Streams"]
     assert use.tables()[1].rows[0] == ("device 0", 0, US * 1_000, 0, 0, US * 1_000, US * 1_000, 0)
-    assert "The times are the sums over 2 devices." in use.tables()[0].note
+    times = [row[1] for row in use.tables()[0].rows]
+    assert times == [1_000 * US, 1_000 * US, 0, 0]
 
 
 def test_devices_that_are_idle_together(tmp_path: Path) -> None:
-    # GIVEN two devices that get a kernel each, 5 µs apart, from a host that then works for 3 ms
+    # GIVEN two devices that each get a kernel, 5 µs apart, from a host that then works for 3 ms
     program = Program()
     for _ in range(2):
         for device in (0, 1):
@@ -229,10 +300,10 @@ def test_devices_that_are_idle_together(tmp_path: Path) -> None:
             program.events[-1]["args"]["device"] = device
         program.work(3_000)
     trace = program.trace(tmp_path)
-    # WHEN it is asked why
+    # WHEN the causes are determined
     idle = analyze(trace, ["idle"]).results["idle"]
     assert isinstance(idle, Idle)
-    # THEN the causes are of the time in which both are idle, and called so
+    # THEN the causes are for the time in which both are idle, and say so
     both = 3_000 - 20 - LATENCY
     assert idle.by_cause == {
         causes.HOST_UNSEEN: both * US,
@@ -241,9 +312,9 @@ def test_devices_that_are_idle_together(tmp_path: Path) -> None:
     assert idle.tables()[0].title == "Why all devices were idle"
     (finding,) = idle.findings()
     assert (finding.code, finding.evidence[0].figure) == ("idle.host_unseen", 2_977 * US)
-    assert finding.sentence.startswith("All 2 devices were idle")
-    # AND in the verdict they count for each, as do the first launch and its latency, and 5 µs for
-    # each in which the other one worked: behind both first kernels, and before and behind all
+    assert idle.devices == 2
+    # AND in the verdict they count for each device, as do the first launch and its latency, and 5
+    # µs for each in which the other one worked: after both first kernels, and before and after all
     found = judged(trace)
     assert (found.verdict, found.cause, found.differs) == ("host-bound", causes.HOST_UNSEEN, ())
     assert found.times_ns == {
@@ -259,22 +330,22 @@ def test_a_device_that_was_idle_as_long_as_it_computed_is_not_named(tmp_path: Pa
     trace = devices_only(
         tmp_path, ("gemm", 0, 0, 1), ("gemm", 0, 19, 20), ("gemm", 1, 0, 5), ("gemm", 1, 15, 20)
     )
-    # WHEN they are judged by their idle time
+    # WHEN the verdict is determined by their idle time
     found = judged(trace)
-    # THEN the second is no exception
+    # THEN the second is not an exception
     assert (found.verdict, found.cause, found.differs) == ("cannot tell", "not_traced", ())
 
 
 def test_a_device_that_differs_from_most_is_named(tmp_path: Path) -> None:
-    # GIVEN three devices that compute, one that communicates, one that copies for a moment
+    # GIVEN three devices that compute, one that communicates, and one that copies briefly
     trace = devices_only(
         tmp_path,
         ("ncclKernel", 2, 0, 1_000),
         *(("gemm", device, 0, 1_000) for device in (0, 1, 3)),
         ("Memcpy HtoD", 4, 0, 10),
     )
-    # WHEN they are judged
-    # THEN the one is named, and the moment is not
+    # WHEN the verdict is determined
+    # THEN the one that communicates is named, and the brief copy is not
     found = judged(trace)
     assert (found.verdict, found.devices) == ("device-busy", 5)
     assert (found.time_ns, found.whole_ns) == (3_000 * US, 5_000 * US)
@@ -291,13 +362,13 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
         ("gemm", 0, 250, 300),
         ("gemm", 1, 300, 400),
     )
-    # WHEN they are judged
+    # WHEN the verdict is determined
     found = judged(trace)
     # THEN a device that is idle while the other works is distinguished from both being idle
     assert (found.span_ns, found.whole_ns) == (600 * US, 800 * US)
     assert found.times_ns == {"cannot tell": 450 * US, "device-busy": 350 * US}
     assert found.parts_ns["idle_beside"] == 350 * US
-    # AND where most time is of that kind, it is reported
+    # AND it is reported if it takes most of the time
     late = judged(
         devices_only(
             tmp_path,
@@ -317,11 +388,11 @@ def test_devices_that_take_turns(tmp_path: Path) -> None:
 
 
 def test_time_between_the_work_of_two_devices_counts_for_both(tmp_path: Path) -> None:
-    # GIVEN a device that begins when the other one is long done
+    # GIVEN a device that begins long after the other one has finished
     trace = devices_only(tmp_path, ("gemm", 0, 0, 10), ("gemm", 1, 990, 1_000))
-    # WHEN they are judged
+    # WHEN the verdict is determined
     found = judged(trace)
-    # THEN the time between is not lost, though it is in neither's span
+    # THEN the time in between is counted, although it is in neither device's span
     assert (found.span_ns, found.whole_ns) == (1_000 * US, 2_000 * US)
     assert found.times_ns == {"cannot tell": 1_980 * US, "device-busy": 20 * US}
     assert found.parts_ns["idle_beside"] == 20 * US
@@ -331,9 +402,9 @@ def test_time_between_the_work_of_two_devices_counts_for_both(tmp_path: Path) ->
 def test_device_events_without_a_duration_have_no_verdict(tmp_path: Path) -> None:
     # GIVEN kernels that begin and end at one time
     trace = device_only(tmp_path, ("gemm", "kernel", 7, 5, 5), ("gemm", "kernel", 7, 9, 9))
-    # WHEN they are judged
+    # WHEN the verdict is determined
     found = verdict.analyze(trace)
-    # THEN nothing is claimed
+    # THEN there is none
     assert isinstance(found, Unavailable)
     assert "device events have no duration" in found.reason
 
@@ -345,21 +416,24 @@ def test_kernels_that_communicate_without_nccl(tmp_path: Path) -> None:
         ("oneccl_allreduce_kernel", "kernel", 7, 0, 900),
         ("gemm", "kernel", 7, 900, 1_000),
     )
-    # WHEN it is looked at
+    # WHEN it is analysed
     use = use_of(trace)
     written = use.to_dict()
-    # THEN it is communication to the verdict and the findings
-    assert judged(trace).sentence.startswith("Communication-bound: for 900.000 µs")
-    assert use.findings()[0].sentence.startswith("For 900.000 µs of the trace's 1.000 ms (90.0 %)")
+    # THEN it is communication in the verdict and in the findings
+    found = judged(trace)
+    assert (found.verdict, found.time_ns) == ("communication-bound", 900 * US)
+    numbers = use.findings()[0].numbers
+    assert (numbers["time_ns"], numbers["whole_ns"]) == (900 * US, 1_000 * US)
+    assert numbers["percent"] == 90
     assert use.tables()[0].rows[1] == ("communicating, nothing else", 900 * US, 90)
-    # AND the keys that count NCCL's alone stay so, next to the figure of the others
+    # AND the keys for NCCL only are unchanged, in addition to the figure for the others
     assert (written["comm_union_us"], written["compute_union_us"]) == (0, 1_000)
     assert written["custom_comm_us"] == written["per_device_us"]["0"]["comm"] == 900
-    assert "900.000 µs of communication are in kernels that are not NCCL's" in use.tables()[0].note
+    assert in_words(900 * US, "ns") in use.tables()[0].note
 
 
 def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
-    # GIVEN a trace of an NPU, whose communication is a process of its own
+    # GIVEN a trace of an NPU whose communication is a separate process
     path = tmp_path / "npu.json"
     entries: list[dict[str, Any]] = [
         {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "Ascend Hardware"}},
@@ -383,8 +457,27 @@ def test_the_processes_of_one_npu_are_one_device(tmp_path: Path) -> None:
     assert judged(read_trace(path)).devices == 1
 
 
-def test_a_gap_is_where_no_stream_runs(tmp_path: Path) -> None:
-    # GIVEN short kernels on one stream within a long one on another, and then one more
+def test_two_npus_in_one_trace_are_two_devices(tmp_path: Path) -> None:
+    # GIVEN a trace of NPUs, whose kernels name their devices
+    path = tmp_path / "npus.json"
+    entries: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "Ascend Hardware"}},
+        *(
+            {"ph": "X", "name": "MatMul", "pid": 1, "tid": 3 + device, "ts": 0, "dur": 100,
+             "args": {"Task Type": "AI_CORE", "device": device}}
+            for device in (0, 1)
+        ),
+    ]  # fmt: skip
+    path.write_text(json.dumps(entries))
+    # WHEN the use is summed up THEN each has its own times
+    assert {name: each.busy_ns for name, each in use_of(read_trace(path)).devices.items()} == {
+        0: 100 * US,
+        1: 100 * US,
+    }
+
+
+def test_a_gap_is_time_in_which_no_stream_runs(tmp_path: Path) -> None:
+    # GIVEN short kernels on one stream during a long one on another, and then one more
     trace = device_only(
         tmp_path,
         ("long", "kernel", 7, 0, 500),
@@ -392,7 +485,7 @@ def test_a_gap_is_where_no_stream_runs(tmp_path: Path) -> None:
         ("short", "kernel", 20, 300, 320),
         ("last", "kernel", 7, 600, 700),
     )
-    # WHEN the gaps are found
+    # WHEN the gaps are determined
     found = gaps(trace)
     # THEN there is one, between the long kernel and the last
     assert (found.begin_ns.tolist(), found.end_ns.tolist()) == ([500 * US], [600 * US])
@@ -400,7 +493,7 @@ def test_a_gap_is_where_no_stream_runs(tmp_path: Path) -> None:
     assert names == ["long", "last"]
 
 
-def test_work_launched_before_the_window_is_counted_apart(tmp_path: Path) -> None:
+def test_work_launched_before_the_window_is_counted_separately(tmp_path: Path) -> None:
     # GIVEN two kernels whose launches are not in the trace, and one whose launch is
     program = Program()
     program.launch("early", 30, known=False)
@@ -412,7 +505,19 @@ def test_work_launched_before_the_window_is_counted_apart(tmp_path: Path) -> Non
     assert use.before_window == 2
     assert use.to_dict()["gpu_events_without_launch_us"] == 60
     assert use.to_dict()["kernel_dur_sum_us"] == 90
-    assert "2 of its events (60.000 µs) were launched outside the trace" in use.tables()[0].note
+    assert use.before_window_ns == 60 * US
+    assert in_words(use.before_window_ns, "ns") in use.tables()[0].note
+
+
+def test_a_launch_by_the_first_event_is_in_the_trace(tmp_path: Path) -> None:
+    # GIVEN a trace that begins with a launch
+    program = Program()
+    program.launch("gemm", 30)
+    # WHEN the use is summed up
+    use = use_of(program.trace(tmp_path))
+    # THEN no work counts as launched earlier, and the times are not sums over devices
+    assert (use.before_window, use.before_window_ns) == (0, 0)
+    assert "sums over" not in use.tables()[0].note
 
 
 def test_processes_with_the_same_correlations_do_not_get_each_others_launches(
@@ -432,13 +537,14 @@ def test_processes_with_the_same_correlations_do_not_get_each_others_launches(
             entries.append(kernel | {"ts": begin + 20, "dur": 50, "args": args})
     path.write_text(json.dumps(entries))
     trace = read_trace(path)
-    # WHEN the kernels are joined with their launches
+    # WHEN the kernels are matched with their launches
     kernels = [row for row, entry in enumerate(entries) if entry["cat"] == "kernel"]
     found = launch_of(trace, np.array(kernels))
-    # THEN only the one whose correlation one process alone has is, and the others are unknown
+    # THEN only the one with a correlation that a single process has is matched, the others are
+    # unknown
     assert found.tolist() == [-1, -1, 4]
     assert use_of(trace).before_window == 2
-    # AND where none is left all are unknown
+    # AND if none is left, all are unknown
     path.write_text(json.dumps(entries[:4]))
     assert launch_of(read_trace(path), np.array(kernels[:2])).tolist() == [-1, -1]
 
@@ -448,15 +554,15 @@ def test_a_queue_that_grows(tmp_path: Path) -> None:
     program = Program()
     for _ in range(10):
         program.launch("gemm", 100)
-    # WHEN the launches are looked at
+    # WHEN the launches are analysed
     found = launches.analyze(program.trace(tmp_path))
-    # THEN delay and depth are those of the queue: the n-th waits for n kernels
+    # THEN delay and depth are those of the queue: the n-th kernel waits for n others
     assert isinstance(found, Launches)
     delays = [LATENCY + n * (100 - CALL) for n in range(10)]
     assert found.delay_ns is not None
     assert found.delay_ns[2] == delays[-1] * US
     assert found.delay_ns[0] == (delays[4] + delays[5]) * US // 2
-    # As the second is launched the first has not begun; it has as the third is.
+    # When the second is launched, the first has not begun; when the third is launched, it has.
     assert found.depth == ((0 + 1 + 1 + 2 + 3 + 4 + 5 + 6 + 7 + 8) / 10, 8)
     assert found.found_empty == 1
 
@@ -464,52 +570,66 @@ def test_a_queue_that_grows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "call", ["hipMemcpyAsync", "cudaLaunchKernelExC", "cuLaunchKernel", "urEnqueueKernelLaunch"]
 )
-def test_a_copy_in_two_parts_is_no_graph(call: str, tmp_path: Path) -> None:
-    # GIVEN a call that the device does in two parts of 30 µs, 4 µs apart, with nothing else there
+def test_a_copy_in_two_parts_is_not_a_graph(call: str, tmp_path: Path) -> None:
+    # GIVEN a call that the device runs in two parts of 30 µs, 4 µs apart, without other work
     program = Program()
     program.launch("Memcpy HtoD", 30, cat="gpu_memcpy", call=call)
     first = program.events[-1]
     program.events.append(first | {"ts": first["ts"] + 34})
     trace = program.trace(tmp_path)
-    # WHEN its launches are looked at, and why the device was idle
+    # WHEN its launches are analysed, and the causes of idle time
     found = analyze(trace, ["launches", "idle"]).results
-    # THEN there is no graph, and the gap is not one's
+    # THEN there is no graph, and the gap does not belong to one
     assert isinstance(found["launches"], Launches)
     assert (found["launches"].graphs, found["launches"].launched) == ([], 2)
     assert isinstance(found["idle"], Idle)
     assert found["idle"].by_cause == {causes.QUEUED: 4 * US}
 
 
-def test_an_operator_of_several_kernels_is_no_graph_on_ascend(traces: Path) -> None:
+def test_an_unknown_call_of_one_kernel_is_not_a_graph(tmp_path: Path) -> None:
+    # GIVEN launches by a call with an unknown name, the last of which launches two kernels
+    program = Program()
+    for _ in range(3):
+        program.launch("gemm", 30, call="vendorSubmit")
+    program.events.append(program.events[-1] | {"ts": program.free[7] + 4})
+    # WHEN its launches are analysed
+    found = launches.analyze(program.trace(tmp_path))
+    # THEN only the last call launches a graph
+    assert isinstance(found, Launches)
+    assert [(each.launches, each.device_events) for each in found.graphs] == [(1, 2)]
+
+
+def test_an_operator_of_several_kernels_is_not_a_graph_on_ascend(traces: Path) -> None:
     # GIVEN a real rank, whose operators are compiled as they run: 5 calls, 10 kernels
     folder = traces / "ascend_level1" / "rank0_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
     trace = read_trace(folder / "trace_view.json.gz")
-    # WHEN its launches are looked at THEN none is a graph's
+    # WHEN its launches are analysed
+    # THEN none is a graph's
     found = launches.analyze(trace)
     assert isinstance(found, Launches)
     assert found.graphs == []
 
 
 def test_a_starved_device_is_found_empty(tmp_path: Path) -> None:
-    # GIVEN kernels that are done before the next is launched
+    # GIVEN kernels that are finished before the next one is launched
     program = Program()
     for _ in range(10):
         program.launch("gemm", 2)
         program.work(100)
-    # WHEN the launches are looked at
+    # WHEN the launches are analysed
     found = launches.analyze(program.trace(tmp_path))
-    # THEN every one found nothing to do
+    # THEN every launch found the device empty
     assert isinstance(found, Launches)
     assert (found.found_empty, found.depth) == (10, (0.0, 0))
     assert found.delay_ns == (LATENCY * US,) * 3
     assert found.call_ns == (CALL * US,) * 3
 
 
-def test_a_name_that_is_no_analysis(tmp_path: Path) -> None:
+def test_an_unknown_analysis_is_refused(tmp_path: Path) -> None:
     # GIVEN a trace
     trace = device_only(tmp_path, ("gemm", "kernel", 7, 0, 600))
-    # WHEN an analysis is asked for that there is none of
-    # THEN it is refused; and one alone runs alone
+    # WHEN an unknown analysis is requested
+    # THEN it is refused; a single known one runs alone
     with pytest.raises(KeyError, match="no analysis 'idel'"):
         analyze(trace, ["idel"])
     assert list(analyze(trace, ["idle"]).results) == ["idle"]

@@ -1,4 +1,4 @@
-"""Damaged and hostile traces: kernels and torch.compile say what they can, and sums still close."""
+"""Damaged and hostile traces: partial results of kernels and torch.compile, with correct sums."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def events() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_damage_gets_no_traceback_and_no_sum_that_does_not_close(seed: int, tmp_path: Path) -> None:
-    # GIVEN a trace of which entries are missing, out of order, or have other values
+def test_damage_gives_no_traceback_and_no_wrong_sum(seed: int, tmp_path: Path) -> None:
+    # GIVEN a trace in which entries are missing, out of order, or have other values
     source = random.Random(seed)
     found = [dict(event) for event in events()]
     found = source.sample(found, source.randint(len(found) // 2, len(found)))
@@ -69,13 +69,13 @@ def test_damage_gets_no_traceback_and_no_sum_that_does_not_close(seed: int, tmp_
             event[key] = source.choice(VALUES)
     path = tmp_path / "damaged.json"
     path.write_text(json.dumps({"traceEvents": found}))
-    # WHEN it is read and looked at
+    # WHEN it is read and analysed
     try:
         trace = read_trace(path)
     except TraceError:
         return
     analysis = analyze(trace, ["kernels", "compiled"])
-    # THEN there is an answer that fits its schema, with sums that close, or a sentence
+    # THEN there is a result that fits its schema, with correct sums, or a sentence
     written = json.loads(json.dumps(analysis.to_dict(), allow_nan=False))
     schema = json_schema()["properties"]
     for name, result in analysis.results.items():

@@ -1,4 +1,4 @@
-"""Ascend result folders with any of their files: figures, and a sentence for what is odd."""
+"""Ascend result folders with any of their files: figures, and a sentence for what is wrong."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from stagespan.trace.paths import analyze_path
 from stagespan.trace.render.json_schema import json_schema
 
 
-def test_every_file_of_a_folder_is_told(tmp_path: Path) -> None:
+def test_every_file_of_a_folder_is_reported(tmp_path: Path) -> None:
     # GIVEN a synthetic folder with all files
     found = analysed(synthetic(tmp_path))
-    # THEN each gives its figures, exactly
+    # THEN the figures of each are exact
     assert found["ascend_steps"]["differences"] == []
     assert found["ascend_steps"]["checked_against"].keys() == {
         "operators",
@@ -89,7 +89,7 @@ def test_every_file_of_a_folder_is_told(tmp_path: Path) -> None:
 def test_a_file_that_is_missing_or_damaged(
     name: str, kind: str, damage: Callable[[bytes], bytes | None], tmp_path: Path
 ) -> None:
-    # GIVEN a folder in which one file is not as it should be
+    # GIVEN a folder with one file that is missing or damaged
     root = synthetic(tmp_path)
     file = root / OUTPUT / name
     data = damage(file.read_bytes())
@@ -99,7 +99,7 @@ def test_a_file_that_is_missing_or_damaged(
         file.write_bytes(data)
     # WHEN it is analysed
     status, out, error = run(root, "--json", tmp_path / "a.json", "--markdown", tmp_path / "a.md")
-    # THEN the rest is reported, and the file missed or named
+    # THEN the rest is reported, and the file is listed as missing or damaged
     assert (status, error) == (0, "")
     written = json.loads((tmp_path / "a.json").read_text())
     fits(written, json_schema())
@@ -111,12 +111,12 @@ def test_a_file_that_is_missing_or_damaged(
     if files["problems"]:
         assert name in files["problems"][0]
         assert files["problems"][0].replace(" ", "") in "".join(out.split())
-    # AND no figure is made up
+    # AND no figure is invented
     for finding in written["findings"]:
         assert finding["evidence"]
 
 
-def test_a_collective_that_takes_another_time_in_the_trace_is_said(tmp_path: Path) -> None:
+def test_a_collective_with_another_time_in_the_trace_is_reported(tmp_path: Path) -> None:
     root = synthetic(tmp_path)
     file = root / OUTPUT / "communication.json"
     file.write_text(file.read_text().replace("0.25", "0.26"))
@@ -124,11 +124,11 @@ def test_a_collective_that_takes_another_time_in_the_trace_is_said(tmp_path: Pat
     assert found["ascend_collectives"]["differences"] == [
         "hcom_allReduce__1 takes 260.000 µs in the file, 250.000 µs in the trace"
     ]
-    told = [f["sentence"] for f in found["findings"]]
-    assert any(sentence.startswith("communication.json and the trace") for sentence in told)
+    (finding,) = [f for f in found["findings"] if f["code"] == "ascend.collectives_differ"]
+    assert finding["figures"] == {"differences": 1}
 
 
-def test_what_files_do_not_say_is_unknown(tmp_path: Path) -> None:
+def test_missing_figures_are_unknown(tmp_path: Path) -> None:
     # GIVEN tables without some of their columns, and a collective without its time
     root = synthetic(tmp_path)
     output = root / OUTPUT
@@ -138,7 +138,7 @@ def test_what_files_do_not_say_is_unknown(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace('"Elapse Time(ms)": 0.25', '"x": 1'))
     # WHEN the folder is analysed
     found = analysed(root)
-    # THEN none of it is 0
+    # THEN the unknown figures are not 0
     (operator,) = found["ascend_host_operators"]["operators"]
     assert (operator["host_self_us"], operator["calls"]) == (10.5, 1)
     assert {operator[f"{key}_us"] for key in ("host_total", "device_self", "device_total")} == {
@@ -151,25 +151,26 @@ def test_what_files_do_not_say_is_unknown(tmp_path: Path) -> None:
 
 
 def test_sizes_beyond_all_bounds(tmp_path: Path) -> None:
-    # GIVEN links whose sizes no double holds, or that are no numbers
+    # GIVEN links whose sizes do not fit into a double, or are not numbers
     root = synthetic(tmp_path)
     file = root / OUTPUT / "communication_matrix.json"
     link = {"Transport Type": "HCCS", "Transit Time(ms)": 2.0}
     sizes = {"0-1": 10**400, "0-2": True, "0-3": "x", "0-4": 20}
     links = {pair: link | {"Transit Size(MB)": size} for pair, size in sizes.items()}
     file.write_text(json.dumps({"step1": {"collective": {"allreduce-total@9": links}}}))
-    # WHEN the folder is analysed THEN they are left out
+    # WHEN the folder is analysed
+    # THEN they are left out
     (found,) = analysed(root)["ascend_collectives"]["links"]
     assert (found["to"], found["megabytes"]) == ("4", 20)
 
 
-def test_a_row_that_is_cut_off_is_said(tmp_path: Path) -> None:
+def test_a_truncated_row_is_reported(tmp_path: Path) -> None:
     root = synthetic(tmp_path)
     file = root / OUTPUT / "kernel_details.csv"
     file.write_text(file.read_text()[:-30])
     folder = read_ascend_folder(root)
     assert folder.problems == ["kernel_details.csv ends in the middle of a row, which is skipped."]
-    # AND then it differs from the statistic, which is also reported
+    # AND it then differs from the statistic, which is also reported
     found = analysed(root)
     assert found["ascend_operators"]["differences"] == [
         "Nonzero on AI_CPU is not in kernel_details.csv"
@@ -177,7 +178,7 @@ def test_a_row_that_is_cut_off_is_said(tmp_path: Path) -> None:
 
 
 def test_other_layouts_and_units_of_tables(tmp_path: Path) -> None:
-    # GIVEN columns in another order, case and unit, quoted numbers, a mark at the begin, packed
+    # GIVEN columns in another order, case and unit, quoted numbers, a byte order mark, compressed
     root = synthetic(tmp_path)
     file = root / OUTPUT / "kernel_details.csv"
     plain = analysed(root)["ascend_operators"]
@@ -203,7 +204,7 @@ def test_other_layouts_and_units_of_tables(tmp_path: Path) -> None:
 
 
 def test_statistics_of_several_devices_are_summed(tmp_path: Path) -> None:
-    # GIVEN a statistic of two devices, and a row that holds no number
+    # GIVEN a statistic of two devices, and a row without a number
     (tmp_path / "op_statistic.csv").write_text(
         "Device_id,OP Type,Core Type,Count,Total Time(us),Min Time(us),Avg Time(us),Max Time(us)\n"
         "0,Add,AI_CORE,3,30.5,5,10,20\n1,Add,AI_CORE,2,10,4,5,6\n1,Mul,AI_CORE,1,N/A,1,1,1\n"
@@ -211,7 +212,7 @@ def test_statistics_of_several_devices_are_summed(tmp_path: Path) -> None:
     )
     # WHEN it is read
     found = analysed(tmp_path)["ascend_operators"]
-    # THEN the types are those of both, and the row is counted
+    # THEN the types of both are there, and the row is counted
     mul, add = found["by_type"]
     assert (mul["type"], mul["total_us"], mul["percent"]) == ("Mul", 50.0, pytest.approx(55.2486))
     figures = add["count"], add["total_us"], add["min_us"], add["max_us"], add["avg_us"]
@@ -225,26 +226,26 @@ def test_levels(level: int, tmp_path: Path) -> None:
     root = synthetic(tmp_path, level)
     found = analysed(root)
     assert found["ascend_files"]["level"] == f"Level{level}"
-    # THEN steps and the head overhead are the same on each
+    # THEN steps and the head overhead are the same for each
     assert found["ascend_steps"]["differences"] == []
     assert found["head_overhead"]["totals"]["torchair_us"] == 280.0
     assert found["head_overhead"]["totals"]["ge_to_first_operator_us"] == 5.0
     assert found["head_overhead"]["per_call"][0]["first_operator_by"] == "launch"
-    # AND so is what is known about free time, but for how long calls took
+    # AND so is the free time, except for the duration of calls
     free = found["ascend_free"]["parts_us"]
     assert sum(free.values()) == found["ascend_free"]["free_us"] == 170.0 + 100.0
     assert "unknown" not in free
 
 
 def test_a_folder_of_few_files(tmp_path: Path) -> None:
-    # GIVEN only the steps' times, lying in the folder itself
+    # GIVEN only the file with the steps' times, in the folder itself
     root = synthetic(tmp_path)
     few = tmp_path / "few"
     few.mkdir()
     shutil.copy(root / OUTPUT / "step_trace_time.csv", few)
     # WHEN it is analysed
     found = analysed(few)
-    # THEN that is reported, and nothing else
+    # THEN this is reported, and nothing else
     assert found["ascend_steps"]["source"] == "file"
     assert found["ascend_steps"]["steps"][0]["communication_us"] == 250.0
     assert "verdict" not in found
@@ -273,12 +274,12 @@ def test_kernel_details_alone_give_the_steps(tmp_path: Path) -> None:
     assert (second["computing_us"], second["free_us"]) == (1.0, 0.0)
 
 
-def test_what_is_an_ascend_folder(tmp_path: Path) -> None:
+def test_ascend_folders_are_recognised(tmp_path: Path) -> None:
     root = synthetic(tmp_path)
     assert is_ascend_folder(root)
     assert is_ascend_folder(root / OUTPUT)
     assert is_ascend_folder(str(root))
-    # AND the folder that holds the only one is taken for it, one that holds two is of ranks
+    # AND a folder that contains only one of them counts as one, with two as a folder of ranks
     assert not is_ascend_folder(tmp_path)
     assert find_ascend_folder(tmp_path) == root
     assert analysed(tmp_path) == analysed(root)
@@ -288,23 +289,23 @@ def test_what_is_an_ascend_folder(tmp_path: Path) -> None:
     assert not is_ascend_folder(tmp_path / "none")
 
 
-def test_a_trace_without_its_folder_is_told_too(tmp_path: Path) -> None:
-    # GIVEN trace_view.json alone, packed
+def test_a_trace_without_its_folder_is_analysed_too(tmp_path: Path) -> None:
+    # GIVEN only trace_view.json, compressed
     root = synthetic(tmp_path)
     file = tmp_path / "trace_view.json.gz"
     file.write_bytes(gzip.compress((root / OUTPUT / "trace_view.json").read_bytes()))
     # WHEN it is analysed as a file
     found = analysed(file)
-    # THEN all that the trace holds is there
+    # THEN everything in the trace is there
     assert found["head_overhead"]["calls"] == 1
     assert found["ascend_steps"]["source"] == "lanes"
     assert [each["name"] for each in found["ascend_cores"]["ai_cpu_operators"]] == ["c_Nonzero"]
-    # AND the file's tables are not missed
+    # AND the file's tables are not reported as missing
     assert "ascend_operators" not in found
 
 
-def test_folders_without_what_can_be_read(tmp_path: Path) -> None:
-    # GIVEN folders that hold nothing parsed, raw data, databases, only garbage
+def test_folders_without_readable_files(tmp_path: Path) -> None:
+    # GIVEN folders without parsed results: raw data, databases, or unreadable files
     nothing, raw, databases, garbage = (
         tmp_path / f"{name}_ascend_pt" for name in ("nothing", "raw", "databases", "garbage")
     )
@@ -330,13 +331,13 @@ def test_folders_without_what_can_be_read(tmp_path: Path) -> None:
 
 
 def test_tables_with_long_cells_are_read_by_several_threads(tmp_path: Path) -> None:
-    # GIVEN a table with a call stack longer than csv takes unasked, and csv's limit
+    # GIVEN a table with a call stack that is longer than csv's default limit
     path = tmp_path / "operator_details.csv"
     path.write_text(f'Name,Call Stack\naten::mm,"{"f;" * 100_000}"\n')
     before = csv.field_size_limit()
     # WHEN threads read it at once
     with ThreadPoolExecutor(8) as pool:
         tables = list(pool.map(read_table, [path] * 40))
-    # THEN each has all of it, and the limit is as before
+    # THEN each gets the whole table, and csv's limit is unchanged
     assert {(table.problem, len(table.rows)) for table in tables} == {(None, 1)}
     assert csv.field_size_limit() == before

@@ -1,4 +1,4 @@
-"""The public result folders of two NPU ranks: what is said equals their own files."""
+"""The public result folders of two NPU ranks: our figures equal those of their own files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_real_folders_equal_their_own_files(rank: int, traces: Path) -> None:
     files = folder / OUTPUT
     # WHEN it is analysed
     found = analysed(folder)
-    # THEN step_trace_time.csv is met
+    # THEN the figures equal step_trace_time.csv
     (step,), (row,) = found["ascend_steps"]["steps"], rows_of(files / "step_trace_time.csv")
     assert found["ascend_steps"]["source"] == "lanes"
     assert step["step"] == row["Step"]
@@ -37,12 +37,12 @@ def test_real_folders_equal_their_own_files(rank: int, traces: Path) -> None:
         ),
     }.items():
         assert near(step[key], row[column]), key
-    # AND these are differences of doubles there, which are 0.25 µs apart
+    # AND these are differences of doubles in the file, which are 0.25 µs apart
     assert near(step["stage_us"], row["Stage"], 0.25)
     assert near(step["preparing_us"], row["Preparing"], 0.25)
-    # AND the operators alone give the same, but for their rounding to ns
+    # AND the operators alone give the same figures, except for rounding to ns
     assert found["ascend_steps"]["differences"] == []
-    # AND op_statistic.csv is met, type by type
+    # AND the figures equal op_statistic.csv, type by type
     statistic = rows_of(files / "op_statistic.csv")
     types = {(each["type"], each["core"]): each for each in found["ascend_operators"]["by_type"]}
     assert len(types) == len(statistic)
@@ -56,7 +56,7 @@ def test_real_folders_equal_their_own_files(rank: int, traces: Path) -> None:
             each["total_of_kernel_details_us"], row["Total Time(us)"], 0.001 * each["count"]
         )
     assert found["ascend_operators"]["differences"] == []
-    # AND so is api_statistic.csv, which the trace's own calls equal
+    # AND api_statistic.csv, which equals the trace's own calls
     calls = {(each["level"], each["name"]): each for each in found["ascend_api"]["calls"]}
     for row in rows_of(files / "api_statistic.csv"):
         each = calls[row["Level"], row["API Name"]]
@@ -71,10 +71,10 @@ def test_real_folders_equal_their_own_files(rank: int, traces: Path) -> None:
     assert (found["ascend_files"]["level"], found["ascend_files"]["rank"]) == ("Level1", rank)
 
 
-def test_what_an_expert_sees_in_the_real_folder(traces: Path) -> None:
+def test_the_real_folder_has_the_findings_of_an_expert(traces: Path) -> None:
     # GIVEN rank 0, which computes 9 ms of 137 and waits for the others
     folder = traces / "ascend_level1" / "rank0_ascend_pt"
-    # WHEN its waits and free time are looked at
+    # WHEN its waits and free time are analysed
     found = analysed(folder)
     waits, host = found["ascend_waits"], found["ascend_host_waits"]["waits"]
     # THEN the first collective waited 79 ms for another rank, and stream 2 for the collective
@@ -92,14 +92,14 @@ def test_what_an_expert_sees_in_the_real_folder(traces: Path) -> None:
     assert sum(free["parts_us"].values()) == pytest.approx(free["free_us"])
     assert free["free_us"] == pytest.approx(found["ascend_steps"]["steps"][0]["free_us"], rel=1e-6)
     assert max(free["parts_us"], key=lambda part: free["parts_us"][part]) == "framework"
-    # AND the waits and the exposed communication, which are one event, are one finding
+    # AND the waits and the exposed communication, which are the same event, are one finding
     told = [each for each in found["findings"] if each["severity"] == "high"]
     assert [each["code"] for each in told] == ["ascend.exposed_communication"]
     figures = [each["figure"] for each in told[0]["evidence"]]
     assert figures[:3] == pytest.approx([101_963.203, 91_933.297, 98_249.093], abs=0.001)
     # AND its share is that of step_trace_time.csv: 101,963.203 of 136,581 µs
-    assert "(74.7 %)" in told[0]["sentence"]
-    # AND nothing is reported about compiled calls, of which there are none
+    assert told[0]["figures"]["percent"] == pytest.approx(100 * 101_963.203 / 136_581, abs=0.001)
+    # AND nothing is reported about compiled calls, because there are none
     assert "unknown" in found["head_overhead"]
 
 

@@ -1,4 +1,4 @@
-"""Steps on an Ascend device: three ways to the same figures, and files that say something else."""
+"""Steps on an Ascend device: three ways to the same figures, and files that disagree."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import unstated
 from synthetic_ascend import QUEUE, SyntheticAscend
 
 from stagespan.trace import read_trace
@@ -34,7 +35,7 @@ def program() -> SyntheticAscend:
     it.kernel("add_Add", 500_000, 650_000, launched=(90_000, 95_000))
     it.collective("hcom_allReduce__1", 600_000, 750_000)
     it.kernel("add_Add", 500_000, 520_000, stream=3, launched=(80_000, 85_000))
-    # Free from the first step's last to what comes next is its own until it ends.
+    # Free time from a step's last work to the next work belongs to the step until it ends.
     it.collective("hcom_allReduce__2", 800_000, 800_000)
     it.host("ProfilerStep#8", 1_000_000, 1_500_000)
     it.kernel("mm_MatMulV2", 1_100_000, 1_300_000, launched=(1_020_000, 1_030_000))
@@ -53,6 +54,7 @@ def steps_of(
         table = read_table(path)
     found = ascend_steps.analyze(trace, table)
     assert isinstance(found, AscendSteps)
+    assert unstated(found.findings()) == []
     return found
 
 
@@ -66,25 +68,23 @@ def test_lanes_and_operators_give_the_same_steps(tmp_path: Path) -> None:
     # WHEN the lanes are summed up
     assert found.source == "lanes"
     assert [step.step for step in found.steps] == ["7", "8"]
-    # THEN all figures are those; the time from the last work of a step to the next is the first's
+    # THEN these are the figures; the time from the last work of a step to the next is the first's
     assert figures(found) == [FIRST, SECOND]
-    # AND the operators alone, in a trace without lanes, give the same
+    # AND the operators alone, in a trace without lanes, give the same figures
     without = steps_of(tmp_path, None, lanes=False)
     assert without.source == "operators"
     assert figures(without) == [FIRST, SECOND]
     assert found.differences == []
 
 
-def test_the_file_agrees_or_its_difference_is_said(tmp_path: Path) -> None:
+def test_differences_from_the_file_are_reported(tmp_path: Path) -> None:
     # GIVEN a step_trace_time.csv with these figures
     (tmp_path / "a").mkdir()
     found = steps_of(tmp_path / "a", {"7": FIRST, "8": SECOND})
-    # THEN nothing differs, and both checks are named
+    # THEN there is no difference, and both checks are named
     assert found.differences == []
-    assert "Checked against the operators in the trace, step_trace_time.csv: all agree" in (
-        found.tables()[0].note
-    )
-    # AND GIVEN one that says 2 ns more computing, which is more than 1e-6 of it
+    assert list(found.to_dict()["checked_against"]) == ["operators", "file"]
+    # AND GIVEN one with 2 ns more computing, which is more than 1e-6 of it
     (tmp_path / "b").mkdir()
     changed = (350_002, *FIRST[1:])
     found = steps_of(tmp_path / "b", {"7": changed, "8": SECOND})
@@ -92,13 +92,14 @@ def test_the_file_agrees_or_its_difference_is_said(tmp_path: Path) -> None:
     (difference,) = found.differences
     assert (difference.figure, difference.step) == ("Computing", "step 7")
     assert (difference.time_ns, difference.other_ns) == (350_000, 350_002)
-    (finding,) = [f for f in found.findings() if "step_trace_time.csv" in f.sentence]
+    (finding,) = [f for f in found.findings() if f.code == "ascend.steps_differ_from_file"]
     assert finding.severity == "medium"
-    assert finding.sentence.startswith("1 figure of steps not as in step_trace_time.csv: Comp")
+    assert finding.numbers == {"differences": 1}
+    assert finding.evidence[0].figure == 2
 
 
-def test_stage_and_preparing_are_as_coarse_as_the_file_has_them(tmp_path: Path) -> None:
-    # GIVEN a file whose Stage is off by what a double of today's time cannot hold
+def test_stage_and_preparing_have_the_precision_of_the_file(tmp_path: Path) -> None:
+    # GIVEN a file whose Stage is off by the rounding error of a double for today's time
     first = (*FIRST[:5], 900_250, 0, 100_000, 199_750)
     found = steps_of(tmp_path, {"7": first, "8": SECOND})
     assert found.differences == []
@@ -117,7 +118,7 @@ def test_a_lane_that_does_not_fit_the_operators_is_found(tmp_path: Path) -> None
     assert [d.figure for d in found.differences] == ["Computing"]
 
 
-def test_without_steps_all_is_one(tmp_path: Path) -> None:
+def test_without_steps_the_whole_trace_is_one(tmp_path: Path) -> None:
     # GIVEN a trace without steps, whose first operator begins at 30 µs
     it = SyntheticAscend()
     it.host("aten::mm", 30_000, 90_000)
@@ -128,8 +129,8 @@ def test_without_steps_all_is_one(tmp_path: Path) -> None:
     assert figures(found) == [(20_000, 0, 0, 0, 0, 20_000, 0, 0, 100_000)]
 
 
-def test_what_a_queue_launches_belongs_to_the_step_that_asked(tmp_path: Path) -> None:
-    # GIVEN work that the first step asks for, and that ends behind the second's begin
+def test_queued_launches_belong_to_the_step_that_requested_them(tmp_path: Path) -> None:
+    # GIVEN work that the first step requests, and that ends after the second's begin
     it = SyntheticAscend()
     it.host("ProfilerStep#0", 0, 100_000)
     queued = (20_000, 40_000)
@@ -139,28 +140,27 @@ def test_what_a_queue_launches_belongs_to_the_step_that_asked(tmp_path: Path) ->
     found = ascend_steps.analyze(it.trace(tmp_path))
     assert isinstance(found, AscendSteps)
     assert [step.computing_ns for step in found.steps] == [100_000, 30_000]
-    # AND the free time between the two began as the first step ended
+    # AND the free time between the two began when the first step ended
     assert [step.free_ns for step in found.steps] == [0, 0]
 
 
-def test_free_time_without_a_trace_has_a_finding_where_there_is_much(tmp_path: Path) -> None:
-    # GIVEN a folder whose files tell that the device was free for 30 %, or for 5 %
+def test_much_free_time_without_a_trace_has_a_finding(tmp_path: Path) -> None:
+    # GIVEN a folder whose files say that the device was free for 30 %, or for 5 %
     for free, severities in ((300, ["medium"]), (35, [])):
         file = tmp_path / "step_trace_time.csv"
         file.write_text(f"Step,Computing,Communication(Not Overlapped),Free\n1,600,100,{free}\n")
-        # WHEN there is no trace that tells why
+        # WHEN there is no trace that shows why
         found = ascend_steps.analyze(SyntheticAscend().trace(tmp_path), read_table(file))
-        # THEN that is reported
+        # THEN this is reported
         assert [finding.severity for finding in found.findings()] == severities
-    # AND with a trace the free time has its own analysis
+    # AND with a trace, the free time has its own analysis
     it = SyntheticAscend()
     it.kernel("a_Mul", 0, 10_000)
     it.kernel("a_Mul", 100_000, 110_000)
     assert ascend_steps.analyze(it.trace(tmp_path)).findings() == []
     (finding,) = ascend_free.analyze(it.trace(tmp_path)).findings()
     assert (finding.code, finding.severity) == ("ascend.free_unexplained", "high")
-    assert finding.evidence[0].figure == 90 * 1_000
-    assert "the trace does not show the next operator's launch" in finding.sentence
+    assert finding.evidence[0].figure == finding.numbers["time_ns"] == 90 * 1_000
 
 
 def test_the_screen_has_a_line_a_step(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_the_screen_has_a_line_a_step(tmp_path: Path) -> None:
     assert many.headlines[4:] == ["and 6 more: see --markdown"]
 
 
-def test_devices_are_told_apart(tmp_path: Path) -> None:
+def test_devices_are_distinguished(tmp_path: Path) -> None:
     # GIVEN one trace with the operators of two devices, named by their processes' labels
     entries = []
     for device in (0, 1):
@@ -219,7 +219,7 @@ def test_differences_of_intervals_against_counting(seed: int) -> None:
         sets.append(merged(begin, begin + draw.randrange(1, 9)))
     # WHEN one is taken from the other
     begin, end = minus(*sets)
-    # THEN what is left are the moments that only the first holds
+    # THEN the result contains the moments that only the first contains
     points = [
         {p for b, e in zip(*map(list, each), strict=True) for p in range(b, e)} for each in sets
     ]

@@ -1,9 +1,11 @@
-"""Waits on an Ascend device and for it: synthetic traces with exact answers."""
+"""Waits on an Ascend device and for it: synthetic traces with exact results."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+from commands import unstated
 from synthetic_ascend import QUEUE, SyntheticAscend
 
 from stagespan.trace import Trace
@@ -20,12 +22,14 @@ SYNCHRONISE = "AscendCL@aclrtSynchronizeStreamWithTimeout"
 def waits_in(trace: Trace) -> StreamWaits:
     found = ascend_waits.analyze(trace)
     assert isinstance(found, StreamWaits)
+    assert unstated(found.findings()) == []
     return found
 
 
 def host_waits_in(trace: Trace) -> HostWaits:
     found = ascend_host_waits.analyze(trace)
     assert isinstance(found, HostWaits)
+    assert unstated(found.findings()) == []
     return found
 
 
@@ -49,12 +53,12 @@ def test_event_waits_are_named_with_operator_and_time(tmp_path: Path) -> None:
     assert (wait.operator, wait.beside, wait.stream) == ("c_Mul", "hcom_allReduce__1", "Stream 2")
     assert (found.total_ns, found.exposed_ns) == ({"event": 600_000}, {"event": 500_000})
     assert wait.exposed_ns == 500_000
-    # AND the 10 µs of it in which no collective ran are distinguished
+    # AND the 10 µs of it without a collective are distinguished
     assert found.communicating_ns == {"event": 490_000}
 
 
 def test_a_wait_for_other_work_is_a_finding(tmp_path: Path) -> None:
-    # GIVEN a stream that waits 600 µs, while nothing ran
+    # GIVEN a stream that waits 600 µs while nothing runs
     it = SyntheticAscend()
     it.kernel("a_MatMul", 0, 100_000)
     it.wait("EVENT_WAIT", 100_000, 700_000)
@@ -64,7 +68,8 @@ def test_a_wait_for_other_work_is_a_finding(tmp_path: Path) -> None:
     # THEN it is reported, with the operator that waited
     (finding,) = found.findings()
     assert (finding.code, finding.severity) == ("ascend.event_wait", "high")
-    assert "before c_Mul" in finding.sentence
+    assert (finding.numbers["time_ns"], finding.numbers["waits"]) == (600_000, 1)
+    assert [wait.operator for wait in found.largest] == ["c_Mul"]
     assert [(e.event, e.figure) for e in finding.evidence] == [("EVENT_WAIT", 600_000)]
 
 
@@ -78,20 +83,20 @@ def test_waits_within_a_collective_are_one_finding(tmp_path: Path) -> None:
     it.kernel("b_Add", 1_000_000, 1_100_000)
     # WHEN the trace is analysed as a whole
     findings = analyze(it.trace(tmp_path)).findings()
-    # THEN one finding tells of them all, and each is in its evidence
+    # THEN one finding covers them all, with each in its evidence
     told = [f for f in findings if f.severity == "high"]
     assert [each.code for each in told] == ["ascend.exposed_communication"]
     figures = {each.event.partition(",")[0]: each.figure for each in reversed(told[0].evidence)}
     assert figures["exposed communication of the whole trace"] == 700_000
     assert (figures["EVENT_WAIT"], figures["Notify Wait"]) == (700_000, 590_000)
-    # AND none of the others is there a second time
+    # AND none of the others appears a second time
     codes = {each.code for each in findings}
     assert codes.isdisjoint(
         {"ascend.event_wait", "ascend.notify_wait", "device_use.exposed_communication"}
     )
 
 
-def test_waits_for_other_ranks_are_told_apart(tmp_path: Path) -> None:
+def test_waits_for_other_ranks_are_distinguished(tmp_path: Path) -> None:
     # GIVEN a collective that waits for most of its time, in two planes at once
     it = SyntheticAscend()
     it.kernel("a_MatMul", 0, 300_000)
@@ -99,11 +104,11 @@ def test_waits_for_other_ranks_are_told_apart(tmp_path: Path) -> None:
     it.wait("Notify Wait", 310_000, 900_000, stream=4)
     it.wait("Notify Wait", 310_000, 410_000, stream=5)
     found = waits_in(it.trace(tmp_path))
-    # THEN their sum counts both, the time that they took one
+    # THEN their sum counts both planes, and the wall time only one
     assert found.count == {"notify": 2}
     assert (found.total_ns, found.exposed_ns) == ({"notify": 690_000}, {"notify": 590_000})
     assert found.largest[0].operator == "hcom_allReduce__1"
-    # AND all of it is exposed communication, whose finding tells of it
+    # AND all of it is exposed communication, whose finding covers it
     assert found.communicating_ns == {"notify": 590_000}
     assert found.findings() == []
 
@@ -118,10 +123,10 @@ def test_a_wait_for_other_ranks_outside_of_collectives_is_a_finding(tmp_path: Pa
     (finding,) = waits_in(it.trace(tmp_path)).findings()
     # THEN the wait is reported separately
     assert (finding.code, finding.severity) == ("ascend.notify_wait", "high")
-    assert "compare the ranks" in finding.sentence
+    assert finding.numbers["time_ns"] == 590_000
 
 
-def test_waits_that_computation_hides_are_no_finding(tmp_path: Path) -> None:
+def test_waits_hidden_by_computation_are_not_a_finding(tmp_path: Path) -> None:
     it = SyntheticAscend()
     it.kernel("a_MatMul", 0, 1_000_000)
     it.wait("EVENT_WAIT", 100_000, 900_000, stream=3)
@@ -142,7 +147,7 @@ def item(it: SyntheticAscend, begin: int, wait: int, name: str = "aten::item") -
 
 
 def test_item_and_to_are_named_with_their_waits(tmp_path: Path) -> None:
-    # GIVEN three times item, of which the device is busy for a quarter, and once to
+    # GIVEN three times item, during which the device is busy for a quarter, and once to
     it = SyntheticAscend()
     for number in range(3):
         begin = number * 1_000_000
@@ -165,22 +170,29 @@ def test_item_and_to_are_named_with_their_waits(tmp_path: Path) -> None:
         ("aten::to", 3_010_000, 100_000),
     ]
     (finding,) = found.findings()
-    assert finding.severity == "high"
-    assert f"mostly in aten::item ({SYNCHRONISE}): 1.200 ms in 3 calls" in finding.sentence
-    assert "The device was busy for only 25 % of that" in finding.sentence
+    assert (finding.code, finding.severity) == ("ascend.host_waits", "high")
+    assert found.groups[0].label == f"aten::item ({SYNCHRONISE})"
+    assert found.groups[0].label in finding.sentence
+    assert finding.numbers == {
+        "time_ns": 1_300_000,
+        "percent": pytest.approx(32.5),
+        "waits": 4,
+        "worst_ns": 1_200_000,
+        "worst_calls": 3,
+        "busy_percent": 25,
+    }
 
 
-def test_a_wait_for_a_busy_device_is_told_with_less_weight(tmp_path: Path) -> None:
+def test_a_wait_for_a_busy_device_has_less_weight(tmp_path: Path) -> None:
     it = SyntheticAscend()
     item(it, 0, 900_000)
     it.kernel("a_Mul", 0, 1_000_000)
     (finding,) = host_waits_in(it.trace(tmp_path)).findings()
-    assert finding.severity == "low"
-    assert "The device was busy for 100 % of that" in finding.sentence
+    assert (finding.severity, finding.numbers["busy_percent"]) == ("low", 100)
 
 
-def test_level_0_has_no_calls_then_the_operators_time_counts(tmp_path: Path) -> None:
-    # GIVEN the same on level 0, a to of 5 ms, and one that is too short to have waited
+def test_on_level_0_the_time_of_operators_counts(tmp_path: Path) -> None:
+    # GIVEN the same on level 0, a `to` of 5 ms, and one that is too short to have waited
     it = SyntheticAscend(level=0)
     item(it, 0, 2_000_000)
     it.host("aten::to", 3_000_000, 8_000_000)
@@ -188,14 +200,14 @@ def test_level_0_has_no_calls_then_the_operators_time_counts(tmp_path: Path) -> 
     it.host("aten::to", 9_000_000, 9_100_000)
     it.kernel("a_Mul", 0, 10_000_000)
     found = host_waits_in(it.trace(tmp_path))
-    # THEN operators that last are named, the outermost of each, without a call
+    # THEN long operators are listed, the outermost of each, without a call
     assert [(g.operator, g.call, g.waits, g.total_ns) for g in found.groups] == [
         ("aten::to", None, 1, 5_000_000),
         ("aten::item", None, 1, 2_020_000),
     ]
 
 
-def test_a_to_that_does_other_things_is_no_wait_where_calls_are_seen(tmp_path: Path) -> None:
+def test_a_to_without_waiting_calls_is_not_a_wait(tmp_path: Path) -> None:
     it = SyntheticAscend()
     item(it, 0, 100_000)
     it.host("aten::to", 1_000_000, 9_000_000)
@@ -205,8 +217,9 @@ def test_a_to_that_does_other_things_is_no_wait_where_calls_are_seen(tmp_path: P
     assert found.findings() == []
 
 
-def test_an_operator_beside_one_whose_wait_is_seen(tmp_path: Path) -> None:
+def test_an_operator_that_overlaps_one_with_a_recorded_wait(tmp_path: Path) -> None:
     # GIVEN an item with its wait, and on the same thread one that crosses it and one that touches
+    # it
     it = SyntheticAscend()
     item(it, 0, 2_000_000)
     it.host("aten::item", 2_010_000, 3_500_000)
@@ -215,7 +228,7 @@ def test_an_operator_beside_one_whose_wait_is_seen(tmp_path: Path) -> None:
     it.host("aten::item", 500_000, 1_700_000, tid=QUEUE)
     # WHEN waits of the host are listed
     found = host_waits_in(it.trace(tmp_path))
-    # THEN that which crosses is not one more
+    # THEN the one that crosses is not counted again
     assert [(g.operator, g.call, g.waits, g.total_ns) for g in found.groups] == [
         ("aten::item", SYNCHRONISE, 1, 2_000_000),
         ("aten::is_nonzero", None, 1, 1_900_000),
@@ -224,7 +237,7 @@ def test_an_operator_beside_one_whose_wait_is_seen(tmp_path: Path) -> None:
 
 
 def test_many_long_operators(tmp_path: Path) -> None:
-    # GIVEN 30,000 items whose waits are seen, and as many whose are not
+    # GIVEN 30,000 items with recorded waits, and as many without
     it = SyntheticAscend()
     for number in range(30_000):
         item(it, 4_000_000 * number, 1_000_000)
@@ -232,7 +245,7 @@ def test_many_long_operators(tmp_path: Path) -> None:
     trace = it.trace(tmp_path)
     # WHEN waits of the host are listed
     found = host_waits_in(trace)
-    # THEN all are there
+    # THEN all are listed
     assert [(g.call, g.waits) for g in found.groups] == [(None, 30_000), (SYNCHRONISE, 30_000)]
 
 

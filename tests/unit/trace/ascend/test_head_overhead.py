@@ -1,4 +1,4 @@
-"""Head overhead of compiled calls: synthetic traces with exact answers; no public one has them."""
+"""Head overhead of compiled calls: synthetic traces with exact results; no public one has them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import unstated
 from synthetic_ascend import QUEUE, SyntheticAscend
 
 from stagespan.trace import Trace, read_trace
@@ -19,6 +20,7 @@ from stagespan.trace.result import Unavailable
 def found_in(trace: Trace) -> HeadOverhead:
     result = head_overhead.analyze(trace)
     assert isinstance(result, HeadOverhead)
+    assert unstated(result.findings()) == []
     return result
 
 
@@ -28,7 +30,7 @@ def parts(tmp_path: Path, program: SyntheticAscend) -> dict[str, Any]:
 
 
 def test_a_call_is_split_at_the_events_that_mark_its_parts(tmp_path: Path) -> None:
-    # GIVEN a synthetic call: look-up 50, region 100, Python 200, C++ 80, run 150, after 30 µs
+    # GIVEN a synthetic call: lookup 50, region 100, Python 200, C++ 80, run 150, after 30 µs
     program = SyntheticAscend()
     executed = program.call(1_000_000)
     program.kernel(
@@ -36,7 +38,7 @@ def test_a_call_is_split_at_the_events_that_mark_its_parts(tmp_path: Path) -> No
     )
     # WHEN its head is split
     found = parts(tmp_path, program)
-    # THEN each part has its time, and what is within others is apart
+    # THEN each part has its time, and nested parts are separate
     assert found["totals"] == {
         "framework_us": 150.0,
         "framework_cache_lookup_us": 50.0,
@@ -51,7 +53,7 @@ def test_a_call_is_split_at_the_events_that_mark_its_parts(tmp_path: Path) -> No
         "unknown_us": 0.0,
     }
     assert found["medians"] == found["totals"]
-    # AND the head is all before the first operator
+    # AND the head is the time before the first operator
     assert found["head_us"] == 150 + 280 + 400
     call = found["per_call"][0]
     assert (call["first_operator"], call["first_operator_by"]) == ("graph_Add", "launch")
@@ -84,24 +86,24 @@ def test_conversions_of_inputs_are_named(tmp_path: Path) -> None:
     program.host("aten::contiguous", python + 100_000, python + 170_000)
     program.host("aten::clone", python + 105_000, python + 165_000)
     program.host("aten::empty_like", python + 110_000, python + 120_000)
-    # AND in C++ what is no conversion
+    # AND in C++ something that is not a conversion
     program.host("AssembleInputs", python + 200_000 + 5_000, python + 200_000 + 25_000)
     program.host("aten::empty", python + 200_000 + 30_000, python + 200_000 + 35_000)
     # WHEN it is split
     found = parts(tmp_path, program)
-    # THEN only the outermost are counted, in Python alone
+    # THEN only the outermost conversions in Python are counted
     assert found["scalar_inputs"] == {"operators": 2, "time_us": 30.0}
     assert found["non_contiguous_inputs"] == {"operators": 1, "time_us": 70.0}
     assert found["other_events_us"] == {"AssembleInputs": 20.0}
 
 
-def test_the_look_up_belongs_to_the_region_only_where_it_found_it(tmp_path: Path) -> None:
-    # GIVEN a look-up, then another operator, then a region
+def test_the_lookup_belongs_to_the_region_only_if_it_found_it(tmp_path: Path) -> None:
+    # GIVEN a lookup, then another operator, then a region
     program = SyntheticAscend()
     program.host("TorchDynamo Cache Lookup", 0, 40_000)
     program.host("aten::add", 50_000, 60_000)
     program.call(70_000, lookup=0)
-    # AND guards with an event of their own in the region, and a look-up of a nested frame
+    # AND guards with their own event in the region, and a lookup of a nested frame
     program.host("check_guards", 80_000, 95_000)
     program.host("TorchDynamo Cache Lookup", 100_000, 120_000)
     found = parts(tmp_path, program)
@@ -111,17 +113,17 @@ def test_the_look_up_belongs_to_the_region_only_where_it_found_it(tmp_path: Path
     assert found["totals"]["framework_guards_us"] == 15.0
 
 
-def test_what_a_trace_does_not_hold_is_unknown(tmp_path: Path) -> None:
-    # GIVEN a call without region and look-up, without Run, without a graph's run
+def test_missing_parts_are_unknown(tmp_path: Path) -> None:
+    # GIVEN a call without region and lookup, without Run, without a graph's run
     program = SyntheticAscend()
     program.host("npu_fx_compiler inference", 0, 500_000)
     found = parts(tmp_path, program)
-    # THEN nothing is claimed
+    # THEN these parts are unknown
     assert found["totals"].pop("unknown_us") == found["head_us"] == 500.0
     assert set(found["totals"].values()) - {0.0} == {None}
     assert found["totals"]["framework_us"] is None
     assert found["totals"]["torchair_us"] is None
-    # AND with the run alone Python and C++ are not distinguished
+    # AND with only the run, Python and C++ are not distinguished
     program = SyntheticAscend()
     program.host("npu_fx_compiler inference", 0, 500_000)
     program.host("ExecuteGraph", 300_000, 450_000)
@@ -129,6 +131,9 @@ def test_what_a_trace_does_not_hold_is_unknown(tmp_path: Path) -> None:
     assert found["totals"]["torchair_us"] == 300.0
     assert found["totals"]["torchair_python_us"] is None
     assert found["totals"]["ge_to_first_operator_us"] is None
+    # AND without an operator on the device, the head is the whole call
+    assert found["head_us"] == found["per_call"][0]["head_us"] == 500.0
+    assert found["totals"]["unknown_us"] == 0.0
     note = found_in(program.trace(tmp_path)).tables()[0].note
     assert "TorchNpuGraphBase::Run is not in the trace" in note
     assert "the caller of the compiled graph is not in the trace" in note
@@ -177,15 +182,28 @@ def test_the_first_operator_is_the_graphs_own(tmp_path: Path) -> None:
     )
     # WHEN the launches are known
     found = parts(tmp_path, program)
-    # THEN it is not the graph's
+    # THEN it does not belong to the graph
     assert found["totals"]["ge_to_first_operator_us"] == 90.0
-    # AND WHEN they are not, as on level 0, it is the next in time, and so said
+    # AND WHEN they are not, as on level 0, it is the next one in time, and marked as such
     program = SyntheticAscend(level=0)
     executed = program.call(1_000_000)
     program.kernel("graph_Add", executed + 70_000, executed + 200_000)
     found = parts(tmp_path, program)
     assert found["totals"]["ge_to_first_operator_us"] == 70.0
     assert found["per_call"][0]["first_operator_by"] == "time"
+
+
+def test_an_operator_that_begins_with_the_graph_ends_the_head(tmp_path: Path) -> None:
+    # GIVEN a call whose graph has its first operator at once
+    program = SyntheticAscend()
+    executed = program.call(1_000_000)
+    program.kernel("graph_Add", executed, executed + 200_000, launched=(executed, executed + 9))
+    # WHEN its head is split
+    found = parts(tmp_path, program)
+    # THEN nothing of it is GE's
+    assert found["totals"]["ge_to_first_operator_us"] == 0.0
+    assert found["head_us"] == found["per_call"][0]["head_us"] == 150 + 280
+    assert found["totals"]["unknown_us"] == 0.0
 
 
 def test_a_graph_that_launches_later_on_another_thread(tmp_path: Path) -> None:
@@ -196,13 +214,13 @@ def test_a_graph_that_launches_later_on_another_thread(tmp_path: Path) -> None:
     program.kernel("eager_Mul", executed + 9, executed + 99, launched=(900_000, 950_000))
     program.kernel("graph_Add", later + 50_000, later + 90_000, launched=(later, later + 9), tid=7)
     found = parts(tmp_path, program)
-    # THEN it is the first that was launched since, told by its time
+    # THEN it is the first one that was launched since, found by its time
     assert found["totals"]["ge_to_first_operator_us"] == 350.0
     assert found["per_call"][0]["first_operator_by"] == "time"
 
 
 def test_calls_that_compiled_are_left_out(tmp_path: Path) -> None:
-    # GIVEN a first call that compiles for long, and three that do not
+    # GIVEN a first call that compiles for a long time, and three that do not
     program = SyntheticAscend()
     program.call(0, python=90_000_000)
     program.host("TorchNpuGraphBase::Compile", 200_000, 80_000_000)
@@ -216,19 +234,19 @@ def test_calls_that_compiled_are_left_out(tmp_path: Path) -> None:
 
 
 def busy(program: SyntheticAscend, calls: int) -> None:
-    """Calls, the device busy all the time with what was launched before."""
+    """Calls while the device is always busy with work launched earlier."""
     for number in range(calls):
         executed = program.call(number * 1_000_000)
         end = number * 1_000_000 + 1_300_000
         program.kernel("graph_Add", end - 1_000_000, end, launched=(executed, executed + 9))
 
 
-def test_a_head_that_the_device_hides_is_no_finding(tmp_path: Path) -> None:
+def test_a_head_hidden_by_the_device_is_not_a_finding(tmp_path: Path) -> None:
     program = SyntheticAscend()
     busy(program, 20)
     found = found_in(program.trace(tmp_path))
     assert found.findings() == []
-    # AND one in which the device is idle is, and says whose it is
+    # AND one during which the device is idle is a finding, and names the largest part
     program = SyntheticAscend()
     for number in range(20):
         executed = program.call(number * 1_000_000, python=400_000)
@@ -237,45 +255,46 @@ def test_a_head_that_the_device_hides_is_no_finding(tmp_path: Path) -> None:
     found = found_in(program.trace(tmp_path))
     (finding,) = found.findings()
     assert finding.severity == "high"
-    assert (
-        "20 calls of compiled graphs spent 14.600 ms before their first operators"
-        in finding.sentence
-    )
-    assert (
-        "framework 3.000 ms, TorchAir's Python 8.000 ms, TorchAir's C++ 1.600 ms, GE 2.000 ms"
-        in (finding.sentence)
-    )
-    assert "Most of it is TorchAir's Python" in finding.sentence
+    assert finding.numbers == {
+        "calls": 20,
+        "head_ns": 14_600_000,
+        "idle_ns": 14_600_000,
+        "idle_percent": pytest.approx(100 * 14.6 / 19.82),
+        "framework_ns": 3_000_000,
+        "python_ns": 8_000_000,
+        "cpp_ns": 1_600_000,
+        "ge_ns": 2_000_000,
+    }
     assert finding.evidence[0].figure == 730_000
 
 
 @pytest.mark.parametrize(
-    ("marks", "told", "most"),
+    ("marks", "split", "most"),
     [
         (
             {},
-            "time that the trace does not separate 12.000 ms",
+            {"unknown_ns": 12_000_000},
             "time that the trace does not separate. The events that would separate them are not",
         ),
         (
             {"TorchNpuGraphBase::Run": (500_000, 690_000)},
-            "TorchAir's Python 8.000 ms, time that the trace does not separate 4.000 ms",
+            {"python_ns": 8_000_000, "unknown_ns": 4_000_000},
             "TorchAir's Python. Pass tensors",
         ),
         (
             {"acl_graph_replay": (200_000, 600_000)},
-            "TorchAir 2.000 ms, the replay of captured graphs 8.000 ms, time that the trace does",
+            {"torchair_ns": 2_000_000, "replay_ns": 8_000_000, "unknown_ns": 2_000_000},
             "the replay of captured graphs. Check what is copied",
         ),
         (
             {"TorchNpuGraphBase::Run": (200_000, 690_000), "ExecuteGraph": (250_000, 600_000)},
-            "TorchAir's Python 2.000 ms, TorchAir's C++ 1.000 ms, GE 9.000 ms",
+            {"python_ns": 2_000_000, "cpp_ns": 1_000_000, "ge_ns": 9_000_000},
             "GE. Check",
         ),
     ],
 )
 def test_parts_sum_to_the_heads(
-    marks: dict[str, tuple[int, int]], told: str, most: str, tmp_path: Path
+    marks: dict[str, tuple[int, int]], split: dict[str, int], most: str, tmp_path: Path
 ) -> None:
     # GIVEN 20 calls of 150 µs of framework and 600 of compiler, in which some marks are missing
     program = SyntheticAscend()
@@ -287,14 +306,17 @@ def test_parts_sum_to_the_heads(
             program.host(name, at + 50_000 + begin, at + 50_000 + end)
     # WHEN their heads are split
     found = found_in(program.trace(tmp_path))
-    # THEN the parts sum to them, and nobody is blamed for what is unknown
+    # THEN the parts sum to them, and unknown time is not blamed on any part
     (finding,) = found.findings()
-    assert "20 calls of compiled graphs spent 15.000 ms until the compiler's event ended" in (
-        finding.sentence
-    )
-    assert f": the framework 3.000 ms, {told}" in finding.sentence
-    assert f". Most of it is {most}" in finding.sentence
-    assert sum(found._parts().values()) == sum(call.head_ns for call in found.counted) == 15_000_000
+    assert finding.numbers == {
+        "calls": 20,
+        "head_ns": 15_000_000,
+        "framework_ns": 3_000_000,
+        **split,
+    }
+    assert 3_000_000 + sum(split.values()) == sum(call.head_ns for call in found.counted)
+    # AND the advice is about the largest part
+    assert most in finding.sentence
 
 
 def test_threads_do_not_mix(tmp_path: Path) -> None:
@@ -307,14 +329,14 @@ def test_threads_do_not_mix(tmp_path: Path) -> None:
     assert found["totals"]["torchair_python_us"] == 200.0
 
 
-def test_other_traces_are_not_asked(tmp_path: Path) -> None:
+def test_other_traces_are_not_analysed(tmp_path: Path) -> None:
     program = SyntheticAscend()
     program.kernel("Add", 0, 10)
     assert isinstance(head_overhead.analyze(program.trace(tmp_path)), Unavailable)
     assert "head_overhead" in analyze(program.trace(tmp_path)).results
 
 
-def test_a_trace_of_torch_itself_has_the_events_where_they_are_looked_for(tmp_path: Path) -> None:
+def test_a_trace_of_torch_itself_has_the_expected_events(tmp_path: Path) -> None:
     # GIVEN a compiled function whose backend marks TorchAir's parts and takes known times in them
     torch = pytest.importorskip("torch", reason="torch is not installed")
     from torch.profiler import ProfilerActivity, profile, record_function
@@ -342,7 +364,7 @@ def test_a_trace_of_torch_itself_has_the_events_where_they_are_looked_for(tmp_pa
             compiled(x)
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     trace = read_trace(tmp_path / "trace.json")
-    # THEN the parts are found, dynamo's look-up among them, and the parts sum to the head
+    # THEN the parts are found, including dynamo's lookup, and they sum to the head
     found = analyze(trace).results["head_overhead"].to_dict()
     assert found["counted_calls"] == 3
     for call in found["per_call"]:

@@ -1,4 +1,4 @@
-"""Whatever the device did: every nanosecond of the steps has one owner, and the parts sum."""
+"""For any device work, every nanosecond of the steps has one owner, and the parts sum."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ STEPS = st.lists(st.tuples(st.integers(1, 60), st.integers(0, 20)), max_size=5)
 
 
 def trace_of(folder: Path, work: list[Any], steps: list[tuple[int, int]]) -> Trace:
-    """Device work, each launched 5 µs before it begins, and steps (length, gap behind it)."""
+    """Device work, each launched 5 µs before it begins, and steps (length, gap after it)."""
     events: list[dict[str, Any]] = []
 
     def event(name: str, cat: str, begin: int, dur: int, pid: int, tid: int, **args: Any) -> None:
@@ -63,7 +63,7 @@ def trace_of(folder: Path, work: list[Any], steps: list[tuple[int, int]]) -> Tra
 
 
 def owners(trace: Trace, windows: Windows) -> dict[int, int]:
-    """Time of the windows by kind, microsecond by microsecond; 0 is idle."""
+    """Return the time of the windows by kind, microsecond by microsecond; 0 is idle."""
     events, kind = trace.events, device_work(trace).kind
     time = dict.fromkeys((0, COMPUTE, COMMUNICATION, COPY), 0)
     for begin, end in zip(windows.begin_ns.tolist(), windows.end_ns.tolist(), strict=True):
@@ -82,9 +82,9 @@ def test_every_moment_has_one_owner(work: Any, steps: Any, tmp_path: Path) -> No
     trace = trace_of(tmp_path, work, steps)
     windows = steps_of(trace) or whole(trace)
     assert windows is not None
-    # WHEN their time is given out
+    # WHEN their time is assigned
     found = attribute(trace, windows)
-    # THEN each kind has what it has moment by moment, and all sums to the steps
+    # THEN the time of each kind equals its moments, and all kinds sum to the steps
     expected = owners(trace, windows)
     for kind in _KINDS:
         assert int(found.time_ns[found.kind == kind].sum()) == expected[kind]
@@ -105,7 +105,7 @@ def test_all_parts_sum_to_the_change(
     after = trace_of(tmp_path, second, others)
     # WHEN they are compared
     found = compare(before, after)
-    # THEN it is said why not, or every list of changes sums to its whole
+    # THEN a sentence says why not, or every list of changes sums to its total
     if isinstance(found, Unavailable):
         assert found.reason.endswith(".")
         return
@@ -134,12 +134,14 @@ def check_sums(found: Comparison) -> None:
     numerator=st.integers(0, 10**6),
     denominator=st.integers(1, 10**6),
 )
-def test_parts_are_apportioned_whole(parts: list[int], numerator: int, denominator: int) -> None:
+def test_apportioned_parts_sum_to_the_total(
+    parts: list[int], numerator: int, denominator: int
+) -> None:
     # GIVEN any parts and any fraction up to 1
     numerator = min(numerator, denominator)
-    # WHEN the parts are taken in that proportion
+    # WHEN the parts are scaled by that fraction
     got = apportioned(np.array(parts, dtype=np.int64), numerator, denominator).tolist()
-    # THEN they sum to the rounded whole, and none is off by a whole nanosecond
+    # THEN they sum to the rounded total, and none is off by a whole nanosecond
     exact = sum(parts) * numerator
     assert sum(got) == (2 * exact + denominator) // (2 * denominator)
     assert all(
@@ -148,7 +150,7 @@ def test_parts_are_apportioned_whole(parts: list[int], numerator: int, denominat
     )
 
 
-def test_all_traces_close(traces: Path) -> None:
+def test_sums_of_all_traces_are_correct(traces: Path) -> None:
     # GIVEN real traces
     for path in sorted(traces.glob("*.json.gz")):
         trace = read_trace(path)
@@ -161,13 +163,13 @@ def test_all_traces_close(traces: Path) -> None:
             cells = (device_cells if on_device else host_cells)(trace, windows, trace.names)
             # THEN they sum to it
             assert cells.total_ns == pytest.approx(windows.total_ns / cells.per, abs=0.5), path.name
-        # AND over all of a trace the device's use is the same as by unions
+        # AND for a whole trace, the device's use is the same as computed with unions
         use = use_of(trace)
         if isinstance(use, Unavailable) or stretch is None:
             continue
         account = attribute(trace, stretch)
         assert sum(account.idle_ns.values()) == use.use.idle_ns
-        # Of several devices, that of each is something else than that of all.
+        # For several devices, the sum over the devices differs from the union.
         if len(use.devices) > 1:
             continue
         assert account.time_ns[account.kind == COMPUTE].sum() == use.parts.compute_ns

@@ -1,4 +1,4 @@
-"""A program whose steps load, multiply and wait, with times that a test chooses."""
+"""A program whose steps load, multiply and wait, with configurable times."""
 
 from __future__ import annotations
 

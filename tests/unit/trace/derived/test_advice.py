@@ -1,4 +1,4 @@
-"""No advice contradicts the trace under which it stands: each is checked on the raw events."""
+"""No advice contradicts its trace: each piece is checked against the raw events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPERATOR = ("cpu_op", "Operator")
 
 
 class Raw:
-    """A trace by Python's own json, and simple questions to it."""
+    """A trace read with Python's own json module, and simple queries on it."""
 
     def __init__(self, path: Path) -> None:
         text = json.loads(gzip.decompress(path.read_bytes()))
@@ -59,7 +59,7 @@ class Raw:
         return bool(self.of("python_function"))
 
     def allocations(self) -> tuple[list[float], int, int]:
-        """Durations of all calls that take or give device memory, and how many take and give."""
+        """Return the durations of calls that allocate or free device memory, and their numbers."""
         calls = self.named("^(cuda|hip|cu|aclrt)(Mem)?(Malloc|Alloc|Free)", *RUNTIME)
         calls = [e for e in calls if "Host" not in e["name"]]
         frees = [e for e in calls if "Free" in e["name"]]
@@ -74,7 +74,7 @@ def caches_nothing(raw: Raw, finding: Finding) -> bool:
     times, taken, given = raw.allocations()
     said = [
         int(number.replace(",", ""))
-        for number in re.findall(r"[\d,]+(?= calls| gave)", finding.sentence)
+        for number in re.findall(r"[\d,]+(?= calls| freed it)", finding.sentence)
     ]
     return (
         taken >= 50
@@ -85,7 +85,7 @@ def caches_nothing(raw: Raw, finding: Finding) -> bool:
 
 
 def started(raw: Raw, finding: Finding) -> bool:
-    """Some evidence is an annotated warm-up, or the first and by far the longest of its name."""
+    """Return whether evidence is an annotated warm-up, or a first and by far longest call."""
     for each in finding.evidence:
         assert each.time_ns is not None
         mine = [e for e in raw.entries if e["name"] == each.event]
@@ -135,7 +135,7 @@ CHECKS: dict[str, Callable[[Raw, Finding], bool]] = {
 
 
 def computes_where(raw: Raw, pattern: str) -> bool:
-    """Whether most time of the work of a name is on streams that compute for longer than that."""
+    """Return whether most work of a name runs on streams that compute for longer than it."""
     times: dict[Any, list[float]] = {}
     for e in raw.of(*DEVICE):
         args = e.get("args", {})
@@ -194,7 +194,7 @@ def is_dominant(raw: Raw, finding: Finding) -> bool:
     return abs(100 * times / whole - percent_in(finding)) < 0.1
 
 
-# What findings of other analyses advise, by their codes.
+# The advice in findings of other analyses, by code.
 OF_CODES: dict[str, Callable[[Raw, Finding], bool]] = {
     "device_use.exposed_communication": communicates_apart,
     "device_use.exposed_copies": lambda raw, _: bool(raw.named("Mem", "gpu_memcpy", "Memcpy")),
@@ -216,7 +216,7 @@ OF_CODES: dict[str, Callable[[Raw, Finding], bool]] = {
 
 
 def said_in(finding: Finding) -> list[str]:
-    """The names of all advice that stands in a finding."""
+    """Return the names of all advice in a finding."""
     return [
         advice.name
         for advice in EVERY
@@ -244,7 +244,7 @@ def every_trace(traces: Path) -> list[Path]:
 
 
 def test_no_advice_contradicts_a_real_trace(traces: Path) -> None:
-    # GIVEN all public traces, and the same events by Python's json
+    # GIVEN all public traces, and the same events read with Python's json module
     given: set[str] = set()
     codes: set[str] = set()
     for path in every_trace(traces):
@@ -252,7 +252,7 @@ def test_no_advice_contradicts_a_real_trace(traces: Path) -> None:
         # WHEN they are analysed
         names = ["idle", "host", "memory", "device_use", "kernels", "compiled"]
         findings = analyze(read_trace(path), names).findings()
-        # THEN what is advised is true of the events, and each finding has a code and evidence
+        # THEN the advice fits the events, and each finding has a code and evidence
         assert contradictions(raw, findings) == [], path.name
         assert all(each.evidence for each in findings), path.name
         for each in findings:
@@ -262,7 +262,7 @@ def test_no_advice_contradicts_a_real_trace(traces: Path) -> None:
         own = [f for f in findings if f.code.split(".")[0] in ("idle", "host", "memory")]
         assert len(own) == len({f.code for f in own}), path.name
         given |= {name for finding in own for name in said_in(finding)}
-    # AND the traces put the kinds of advice to the test
+    # AND the traces cover these kinds of advice
     assert {
         "launch.compile_or_graph", "launch.graph", "launch.stacks", "wait.later", "loader.workers",
         "memory.caching", "queue.compile_or_graph", "unseen.stacks", "start_up.warm_up",
@@ -274,8 +274,8 @@ def test_no_advice_contradicts_a_real_trace(traces: Path) -> None:
     } <= codes  # fmt: skip
 
 
-def test_advice_on_copies_looks_at_them(traces: Path) -> None:
-    # GIVEN the traces with findings about copies, and the copies' time by sort from raw events
+def test_advice_on_copies_depends_on_their_kind(traces: Path) -> None:
+    # GIVEN the traces with findings about copies, and the copies' time by kind from raw events
     for path in every_trace(traces):
         findings = analyze(read_trace(path), ["device_use"]).findings()
         copies = [f for f in findings if f.code.endswith("exposed_copies")]

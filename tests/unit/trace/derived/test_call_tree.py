@@ -1,4 +1,4 @@
-"""Trees of events, against a slow look at each."""
+"""Trees of events, compared with a slow search."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def columns(rows: list[tuple[int, int, int, int]]) -> tuple[np.ndarray, ...]:  #
 
 @settings(deadline=None, max_examples=200)
 @given(_rows, st.integers(0, 45), st.integers(0, 2))
-def test_what_is_innermost_at_a_time(
+def test_the_innermost_event_at_a_time(
     rows: list[tuple[int, int, int, int]], time: int, asked: int
 ) -> None:
     # GIVEN intervals in lanes, which may cross
     lane, begin, end, _ = columns(rows)
     tree = Tree(begin, end, lane)
-    # WHEN one asks what is innermost at a time
+    # WHEN the innermost one at a time is determined
     (found,) = tree.at(np.array([asked]), np.array([time]))
-    # THEN it is the one begun last of those around it; of those begun together the shortest
+    # THEN it is the enclosing one that began last; of those that began together, the shortest
     around = [n for n in range(len(rows)) if lane[n] == asked and begin[n] <= time < end[n]]
     if not around:
         assert found == -1
@@ -54,7 +54,7 @@ def test_parents_levels_and_paths(rows: list[tuple[int, int, int, int]]) -> None
     level, paths = levels(tree.parent), Paths(tree.parent, word)
     own = np.arange(1, len(rows) + 1)
     total = paths.inclusive(paths.sums(own))
-    # THEN a parent began before its child, a level is the length of the way, and a node is a way
+    # THEN a parent began before its child, a level is the length of the path, and a node is a path
     for at, above in enumerate(parent):
         assert level[at] == len(way(at)) - 1
         if above >= 0:
@@ -62,7 +62,7 @@ def test_parents_levels_and_paths(rows: list[tuple[int, int, int, int]]) -> None
             assert lane[above] == lane[at]
     ways = {tuple(way(at)) for at in range(len(rows))}
     assert len(paths) == len(ways) == len(set(paths.node.tolist()))
-    # AND a node's figure is that of all ways that begin with it
+    # AND a node's figure is that of all paths that begin with it
     for at, node in enumerate(paths.node.tolist()):
         start = way(at)
         below = [n for n in range(len(rows)) if way(n)[: len(start)] == start]

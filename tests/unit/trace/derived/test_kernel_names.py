@@ -1,4 +1,4 @@
-"""Short names of kernels: what differs between them stays, whatever else is cut."""
+"""Short names of kernels: the differences between them are kept."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _ADD = (
         ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
          "ncclKernel_AllReduce_RING_LL_Sum_float"),
         ("_ZN5aiter24add_rmsnorm_quant_kernelIDF16bLi256EEEvPT_", "add_rmsnorm_quant_kernel"),
-        # What is no kernel of C++ stays.
+        # Names that are not C++ kernels are unchanged.
         ("volta_sgemm_128x32_tn", "volta_sgemm_128x32_tn"),
         ("Memcpy HtoD (Pageable -> Device)", "Memcpy HtoD (Pageable -> Device)"),
         ("aten::add_", "aten::add_"),
@@ -70,8 +70,8 @@ def test_a_kernel_is_named_by_what_it_runs(name: str, label: str) -> None:
     assert kernel_label(name) == label
 
 
-def test_kernels_that_are_nearly_alike_stay_apart() -> None:
-    # GIVEN kernels that differ in how they run, in what, or only in their parameters
+def test_similar_kernels_have_different_labels() -> None:
+    # GIVEN kernels that differ in how they run, in what they run, or only in their parameters
     names = [
         _ADD,
         _ADD.replace("<4,", "<2,"),
@@ -82,9 +82,9 @@ def test_kernels_that_are_nearly_alike_stay_apart() -> None:
         "x" * 500 + "a" + "y" * 500,
         "x" * 500 + "b" + "y" * 500,
     ]
-    # WHEN they stand in one table
+    # WHEN they are in one table
     told = labels(names, 60)
-    # THEN each has a label of its own, which fits
+    # THEN each has its own label, which fits
     assert len(set(told.values())) == len(names)
     assert max(map(len, told.values())) <= 60
     assert told[names[2]] == "vectorized_elementwise<CUDAFunctor_add<double>>"
@@ -95,9 +95,9 @@ def test_kernels_that_are_nearly_alike_stay_apart() -> None:
     st.integers(30, 60),
 )
 def test_different_names_never_share_a_label(names: list[str], most: int) -> None:
-    # GIVEN any names, also ones that look like C++ and are not
+    # GIVEN any names, including ones that look like C++ and are not
     told = labels(names, most)
-    # THEN none is lost or alike, but for what a terminal cannot show
+    # THEN all have different labels, except for characters that a terminal cannot show
     assert told.keys() == set(names)
     plain = {name.replace("\x1b", "?") for name in names}
     assert len(set(told.values())) >= len(plain)
@@ -115,16 +115,17 @@ def test_times_of_a_table_have_one_unit() -> None:
     table = Table("t", (("what", ""), ("at", "ns"), ("a", "ns"), ("b", "ns")), [
         ("x", 90_000_000_000, 1_500, 2_000_000), ("y", 5_000, 200, 3_000_000_000),
     ])  # fmt: skip
-    # WHEN they are written THEN in the unit that the headings name
+    # WHEN they are written
+    # THEN they are in the unit that the headings name
     heads, rows = texts_of(table)
     assert heads == ["what", "at (ms)", "a (ms)", "b (ms)"]
     assert rows[0] == ["x", "90,000.000", "0.002", "2.000"]
-    # AND short ones next to those of less than a second keep their digits
+    # AND short times next to ones of less than a second keep their digits
     table = Table("t", (("a", "ns"), ("b", "ns")), [(1_500, 2_000_000)])
     assert texts_of(table) == (["a (µs)", "b (µs)"], [["1.500", "2,000.000"]])
 
 
-def test_real_kernels_can_be_told_apart(traces: Path) -> None:
+def test_real_kernels_have_different_labels(traces: Path) -> None:
     for path in sorted(traces.glob("*.json.gz")):
         trace = read_trace(path)
         codes = np.unique(trace.events.name[device_work(trace).rows])

@@ -1,18 +1,18 @@
-"""Links from kernels to operators in public traces, against what the profiler itself recorded."""
+"""Links from kernels to operators in public traces, compared with the profiler's own records."""
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from stagespan.trace import read_trace
-from stagespan.trace.derived import launch_sources as forward
 from stagespan.trace.derived.device import device_work
-from stagespan.trace.derived.launch_sources import launch_sources
+from stagespan.trace.derived.launch_sources import EVALUATES, forward_operators, launch_sources
 from stagespan.trace.derived.threads import Nesting, ThreadIndex
-from stagespan.trace.read.model import MISSING
+from stagespan.trace.read.model import MISSING, Flows, Trace
 
 
 @pytest.mark.parametrize(
@@ -37,30 +37,39 @@ def test_operators_are_those_that_the_profiler_recorded(
     # WHEN operators are found by the times of the launching calls
     found = launch_sources(trace, rows)
     assert found is not None
-    # THEN they are the same ones, and there is none where the profiler has none
+    # THEN they are the same, and there is none if the profiler has none
     recorded = [by_id.get(external, -1) for external in events.external_id[rows].tolist()]
     assert found.operator.tolist() == recorded
     assert int((found.operator >= 0).sum()) == known
+
+
+def without_arrows(trace: Trace) -> Trace:
+    """Return the trace without the flows from forward to backward."""
+    flows = trace.flows
+    others = ~np.isin(flows.category, trace.category_codes(["fwdbwd"]))
+    assert not others.all()
+    return replace(
+        trace, flows=Flows(*(getattr(flows, each.name)[others] for each in fields(Flows)))
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "nodes"),
     [("cuda_v100_train_ns", 905), ("rocm_mi300_ddp_resnet", 355), ("cpu_only", 55)],
 )
-def test_sequence_numbers_say_what_the_arrows_say(name: str, nodes: int, traces: Path) -> None:
-    # GIVEN a trace of a training with arrows from forward to backward, and sequence numbers
+def test_sequence_numbers_agree_with_the_flows(name: str, nodes: int, traces: Path) -> None:
+    # GIVEN a trace of a training with flows from forward to backward, and sequence numbers
     trace = read_trace(traces / f"{name}.json.gz")
     operators = np.flatnonzero(trace.rows_of(["cpu_op"]))
     lanes = ThreadIndex(trace, operators)
     forest = Nesting.of(trace, lanes.axis, operators, lanes.of[0])
-    # WHEN backward operators are linked in both ways
-    by_arrows = forward._forward_by_flows(trace, lanes, forest)
-    by_sequence = forward._forward_by_sequence(trace, forest)
-    assert by_arrows is not None
-    assert by_sequence is not None
-    # THEN all links agree: an arrow ends at the node, a number stands at what evaluates it, too
-    arrows = dict(zip(*(part.tolist() for part in by_arrows), strict=True))
-    numbers = dict(zip(*(part.tolist() for part in by_sequence), strict=True))
-    assert len(arrows) == len(numbers) == nodes
-    evaluates = {node: node if node in numbers else int(forest.parent[node]) for node in arrows}
-    assert {evaluates[node]: source for node, source in arrows.items()} == numbers
+    # WHEN forward operators are found by the flows, and without them by the numbers
+    by_arrows = forward_operators(trace, lanes, forest)
+    by_numbers = forward_operators(without_arrows(trace), lanes, forest)
+    # THEN all links agree: a flow ends at the node, and the operators inside it have its number too
+    linked = by_arrows >= 0
+    assert by_numbers[linked].tolist() == by_arrows[linked].tolist()
+    around = forest.parent
+    assert int((linked & ~((around >= 0) & linked[around])).sum()) == nodes
+    evaluates = [trace.names[code].startswith(EVALUATES) for code in trace.events.name[forest.rows]]
+    assert int((by_numbers[evaluates] >= 0).sum()) == nodes

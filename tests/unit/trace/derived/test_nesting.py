@@ -1,4 +1,4 @@
-"""The forest of a thread's events, against looking at each moment by itself."""
+"""The forest of a thread's events, compared with a search at each moment."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_nested_and_crossing_events_against_every_moment() -> None:
         begins = [source.randint(0, 12) for _ in range(source.randint(0, 8))]
         ends = [begin + source.randint(0, 8) for begin in begins]
         found = forest(begins, ends)
-        # WHEN the forest is asked what is innermost at each moment
+        # WHEN the innermost event at each moment is determined
         innermost = found.at(np.arange(22)).tolist()
         # THEN it is the event that began last of those that are open
         for moment, index in enumerate(innermost):
             is_open = (found.begin <= moment) & (moment < found.end)
             assert index == (int(np.flatnonzero(is_open).max()) if is_open.any() else -1)
-        # AND own times sum to the moments at which any is open
+        # AND self times sum to the moments at which any is open
         covered = {moment for b, e in zip(begins, ends, strict=True) for moment in range(b, e)}
         assert found.own_ns().sum() == len(covered)
 
@@ -38,9 +38,9 @@ def test_nested_and_crossing_events_against_every_moment() -> None:
 def test_the_innermost_chosen_one_and_the_one_around_a_stretch() -> None:
     # GIVEN 0..20 around 2..10 around 3..5, and 12..15
     found = forest([0, 2, 3, 12], [20, 10, 5, 15])
-    # WHEN chosen ones are looked for from each outwards
+    # WHEN chosen ones are searched from each outwards
     chosen = np.array([True, False, True, False])
-    # THEN each finds itself or the next around it
+    # THEN each finds itself or the next enclosing one
     assert found.first_around(chosen).tolist() == [0, 0, 2, 0]
     assert found.first_around(np.array([True, False, False, False])).tolist() == [0, 0, 0, 0]
     assert found.first_around(np.array([False, False, True, False])).tolist() == [-1, -1, 2, -1]
@@ -49,29 +49,30 @@ def test_the_innermost_chosen_one_and_the_one_around_a_stretch() -> None:
 
 @pytest.mark.parametrize("length", [15, 40_000, 400_000])
 def test_a_long_chain_of_crossing_events(length: int) -> None:
-    # GIVEN 40,000 events, each begun before the one before has ended
+    # GIVEN 40,000 events, each of which begins before the previous one has ended
     count = 40_000
     begins = 10 * np.arange(count)
     axis = Axis(0, 1_000_000, 1)
     found = Nesting(axis, np.arange(count), begins, begins + length)
-    # WHEN it is asked what is innermost at many moments, and what is around each
+    # WHEN the innermost event is determined at many moments, and the enclosing one of each
     places = begins + 3
     inside = found.at(places)
     behind = found.at(places + begins[-1] + length)
     first = found.first_around(np.arange(count) == 7)
-    # THEN it is the last begun, and behind all of them none
+    # THEN it is the one that began last, and none after all of them
     assert inside.tolist() == list(range(count))
     assert behind.tolist() == [-1] * count
     assert found.parent.tolist() == list(range(-1, count - 1))
-    # AND what is open all the time is around all that follow
+    # AND an event that is open all the time encloses all that follow
     assert length < 10 * count or first.tolist() == [-1] * 7 + [7] * (count - 7)
 
 
 def test_very_deep_events() -> None:
-    # GIVEN 3,000 events, each in the one before
+    # GIVEN 3,000 events, each inside the previous one
     index = np.arange(3_000)
     found = Nesting(Axis(0, 9_000, 1), index, index, 9_000 - index)
-    # WHEN it is asked what is innermost THEN it is as with few
+    # WHEN the innermost event is determined
+    # THEN the result is as with few events
     assert found.at(np.array([0, 2_999, 6_000, 6_001, 8_999, 9_000])).tolist() == [
         0, 2_999, 2_999, 2_998, 0, -1,
     ]  # fmt: skip

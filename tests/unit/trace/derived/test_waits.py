@@ -1,4 +1,4 @@
-"""What streams and the host waited for, by the driver's own events (`cuda_sync`)."""
+"""What streams and the host waited for, according to the driver's own events (`cuda_sync`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stagespan.trace.derived.call_site import SyncEvents
 
 
 def waits_for_event(program: Program, stream: int, on: int, record: int | None) -> None:
-    """The host tells a stream to wait for what another one had when an event was recorded."""
+    """The host makes a stream wait for another one's work up to a recorded event."""
     args: dict[str, Any] = {"wait_on_stream": on, "wait_on_cuda_event_id": 1, "stream": stream}
     if record is not None:
         args["wait_on_cuda_event_record_corr_id"] = record
@@ -34,7 +34,7 @@ def records(program: Program, correlation: int) -> None:
 
 
 def consumer(known: bool = True) -> Program:
-    """A stream that waits for another one's work, while a third has been done long before."""
+    """A stream that waits for another one's work, while a third one has finished long before."""
     program = Program()
     program.launch("unrelated", 300, stream=9)
     program.launch("produce", 500, stream=7)
@@ -53,11 +53,11 @@ def first_gap(program: Program, folder: Path) -> idle.Gap:
     return min(found.largest, key=lambda gap: gap.time_ns)
 
 
-def test_a_dependency_names_what_the_stream_was_told_to_wait_for(tmp_path: Path) -> None:
-    # GIVEN work that had to wait for what another stream had been given by then
-    # WHEN it is asked why the device was idle
+def test_a_dependency_names_the_work_for_which_the_stream_waited(tmp_path: Path) -> None:
+    # GIVEN work that had to wait for another stream's work up to then
+    # WHEN the causes of idle time are determined
     gap = first_gap(consumer(), tmp_path)
-    # THEN the wait is named with the work that it waited for
+    # THEN the wait is named with the work for which it waited
     assert (gap.cause, gap.dur_ns) == (causes.DEPENDENCY, LATENCY * 1_000)
     assert (gap.next, gap.culprit) == ("consume", "produce")
     assert gap.waited_for == "produce on stream 7"
@@ -65,14 +65,14 @@ def test_a_dependency_names_what_the_stream_was_told_to_wait_for(tmp_path: Path)
 
 def test_an_event_whose_record_is_not_in_the_trace_names_its_stream_only(tmp_path: Path) -> None:
     # GIVEN a wait that does not say which event it waits for
-    # WHEN it is asked why the device was idle
+    # WHEN the causes of idle time are determined
     gap = first_gap(consumer(known=False), tmp_path)
-    # THEN the stream is known and the work is not claimed
+    # THEN the stream is known, but not the work
     assert gap.waited_for == "stream 7"
 
 
-def test_a_wait_for_earlier_work_of_the_stream_is_not_this_ones(tmp_path: Path) -> None:
-    # GIVEN a stream that had to wait before it was given other work
+def test_a_wait_before_earlier_work_is_not_attributed_to_later_work(tmp_path: Path) -> None:
+    # GIVEN a stream that had to wait before it got other work
     program = Program()
     program.launch("produce", 500, stream=7)
     records(program, 5_000)
@@ -80,11 +80,11 @@ def test_a_wait_for_earlier_work_of_the_stream_is_not_this_ones(tmp_path: Path) 
     program.launch("earlier", 100, stream=20, after=7)
     program.launch("produce again", 400, stream=7)
     program.launch("consume", 100, stream=20, after=7)
-    # WHEN it is asked why the device was idle before its later work
+    # WHEN the causes of idle time before its later work are determined
     found = idle.analyze(program.trace(tmp_path))
     assert isinstance(found, Idle)
     waited = {gap.next: gap.waited_for for gap in found.largest if gap.cause == causes.DEPENDENCY}
-    # THEN the wait is not taken for that of the later work
+    # THEN the wait is not attributed to the later work
     assert waited["consume"] is None
 
 
@@ -97,7 +97,7 @@ def test_a_wait_for_earlier_work_of_the_stream_is_not_this_ones(tmp_path: Path) 
         ("Context Sync", {"stream": 4294967295}, "all streams"),
     ],
 )
-def test_a_call_of_the_hosts_says_what_it_waits_for(
+def test_a_call_of_the_host_names_its_target(
     tmp_path: Path, kind: str, args: dict[str, Any], expected: str | None
 ) -> None:
     # GIVEN a synchronising call, and the driver's event of it
@@ -107,18 +107,18 @@ def test_a_call_of_the_hosts_says_what_it_waits_for(
     program.event(kind, "cuda_sync", 2_000, 2_009, correlation=99, device=0, **args)
     trace = program.trace(tmp_path)
     call = [trace.names[code] for code in trace.events.name].index("cudaXSynchronize")
-    # WHEN it is asked what the call waited for
-    # THEN it is the stream, or all of them, or not known
+    # WHEN the target of the call is determined
+    # THEN it is the stream, or all of them, or unknown
     assert SyncEvents(trace).of_host(call) == expected
 
 
-def test_real_waits_are_told(traces: Path) -> None:
-    # GIVEN a real trace, in which one stream waits once for another
+def test_real_waits_are_reported(traces: Path) -> None:
+    # GIVEN a real trace in which one stream waits once for another
     trace = read_trace(traces / "cuda_a100_sync_multi_stream.json.gz")
     # WHEN the calls are looked up
     waits = SyncEvents(trace)
     calls = [row for row, is_call in enumerate(trace.rows_of(["cuda_runtime"])) if is_call]
     told = {trace.names[int(trace.events.name[row])]: waits.of_host(row) for row in calls}
-    # THEN each names what the file says under its correlation
+    # THEN each names the target that the file has for its correlation
     assert told["cudaDeviceSynchronize"] == "all streams"
     assert {waits.of_host(row) for row in calls} == {None, "stream 20", "stream 28", "all streams"}

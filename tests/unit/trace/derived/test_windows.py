@@ -1,4 +1,4 @@
-"""What verdict and steps are of: the steps, without work from before the trace, and all of them."""
+"""The windows of verdict and steps: all steps, without work from before the trace."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def split(trace: Trace) -> Steps:
 
 
 def trace_of(name: str, traces: Path) -> Trace:
-    """A real trace, of either folder."""
+    """Return a real trace from either folder."""
     for folder in (traces, traces.parent / "review" / "traces"):
         path = folder / f"{name}.json.gz"
         if path.is_file():
@@ -41,8 +41,8 @@ def trace_of(name: str, traces: Path) -> Trace:
     pytest.skip(f"no trace {name}")
 
 
-def test_the_verdict_is_of_the_step_with_what_lies_before_and_behind(tmp_path: Path) -> None:
-    # GIVEN a step: 2 ms of preparation, a kernel of 1 ms, 0.4 ms of Python behind it
+def test_the_verdict_is_for_the_step_with_time_before_and_after_it(tmp_path: Path) -> None:
+    # GIVEN a step: 2 ms of preparation, a kernel of 1 ms, 0.4 ms of Python after it
     program = Program()
     with program.within("ProfilerStep#1", "user_annotation"):
         with program.within("preprocess.py(3): resize", "python_function"):
@@ -50,9 +50,9 @@ def test_the_verdict_is_of_the_step_with_what_lies_before_and_behind(tmp_path: P
         program.operator(us=1_000)
         program.wait()
         program.work(400)
-    # WHEN it is judged
+    # WHEN the verdict is determined
     found = judged(program.trace(tmp_path))
-    # THEN the step is the whole, and preparing it is what bounds it
+    # THEN the step is the whole, and its preparation is the bound
     whole = 2_000 + 10 + CALL + LATENCY + 1_000 + 2 + 400
     assert (found.base.steps, found.whole_ns) == (1, whole * US)
     assert found.parts_ns == {
@@ -71,18 +71,18 @@ def test_the_verdict_is_of_the_step_with_what_lies_before_and_behind(tmp_path: P
     assert [name for name, _, _ in found.bar()] == ["computing", "idle", "preparing", "finishing"]
 
 
-def test_without_steps_the_verdict_is_of_the_trace(tmp_path: Path) -> None:
+def test_without_steps_the_verdict_is_for_the_trace(tmp_path: Path) -> None:
     # GIVEN one operator, whose kernel begins after 18 µs of host time
     program = Program()
     program.operator(us=50)
-    # WHEN it is judged THEN all of the trace counts
+    # WHEN the verdict is determined THEN all of the trace counts
     found = judged(program.trace(tmp_path))
     assert (found.base.steps, found.whole_ns) == (0, (10 + CALL + LATENCY + 50) * US)
     assert found.to_dict()["base"]["of"] == "trace"
     assert found.verdict == "device-busy"
 
 
-def test_steps_that_hold_little_of_the_work_are_not_what_the_verdict_is_of(tmp_path: Path) -> None:
+def test_the_verdict_is_not_for_steps_with_little_of_the_work(tmp_path: Path) -> None:
     # GIVEN a step with a kernel of 10 µs, in a trace of 20 more such kernels
     program = Program()
     with program.within("ProfilerStep#1", "user_annotation"):
@@ -90,7 +90,8 @@ def test_steps_that_hold_little_of_the_work_are_not_what_the_verdict_is_of(tmp_p
         program.wait()
     for _ in range(20):
         program.operator(us=10)
-    # WHEN it is judged THEN it is of the trace
+    # WHEN the verdict is determined
+    # THEN it is for the whole trace
     assert judged(program.trace(tmp_path)).base.steps == 0
 
 
@@ -102,13 +103,14 @@ def test_time_between_steps_is_part_of_the_verdict(tmp_path: Path) -> None:
             program.operator(us=50)
             program.wait()
         program.work(5_000)
-    # WHEN they are judged THEN the time between them is not lost
+    # WHEN the verdict is determined
+    # THEN the time between them is included
     found = judged(program.trace(tmp_path))
     assert (found.base.steps, found.verdict, found.cause) == (6, "host-bound", "between_steps")
     assert found.parts_ns["computing"] == 300 * US
 
 
-def test_the_first_step_begins_behind_work_launched_before_the_trace(tmp_path: Path) -> None:
+def test_the_first_step_begins_after_work_launched_before_the_trace(tmp_path: Path) -> None:
     # GIVEN two steps of kernels of 100 µs, and earlier kernels of 400 and 90 µs on two streams
     program = Program()
     program.launch("before", 400, known=False)
@@ -119,14 +121,14 @@ def test_the_first_step_begins_behind_work_launched_before_the_trace(tmp_path: P
     trace = program.trace(tmp_path)
     # WHEN they are split
     found = split(trace)
-    # THEN that work is in neither of them, and said to be
+    # THEN that work is in neither of them, and this is reported
     assert [step.dur_ns for step in found.steps] == [100 * US, 100 * US]
     assert [step.parts["computation"] for step in found.steps] == [100 * US, 100 * US]
     assert found.outside == (2, 490 * US)
     written = found.to_dict()
     assert written["earlier_work_us"] == LATENCY + 400 - CALL
     assert written["earlier_work_recorded"] is True
-    # AND the verdict and a comparison go by the same steps
+    # AND the verdict and a comparison use the same steps
     assert judged(trace).whole_ns == 200 * US
     windows = steps_of(trace)
     assert windows is not None
@@ -134,7 +136,7 @@ def test_the_first_step_begins_behind_work_launched_before_the_trace(tmp_path: P
 
 
 def test_work_without_a_launch_within_the_trace_cuts_nothing(tmp_path: Path) -> None:
-    # GIVEN steps, and kernels without a launch behind the stream's first launched one
+    # GIVEN steps, and kernels without a launch after the stream's first launched one
     program = Program()
     for number in range(2):
         with program.within(f"ProfilerStep#{number}", "user_annotation"):
@@ -147,7 +149,7 @@ def test_work_without_a_launch_within_the_trace_cuts_nothing(tmp_path: Path) -> 
     assert found.to_dict()["earlier_work_us"] is None
 
 
-def test_a_first_kernel_that_waited_for_work_of_before_the_trace(tmp_path: Path) -> None:
+def test_a_first_kernel_that_waited_for_work_from_before_the_trace(tmp_path: Path) -> None:
     # GIVEN a step whose first kernel begins 20 ms after its launch, on a device without events
     program = Program()
     program.free[7] = program.now + 20_000
@@ -158,7 +160,7 @@ def test_a_first_kernel_that_waited_for_work_of_before_the_trace(tmp_path: Path)
     trace = program.trace(tmp_path)
     # WHEN it is split
     found = split(trace)
-    # THEN the device is not called idle: it was busy with work that the trace does not hold
+    # THEN the device does not count as idle: it was busy with work that is not in the trace
     (step,) = found.steps
     assert (step.begin_ns, step.dur_ns) == (20_000 * US, 3_000 * US)
     assert step.parts["computation"] == step.dur_ns
@@ -172,18 +174,19 @@ def test_a_first_kernel_that_waited_for_work_of_before_the_trace(tmp_path: Path)
 
 
 def test_a_first_kernel_that_waited_without_steps(tmp_path: Path) -> None:
-    # GIVEN the same without a step, and without anything before it
+    # GIVEN the same without a step, and without earlier events
     program = Program()
     program.free[7] = program.now + 20_000
     program.operator(us=1_000)
-    # WHEN it is judged THEN that time is not the device's idle time
+    # WHEN the verdict is determined
+    # THEN that time is not the device's idle time
     found = judged(program.trace(tmp_path))
     assert (found.whole_ns, found.base.unrecorded_ns) == (1_000 * US, 20_000 * US)
 
 
 @pytest.mark.parametrize("marked", [True, False])
-def test_a_short_trace_has_no_grave_finding(marked: bool, tmp_path: Path) -> None:
-    # GIVEN one kernel of 50 µs behind 200 µs of Python, and a copy
+def test_a_short_trace_has_no_severe_finding(marked: bool, tmp_path: Path) -> None:
+    # GIVEN one kernel of 50 µs after 200 µs of Python, and a copy
     program = Program()
 
     def run() -> None:
@@ -198,13 +201,13 @@ def test_a_short_trace_has_no_grave_finding(marked: bool, tmp_path: Path) -> Non
             run()
     else:
         run()
-    # WHEN steps and device are looked at
+    # WHEN steps and device are analysed
     found = analyze(program.trace(tmp_path), ["device_use", "steps", "kernels"]).findings()
-    # THEN what they find is of little weight, as it is of little time
+    # THEN their findings have little weight, because the time is short
     assert {finding.severity for finding in found} <= {"low"}
 
 
-def test_copies_get_the_advice_that_fits_them(tmp_path: Path) -> None:
+def test_the_advice_on_copies_fits_their_kind(tmp_path: Path) -> None:
     # GIVEN devices that mostly copy: within the device, from pageable memory, from pinned memory
     said = {}
     for number, name in enumerate(
@@ -217,7 +220,7 @@ def test_copies_get_the_advice_that_fits_them(tmp_path: Path) -> None:
         program = Program()
         program.operator(us=500)
         program.launch(name, 2_000, stream=20, cat="gpu_memcpy", call="cudaMemcpyAsync", after=7)
-        # WHEN they are looked at
+        # WHEN they are analysed
         folder = tmp_path / str(number)
         folder.mkdir()
         use = device_use.analyze(program.trace(folder))
@@ -226,12 +229,13 @@ def test_copies_get_the_advice_that_fits_them(tmp_path: Path) -> None:
         assert finding.code == "device_use.exposed_copies"
         assert finding.evidence[1].event == name
         said[name] = "pinned memory" in finding.sentence
-    # THEN pinned memory is the advice for the second alone
+    # THEN pinned memory is advised only for the second one
     assert list(said.values()) == [False, True, False]
 
 
 def test_every_finding_has_a_code_and_evidence(traces: Path) -> None:
-    # GIVEN all real traces WHEN device, kernels, torch.compile, steps and layers are looked at
+    # GIVEN all real traces
+    # WHEN device, kernels, torch.compile, steps and layers are analysed
     names = ("device_use", "kernels", "compiled", "steps", "layers")
     codes = set()
     folders = (traces, traces.parent / "review" / "traces")
@@ -239,7 +243,7 @@ def test_every_finding_has_a_code_and_evidence(traces: Path) -> None:
         found = analyze(read_trace(path), names)
         for name, result in found.results.items():
             for finding in result.findings():
-                # THEN every finding has a code, of its analysis, and what it rests on
+                # THEN every finding has a code of its analysis, and evidence
                 assert finding.code.startswith(f"{name}."), (path.name, finding)
                 assert finding.evidence, (path.name, finding)
                 codes.add(finding.code)
@@ -249,7 +253,7 @@ def test_every_finding_has_a_code_and_evidence(traces: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "first_us", "second_us"),
     [
-        # The end of the step's own work, less the end of the last kernel without a launch.
+        # The end of the step's own work, minus the end of the last kernel without a launch.
         ("cuda_h100_qwen", 35_183.5, None),
         ("cuda_v100_trace_diff", 118_128, 117_128),
         ("cuda_a100_cudagraph_triton_nccl", 216_286, 215_570),
@@ -262,11 +266,11 @@ def test_the_first_step_of_real_traces(
     trace = trace_of(name, traces)
     # WHEN its steps are split
     written = split(trace).to_dict()
-    # THEN the first is as long as the work that it launched, like the others
+    # THEN the first one is as long as the work that it launched, like the others
     assert written["steps"][0]["step_us"] == pytest.approx(first_us, abs=1)
     if second_us is not None:
         assert written["steps"][1]["step_us"] == pytest.approx(second_us, abs=1)
-    # AND a comparison goes by the same
+    # AND a comparison uses the same steps
     windows = steps_of(trace)
     assert windows is not None
     assert [int(each) / 1000 for each in windows.dur_ns] == [
@@ -274,7 +278,7 @@ def test_the_first_step_of_real_traces(
     ]
 
 
-def test_qwen_computes_for_its_own_time(traces: Path) -> None:
+def test_qwen_is_computing_in_its_own_time(traces: Path) -> None:
     written = split(trace_of("cuda_h100_qwen", traces)).to_dict()
     assert sum(written["parts_us"][part] for part in ("computation", "copies")) == pytest.approx(
         31_905, abs=1
@@ -284,7 +288,7 @@ def test_qwen_computes_for_its_own_time(traces: Path) -> None:
 def test_a_video_is_prepared_for_most_of_the_step(traces: Path) -> None:
     # GIVEN a step that prepares a video for 218 of its 382.5 ms
     found = judged(trace_of("cuda_h100_timesformer", traces))
-    # THEN that is what bounds it, with the function; computing has its share of the step
+    # THEN the preparation is the bound, with the function; computing has its share of the step
     written = found.to_dict()
     assert (found.verdict, found.cause) == ("host-bound", "preparation")
     assert found.preparing is not None
@@ -298,7 +302,8 @@ def test_a_video_is_prepared_for_most_of_the_step(traces: Path) -> None:
 def test_a_server_whose_device_was_busy_before(traces: Path) -> None:
     # GIVEN a prefill whose first copy began 149 ms after its launch
     trace = trace_of("rocm_mi300_vllm_piecewise", traces)
-    # WHEN it is split THEN the device is never called idle for long
+    # WHEN it is split
+    # THEN the device is never idle for a long time
     (step,) = split(trace).steps
     assert step.dur_ns == pytest.approx(156_466_000, abs=1_000)
     assert step.parts["computation"] > 0.99 * step.dur_ns
@@ -307,10 +312,12 @@ def test_a_server_whose_device_was_busy_before(traces: Path) -> None:
     assert found.base.unrecorded_ns == pytest.approx(151_231_000, abs=1_000)
 
 
-def test_all_real_verdicts_close(traces: Path) -> None:
+def test_sums_of_all_real_verdicts_are_correct(traces: Path) -> None:
     folders = (traces, traces.parent / "review" / "traces")
     for path in sorted(path for folder in folders for path in folder.glob("*.json.gz")):
-        # GIVEN a real trace WHEN it is judged THEN its parts sum to its steps, or to itself
+        # GIVEN a real trace
+        # WHEN the verdict is determined
+        # THEN its parts sum to its steps, or to the trace
         trace = read_trace(path)
         found = verdict.analyze(trace)
         if isinstance(found, Verdict):

@@ -25,7 +25,7 @@ def unit_of(metric: str) -> str:
 
 
 def thousands(value: float | int | str, decimal: str = ".", parted_by: str = ",") -> str:
-    """As a locale prints it."""
+    """Return the number as a locale prints it."""
     if isinstance(value, str):
         return value
     text = f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
@@ -48,7 +48,7 @@ def _written(rows: Sequence[Sequence[str]]) -> str:
 def long_file(
     kernels: Sequence[tuple[str, Figures]], decimal: str = ".", parted_by: str = ","
 ) -> str:
-    """One row a metric."""
+    """One row per metric."""
     rows = [[*HEAD, "Section Name", "Metric Name", "Metric Unit", "Metric Value"]]
     for number, (name, figures) in enumerate(kernels):
         for metric, value in figures.items():
@@ -61,7 +61,7 @@ def long_file(
 def wide_file(
     kernels: Sequence[tuple[str, Figures]], decimal: str = ".", parted_by: str = ","
 ) -> str:
-    """`--page raw`: one row a kernel, the units in the second row."""
+    """`--page raw`: one row per kernel, with the units in the second row."""
     metrics = list(dict.fromkeys(metric for _, figures in kernels for metric in figures))
     rows = [[*HEAD, *metrics], [""] * len(HEAD) + [unit_of(metric) for metric in metrics]]
     for number, (name, figures) in enumerate(kernels):

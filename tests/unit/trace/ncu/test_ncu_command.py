@@ -1,4 +1,4 @@
-"""``stagespan ncu``: the command that it builds, running it, and one sentence for what fails."""
+"""``stagespan ncu``: the commands that it builds, running them, and one sentence for failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS = [
     {"name": "void at::copy<half>(half*)", "ms": 5.0, "cuda_ms": 5.0, "cpu_ms": 0.1, "count": 8},
 ]  # fmt: skip
 
-# Stands in for ncu, which needs a device: it notes how it was called and does as ncu does.
+# A stand-in for ncu, which needs a device: it records its arguments and writes what ncu writes.
 STAND_IN = """#!{python}
 import json, os, sys
 words = sys.argv[1:]
@@ -56,7 +56,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
 
 @pytest.fixture
 def breakdown(tmp_path: Path) -> Path:
-    """What the harness leaves of a stage."""
+    """The files that the harness writes for a stage."""
     path = tmp_path / "denoise_breakdown.json"
     path.write_text(
         json.dumps({
@@ -70,7 +70,7 @@ def breakdown(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for ncu on PATH; returns the file that lists how it was called."""
+    """Put a stand-in for ncu on PATH; return the file that lists its calls."""
     folder, log, table = tmp_path / "bin", tmp_path / "calls", tmp_path / "table.csv"
     folder.mkdir()
     table.write_text(wide_file(KERNELS))
@@ -93,9 +93,10 @@ def after(words: list[str], option: str) -> str:
 
 @pytest.mark.usefixtures("no_ncu")
 def test_without_ncu_the_commands_are_printed(breakdown: Path) -> None:
-    # GIVEN a machine without ncu WHEN the two top kernels are asked for
+    # GIVEN a machine without ncu
+    # WHEN the two top kernels are requested
     status, out, error = run(breakdown, "--factory", "my.pipe line:get", "--top", 2)
-    # THEN it says so, and prints what to run elsewhere, as a shell reads it
+    # THEN it says so, and prints the commands to run elsewhere, quoted for a shell
     assert status == 0
     assert error == "ncu is not installed here: run this on a machine with Nsight Compute.\n"
     measure, export, read = out.replace("\\\n", " ").splitlines()
@@ -104,8 +105,8 @@ def test_without_ncu_the_commands_are_printed(breakdown: Path) -> None:
     assert after(words, "--target-processes") == "all"
     assert after(words, "--kernel-name-base") == "function"
     assert after(words, "--kernel-name") == "regex:(^|::)(copy|sm90_xmma_gemm)$"
-    # Two iterations had 24 launches of functions of these names: 12 a step, of which the warm-up's
-    # are skipped.
+    # Two iterations had 24 launches of functions with these names: 12 per step, of which the
+    # warm-up's are skipped.
     assert after(words, "--launch-skip") == "12"
     assert after(words, "--launch-count") == "12"
     sections = [words[at + 1] for at, word in enumerate(words) if word == "--section"]
@@ -145,29 +146,29 @@ def test_ncu_is_run_and_read(breakdown: Path, ncu: Path, tmp_path: Path) -> None
     # GIVEN a machine with ncu WHEN the stage's kernels are measured
     target = tmp_path / "found.json"
     status, out, error = run(breakdown, "--factory", "m:f", "--json", target)
-    # THEN it ran twice: to measure, and to turn the report into CSV
+    # THEN it ran twice: to measure, and to convert the report to CSV
     assert status == 0, error
     calls = [json.loads(line) for line in ncu.read_text().splitlines()]
     assert ["--import" in call for call in calls] == [False, True]
     assert (tmp_path / "denoise_ncu.csv").read_text() == wide_file(KERNELS)
-    # AND the page and the file say what bounds each
+    # AND the page and the file show the bound of each kernel
     assert "memory-bound" in out
     assert "==PROF== Profiling" in error
     found = json.loads(target.read_text())
     assert found["stage"] == "denoise"
     assert [each["bound"] for each in found["kernels"]][:2] == ["memory-bound", "compute-bound"]
-    # A name alone could be two kernels, the whole name is one.
+    # A short name could match two kernels, the full name matches one.
     assert found["kernels"][0]["traced_percent"] == 60.0
 
 
 def test_a_folder_that_cannot_be_written(breakdown: Path, ncu: Path, tmp_path: Path) -> None:
-    # GIVEN a target below a file, and one that is a folder where the table should be
+    # GIVEN a target below a file, and one that is a folder with the name of the table
     (tmp_path / "file").write_text("")
     (tmp_path / "taken" / "denoise_ncu.csv").mkdir(parents=True)
     for target, calls in ((tmp_path / "file" / "x", 0), (tmp_path / "taken", 2)):
         # WHEN the stage's kernels are measured into it
         status, out, error = run(breakdown, "--factory", "m:f", "--output", target)
-        # THEN a sentence says so; before ncu ran, where it can be known
+        # THEN a sentence says so, before ncu runs if that is possible
         assert (status, out) == (2, "")
         assert "cannot be written" in error.splitlines()[-1]
         assert len(ncu.read_text().splitlines() if ncu.exists() else []) == calls
@@ -191,7 +192,7 @@ def test_a_report_is_read_through_ncu(ncu: Path, tmp_path: Path) -> None:
         ("crash", "ended with status 139"),
     ],
 )
-def test_what_ncu_fails_with_is_one_sentence(
+def test_failures_of_ncu_are_one_sentence(
     how: str, says: str, breakdown: Path, ncu: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN", how)
@@ -235,11 +236,11 @@ def test_bad_input_is_one_sentence(breakdown: Path, tmp_path: Path) -> None:
         assert error.count("\n") == 1, error
 
 
-def test_a_filter_is_no_pattern_by_accident() -> None:
-    # GIVEN names with letters that mean something in a pattern
+def test_names_in_a_filter_are_escaped() -> None:
+    # GIVEN names with characters that have a meaning in patterns
     names = ["void a::f.g<int>(int)", "k[1]", "k$+", "x(y)"]
     found = kernel_filter([Top(name, 1.0, 1) for name in names])
-    # THEN each matches itself, with and without its namespace, and nothing else
+    # THEN each matches only itself, with and without its namespace
     pattern = re.compile(found.removeprefix("regex:"))
     for name in ("f.g", "a::f.g", "k[1]", "k$+", "x"):
         assert pattern.search(name), name
@@ -247,8 +248,8 @@ def test_a_filter_is_no_pattern_by_accident() -> None:
         assert not pattern.search(name), name
 
 
-def test_breakdowns_of_others(tmp_path: Path) -> None:
-    # GIVEN the older file, which has neither counts nor steps
+def test_breakdowns_of_older_versions(tmp_path: Path) -> None:
+    # GIVEN an older file, which has neither counts nor steps
     path = tmp_path / "b.json"
     rows = [{"name": "k", "ms": 75.0, "cuda_ms": 75.0, "cpu_ms": 0.5}]
     content: dict[str, Any] = {"name": "s", "total_kernel_time_ms": 150.0, "top_kernels": rows}
@@ -258,13 +259,14 @@ def test_breakdowns_of_others(tmp_path: Path) -> None:
     assert top.kernels == [Top("k", 75.0, 1)]
 
 
-def test_figures_that_are_none(tmp_path: Path) -> None:
-    # GIVEN times and counts that are words, without end, or no numbers
+def test_figures_that_are_not_numbers(tmp_path: Path) -> None:
+    # GIVEN times and counts that are words, infinite, or not numbers
     path = tmp_path / "b.json"
     odd = ["soon", float("inf"), float("nan"), None, 10**400]
     rows = [{"name": str(n), "ms": x, "count": x, "cuda_ms": 1} for n, x in enumerate(odd)]
     path.write_text(json.dumps({"total_kernel_time_ms": odd[0], "top_kernels": rows}))
-    # WHEN it is read THEN each counts as if it were not there
+    # WHEN it is read
+    # THEN each counts as missing
     top = read_breakdown(path)
     assert top.kernels == [Top(str(n), 0.0, 1) for n in range(len(odd))]
     assert top.total_ms == 0
@@ -301,7 +303,8 @@ def test_the_operator_comes_from_the_trace(
     write_trace(events, packed=True).rename(tmp_path / "denoise_trace.json.gz")
     table = tmp_path / "ncu.csv"
     table.write_text(wide_file(KERNELS))
-    # WHEN the CSV is read with it THEN the kernel's operator is known
+    # WHEN the CSV is read with it
+    # THEN the kernel's operator is known
     _, text, _ = run(breakdown, "--csv", table, "--json", "-")
     rows = json.loads(text)["kernels"]
     assert [row["operator"] for row in rows] == ["aten::copy_", None, None, None]
@@ -312,7 +315,7 @@ def test_a_sample_of_a_real_device(traces: Path) -> None:
     rows = json.loads(text)["kernels"]
     assert status == 0
     assert len(rows) == 8
-    # Its figures hold no throughput: nothing is claimed, what they hold is computed.
+    # Its figures contain no throughput: no bound is reported, but what they contain is computed.
     assert {row["bound"] for row in rows} == {"cannot tell"}
     first = next(row for row in rows if row["name"].startswith("basic"))
     assert first["operations"] == 2 * 1024**3 + 1024**2

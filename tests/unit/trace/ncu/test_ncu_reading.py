@@ -1,4 +1,4 @@
-"""ncu's CSV: both layouts, countries' notations, units, and files that are none."""
+"""ncu's CSV: both layouts, number formats of countries, units, and invalid files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import pytest
 from ncu_files import DRAM, FFMA, HEAD, KERNELS, MEMORY, long_file, place, wide_file
 
 from stagespan.errors import TraceError
-from stagespan.trace.ncu.reading import Reading, decimal_sign, in_base_unit, number, parse, read_ncu
+from stagespan.trace.ncu.reading import (
+    NoKernelsError,
+    Reading,
+    decimal_sign,
+    in_base_unit,
+    number,
+    parse,
+    read_ncu,
+)
 
 EXPECTED = {
     "gpu__time_duration.sum": (1e-3, 2e-3, 12.345e-6, 5e-6),
@@ -22,7 +30,7 @@ EXPECTED = {
 
 
 def check(reading: Reading) -> None:
-    """All figures are there, in base units, and nothing was left out."""
+    """Check that all figures are there in base units, and nothing was left out."""
     assert [kernel.name for kernel in reading.kernels] == [name for name, _ in KERNELS]
     assert [kernel.number for kernel in reading.kernels] == [0, 1, 2, 3]
     assert reading.kernels[0].grid == (64, 2, 1)
@@ -51,10 +59,11 @@ def check(reading: Reading) -> None:
     ],
 )
 def test_both_layouts_in_every_notation(layout: object, decimal: str, parted_by: str) -> None:
-    # GIVEN the same kernels in a layout and a country's notation
+    # GIVEN the same kernels in one layout and one country's number format
     assert callable(layout)
     text = layout(KERNELS, decimal, parted_by)
-    # WHEN it is read THEN the figures are the same
+    # WHEN it is read
+    # THEN the figures are the same
     check(parse(text, "ncu.csv"))
 
 
@@ -62,13 +71,13 @@ def test_both_layouts_in_every_notation(layout: object, decimal: str, parted_by:
 def test_a_programs_output_around_the_table(layout: object) -> None:
     assert callable(layout)
     lines = layout(KERNELS).splitlines(keepends=True)
-    # GIVEN a table with ncu's own lines and a program's before, within and behind it
+    # GIVEN a table with lines of ncu and of a program before, inside and after it
     lines.insert(2, '==PROF== Profiling "copy" - 0: 0%....50%....100% - 40 passes\n')
     lines.insert(5, "Running 1 warmup iteration(s)...\n")
     text = "==PROF== Connected to process 1\nloading, please wait\n" + "".join(lines) + "done\n"
     # WHEN it is read
     reading = parse(text, "ncu.csv")
-    # THEN the program's lines are counted, and nothing else is different
+    # THEN the program's lines are counted, and nothing else differs
     assert reading.left_out == {"line that is no row of the table": 2}
     reading.left_out.clear()
     check(reading)
@@ -76,7 +85,7 @@ def test_a_programs_output_around_the_table(layout: object) -> None:
 
 @pytest.mark.parametrize("short", [False, True])
 def test_the_page_of_details_is_read_by_its_labels(short: bool) -> None:
-    # GIVEN rows with labels in place of metrics, of which one stands for two, and rules
+    # GIVEN rows with labels instead of metrics, one of which is ambiguous, and rules
     head = [*HEAD, "Section Name", "Metric Name", "Metric Unit", "Metric Value", "Rule Name"]
     head += ["Rule Type", "Rule Description"] if short else []
     rows = [
@@ -91,13 +100,13 @@ def test_the_page_of_details_is_read_by_its_labels(short: bool) -> None:
         ",".join(f'"{cell}"' for cell in row)
         for row in (head, *([*place(0, "k"), *row] for row in rows))
     )
-    if short:  # as newer versions write it
+    if short:  # as newer versions write them
         text = text.replace(',""\n', ",\n")
     # WHEN it is read
     reading = parse(text + "\n", "ncu.csv")
     (kernel,) = reading.kernels
     assert reading.left_out == {}
-    # THEN the figures stand under the metrics' own names
+    # THEN the figures have the metrics' own names
     assert kernel.metrics == {
         "gpu__time_duration.sum": pytest.approx(12.35e-6),
         MEMORY: 31.0,
@@ -106,8 +115,8 @@ def test_the_page_of_details_is_read_by_its_labels(short: bool) -> None:
     }
 
 
-def test_words_about_device_and_launch_are_no_fault() -> None:
-    # GIVEN the columns that ncu writes next to the metrics, of which one looks like a fraction
+def test_columns_about_device_and_launch_are_read() -> None:
+    # GIVEN the columns that ncu writes next to the metrics, one of which looks like a fraction
     words = {
         "c2clink__enabled_mask": "0x3",
         "device__attribute_display_name": "NVIDIA H100, PCIe",
@@ -115,7 +124,8 @@ def test_words_about_device_and_launch_are_no_fault() -> None:
         "launch__func_cache_config": "CachePreferNone",
     }
     kernels = [("void <unnamed>::k<4, 1>(const __half *)", {**words, FFMA: 1_234, MEMORY: "7"})]
-    # WHEN they are read THEN the numbers are read as they are, and nothing is complained about
+    # WHEN they are read
+    # THEN the numbers are unchanged, and there is no remark
     reading = parse(wide_file(kernels), "ncu.csv")
     assert reading.left_out == {}
     assert reading.kernels[0].metrics == {FFMA: 1_234, MEMORY: 7}
@@ -124,7 +134,8 @@ def test_words_about_device_and_launch_are_no_fault() -> None:
 def test_a_sample_of_a_real_device(traces: Path) -> None:
     # GIVEN nine launches of eight products of 1024 x 1024 matrices
     reading = read_ncu(traces / "ncu" / "sgemm_series_cc86.csv")
-    # WHEN it is read THEN the hand-written ones did 1024^3 fused operations, to the last one
+    # WHEN it is read
+    # THEN the hand-written ones did exactly 1024^3 fused operations
     assert [k.metrics[FFMA] for k in reading.kernels] == [1024**3] * 7 + [1_094_713_344] * 2
     assert reading.kernels[0].metrics == {
         "dram__bytes.sum": 32_746_880,
@@ -146,7 +157,7 @@ def test_a_sample_of_a_real_device(traces: Path) -> None:
         (["1,234", "5,678", "12.25"], "."), (["1 234,5"], ","), (["12345,678"], ","),
     ],
 )  # fmt: skip
-def test_which_sign_parts_the_fraction(values: list[str], sign: str) -> None:
+def test_the_decimal_sign_is_recognised(values: list[str], sign: str) -> None:
     assert decimal_sign(values) == sign
 
 
@@ -181,25 +192,33 @@ def test_units(value: float, unit: str, expected: tuple[float, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "cause", "says"),
     [
-        ("", "is empty"),
-        ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission", "as root"),
-        ("==PROF== Connected\n==WARNING== No kernels were profiled.\n", "lower --launch-skip"),
-        ("==ERROR== Failed to find metric foo__bar\n", "Failed to find metric foo__bar"),
-        ("a,b\n1,2\n", "is not a CSV file of ncu"),
+        ("", "empty", "is empty"),
+        ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission", "permission", "as root"),
+        (
+            "==PROF== Connected\n==WARNING== No kernels were profiled.\n",
+            "no_match",
+            "lower --launch-skip",
+        ),
+        ("==ERROR== Failed to find metric foo__bar\n", "ncu", "Failed to find metric foo__bar"),
+        ("a,b\n1,2\n", "format", "is not a CSV file of ncu"),
         (
             '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n',
+            "format",
             "is not a CSV file of ncu",
         ),
-        ("\x1b[2J\x00\xff" * 9, "is not a CSV file of ncu"),
+        ("\x1b[2J\x00\xff" * 9, "format", "is not a CSV file of ncu"),
     ],
 )
-def test_what_holds_no_kernel_gets_one_sentence(text: str, says: str, tmp_path: Path) -> None:
+def test_files_without_a_kernel_give_one_sentence(
+    text: str, cause: str, says: str, tmp_path: Path
+) -> None:
     path = tmp_path / "ncu.csv"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(TraceError, match=re.escape(says)) as caught:
+    with pytest.raises(NoKernelsError, match=re.escape(says)) as caught:
         read_ncu(path)
+    assert caught.value.cause == cause
     assert str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
@@ -213,14 +232,15 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layout", [long_file, wide_file])
-def test_a_file_that_is_cut_off_says_so(layout: object) -> None:
+def test_a_truncated_file_gives_a_remark(layout: object) -> None:
     # GIVEN a file that ends in the middle of its last row
     assert callable(layout)
     text = layout(KERNELS)
     whole = parse(text, "ncu.csv").kernels
     last_line = text.rindex("\n", 0, -1) + 1
     for end in range(last_line + 5, len(text) - 2):
-        # WHEN it is read THEN what is whole is there as it was, and it says that the rest is not
+        # WHEN it is read
+        # THEN the complete rows are unchanged, and a remark says that the rest is missing
         reading = parse(text[:end], "ncu.csv")
         for kernel in reading.kernels:
             assert kernel.metrics.items() <= whole[kernel.number].metrics.items(), text[
@@ -230,7 +250,7 @@ def test_a_file_that_is_cut_off_says_so(layout: object) -> None:
         assert reading.incomplete or text[end - 1] == '"', text[end - 9 : end]
 
 
-def test_values_that_are_no_numbers_are_counted() -> None:
+def test_values_that_are_not_numbers_are_counted() -> None:
     text = long_file([("k", {MEMORY: 50.0, DRAM: "n/a", FFMA: "nan"})])
     reading = parse(text, "ncu.csv")
     assert reading.left_out == {"value that is no number": 2}

@@ -27,12 +27,12 @@ from ncu_files import (
 )  # fmt: skip
 
 from stagespan.trace.ncu.command import Top, TopKernels, base_name, one_way, without_parameters
-from stagespan.trace.ncu.pages import markdown
-from stagespan.trace.ncu.pages import roofline as drawn
 from stagespan.trace.ncu.reading import Measured, parse
 from stagespan.trace.ncu.report import NcuReport, report
 from stagespan.trace.ncu.roofline import point_of, roofs_of
 from stagespan.trace.ncu.verdict import Judgement, judge
+from stagespan.trace.render.ncu import markdown
+from stagespan.trace.render.ncu import roofline as drawn
 
 
 def measured(figures: Figures) -> Measured:
@@ -48,7 +48,9 @@ def at(compute: float, memory: float, **more: float) -> Judgement:
 
 
 def test_each_bound_by_throughput() -> None:
-    # GIVEN the four kernels WHEN they are judged THEN each has its bound and what it rests on
+    # GIVEN the four kernels
+    # WHEN the verdicts are determined
+    # THEN each has its bound, with evidence
     found = [judge(measured(figures)) for _, figures in KERNELS]
     assert [each.bound for each in found] == [
         "memory-bound", "compute-bound", "latency-bound", "balanced",
@@ -70,7 +72,8 @@ def test_the_thresholds() -> None:
 
 def test_why_a_kernel_waits() -> None:
     # GIVEN a small grid, an occupancy that shared memory limits and that is not reached, and warps
-    # that wait for memory WHEN it is judged
+    # that wait for memory
+    # WHEN the verdict is determined
     found = judge(measured(WAITS))
     # THEN each of these is a reason, with its figure
     lost = "it reaches 22.0 % of the possible occupancy of 50.0 %: "
@@ -84,12 +87,12 @@ def test_why_a_kernel_waits() -> None:
     assert found.occupancy == 22.0
 
 
-def test_no_reason_is_made_up() -> None:
-    # GIVEN a full grid, full occupancy and a scheduler that is busy
+def test_no_reason_is_invented() -> None:
+    # GIVEN a full grid, full occupancy and a busy scheduler
     found = at(50, 40, **{WAVES: 1.0, THEORETICAL: 80.0, ACHIEVED: 70.0, WHOLE: 10.0, LONG: 9.0,
                           ISSUED: 0.8})  # fmt: skip
     assert found.reasons == ("neither computing nor memory is in use for most of the time",)
-    # AND a stall below the threshold is none
+    # AND a stall below the threshold is not a reason
     found = at(50, 40, **{WHOLE: 10.0, BARRIER: 2.9})
     assert found.reasons == ("neither computing nor memory is in use for most of the time",)
     assert found.stall == ("barrier", 29.0)
@@ -106,11 +109,11 @@ def test_without_throughput_nothing_is_claimed() -> None:
     assert judged().bound == "cannot tell"
 
 
-def test_the_place_below_the_roofs() -> None:
+def test_the_position_below_the_roofs() -> None:
     # GIVEN 50e9 fused operations and 100 MB in 2 ms
     point = point_of(measured(MULTIPLIES))
     assert point is not None
-    # THEN these are 100e9 operations at 50 TFLOP/s, 1000 a byte
+    # THEN these are 100e9 operations at 50 TFLOP/s, 1000 per byte
     assert (point.operations, point.precision) == (100e9, "single")
     assert point.rate == pytest.approx(50e12)
     assert point.intensity == pytest.approx(1000)
@@ -133,7 +136,7 @@ def test_operations_of_every_kind() -> None:
     assert point is not None
     assert point.operations == 3 + 5 + 2 * 7 + 11 + 2 * 13 + 17
     assert (point.precision, point.bytes) == ("double", 25)
-    # Counted per cycle, as the section of the roofline does.
+    # Counted per cycle, like the roofline section of ncu.
     figures = {
         "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum.per_cycle_elapsed": 10,
         "smsp__cycles_elapsed.avg.per_second": 1_000_000_000,
@@ -145,13 +148,13 @@ def test_operations_of_every_kind() -> None:
     assert point.operations == pytest.approx(2 * 10 * 1e9 * 2e-6)
 
 
-def test_no_place_for_what_is_not_counted() -> None:
+def test_no_position_without_counted_operations() -> None:
     tensor = {"sm__inst_executed_pipe_tensor.sum": 4}
     assert point_of(measured({**MULTIPLIES, **tensor})) is None
     assert point_of(measured({"gpu__time_duration.sum": 5, "dram__bytes.sum": 5})) is None
     assert point_of(measured({FFMA: 5, "dram__bytes.sum": 5})) is None
     assert point_of(measured({FFMA: 5, "gpu__time_duration.sum": 5})) is None
-    # Nor for figures below 0, which have no place on a logarithmic axis.
+    # Nor for negative figures, which have no position on a logarithmic axis.
     for name in ("gpu__time_duration.sum", "dram__bytes.sum", FFMA):
         whole = {FFMA: 5, "gpu__time_duration.sum": 5, "dram__bytes.sum": 5}
         assert point_of(measured(whole)) is not None
@@ -188,7 +191,7 @@ def test_both_spellings_are_one_kernel() -> None:
 
 
 def a_report() -> NcuReport:
-    """Four kernels measured; the breakdown spells them otherwise, and has more."""
+    """A report of four kernels; the breakdown spells them differently, and has more."""
     top = TopKernels(
         "denoise",
         [
@@ -206,10 +209,11 @@ def a_report() -> NcuReport:
 
 
 def test_the_report_links_stage_and_operator() -> None:
-    # GIVEN a breakdown, and operators from its trace WHEN the report is made
+    # GIVEN a breakdown, and operators from its trace
+    # WHEN the report is created
     found = a_report()
     rows = found.to_dict()["kernels"]
-    # THEN what is the same kernel has its time, operator and stage; what could be two has none
+    # THEN a kernel that matches has its time, operator and stage; an ambiguous one does not
     assert [row["bound"] for row in rows] == [
         "memory-bound", "compute-bound", "latency-bound", "balanced",
     ]  # fmt: skip
@@ -217,9 +221,15 @@ def test_the_report_links_stage_and_operator() -> None:
     assert (rows[0]["operator"], rows[0]["stage"]) == ("aten::copy_", "denoise/attention")
     assert (rows[1]["operator"], rows[1]["stage"]) == (None, "denoise")
     assert [kernel.name for kernel in found.missing] == ["never_measured"]
-    # AND the findings are in the order of what they cost, each with its evidence
+    # AND the findings are ordered by their cost, each with its evidence
     findings = found.findings()
     assert [each.severity for each in findings] == ["high", "high", "low", "low"]
+    assert [each.code for each in findings] == [
+        "ncu.memory_bound", "ncu.compute_bound", "ncu.latency_bound", "ncu.balanced",
+    ]  # fmt: skip
+    assert findings[0].numbers == {
+        "percent": 60, "compute_percent": 20.5, "memory_percent": 91.25,
+    }  # fmt: skip
     assert findings[0].sentence.startswith(
         "copy (60.0 % of the kernel time of denoise, launched by aten::copy_) is memory-bound:"
         " computing 20.5 %, memory 91.2 % of the peak; device memory is the busiest part."
@@ -231,11 +241,12 @@ def test_the_report_links_stage_and_operator() -> None:
 
 
 def test_the_picture_has_its_points_and_roofs() -> None:
-    # GIVEN a report with two kernels that have a place WHEN it is drawn
+    # GIVEN a report with two kernels that have a position
+    # WHEN it is drawn
     found = a_report()
     root = ElementTree.fromstring(drawn(found))
     space = "{http://www.w3.org/2000/svg}"
-    # THEN it is SVG with a point each, in its place, and the roofs
+    # THEN it is SVG with a point for each at its position, and the roofs
     titles = [each.text or "" for each in root.iter(f"{space}title")]
     assert titles[0] == "Roofline of denoise"
     assert sorted(title.split(":")[0] for title in titles[1:]) == ["copy", "sm90_xmma_gemm"]
@@ -258,6 +269,6 @@ def test_hostile_names_in_the_picture() -> None:
     assert "\x1b" not in markdown(found)
 
 
-def test_nothing_to_draw_is_said() -> None:
+def test_nothing_to_draw_is_reported() -> None:
     found = report(parse(long_file([("k", {COMPUTE: 3.0, MEMORY: 4.0})]), "ncu.csv"))
     assert "No kernel has counted operations" in drawn(found)

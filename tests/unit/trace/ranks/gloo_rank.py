@@ -1,4 +1,4 @@
-"""One of two processes that train together, of which rank 1 sleeps before every all-reduce."""
+"""One of two processes that train together; rank 1 sleeps before every all-reduce."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import time
 from pathlib import Path
 
 ROUNDS = 8
+"""The minimum number of rounds in both traces."""
+ROUNDS_MISSED = 4
+"""The rounds before them, because a profiler can begin to record some time after its start."""
 SLEEP_S = 0.15
 
 
@@ -19,9 +22,9 @@ def main(rank: int, folder: Path) -> None:
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
     weights, gradients = torch.randn(64, 64), torch.ones(100_000)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        # The profiler may take long to start in one of them: from here on they are together.
+        # The profiler may take long to start in one of them; from here on they are synchronised.
         dist.all_reduce(gradients)
-        for _ in range(ROUNDS):
+        for _ in range(ROUNDS_MISSED + ROUNDS):
             for _ in range(5):
                 weights = (weights @ weights).clamp(-1, 1)
             if rank == 1:

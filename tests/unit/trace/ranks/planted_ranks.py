@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from commands import unstated
+
 from stagespan.trace.analysis import Analysis
-from stagespan.trace.ranks import Ranks, analyze_folder
+from stagespan.trace.paths import analyze_ranks
+from stagespan.trace.ranks import Ranks
 from stagespan.trace.result import Finding
 
 US = 1_000
@@ -75,7 +78,7 @@ def write_rank(
 
 
 def together(arrivals: Sequence[Sequence[float]], took: float = 10) -> list[list[Call]]:
-    """Of every rank its collectives: each ends on all ranks `took` after the last has come."""
+    """For each rank its collectives, which end on all ranks `took` after the last arrival."""
     ends = [max(each) + took for each in zip(*arrivals, strict=True)]
     return [
         [("AllReduce_Sum_f32", begin, end) for begin, end in zip(mine, ends, strict=True)]
@@ -84,8 +87,9 @@ def together(arrivals: Sequence[Sequence[float]], took: float = 10) -> list[list
 
 
 def finding_in(found: Ranks, code: str) -> Finding:
-    """The only finding of a code."""
+    """Return the only finding with a code."""
     (finding,) = [each for each in found.findings() if each.code == code]
+    assert unstated([finding]) == []
     return finding
 
 
@@ -94,7 +98,7 @@ def codes_in(found: Ranks) -> list[str]:
 
 
 def ranks_in(folder: Path, jobs: int | None = 1) -> Ranks:
-    return result_of(analyze_folder(folder, jobs))
+    return result_of(analyze_ranks(folder, jobs))
 
 
 def result_of(analysis: Analysis) -> Ranks:

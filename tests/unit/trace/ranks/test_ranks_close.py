@@ -1,4 +1,4 @@
-"""Whatever the ranks did: waiting is what the begins say, and the sums close."""
+"""For any ranks, waiting follows from the begins, and the sums are correct."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ ARRIVALS = st.integers(2, 5).flatmap(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(late=ARRIVALS, clocks=st.lists(st.integers(-300, 300), min_size=5, max_size=5))
-def test_waiting_is_what_the_begins_say(late: Any, clocks: Any, tmp_path: Path) -> None:
-    # GIVEN ranks that come late to collectives at random, and clocks up to 300 µs off
+def test_waiting_follows_from_the_begins(late: Any, clocks: Any, tmp_path: Path) -> None:
+    # GIVEN ranks that arrive at collectives at random, and clocks up to 300 µs off
     for old in tmp_path.iterdir():
         old.unlink()
     arrivals = [[1_000 * at + each for at, each in enumerate(mine)] for mine in late]
     for rank, calls in enumerate(together(arrivals)):
         write_rank(tmp_path, rank, calls, world=len(late), clock=clocks[rank])
-    # WHEN they are read together
+    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN every rank waited from its coming until the last came
+    # THEN every rank waited from its arrival until the last one arrived
     calls = list(zip(*arrivals, strict=True))
     assert found.waits.waited_ns.tolist() == [
         sum(max(each) - each[rank] for each in calls) * US for rank in range(len(late))
     ]
-    # AND who was last by more than what clocks are off was so
+    # AND a rank that was last by more than the clocks' error is reported as last
     for each, instance in zip(calls, found.waits.instances, strict=True):
         first, second = sorted(each, reverse=True)[:2]
         assert instance.late_ns == (first - second) * US
         assert instance.last == (each.index(first) if first - second > 1 else -1)
         assert instance.waited_ns == sum(first - one for one in each) * US
-    # AND the sums close
+    # AND the sums are correct
     assert found.lost_ns == sum(each.waited_ns for each in found.waits.instances)
     assert found.waits.lost_ns.tolist() == found.waits.waited_ns.tolist()
     assert found.waits.caused_ns.sum() == sum(

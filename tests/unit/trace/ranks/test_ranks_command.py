@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from planted_ranks import ranks_in, together, write_rank
+from planted_ranks import US, finding_in, ranks_in, together, write_rank
 from rich.console import Console
 
 from stagespan.cli import command
 from stagespan.trace import read_trace
 from stagespan.trace.render.json_schema import json_schema
 from stagespan.trace.render.terminal import print_ranks
+from stagespan.trace.result import printable
 
 
 def run(*arguments: object) -> tuple[int, str, str]:
@@ -25,7 +26,7 @@ def run(*arguments: object) -> tuple[int, str, str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Twelve ranks of which 4 is late, and one of a hostile name."""
+    """Twelve ranks of which rank 4 is late, and one with a hostile name."""
     arrivals = [[1_000.0 * n + (400 if rank == 4 else 0) for n in range(6)] for rank in range(12)]
     for rank, calls in enumerate(together(arrivals)):
         write_rank(tmp_path / "job", rank, calls, world=13)
@@ -37,11 +38,16 @@ def test_the_page(folder: Path) -> None:
     status, out, error = run(folder)
     assert (status, error) == (0, "")
     out = " ".join(out.split())
-    assert out.startswith("job: 12 ranks Cannot tell: of the 12 ranks'")
-    assert "12 ranks, 6 collectives." in out
-    assert "1 of 13 ranks are missing: 12." in out
-    assert "The other ranks waited 26.400 ms for rank 4 (100.0 % of all waiting)" in out
-    assert "arrived last at 6 of 6 collectives, in total 2.400 ms" in out
+    # The page has the verdict, the remarks and the findings that the result has.
+    found = ranks_in(folder)
+    assert out.startswith("job: 12 ranks")
+    assert found.to_dict()["verdict"]["sentence"] in out
+    assert all(printable(remark) in out for remark in found.remarks)
+    late = finding_in(found, "ranks.late")
+    assert late.sentence in out
+    assert (late.numbers["rank"], late.numbers["waited_percent"]) == (4, 100)
+    assert (late.numbers["waited_ns"], late.numbers["late_ns"]) == (26_400 * US, 2_400 * US)
+    assert (late.numbers["last"], late.numbers["of"]) == (6, 6)
     assert "\x1b" not in out
 
 
@@ -75,9 +81,10 @@ def test_files(folder: Path, tmp_path: Path) -> None:
     for finding in written["findings"]:
         assert finding["code"].startswith("ranks.")
         assert finding["evidence"]
-    assert "Collectives with the longest waits" in files["markdown"].read_text()
+    late = finding_in(ranks_in(folder), "ranks.late").sentence
+    assert late in files["markdown"].read_text()
     page = files["html"].read_text()
-    assert "for rank 4 (100.0 % of all waiting)" in page
+    assert late in page
     assert '"verdict":{"word":"cannot tell"' in page
     assert "<script>.json" not in page
 

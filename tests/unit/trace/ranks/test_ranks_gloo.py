@@ -33,37 +33,36 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_who_sleeps_is_the_straggler(recorded: Path) -> None:
-    # GIVEN traces of two processes that met, of which rank 1 then slept before each all-reduce
-    # WHEN they are read together
+def test_the_sleeping_rank_is_the_straggler(recorded: Path) -> None:
+    # GIVEN traces of two processes, of which rank 1 slept before each all-reduce
+    # WHEN the ranks are analysed together
     found = ranks_in(recorded)
     # THEN their collectives are matched
     assert (found.numbers, found.world_size) == ([0, 1], 2)
-    # The first, in which they meet, can lie before the window of one of them.
     assert found.matched.count >= gloo_rank.ROUNDS
     assert {each.op for each in found.waits.instances} == {"all_reduce"}
-    # AND rank 1 came last, and rank 0 waited for as long as it slept, or nearly
+    # AND rank 1 arrived last, and rank 0 waited for about as long as it slept
     assert found.waits.last[1] >= gloo_rank.ROUNDS - 2
     assert found.waits.waited_ns[0] > 0.5 * SLEPT_NS
     straggler = finding_in(found, "ranks.late")
-    assert straggler.severity == "high"
-    assert "for rank 1" in straggler.sentence
-    # AND what made it late is neither computing nor another collective
+    assert (straggler.severity, straggler.numbers["rank"]) == ("high", 1)
+    # AND the reason is neither computing nor another collective
     reasons = dict(zip(REASONS, found.waits.reasons_ns[1].tolist(), strict=True))
     assert reasons[HOST] > 0.5 * SLEPT_NS
     assert reasons[COMPUTING] + reasons[COMMUNICATION] < reasons[HOST]
-    # AND the job's verdict is reported, although each page alone cannot tell
-    assert found.to_dict()["verdict"]["verdict"] != ""
+    # AND most of the job's time is waiting or idle, not computing
+    assert found.to_dict()["verdict"]["verdict"] in ("communication-bound", "cannot tell")
 
 
 @pytest.mark.slow
-def test_the_waiting_rank_says_that_nothing_hides_its_communication(recorded: Path) -> None:
+def test_the_communication_of_the_waiting_rank_is_exposed(recorded: Path) -> None:
     # GIVEN the trace of the rank that waits
     trace = read_trace(recorded / "rank0_trace.json")
     # WHEN it is analysed alone
     findings = analyze(trace, ["host"]).findings()
-    # THEN it says that it did nothing but communicate
-    assert any("all_reduce" in str(each) for f in findings for each in f.evidence)
+    # THEN the result says that it did nothing but communicate
+    (finding,) = [each for each in findings if each.code == "host.communication"]
+    assert all("all_reduce" in each.event for each in finding.evidence)
 
 
 @pytest.mark.slow
@@ -72,7 +71,7 @@ def test_the_real_timelines_are_merged(recorded: Path, tmp_path: Path) -> None:
     # WHEN they are merged
     merge(ranks_in(recorded), tmp_path / "merged.json.gz")
     whole = read_trace(tmp_path / "merged.json.gz")
-    # THEN all events are there, and those of a rank where they were
+    # THEN all events are there, and those of one rank are unchanged
     parts = [read_trace(recorded / f"rank{rank}_trace.json") for rank in range(2)]
     assert len(whole.events) == sum(len(part.events) for part in parts)
     begins = sorted(int(at) for part in parts for at in part.events.begin_ns)

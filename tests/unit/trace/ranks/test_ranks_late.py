@@ -1,4 +1,4 @@
-"""Who is waited for, and why: by time, by the place in the step, and by what it did before."""
+"""The rank that others wait for, and why: by time, position in the step, and earlier work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planted_ranks import US, Call, codes_in, finding_in, ranks_in, together, write_rank
 
-from stagespan.trace.ranks import Ranks, analyze_folder
+from stagespan.trace.paths import analyze_ranks
+from stagespan.trace.ranks import Ranks
 from stagespan.trace.ranks.waits import BEFORE, COMMUNICATION, COMPUTING, HOST, NOT_KNOWN, REASONS
 from stagespan.trace.render.html.data import charts
 
@@ -22,40 +23,44 @@ def reasons_of(found: Ranks, at: int) -> dict[str, int]:
 
 
 def write_job(folder: Path, arrivals: list[list[float]], steps: int = 6, took: float = 10) -> None:
-    """Ranks that come to eight collectives in each of their steps, which begin together."""
+    """Ranks that arrive at eight collectives in each of their steps, which begin together."""
     for rank, calls in enumerate(together(arrivals, took)):
         marks = [(STEP * step, STEP * (step + 1) - 1) for step in range(steps)]
         write_rank(folder, rank, calls, world=len(arrivals), steps=marks, host="node1")
 
 
-def test_who_sleeps_once_a_step_is_named_beside_many_short_races(tmp_path: Path) -> None:
-    # GIVEN six steps of eight collectives. Rank 1 sleeps 30 ms before the first of each but the
-    # first step's. Rank 0 comes 5 µs late to all others, and once, in the first step, 47 ms.
+def test_a_rank_that_sleeps_once_a_step_is_named_despite_many_short_races(tmp_path: Path) -> None:
+    # GIVEN six steps of eight collectives. Rank 1 sleeps 30 ms before the first collective of each
+    # step except the first one. Rank 0 arrives 5 µs late at all others, and once, in the first
+    # step, 47 ms.
     arrivals: list[list[float]] = [[], []]
     for step in range(6):
         for number in range(8):
             at = STEP * step + 1_000 + 5_000 * number
             slept = 30_000.0 if step and number == 0 else 0.0
             late = 47_000.0 if (step, number) == (0, 7) else 5.0 if number else 0.0
-            # After the sleep the others of the step follow.
+            # The other collectives of the step are delayed by the sleep.
             follows = 30_000.0 if step and number else 0.0
             arrivals[0].append(at + late + follows)
             arrivals[1].append(at + slept + follows)
     write_job(tmp_path, arrivals)
-    # WHEN they are read together
+    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN rank 0 was last most often, and rank 1 is the one that is waited for
     assert found.waits.last.tolist() == [42, 5]
     assert found.waits.waited_for_ns.tolist() == [(41 * 5 + 47_000) * US, 150_000 * US]
     late = finding_in(found, "ranks.late")
     assert late.severity == "high"
-    assert "waited 150.000 ms for rank 1 (76.1 % of all waiting)" in late.sentence
-    assert "collective 1 of a step, in 5 of 6 steps" in late.sentence
-    # AND nothing else than its host made it late
+    assert late.numbers["rank"] == 1
+    assert late.numbers["waited_ns"] == 150_000 * US
+    assert late.numbers["waited_percent"] == pytest.approx(100 * 150 / (150 + 47.205))
+    assert late.numbers["collective_of_step"] == 1
+    assert (late.numbers["last"], late.numbers["of"]) == (5, 6)
+    # AND the reason is only its host
     assert reasons_of(found, 1) == {
         BEFORE: 0, COMPUTING: 0, COMMUNICATION: 0, HOST: 150_000 * US, NOT_KNOWN: 0,
     }  # fmt: skip
-    # AND the place in the step is in the JSON and in a table
+    # AND the position in the step is in the JSON and in a table
     (group,) = found.to_dict()["collectives"]
     assert (group["most_often_last"], group["most_waited_for"]) == (0, 1)
     assert group["most_waited_for_us"] == 150_000
@@ -65,8 +70,8 @@ def test_who_sleeps_once_a_step_is_named_beside_many_short_races(tmp_path: Path)
     )  # fmt: skip
 
 
-def test_ranks_that_are_late_in_turn_at_a_place_are_not_blamed(tmp_path: Path) -> None:
-    # GIVEN two ranks that in turn come 30 ms late to the first collective of a step
+def test_ranks_that_are_late_in_turn_at_a_position_are_not_blamed(tmp_path: Path) -> None:
+    # GIVEN two ranks that arrive in turn 30 ms late at the first collective of a step
     arrivals: list[list[float]] = [[], []]
     for step in range(6):
         for number in range(8):
@@ -74,7 +79,7 @@ def test_ranks_that_are_late_in_turn_at_a_place_are_not_blamed(tmp_path: Path) -
             for rank in range(2):
                 arrivals[rank].append(at + (30_000 if not number and step % 2 == rank else 0))
     write_job(tmp_path, arrivals)
-    # WHEN they are read together
+    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
     # THEN waiting is reported, but no rank is blamed
     assert "ranks.waiting" in codes_in(found)
@@ -88,18 +93,38 @@ def test_a_rank_that_computes_longer(tmp_path: Path) -> None:
     for rank, calls in enumerate(together(arrivals)):
         computing = [(1_000.0 * n + 100, calls[n][1]) for n in range(10)]
         write_rank(tmp_path, rank, calls, world=3, computing=computing, host="node1")
-    # WHEN they are read together
+    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN that is why the others waited for it
+    # THEN this is the reason why the others waited for it
     assert found.waits.waited_for_ns.tolist() == [0, 0, 10 * 2 * 200 * US]
     why = reasons_of(found, 2)
     assert why[COMPUTING] == pytest.approx(10 * 2 * 200 * US, abs=20)
     assert sum(why.values()) == found.waits.waited_for_ns[2]
-    assert "it computed longer" in finding_in(found, "ranks.late").sentence
+    numbers = finding_in(found, "ranks.late").numbers
+    assert (numbers["rank"], numbers["reason_ns"]) == (2, why[COMPUTING])
 
 
-def test_a_rank_that_another_collective_keeps(tmp_path: Path) -> None:
-    # GIVEN three ranks of which rank 2 is 300 µs longer in a collective that the others have not
+def test_computing_while_a_rank_waits_does_not_count_before_the_next(tmp_path: Path) -> None:
+    # GIVEN two ranks, of which rank 1 computes 100 µs longer before each of ten collectives and
+    # then does nothing for 100 µs, while rank 0 computes for 150 of these 200 µs in the collective
+    arrivals = [[1_000.0 * n + 600 + 200 * rank for n in range(10)] for rank in range(2)]
+    for rank, calls in enumerate(together(arrivals)):
+        computing = [(1_000.0 * n + 100, calls[n][1] - 100 * rank) for n in range(10)]
+        if rank == 0:
+            computing += [(calls[n][1] + 20, calls[n][1] + 170) for n in range(10)]
+        write_rank(tmp_path, rank, calls, world=2, computing=computing, host="node1")
+    # WHEN the ranks are analysed together
+    found = ranks_in(tmp_path)
+    # THEN each reason has half of the 50 µs that rank 0 lost each time
+    assert found.waits.waited_ns.tolist() == [10 * 200 * US, 0]
+    assert found.waits.waited_for_ns.tolist() == [0, 10 * 50 * US]
+    why = reasons_of(found, 1)
+    assert (why[COMPUTING], why[HOST]) == (10 * 25 * US, 10 * 25 * US)
+
+
+def test_a_rank_that_is_delayed_by_another_collective(tmp_path: Path) -> None:
+    # GIVEN three ranks, of which rank 2 is 300 µs longer in a collective that the others do not
+    # have
     calls = together([[1_000.0 * n + 400 + (300 if rank == 2 else 0) for n in range(10)]
                       for rank in range(3)])  # fmt: skip
     for rank, mine in enumerate(calls):
@@ -109,38 +134,43 @@ def test_a_rank_that_another_collective_keeps(tmp_path: Path) -> None:
             mine = [*mine, *[(op, begin, end + 300) for op, begin, end in own]]
             groups += ["other"] * 10
         write_rank(tmp_path, rank, mine, world=3, groups=groups, host="node1")
-    # WHEN they are read together
+    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN that is why the others waited for it, but in the first, before which it did nothing
+    # THEN this is the reason why the others waited, except in the first, before which it was idle
     why = reasons_of(found, 2)
     assert why[COMMUNICATION] > 0.85 * found.waits.waited_for_ns[2]
     assert sum(why.values()) == found.waits.waited_for_ns[2]
 
 
-def test_a_rank_whose_step_begins_later(tmp_path: Path) -> None:
-    # GIVEN one step of three collectives, which rank 3 begins 5 ms later, and is no slower in
+@pytest.mark.parametrize("clock", [0, 400])
+def test_a_rank_whose_step_begins_later(clock: int, tmp_path: Path) -> None:
+    # GIVEN one step of three collectives, which rank 3 begins 5 ms later and runs equally fast, on
+    # a host whose clock may be ahead
     for rank, calls in enumerate(
         together([[(5_000.0 if rank == 3 else 0) + at for at in (1_000, 2_000, 3_000)]
                   for rank in range(4)])
     ):  # fmt: skip
         begin = 5_000.0 if rank == 3 else 0.0
         steps = [(begin, begin + 6_000)]
-        write_rank(tmp_path, rank, calls, world=4, steps=steps, begin=begin, host="node1")
-    # WHEN they are read together
+        write_rank(
+            tmp_path, rank, calls, world=4, steps=steps, begin=begin, host=f"node{rank}",
+            clock=clock if rank == 3 else 0,
+        )  # fmt: skip
+    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN all waiting for it is because of that, and what it does is not blamed
+    # THEN this is the reason for all waiting, and its own work is not blamed
     assert found.waits.waited_for_ns[3] == reasons_of(found, 3)[BEFORE] > 0
     late = finding_in(found, "ranks.late")
     assert late.severity == "low"
-    assert "the traces do not show why" in late.sentence
+    assert late.numbers["reason_ns"] == found.waits.waited_for_ns[3]
     waiting = finding_in(found, "ranks.waiting")
     assert waiting.severity == "medium"
-    assert "steps began later" in waiting.sentence
+    assert waiting.numbers["began_later_ns"] == waiting.numbers["time_ns"]
 
 
 def test_later_steps_are_compared_from_the_collective_before(tmp_path: Path) -> None:
-    # GIVEN two ranks of which rank 1 begins its first step 20 ms later, and then loses 5 ms in each
-    # of three more, where all have come together to the collective before
+    # GIVEN two ranks, of which rank 1 begins its first step 20 ms later, and then loses 5 ms in
+    # each of three more, in which all arrived together at the previous collective
     for rank, calls in enumerate(together([
         [1_000, *(STEP * step + 1_000 for step in range(1, 4))],
         [21_000, *(STEP * step + 6_000 for step in range(1, 4))],
@@ -148,12 +178,13 @@ def test_later_steps_are_compared_from_the_collective_before(tmp_path: Path) -> 
         steps = [(STEP * step + (20_000 if rank and not step else 0), STEP * (step + 1) - 1)
                  for step in range(4)]  # fmt: skip
         write_rank(tmp_path, rank, calls, world=2, steps=steps, begin=20_000.0 * rank, host="n")
-    # WHEN they are read together
+    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the first is because it began later, and the others because of its host
+    # THEN the reason for the first is its late begin, and for the others its host
     why = reasons_of(found, 1)
     assert (why[BEFORE], why[HOST]) == (20_000 * US, 15_000 * US)
-    # AND only what is not from before the traces makes it grave: 15 of 285 ms, where 35 are high
+    # AND only waiting that is not from before the traces counts for the severity: 15 of 285 ms,
+    # while 35 would be high
     assert finding_in(found, "ranks.late").severity == "medium"
 
 
@@ -162,7 +193,7 @@ def test_later_steps_are_compared_from_the_collective_before(tmp_path: Path) -> 
 )
 @given(data=st.data())
 def test_reasons_sum_to_the_waiting(data: st.DataObject, tmp_path: Path) -> None:
-    # GIVEN ranks that come and compute at random
+    # GIVEN ranks that arrive and compute at random
     for old in tmp_path.iterdir():
         old.unlink()
     ranks, steps = data.draw(st.integers(2, 4)), data.draw(st.integers(0, 3))
@@ -177,12 +208,12 @@ def test_reasons_sum_to_the_waiting(data: st.DataObject, tmp_path: Path) -> None
             computing=[(1_000.0 * n, 1_000.0 * n + us) for n, us in enumerate(computes[rank])],
             steps=[(2_000.0 * n + begins[rank], 2_000.0 * n + 1_999) for n in range(steps)],
         )  # fmt: skip
-    # WHEN they are read together
+    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN the reasons of each rank sum to what the others lost for it, and none is negative
+    # THEN the reasons of each rank sum to what the others lost because of it, and none is negative
     assert found.waits.reasons_ns.sum(axis=1).tolist() == found.waits.waited_for_ns.tolist()
     assert found.waits.reasons_ns.min() >= 0
-    # AND what its time went to sums to its time
+    # AND the parts of its time sum to its time
     for at, summary in enumerate(found.summaries):
         parts = found.usage(at)
         assert sum(parts.values()) == summary.usage.time_ns
@@ -190,18 +221,18 @@ def test_reasons_sum_to_the_waiting(data: st.DataObject, tmp_path: Path) -> None
 
 
 def test_the_chart_equals_the_table(tmp_path: Path) -> None:
-    # GIVEN three ranks that compute, wait while computing and without, and communicate
+    # GIVEN three ranks that compute, wait with and without computing, and communicate
     calls = together([[1_000.0 * n + 400 + 100 * rank for n in range(5)] for rank in range(3)], 200)
     for rank, mine in enumerate(calls):
         computing = [(1_000.0 * n + 5, 1_000.0 * n + 450) for n in range(5)]
         steps = [(1_000.0 * n, 1_000.0 * n + 999) for n in range(5)]
         write_rank(tmp_path, rank, mine, world=3, computing=computing, steps=steps, host="node1")
-    analysis = analyze_folder(tmp_path, 1)
+    analysis = analyze_ranks(tmp_path, 1)
     found = ranks_in(tmp_path)
-    # WHEN the picture of the ranks is made
+    # WHEN the chart of the ranks is created
     (picture,) = charts(analysis)
     drawn = {key: times for _, key, times in picture["parts"]}
-    # THEN each part is the table's
+    # THEN each part equals the table's
     table = found.tables()[0]
     columns = [name for name, _ in table.columns]
     rows = {str(row[0]): dict(zip(columns, row, strict=True)) for row in table.rows}
@@ -219,24 +250,24 @@ def test_the_chart_equals_the_table(tmp_path: Path) -> None:
         # 400 to 800 µs in each, 450 of each step is computing; each rank comes 100 µs later
         exposed = drawn["waiting"][at] + drawn["communicating"][at]
         assert exposed == 5 * (350, 300, 200)[at] * US
-    # AND the waiting that computing hides is counted once, as computing
+    # AND waiting that computing hides is counted once, as computing
     assert drawn["waiting"][0] == found.waits.lost_ns[0] < found.waits.waited_ns[0]
 
 
-def test_ranks_that_compute_alike_are_named_together(tmp_path: Path) -> None:
-    # GIVEN four ranks of which 2 and 3 compute 1.75 times as long between the same collectives
+def test_ranks_that_compute_equally_long_are_named_together(tmp_path: Path) -> None:
+    # GIVEN four ranks, of which 2 and 3 compute 1.75 times as long between the same collectives
     for rank, calls in enumerate(together([[100, 1_100, 2_100]] * 4)):
         us = 350 + rank if rank > 1 else 200 + rank
         computing = [(n + 150, n + 150 + us) for n in (0, 1_000, 2_000)]
         write_rank(tmp_path, rank, calls, world=4, computing=computing)
-    # WHEN they are read together
+    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN both are reported, and how much more they compute than the others
+    # THEN both are reported, with how much longer they compute than the others
     written = found.to_dict()["imbalance"]
     assert (written["rank"], written["ranks"]) == (3, [2, 3])
     assert written["times_the_others"] == pytest.approx((352 + 353) / (200 + 201), rel=0.01)
     finding = finding_in(found, "ranks.imbalance")
-    assert "Ranks 2, 3 computed 1.76 times as long as ranks 0, 1" in finding.sentence
+    assert finding.numbers["times"] == written["times_the_others"]
     assert len(finding.evidence) == 4
 
 
@@ -250,9 +281,9 @@ def test_communication_of_other_libraries_is_matched(tmp_path: Path) -> None:
             if event["name"].startswith("nccl"):
                 event["name"] = name
         path.write_text(json.dumps(whole))
-    # WHEN they are read together
+    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN they are collectives, and no computing
+    # THEN they are collectives, and not computing
     assert found.matched.count == 3
     assert found.waits.waited_ns.tolist() == [150 * US, 0]
     assert found.to_dict()["ranks"][0]["exposed_comm_us"] == 3 * 60

@@ -1,4 +1,4 @@
-"""A thousand ranks: small summaries, by worker processes or whatever joblib is told to use."""
+"""A thousand ranks: small summaries, by worker processes or any backend of joblib."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ from stagespan.trace.ranks.summary import RankSummary, summarise
 
 
 def test_a_thousand_ranks(tmp_path: Path) -> None:
-    # GIVEN a thousand ranks, of which 777 comes 500 µs late to each of five collectives
+    # GIVEN a thousand ranks, of which rank 777 arrives 500 µs late at each of five collectives
     arrivals = [
         [1_000.0 * n + rank % 7 + (500 if rank == 777 else 0) for n in range(5)]
         for rank in range(1_000)
     ]
     for rank, calls in enumerate(together(arrivals)):
         write_rank(tmp_path, rank, calls, world=1_000, clock=float(rank % 11))
-    # WHEN they are read together
+    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path, jobs=None)
-    # THEN it is found, and all clocks
+    # THEN it is found, and so are all clocks
     assert found.numbers == list(range(1_000))
     assert found.waits.last[777] == found.waits.last.sum() == 5
     ahead = found.clocks.offset_ns - found.clocks.offset_ns[0]
     assert ahead.tolist() == [rank % 11 * US for rank in range(1_000)]
-    assert "for rank 777 (100.0 % of all waiting)" in finding_in(found, "ranks.late").sentence
-    # AND its page says how much is not on it
-    assert "950 more are in the JSON." in found.tables()[0].note
+    late = finding_in(found, "ranks.late")
+    assert (late.numbers["rank"], late.numbers["waited_percent"]) == (777, 100)
+    # AND its page says how much is left out
+    assert len(found.tables()[0].rows) == 50
+    assert "950" in found.tables()[0].note
 
 
 @pytest.fixture
@@ -52,8 +54,8 @@ def test_worker_processes_give_the_same(folder: Path) -> None:
     assert results[0] == results[1]
 
 
-def test_joblib_is_asked_who_takes_the_work(folder: Path) -> None:
-    # GIVEN a backend that the caller chose
+def test_the_backend_of_joblib_is_used(folder: Path) -> None:
+    # GIVEN a backend chosen by the caller
     joblib = pytest.importorskip("joblib")
     from joblib import parallel
 
@@ -65,29 +67,32 @@ def test_joblib_is_asked_who_takes_the_work(folder: Path) -> None:
             return int(super().configure(*args, **named))
 
     joblib.register_parallel_backend("cluster", Cluster)
-    # WHEN the traces are summed up within its configuration
+    # WHEN the traces are summarised within its configuration
     with joblib.parallel_config(backend="cluster", n_jobs=2):
         found = summarise_all(traces_in(folder))
-    # THEN it took the work
+    # THEN it did the work
     assert taken
     assert [each.rank for each in found if isinstance(each, RankSummary)] == list(range(6))
 
 
-def test_without_joblib_one_after_another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_joblib_ranks_are_read_one_after_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # GIVEN no joblib
     monkeypatch.setitem(sys.modules, "joblib", None)
-    # WHEN workers are asked for THEN it works without
+    # WHEN workers are requested
+    # THEN it works without them
     assert len(summarise_all(traces_in(folder), 4)) == 6
 
 
-def test_only_little_travels_back(tmp_path: Path) -> None:
+def test_workers_return_little_data(tmp_path: Path) -> None:
     # GIVEN a trace with many events, and 100 collectives
     calls = [("AllReduce", 1_000.0 * n, 1_000.0 * n + 10) for n in range(100)]
     computing = [(20.0 + 4 * n, 22.0 + 4 * n) for n in range(20_000)]
     path = write_rank(tmp_path, 0, calls, world=2, computing=computing)
     # WHEN it is summed up
     found = summarise(path)
-    # THEN its summary is of the collectives' size, whatever the trace's
+    # THEN the size of its summary depends on the collectives, not on the trace
     assert isinstance(found, RankSummary)
     assert len(pickle.dumps(found)) < 64 * len(calls) + 4_000
 
@@ -97,15 +102,16 @@ def test_very_many_collectives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("stagespan.trace.ranks.collectives.MOST", 3)
     for rank, calls in enumerate(together([[1_000.0 * n for n in range(5)]] * 2)):
         write_rank(tmp_path, rank, calls, world=2)
-    # WHEN they are read together
+    # WHEN the ranks are analysed together
     found = ranks_in(tmp_path)
-    # THEN it is reported
+    # THEN this is reported
     assert found.matched.count == 3
     assert sum(each.collectives.left_out for each in found.summaries) == 4
-    assert any(remark.startswith("4 collectives beyond") for remark in found.remarks)
+    (remark,) = found.remarks
+    assert remark.startswith("4 ")
 
 
-def test_summaries_do_not_hold_on_to_the_trace(folder: Path) -> None:
+def test_summaries_do_not_keep_the_trace(folder: Path) -> None:
     found = summarise(folder / "rank0.json.gz")
     assert isinstance(found, RankSummary)
     assert found.collectives.begin_ns.base is None or isinstance(

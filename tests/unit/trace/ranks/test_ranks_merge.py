@@ -1,4 +1,4 @@
-"""Merged timelines: every event of every rank, on one clock, and no id shared."""
+"""Merged timelines: every event of every rank, on one clock, without shared ids."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_event_on_one_clock(tmp_path: Path) -> None:
     begins = Counter((trace.events.begin_ns[kernels] - BASE_NS).tolist())
     assert begins == Counter({int(at * US): 3 for at in (100, 1_100, 2_100, 200.5)})
     assert sorted(set(trace.events.dur_ns[kernels].tolist())) == [10 * US, 100_125]
-    # AND each kernel still knows the call that launched it, in its own rank
+    # AND each kernel still belongs to the call that launched it, in its own rank
     gemm = trace.events.name == trace.names.index("gemm")
     launched = launch_of(trace, np.flatnonzero(gemm))
     assert len(set(launched.tolist())) == 3
@@ -53,7 +53,7 @@ def test_every_event_on_one_clock(tmp_path: Path) -> None:
 
 
 def test_no_id_is_shared(tmp_path: Path) -> None:
-    # GIVEN two ranks with the same ids everywhere, of every kind
+    # GIVEN two ranks with the same ids of every kind
     events = [
         {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "python"}},
         {"ph": "M", "name": "process_sort_index", "pid": 1, "tid": 0, "args": {"sort_index": 9}},
@@ -78,7 +78,7 @@ def test_no_id_is_shared(tmp_path: Path) -> None:
     # WHEN they are merged
     entries = merged(ranks_in(tmp_path), tmp_path / "merged.json")
     half = [e for e in entries if not (e["ph"] == "M" and e["name"] == "process_sort_index")]
-    # THEN there are all entries of both, and what joins them is not shared
+    # THEN all entries of both are there, without shared ids
     assert len(entries) > 2 * len(events) - 2
     by_rank: list[dict[str, set[Any]]] = [{}, {}]
     pids = [e["pid"] for e in entries if e["name"] == "process_name"]
@@ -101,14 +101,14 @@ def test_no_id_is_shared(tmp_path: Path) -> None:
     for kind in ("pid", "tid", "id", "correlation", "External id"):
         assert by_rank[0][kind].isdisjoint(by_rank[1][kind]), kind
         assert len(by_rank[0][kind]) == len(by_rank[1][kind])
-    # AND within a rank the joints hold: an arrow has both its ends, a kernel its call
+    # AND within a rank the links are kept: a flow has both its ends, a kernel its call
     arrows = Counter(e["id"] for e in entries if e.get("cat") == "ac2g")
     assert set(arrows.values()) == {2}
     correlations = Counter(
         e["args"]["correlation"] for e in entries if "correlation" in e.get("args", {})
     )
     assert set(correlations.values()) == {2}
-    # AND all else is as it was
+    # AND everything else is unchanged
     first = next(e for e in entries if e["name"] == "op")
     assert first["args"]["Input Dims"] == [[2, 2]]
     assert first["args"]["Python parent id"] is None
@@ -122,7 +122,7 @@ def test_processes_are_named_and_sorted_by_rank(tmp_path: Path) -> None:
         write_rank(tmp_path, rank, calls, world=2, computing=[(200, 300)])
     # WHEN they are merged
     entries = merged(ranks_in(tmp_path), tmp_path / "merged.json.gz")
-    # THEN the names tell the ranks, and the order goes by them
+    # THEN the names contain the ranks, and determine the order
     name = {e["pid"]: e["args"]["name"] for e in entries if e["name"] == "process_name"}
     order = {
         e["pid"]: e["args"]["sort_index"] for e in entries if e["name"] == "process_sort_index"
@@ -138,7 +138,7 @@ def test_real_ranks_keep_all_their_events(traces: Path, tmp_path: Path) -> None:
     folder = traces / "nccl_dlrm_8rank"
     # WHEN they are merged
     merge(ranks_in(folder), tmp_path / "merged.json.gz")
-    # THEN the merged trace holds what they hold together
+    # THEN the merged trace contains all their events
     whole = read_trace(tmp_path / "merged.json.gz")
     parts = [read_trace(path) for path in sorted(folder.iterdir())]
     assert len(whole.events) == sum(len(part.events) for part in parts)
@@ -150,8 +150,8 @@ def test_real_ranks_keep_all_their_events(traces: Path, tmp_path: Path) -> None:
     assert whole.left_out.keys() == {"metadata entry that is no name"}
 
 
-def test_a_trace_that_is_cut_off_or_not_quite_json(tmp_path: Path) -> None:
-    # GIVEN a trace that is cut off, and one with quotes in a name, NaN and a stray word
+def test_a_truncated_or_not_quite_valid_trace(tmp_path: Path) -> None:
+    # GIVEN a truncated trace, and one with quotes in a name, NaN and a stray word
     for rank, calls in enumerate(together([[100, 1_100]] * 3)):
         write_rank(tmp_path, rank, calls, world=3, name=f"rank{rank}.json")
     cut = (tmp_path / "rank1.json").read_bytes()
@@ -162,14 +162,14 @@ def test_a_trace_that_is_cut_off_or_not_quite_json(tmp_path: Path) -> None:
     (tmp_path / "rank2.json").write_text(odd)
     # WHEN they are merged
     entries = merged(ranks_in(tmp_path), tmp_path / "merged.json")
-    # THEN what is whole is there
+    # THEN everything that is complete is there
     kinds = Counter(e["name"] for e in entries)
     assert kinds["ncclDevKernel_AllReduce_Sum_f32_RING"] == 5
     assert kinds["a"] == 1
 
 
-def test_times_and_places_beyond_all_bounds(tmp_path: Path) -> None:
-    # GIVEN a rank with times and a sort index that no integer of 64 bits holds
+def test_times_and_sort_indices_out_of_bounds(tmp_path: Path) -> None:
+    # GIVEN a rank with times and a sort index that do not fit into 64 bits
     for rank, calls in enumerate(together([[100, 1_100]] * 2)):
         write_rank(tmp_path, rank, calls, world=2, name=f"rank{rank}.json")
     odd = [
@@ -186,7 +186,7 @@ def test_times_and_places_beyond_all_bounds(tmp_path: Path) -> None:
     )
     # WHEN they are merged
     entries = merged(ranks_in(tmp_path), tmp_path / "merged.json")
-    # THEN such times stay as they were written, and all else is there
+    # THEN such times are unchanged, and everything else is there
     kinds = Counter(e["name"] for e in entries)
     assert kinds["ncclDevKernel_AllReduce_Sum_f32_RING"] == 4
     assert [e["ts"] for e in entries if e["name"] == "far"] == [float("inf"), 10**400 - 1]
@@ -198,10 +198,11 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
         write_rank(tmp_path, rank, calls, world=2)
     found = ranks_in(tmp_path)
     (tmp_path / "file").write_text("")
-    # WHEN they are merged THEN a sentence says so, and nothing is left behind
+    # WHEN they are merged
+    # THEN a sentence says so, and no file is left
     with pytest.raises(StagespanError, match="cannot be written"):
         merge(found, tmp_path / "file" / "merged.json.gz")
-    # AND when a trace has gone meanwhile, nothing is left behind either
+    # AND if a trace has disappeared in the meantime, no file is left either
     (tmp_path / "rank1.json.gz").unlink()
     with pytest.raises(StagespanError, match="There is no file"):
         merge(found, tmp_path / "merged.json.gz")

@@ -1,4 +1,4 @@
-"""Unions and exclusive times against a count of every single nanosecond."""
+"""Unions and exclusive times, compared with a count of every nanosecond."""
 
 from __future__ import annotations
 
@@ -42,22 +42,23 @@ def test_exclusive_time_belongs_to_the_interval_begun_last(
     expected = [0] * len(rows)
     for which in {row[2] for row in rows}:
         for t in range(60):
-            # The innermost is begun last; of those begun together the shortest, then the last.
+            # The innermost one began last; of those that began together the shortest, then the
+            # last.
             covering = [
                 (b, -d, i) for i, (b, d, at) in enumerate(rows) if at == which and b <= t < b + d
             ]
             if covering:
                 expected[max(covering)[2]] += 1
-    # WHEN their own times are taken
+    # WHEN their exclusive times are computed
     # THEN each nanosecond has one owner
     assert exclusive(begin, end, lane).tolist() == expected
 
 
 def test_nested_siblings_that_touch() -> None:
-    # GIVEN a parent with two children that touch each other and its end, and one of no length
+    # GIVEN a parent with two children that touch each other and its end, and one of length 0
     begin = np.array([0, 0, 4, 4, 10], dtype=np.int64)
     end = np.array([10, 4, 10, 4, 12], dtype=np.int64)
-    # WHEN own times are taken
+    # WHEN exclusive times are computed
     own = exclusive(begin, end, np.zeros(5, dtype=np.int64))
     # THEN the parent has none left
     assert own.tolist() == [0, 4, 6, 0, 2]
@@ -65,7 +66,7 @@ def test_nested_siblings_that_touch() -> None:
 
 @st.composite
 def _nested(draw: st.DrawFn) -> list[tuple[int, int, int]]:
-    """Intervals of one lane that nest, as the calls of a thread do."""
+    """Intervals of one lane that nest, like the calls of a thread."""
     rows: list[tuple[int, int, int]] = []
 
     def fill(begin: int, end: int, depth: int) -> None:
@@ -84,11 +85,11 @@ def _nested(draw: st.DrawFn) -> list[tuple[int, int, int]]:
 
 @settings(max_examples=200, deadline=None)
 @given(_nested())
-def test_nesting_is_seen(rows: list[tuple[int, int, int]]) -> None:
+def test_nesting_is_detected(rows: list[tuple[int, int, int]]) -> None:
     # GIVEN intervals that nest
     edges = Edges(*arrays(rows))
-    # WHEN the owners are looked for without a loop
+    # WHEN the owners are determined without a loop
     owner, nested = edges.innermost()
-    # THEN that succeeds, and finds what the loop finds
+    # THEN that succeeds, with the same result as the loop
     assert nested
     assert owner.tolist() == edges.innermost_of_crossing().tolist()

@@ -1,4 +1,4 @@
-"""The scanner by itself: what it does when it is asked again, or by two threads at once."""
+"""The scanner itself: using it again, and using it from two threads at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stagespan import _core
 EVENT = b'{"ph": "X", "name": "op", "ts": 1, "dur": 2, "args": {"stream": 7, "note": "x"}},'
 
 
-def test_what_was_taken_is_not_there_a_second_time() -> None:
+def test_results_can_be_taken_only_once() -> None:
     # GIVEN a scanner that has been emptied
     scanner = _core.TraceScanner()
     scanner.scan(EVENT * 2, 0)
@@ -21,7 +21,7 @@ def test_what_was_taken_is_not_there_a_second_time() -> None:
     assert scanner.total == 0
     assert len(np.asarray(scanner.take()["events"]["name"])) == 0
     scanner.scan(EVENT * 3, 0)
-    # THEN it reads as a new one does
+    # THEN it reads like a new one
     second = scanner.take()
     assert [len(np.asarray(each["events"]["begin_ns"])) for each in (first, second)] == [2, 3]
     for key in ("names", "keys"):
@@ -29,7 +29,7 @@ def test_what_was_taken_is_not_there_a_second_time() -> None:
         assert bytes(memoryview(texts)) == bytes(memoryview(others))
 
 
-def test_nothing_is_told_while_another_thread_reads() -> None:
+def test_calls_are_refused_while_another_thread_reads() -> None:
     # GIVEN a thread that reads
     scanner = _core.TraceScanner()
     data = EVENT * 400_000
@@ -41,7 +41,7 @@ def test_nothing_is_told_while_another_thread_reads() -> None:
         "leave_out": lambda: scanner.leave_out("cause", 0),
         "take": scanner.take,
     }
-    # WHEN another asks meanwhile
+    # WHEN another thread uses it in the meantime
     thread.start()
     while thread.is_alive() and len(refused) < len(asked):
         for name, ask in asked.items():

@@ -43,7 +43,7 @@ def test_numbers_texts_and_lists(write_trace: Write) -> None:
         complete(6, {"mixed": "7"}),
         complete(7, {"mixed": [7]}),
     ]
-    # WHEN they are asked for
+    # WHEN they are requested
     trace = read_trace(write_trace(entries))
     # THEN each row that has one is there with its value
     assert values(trace, "whole") == [(0, 2**62), (1, -1)]
@@ -53,7 +53,7 @@ def test_numbers_texts_and_lists(write_trace: Write) -> None:
     assert values(trace, "dims") == [(0, "[[1, 2], []]"), (3, '{"x": "}"}')]
     assert values(trace, "mixed") == [(4, "7"), (5, "7"), (6, "[7]")]
     assert trace.argument("no such key") is None
-    # AND texts are kept once
+    # AND texts are stored once
     words = trace.argument("word")
     assert words is not None
     assert words.numbers is None
@@ -65,12 +65,12 @@ def test_numbers_texts_and_lists(write_trace: Write) -> None:
     assert whole.texts == []
 
 
-def test_instants_have_arguments_of_their_own(write_trace: Write) -> None:
+def test_instants_have_separate_arguments(write_trace: Write) -> None:
     # GIVEN an event and an instant with the same key
     entries = [complete(1, {"Bytes": 1}), {"ph": "i", "ts": 2, "args": {"Bytes": -512, "Addr": 3}}]
-    # WHEN it is asked for
+    # WHEN it is requested
     trace = read_trace(write_trace(entries))
-    # THEN each table has its own
+    # THEN each table has its own column
     assert values(trace, "Bytes") == [(0, 1)]
     found = trace.argument("Bytes", "instants")
     assert found is not None
@@ -90,7 +90,7 @@ def test_rows_are_those_of_the_table(write_trace: Write) -> None:
         {"ph": "E", "ts": 4, "args": {"k": 4}},
         complete(5, {"k": 5}, name="c"),
     ]
-    # WHEN the argument is asked for
+    # WHEN the argument is requested
     trace = read_trace(write_trace(entries))
     # THEN its rows are those events
     names = {trace.names[trace.events.name[row]]: value for row, value in values(trace, "k")}
@@ -101,15 +101,15 @@ def test_rows_are_those_of_the_table(write_trace: Write) -> None:
     "name", ["cuda_a100_sync_multi_stream", "rocm_mi300_triton_compile", "cuda_h100_bert"]
 )
 def test_every_argument_of_a_real_trace(traces: Path, name: str) -> None:
-    # GIVEN a trace by Python's own json
+    # GIVEN a trace read with Python's own json module
     path = traces / f"{name}.json.gz"
     entries = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     events = [entry.get("args") or {} for entry in entries if entry["ph"] == "X"]
     trace = read_trace(path)
     for key in {key for event in events for key in event}:
-        # WHEN each of its arguments is asked for
+        # WHEN each of its arguments is requested
         found = trace.argument(key)
-        # THEN it is what json says
+        # THEN it equals json's
         expected = [(row, e[key]) for row, e in enumerate(events) if e.get(key) is not None]
         if not expected:
             assert found is None
@@ -126,7 +126,7 @@ def test_every_argument_of_a_real_trace(traces: Path, name: str) -> None:
             ] == [value for _, value in expected]
 
 
-def test_a_trace_keeps_its_arguments_when_it_goes_to_another_process(write_trace: Write) -> None:
+def test_a_trace_keeps_its_arguments_when_it_is_sent_to_another_process(write_trace: Write) -> None:
     # GIVEN a trace with an argument, and columns that no event has
     trace = read_trace(write_trace([complete(1, {"k": "word"}), complete(2, {"k": 3})]))
     # WHEN it is sent to another process, as workers do
@@ -138,7 +138,7 @@ def test_a_trace_keeps_its_arguments_when_it_goes_to_another_process(write_trace
 
 
 def test_quotes_in_names_near_and_far_from_each_other(write_trace: Write) -> None:
-    # GIVEN names with quotes that are not escaped: one alone, many in a row, one behind a long line
+    # GIVEN names with unescaped quotes: a single one, many in a row, and one after a long line
     line = b'{"ph":"X","ts":%d,\n"name": "op %s",\n"args": {"k": "%s"}}'
     names = [b"plain"] * 60 + [b'a "b" c'] + [b"plain"] * 60 + [b'"x", y "z"'] * 30
     texts = [b"t"] * len(names) + [b"l" * 5000]
@@ -150,7 +150,7 @@ def test_quotes_in_names_near_and_far_from_each_other(write_trace: Write) -> Non
         # WHEN they are read, in chunks of some size
         path = write_trace(b"[" + b",\n".join(events) + b"\n]")
         trace = read_trace(path, chunk_bytes=chunk_bytes)
-        # THEN every name is as it was meant, and those that were set right are counted
+        # THEN every name is as intended, and the corrected ones are counted
         found = [trace.names[code] for code in trace.events.name]
         assert found == ["op " + name.decode() for name in names]
         assert trace.adjusted["quotes in a name that were not escaped"] == 32

@@ -1,4 +1,4 @@
-"""Traces made so that all their texts fall into one place of a table of hashes."""
+"""Traces whose texts all have the same position in a hash table."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 MASK = (1 << 64) - 1
-BAD = frozenset(range(32)) | {0x22, 0x5C, 0x7F}  # what would have to be escaped
+BAD = frozenset(range(32)) | {0x22, 0x5C, 0x7F}  # characters that would have to be escaped
 
 
 def inverse_shift(value: int, shift: int) -> int:
-    """The number whose `x ^ (x >> shift)` this is."""
+    """Return the number for which `x ^ (x >> shift)` is this one."""
     result = value
     for _ in range(64 // shift + 1):
         result = value ^ (result >> shift)
@@ -36,7 +36,7 @@ def texts_of_words(words: Iterator[tuple[int, ...]], count: int) -> list[bytes]:
 
 
 def same_with_two_chains(count: int) -> list[bytes]:
-    """Texts of 24 bytes with one hash under two chains of multiplications by a known number."""
+    """Texts of 24 bytes with the same hash in two chains of multiplications by a known number."""
     factor = 0x9E3779B97F4A7C15
     undo = pow(factor, -1, 1 << 64)
     begin_a, begin_b = (24 * 0xD6E8FEB86659FD93) & MASK, 0xA0761D6478BD642F
@@ -58,7 +58,7 @@ def same_in_murmur(count: int) -> list[bytes]:
     """Texts of 16 bytes with one hash under the 64-bit Murmur of std::hash in libstdc++."""
     factor, seed = 0xC6A4A7935BD1E995, 0xC70F6907
     undo = pow(factor, -1, 1 << 64)
-    middle = 0x0123456789ABCDEF  # the state behind both words
+    middle = 0x0123456789ABCDEF  # the state after both words
 
     def scrambled(word: int) -> int:
         word = (word * factor) & MASK
@@ -96,14 +96,14 @@ def process_ids(folder: Path) -> Path:
 
 
 def argument_keys(folder: Path) -> Path:
-    """Pairs of keys whose numbers lie in one place of a table that takes numbers as they are."""
+    """Pairs of keys with the same position in a table that uses numbers as their hash."""
     places = 172_933  # of a table of the standard library with some 160,000 entries
     count = 104_000
     entries = [
         json.dumps({"ph": "X", "ts": 1, "dur": 1, "name": "a", "args": {f"k{i}": 1}}).encode()
         for i in range(count)
     ]
-    for node in range(1, count + 1):  # below the key with this number less one
+    for node in range(1, count + 1):  # below the key whose number is one less
         second = -(node << 32) % places
         if second < count and second != node - 1:
             arguments = f'"k{node - 1}":1,"k{second}":1'.encode()
@@ -123,12 +123,12 @@ print(sum(trace.left_out.values()) + len(trace.events))
 
 @pytest.mark.parametrize("make", [names, process_ids, argument_keys])
 def test_texts_chosen_for_their_hashes_are_read_like_others(make: object, tmp_path: Path) -> None:
-    # GIVEN a trace of tens of thousands of texts that have one hash for whoever knows the function
+    # GIVEN a trace of tens of thousands of texts with the same hash for a known function
     path = make(tmp_path)  # type: ignore[operator]
     # WHEN it is read
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True
     )
-    # THEN that takes no time to speak of
+    # THEN that takes a negligible time
     assert done.returncode == 0, done.stderr or f"ended by signal {-done.returncode}"
     assert int(done.stdout) >= 60_000

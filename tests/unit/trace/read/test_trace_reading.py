@@ -1,4 +1,4 @@
-"""What the reader makes of each form that events and files come in."""
+"""Reading each form of events and files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def complete(name: str = "op", ts: Any = 1, dur: Any = 2, **others: Any) -> dict
 
 
 def accounted(trace: Trace) -> int:
-    """Entries of the file, by where they went."""
+    """Return the number of entries of the file, by what happened to them."""
     joined = trace.adjusted.get("begin and end, joined to one event", 0)
     named = len(trace.process_names) + len(trace.process_labels) + len(trace.thread_names)
     tables = len(trace.events) + len(trace.instants) + len(trace.flows)
@@ -37,12 +37,12 @@ def accounted(trace: Trace) -> int:
 
 
 def test_an_event_becomes_a_row_with_every_column(write_trace: Write) -> None:
-    # GIVEN a kernel with all the arguments that become columns
+    # GIVEN a kernel with all arguments that become columns
     arguments = {"correlation": 7, "External id": 8, "device": 0, "stream": 5, "grid": [1, 2, 3]}
     path = write_trace([complete("gemm", 10.5, 2.001, cat="kernel", args=arguments)])
     # WHEN it is read
     trace = read_trace(path)
-    # THEN each is there, exactly, and what the event has not is missing
+    # THEN each is there, exactly, and absent ones are missing
     events = trace.events
     assert len(events) == trace.total == 1
     assert trace.names[events.name[0]] == "gemm"
@@ -90,7 +90,7 @@ def test_times_keep_their_nanoseconds(
 
 
 def test_the_base_time_makes_unix_time(write_trace: Write) -> None:
-    # GIVEN times relative to a base that stands behind the events
+    # GIVEN times relative to a base that is after the events in the file
     path = write_trace(
         [complete(ts=1.5), {"ph": "i", "ts": 2, "name": "mark"}, {"ph": "s", "id": 1, "ts": 3}],
         baseTimeNanoseconds=1767189312000000000,
@@ -105,20 +105,20 @@ def test_the_base_time_makes_unix_time(write_trace: Write) -> None:
 
 
 @pytest.mark.parametrize("base", ["soon", -1, 1.5, True, 2**70])
-def test_a_base_time_that_is_none_is_counted(write_trace: Write, base: Any) -> None:
-    # GIVEN a base that cannot be one
+def test_an_invalid_base_time_is_counted(write_trace: Write, base: Any) -> None:
+    # GIVEN an invalid base
     # WHEN the trace is read
     trace = read_trace(write_trace([complete(ts=1)], baseTimeNanoseconds=base))
-    # THEN times stay as they are, and it says so
+    # THEN times are unchanged, and this is reported
     assert trace.base_ns is None
     assert trace.events.begin_ns[0] == 1000
     assert trace.adjusted == {"baseTimeNanoseconds that is no time": 1}
 
 
-def test_old_categories_get_todays_names(write_trace: Write) -> None:
+def test_old_categories_get_current_names(write_trace: Write) -> None:
     # GIVEN the spellings of 2021
     old = ["Kernel", "Memcpy", "Memset", "Operator", "Runtime", "Trace"]
-    # WHEN they are read together with a new one
+    # WHEN the ranks are analysed together with a new one
     trace = read_trace(write_trace([complete(cat=cat) for cat in [*old, "kernel"]]))
     # THEN both spellings are one category
     today = [trace.categories[code] for code in trace.events.category]
@@ -128,7 +128,7 @@ def test_old_categories_get_todays_names(write_trace: Write) -> None:
     assert trace.rows_of(["kernel"]).tolist() == [True, *[False] * 5, True]
 
 
-def test_ids_beyond_a_double_stay_apart(write_trace: Write) -> None:
+def test_ids_beyond_a_double_are_distinct(write_trace: Write) -> None:
     # GIVEN ids that doubles would merge, up to 64 bits, and beyond
     ids = [2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, 10**40]
     # WHEN they are read
@@ -142,11 +142,11 @@ def test_ids_beyond_a_double_stay_apart(write_trace: Write) -> None:
 
 
 def test_ids_that_are_words_or_numerals(write_trace: Write) -> None:
-    # GIVEN threads named by numeral, by number and by word, as old traces have them
+    # GIVEN threads named by numeral, by number and by word, as in old traces
     tids = ["25738", 25738, "stream 7", "stream 7", "0x10", "007", None]
     # WHEN they are read
     trace = read_trace(write_trace([complete(tid=tid) for tid in tids]))
-    # THEN numerals are numbers, words get a number of their own
+    # THEN numerals are numbers, and words get their own numbers
     found = trace.events.tid.tolist()
     assert found[:2] == [25738, 25738]
     assert found[2] == found[3] < 0
@@ -154,30 +154,30 @@ def test_ids_that_are_words_or_numerals(write_trace: Write) -> None:
     assert found[4:] == [16, 7, MISSING]
 
 
-def test_a_numeral_without_end_is_a_word(write_trace: Write) -> None:
-    # GIVEN a thread whose numeral has more digits than Python makes numbers of
+def test_a_numeral_with_too_many_digits_is_a_word(write_trace: Write) -> None:
+    # GIVEN a thread whose numeral has too many digits for an integer
     endless = "1" * 5_000
     # WHEN it is read
     trace = read_trace(write_trace([complete(tid=endless), complete(tid="8")]))
-    # THEN it has a name of its own
+    # THEN it has its own name
     found = trace.events.tid.tolist()
     assert trace.named_ids[found[0]] == endless
     assert found[1] == 8
 
 
 def test_negative_zero_and_missing_durations(write_trace: Write) -> None:
-    # GIVEN durations that are none
+    # GIVEN invalid durations
     events = [complete(dur=-3), complete(dur=0), complete(dur=5), complete(dur="soon")]
     events.append({"ph": "X", "name": "op", "ts": 1})
     # WHEN they are read
     trace = read_trace(write_trace(events))
-    # THEN no event is lost, and each change is counted by cause
+    # THEN no event is lost, and each correction is counted by cause
     assert trace.events.dur_ns.tolist() == [0, 0, 5000, 0, 0]
     assert trace.adjusted == {"negative duration, taken as 0": 1, "no duration, taken as 0": 2}
     assert accounted(trace) == trace.total == 5
 
 
-def test_phases_go_to_their_tables(write_trace: Write) -> None:
+def test_phases_are_stored_in_their_tables(write_trace: Write) -> None:
     # GIVEN one entry of each kind
     entries: list[Any] = [
         complete(),
@@ -221,7 +221,7 @@ def test_phases_go_to_their_tables(write_trace: Write) -> None:
 
 
 def test_begin_and_end_become_one_event(write_trace: Write) -> None:
-    # GIVEN nested begins and ends on two threads, one of each without its other
+    # GIVEN nested begins and ends on two threads, with one unmatched of each
     def half(ph: str, ts: float, tid: int, name: str = "") -> dict[str, Any]:
         return {"ph": ph, "ts": ts, "tid": tid, "pid": 1, "name": name}
 
@@ -248,13 +248,13 @@ def test_an_end_before_its_begin(write_trace: Write) -> None:
     entries = [{"ph": "B", "ts": 5, "name": "n"}, {"ph": "E", "ts": 4}]
     # WHEN it is read
     trace = read_trace(write_trace(entries))
-    # THEN it has no length, and that is counted
+    # THEN its length is 0, and this is counted
     assert trace.events.dur_ns.tolist() == [0]
     assert trace.adjusted["negative duration, taken as 0"] == 1
 
 
 def test_fields_of_the_wrong_type_do_not_lose_the_event(write_trace: Write) -> None:
-    # GIVEN events of which some field is not what it should be, among usual ones
+    # GIVEN events with a field of the wrong type, among usual ones
     odd = [
         complete(name=17), complete(name=None), complete(cat=["x"]), complete(pid=1.0),
         complete(pid=1.5), complete(args=[1]), complete(args={"stream": {"a": 1}}),
@@ -262,7 +262,7 @@ def test_fields_of_the_wrong_type_do_not_lose_the_event(write_trace: Write) -> N
     ]  # fmt: skip
     # WHEN they are read
     trace = read_trace(write_trace([complete("a", ts=5), *odd, complete("b", ts="1.001")]))
-    # THEN all are rows, and what was changed is counted
+    # THEN all are rows, and the corrections are counted
     assert len(trace.events) == len(odd) + 2
     assert trace.names[trace.events.name[1]] == "17"
     assert trace.events.pid[4] == 1
@@ -282,8 +282,8 @@ def test_fields_of_the_wrong_type_do_not_lose_the_event(write_trace: Write) -> N
         b'{"ph":"X","name":"broken","ts":1,"dur":2,"args":{"text":"\\ud800 half"}}',
     ],
 )
-def test_known_faults_of_writers_are_set_right(write_trace: Write, broken: bytes) -> None:
-    # GIVEN an event that JSON does not allow, between two others
+def test_known_faults_of_writers_are_corrected(write_trace: Write, broken: bytes) -> None:
+    # GIVEN an invalid event between two others
     usual = json.dumps(complete("usual")).encode()
     path = write_trace(b'{"traceEvents":[' + usual + b",\n" + broken + b", " + usual + b"]}")
     # WHEN it is read
@@ -293,8 +293,8 @@ def test_known_faults_of_writers_are_set_right(write_trace: Write, broken: bytes
     assert (trace.left_out, trace.incomplete) == ({}, None)
 
 
-def test_a_malformed_entry_costs_only_itself(write_trace: Write) -> None:
-    # GIVEN an entry that cannot be set right
+def test_only_a_malformed_entry_is_lost(write_trace: Write) -> None:
+    # GIVEN an entry that cannot be corrected
     usual = json.dumps(complete("usual")).encode()
     path = write_trace(b"[" + usual + b', {"ph":"X" "name":1}, oops, ' + usual + b"]")
     # WHEN the file is read
@@ -304,8 +304,8 @@ def test_a_malformed_entry_costs_only_itself(write_trace: Write) -> None:
     assert trace.left_out == {"malformed entry": 1, "entry that is no object": 1}
 
 
-def test_a_deeply_nested_argument_is_no_crash(write_trace: Write) -> None:
-    # GIVEN an argument nested deeper than any decoder goes
+def test_a_deeply_nested_argument_does_not_crash(write_trace: Write) -> None:
+    # GIVEN an argument that is nested deeper than any decoder supports
     deep = b'{"ph":"X","name":"deep","ts":1,"args":{"a":' + b"[" * 50000 + b"]" * 50000 + b"}}"
     # WHEN it is read
     trace = read_trace(
@@ -317,7 +317,8 @@ def test_a_deeply_nested_argument_is_no_crash(write_trace: Write) -> None:
 
 
 def test_top_level_forms(write_trace: Write) -> None:
-    # GIVEN the same events as a list, behind a byte order mark, and with the key written oddly
+    # GIVEN the same events as a list, after a byte order mark, and with an unusual spelling of the
+    # key
     events = json.dumps([complete("a"), complete("b")]).encode()
     forms = [
         events,
@@ -339,7 +340,7 @@ def test_top_level_forms(write_trace: Write) -> None:
 
 
 def test_other_values_are_kept(write_trace: Write) -> None:
-    # GIVEN values before and behind the events
+    # GIVEN values before and after the events
     path = write_trace(
         b'{"schemaVersion":1,"distributedInfo":{"rank":3},"traceEvents":[{"ph":"M"}],"traceName":"x"}'
     )
@@ -371,7 +372,7 @@ def test_an_empty_list_of_events_is_a_trace(write_trace: Write) -> None:
 @pytest.mark.parametrize("chunk_bytes", [1, 2, 13, 100, 1000, 1 << 20])
 @pytest.mark.parametrize("packed", [False, True])
 def test_chunks_do_not_matter(write_trace: Write, chunk_bytes: int, packed: bool) -> None:
-    # GIVEN events with every character that could be taken for a boundary in their names
+    # GIVEN events whose names contain every character that could be a boundary
     names = ['a"}, {"b', "c]}", "d\\", '\\\\"', "e}\n,{", "", "[{", "é漢", "re", "Pi"]
     entries = [
         complete(name, ts=i, args={"deep": [{"x": [{}, {}]}, {}]}) for i, name in enumerate(names)
@@ -379,7 +380,7 @@ def test_chunks_do_not_matter(write_trace: Write, chunk_bytes: int, packed: bool
     path = write_trace(entries, packed=packed, baseTimeNanoseconds=5, tail=[{"a": "}, {"}, {}])
     # WHEN the file is read in chunks of some size
     trace = read_trace(path, chunk_bytes=chunk_bytes)
-    # THEN every name is as written
+    # THEN every name is unchanged
     assert [trace.names[code] for code in trace.events.name] == names
     assert trace.events.begin_ns.tolist() == [i * 1000 + 5 for i in range(len(names))]
     assert (trace.left_out, trace.adjusted, trace.incomplete) == ({}, {}, None)
@@ -387,12 +388,12 @@ def test_chunks_do_not_matter(write_trace: Write, chunk_bytes: int, packed: bool
 
 
 def test_gzip_of_several_members_and_padding(write_trace: Write) -> None:
-    # GIVEN a file that was packed in parts, with zeros behind, under a name that does not tell
+    # GIVEN a file compressed in parts, with zeros at the end, and a name without a suffix
     data = json.dumps([complete(str(i), ts=i) for i in range(1000)]).encode()
     packed = gzip.compress(data[:500]) + gzip.compress(data[500:]) + b"\0" * 100
     # WHEN it is read
     trace = read_trace(write_trace(packed), chunk_bytes=64)
-    # THEN it is whole
+    # THEN it is complete
     assert trace.events.begin_ns.tolist() == [i * 1000 for i in range(1000)]
     assert trace.incomplete is None
 
@@ -402,7 +403,7 @@ def test_columns_of_absent_arguments(write_trace: Write) -> None:
     entries = [complete(ts=i, args={"stream": i} if i % 40 < 20 else {}) for i in range(200)]
     # WHEN they are read in several chunks
     trace = read_trace(write_trace(entries), chunk_bytes=600)
-    # THEN the column lines up
+    # THEN the rows of the column are right
     expected = [i if i % 40 < 20 else MISSING for i in range(200)]
     assert trace.events.stream.tolist() == expected
     assert np.all(trace.events.device == MISSING)

@@ -1,4 +1,4 @@
-"""Generated events through JSON into columns and back."""
+"""Generated events, converted to JSON, to columns, and back."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class _Literal(float):
 
 
 def _dumps(value: Any, indent: int | None, separators: Any) -> str:
-    # json writes floats by float.__repr__: markers that are replaced keep the digits as they are.
+    # json writes floats with float.__repr__, so markers are replaced to keep the digits unchanged.
     literals: list[str] = []
 
     def mark(each: Any) -> Any:
@@ -119,7 +119,7 @@ def test_columns_hold_what_was_written(
         path.write_bytes(gzip.compress(data) if packed else data)
         # WHEN they are read in chunks of some size
         trace = read_trace(path, chunk_bytes=chunk_bytes)
-    # THEN the columns hold exactly that
+    # THEN the columns contain exactly that
     columns = trace.events
     assert [trace.names[code] for code in columns.name] == [event["name"] for event in events]
     assert [trace.categories[code] for code in columns.category] == [e["cat"] for e in events]

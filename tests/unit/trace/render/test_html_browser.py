@@ -1,4 +1,4 @@
-"""The HTML page in a real browser: what is seen, searched and sorted, and that nothing leaves."""
+"""The HTML page in a real browser: its content, search and sorting, and no requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(autouse=True)
 def _fresh(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each test begins with a clean record, and ends with nothing asked for but its own file."""
+    """Each test begins without records, and ends with no requests except for its own file."""
     browser: Browser = request.getfixturevalue("browser")
     browser.call("Page.navigate", url="about:blank")
     browser.evaluate("1")
@@ -66,7 +66,7 @@ def many_calls() -> Program:
 
 
 def rows(browser: Browser, title: str) -> list[list[str]]:
-    """What a table shows."""
+    """Return the rows that a table shows."""
     found: list[list[str]] = browser.evaluate(
         f"[...document.querySelectorAll('[role=group][aria-label=\"{title}\"] tbody tr')]"
         ".map((row) => [...row.cells].map((cell) => cell.innerText))"
@@ -82,19 +82,19 @@ def test_the_bar_of_several_devices_says_so(browser: Browser, tmp_path: Path) ->
         program.events[-1]["args"]["device"] = device
     # WHEN it is opened
     browser.open(page_of(program, tmp_path))
-    # THEN the bar's note says of what its figures are
+    # THEN the bar's note says which devices its figures are for
     shown = browser.evaluate("document.querySelector('.device').parentElement.textContent")
     said = "computing 47.6 % (160.000 µs)idle 52.4 % (176.000 µs)"
     assert shown.endswith(f"{said}Sums over 2 devices.")
 
 
-def test_all_sections_are_there_without_a_complaint(browser: Browser, tmp_path: Path) -> None:
+def test_all_sections_are_there_without_errors(browser: Browser, tmp_path: Path) -> None:
     # GIVEN the page of a program with waits and unhidden communication
     analysis = analyze(a_program().trace(tmp_path))
     browser.open(page_of(a_program(), tmp_path))
-    # WHEN a reader looks at it
+    # WHEN it is opened
     headings = browser.text("h2")
-    # THEN verdict, findings, timeline and each analysis that has tables are there
+    # THEN verdict, findings, timeline and each analysis with tables are there
     assert browser.text(".verdict strong") == ["Host-bound"]
     shown = [n.replace("_", " ") for n, r in analysis.results.items() if r.tables()]
     assert [each.lower() for each in headings][:3] == ["summary", "findings", "timeline"]
@@ -110,14 +110,14 @@ def test_all_sections_are_there_without_a_complaint(browser: Browser, tmp_path: 
     )
     assert "did other work between steps" in ticks
     assert "loader" not in ticks
-    # AND the browser had nothing to complain about, and asked for nothing but the file
+    # AND the browser reported no errors, and requested only the file
     assert browser.complaints == []
     assert {url for url in browser.requests if not url.startswith("data:")} == {
         (tmp_path / "page.html").as_uri()
     }
 
 
-# Of each lane how much of it is coloured, as the browser has laid out the bars.
+# The coloured share of each lane, as laid out by the browser.
 COLOURED = """(() => {
   const tracks = [...document.querySelectorAll('#timeline .shapelayer path')]
     .map((each) => each.getBoundingClientRect());
@@ -133,7 +133,7 @@ COLOURED = """(() => {
 
 
 def busy_in(data: dict[str, Any], name: str, begin: float, end: float) -> float:
-    """How much of a stretch of a lane its bars fill, in percent, where none sums up several."""
+    """Return the percentage of a range of a lane that its bars fill, without summarising bars."""
     bars = lanes_of(data)[name]["bars"]
     return 100 * sum(max(min(e, end) - max(b, begin), 0) for b, e, *_ in bars) / (end - begin)
 
@@ -148,15 +148,15 @@ def test_a_lane_is_filled_as_far_as_it_is_busy(browser: Browser, tmp_path: Path)
     page = page_of(program, tmp_path)
     data = data_of(page.read_text())
     window = data["window_ns"]
-    # WHEN it is shown as a whole, and nearer and nearer
+    # WHEN it is shown as a whole, and zoomed in repeatedly
     browser.open(page)
     for begin, end in ((0, window), (window / 2, window), (0, window / 50), (0, window / 400)):
         browser.evaluate(f"showTimes({begin}, {end}); new Promise((r) => setTimeout(r, 400))")
         drawn = dict(zip(data["lanes"], browser.evaluate(COLOURED), strict=True))
-        # THEN of each lane as much is coloured as it is busy for
+        # THEN the coloured share of each lane is its busy share
         for name, percent in drawn.items():
             assert percent == pytest.approx(busy_in(data, name, begin, end), abs=2), (name, begin)
-    # AND nearer there are the events themselves, with their names
+    # AND zoomed in, the events themselves are shown, with their names
     texts = browser.evaluate("timelineNode.data.flatMap((trace) => trace.text)")
     assert any(text.startswith("kernel_mm<br>at ") for text in texts)
     assert browser.complaints == []
@@ -172,7 +172,8 @@ def test_a_real_lane_is_filled_as_far_as_it_is_busy(
     assert page.stat().st_size < 2_600_000
     data = data_of(page.read_text())
     use = analysis.to_dict()["device_use"]
-    # WHEN it is shown THEN each stream's lane, and that of idleness, has the share of the tables
+    # WHEN it is shown
+    # THEN each stream's lane, and the idle lane, has the share in the tables
     browser.open(page)
     drawn = dict(zip(data["lanes"], browser.evaluate(COLOURED), strict=True))
     streams = {name.rsplit("/")[-1]: time for name, time in use["per_stream_busy_us"].items()}
@@ -183,8 +184,9 @@ def test_a_real_lane_is_filled_as_far_as_it_is_busy(
 
 def test_a_page_can_be_used_with_a_screen_reader(browser: Browser, tmp_path: Path) -> None:
     browser.open(page_of(many_calls(), tmp_path))
-    # WHEN the page is looked at as a screen reader does
-    # THEN there is one main heading, no control within a picture, and no two landmarks of one name
+    # WHEN the page is read like a screen reader does
+    # THEN there is one main heading, no control within a picture, and no two landmarks with the
+    # same name
     assert browser.evaluate("document.querySelectorAll('h1').length") == 1
     controls = "'[role=img] :is(a, button, [tabindex], [role=button]), [role=img][tabindex]'"
     assert browser.evaluate(f"document.querySelectorAll({controls}).length") == 0
@@ -202,10 +204,10 @@ def test_a_search_filters_and_a_heading_sorts(browser: Browser, tmp_path: Path) 
     table = f"document.querySelector('[role=group][aria-label=\"{title}\"]').parentNode"
     assert len(rows(browser, title)) == 15
     assert browser.evaluate(f"{table}.querySelector('.tools span').innerText") == "59 rows"
-    # WHEN words are typed into its search
+    # WHEN words are typed into its search field
     browser.evaluate(f"{table}.querySelector('input').focus()")
     browser.type("WAIT_1 cuda")
-    # THEN only the rows that hold all of them stay
+    # THEN only the rows that contain all of them stay
     assert [row[0] for row in rows(browser, title)] == [
         f"aten::wait_{number}" for number in range(19, 9, -1)
     ]
@@ -213,16 +215,16 @@ def test_a_search_filters_and_a_heading_sorts(browser: Browser, tmp_path: Path) 
     # WHEN a heading is clicked, once and again
     button = f"[...{table}.querySelectorAll('th button')].find((b) => b.innerText == 'operator')"
     browser.evaluate(f"{button}.click()")
-    # THEN they are in its order, and in the other
+    # THEN the rows are sorted by it, then in reverse
     assert [row[0] for row in rows(browser, title)] == [f"aten::wait_{n}" for n in range(10, 20)]
     assert browser.evaluate(f"{button}.parentNode.ariaSort") == "ascending"
     browser.evaluate(f"{button}.click()")
     assert rows(browser, title)[0][0] == "aten::wait_19"
-    # WHEN the search ends with Escape, and all is asked for
+    # WHEN the search ends with Escape, and all rows are requested
     browser.evaluate(f"{table}.querySelector('input').focus()")
     browser.press("Escape")
     browser.evaluate(f"[...{table}.querySelectorAll('.tools button')][0].click()")
-    # THEN every row is there, figures as figures: largest first
+    # THEN every row is there, with figures sorted as numbers, largest first
     assert len(rows(browser, title)) == 59
     heads = browser.evaluate(f"[...{table}.querySelectorAll('th')].map((head) => head.innerText)")
     idle = next(at for at, head in enumerate(heads) if head.startswith("idle ("))
@@ -232,7 +234,7 @@ def test_a_search_filters_and_a_heading_sorts(browser: Browser, tmp_path: Path) 
     assert browser.complaints == []
 
 
-def test_the_keyboard_reaches_everything(browser: Browser, tmp_path: Path) -> None:
+def test_everything_can_be_reached_with_the_keyboard(browser: Browser, tmp_path: Path) -> None:
     browser.open(page_of(many_calls(), tmp_path))
     # WHEN / is pressed THEN the next search has the focus, and Escape leaves it
     browser.press("/")
@@ -241,7 +243,8 @@ def test_the_keyboard_reaches_everything(browser: Browser, tmp_path: Path) -> No
     assert browser.evaluate("document.activeElement.value") == "nothing like this"
     browser.press("Escape")
     assert browser.evaluate("document.activeElement.tagName") == "BODY"
-    # WHEN t is pressed THEN the scheme changes, and the charts with it
+    # WHEN t is pressed
+    # THEN the colour scheme changes, also in the charts
     light = browser.evaluate("document.querySelector('#timeline .chart').layout.font.color")
     browser.press("t")
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
@@ -250,7 +253,8 @@ def test_the_keyboard_reaches_everything(browser: Browser, tmp_path: Path) -> No
     browser.evaluate("scrollTo(0, 0)")
     browser.press("n")
     assert browser.evaluate("scrollY") > 0
-    # WHEN + and 0 are pressed in the timeline THEN it shows half, and all again
+    # WHEN + and 0 are pressed in the timeline
+    # THEN it shows half, and everything again
     whole = browser.evaluate(RANGE)
     browser.evaluate("document.querySelector('#timeline .chart').focus()")
     browser.press("+")
@@ -266,14 +270,14 @@ def test_the_keyboard_reaches_everything(browser: Browser, tmp_path: Path) -> No
     assert unnamed == 0
 
 
-def test_a_time_leads_into_the_timeline(browser: Browser, tmp_path: Path) -> None:
+def test_a_time_links_to_the_timeline(browser: Browser, tmp_path: Path) -> None:
     # GIVEN a finding with the time of its evidence
     program = a_program()
     finding = analyze(program.trace(tmp_path)).findings()[0]
     browser.open(page_of(program, tmp_path))
     # WHEN its time is clicked
     browser.evaluate("document.querySelector('.findings button.at').click()")
-    # THEN the timeline shows just that
+    # THEN the timeline shows only this time
     at = next(each for each in finding.evidence if each.time_ns is not None)
     begin, end = browser.evaluate(RANGE)
     assert begin * 1e6 < (at.time_ns or 0) < end * 1e6
@@ -281,11 +285,11 @@ def test_a_time_leads_into_the_timeline(browser: Browser, tmp_path: Path) -> Non
     assert browser.complaints == []
 
 
-def test_hostile_names_do_nothing(browser: Browser, tmp_path: Path) -> None:
+def test_hostile_names_have_no_effect(browser: Browser, tmp_path: Path) -> None:
     # GIVEN a trace whose names are scripts, tags, escape codes and 10,000 letters
     browser.open(page_of(a_program(HOSTILE), tmp_path))
     # WHEN it is shown
-    # THEN nothing of it ran, and no tag or link of it exists
+    # THEN none of it has run, and there is no tag or link from it
     assert browser.evaluate("typeof window.hostile") == "undefined"
     assert (
         browser.evaluate("document.querySelectorAll('main img, main b, main script').length") == 0
@@ -295,7 +299,7 @@ def test_hostile_names_do_nothing(browser: Browser, tmp_path: Path) -> None:
     )
     assert "example.invalid" not in links
     assert browser.complaints == []
-    # AND it is there to be read, and no name makes the page wider than the window
+    # AND it can be read, and no name makes the page wider than the window
     everything = browser.evaluate("document.body.textContent")
     assert "</script><script>window.hostile" in everything
     assert browser.evaluate("document.documentElement.scrollWidth") <= 1280
@@ -309,8 +313,8 @@ def test_hostile_names_do_nothing(browser: Browser, tmp_path: Path) -> None:
     assert browser.evaluate("document.querySelectorAll('.hoverlayer a').length") == 0
 
 
-def test_nothing_can_leave_the_page(browser: Browser, tmp_path: Path) -> None:
-    # GIVEN a server that counts who asks it
+def test_the_page_cannot_send_requests(browser: Browser, tmp_path: Path) -> None:
+    # GIVEN a server that counts its requests
     asked: list[str] = []
 
     class Counting(http.server.BaseHTTPRequestHandler):
@@ -323,7 +327,7 @@ def test_nothing_can_leave_the_page(browser: Browser, tmp_path: Path) -> None:
             pass
 
     class Server(socketserver.ThreadingTCPServer):
-        # The browser may open a connection before it looks at the policy, and never use it.
+        # The browser may open a connection before it reads the policy, and never use it.
         daemon_threads = True
         block_on_close = False
 
@@ -356,15 +360,15 @@ def test_nothing_can_leave_the_page(browser: Browser, tmp_path: Path) -> None:
     finally:
         server.shutdown()
         server.server_close()
-    # THEN nothing arrives, and a script that is not the page's own does not run
+    # THEN no request arrives, and only the page's own scripts run
     assert done == ["fetch"]
     assert asked == []
     assert browser.evaluate("typeof window.hostile") == "undefined"
-    browser.requests.clear()  # the refused ones are listed, too
+    browser.requests.clear()  # the refused ones are listed too
 
 
 @pytest.mark.parametrize("width", [360, 800])
-def test_a_narrow_window_needs_no_scrolling_sideways(
+def test_a_narrow_window_needs_no_horizontal_scrolling(
     width: int, browser: Browser, tmp_path: Path
 ) -> None:
     browser.size(width, 700)
@@ -378,14 +382,14 @@ def test_a_narrow_window_needs_no_scrolling_sideways(
 
 
 def test_a_dark_screen_and_paper(browser: Browser, tmp_path: Path) -> None:
-    # GIVEN a reader whose system is dark
+    # GIVEN a reader with a dark colour scheme
     browser.media(scheme="dark")
     browser.open(page_of(a_program(), tmp_path))
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
     # WHEN the page is printed
     browser.evaluate("dispatchEvent(new Event('beforeprint'))")
     browser.media("print", "dark")
-    # THEN it is dark on white, without what only works on a screen
+    # THEN it is dark on white, without parts that only work on a screen
     assert (
         browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     )
@@ -395,8 +399,10 @@ def test_a_dark_screen_and_paper(browser: Browser, tmp_path: Path) -> None:
     assert browser.complaints == []
 
 
-def test_an_old_browser_shows_all_but_the_charts(browser: Browser, tmp_path: Path) -> None:
-    # GIVEN a browser that cannot unpack the charts
+def test_an_old_browser_shows_everything_except_the_charts(
+    browser: Browser, tmp_path: Path
+) -> None:
+    # GIVEN a browser that cannot decompress the charts
     script = browser.call(
         "Page.addScriptToEvaluateOnNewDocument", source="delete window.DecompressionStream"
     )["identifier"]
@@ -407,11 +413,11 @@ def test_an_old_browser_shows_all_but_the_charts(browser: Browser, tmp_path: Pat
         browser.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
     # THEN it says so, and findings and tables are there
     assert browser.evaluate("document.documentElement.dataset.ready") == "no charts"
-    assert "charts cannot be drawn" in browser.text(".notice")[0]
+    assert "cannot draw the charts" in browser.text(".notice")[0]
     assert len(rows(browser, "Device")) == 4
 
 
-def test_a_trace_that_is_cut_off_says_so_first(browser: Browser, tmp_path: Path) -> None:
+def test_a_truncated_trace_is_reported_first(browser: Browser, tmp_path: Path) -> None:
     a_program().trace(tmp_path)
     path = tmp_path / "planted.json"
     path.write_bytes(path.read_bytes()[:20_000])

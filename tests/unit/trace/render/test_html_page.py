@@ -1,4 +1,4 @@
-"""The HTML page as text: what is in it, what cannot be in it, and how large it gets."""
+"""The HTML page as text: its content, what it cannot contain, and its size."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HOSTILE = (
 
 
 def data_of(page: str) -> dict[str, Any]:
-    """The page's data block, as a browser finds it."""
+    """Return the page's data block, as a browser reads it."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     data: dict[str, Any] = json.loads(found[1])
@@ -51,7 +51,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 def a_program(names: tuple[str, ...] = ("one", "two")) -> Program:
-    """Two streams, waits, steps and stages, whose names hold what is given."""
+    """Two streams, waits, steps and stages, with the given names."""
     program = Program()
     for step in range(12):
         with program.within(f"ProfilerStep#{step}", "user_annotation"):
@@ -73,12 +73,12 @@ def hostile_trace(folder: Path) -> Trace:
 def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
     # GIVEN a page
     page = html.html_page(analyze(a_program().trace(tmp_path)))
-    # WHEN the scripts in it are hashed, plotly's as it is unpacked
+    # WHEN the scripts in it are hashed, plotly's after decompression
     texts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
     packed = re.search(r'id="charts" data-hash="[^"]*">(.*?)</script>', page, re.DOTALL)
     assert packed is not None
     texts.append(gzip.decompress(base64.b64decode(packed[1])).decode())
-    # THEN the policy names these hashes and no others, and allows no connection
+    # THEN the policy contains these hashes and no others, and allows no connection
     found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert found is not None
     policy = dict(each.strip().split(" ", 1) for each in found[1].split(";"))
@@ -87,23 +87,23 @@ def test_only_the_scripts_of_the_page_may_run(tmp_path: Path) -> None:
     assert policy["default-src"] == "'none'"
     assert policy["img-src"] == "data: blob:"
     assert not {"connect-src", "font-src", "frame-src"} & policy.keys()
-    # AND outside of the charts no address of the network is named
+    # AND outside the charts, there are no URLs
     rest = page.replace(packed[1], "")
     assert re.findall(r"https?://|//cdn|@import|url\(", rest) == []
 
 
-def test_hostile_names_stay_in_the_data(tmp_path: Path) -> None:
-    # GIVEN names that would end a script, open tags, or fill a slot of the page
+def test_hostile_names_are_only_in_the_data(tmp_path: Path) -> None:
+    # GIVEN names that would end a script, open tags, or replace a placeholder of the page
     analysis = analyze(hostile_trace(tmp_path))
-    # WHEN the page is made
+    # WHEN the page is created
     page = html.html_page(analysis)
-    # THEN its own scripts are all there are, nothing opens a tag, and the page is plain ASCII data
+    # THEN it only has its own scripts, no tag is opened, and the data is plain ASCII
     assert len(re.findall(r"<script\b", page)) == 3
     start = page.index('id="data">') + len('id="data">')
     block = page[start : page.index("</script>", start)]
     assert "<" not in block
     assert block.isascii()
-    # AND the names are whole up to their limit, without what would steer a terminal or turn text
+    # AND the names are complete up to their limit, without control characters and bidi marks
     data = data_of(page)
     texts = json.dumps(data, ensure_ascii=False)
     assert "</script><script>window.hostile" in texts
@@ -114,12 +114,12 @@ def test_hostile_names_stay_in_the_data(tmp_path: Path) -> None:
     assert len(page) < 3_000_000
 
 
-def test_everything_that_was_found_is_in_the_page(tmp_path: Path) -> None:
-    # GIVEN what was found out about a trace
+def test_all_results_are_in_the_page(tmp_path: Path) -> None:
+    # GIVEN the results for a trace
     analysis = analyze(a_program().trace(tmp_path))
-    # WHEN the page is made
+    # WHEN the page is created
     data = data_of(html.html_page(analysis))
-    # THEN it holds every finding with its evidence, every table and every reason
+    # THEN it contains every finding with its evidence, every table and every reason
     assert analysis.findings()
     assert [each["sentence"] for each in data["findings"]] == [
         each.sentence for each in analysis.findings()
@@ -135,26 +135,26 @@ def test_everything_that_was_found_is_in_the_page(tmp_path: Path) -> None:
         for written, table in zip(shown["tables"], result.tables(), strict=True):
             assert written["rows"] == [list(row) for row in table.rows]
             assert written["columns"] == [list(column) for column in table.columns]
-    # AND the parts of the bar sum to what the verdict is of
+    # AND the parts of the bar sum to the window of the verdict
     whole = analysis.to_dict()["verdict"]["whole_us"]
     assert sum(time for _, time, _ in data["device"]) == whole * 1000
 
 
-def test_the_bar_of_several_devices_is_of_their_sums(tmp_path: Path) -> None:
-    # GIVEN two devices that work 80 µs each, one after the other
+def test_the_bar_of_several_devices_shows_their_sums(tmp_path: Path) -> None:
+    # GIVEN two devices that work 80 µs each, one after another
     program = Program()
     for device in (0, 1):
         program.launch("gemm", 80)
         program.events[-1]["args"]["device"] = device
-    # WHEN the page is made
+    # WHEN the page is created
     data = data_of(html.html_page(analyze(program.trace(tmp_path))))
-    # THEN the bar is of both, as the page shows
+    # THEN the bar is for both, and the page says so
     assert data["device"] == [["computing", 160_000, "computing"], ["idle", 176_000, "idle"]]
     assert data["devices"] == 2
 
 
 def lanes_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The page's lanes by name: begin, end and words of each bar, as a browser unpacks them."""
+    """Return the page's lanes by name: begin, end and words of each bar, decoded."""
     found = json.loads(gzip.decompress(base64.b64decode(data["timeline"])))
     for lane in found["lanes"]:
         at, bars = 0, []
@@ -178,13 +178,13 @@ def lanes_of(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_the_timeline_has_every_lane_and_its_times(tmp_path: Path) -> None:
     # GIVEN a program of twelve steps with two stages each
     analysis = analyze(a_program().trace(tmp_path))
-    # WHEN its timeline is made
+    # WHEN its timeline is created
     found = lanes_of(contents.page_data(analysis))
     # THEN there are lanes for steps, stages, streams, idle time and the host
     assert list(found) == ["steps", "stages", "stream 20", "stream 7", "idle", "main thread 100"]
     assert [len(found[name]["bars"]) for name in ("steps", "stages", "stream 7")] == [12, 24, 24]
     # It is launched for 5 µs, and begins 3 later; the other stream ends at 213 µs, the wait 150 µs
-    # behind that, and the next kernel begins 8 µs later.
+    # after that, and the next kernel begins 8 µs later.
     assert found["stream 7"]["bars"][0] == (8_000, 88_000, "kernel one", {"computing": 80_000}, 1)
     assert found["stream 20"]["bars"][0][3] == {"communicating": 200_000}
     assert found["idle"]["bars"][0][:2] == (213_000, 371_000)
@@ -198,15 +198,16 @@ def test_the_timeline_has_every_lane_and_its_times(tmp_path: Path) -> None:
     assert all(lane["note"] == "" for lane in found.values())
 
 
-def test_steps_that_no_profiler_marked_have_their_lane(tmp_path: Path) -> None:
-    # GIVEN a program that names its own steps
+def test_annotated_steps_have_their_lane(tmp_path: Path) -> None:
+    # GIVEN a program that annotates its own steps
     program = Program()
     for step in range(4):
         with program.within(f"iteration {step}", "user_annotation"):
             program.operator()
             program.wait()
     analysis = analyze(program.trace(tmp_path))
-    # WHEN the page is made THEN they are on top, where the analysis of steps has them
+    # WHEN the page is created
+    # THEN they are at the top, at the times of the analysis of steps
     found = lanes_of(contents.page_data(analysis))
     steps = analysis.to_dict()["steps"]["steps"]
     assert len(steps) == 4
@@ -216,10 +217,10 @@ def test_steps_that_no_profiler_marked_have_their_lane(tmp_path: Path) -> None:
     ]
 
 
-def test_of_more_events_than_a_page_holds_no_time_is_lost(
+def test_no_time_is_lost_if_there_are_more_events_than_bars(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GIVEN a page with room for fewer bars than there are events
+    # GIVEN a limit of fewer bars than there are events
     monkeypatch.setattr(lanes, "MOST_BARS", 600)
     program = Program()
     for number in range(1_500):
@@ -227,14 +228,14 @@ def test_of_more_events_than_a_page_holds_no_time_is_lost(
         if number % 5 == 0:
             program.launch("Memcpy HtoD", 3, cat="gpu_memcpy")
     analysis = analyze(program.trace(tmp_path))
-    # WHEN the timeline is made
+    # WHEN the timeline is created
     found = lanes_of(contents.page_data(analysis))
-    # THEN there are no more bars than that, each lane says so, and all events are counted
+    # THEN there are at most that many bars, each lane says so, and all events are counted
     assert sum(len(lane["bars"]) for lane in found.values()) <= 600
     stream = found["stream 7"]
     assert sum(bar[4] for bar in stream["bars"]) == 1_800
     assert stream["note"] == f"stream 7: 1,800 events in {len(stream['bars'])} bars."
-    # AND the time of each kind, and of idleness by cause, is what the analysis says
+    # AND the time of each kind, and of idle time by cause, equals the analysis
     device = analysis.to_dict()["device_use"]
     busy: dict[str, int] = {}
     for bar in stream["bars"]:
@@ -261,17 +262,19 @@ def test_any_number_of_steps_gets_a_page(steps: int, name: str, tmp_path: Path) 
         with program.within(name.format(number), "user_annotation"):
             program.operator(us=20)
             program.wait()
-    # WHEN its page is made THEN the steps have their lane
+    # WHEN its page is created
+    # THEN the steps have their lane
     data = data_of(html.html_page(analyze(program.trace(tmp_path))))
     assert data["lanes"][0] == "steps"
     assert sum(bar[4] for bar in lanes_of(data)["steps"]["bars"]) == steps
 
 
-def test_a_lane_is_parted_at_its_largest_gaps() -> None:
-    # GIVEN five events with gaps of 1, 30, 2 and 20, the second the longest of its stretch
+def test_a_lane_is_split_at_its_largest_gaps() -> None:
+    # GIVEN five events with gaps of 1, 30, 2 and 20, the second the longest of its part
     begin = np.array([0, 6, 46, 58, 88])
     end = np.array([5, 16, 56, 68, 98])
-    # WHEN they are drawn as three bars THEN those are parted at 30 and 20
+    # WHEN they are drawn as three bars
+    # THEN these are separated at 30 and 20
     bars = lanes.summed_up(begin, end, 3)
     assert bars.begin.tolist() == [0, 46, 88]
     assert bars.end.tolist() == [16, 68, 98]
@@ -283,13 +286,13 @@ def test_a_lane_is_parted_at_its_largest_gaps() -> None:
     st.lists(st.tuples(st.integers(1, 50), st.integers(1, 60)), min_size=1, max_size=80),
     st.integers(2, 30),
 )
-def test_stretches_cover_what_their_events_cover(times: list[tuple[int, int]], most: int) -> None:
+def test_parts_of_a_lane_cover_their_events(times: list[tuple[int, int]], most: int) -> None:
     # GIVEN events that do not overlap, by the gap before each and its length
     edges = np.cumsum([each for pair in times for each in pair])
     begin, end = edges[::2], edges[1::2]
     # WHEN they are summed up
     bars = lanes.summed_up(begin, end, most)
-    # THEN there are no more than asked for, and each event is in one, within its bounds
+    # THEN there are at most as many as requested, and each event is in one, within its bounds
     assert len(bars.begin) == min(most, len(begin))
     assert bars.count.sum() == len(begin)
     assert (np.diff(bars.of) >= 0).all()
@@ -298,24 +301,25 @@ def test_stretches_cover_what_their_events_cover(times: list[tuple[int, int]], m
     for number, at in enumerate(bars.longest):
         assert bars.of[at] == number
         assert end[at] - begin[at] == (end - begin)[bars.of == number].max()
-    # AND they are parted at the largest gaps
+    # AND they are separated at the largest gaps
     gaps = begin[1:] - end[:-1]
     chosen = np.sort(gaps[np.flatnonzero(np.diff(bars.of))])[::-1]
     assert chosen.tolist() == np.sort(gaps)[::-1][: most - 1].tolist()
 
 
-def test_a_page_names_no_folder_of_the_machine(tmp_path: Path) -> None:
+def test_a_page_contains_no_folder_of_the_machine(tmp_path: Path) -> None:
     # GIVEN a trace in some folder
     analysis = analyze(a_program().trace(tmp_path))
-    # WHEN pages are made of it THEN they name the file alone
+    # WHEN pages are created for it
+    # THEN they contain only the name of the file
     page = html.html_page(analysis)
     assert "planted.json" in page
     assert str(tmp_path) not in page
     assert str(tmp_path) not in markdown(analysis).replace("\\", "")
 
 
-def test_figures_that_json_or_a_browser_lacks() -> None:
-    # GIVEN cells with what JSON has no word for, and an integer that a browser would round
+def test_figures_that_json_or_a_browser_cannot_represent() -> None:
+    # GIVEN cells with values that JSON cannot represent, and an integer that a browser would round
     table = Table("t", (("a", ""), ("b", "ns")), [(2**60 + 1, math.nan), (None, -math.inf)], "n")
     # WHEN they are written
     written = contents.written_table(table)
@@ -341,7 +345,7 @@ def test_without_the_charts_one_sentence_names_the_extra(
         importlib.util, "find_spec", lambda name: None if name == "plotly" else find(name)
     )
     html._plotly.cache_clear()
-    # WHEN a page is asked for
+    # WHEN a page is requested
     target = tmp_path / "page.html"
     arguments = ["analyze", str(tmp_path / "planted.json"), "--html", str(target)]
     result = CliRunner().invoke(command, arguments)
@@ -354,7 +358,7 @@ def test_without_the_charts_one_sentence_names_the_extra(
 
 
 @pytest.mark.parametrize("content", [b"[]", b'[{"ph":"X","name":"a","ts":1,"dur":2}]'])
-def test_a_trace_with_next_to_nothing_gets_a_page(content: bytes, tmp_path: Path) -> None:
+def test_an_almost_empty_trace_gets_a_page(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "none.json"
     path.write_bytes(content)
     data = data_of(html.html_page(analyze(read_trace(path))))

@@ -1,4 +1,4 @@
-"""What every page says the same way: what is missing, what was ignored, and how wide it is."""
+"""Common parts of all pages: what is missing, what was ignored, and their width."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from stagespan.trace import read_trace
 from stagespan.trace.analysis import Analysis, analyze
 from stagespan.trace.render.markdown import ignored, markdown, missing
-from stagespan.trace.render.terminal import print_analysis, print_page
+from stagespan.trace.render.terminal import print_analysis, print_blocks
 from stagespan.trace.result import Evidence, Finding, in_words
 
 
@@ -36,7 +36,7 @@ def printed(analysis: Analysis) -> list[str]:
 
 
 @pytest.mark.parametrize(("columns", "width"), [("60", 60), ("140", 140), ("x", 100), ("7", 40)])
-def test_a_piped_page_is_as_wide_as_columns_say(
+def test_a_piped_page_has_the_width_of_columns(
     columns: str, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
@@ -46,21 +46,24 @@ def test_a_piped_page_is_as_wide_as_columns_say(
         assert max(map(len, lines)) > width - 25
 
 
-def test_no_line_of_a_page_ends_in_blanks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_line_of_a_page_has_trailing_spaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert [line for line in printed(a_trace(tmp_path)) if line != line.rstrip()] == []
 
 
-def test_what_was_ignored_stands_at_the_end(tmp_path: Path) -> None:
-    # GIVEN a trace with entries that hold nothing
+def test_ignored_entries_are_listed_at_the_end(tmp_path: Path) -> None:
+    # GIVEN a trace with empty entries
     analysis = a_trace(tmp_path)
-    # WHEN its pages are made THEN they are counted at the end, in plain words
+    # WHEN its pages are created
+    # THEN they are counted at the end, in plain words
     assert ignored(analysis.trace) == ["Ignored: 3 metadata entries."]
     assert printed(analysis)[-2] == "Ignored: 3 metadata entries."
     assert markdown(analysis).rstrip().endswith("Ignored: 3 metadata entries.")
 
 
-def test_what_is_missing_is_said_with_how_to_record_it(tmp_path: Path) -> None:
+def test_missing_parts_are_listed_with_how_to_record_them(tmp_path: Path) -> None:
     (said,) = missing(a_trace(tmp_path))
     assert said == (
         "Not in this trace: steps (call profiler.step()), stages (use record_function or"
@@ -73,12 +76,12 @@ def test_what_is_missing_is_said_with_how_to_record_it(tmp_path: Path) -> None:
     assert "device events (record the device's activity), steps" in said
 
 
-def test_one_thing_is_not_many(tmp_path: Path) -> None:
-    # GIVEN more findings than a screen has room for, by one
+def test_singular_and_plural(tmp_path: Path) -> None:
+    # GIVEN one more finding than fit on a screen
     findings = [Finding("low", f"Finding {n}.", (Evidence("e", None, 1, "steps"),)) for n in "ab"]
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=80, height=5, no_color=True)
-    print_page([], [findings[0]] * 20 + [findings[1]], [], console)
+    print_blocks([], [findings[0]] * 20 + [findings[1]], [], console)
     shown = text.getvalue().splitlines()
     assert "more finding" in shown[-1]
     assert in_words(1, "steps") == "1 step"

@@ -1,4 +1,4 @@
-"""The page's pictures: their figures are those of the analyses, and a browser draws each."""
+"""The page's charts: their figures equal those of the analyses, and a browser draws each."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def a_trace(
     folder: Path, steps: int = 3, us: int = 40, tail: int = 100, name: str = "planted"
 ) -> Path:
-    """Steps with waits, stacks of Python, and memory that comes and goes."""
+    """Steps with waits, Python stacks, and memory that is allocated and freed."""
     made = Program()
     used = 0
     for step in range(steps):
@@ -63,15 +63,15 @@ def by_kind(analysis: Analysis) -> dict[str, dict[str, Any]]:
     return {picture["kind"]: picture for picture in charts(analysis)}
 
 
-def test_pictures_hold_the_figures_of_the_analyses(tmp_path: Path) -> None:
+def test_charts_contain_the_figures_of_the_analyses(tmp_path: Path) -> None:
     # GIVEN a trace with steps, memory, stacks and idle time
     analysis = analyze_path(a_trace(tmp_path))
     figures = analysis.to_dict()
-    # WHEN its pictures are made
+    # WHEN its charts are created
     drawn = by_kind(analysis)
     # THEN there is one for each
     assert list(drawn) == ["idle_causes", "steps", "memory", "flame"]
-    # AND the idle causes sum to the idle time, the steps' parts to each step
+    # AND the idle causes sum to the idle time, and the steps' parts to each step
     assert sum(time for _, _, time, _ in drawn["idle_causes"]["causes"]) == round(
         figures["idle"]["idle_us"] * 1000
     )
@@ -79,7 +79,7 @@ def test_pictures_hold_the_figures_of_the_analyses(tmp_path: Path) -> None:
     assert steps["names"] == ["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"]
     for at, step in enumerate(figures["steps"]["steps"]):
         assert sum(times[at] for _, _, times in steps["parts"]) == round(step["step_us"] * 1000)
-    # AND the flame graph's own times sum to all of it, callers standing before what they call
+    # AND the flame graph's self times sum to the whole, with callers before their callees
     flame = drawn["flame"]
     assert sum(flame["self_ns"]) == round(figures["flame"]["total_us"] * 1000)
     assert all(parent < at for at, parent in enumerate(flame["parents"]))
@@ -104,7 +104,7 @@ def test_a_change_is_drawn_from_before_to_after(tmp_path: Path) -> None:
         change["after"], abs=len(change["parts"])
     )
     assert change["after"] > change["before"]
-    # AND where they are more than are drawn, the largest are, and the others stand as one
+    # AND if there are more than are drawn, the largest are drawn, and the others as one
     whole = change["parts"]
     most, comparison.MOST_DRAWN = comparison.MOST_DRAWN, 1
     try:
@@ -124,7 +124,7 @@ def test_many_steps_are_cut_and_say_so(tmp_path: Path) -> None:
     assert steps["note"] == f"Not drawn: {left:,} steps."
 
 
-def test_no_picture_without_figures(tmp_path: Path) -> None:
+def test_no_chart_without_figures(tmp_path: Path) -> None:
     path = tmp_path / "none.json"
     path.write_text("[]")
     assert charts(analyze_path(path)) == []
@@ -139,13 +139,13 @@ def test_a_browser_draws_each(browser: Browser, tmp_path: Path) -> None:
     page.write_text(html.html_page(analysis))
     # WHEN it is opened
     browser.open(page)
-    # THEN every chart has its traces in it, and nothing complained
+    # THEN every chart has its data, and there are no errors
     drawn = json.loads(browser.evaluate(
         "JSON.stringify([...document.querySelectorAll('.chart')].map((chart) =>"
         " [chart.ariaLabel, chart.data[0].type, chart.querySelectorAll('path').length > 2]))"
     ))  # fmt: skip
     assert drawn == [
-        ["What made the change", "waterfall", True],
+        ["Change by part", "waterfall", True],
         ["Timeline of steps, stages, device and host", "bar", True],
         ["Idle time by cause", "bar", True],
         ["Time of each step by part", "bar", True],
@@ -165,7 +165,7 @@ def test_a_browser_draws_each(browser: Browser, tmp_path: Path) -> None:
     ["cuda_h100_bert.json.gz", "rocm_mi300_sglang_decode.json.gz", "cpu_only.json.gz",
      "mtia_inference.json.gz", "nccl_dlrm_8rank", "ascend_level1", "ascend_level1/rank0_ascend_pt"],
 )  # fmt: skip
-def test_real_traces_are_drawn_without_a_complaint(
+def test_real_traces_are_drawn_without_errors(
     name: str, traces: Path, browser: Browser, tmp_path: Path
 ) -> None:
     analysis = analyze_path(traces / name, jobs=1)
@@ -184,11 +184,12 @@ def test_real_traces_are_drawn_without_a_complaint(
 
 
 def test_analyses_that_are_added_appear_by_themselves(tmp_path: Path) -> None:
-    # GIVEN an analysis that the page does not know
+    # GIVEN an analysis that is unknown to the page
     known = analyze(Program().trace(tmp_path))
     other = analyze_path(a_trace(tmp_path)).results["kernels"]
     analysis = Analysis(known.trace, {"something_new": other})
-    # WHEN the page is made THEN its tables are in it
+    # WHEN the page is created
+    # THEN its tables are in it
     page = html.html_page(analysis)
     assert '"heading":"Something new"' in page
     assert other.tables()[0].title in page

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import resolved
+from commands import resolved, unstated
 
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.paths import analyze_path
@@ -22,7 +22,7 @@ FOLDERS = ("nccl_dlrm_8rank", "ascend_level1", "ascend_level1/rank0_ascend_pt")
 
 
 def analysed(traces: Path) -> list[tuple[str, Analysis]]:
-    """Every trace and folder there is, and a comparison."""
+    """Return the results for every trace and folder, and a comparison."""
     names = [*sorted(path.name for path in traces.glob("*.json.gz")), *FOLDERS]
     found = [(name, analyze_path(traces / name, jobs=1)) for name in names]
     after, before = (traces / name for name in AGAINST)
@@ -35,18 +35,18 @@ def results(traces: Path) -> list[tuple[str, Analysis]]:
 
 
 def test_json_is_valid_and_described(results: list[tuple[str, Analysis]]) -> None:
-    # GIVEN the schema, which is one
+    # GIVEN the schema, which is valid
     schema: dict[str, Any] = json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     validator = jsonschema.Draft202012Validator(schema)
     seen = set()
     for name, analysis in results:
-        # WHEN a trace is written as JSON, as other languages read it: without NaN
+        # WHEN a trace is written as JSON, and read strictly: without NaN
         written = json.loads(json.dumps(analysis.to_dict(), allow_nan=False))
         # THEN it fits
         problems = [f"{list(e.path)}: {e.message[:200]}" for e in validator.iter_errors(written)]
         assert problems == [], name
-        # AND the schema tells of every analysis, and of every key in it
+        # AND the schema describes every analysis, and every key in it
         for key, figures in written.items():
             assert key in schema["properties"], (name, key)
             described = resolved(schema["properties"][key].get("anyOf", [{}])[-1]).get("properties")
@@ -54,6 +54,16 @@ def test_json_is_valid_and_described(results: list[tuple[str, Analysis]]) -> Non
                 assert set(figures) <= set(described), (name, key)
                 seen.add(key)
     assert {"kernels", "steps", "stages", "memory", "flame", "compiled", "ranks", "against"} <= seen
+
+
+def test_every_finding_has_a_code_and_states_its_figures(
+    results: list[tuple[str, Analysis]],
+) -> None:
+    for name, analysis in results:
+        for finding in analysis.findings():
+            assert re.fullmatch(r"[a-z_]+(\.[a-z_]+)+", finding.code), name
+            assert finding.numbers, (name, finding.code)
+            assert unstated([finding]) == [], name
 
 
 def test_markdown_is_complete_and_well_formed(results: list[tuple[str, Analysis]]) -> None:

@@ -12,7 +12,7 @@ from test_html_pictures import a_trace
 
 from stagespan.trace.analysis import Analysis
 from stagespan.trace.paths import analyze_path
-from stagespan.trace.render.terminal import one_liners, print_comparison
+from stagespan.trace.render.terminal import one_liners, print_page
 
 SIZES = [(24, 80), (40, 120), (24, 200)]
 REAL = [
@@ -24,7 +24,7 @@ REAL = [
 def printed(analysis: Analysis, height: int, width: int) -> list[str]:
     text = io.StringIO()
     console = Console(file=text, force_terminal=True, width=width, height=height, no_color=True)
-    print_comparison(analysis, console)
+    print_page(analysis, console)
     return re.sub(r"\x1b\[[0-9;]*m", "", text.getvalue()).splitlines()
 
 
@@ -34,10 +34,10 @@ def test_a_trace_with_every_analysis_fits(height: int, width: int, tmp_path: Pat
     analysis = analyze_path(a_trace(tmp_path))
     # WHEN it is printed on a terminal
     lines = printed(analysis, height, width)
-    # THEN the prompt still has its line, and nothing is broken by the edge
+    # THEN the prompt still has its line, and nothing is broken at the right edge
     assert len(lines) < height
     assert max(map(len, lines)) <= width
-    # AND verdict, the device's bar, a finding with its evidence, and what else there is are there
+    # AND verdict, the device's bar, a finding with its evidence, and the list of the rest are there
     text = " ".join(" ".join(lines).split())
     assert analysis.to_dict()["verdict"]["sentence"] in text
     assert "why it was idle" in text
@@ -56,17 +56,18 @@ def test_a_comparison_fits(height: int, width: int, tmp_path: Path) -> None:
     assert any(line.startswith("all ") for line in lines)
 
 
-def test_where_there_is_room_each_analysis_has_a_line(tmp_path: Path) -> None:
+def test_on_a_tall_terminal_each_analysis_has_a_line(tmp_path: Path) -> None:
     # GIVEN a tall terminal
     analysis = analyze_path(a_trace(tmp_path))
     figures = analysis.to_dict()
-    # WHEN the page is printed THEN kernels, steps and memory have their line, as JSON has them
+    # WHEN the page is printed
+    # THEN kernels, steps and memory have a line, with the figures of the JSON
     told = dict(one_liners(analysis))
     assert list(told) == ["Kernels", "Steps", "Memory"]
     assert told["Kernels"] == "matrix products 100.0 % of the 150.000 µs of 3 device events"
     median = figures["steps"]["step_us"]["median"]
     assert told["Steps"].startswith(f"{figures['steps']['count']}, {median:.3f} µs in the median")
-    # 2 µs before the first step, steps of 158 and 168 µs, 300 behind each, 15 into the third.
+    # 2 µs before the first step, steps of 158 and 168 µs, 300 after each, 15 into the third.
     assert told["Memory"] == "at most 7.00 MiB on cuda:0, at 943.000 µs"
     lines = printed(analysis, 50, 120)
     assert [line for line in lines if line.startswith("Steps ")] == [f"Steps    {told['Steps']}"]
@@ -82,9 +83,9 @@ def test_real_traces_fit(name: str, traces: Path) -> None:
 def test_the_bar_and_its_words_are_one_line(traces: Path) -> None:
     # GIVEN a device that computed, communicated, copied and was idle
     analysis = analyze_path(traces / "cuda_b200_vllm_eager.json.gz")
-    # WHEN it is printed as wide as to a file
+    # WHEN it is printed with the width of a file
     lines = printed(analysis, 60, 100)
-    # THEN the line holds a bar and all four
+    # THEN the line contains a bar and all four
     (line,) = [line for line in lines if line.startswith("Device ")]
     assert line.count("#") > 20
     words = ["computing", "communicating", "copying", "idle"]

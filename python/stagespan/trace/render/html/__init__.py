@@ -26,12 +26,12 @@ _SLOT = re.compile(r"\{\{ (\w+) \}\}")
 
 
 def html_page(analysis: Analysis) -> str:
-    """The page. Raises StagespanError where plotly is not installed."""
+    """Return the page. Raises StagespanError if plotly is not installed."""
     return filled(page_data(analysis))
 
 
 def filled(shown: dict[str, Any]) -> str:
-    """The page of what `page_data` returned."""
+    """Return the page with the data of `page_data`."""
     charts, charts_hash = _plotly()
     script = "".join(map(_file, ("table.js", "charts.js", "timeline.js", "page.js")))
     hashes = f"'sha256-{_sha256(script)}' 'sha256-{charts_hash}'"
@@ -46,12 +46,12 @@ def filled(shown: dict[str, Any]) -> str:
         "charts_hash": charts_hash,
         "script": script,
     }
-    # In one pass: what is put in is not looked at again.
+    # In one pass, so that inserted text is not searched again.
     return _SLOT.sub(lambda found: parts[found[1]], _file("page.html"))
 
 
 def _json(shown: dict[str, Any]) -> str:
-    """As JSON that cannot end the block it stands in, in letters that any encoding has."""
+    """Return ASCII JSON that cannot end the script block that contains it."""
     return json.dumps(shown, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -66,14 +66,14 @@ def _sha256(text: str) -> str:
 
 @functools.cache
 def _plotly() -> tuple[str, str]:
-    """plotly's JavaScript, compressed, in letters; and the hash of what it is unpacked to."""
-    # Found, not imported: plotly's own Python is not needed.
+    """Return plotly's JavaScript, compressed as text, and the hash of the decompressed script."""
+    # plotly is located but not imported, because its Python code is not needed.
     found = importlib.util.find_spec("plotly")
     folders = list(found.submodule_search_locations or []) if found else []
     for folder in folders:
         file = Path(folder, "package_data", "plotly.min.js")
         if file.is_file():
-            # A script's text has no carriage returns once it is in a page.
+            # Browsers remove carriage returns from scripts in a page.
             text = file.read_text(encoding="utf-8").replace("\r\n", "\n")
             packed = gzip.compress(text.encode(), compresslevel=9, mtime=0)
             return base64.b64encode(packed).decode(), _sha256(text)

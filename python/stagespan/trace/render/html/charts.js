@@ -1,5 +1,5 @@
 "use strict";
-// Charts by plotly: each is drawn again when the scheme changes.
+// Charts with plotly. All are drawn again when the colour scheme changes.
 
 const DRAWINGS = [];
 
@@ -18,7 +18,7 @@ function variable(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// Of a step: what the device did, and in the colours of idle time what the host did meanwhile.
+// The parts of a step: the device's work, and in the colours of idle time the host's activity.
 const PART_COLOURS = {
   computation: "#2f9e63", communication: "#a44cc4", copies: "#2f7fd6", runtime_calls: "#d9a21b",
   data_loading: "#c2528b", operators: "#e2674a", other: "#b8bcc4",
@@ -40,7 +40,7 @@ function colourOf(key) {
   return variable(`--${key}`) || variable("--soft");
 }
 
-// The charts read some HTML in texts: names must not be read so.
+// plotly interprets some HTML in texts, so names must be escaped.
 function plain(text) {
   return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
@@ -49,7 +49,7 @@ function wrapped(text) {
   return text.replace(/(.{80})(?=.)/gu, "$1\n");
 }
 
-// Words in lines of at most `most` letters.
+// Wraps words into lines of at most `most` characters.
 function broken(text, most = window.innerWidth < 720 ? 24 : 44) {
   const lines = [""];
   for (const word of plain(text).split(" ")) {
@@ -77,7 +77,7 @@ function layout(more) {
 }
 
 function chart(parent, label, draw, tools = true) {
-  // One with tools holds controls, which a picture may not.
+  // A chart with tools contains controls, which are not allowed in the role "img".
   const node = element("div", { class: "chart", role: tools ? "group" : "img", "aria-label": label });
   if (tools) node.tabIndex = 0;
   parent.append(node);
@@ -110,7 +110,7 @@ function idleCauses(parent, { causes }) {
   }], false);
 }
 
-// What a device can do by operations a byte, and where kernels stand below it.
+// The roofs of a device by operations per byte, and the kernels below them.
 function roofline(parent, { bandwidth, rates, points, colours }) {
   const across = points.map(([, , intensity]) => intensity)
     .concat(bandwidth ? rates.map(([, rate]) => rate / bandwidth) : []);
@@ -135,18 +135,18 @@ function roofline(parent, { bandwidth, rates, points, colours }) {
         text: of.map(([name]) => plain(name.slice(0, 32))), textposition: "bottom center", cliponaxis: false,
         customdata: of.map(([name, , intensity, rate]) =>
           [plain(wrapped(name)).replaceAll("\n", "<br>"), number(intensity, 2), words(rate)]),
-        hovertemplate: "%{customdata[0]}<br>%{customdata[1]} operations a byte, "
+        hovertemplate: "%{customdata[0]}<br>%{customdata[1]} operations per byte, "
           + "%{customdata[2]}FLOP/s<extra></extra>",
       };
     })], {
       height: 440,
-      xaxis: { type: "log", title: { text: "operations a byte of device memory" } },
-      yaxis: { type: "log", title: { text: "operations a second" }, exponentformat: "SI" },
+      xaxis: { type: "log", title: { text: "operations per byte of device memory" } },
+      yaxis: { type: "log", title: { text: "operations per second" }, exponentformat: "SI" },
     }];
   });
 }
 
-// Time of each step by what it went to; the parts sum to the step.
+// The time of each step by part; the parts sum to the step.
 function steps(parent, { names, parts, on_device: onDevice, note }) {
   const colours = onDevice ? PART_COLOURS : HOST_PART_COLOURS;
   const longest = Math.max(...names.map((_, at) => parts.reduce((sum, [, , times]) => sum + times[at], 0)));
@@ -201,10 +201,10 @@ function flame(parent, { names, parents, self_ns: own, depth, note }) {
     uniformtext: { minsize: 9, mode: "hide" },
   }], false);
   parent.append(element("p", { class: "note" },
-    `A click on a frame shows it over the whole width, a click on the topmost goes back. ${note}`));
+    `Click a frame to show it over the whole width; click the topmost frame to go back. ${note}`));
 }
 
-// Of each frame its own time and that of all it called; callers stand before what they call.
+// The time of each frame including the frames that it called. Callers come before the frames that they call.
 function totals(parents, own) {
   const sums = [...own];
   for (let at = own.length - 1; at >= 0; at -= 1) if (parents[at] >= 0) sums[parents[at]] += sums[at];
@@ -221,7 +221,7 @@ function ranks(parent, { ranks: numbers, parts, note }) {
   const names = numbers.map((rank) => `rank ${rank}`);
   const whole = numbers.map((_, at) => parts.reduce((sum, [, , times]) => sum + times[at], 0));
   const [size, unit] = timeUnit(Math.max(...whole));
-  chart(parent, "What the time of each rank went to", () => [parts.map(([name, key, times]) => ({
+  chart(parent, "Time of each rank by part", () => [parts.map(([name, key, times]) => ({
     type: "bar", name, x: names, y: times.map((time) => time / size),
     marker: { color: variable(RANK_COLOURS[key]) },
     customdata: times.map((time, at) =>
@@ -234,12 +234,12 @@ function ranks(parent, { ranks: numbers, parts, note }) {
   if (note) parent.append(element("p", { class: "note" }, note));
 }
 
-// From the time before to that after, part by part.
+// The change from the time before to the time after, part by part.
 function change(parent, { before, after, parts, per }) {
   const [size, unit] = timeUnit(Math.max(before, after));
   const rows = [["before", before, "absolute"], ...parts.map(([name, time]) => [name, time, "relative"]),
     ["after", after, "total"]];
-  chart(parent, "What made the change", () => [[{
+  chart(parent, "Change by part", () => [[{
     type: "waterfall", orientation: "h", measure: rows.map(([, , measure]) => measure),
     y: rows.map((_, at) => at), x: rows.map(([, time]) => time / size),
     decreasing: { marker: { color: variable("--computing") } },

@@ -1,4 +1,4 @@
-"""The data of the HTML page as plain lists and texts, bounded in size and printable."""
+"""The data of the HTML page as plain lists and texts, limited in size and printable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from stagespan.trace.result import (
 )
 
 MOST_ROWS = 5_000
-"""Rows of a table; the others are in --json and --markdown, and the page says so."""
+"""The most rows of a table. All rows are in --json and --markdown, as the page says."""
 LONGEST_TEXT = 2_000
 LONGEST_SHOWN = 70
 LONGEST_EVENT = 120
@@ -37,7 +37,7 @@ _EXACT = 1 << 53
 
 
 def page_data(analysis: Analysis) -> dict[str, Any]:
-    """All that the page shows. Times in ns from the start of the trace's window."""
+    """Return all data of the page. Times are in ns from the start of the trace's window."""
     trace = analysis.trace
     notes = [printable(trace.incomplete)] if trace.incomplete else []
     notes += map(printable, ignored(trace))
@@ -54,7 +54,7 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
         "devices": _devices(analysis),
         "compared": isinstance(analysis.results.get("against"), Titled),
         "findings": [written_finding(each) for each in analysis.findings()],
-        "no_findings": "No findings: nothing in this trace asks for a closer look.",
+        "no_findings": "No findings: nothing in this trace needs attention.",
         "window_ns": 0 if window is None else window[1] - window[0],
         "lanes": [lane["name"] for lane in lanes["lanes"]],
         "timeline": packed(lanes),
@@ -64,13 +64,13 @@ def page_data(analysis: Analysis) -> dict[str, Any]:
 
 
 def packed(value: dict[str, Any]) -> str:
-    """As compressed JSON, in letters."""
+    """Return compressed JSON as text."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _verdict(analysis: Analysis) -> dict[str, str] | None:
-    # What is said of several traces is more than what is said of one of them.
+    # Findings about several traces come before those about one of them.
     for each in analysis.results.values():
         if isinstance(each, Titled):
             word, sentence = each.title()
@@ -85,19 +85,19 @@ def _verdict(analysis: Analysis) -> dict[str, str] | None:
 
 
 def _device(analysis: Analysis) -> list[tuple[str, int, str]]:
-    """The parts of the verdict's time, which sum to it, each with the key of its colour."""
+    """Return the parts of the verdict's time, which sum to it, with the keys of their colours."""
     result = analysis.results.get("verdict")
     return result.bar() if isinstance(result, Verdict) else []
 
 
 def _devices(analysis: Analysis) -> int:
-    """How many devices `_device` sums over."""
+    """Return the number of devices in the sums of `_device`."""
     result = analysis.results.get("verdict")
     return result.devices if isinstance(result, Verdict) else 0
 
 
 def _steps(analysis: Analysis) -> list[tuple[str, int, int]]:
-    """Name, begin and length of the steps that were found."""
+    """Return name, begin and length of each step."""
     result = analysis.results.get("steps")
     if not isinstance(result, Steps):
         return []
@@ -105,7 +105,7 @@ def _steps(analysis: Analysis) -> list[tuple[str, int, int]]:
 
 
 def written_finding(finding: Finding) -> dict[str, Any]:
-    """A finding for the page."""
+    """Return a finding for the page."""
     return {
         "code": finding.code,
         "severity": finding.severity,
@@ -118,7 +118,7 @@ def written_finding(finding: Finding) -> dict[str, Any]:
 
 
 def charts(analysis: Analysis) -> list[dict[str, Any]]:
-    """The pictures, each with the name of its analysis."""
+    """Return the charts, each with the name of its analysis."""
     results = {n: r for n, r in analysis.results.items() if isinstance(r, Result)}
     drawn = {name: result.chart() for name, result in results.items()}
     return [{"analysis": name, **chart} for name, chart in drawn.items() if chart is not None]
@@ -153,7 +153,7 @@ def written_table(table: Table) -> dict[str, Any]:
 
 
 def _labels(table: Table, rows: list[list[Cell]]) -> dict[str, str]:
-    """Of every name that is shown in short how it is shown; different in each column."""
+    """Return the labels of all shortened names; they are distinct in each column."""
     found: dict[str, str] = {}
     for at in range(len(table.columns)):
         names = [str(row[at]) for row in rows if isinstance(row[at], str)]
@@ -167,7 +167,7 @@ def _text(text: str) -> str:
 
 
 def _cell(cell: Cell) -> Cell:
-    """A cell as JSON and a browser hold it: no NaN, no integer that it would round."""
+    """Return a cell for JSON in browsers: no NaN, and no integer that would be rounded."""
     if isinstance(cell, str):
         return _text(cell)
     if isinstance(cell, float) and not math.isfinite(cell):

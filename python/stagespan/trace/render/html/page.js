@@ -1,5 +1,5 @@
 "use strict";
-// The page from its data block: verdict, findings, timeline, idle causes, then every analysis.
+// Builds the page from its data block: verdict, findings, timeline, idle causes, then every analysis.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const MAIN = document.getElementById("main");
@@ -54,7 +54,7 @@ function deviceBar() {
   }
   const made = element("div", {}, bar, legend);
   const notes = [DATA.devices > 1 && `Sums over ${DATA.devices} devices.`,
-    DATA.compared && "Of the trace after the change, as the timeline and all that comes behind it."];
+    DATA.compared && "This and everything from the timeline on is about the trace after the change."];
   if (notes.some(Boolean)) made.append(element("p", { class: "note" }, notes.filter(Boolean).join(" ")));
   return made;
 }
@@ -86,7 +86,7 @@ function evidence([event, time, figure, unit]) {
   return made;
 }
 
-// What is said of two traces comes before what is said of one.
+// The comparison of two traces comes before the analyses of one.
 function sections(first) {
   const unknown = [];
   for (const { name, heading, unknown: reason, tables } of DATA.sections) {
@@ -142,9 +142,9 @@ function timeline() {
       if (Object.keys(change).some((key) => key.startsWith("xaxis."))) drawTimeline();
     });
     notes.before(laneLegend());
-    const told = LANES.map((lane) => lane.note).filter(Boolean);
-    notes.textContent = ["A lane is filled as far as it was busy. Drag to zoom, double-click to see"
-      + " all; a click on a time anywhere on this page leads here.", ...told].join(" ");
+    const laneNotes = LANES.map((lane) => lane.note).filter(Boolean);
+    notes.textContent = ["The height of a bar is its busy share. Drag to zoom, double-click to show"
+      + " everything. Click a time on this page to show it here.", ...laneNotes].join(" ");
   });
 }
 
@@ -256,13 +256,13 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   labelScheme();
   if (window.Plotly) for (const draw of DRAWINGS) draw();
 });
-// A page is printed in ink on paper.
+// Printed pages use the light colours.
 let printed = null;
 addEventListener("beforeprint", () => { printed = isDark(); if (printed) setScheme(false); });
 addEventListener("afterprint", () => { if (printed) setScheme(true); });
 charts().catch((error) => {
   for (const node of document.querySelectorAll(".chart")) node.remove();
   MAIN.prepend(element("p", { class: "notice" },
-    `The charts cannot be drawn by this browser (${error.message}); everything else is here.`));
+    `This browser cannot draw the charts (${error.message}); everything else is shown.`));
   document.documentElement.dataset.ready = "no charts";
 });

@@ -1,9 +1,9 @@
 "use strict";
-// Tables that are searched and sorted, and figures in words. Texts only enter by textContent.
+// Tables with search and sorting, and formatted figures. Texts are only inserted with textContent.
 
 const FIRST_ROWS = 15;
 const SEARCHED_FROM = 9;
-// What looks like a name from a program rather than like words.
+// Matches names of a program, as opposed to words.
 const NAME = /[_:<(=/]|^\S{25}/;
 
 function element(name, properties, ...children) {
@@ -17,14 +17,14 @@ function element(name, properties, ...children) {
   return made;
 }
 
-// Rounded as the other outputs are.
+// Rounds like the other outputs.
 function number(value, digits) {
   return value.toLocaleString("en-US", {
     minimumFractionDigits: digits, maximumFractionDigits: digits, roundingMode: "halfEven",
   });
 }
 
-// [size, name] of the unit that suits times up to `most` ns.
+// Returns [size, name] of the unit for times up to `most` ns.
 function timeUnit(most) {
   if (most >= 1e9) return [1e9, "s"];
   return most >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
@@ -55,8 +55,8 @@ function inWords(value, unit) {
   return `${number(value, Number.isInteger(value) ? 0 : 3)} ${value === 1 ? unit.replace(/s$/, "") : unit}`.trim();
 }
 
-// How the columns are shown: all times in one unit, so that they can be compared. When something was
-// may be far from how long anything took.
+// Formats of the columns: all durations in one unit, so that they can be compared. Points in time can be much larger,
+// so they have their own unit.
 function columnStyles({ columns, rows }) {
   const isTime = ([, unit]) => unit === "ns";
   const isWhen = ([name, unit]) => unit === "ns" && name === "at";
@@ -122,7 +122,7 @@ class DataTable {
     const tools = element("div", { class: "tools" });
     if (rows.length >= SEARCHED_FROM) {
       this.search = element("input", {
-        type: "search", placeholder: "Search: words, all must occur", "aria-label": `Search ${title}`,
+        type: "search", placeholder: "Search: rows that contain all words", "aria-label": `Search ${title}`,
         oninput: () => { this.wanted = this.search.value; this.fill(); },
       });
       tools.append(this.search);
@@ -137,7 +137,7 @@ class DataTable {
 
   sort(at) {
     const head = this.heads[at];
-    // Figures are wanted largest first, texts from A.
+    // Figures are sorted from the largest, texts from A.
     const first = this.styles[at].figure ? "descending" : "ascending";
     const before = head.getAttribute("aria-sort");
     const other = first === "descending" ? "ascending" : "descending";
@@ -148,7 +148,7 @@ class DataTable {
     const rows = this.table.rows;
     this.order = rows.map((_, row) => row).sort((one, other) => {
       const [a, b] = [rows[one][at], rows[other][at]];
-      // What is unknown comes last, whichever way.
+      // Unknown values come last in both directions.
       if (a === null || b === null) return (a === null) - (b === null) || one - other;
       return sign * compare(a, b) || one - other;
     });
@@ -185,7 +185,7 @@ class DataTable {
       const code = element(NAME.test(value) ? "code" : "span", { dir: "auto" }, short);
       if (short.length < 25) made.classList.add("short");
       if (short !== value || value.length > 90) {
-        code.title = "Click to see all of it";
+        code.title = "Click to show the full name";
         code.onclick = () => {
           const whole = code.classList.toggle("whole");
           code.textContent = whole ? value : short;

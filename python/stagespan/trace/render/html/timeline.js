@@ -1,13 +1,11 @@
 "use strict";
-// The timeline: lanes of bars that are worked out anew for each stretch that is looked at.
-//
-// A bar that is wide enough is drawn as it is. What is too narrow is summed up in cells of a few
-// pixels, each filled from below by the share of its time that each kind takes: so the area that is
-// coloured is the time that the lane was busy, however much of it is shown.
+// The timeline: rows of bars, which are computed again for each visible range. Bars that are wide enough are drawn
+// unchanged. Narrower ones are summed up in cells of a few pixels, which are filled from below by each kind's share of
+// the time. The coloured area is therefore the busy time of the row at any zoom.
 
 const ROW = 0.82; // of a lane's height
 const CELL_PX = 2.5;
-const LEAST_SHARE = 0.02; // half a pixel: what is there at all is seen
+const LEAST_SHARE = 0.02; // half a pixel, so that small parts stay visible
 
 const OTHER_STAGES = "#a9b1bc";
 const KIND_NAMES = ["computing", "communicating", "copying"];
@@ -41,7 +39,7 @@ async function readLanes() {
   LANES.words = keys;
 }
 
-// The rectangles of a lane from one time to another, in `cells` cells at most, and as many bars.
+// Returns the rectangles of a row in a time range, with at most `cells` cells and as many bars.
 function rectangles(lane, from, to, cells) {
   const width = (to - from) / cells;
   const found = [];
@@ -70,7 +68,7 @@ function rectangles(lane, from, to, cells) {
     if (end - begin >= 2 * width) {
       const shares = parts.map(([key, time]) => [key, time / length]);
       found.push({ begin, end, shares, bar, count: several ? several.count : 1 });
-      // What is left of the cells at its ends is for the others.
+      // The rest of the cells at its ends belongs to the other bars.
       const first = cell(cellOf(begin));
       first.high = Math.min(first.high, begin);
       const last = cell(cellOf(end));
@@ -134,13 +132,13 @@ function timelineTraces(from, to, cells, size) {
   const shades = laneColours();
   return [...groups].map(([key, group]) => ({
     type: "bar", orientation: "h", ...group, name: plain(LANES.words[key][1]), textposition: "none",
-    // Bars that are quite opaque would each be widened to whole pixels.
+    // Opaque bars would be widened to whole pixels.
     marker: { color: `${colourOf(shades.get(key)[0])}fd`, line: { width: 0 } },
     hovertemplate: "%{text}<extra></extra>", showlegend: false,
   }));
 }
 
-// Of each kind that the lanes hold its colour and what it means; of many stages the longest.
+// The legend: colour and meaning of each kind in the rows; of many stages, the longest.
 function laneColours() {
   const all = new Set(LANES.flatMap((lane) => [...lane.keys, ...[...lane.several.values()]
     .flatMap(({ parts }) => parts.map(([key]) => key))]));

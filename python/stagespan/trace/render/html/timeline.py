@@ -1,4 +1,4 @@
-"""The rows of the timeline: what each stream and thread was busy with, in few bars.
+"""The rows of the timeline: the activity of each stream and thread, in a limited number of bars.
 
 The bars of a row do not overlap, so that the page can draw any part of it by its busy share. If a
 row has more events than its part of `MOST_BARS`, those closest together become one bar, with the
@@ -51,44 +51,44 @@ Steps = Sequence[tuple[str, int, int]]
 
 @dataclass(frozen=True, slots=True)
 class TimelineRow:
-    """A line of the timeline: events in order of begin, which do not overlap; in ns."""
+    """A row of the timeline: events in order of begin, which do not overlap; in ns."""
 
     name: str
     begin: Numbers
     end: Numbers
     key: NDArray[np.intp]
-    """Of each what it is: an index into `keys`."""
+    """The kind of each event, as an index into `keys`."""
     keys: list[tuple[str, str]]
-    """The key of a colour, and its name for readers."""
+    """Keys of colours, and their names on the page."""
     label: NDArray[np.intp]
-    """Of each its name: an index into `names`."""
+    """The name of each event, as an index into `names`."""
     names: list[str]
     what: str = "events"
     note: str = ""
-    """What is not in the lane."""
+    """A note about events that are not drawn."""
 
     def busy_ns(self) -> int:
-        """How long the lane is busy."""
+        """The busy time of the row."""
         return int((self.end - self.begin).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Stretches of a lane, each of one event or of several that lie close together."""
+    """Bars of a row, each for one event or for several events that are close together."""
 
     begin: Numbers
     end: Numbers
     count: Numbers
     longest: Rows
-    """Index of the longest event of each."""
+    """The index of the longest event of each bar."""
     of: Rows = field(repr=False)
-    """The stretch of each event."""
+    """The bar of each event."""
 
 
 def timeline(trace: Trace, steps: Steps = ()) -> list[TimelineRow]:
-    """Lanes for steps, stages, each stream of the device, its idle time, and the host's threads.
+    """Return rows for steps, stages, streams, the device's idle time, and the host's threads.
 
-    `steps` are those that were found where the profiler did not mark them: name, begin, length.
+    `steps` are name, begin and length of steps that the profiler did not mark.
     """
     if window_of(trace) is None:
         return []
@@ -106,21 +106,21 @@ def timeline(trace: Trace, steps: Steps = ()) -> list[TimelineRow]:
 
 
 def drawn(lanes: list[TimelineRow]) -> dict[str, Any]:
-    """The lanes for the page: times in ns, each begin as the gap to the end before it."""
-    room = _room([len(lane.begin) for lane in lanes])
+    """Return the rows for the page. Times are in ns, each begin relative to the previous end."""
+    limits = _bars_per_row([len(lane.begin) for lane in lanes])
     keys: dict[tuple[str, str], int] = {}
     names: dict[str, int] = {}
     for lane in lanes:
         for key in lane.keys:
             keys.setdefault(key, len(keys))
-    parts = [_part(lane, most, keys, names) for lane, most in zip(lanes, room, strict=True)]
+    parts = [_part(lane, most, keys, names) for lane, most in zip(lanes, limits, strict=True)]
     kept = list(names)[:MOST_NAMES]
     shown = labels(kept, LONGEST_NAME)
     return {"keys": list(keys), "names": [shown[name] for name in kept], "lanes": parts}
 
 
 def summed_up(begin: Numbers, end: Numbers, most: int) -> Bars:
-    """Events, in order of begin, as at most `most` stretches, parted where the gaps are largest."""
+    """Combine events, in order of begin, to at most `most` bars, split at the largest gaps."""
     count = len(begin)
     starts = np.arange(count)
     if count > most:
@@ -134,13 +134,13 @@ def summed_up(begin: Numbers, end: Numbers, most: int) -> Bars:
     return Bars(begin[first], end[last], last - first + 1, longest, of)
 
 
-def _room(wanted: list[int]) -> list[int]:
-    """How many bars each lane gets: those that need few leave theirs to the others."""
-    given = [0] * len(wanted)
+def _bars_per_row(requested: list[int]) -> list[int]:
+    """Return the number of bars of each row. Rows that need few leave the rest to others."""
+    given = [0] * len(requested)
     left = MOST_BARS
-    order = sorted(range(len(wanted)), key=lambda at: wanted[at])
+    order = sorted(range(len(requested)), key=lambda at: requested[at])
     for number, at in enumerate(order):
-        given[at] = min(wanted[at], left // (len(order) - number))
+        given[at] = min(requested[at], left // (len(order) - number))
         left -= given[at]
     return given
 
@@ -175,7 +175,7 @@ def _part(
 def _several(
     lane: TimelineRow, bars: Bars, several: Rows, key: NDArray[np.intp]
 ) -> Iterator[tuple[int, list[int]]]:
-    """Of the bars of several events how many they are, then each kind with its time."""
+    """Return the number of events and the time of each kind, for bars of several events."""
     if len(several) == 0:
         return
     kinds = int(key.max()) + 1
@@ -199,7 +199,7 @@ def _row(
     what: str = "events",
     note: str = "",
 ) -> TimelineRow:
-    """A lane of events in any order; where some overlap, the one that began first has the time."""
+    """Return a row of events in any order. If events overlap, the first one has the time."""
     order = np.lexsort((-end, begin))
     begin, end = begin[order], end[order]
     reach = np.concatenate((begin[:1], np.maximum.accumulate(end)[:-1]))
@@ -220,7 +220,7 @@ def _of_events(
     what: str = "events",
     note: str = "",
 ) -> TimelineRow:
-    """A lane of events, each by its name."""
+    """Return a row of events with their names."""
     events = trace.events
     window, _ = window_of(trace) or (0, 0)
     begin = events.begin_ns[rows] - window
@@ -279,7 +279,7 @@ def _idle(trace: Trace) -> list[TimelineRow]:
 
 
 def _annotations(trace: Trace) -> list[TimelineRow]:
-    """Steps, and below them what the program itself named, nested."""
+    """Return the rows of steps and, below them, the nested annotations of the program."""
     events = trace.events
     marks = np.flatnonzero(trace.rows_of(["user_annotation"]))
     is_step = np.array([_STEP.match(name) is not None for name in trace.names] + [False])
@@ -293,7 +293,7 @@ def _annotations(trace: Trace) -> list[TimelineRow]:
         return lanes
     kept = marks[np.argsort(-events.dur_ns[marks], kind="stable")[:MOST_STAGES]]
     rows, depths = _depths(trace, kept)
-    # A stage has one colour, whatever its number; those that take the most time have their own.
+    # Each of the longest stages has its own colour, regardless of numbers in its name.
     codes, which = np.unique(events.name[rows], return_inverse=True)
     words = [shortened(_DIGITS.sub("#", trace.names[code]), 40) for code in codes.tolist()]
     distinct = {word: at for at, word in enumerate(dict.fromkeys(words))}
@@ -315,10 +315,10 @@ def _annotations(trace: Trace) -> list[TimelineRow]:
 
 
 def _depths(trace: Trace, rows: Rows) -> tuple[Rows, NDArray[np.int64]]:
-    """Rows by begin, and the first line that is free as each begins, or -1; threads share them."""
+    """Return rows by begin, and the first free line for each, or -1. Threads share lines."""
     events = trace.events
     rows = rows[np.lexsort((-events.dur_ns[rows], events.begin_ns[rows]))]
-    free = [np.iinfo(np.int64).min] * MOST_DEPTHS  # until when each line is taken
+    free = [np.iinfo(np.int64).min] * MOST_DEPTHS  # the end of the last event in each line
     depths = []
     begins, lengths = events.begin_ns[rows].tolist(), events.dur_ns[rows].tolist()
     for begin, length in zip(begins, lengths, strict=True):
@@ -330,7 +330,7 @@ def _depths(trace: Trace, rows: Rows) -> tuple[Rows, NDArray[np.int64]]:
 
 
 def _threads(trace: Trace) -> list[TimelineRow]:
-    """The threads of the host that were busiest with operators and calls."""
+    """Return the rows of the host threads that were busiest with operators and calls."""
     events = trace.events
     calls = launches(trace)
     work = (trace.rows_of(["cpu_op"]) & ~named(trace, MARKS)) | calls
@@ -373,7 +373,7 @@ def _backward_threads(trace: Trace) -> set[tuple[int, int]]:
 
 
 def _thread_name(trace: Trace, pid: int, tid: int, backward: bool) -> str:
-    """`main thread 4242`, `backward thread 4243`, or as the trace names it."""
+    """Return `main thread 4242`, `backward thread 4243`, or the name in the trace."""
     number = _id(trace, tid)
     if pid == tid:
         return f"main thread {number}"

@@ -63,12 +63,12 @@ def _show(report: NcuReport, console: Console) -> None:
         severity = Text(finding.severity, _SEVERITIES[finding.severity])
         grid.add_row(severity, Text(printable(finding.sentence)))
         console.print(grid, highlight=False)
-    for reason in _untold(report):
+    for reason in _missing_reasons(report):
         console.print(Text(reason, "dim"))
 
 
 def markdown(report: NcuReport) -> str:
-    """The whole report, as Markdown."""
+    """Return the whole report as Markdown."""
     lines = ["# Kernels by Nsight Compute", "", f"{escaped(_head(report))}.", ""]
     lines += [line for note in _notes(report) for line in (escaped(note), "")]
     findings = report.findings()
@@ -80,18 +80,18 @@ def markdown(report: NcuReport) -> str:
     lines += [""] if findings else []
     for table in report.tables():
         lines += [*markdown_table(table), ""]
-    lines += [line for reason in _untold(report) for line in (escaped(reason), "")]
+    lines += [line for reason in _missing_reasons(report) for line in (escaped(reason), "")]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def roofline(report: NcuReport) -> str:
-    """The roofline, as SVG."""
+    """Return the roofline as SVG."""
     stage = f"Roofline of {report.top.stage}" if report.top is not None else "Roofline"
     return svg(shortened(stage, 80), report.placed(), report.roofs)
 
 
 def html(report: NcuReport) -> str:
-    """One page that needs no network. Raises StagespanError if plotly is not installed."""
+    """Return a page that needs no network. Raises StagespanError if plotly is not installed."""
     placed = report.placed()
     picture = {
         "analysis": "kernels",
@@ -110,7 +110,7 @@ def html(report: NcuReport) -> str:
         "summary": summary(report),
         "made_by": f"stagespan {metadata.version('stagespan')}",
         "incomplete": False,
-        "notes": [*_notes(report), *_untold(report)],
+        "notes": [*_notes(report), *_missing_reasons(report)],
         "verdict": None,
         "device": [],
         "findings": [written_finding(each) for each in report.findings()],
@@ -139,23 +139,30 @@ def _head(report: NcuReport) -> str:
     return printable(f"{stage}{summary(report)}")
 
 
+_SKIPPED = {
+    "line that is no row of the table": "line that is not a row of the table",
+    "value that is no number": "value that is not a number",
+}
+
+
 def _notes(report: NcuReport) -> list[str]:
     notes = [printable(report.reading.incomplete)] if report.reading.incomplete else []
     left_out = report.reading.left_out
     if left_out:
-        notes.append(f"Skipped: {', '.join(f'{what} ({n:,})' for what, n in left_out.items())}.")
+        listed = [f"{_SKIPPED.get(what, what)} ({count:,})" for what, count in left_out.items()]
+        notes.append(f"Skipped: {', '.join(listed)}.")
     if report.missing:
         names = ", ".join(shortened(kernel.name, 60) for kernel in report.missing)
         time = in_words(sum(kernel.ms for kernel in report.missing) * 1e6, "ns")
-        notes.append(f"Not measured, though asked for ({time} in the trace): {names}.")
+        notes.append(f"Requested, but not measured ({time} in the trace): {names}.")
     return notes
 
 
-def _untold(report: NcuReport) -> list[str]:
-    """The reasons why some kernels have no verdict, each once."""
+def _missing_reasons(report: NcuReport) -> list[str]:
+    """Return the reasons why some kernels have no verdict, each once."""
     reasons: dict[str, int] = {}
     for each in report.judged:
         if each.judgement.bound == CANNOT_TELL:
-            said = "; ".join(each.judgement.reasons)
-            reasons[said] = reasons.get(said, 0) + 1
+            text = "; ".join(each.judgement.reasons)
+            reasons[text] = reasons.get(text, 0) + 1
     return [f"No verdict on {number:,} kernels: {reason}." for reason, number in reasons.items()]

@@ -1,4 +1,4 @@
-"""What a view of a trace remembers, and that looking things up faster finds the same."""
+"""The cache of a view of a trace; faster lookups find the same as slow ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stagespan.trace import Trace, read_trace
 from stagespan.trace.derived.device import device_work, launch_of
 from stagespan.trace.derived.threads import TimeIndex
 from stagespan.trace.read.intervals import outermost_first
-from stagespan.trace.view import TraceView, once
+from stagespan.trace.read.view import TraceView, once
 
 Write = Callable[..., Path]
 TIMES = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=600)
@@ -53,7 +53,7 @@ def test_a_view_runs_each_function_once(trace: Trace) -> None:
     assert runs == [None, 1, None, None]
 
 
-def test_what_a_view_remembers_cannot_be_changed_by_mistake(trace: Trace) -> None:
+def test_cached_values_of_a_view_cannot_be_changed_by_mistake(trace: Trace) -> None:
     view = TraceView.of(trace)
     assert view.events is trace.events
     rows = view.rows_of(["cpu_op"])
@@ -80,13 +80,13 @@ def test_launches_found_on_a_view_are_those_of_the_trace(step: int, write_trace:
     # WHEN the launches are looked up in the trace and in a view
     found = launch_of(trace, rows)
 
-    # THEN they are the same: the outer call of two, none that is shared or missing
+    # THEN they are the same: the outer call of two, and none that is shared or missing
     assert np.array_equal(found, launch_of(TraceView.of(trace), rows))
     assert found.tolist() == [0, 1, 2, -1, 4, 5, -1, -1, -1]
 
 
 @given(TIMES, st.integers(0, 60), st.integers(0, 20))
-def test_events_in_a_stretch_are_those_that_a_search_finds(
+def test_events_in_a_range_are_those_that_a_search_finds(
     times: list[tuple[int, int]], begin: int, length: int
 ) -> None:
     # GIVEN events in any order, more than fit into one block
@@ -101,7 +101,8 @@ def test_events_in_a_stretch_are_those_that_a_search_finds(
 
     index = TimeIndex(Some, np.arange(len(times)))  # type: ignore[arg-type]
 
-    # WHEN a stretch is looked up THEN what is found is what a search of all events finds
+    # WHEN a range is looked up
+    # THEN the result equals a search of all events
     overlapping = np.flatnonzero((begins < begin + length) & (ends > begin))
     around = np.flatnonzero((begins <= begin) & (ends >= begin + length))
     assert index.overlapping(begin, begin + length).tolist() == overlapping.tolist()

@@ -1,4 +1,4 @@
-"""The breakdown: each kernel once, operators by own time, names as written."""
+"""The breakdown: each kernel once, operators by self time, names unchanged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_kernels_by_time_with_their_launches(write_trace: Write) -> None:
             event("gpu_user_annotation", "denoise", 10, 700),
         ]
     )
-    # WHEN the trace is broken down
+    # WHEN the breakdown is computed
     table = breakdown(read_trace(path), "denoise").to_dict()
     # THEN each kernel counts once, and an unknown launch is null
     assert table == {
@@ -66,20 +66,20 @@ def test_kernels_by_time_with_their_launches(write_trace: Write) -> None:
 
 
 def test_a_graph_launch_is_shared_by_its_kernels(write_trace: Write) -> None:
-    # GIVEN one launch that stands for four kernels, inside a longer call of the same correlation
+    # GIVEN one launch of four kernels, inside a longer call with the same correlation
     kernels = [event("kernel", name, 10 + i, 1, correlation=5) for i, name in enumerate("aaab")]
     launch = event("cuda_runtime", "cudaGraphLaunch", 0, 8, correlation=5)
     inner = event("cuda_driver", "cuGraphLaunch", 1, 2, correlation=5)
-    # WHEN the trace is broken down
+    # WHEN the breakdown is computed
     rows = breakdown(read_trace(write_trace([launch, inner, *kernels])), "s").rows
-    # THEN the launch's time is counted once in all
+    # THEN the launch's time is counted only once
     assert [(row.name, row.count, row.launch_ns) for row in rows] == [
         ("a", 3, 6000),
         ("b", 1, 2000),
     ]
 
 
-def test_operators_by_own_time(write_trace: Write) -> None:
+def test_operators_by_self_time(write_trace: Write) -> None:
     # GIVEN nested operators on two threads, an annotation between them, and the profiler's own
     path = write_trace(
         [
@@ -95,9 +95,9 @@ def test_operators_by_own_time(write_trace: Write) -> None:
             event("trace", "PyTorch Profiler (0)", 0, 1000),
         ]
     )
-    # WHEN the trace is broken down
+    # WHEN the breakdown is computed
     result = breakdown(read_trace(path), "s")
-    # THEN time within other operators is theirs, and there is no device time
+    # THEN time within other operators belongs to these, and there is no device time
     assert not result.on_device
     assert result.to_dict() == {
         "name": "s",
@@ -115,18 +115,18 @@ def test_operators_by_own_time(write_trace: Write) -> None:
 def test_only_the_top_is_listed_but_all_is_counted(write_trace: Write) -> None:
     # GIVEN sixty kernels
     path = write_trace([event("kernel", f"k{i}", i * 100, i + 1) for i in range(60)])
-    # WHEN they are broken down
+    # WHEN the breakdown is computed
     table = breakdown(read_trace(path), "s").to_dict()
-    # THEN fifty are listed, the longest first, and the totals are over all
+    # THEN the fifty longest are listed, longest first, and the totals are over all
     assert [row["name"] for row in table["top_kernels"]] == [f"k{i}" for i in range(59, 9, -1)]
     assert table["num_kernels"] == table["num_launches"] == 60
     assert table["total_kernel_time_ms"] == sum(range(1, 61)) / 1000
 
 
-def test_nothing_to_break_down(write_trace: Write) -> None:
+def test_a_breakdown_without_kernels(write_trace: Write) -> None:
     # GIVEN a trace without kernels and operators
     trace = read_trace(write_trace([event("user_annotation", "a", 0, 1)]))
-    # WHEN it is broken down
+    # WHEN the breakdown is computed
     # THEN there are no rows, and the device's use is unknown
     assert breakdown(trace, "s").to_dict()["top_kernels"] == []
     assert device_use(trace).to_dict()["busy_us"] is None
@@ -134,16 +134,16 @@ def test_nothing_to_break_down(write_trace: Write) -> None:
 
 
 @pytest.mark.parametrize("name", ["re", "Pi", "Sum", "λ", 'quote"', "a/b", "void f<int, 4>(T*)"])
-def test_names_stay_as_written(write_trace: Write, name: str) -> None:
-    # GIVEN a stage and a kernel with a name that other tools take for something else
+def test_names_are_unchanged(write_trace: Write, name: str) -> None:
+    # GIVEN a stage and a kernel with a name that other tools would interpret
     trace = read_trace(write_trace([event("kernel", name, 0, 1)]))
-    # WHEN the trace is broken down
+    # WHEN the breakdown is computed
     table = breakdown(trace, name).to_dict()
-    # THEN both are as written
+    # THEN both are unchanged
     assert (table["name"], table["top_kernels"][0]["name"]) == (name, name)
 
 
-def test_device_use_closes(write_trace: Write) -> None:
+def test_sums_of_device_use_are_correct(write_trace: Write) -> None:
     # GIVEN computation, communication and copies that overlap on three streams of one device
     def on(cat: str, name: str, ts: float, dur: float, stream: int) -> dict[str, Any]:
         return event(cat, name, ts, dur, args={"device": 0, "stream": stream})
@@ -159,7 +159,7 @@ def test_device_use_closes(write_trace: Write) -> None:
     )
     # WHEN the device's use is computed
     use = device_use(read_trace(path))
-    # THEN each figure is what one counts by hand, and they close
+    # THEN each figure is as computed by hand, and the sums are correct
     assert use.span_ns == 42_000
     assert (use.busy_ns, use.idle_ns) == (23_000, 19_000)
     assert (use.compute_ns, use.communication_ns, use.copy_ns) == (13_000, 10_000, 8_000)
@@ -171,7 +171,7 @@ def test_device_use_closes(write_trace: Write) -> None:
     assert sum(part or 0 for part in parts) == use.span_ns
 
 
-def test_streams_of_several_devices_stay_apart(write_trace: Write) -> None:
+def test_streams_of_several_devices_are_separate(write_trace: Write) -> None:
     # GIVEN one stream number on two devices
     kernels = [event("kernel", "k", 0, 5, args={"device": d, "stream": 7}) for d in (0, 1)]
     # WHEN the devices' use is computed

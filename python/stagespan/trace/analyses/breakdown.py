@@ -1,4 +1,4 @@
-"""The kernel breakdown of a stage: the time of each kernel, or on a CPU of each operator."""
+"""The kernel breakdown of a stage: the time of each kernel or, on a CPU, of each operator."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from stagespan.trace.read.intervals import Numbers, exclusive
 from stagespan.trace.read.model import Trace
 
 TOP = 50
-# What the profiler and torch.compile write about themselves.
+# Events of the profiler and torch.compile about themselves.
 _NOT_WORK = re.compile(r"ProfilerStep[#*]|\[memory\]$|.* \(dynamo_timed\)$|.*_data: compile_id=")
+# The code of a graph that Inductor compiled. Its category depends on the profiler's options.
+_COMPILED_GRAPH = re.compile(r"## Call CompiledFxGraph")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +27,14 @@ class KernelRow:
 
     name: str
     time_ns: int
-    """On a device the kernels' durations; on a CPU the operator's less those of operators in it."""
+    """On a device, the kernels' durations. On a CPU, the operator's time without nested
+    operators."""
     count: int
     launch_ns: int | None
-    """On a device: time of the calls that launched them, one that launched several kernels shared
-    equally; None when none of the calls is in the trace. On a CPU: `time_ns`."""
+    """On a device, the time of the launching calls, divided equally if a call launched several
+    kernels; None if none of the calls is in the trace. On a CPU, `time_ns`."""
     without_launch: int
-    """How many of `count` have no launching call in the trace."""
+    """The number of launches whose calls are not in the trace."""
 
 
 class BreakdownRow(Figures, frozen=True):
@@ -40,7 +43,7 @@ class BreakdownRow(Figures, frozen=True):
     name: str
     ms: float
     cuda_ms: float
-    """0.0 without a device, for readers of the older file."""
+    """0.0 without a device, for programs that read the older format."""
     device_ms: float | None
     """None without a device."""
     cpu_ms: float | None
@@ -60,7 +63,7 @@ class BreakdownFigures(Figures, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Where a stage's time went, by kernel or operator, the longest first."""
+    """The time of a stage by kernel or operator, the longest first."""
 
     name: str
     on_device: bool
@@ -68,12 +71,12 @@ class Breakdown:
 
     @property
     def total_ns(self) -> int:
-        """Sum over all rows."""
+        """The sum over all rows."""
         return sum(row.time_ns for row in self.rows)
 
     @property
     def launches(self) -> int:
-        """Kernel launches, or calls of operators."""
+        """The number of kernel launches, or of operator calls."""
         return sum(row.count for row in self.rows)
 
     def figures(self, top: int = TOP) -> BreakdownFigures:
@@ -102,17 +105,17 @@ class Breakdown:
 
 
 def breakdown(trace: Trace, name: str) -> Breakdown:
-    """Break a trace down by kernel, each launch once; without kernels by operator, by own time.
+    """Sum up a trace by kernel or, if it has no kernels, by operator with its own time.
 
-    `name` is the stage's. Copies and memsets are not kernels: see `device_use`. The profiler's own
-    events and the notes of torch.compile about itself are left out. A trace with neither kernels
-    nor operators gives no rows.
+    `name` is the name of the stage. Copies and memsets are not kernels; see `device_use`. Events of
+    the profiler and torch.compile about themselves are left out. A trace with neither kernels nor
+    operators gives no rows.
     """
     kernels = device_work(trace).kernels
     if len(kernels):
         calls = launch_of(trace, kernels)
         return Breakdown(name, True, _rows(trace, kernels, *_device_times(trace, kernels, calls)))
-    operators = np.flatnonzero(trace.rows_of(["cpu_op"]))
+    operators = _operators(trace)
     own = _own_times(trace, operators)
     work = np.array([_NOT_WORK.match(each) is None for each in trace.names], dtype=np.bool_)
     shown = work[trace.events.name[operators]] if len(operators) else np.empty(0, np.bool_)
@@ -122,13 +125,24 @@ def breakdown(trace: Trace, name: str) -> Breakdown:
     )
 
 
+def _operators(trace: Trace) -> NDArray[np.intp]:
+    """Rows of the operators.
+
+    torch.profiler writes the call of a compiled graph as an operator, but as an annotation if it
+    records shapes. Both ways, it is one operator with the time of the graph's fused loops.
+    """
+    compiled = np.array([_COMPILED_GRAPH.match(name) is not None for name in trace.names] + [False])
+    annotations = trace.rows_of(["user_annotation"]) & compiled[trace.events.name]
+    return np.flatnonzero(trace.rows_of(["cpu_op"]) | annotations)
+
+
 def _device_times(
     trace: Trace, kernels: NDArray[np.intp], calls: NDArray[np.intp]
 ) -> tuple[Numbers, NDArray[np.float64], NDArray[np.bool_]]:
-    """Of each kernel its duration, its share of the launching call, and whether that is known."""
+    """Return each kernel's duration, its part of the launching call, and whether that is known."""
     known = calls >= 0
     share = np.zeros(len(kernels), dtype=np.float64)
-    # A graph's launch stands for many kernels: its time is counted once, spread over them.
+    # A graph's launch starts many kernels: its time is counted once and divided among them.
     launched, of_kernel, kernels_of = np.unique(
         calls[known], return_inverse=True, return_counts=True
     )
@@ -137,7 +151,7 @@ def _device_times(
 
 
 def _own_times(trace: Trace, operators: NDArray[np.intp]) -> Numbers:
-    """Time of each operator less that of the operators within it, by nesting in its thread."""
+    """Return each operator's time without that of the operators inside it on its thread."""
     events = trace.events
     pid, tid = events.pid[operators], events.tid[operators]
     if len(operators) == 0:
