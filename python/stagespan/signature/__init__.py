@@ -1,4 +1,4 @@
-"""Signatures: what went into every stage and came out of it, and mock inputs made from that.
+"""Signatures of the inputs and outputs of stages, and mock inputs that are created from them.
 
 Importing this package imports no torch; `make_inputs` does.
 """

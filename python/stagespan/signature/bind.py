@@ -1,4 +1,4 @@
-"""Arguments of a call by name, however they were passed; `self` and `cls` left out."""
+"""Finds the arguments of a call by name, without `self` and `cls`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 class _Parameters:
-    """What binding needs to know of a function: no reference to it, nor to defaults but plain."""
+    """The parameters of a function. Keeps no reference to the function, and only plain defaults."""
 
     __slots__ = ("defaults", "positional", "rest")
 
@@ -42,7 +42,7 @@ _cache: weakref.WeakKeyDictionary[Callable[..., Any], _Parameters] = weakref.Wea
 def _parameters(function: Callable[..., Any]) -> _Parameters | None:
     try:
         found = _cache.get(function)
-    except TypeError:  # not hashable, or no weak references to it
+    except TypeError:  # not hashable, or does not support weak references
         found = None
     if found is not None:
         return found
@@ -94,7 +94,7 @@ def bind_arguments(
         bound[parameters.rest if parameters is not None else "*args"] = surplus
     for name, value in kwargs.items():
         if name in bound and parameters is not None and name in positional:
-            continue  # positional-only and taken by **kwargs as well, or a call that will fail
+            continue  # also a positional-only parameter, or an invalid call
         bound[name] = value
     if parameters is not None:
         for name, value in parameters.defaults.items():

@@ -1,8 +1,8 @@
-"""Values to nodes: what a signature keeps of a stage's arguments and results.
+"""Converts a stage's arguments and results to the nodes of a signature.
 
-Nothing of the values stays referenced, no generator or iterator is advanced, and no code of the
-user runs, except for attributes of dataclasses. Depth and number of nodes are bounded. torch may be
-absent. What is done with each kind of value is in `stagespan.signature.kinds`.
+Keeps no reference to the values, does not advance generators or iterators, and runs no code of the
+user except for attributes of dataclasses. Depth and number of nodes are limited. torch need not be
+installed. `stagespan.signature.kinds` contains the kinds of values.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from stagespan import settings
 from stagespan.signature.kinds import kind_for
-from stagespan.signature.kinds.base import float_node, integer_node, unreplayable
+from stagespan.signature.kinds.base import Capture, float_node, integer_node, unreplayable
 from stagespan.signature.kinds.scalars import TEXT
 from stagespan.signature.storages import SharedStorages
 
@@ -22,21 +22,23 @@ MAX_NODES = 4096
 
 
 def capture(value: Any, *, read_values: bool = True) -> Any:
-    """The node of a value, see `stagespan.signature.model`.
+    """Return the node of a value, see `stagespan.signature.model`.
 
     ``read_values`` also reads ranges of integer tensors and the content of small ones, which copies
     them to the host. With ``STAGESPAN_REDACT=strings``, strings, bytes and paths become their
-    lengths. Never raises: what cannot be described is named by its type.
+    lengths. Never raises an exception: values that cannot be described are represented by their
+    type.
     """
-    return Capture(read_values, settings.get("STAGESPAN_REDACT") == "strings").node(value, "")
+    return _Pass(read_values, settings.get("STAGESPAN_REDACT") == "strings").node(value, "")
 
 
 def capture_arguments(arguments: dict[str, Any], *, read_values: bool = True) -> dict[str, Any]:
-    """The nodes of a call's arguments.
+    """Return the nodes of a call's arguments.
 
-    A tensor that is among them twice is one in the replay, and tensors that share memory share it.
+    In a replay, a tensor that was passed twice is one tensor, and tensors that shared memory share
+    it.
     """
-    walk = Capture(read_values, settings.get("STAGESPAN_REDACT") == "strings", {})
+    walk = _Pass(read_values, settings.get("STAGESPAN_REDACT") == "strings", {})
     nodes = {}
     for name, value in arguments.items():
         walk.nodes = 0
@@ -45,9 +47,7 @@ def capture_arguments(arguments: dict[str, Any], *, read_values: bool = True) ->
     return nodes
 
 
-class Capture:
-    """One walk through values; the kinds of values use it for the values within them."""
-
+class _Pass(Capture):
     def __init__(
         self,
         read_values: bool,
@@ -58,16 +58,14 @@ class Capture:
         self.redact = redact
         self.nodes = 0
         self.in_object = False
-        """Whether the value is an attribute of an object that is not a dataclass."""
         self.storages = SharedStorages()
         self._above: set[int] = set()  # ids of the containers around the current value
-        # The tensors so far by id, with their paths; None: not looked for. Those that exist only
-        # for the capture, such as the offsets of a nested tensor, are kept: otherwise another
+        # The tensors so far by id, with their paths; None if they are not needed. Temporary
+        # tensors, such as the offsets of a nested tensor, are kept too, because otherwise another
         # tensor could get their id and their memory.
         self._tensors = tensors
 
     def node(self, value: Any, path: str) -> Any:
-        """The node of a value of any kind."""
         kind = type(value)
         if value is None or kind is bool:
             return value
@@ -89,18 +87,16 @@ class Capture:
         try:
             found = kind_for(value)
             return unreplayable(value) if found is None else found.capture(value, path, self)
-        except Exception as error:  # a value of any kind may do anything when looked at
-            return unreplayable(value, f"looking at it raised {type(error).__name__}")
+        except Exception as error:  # reading a value can run any code
+            return unreplayable(value, f"reading it raised {type(error).__name__}")
         finally:
             self._above.discard(identity)
 
     def items(self, values: Sequence[Any], path: str) -> list[Any]:
-        """The nodes of several values."""
-        # By index: an iterator could be of a class of the user.
+        # By index, because an iterator could be an object of the user.
         return [self.node(values[index], f"{path}[{index}]") for index in range(len(values))]
 
     def key(self, key: Any) -> Any:
-        """The node of a key, which belongs to the structure and is kept."""
         redact, self.redact = self.redact, False
         try:
             return self.node(key, "")
@@ -108,20 +104,17 @@ class Capture:
             self.redact = redact
 
     def first_with(self, tensor: Any, path: str) -> str | None:
-        """The path of the same tensor among the values so far; None if this is the first."""
         if self._tensors is None:
             return None
         first, _ = self._tensors.setdefault(id(tensor), (path, tensor))
         return None if first == path else first
 
     def keep_storage(self, tensor: Any, node: dict[str, Any]) -> None:
-        """Note the memory of a tensor, for tensors that share it."""
         if self._tensors is not None:
             self.storages.add(tensor, node)
 
     @contextlib.contextmanager
     def inside_object(self) -> Iterator[Callable[[], None]]:
-        """While the attributes of an object are captured; yields a function that forgets them."""
         outside, self.in_object = self.in_object, True
         tensors = None if self._tensors is None else dict(self._tensors)
         storages = self.storages.copy()

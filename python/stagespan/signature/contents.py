@@ -1,6 +1,6 @@
-"""What the values of an integer or bool tensor are like, in few words. Needs torch alone.
+"""Describes the values of integer and bool tensors briefly, and creates similar tensors.
 
-The harness's scripts hold this text: one half describes a tensor, the other makes one like it.
+The generated scripts contain the source of this module, so it needs only torch.
 """
 
 from __future__ import annotations
@@ -13,13 +13,22 @@ import torch
 MOST_RUNS = 128
 MOST_DISTINCT = 64
 KNOTS = 64
+MOST_LEVELS = 8
 LARGEST_SORTED = 1 << 20
 FREQUENT = 0.05
-"""Of the elements: what occurs as often is kept with its number and its place."""
+"""Values with at least this fraction of the elements keep their count and first position."""
+
+
+FEWEST_ORDERED_ROWS, MOST_ORDERED_COLUMNS = 16, 8
+"""The rows from which the order of columns is not chance, and the most columns compared."""
 
 
 def describe_content(tensor: Any) -> dict[str, Any] | None:
-    """The kind of a tensor's content, as a mock needs it; None if it is like random numbers."""
+    """Return a description of a tensor's values; None if they are like random numbers.
+
+    For ``ordered``, columns ``low`` are never above columns ``high``, as in boxes of two corners,
+    and ``of`` describes the values otherwise.
+    """
     count = tensor.numel()
     if not count or count > LARGEST_SORTED:
         return None
@@ -44,9 +53,29 @@ def describe_content(tensor: Any) -> dict[str, Any] | None:
         at = torch.linspace(0, count - 1, KNOTS + 1, dtype=torch.float64).round().long()
         return {"kind": "sorted", "knots": flat[at.to(flat.device)].tolist()}
     if width > 2:
-        wanted = torch.arange(width, device=rows.device)
-        if bool((rows.sort(-1).values == wanted).all()):
+        identity = torch.arange(width, device=rows.device)
+        if bool((rows.sort(-1).values == identity).all()):
             return {"kind": "permutation"}
+    found = _describe_values(flat)
+    pairs = _ordered_columns(rows)
+    if not pairs:
+        return found
+    low, high = (list(column) for column in zip(*pairs, strict=True))
+    return {"kind": "ordered", "low": low, "high": high, "of": found}
+
+
+def _ordered_columns(rows: Any) -> list[list[int]]:
+    """Return the pairs of columns of which the first is never above the second."""
+    if len(rows) < FEWEST_ORDERED_ROWS or not 1 < rows.shape[1] <= MOST_ORDERED_COLUMNS:
+        return []
+    is_below = (rows[:, :, None] <= rows[:, None, :]).all(0)
+    is_equal = is_below & is_below.T
+    pairs: list[list[int]] = ((is_below & ~is_equal) | is_equal.triu(1)).nonzero().tolist()
+    return pairs
+
+
+def _describe_values(flat: Any) -> dict[str, Any] | None:
+    count = len(flat)
     values, counts = flat.unique(return_counts=True)
     if len(values) <= MOST_DISTINCT:
         return {"kind": "counts", "values": values.tolist(), "counts": counts.tolist()}
@@ -63,18 +92,48 @@ def describe_content(tensor: Any) -> dict[str, Any] | None:
     }
 
 
+def describe_levels(tensor: Any) -> dict[str, Any] | None:
+    """Return a description of a floating-point tensor with few values, such as a mask, or None.
+
+    The values are ascending numbers, or "inf" and "-inf"; ``of`` describes which of them is where.
+    """
+    if tensor.numel() > LARGEST_SORTED:
+        return None
+    flat = tensor.detach().flatten()
+    if len(flat[: 1 << 12].unique()) > MOST_LEVELS:
+        return None
+    levels = flat.unique()
+    if len(levels) > MOST_LEVELS or bool(levels.isnan().any()):
+        return None
+    number = torch.searchsorted(levels, flat).reshape(tensor.shape)
+    of = describe_content(number)
+    if of is None:
+        return None
+    shown = [value if abs(value) < float("inf") else str(value) for value in levels.tolist()]
+    return {"kind": "levels", "levels": shown, "of": of}
+
+
 def make_content(
     content: Mapping[str, Any],
     shape: Sequence[int],
-    value_range: Sequence[int],
+    value_range: Sequence[float],
     generator: Any,
 ) -> Any:
-    """An int64 tensor of this kind of content; raises ValueError for what is not one."""
+    """Return a tensor with such values: float64 for levels, int64 for all other kinds.
+
+    Raises ValueError if ``content`` is not valid.
+    """
+    if content["kind"] == "levels":
+        levels = torch.tensor([float(level) for level in content["levels"]], dtype=torch.float64)
+        number = make_content(content["of"], shape, (0, len(levels) - 1), generator)
+        return levels[number.clamp(0, len(levels) - 1)]
     count = 1
     for size in shape:
         count *= size
     width = shape[-1] if len(shape) else 1
     kind = content["kind"]
+    if kind == "ordered":
+        return _make_ordered(content, shape, value_range, generator)
     if kind == "range":
         row = torch.arange(width) * content["step"] + content["start"]
         return row.expand(tuple(shape)).contiguous() if len(shape) else row.reshape(())
@@ -92,7 +151,7 @@ def make_content(
     elif kind == "permutation":
         made = torch.rand((count // max(width, 1), width), generator=generator).argsort(-1)
     elif kind == "frequent":
-        low, high = max(value_range[0], -(1 << 62)), min(value_range[1], 1 << 62)
+        low, high = max(int(value_range[0]), -(1 << 62)), min(int(value_range[1]), 1 << 62)
         number = min(max(content["distinct"], 1), count)
         some = torch.randint(low, high + 1, (number,), generator=generator)
         made = some[torch.randint(0, len(some), (count,), generator=generator)]
@@ -102,6 +161,26 @@ def make_content(
     else:
         raise ValueError(f"the content {kind!r} is not known")
     return made.reshape(tuple(shape))
+
+
+def _make_ordered(
+    content: Mapping[str, Any], shape: Sequence[int], value_range: Sequence[float], generator: Any
+) -> Any:
+    width = shape[-1] if len(shape) else 1
+    pairs = list(zip(content["low"], content["high"], strict=True))
+    if width > MOST_ORDERED_COLUMNS or not all(0 <= at < width for pair in pairs for at in pair):
+        raise ValueError(f"its content names columns that its {width} columns do not have")
+    if content["of"] is None:
+        low, high = max(int(value_range[0]), -(1 << 62)), min(int(value_range[1]), 1 << 62)
+        made = torch.randint(low, high + 1, tuple(shape), generator=generator)
+    else:
+        made = make_content(content["of"], shape, value_range, generator)
+    rows = made.reshape(-1, width).clone()
+    for _ in range(width):  # an exchange can break the order of an earlier pair
+        for one, other in pairs:
+            values = rows[:, [one, other]]
+            rows[:, one], rows[:, other] = values.amin(1), values.amax(1)
+    return rows.reshape(tuple(shape))
 
 
 def _repeated(values: Sequence[int], lengths: Sequence[int], count: int) -> Any:

@@ -1,4 +1,4 @@
-"""A node in a few words, for tables and messages. Never fails, whatever the file holds."""
+"""Describes a node in a few words, for tables and messages. Accepts any content of a file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from stagespan.signature.kinds.base import describe_node
 
 
 def describe(node: Any) -> str:
-    """For example ``bfloat16[1, 16, 21, 60, 104] cuda:0``, ``5.0``, ``tuple(2)``."""
+    """Return a text such as ``bfloat16[1, 16, 21, 60, 104] cuda:0``, ``5.0`` or ``tuple(2)``."""
     return printable(describe_node(node, 0))
 
 
 def printable(text: str) -> str:
-    """Any text as one line without control characters, for terminals and logs."""
+    """Return any text as one line without control characters, for terminals and logs."""
     return text if text.isprintable() else repr(text)[1:-1]

@@ -1,4 +1,4 @@
-"""Element types: names, sizes, and which of them mock inputs can have. Does not import torch."""
+"""The names and sizes of the element types that mock inputs can have. Does not import torch."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ALIASES = {
     "chalf": "complex32",
 }
 
-# What numpy can hold of the above.
+# The types of numpy among these.
 NUMPY_NAMES = frozenset(
     name
     for name in ELEMENT_BYTES
@@ -52,13 +52,13 @@ NUMPY_NAMES = frozenset(
 
 
 def canonical(name: str) -> str:
-    """The one spelling of an element type: ``torch.half`` and ``half`` are ``float16``."""
+    """Return the canonical name of an element type, such as ``float16`` for ``torch.half``."""
     short = name.removeprefix("torch.")
     return _ALIASES.get(short, short)
 
 
 def is_floating(name: str) -> bool:
-    """Whether the type holds real floating-point numbers."""
+    """Whether the type is a real floating-point type."""
     return name.startswith(("float", "bfloat"))
 
 

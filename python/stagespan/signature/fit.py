@@ -1,18 +1,25 @@
-"""Fitting named inputs into a call. Needs nothing else: the harness's scripts hold this text."""
+"""Converts named inputs to the arguments of a call.
+
+The generated scripts contain the source of this module, so it needs only the standard library.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Collection, Mapping
 from typing import Any
 
 
 class ReplayError(ValueError):
-    """A step cannot be run as asked; the message says why in one sentence."""
+    """A step cannot be run. The message says why in one sentence."""
+
+    inputs_may_help = True
+    """Whether other inputs could be the remedy."""
 
 
 def signature_of(function: Any) -> inspect.Signature:
-    """Return the signature that calls must fit; for a torch module that of its ``forward``.
+    """Return the signature of a callable; for a torch module, that of its ``forward``.
 
     Raises ValueError or TypeError for callables without a signature.
     """
@@ -22,13 +29,28 @@ def signature_of(function: Any) -> inspect.Signature:
     return inspect.signature(function)
 
 
+def bound_by(function: Any) -> dict[str, Any]:
+    """Return the arguments that a `functools.partial` binds, by name; none for other callables."""
+    if not isinstance(function, functools.partial):
+        return {}
+    try:
+        parameters = signature_of(function.func).parameters.values()
+    except (TypeError, ValueError):
+        return dict(function.keywords)
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, _BY_POSITION)]
+    return {**dict(zip(positional, function.args, strict=False)), **function.keywords}
+
+
+_BY_POSITION = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
 def fit(
     function: Any, inputs: Mapping[str, Any], optional: Collection[str] = ()
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments for a call: inputs by name, where a list under ``"*args"`` fills ``*args``.
+    """Return the arguments for a call. The input ``"*args"`` is a list for ``*args``.
 
     Inputs named in ``optional`` are left out if the function has no such parameter. Raises
-    ReplayError naming what is missing, and what the function has no parameter for.
+    ReplayError with the names of missing and unexpected inputs.
     """
     unused = dict(inputs)
     try:
@@ -36,6 +58,8 @@ def fit(
     except (TypeError, ValueError):  # a built-in function without a signature
         surplus = [unused.pop(name) for name in list(unused) if name.startswith("*")]
         return [value for values in surplus for value in values], unused
+    for name in bound_by(function).keys() - {parameter.name for parameter in parameters}:
+        unused.pop(name, None)  # the partial passes it by position
     by_position = any(p.kind is p.VAR_POSITIONAL and unused.get(f"*{p.name}") for p in parameters)
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -68,7 +92,7 @@ def _misfit(function: Any, missing: list[str], wrong: list[str], names: list[str
     title = getattr(function, "__qualname__", None) or type(function).__qualname__
     parts = []
     if missing:
-        parts.append(f"it needs {', '.join(map(repr, missing))}, which the inputs do not hold")
+        parts.append(f"it needs {', '.join(map(repr, missing))}, which the inputs do not contain")
     if wrong:
         parts.append(f"it has no parameter {', '.join(map(repr, wrong))}")
     return f"{title}({', '.join(names)}) cannot be called: {' and '.join(parts)}"

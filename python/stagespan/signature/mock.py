@@ -1,4 +1,4 @@
-"""Mock inputs of a stage from its signature. Imports torch."""
+"""Creates mock inputs of a stage from its signature. Imports torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.signature import dtypes, values
 from stagespan.signature.kinds import kind_of, tensors_of
-from stagespan.signature.kinds.base import top
+from stagespan.signature.kinds.base import Builder, top
 from stagespan.signature.kinds.tensors import content_of
 from stagespan.signature.model import TYPE, StageSignature, TensorSignature
 from stagespan.signature.resources import check_device, check_memory
@@ -22,15 +22,16 @@ def make_inputs(
     dtype: str | None = None,
     inputs: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Values for every argument of a stage, by name (``*args`` as a list under its starred name).
+    """Return values for all arguments of a stage by name; ``*args`` is a list under ``"*args"``.
 
-    ``device`` replaces the captured one, ``dtype`` that of floating-point tensors; ``inputs`` are
-    given as they are, in place of what was captured. The same seed gives the same values.
+    ``device`` replaces the captured device, ``dtype`` the type of floating-point tensors.
+    ``inputs`` replace captured inputs and are returned unchanged. The same seed gives the same
+    values.
 
-    Raises SignatureError for an entry that is wrong, HarnessError for an argument that cannot be
-    replayed, a device that is not there, and more memory than there is.
+    Raises SignatureError if an entry is not valid, and HarnessError if an argument cannot be
+    replayed, a device is missing, or there is too little memory.
     """
-    given = dict(inputs or {})
+    replaced = dict(inputs or {})
     if dtype is not None:
         dtype = dtypes.canonical(dtype)
         if not dtypes.is_floating(dtype) or dtype not in dtypes.ELEMENT_BYTES:
@@ -39,22 +40,22 @@ def make_inputs(
                 f"dtype {dtype!r} is not a floating-point type; "
                 f"{dtypes.unknown_dtype(dtype, known)}."
             )
-    nodes = {name: node for name, node in signature.arguments.items() if name not in given}
+    nodes = {name: node for name, node in signature.arguments.items() if name not in replaced}
     _check_memory(signature.stage_name, nodes, device, dtype)
-    builder = Builder(values.MockInputs(seed, device, captured_device(signature), dtype))
+    builder = _Builder(values.MockInputs(seed, device, captured_device(signature), dtype))
     try:
         made = {name: builder.build(node, name) for name, node in nodes.items()}
     except RecursionError:
         raise SignatureError(
             f"The inputs of stage {signature.stage_name!r} are nested too deeply to be replayed."
         ) from None
-    except MemoryError as error:  # of what is not a tensor, such as a long list
+    except MemoryError as error:  # for values other than tensors, such as a long list
         raise no_memory(f"the inputs of stage {signature.stage_name!r}") from error
-    return {**made, **given}
+    return {**made, **replaced}
 
 
 def captured_device(signature: StageSignature) -> str:
-    """The stage's device: the first accelerator among its inputs, else ``cpu``."""
+    """Return the device of the stage: the first accelerator among its inputs, otherwise ``cpu``."""
     for _, node in tensors_of(signature.arguments):
         device = node.get("device", "cpu")
         if isinstance(device, str) and not device.startswith("cpu") and TYPE not in node:
@@ -89,14 +90,14 @@ def _check_memory(stage: str, nodes: dict[str, Any], device: str | None, dtype: 
 
 
 def _working_bytes(tensor: TensorSignature, target: str) -> int:
-    """Bytes of host memory that are needed only while a tensor is made."""
+    """Return the bytes of host memory that are needed only while a tensor is created."""
     if tensor.content is not None:  # several times as int64
         return 3 * 8 * tensor.numel
     return 0 if target.startswith("cpu") else tensor.storage_bytes
 
 
 def no_memory(what: str) -> HarnessError:
-    """The sentence for inputs that did not fit, although there seemed to be enough memory."""
+    """Return the error for inputs that did not fit although the memory seemed to be sufficient."""
     return HarnessError(
         f"There is not enough memory for {what}: make the shape smaller in the signature file, "
         f"choose a smaller signature with --variant, or make the inputs on another device with "
@@ -104,16 +105,13 @@ def no_memory(what: str) -> HarnessError:
     )
 
 
-class Builder:
-    """Makes values from nodes; the kinds of values use it for the values within them."""
-
+class _Builder(Builder):
     module = values
 
     def __init__(self, mock: values.MockInputs) -> None:
         self.values = mock
 
     def build(self, node: Any, path: str) -> Any:
-        """The value of one node; ``path`` names it in messages and seeds its content."""
         kind = kind_of(node)
         if not isinstance(node, dict) or TYPE not in node:
             return kind.build(node, path, self)
@@ -121,7 +119,7 @@ class Builder:
             return kind.build(node, path, self)
         except LookupError as error:
             raise HarnessError(
-                f"Input {path!r} cannot be made: {str(error).strip(chr(34))}, or pass it in with "
+                f"Input {path!r} cannot be created: {str(error).strip(chr(34))}, or pass it with "
                 f"HarnessConfig(inputs={{{top(path)!r}: ...}})."
             ) from None
         except SignatureError:
@@ -136,7 +134,6 @@ class Builder:
             ) from None
 
     def tensor(self, node: dict[str, Any], path: str) -> Any:
-        """A tensor, or a numpy array if the node has a type."""
         tensor = TensorSignature.from_json(node, f"input {path!r}")
         content = content_of(tensor)
         try:
@@ -148,9 +145,8 @@ class Builder:
             if values.is_out_of_memory(error):
                 raise no_memory(shown) from error
             raise SignatureError(
-                f"I{shown[1:]} cannot be made: {str(error).partition(chr(10))[0]}"
+                f"I{shown[1:]} cannot be created: {str(error).partition(chr(10))[0]}"
             ) from None
 
     def check_device(self, device: str, path: str) -> None:
-        """Raise HarnessError unless the device is there."""
         check_device(device, f"Input {path!r}")

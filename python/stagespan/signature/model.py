@@ -39,24 +39,25 @@ def is_tensor(node: object) -> bool:
 
 @dataclass(frozen=True)
 class TensorSignature:
-    """One tensor: its form, and as much about its values as a valid mock needs."""
+    """One tensor: its shape and type, and what a valid mock needs to know about its values."""
 
     shape: tuple[int, ...]
     dtype: str
     device: str = "cpu"
     requires_grad: bool = False
     strides: tuple[int, ...] | None = None
-    """In elements; None is the default order of a contiguous tensor."""
-    value_range: tuple[int, int] | None = None
-    """Smallest and largest value of an integer tensor."""
+    """Strides in elements; None for a contiguous tensor."""
+    value_range: tuple[float, float] | None = None
+    """Smallest and largest value, if they are integers or bounded floating-point numbers."""
     values: tuple[Any, ...] | None = None
-    """All values in row order, of small tensors only."""
+    """All values in row order; only for small tensors."""
     true_fraction: float | None = None
-    """Part of a bool tensor that is true, from 0 to 1."""
+    """Fraction of a bool tensor's elements that are true, from 0 to 1."""
     content: dict[str, Any] | None = None
-    """What the values of an integer or bool tensor are like, see `stagespan.signature.contents`."""
+    """Description of the values of integer and bool tensors, see `stagespan.signature.contents`."""
     storage: tuple[str, int, int] | None = None
-    """Memory shared with other inputs: its name, its bytes, and the byte at which this begins."""
+    """Memory that is shared with other inputs: its name, its size and this tensor's offset in
+    bytes."""
 
     @property
     def numel(self) -> int:
@@ -68,7 +69,7 @@ class TensorSignature:
 
     @property
     def storage_bytes(self) -> int:
-        """Bytes that the tensor's memory takes; 0 if it is empty."""
+        """Size of the tensor's memory in bytes; 0 if it is empty."""
         elements = self.numel
         if self.strides is not None and elements:
             elements = 1 + sum(
@@ -77,7 +78,7 @@ class TensorSignature:
         return elements * dtypes.ELEMENT_BYTES.get(self.dtype, 8)
 
     def to_json(self) -> dict[str, Any]:
-        """The node: ``shape``, ``dtype``, ``device``, and what differs from the default."""
+        """Return the node: ``shape``, ``dtype``, ``device``, and non-default fields."""
         node: dict[str, Any] = {
             "shape": list(self.shape),
             "dtype": self.dtype,
@@ -101,7 +102,7 @@ class TensorSignature:
 
     @classmethod
     def from_json(cls, node: dict[str, Any], where: str) -> TensorSignature:
-        """Read and check a node; ``where`` names it in the SignatureError for a wrong one."""
+        """Read and check a node. Raises SignatureError, with ``where`` in its message."""
         shape = _sizes(node["shape"], where, "shape")
         dtype = node["dtype"]
         if isinstance(dtype, str) and dtypes.is_quantized(dtype):
@@ -129,8 +130,8 @@ class TensorSignature:
                 )
         if node.get("layout", "strided") != "strided":
             raise SignatureError(
-                f"{where}: a tensor of layout {node['layout']!r} cannot be made from its "
-                f"signature; pass it in with HarnessConfig(inputs={{...}})."
+                f"{where}: a tensor of layout {node['layout']!r} cannot be created from its "
+                f"signature; pass it with HarnessConfig(inputs={{...}})."
             )
         signature = cls(
             shape=shape,
@@ -138,7 +139,7 @@ class TensorSignature:
             device=device,
             requires_grad=bool(node.get("requires_grad", False)),
             strides=strides,
-            value_range=_range(node.get("value_range"), where),
+            value_range=_range(node.get("value_range"), dtypes.canonical(dtype), where),
             true_fraction=_fraction(node.get("true_fraction"), where),
             content=_content(node.get("content"), where),
         )
@@ -148,8 +149,8 @@ class TensorSignature:
             return signature
         if not isinstance(values, list) or len(values) != signature.numel:
             raise SignatureError(
-                f"{where}: 'values' must be a list of the {signature.numel} values that shape "
-                f"{list(shape)} holds."
+                f"{where}: 'values' must be a list of the {signature.numel} values of shape "
+                f"{list(shape)}."
             )
         return replace(signature, values=tuple(values))
 
@@ -164,18 +165,20 @@ def _sizes(value: object, where: str, what: str) -> tuple[int, ...]:
             )
         if size >= 1 << 62:
             raise SignatureError(
-                f"{where}: {what} holds a size of {size:.0e}, more than any tensor can have."
+                f"{where}: {what} contains the size {size:.0e}, which is more than any tensor can "
+                f"have."
             )
     return tuple(value)
 
 
-def _range(value: object, where: str) -> tuple[int, int] | None:
+def _range(value: object, dtype: str, where: str) -> tuple[float, float] | None:
     if value is None:
         return None
+    kinds = (int, float) if dtype.startswith(("float", "bfloat")) else (int,)
     if (
         not isinstance(value, list)
         or len(value) != 2
-        or not all(type(bound) is int for bound in value)
+        or not all(type(bound) in kinds and abs(bound) < math.inf for bound in value)
         or value[0] > value[1]
     ):
         raise SignatureError(f"{where}: value_range {value!r} is not a pair [smallest, largest].")
@@ -206,18 +209,22 @@ _CONTENTS: dict[str, dict[str, type]] = {
     "sorted": {"knots": list},
     "permutation": {},
     "frequent": {"values": list, "counts": list, "first": list, "distinct": int},
+    "ordered": {"low": list, "high": list},
 }
 _LONGEST_CONTENT = 4096
+_MOST_LEVELS = 64
 _LARGEST_NUMBER = 1 << 62
 
 
 def _content(value: object, where: str) -> dict[str, Any] | None:
-    """A checked content; None without one, and for a kind that a later stagespan writes."""
+    """Return the checked content; None if there is none, or if its kind is not known."""
     if value is None:
         return None
     kind = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(value, dict) or not isinstance(kind, str):
         raise SignatureError(f"{where}: its content is not an object with a 'kind'.")
+    if kind == "levels":
+        return _levels(value, where)
     fields = _CONTENTS.get(kind)
     if fields is None:
         return None
@@ -232,7 +239,28 @@ def _content(value: object, where: str) -> dict[str, Any] | None:
             or (name in ("lengths", "counts", "first", "distinct") and min(numbers, default=0) < 0)
         ):
             raise SignatureError(f"{where}: {name!r} of its content {kind!r} is not usable.")
-    return {"kind": kind, **{name: value[name] for name in fields}}
+    checked = {"kind": kind, **{name: value[name] for name in fields}}
+    if kind == "ordered":
+        of = value.get("of")
+        if isinstance(of, dict) and of.get("kind") in ("ordered", "levels"):
+            raise SignatureError(f"{where}: 'of' of its content {kind!r} is not usable.")
+        checked["of"] = _content(of, where)
+    return checked
+
+
+def _levels(value: dict[str, Any], where: str) -> dict[str, Any] | None:
+    """Return the checked content of a floating-point tensor with few values."""
+    levels, of = value.get("levels"), value.get("of")
+    if (
+        not isinstance(levels, list)
+        or not 0 < len(levels) <= _MOST_LEVELS
+        or not all(type(n) in (int, float) or n in ("inf", "-inf") for n in levels)
+        or not isinstance(of, dict)
+        or of.get("kind") == "levels"
+    ):
+        raise SignatureError(f"{where}: its content 'levels' is not usable.")
+    checked = _content(of, where)
+    return None if checked is None else {"kind": "levels", "levels": levels, "of": checked}
 
 
 def _fraction(value: object, where: str) -> float | None:
@@ -251,16 +279,16 @@ class StageSignature:
     inputs: dict[str, Any] = field(default_factory=dict)
     output: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    """The scalar arguments once more, by name."""
+    """The scalar arguments by name, which `inputs` contains too."""
     context: dict[str, Any] = field(default_factory=dict)
-    """How torch was set when the stage ran: ``grad``, ``inference``, ``autocast``."""
+    """The settings of torch when the stage ran: ``grad``, ``inference``, ``autocast``, ..."""
     key: str | None = None
     count: int | None = None
-    """Runs seen with this signature."""
+    """Number of runs with this signature."""
     target: dict[str, Any] = field(default_factory=dict)
-    """What was called: ``module``, ``qualname``, and ``of``, the class of a method's object."""
+    """The called function: ``module``, ``qualname``, and ``of``, the class of a method's object."""
     variants: list[StageSignature] = field(default_factory=list)
-    """The stage's other signatures, those that ran most first."""
+    """The other signatures of the stage, first those that ran most."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -268,11 +296,11 @@ class StageSignature:
         return {**{k: v for k, v in self.metadata.items() if k not in self.inputs}, **self.inputs}
 
     def variant(self, wanted: str) -> StageSignature:
-        """One of the stage's signatures: by key or its beginning, number, size, or input's size.
+        """Return one signature of the stage, chosen by number, key, prefix of a key, or size.
 
-        ``0`` is the one that ran most, ``1`` the next; ``largest`` and ``smallest`` count the
-        elements of its tensors; ``NAME=SIZE`` has a tensor ``NAME`` with a dimension of that size.
-        Raises SignatureError for one that is not there, or not unique.
+        ``0`` is the one that ran most, ``1`` the next. ``largest`` and ``smallest`` refer to the
+        number of elements in all tensors. ``NAME=SIZE`` is the one whose tensor ``NAME`` has a
+        dimension of that size. Raises SignatureError if there is none or more than one.
         """
         every = [self, *self.variants]
         found = self._variants_like(every, wanted)
@@ -299,7 +327,7 @@ class StageSignature:
         return [each for each in every if wanted and (each.key or "").startswith(wanted)]
 
     def to_json(self) -> dict[str, Any]:
-        """The stage's entry in the file."""
+        """Return the stage's entry in the file."""
         entry: dict[str, Any] = {
             "stage_name": self.stage_name,
             "input_signatures": self.inputs,
@@ -320,7 +348,7 @@ class StageSignature:
 
     @classmethod
     def from_json(cls, name: str, entry: object, *, foreign: bool = False) -> StageSignature:
-        """Read an entry; ``foreign``: of a file without a schema version, such as TeleFuser's."""
+        """Read an entry; ``foreign``: the file has no schema version, like TeleFuser's."""
         where = f"stage {name!r}"
         if not isinstance(entry, dict):
             raise SignatureError(f"{where}: its entry is {_kind(entry)}, not an object.")
@@ -346,17 +374,19 @@ class StageSignature:
 
 @dataclass
 class SignatureFile:
-    """The whole of a ``timing_io_signature.json``."""
+    """The content of a ``timing_io_signature.json``."""
 
     stages: dict[str, StageSignature]
     request_id: str = ""
     timestamp: str = ""
+    environment: dict[str, Any] = field(default_factory=dict)
+    """The machine and the versions of the run, as in a timing report; empty if unknown."""
     schema_version: int | None = SCHEMA_VERSION
     """None for a file that TeleFuser wrote."""
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SignatureFile:
-        """Read a file. Raises SignatureError, in one sentence, for a wrong path or content."""
+        """Read a file. Raises SignatureError if it cannot be read or is not valid."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -400,7 +430,7 @@ class SignatureFile:
                 f"its schema_version is {version!r}, but this stagespan reads only up to "
                 f"{SCHEMA_VERSION}; update stagespan."
             )
-        stages = _object(data, "stages", "it")
+        stages = _object(data, "stages", "its content")
         if any("duration_ms" in _as_object(entry) for entry in stages.values()):
             raise SignatureError(
                 "it is a timing report; name the timing_io_signature.json in the same folder."
@@ -412,30 +442,32 @@ class SignatureFile:
             },
             request_id=str(data.get("request_id", "")),
             timestamp=str(data.get("timestamp", "")),
+            environment=_as_object(data.get("environment")),
             schema_version=version,
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The file's content."""
+        """Return the content of the file."""
         return {
             "schema_version": SCHEMA_VERSION,
             "request_id": self.request_id,
             "timestamp": self.timestamp,
+            **({"environment": self.environment} if self.environment else {}),
             "stages": {name: stage.to_json() for name, stage in self.stages.items()},
         }
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the file completely or not at all, for its owner only: it can contain prompts.
 
-        Raises OSError when it cannot be written.
+        Raises OSError if it cannot be written.
         """
         text = json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
         return write_whole(path, text, private=True)
 
     def stage(self, name: str, variant: str | int | None = None) -> StageSignature:
-        """One stage, or one of its variants, see `StageSignature.variant`.
+        """Return a stage, or one of its variants, see `StageSignature.variant`.
 
-        Raises SignatureError with the known ones and the closest name.
+        Raises SignatureError if there is no such stage or variant.
         """
         found = self.stages.get(name)
         if found is not None:
@@ -465,7 +497,7 @@ def _object(entry: dict[str, Any], key: str, where: str) -> dict[str, Any]:
 
 
 def _elements(node: Any) -> int:
-    """How many elements the tensors of a node have."""
+    """Return the number of elements in the tensors of a node."""
     if is_tensor(node):
         sizes = [size for size in _sizes_of(node) if size >= 0]
         return math.prod(sizes)
@@ -489,7 +521,7 @@ def _kind(value: object) -> str:
 
 
 def _foreign(node: Any) -> Any:
-    """TeleFuser wrote the bare type of what it could not describe: that is unreplayable."""
+    """Convert TeleFuser's names of types, which it writes for values that it cannot describe."""
     if isinstance(node, str) and (node in _BARE_TYPES or node.startswith("list[")):
         return {UNREPLAYABLE: node}
     return node

@@ -1,4 +1,4 @@
-"""The hook that keeps the signatures of debug contexts: inputs before the run, output after it."""
+"""The hook that captures signatures of debug contexts: inputs before the run, output after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCALARS = (bool, int, float, str)
 
 
 class CallLike(Protocol):
-    """What the hook needs of `stagespan.context.Call`."""
+    """The attributes of `stagespan.context.Call` that the hook uses."""
 
     stage: str
     kind: str
@@ -34,7 +34,7 @@ class CallLike(Protocol):
 
 
 class SignatureHook:
-    """Hook ``signature`` of every debug context. Holds nodes of the call's values, never values."""
+    """Hook ``signature`` of every debug context. It keeps nodes of values, never the values."""
 
     name = "signature"
 
@@ -43,22 +43,22 @@ class SignatureHook:
         missing: object = _core.MISSING,
         first_of_shape: int = _core.FLAG_FIRST_OF_SHAPE,
     ) -> None:
-        """``missing`` is the value of ``result`` without one, ``first_of_shape`` the flag's bit."""
+        """``missing`` is the ``result`` of calls without a result, ``first_of_shape`` is a flag."""
         self._missing = missing
         self._first_of_shape = first_of_shape
 
     def wants(self, call: CallLike) -> bool:
-        """Debug contexts only."""
+        """Whether this is a debug context."""
         return call.kind == "debug"
 
     def enter(self, call: CallLike) -> None:
-        """Describe the arguments before the clock starts. A `with` block names its own later."""
+        """Describe the arguments before the clock starts. A `with` block sets its values later."""
         if call.function is not None:
             arguments = bind_arguments(call.function, call.args, call.kwargs)
             call.state[self.name] = _begin(call.stage, arguments, call)
 
     def leave(self, call: CallLike) -> None:
-        """Nothing: the clock is still running."""
+        """Do nothing, because the clock is still running."""
 
     def exit(self, call: CallLike) -> None:
         """Describe the result if this signature has none yet, and count the run's time."""
@@ -79,12 +79,14 @@ class SignatureHook:
 
 
 def _begin(stage: str, arguments: dict[str, Any], call: CallLike | None = None) -> tuple[str, bool]:
-    """Keep the signature of these arguments; returns its key and whether its shape is new."""
+    """Store the signature of these arguments. Returns its key, and whether its shape is new."""
     nodes = capture_arguments(arguments, read_values=False)
     form = key_of(nodes)
     key = STORE.key_for(stage, form, key_of(nodes, sizes=False))
     target: dict[str, str] = {}
-    if not STORE.knows(stage, key):  # only now read values, which may wait for a device
+    if not STORE.knows(
+        stage, key
+    ):  # reading values may wait for a device, so it is done only for new signatures
         nodes = capture_arguments(arguments)
         if call is not None:
             function = undecorated(call.function)
@@ -111,7 +113,7 @@ def _mode_inside(result: Any) -> dict[str, bool]:
 
 
 def signature_key(call: CallLike) -> str:
-    """Short hash of a call's input signature: shapes, dtypes, kinds of device, structure."""
+    """Return a short hash of a call's inputs: shapes, dtypes, kinds of device, structure."""
     arguments = (
         bind_arguments(call.function, call.args, call.kwargs)
         if call.function is not None
@@ -121,7 +123,7 @@ def signature_key(call: CallLike) -> str:
 
 
 def run_context() -> dict[str, Any]:
-    """How torch is set on this thread right now, for a replay to run alike; empty without torch."""
+    """Return torch's settings on this thread, which a replay restores; empty without torch."""
     torch = imports.loaded("torch")
     if torch is None or not hasattr(torch, "is_grad_enabled"):
         return {}
@@ -135,7 +137,7 @@ def run_context() -> dict[str, Any]:
             if torch.is_autocast_enabled(device):
                 dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
                 autocast[device] = dtype
-        except (RuntimeError, TypeError, AttributeError):  # no such device in this torch
+        except (RuntimeError, TypeError, AttributeError):  # this torch does not know the device
             continue
     if autocast:
         context["autocast"] = autocast

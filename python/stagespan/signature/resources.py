@@ -82,13 +82,13 @@ def _container() -> int | None:
 
 def check_memory(needed: dict[str, int], largest: str) -> None:
     """Raise HarnessError if the bytes ``needed`` by device are not free."""
-    for device, wanted in needed.items():
+    for device, required in needed.items():
         free = free_bytes(device)
-        if free is not None and wanted > free:
+        if free is not None and required > free:
             raise HarnessError(
-                f"The inputs need {_size(wanted)} on {device}, but only {_size(free)} are free; "
+                f"The inputs need {_size(required)} on {device}, but only {_size(free)} are free; "
                 f"the largest is {largest}: make its shape smaller in the signature file, or pass "
-                f"it in with HarnessConfig(inputs={{...}})."
+                f"it with HarnessConfig(inputs={{...}})."
             )
 
 

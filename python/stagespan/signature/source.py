@@ -1,4 +1,4 @@
-"""Python source of values, with lines broken as a formatter would. Scripts are written with it."""
+"""Formats Python source for the generated scripts, with line breaks like those of formatters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ESCAPE = re.compile(r"\\(.)")
 
 @dataclass(frozen=True)
 class Group:
-    """Brackets with items between them, each with a prefix such as ``"key": `` or ``name=``."""
+    """Brackets with items, each of which can have a prefix such as ``"key": `` or ``name=``."""
 
     opening: str
     items: Sequence[tuple[str, Source]]
@@ -22,7 +22,7 @@ class Group:
 
     @property
     def is_call(self) -> bool:
-        """Whether the arguments may share a line of their own, as formatters have it for calls."""
+        """Whether all items may be on one line inside the brackets, as in formatted calls."""
         return self.opening[:1].isidentifier()
 
 
@@ -30,7 +30,7 @@ Source = str | Group
 
 
 def flat(source: Source) -> str:
-    """The source on one line."""
+    """Return the source on one line."""
     if isinstance(source, str):
         return source
     inner = ", ".join(prefix + flat(item) for prefix, item in source.items)
@@ -38,9 +38,10 @@ def flat(source: Source) -> str:
 
 
 def render(source: Source, indent: int, before: int = 0, after: int = 0) -> str:
-    """The source with lines broken as a formatter would, its first line behind ``before`` columns.
+    """Return the source with line breaks.
 
-    ``after`` columns follow its last line, such as a comma.
+    ``before`` columns precede its first line, and ``after`` columns follow its last line, such as a
+    comma.
     """
     line = flat(source)
     if isinstance(source, str) or not source.items or before + len(line) + after <= LINE:
@@ -58,8 +59,8 @@ def render(source: Source, indent: int, before: int = 0, after: int = 0) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string literal, in double quotes unless single ones need fewer escapes."""
-    # With a double quote in front, repr always takes single quotes around.
+    """Return a string literal in double quotes, or in single quotes if these need fewer escapes."""
+    # If the text begins with a double quote, repr always encloses it in single quotes.
     body = repr(f'"{text}')[2:-1]
     body = _ESCAPE.sub(lambda found: "'" if found[1] == "'" else found[0], body)
     quote = "'" if body.count('"') > body.count("'") else '"'
@@ -67,7 +68,7 @@ def quoted(text: str) -> str:
 
 
 def literal(value: Any) -> Source:
-    """A literal of numbers, strings, None and lists of them."""
+    """Return a literal for a number, a string, None or a list of these."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, (list, tuple)):
@@ -80,6 +81,6 @@ def literal(value: Any) -> Source:
 
 
 def call(function: str, *arguments: Source, **named: Source) -> Group:
-    """A call of a function."""
+    """Return a call of a function."""
     items = [("", argument) for argument in arguments]
     return Group(f"{function}(", items + [(f"{k}=", v) for k, v in named.items()], ")")

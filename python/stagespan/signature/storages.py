@@ -1,4 +1,4 @@
-"""Memory that several tensors among a call's arguments share. Does not import torch."""
+"""Finds memory that several tensors among a call's arguments share. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Any
 
 from stagespan.signature.model import TensorSignature
 
-_ALIGNMENT = 16  # bytes: the largest element
+_ALIGNMENT = 16  # the size of the largest element, in bytes
 
 
 class SharedStorages:
-    """Collects tensors by the memory that they lie in."""
+    """Collects tensors by their memory."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, int], list[tuple[int, dict[str, Any]]]] = {}
 
     def copy(self) -> SharedStorages:
-        """The same tensors."""
+        """Return a copy with the same tensors."""
         copied = SharedStorages()
         copied._tensors = {key: list(found) for key, found in self._tensors.items()}
         return copied
 
     def add(self, tensor: Any, node: dict[str, Any]) -> None:
-        """Note where a tensor lies; one without memory of its own, such as a fake one, is left."""
+        """Add the memory of a tensor. Tensors without memory, such as fake tensors, are ignored."""
         try:
             begin = tensor.untyped_storage().data_ptr()
             offset = tensor.storage_offset() * tensor.element_size()
@@ -32,7 +32,7 @@ class SharedStorages:
             self._tensors.setdefault((str(tensor.device), begin), []).append((offset, node))
 
     def write(self) -> None:
-        """Add the memory to the nodes of tensors that share it."""
+        """Write shared memory into the nodes of its tensors."""
         for number, (_, found) in enumerate(self._tensors.items()):
             if len(found) < 2:
                 continue

@@ -1,4 +1,4 @@
-"""The signatures that this process has seen, with how often and for how long each ran."""
+"""The signatures of this process, with the number and the durations of their runs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from typing import Any, NamedTuple
 
 from stagespan import forks
 from stagespan.atomic import Count, Highest
+from stagespan.environment import machine
 from stagespan.errors import SignatureError
 from stagespan.signature.model import TYPE, SignatureFile, StageSignature
 
 MAX_STAGES = 4096
 MAX_KEYS = 32
-"""Signatures kept of one stage; runs with further ones are counted under ``OTHER``."""
+"""The most signatures of a stage. Runs with other signatures are counted under ``OTHER``."""
 OTHER = "(other)"
 MAX_LENGTHS = 8
-"""Signatures that differ in sizes alone and ran once each: further ones are counted together."""
+"""The most signatures that differ only in sizes and ran once. Others are counted together."""
 GROWING = "+"
 _KEPT_DURATIONS = 512
 _SCALARS = (bool, int, float, str)
 
 
 class _Entry:
-    """A signature, which does not change once it is here, and what is known of its runs."""
+    """A signature, which never changes, and the data about its runs."""
 
     def __init__(self, signature: StageSignature | None) -> None:
         self.signature = signature  # None for OTHER
@@ -37,7 +38,7 @@ class _Entry:
         self.first_ns: int | None = None
         self.output: tuple[Any] | None = None  # the node, once it has been described
         self.ended = Count()
-        self.order = Highest()  # of the latest run, to order entries with equal counts
+        self.order = Highest()  # the number of the latest run, to order entries with equal counts
         self.durations_ns: collections.deque[int] = collections.deque(maxlen=_KEPT_DURATIONS)
 
     def copy(self) -> StageSignature | None:
@@ -55,7 +56,7 @@ class _Entry:
 
 
 class _Scalars(NamedTuple):
-    """Scalars of the latest run win: a warm-up with two steps must not hide a run with forty."""
+    """The scalar arguments of the latest run, because a warm-up may use fewer steps."""
 
     inputs: dict[str, Any]
     metadata: dict[str, Any]
@@ -65,7 +66,7 @@ class _Scalars(NamedTuple):
         scalars = {
             name: value
             for name, value in signature.inputs.items()
-            # The length of a text that is left out counts as its value.
+            # The length of a redacted text counts as its value.
             if type(value) in _SCALARS or (isinstance(value, dict) and value.get(TYPE) == "str")
         }
         return cls(scalars, signature.metadata)
@@ -87,10 +88,10 @@ class SignatureStore:
         self.request_id = ""
 
     def key_for(self, stage: str, key: str, family: str) -> str:
-        """The key to count a run under: its own, or that of a family whose sizes never repeat.
+        """Return the key under which a run is counted: its own, or that of its family.
 
-        A dimension that grows from call to call, as a decode loop's, would else make a signature
-        of every length.
+        The key of the family is used if the sizes never repeat. Otherwise a dimension that grows
+        with each call, as in a decode loop, would give a signature for every length.
         """
         entries = self._stages.get(stage, {})
         if key in entries or not self._has_space(stage, self._families):
@@ -108,16 +109,16 @@ class SignatureStore:
         return key
 
     def knows(self, stage: str, key: str) -> bool:
-        """Whether this signature of the stage is kept already: its values need no reading then."""
+        """Whether this signature is already stored, so that its values need not be read."""
         return key in self._stages.get(stage, {})
 
     def needs_output(self, stage: str, key: str) -> bool:
-        """Whether the output that belongs to this signature is still to be described."""
+        """Whether this signature has no output yet."""
         entry = self._stages.get(stage, {}).get(key)
         return entry is not None and entry.signature is not None and entry.output is None
 
     def begin(self, signature: StageSignature, form: str | None = None) -> bool:
-        """A run begins; returns whether its form is the first of its kind for the stage, ever.
+        """Begin a run. Returns whether it is the first run of the stage with this form.
 
         ``form`` is the run's own key if the run is counted under another key.
         """
@@ -152,7 +153,7 @@ class SignatureStore:
             entry.inside = mode
 
     def end(self, stage: str, key: str, duration_ns: int, output: Any, described: bool) -> None:
-        """A run has ended well, after ``duration_ns``; ``output`` is its node if ``described``."""
+        """End a run without an error. ``output`` is its node if ``described`` is True."""
         entries = self._stages.get(stage, {})
         entry = entries.get(key) or entries.get(OTHER)
         if entry is None:
@@ -170,7 +171,7 @@ class SignatureStore:
         return stage in table or len(table) < MAX_STAGES
 
     def signatures(self) -> dict[str, StageSignature]:
-        """A copy by stage: what ran most (of equals the latest), with the others as variants."""
+        """Return a copy by stage: the signature that ran most, with the others as variants."""
         found: dict[str, StageSignature] = {}
         for stage, entries in self._stages.copy().items():
             ranked = [
@@ -184,7 +185,7 @@ class SignatureStore:
         return found
 
     def stats(self) -> dict[str, list[dict[str, Any]]]:
-        """Per stage and signature: key, count, the first run, median and percentiles in ms."""
+        """Return the figures of each signature, by stage, see `signature_stats`."""
         return {
             stage: sorted(
                 (_figures(key, entry) for key, entry in entries.copy().items()),
@@ -194,7 +195,7 @@ class SignatureStore:
         }
 
     def clear(self, *, forget_shapes: bool = False) -> None:
-        """Forget signatures and durations; which shapes have run stays known unless asked."""
+        """Remove signatures and durations, and with ``forget_shapes`` also the known shapes."""
         self._stages = {}
         self._families = {}
         if forget_shapes:
@@ -202,7 +203,7 @@ class SignatureStore:
 
 
 def _figures(key: str, entry: _Entry) -> dict[str, Any]:
-    """Figures of one signature's runs; None before a run has ended well."""
+    """Return the figures of one signature's runs; None if no run has ended without an error."""
     ordered = sorted(entry.durations_ns.copy())
     found: dict[str, Any] = {
         "key": key,
@@ -219,19 +220,19 @@ def _figures(key: str, entry: _Entry) -> dict[str, Any]:
 
 
 STORE = SignatureStore()
-forks.after_in_child(STORE.clear)  # a child writes files of its own
+forks.after_in_child(STORE.clear)  # a child writes its own files
 
 
 def get_io_signatures() -> dict[str, dict[str, Any]]:
-    """Signatures by stage as in the file: ``input_signatures``, ``output_signature``, ..."""
+    """Return the signatures by stage, as in the file: ``input_signatures``, ..."""
     return {name: signature.to_json() for name, signature in STORE.signatures().items()}
 
 
 def dump_io_signatures(path: str | os.PathLike[str], request_id: str | None = None) -> Path:
-    """Write all signatures to ``path``, ``timing_io_signature.json`` by habit; returns the path.
+    """Write all signatures to ``path``, usually ``timing_io_signature.json``. Returns the path.
 
-    ``request_id`` is by default that of the report. Raises SignatureError, one sentence, when the
-    file cannot be written; nothing is left behind then.
+    ``request_id`` is by default that of the report. Raises SignatureError if the file cannot be
+    written. No incomplete file is left then.
     """
     now = datetime.now(timezone.utc)
     file = SignatureFile(
@@ -240,6 +241,7 @@ def dump_io_signatures(path: str | os.PathLike[str], request_id: str | None = No
         or STORE.request_id
         or f"req_{time.strftime('%Y%m%d_%H%M%S')}_{os.getpid()}",
         timestamp=now.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        environment=machine(),
     )
     try:
         return file.write(path)
@@ -251,15 +253,15 @@ def dump_io_signatures(path: str | os.PathLike[str], request_id: str | None = No
 
 
 def signature_stats() -> dict[str, list[dict[str, Any]]]:
-    """Per stage a list of figures by signature, the one that ran most first.
+    """Return the figures of each signature, by stage, first the signature that ran most.
 
-    Each has ``key``, ``count``, ``p50_ms``, ``p25_ms``, ``p75_ms``, ``p95_ms`` and ``first_ms``;
-    the percentiles are those of the latest ``percentile_runs`` runs.
+    Each has ``key``, ``count``, ``p50_ms``, ``p25_ms``, ``p75_ms``, ``p95_ms`` and ``first_ms``.
+    The percentiles are those of the latest ``percentile_runs`` runs.
     """
     return STORE.stats()
 
 
 def reset_signatures(request_id: str = "", *, forget_shapes: bool = False) -> None:
-    """Start afresh, for a new report; which shapes have run stays known unless asked."""
+    """Remove all signatures, and with ``forget_shapes`` also the known shapes, for a new report."""
     STORE.clear(forget_shapes=forget_shapes)
     STORE.request_id = request_id

@@ -1,4 +1,4 @@
-"""What was called: a function, or a method and the class of its object."""
+"""Describes the called function, or the method and the class of its object."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import inspect
 from typing import Any
 
 _CALLED_LIKE_MODULES = ("forward", "__call__")
+# Where torch.compile, torch.nn.parallel and peft keep the module that they wrap.
+_WRAPPED_AS = ("_orig_mod", "module", "base_model", "__wrapped__")
 
 
 def callable_of(function: Any, receiver: Any = None) -> dict[str, str]:
-    """``module`` and ``qualname`` of what is called, and ``of``, the class of a method's object."""
+    """Return ``module`` and ``qualname`` of a callable; for methods also ``of``, the class."""
     while isinstance(function, functools.partial):
         function = function.func
     receiver = getattr(function, "__self__", receiver) if inspect.ismethod(function) else receiver
     name = getattr(function, "__qualname__", None)
-    if not isinstance(name, str):  # an object that is called, such as a torch module
+    if not isinstance(name, str):  # a callable object, such as a torch module
         receiver = function
         kind = type(function)
         method = "forward" if hasattr(kind, "forward") else "__call__"
@@ -40,21 +42,38 @@ def is_method_of(function: Any, first: Any) -> bool:
 
 
 def method_name(target: object) -> str | None:
-    """The last part of a captured callable's name; None if it says nothing, as a lambda's."""
+    """Return the last part of a captured callable's name; None for lambdas and the like."""
     if not isinstance(target, dict) or not isinstance(target.get("qualname"), str):
         return None
     name = str(target["qualname"]).rpartition(".")[2]
     return name if name.isidentifier() else None
 
 
+def _can_be_of(target: dict[str, Any], function: Any) -> bool:
+    """Whether the object of a method is of the captured class, a subclass, or a wrapper of one."""
+    names = set(str(target["qualname"]).split(".")[-2:-1])
+    names.add(str(target.get("of") or "").rpartition(":")[2].rpartition(".")[2])
+    names -= {"", "<locals>"}
+    receiver = getattr(function, "__self__", None)
+    if receiver is None and not inspect.isroutine(function):
+        receiver = function
+    if not names or target.get("of") is None or receiver is None:
+        return True  # a function on one side: the other one may be a wrapper of it
+    kind = receiver if isinstance(receiver, type) else type(receiver)
+    bases = {base.__name__ for base in type.__dict__["__mro__"].__get__(kind)}
+    wraps = any(hasattr(receiver, name) for name in _WRAPPED_AS)
+    return wraps or bool(bases & names)
+
+
 def mismatch(target: object, function: Any) -> str | None:
-    """A sentence if what would be replayed is not what was captured; None if it is, or may be."""
+    """Return a sentence if the callable is not the captured one; None if it is or may be."""
     captured, found = method_name(target), method_name(callable_of(function))
-    if captured is None or found is None or captured == found:
-        return None
-    if captured in _CALLED_LIKE_MODULES and found in _CALLED_LIKE_MODULES:
+    if captured is None or found is None:
         return None
     assert isinstance(target, dict)
+    both_modules = captured in _CALLED_LIKE_MODULES and found in _CALLED_LIKE_MODULES
+    if (captured == found or both_modules) and _can_be_of(target, function):
+        return None
     return (
         f"the signature was captured from {target['qualname']!r}, but "
         f"{callable_of(function)['qualname']!r} would be replayed"

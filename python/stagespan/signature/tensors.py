@@ -1,7 +1,8 @@
-"""Nodes of tensors and arrays: form always, values only as far as a valid mock needs them."""
+"""Creates the nodes of tensors and arrays, with as much about the values as a mock needs."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from stagespan.device_table import is_capturing
 from stagespan.signature import dtypes
 from stagespan.signature.model import TYPE, TensorSignature
 
-# Tensors up to this size keep all their values: lengths, offsets and time steps mean something.
+# Tensors up to this size keep all values, because these may be lengths, offsets or timesteps.
 KEPT_INTEGERS = 64
 KEPT_FLOATS = 16
 # Finding the range of a larger one would take milliseconds on a CPU.
@@ -18,7 +19,7 @@ _LARGEST_SCANNED = 1 << 24
 
 
 def tensor_node(tensor: Any, torch: Any, read_values: bool) -> dict[str, Any]:
-    """Node of a torch tensor of any subclass, layout and device."""
+    """Return the node of a torch tensor of any subclass, layout and device."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     shape = tuple(int(size) for size in tensor.shape)
     signature = TensorSignature(
@@ -37,13 +38,13 @@ def tensor_node(tensor: Any, torch: Any, read_values: bool) -> dict[str, Any]:
         try:
             with torch.no_grad():
                 extra.update(_content(tensor, dtype, torch))
-        except Exception:  # no kernel for the type, a functorch wrapper, a capture under way, ...
+        except Exception:  # no kernel for the type, a functorch wrapper, a graph capture, ...
             pass
     return replace(signature, **extra).to_json()
 
 
 def _may_read(tensor: Any, torch: Any) -> bool:
-    """Whether reading a value disturbs nothing: no graph capture, no tracing, no fake tensor."""
+    """Whether values can be read: not during graph capture or tracing, and not of fake tensors."""
     if tensor.device.type == "meta" or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return False
     if torch._C._len_torch_dispatch_stack() or torch.jit.is_tracing():
@@ -73,11 +74,27 @@ def _content(tensor: Any, dtype: str, torch: Any) -> dict[str, Any]:
         low, high = torch.aminmax(tensor)
         kind = _kind(tensor) if low != high else None
         return {"value_range": (int(low), int(high)), **({"content": kind} if kind else {})}
-    if count <= KEPT_FLOATS and dtype in ("float16", "bfloat16", "float32", "float64"):
+    if dtype not in ("float16", "bfloat16", "float32", "float64"):
+        return {}
+    if count <= KEPT_FLOATS:
         values = tuple(tensor.flatten().tolist())
         if all(abs(value) <= 1e308 for value in values):  # neither infinite nor not a number
             return {"values": values}
-    return {}
+    if count > _LARGEST_SCANNED and tensor.device.type == "cpu":
+        return {}
+    levels = imports.load("stagespan.signature.contents").describe_levels(tensor)
+    if levels is not None:
+        return {"content": levels}
+    lowest, highest = (float(bound) for bound in torch.aminmax(tensor))
+    return _bounds(lowest, highest)
+
+
+def _bounds(low: float, high: float) -> dict[str, Any]:
+    """Return the range of values that are not like those of a normal distribution around 0."""
+    if not math.isfinite(low) or not math.isfinite(high):
+        return {}
+    is_bounded = low >= 0 or high <= 0 or (low >= -1 and high <= 1)
+    return {"value_range": (low, high)} if is_bounded else {}
 
 
 def _kind(tensor: Any) -> dict[str, Any] | None:
@@ -97,6 +114,8 @@ def array_node(array: Any, read_values: bool) -> dict[str, Any] | None:
             extra["true_fraction"] = float(array.mean())
         elif array.size <= _LARGEST_SCANNED:
             extra["value_range"] = (int(array.min()), int(array.max()))
+    elif read_values and 0 < array.size <= _LARGEST_SCANNED and name.startswith("float"):
+        extra.update(_bounds(float(array.min()), float(array.max())))
     node = TensorSignature(shape=tuple(array.shape), dtype=name, **extra).to_json()
     del node["device"]
     return {TYPE: "ndarray", **node}

@@ -1,9 +1,13 @@
-"""Mock values of a stage's inputs. Needs torch alone: the harness's scripts hold this text."""
+"""Creates mock values of a stage's inputs.
+
+The generated scripts contain the source of this module, so it needs only torch.
+"""
 
 from __future__ import annotations
 
 import enum
 import sys
+import types
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -12,15 +16,15 @@ import torch
 
 from stagespan.signature.contents import make_content
 
-# Content repeats itself beyond this many elements: making it must not take longer than running.
+# Content is repeated beyond this many elements, because creating it would take too long.
 RANDOM_BLOCK = 1 << 24
 WORDS = "the small grey cat looks out of the window while rain falls on the quiet street below "
 
 
 class MockInputs:
-    """Makes values from their signature: the same seed and name give the same values on any device.
+    """Creates values. The same seed and name give the same values on any device.
 
-    ``device`` moves what was on the stage's device, ``dtype`` changes floating-point tensors.
+    ``device`` replaces the device of the stage, ``dtype`` the type of floating-point tensors.
     """
 
     def __init__(
@@ -45,16 +49,16 @@ class MockInputs:
         device: str = "cpu",
         *,
         values: Sequence[Any] | None = None,
-        value_range: Sequence[int] | None = None,
+        value_range: Sequence[float] | None = None,
         true_fraction: float = 0.5,
         content: dict[str, Any] | None = None,
         strides: Sequence[int] | None = None,
         requires_grad: bool = False,
         storage: Sequence[Any] | None = None,
     ) -> Any:
-        """A tensor with the given values, or normal, or integer within the range, or bool.
+        """Return a tensor with the given values, or with random values.
 
-        ``storage`` is the name of memory that it shares, its size, and where the tensor begins.
+        ``storage`` is the name of shared memory, its size, and the offset of the tensor.
         """
         captured = dtype
         if self.dtype is not None and dtype.startswith(("float", "bfloat")):
@@ -85,7 +89,7 @@ class MockInputs:
     def _in_storage(
         self, tensor: Any, storage: Sequence[Any], strides: Sequence[int] | None, device: str
     ) -> Any:
-        """The same values in memory that other tensors share."""
+        """Copy the tensor to memory that other tensors share, and return it."""
         name, size, begin = storage
         key = (device, name)
         if key not in self.storages or self.storages[key].numel() < size:
@@ -96,29 +100,29 @@ class MockInputs:
         return write_into(flat.as_strided(tuple(tensor.shape), tuple(steps)), tensor)
 
     def shared(self, name: str) -> Any:
-        """The tensor that was made under this name before."""
+        """Return the tensor that was created before under this name."""
         if name not in self.made:
             raise LookupError(
-                f"it is the same tensor as {name!r}, which is not made before it; run the pipeline "
-                f"again for a new signature file"
+                f"it is the same tensor as {name!r}, which is not created before it; run the "
+                f"pipeline again for a new signature file"
             )
         return self.made[name]
 
     def array(self, name: str, shape: Sequence[int], dtype: str, **content: Any) -> Any:
-        """A numpy array, its values as those of a tensor."""
+        """Return a numpy array with the values of such a tensor."""
         return MockInputs(self.seed).tensor(name, shape, dtype, **content).numpy()
 
     def generator(self, name: str, device: str = "cpu") -> Any:
-        """A seeded torch.Generator."""
+        """Return a seeded torch.Generator."""
         return torch.Generator(self.place(device)).manual_seed(self._seed(name))
 
     def text(self, name: str, length: int) -> str:
-        """Words of ``length`` characters, in place of a text that was left out."""
+        """Return a text of ``length`` characters, in place of a redacted text."""
         start = self._seed(name) % len(WORDS)
         return (WORDS[start:] + WORDS * (length // len(WORDS) + 1))[:length]
 
     def image(self, name: str, size: Sequence[int], mode: str = "RGB") -> Any:
-        """A PIL image of noise."""
+        """Return a PIL image of noise."""
         from PIL import Image
 
         channels = len(Image.new(mode, (1, 1)).getbands())
@@ -140,7 +144,7 @@ class MockInputs:
         name: str,
         size: int,
         dtype: str,
-        value_range: Sequence[int] | None,
+        value_range: Sequence[float] | None,
         true_fraction: float,
     ) -> Any:
         source = torch.Generator().manual_seed(self._seed(name))
@@ -158,6 +162,10 @@ class MockInputs:
             made = torch.randint(0, 256, (block,), generator=source).to(torch.uint8).view(kind)
         elif dtype == "float8_e8m0fnu":
             made = torch.randn(block, generator=source).abs().to(kind)
+        elif value_range is not None:
+            low, high = value_range
+            some = torch.rand(block, generator=source, dtype=torch.float64)
+            made = (low + (high - low) * some).to(kind)
         else:
             made = torch.randn(block, generator=source).to(kind)
         if size == block:
@@ -170,7 +178,7 @@ class MockInputs:
 
 
 def dense_strides(shape: Sequence[int]) -> list[int]:
-    """Strides of a contiguous tensor, in elements."""
+    """Return the strides of a contiguous tensor, in elements."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
         strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
@@ -178,7 +186,7 @@ def dense_strides(shape: Sequence[int]) -> list[int]:
 
 
 def storage_size(shape: Sequence[int], strides: Sequence[int] | None) -> int:
-    """Elements that a tensor's memory holds: fewer than its own where a stride is 0."""
+    """Return the size of a tensor's memory in elements, which is smaller if a stride is 0."""
     if 0 in shape:
         return 0
     steps = dense_strides(shape) if strides is None else strides
@@ -186,7 +194,7 @@ def storage_size(shape: Sequence[int], strides: Sequence[int] | None) -> int:
 
 
 def lay_out(tensor: Any, strides: Sequence[int]) -> Any:
-    """The same values in memory of other strides."""
+    """Return a tensor with the same values and other strides."""
     if 0 in tensor.shape:
         return tensor
     storage = torch.empty(storage_size(tensor.shape, strides), dtype=tensor.dtype)
@@ -194,16 +202,16 @@ def lay_out(tensor: Any, strides: Sequence[int]) -> Any:
 
 
 def write_into(laid: Any, tensor: Any) -> Any:
-    """Copy values into a tensor of the same shape, in which elements can share their place."""
+    """Copy values into a tensor of the same shape, whose elements can share memory."""
     once = tuple(slice(0, 1) if step == 0 else slice(None) for step in laid.stride())
     laid[once].copy_(tensor[once])
     return laid
 
 
 def sparse_tensor(layout: str, shape: Sequence[int], offsets: Any, values: Any) -> Any:
-    """A sparse tensor whose rows have as many elements as the offsets say, spread over each row.
+    """Return a sparse tensor. The offsets give the number of elements in each row.
 
-    Rows are those of the first dimension (of blocks, or columns, if the layout has those).
+    Rows are those of the first dimension, or blocks or columns, depending on the layout.
     """
     offsets = made_monotonic(offsets, len(values))
     by_block = values.shape[1:3] if layout in ("sparse_bsr", "sparse_bsc") else (1, 1)
@@ -217,13 +225,15 @@ def sparse_tensor(layout: str, shape: Sequence[int], offsets: Any, values: Any) 
     else:
         along = 0 if layout in ("sparse_csc", "sparse_bsc") else 1
         width = int(shape[along]) // int(by_block[along])
-    if rows and int(offsets.diff().max()) > width:  # approximate offsets of a rather full tensor
+    if (
+        rows and int(offsets.diff().max()) > width
+    ):  # the offsets are approximate, and the tensor is nearly full
         even = torch.arange(rows + 1, device=offsets.device) * len(values) // rows
         offsets = even.to(offsets.dtype)
     counts = offsets.diff()
     row = torch.repeat_interleave(torch.arange(rows, device=offsets.device), counts)
     place = torch.arange(len(values), device=offsets.device) - offsets[row]
-    begin = (row * 0.618) % 1  # rows of equally many elements do not have the same columns
+    begin = (row * 0.618) % 1  # rows with the same number of elements get different columns
     column = ((place + begin) * (width / counts[row].clamp(min=1))).long().clamp(max=width - 1)
     if layout != "sparse_coo":
         made = column.to(offsets.dtype)
@@ -243,7 +253,7 @@ def sparse_tensor(layout: str, shape: Sequence[int], offsets: Any, values: Any) 
 
 
 def jagged_tensor(values: Any, offsets: Any, lengths: Any, dim: int) -> Any:
-    """A nested tensor of the layout jagged."""
+    """Return a nested tensor with the layout jagged."""
     size = values.shape[dim - 1]
     offsets = made_monotonic(offsets, size)
     if lengths is not None:
@@ -252,19 +262,19 @@ def jagged_tensor(values: Any, offsets: Any, lengths: Any, dim: int) -> Any:
 
 
 def nested_tensor(tensors: Sequence[Any]) -> Any:
-    """A nested tensor of several tensors."""
+    """Return a nested tensor of several tensors."""
     return torch.nested.as_nested_tensor(list(tensors))
 
 
 def made_monotonic(offsets: Any, end: int) -> Any:
-    """Offsets in order, from 0 to the end."""
+    """Return the offsets in ascending order, from 0 to ``end``."""
     made = offsets.clamp(0, end).sort().values
     made[0], made[-1] = 0, end
     return made
 
 
 def find_class(path: str) -> Any:
-    """A class that the program has loaded, by ``package.module:Name``; nothing is imported."""
+    """Return a loaded class by ``package.module:Name``. Imports nothing. Raises LookupError."""
     module, _, name = path.partition(":")
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -275,13 +285,13 @@ def find_class(path: str) -> Any:
 
 
 def instance(path: str, fields: dict[str, Any]) -> Any:
-    """A dataclass or namedtuple of the loaded program, its fields as given; no code of it runs."""
+    """Return a dataclass or namedtuple with these fields. Runs no code of its class."""
     kind: Any = find_class(path)
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return tuple.__new__(kind, [fields[name] for name in kind._fields])
     if not hasattr(kind, "__dataclass_fields__"):
         raise LookupError(f"the class {path!r} is neither a dataclass nor a namedtuple")
-    if issubclass(kind, dict):  # as the output classes of diffusers and transformers are
+    if issubclass(kind, dict):  # such as the output classes of diffusers and transformers
         return kind(**fields)
     made = object.__new__(kind)
     for name, value in fields.items():
@@ -290,17 +300,25 @@ def instance(path: str, fields: dict[str, Any]) -> Any:
 
 
 def plain_object(path: str, fields: dict[str, Any]) -> Any:
-    """An object of a class of the loaded program, its attributes as given; no code of it runs."""
+    """Return an object with these attributes. Runs no code of its class."""
     kind: Any = find_class(path)
     if issubclass(kind, (type, torch.nn.Module)) or hasattr(kind, "__del__"):
         raise LookupError(f"an object of the class {path!r} cannot be created from its attributes")
-    made = object.__new__(kind)
-    made.__dict__.update(fields)
+    # object.__new__ refuses namespaces.
+    is_namespace = issubclass(kind, types.SimpleNamespace)
+    made = (types.SimpleNamespace if is_namespace else object).__new__(kind)
+    for name, value in fields.items():
+        held = (vars(base).get(name) for base in kind.__mro__)
+        slot = next((each for each in held if isinstance(each, types.MemberDescriptorType)), None)
+        if slot is not None:
+            slot.__set__(made, value)
+        else:
+            made.__dict__[name] = value
     return made
 
 
 def member(path: str, name: str) -> Any:
-    """A member of an enum of the loaded program."""
+    """Return a member of a loaded enum."""
     kind = find_class(path)
     if not issubclass(kind, enum.Enum):
         raise LookupError(f"the class {path!r} is not an enum")
@@ -308,7 +326,7 @@ def member(path: str, name: str) -> Any:
 
 
 def mapping(path: str, data: Any) -> Any:
-    """A dictionary of a class of the loaded program, such as the output of a tokenizer."""
+    """Return a dictionary of a loaded class, such as the output of a tokenizer."""
     from collections import UserDict
 
     kind = find_class(path)
@@ -318,7 +336,7 @@ def mapping(path: str, data: Any) -> Any:
 
 
 def repeat(items: Sequence[Any], length: int) -> list[Any]:
-    """A long list from its first items, again and again."""
+    """Return a list of ``length`` items that repeats ``items``."""
     return [items[index % len(items)] for index in range(length)]
 
 

@@ -1,4 +1,4 @@
-"""Arguments by name, and named arguments back into calls."""
+"""Binding arguments to names, and converting named arguments back to calls."""
 
 from __future__ import annotations
 
@@ -36,13 +36,11 @@ def only(a: Any, /, b: Any, *, c: Any) -> Any:
     ("args", "kwargs"), [((1, 2), {}), ((1,), {"b": 2}), ((), {"b": 2, "a": 1})]
 )
 def test_names_are_the_same_however_arguments_are_passed(args: Any, kwargs: Any) -> None:
-    # GIVEN / WHEN / THEN
     assert bind_arguments(plain, args, kwargs) == {"a": 1, "b": 2}
 
 
 def test_self_and_cls_are_left_out() -> None:
     # GIVEN a method and a classmethod as their undecorated functions
-    # WHEN / THEN
     assert bind_arguments(Stage.process, (Stage(), 5), {}) == {
         "latents": 5,
         "steps": 8,
@@ -55,7 +53,6 @@ def test_plain_defaults_count_as_passed_and_others_do_not() -> None:
     # GIVEN defaults of several kinds
     def stage(x: Any, steps: int = 8, cache: Any = None, table: Any = ()) -> None: ...
 
-    # WHEN / THEN
     assert bind_arguments(stage, (1,), {}) == {"x": 1, "steps": 8, "cache": None}
     assert bind_arguments(stage, (1, 2, 3), {}) == {"x": 1, "steps": 2, "cache": 3}
 
@@ -64,29 +61,27 @@ def test_star_arguments_are_kept_in_a_replayable_form() -> None:
     # GIVEN a call with surplus arguments of both kinds
     bound = bind_arguments(Stage.process, (Stage(), 1, 2, 3, 4), {"scale": 0.5, "mode": "x"})
 
-    # WHEN they are bound, and fitted into the call again
+    # WHEN they are bound, and converted back to a call
     assert bound == {"latents": 1, "steps": 2, "*extra": [3, 4], "scale": 0.5, "mode": "x"}
     args, kwargs = fit(Stage().process, bound)
 
-    # THEN the call gets what it got
+    # THEN the call has the same arguments
     assert Stage().process(*args, **kwargs) == (1, 2, (3, 4), 0.5, {"mode": "x"})
 
 
-def test_calls_that_do_not_fit_are_bound_all_the_same() -> None:
-    # GIVEN too many arguments, a built-in without a signature, no function at all
-    # WHEN / THEN
+def test_calls_that_do_not_fit_are_bound_nevertheless() -> None:
+    # GIVEN too many arguments, a built-in without a signature, and an object that is not a function
     assert bind_arguments(plain, (1, 2, 3), {}) == {"a": 1, "b": 2, "*args": [3]}
     assert bind_arguments(min, (1, 2), {}) == {"*args": [1, 2]}
     assert bind_arguments(None, (1,), {"b": 2}) == {"*args": [1], "b": 2}
 
 
-def test_wrapped_and_partial_functions_tell_their_own_names() -> None:
+def test_wrapped_and_partial_functions_have_their_own_names() -> None:
     # GIVEN a decorated function and a partial
     @functools.wraps(plain)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return plain(*args, **kwargs)
 
-    # WHEN / THEN
     assert bind_arguments(wrapper, (1, 2), {}) == {"a": 1, "b": 2}
     assert bind_arguments(functools.partial(plain, 1), (2,), {}) == {"b": 2}
 
@@ -99,7 +94,6 @@ def test_a_module_is_bound_by_its_forward() -> None:
         def forward(self, hidden_states: Any, mask: Any = None) -> Any:
             return hidden_states
 
-    # WHEN / THEN
     assert bind_arguments(Block(), (1, 2), {}) == {"hidden_states": 1, "mask": 2}
 
 
@@ -116,23 +110,22 @@ def test_binding_keeps_no_function_alive() -> None:
     function = make()
     gone = weakref.ref(function)
 
-    # WHEN it was bound and let go
+    # WHEN it was bound and released
     bind_arguments(function, (1,), {})
     del function
     gc.collect()
 
-    # THEN it is gone
+    # THEN it has been freed
     assert gone() is None
 
 
 def test_positional_only_parameters_are_passed_by_position() -> None:
-    # GIVEN / WHEN
     args, kwargs = fit(only, {"c": 3, "b": 2, "a": 1})
 
     assert only(*args, **kwargs) == (1, 2, 3)
 
 
-def test_a_misfit_is_told_in_one_sentence() -> None:
+def test_inputs_that_do_not_fit_are_reported_in_one_sentence() -> None:
     # GIVEN inputs with one too few and one too many
     with pytest.raises(ReplayError) as caught:
         fit(plain, {"a": 1, "z": 2})
@@ -143,6 +136,5 @@ def test_a_misfit_is_told_in_one_sentence() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_optional_inputs_are_left_out_where_nobody_takes_them() -> None:
-    # GIVEN / WHEN / THEN
+def test_optional_inputs_are_left_out_if_not_accepted() -> None:
     assert fit(plain, {"a": 1, "b": 2, "z": 3}, optional=["z"]) == ([], {"a": 1, "b": 2})

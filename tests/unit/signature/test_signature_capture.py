@@ -1,4 +1,4 @@
-"""What a signature keeps of values: form always, content only where a mock needs it."""
+"""What a signature keeps of values: always the form, and content only if a mock needs it."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ class Pair(NamedTuple):
 
 def test_tensors_are_kept_as_the_files_of_telefuser_have_them() -> None:
     # GIVEN a contiguous tensor of the usual kind
-    latents = torch.zeros(1, 16, 21, 6, 10, dtype=torch.bfloat16)
+    latents = torch.randn(1, 16, 21, 6, 10, dtype=torch.bfloat16)
 
     # WHEN it is captured
     node = capture(latents)
 
-    # THEN the node has the three keys of the file's format and no other
+    # THEN the node has only the three keys of the file's format
     assert node == {"shape": [1, 16, 21, 6, 10], "dtype": "bfloat16", "device": "cpu"}
 
 
 def test_gradient_and_strides_are_kept_only_when_not_the_default() -> None:
     # GIVEN a transposed tensor that needs a gradient
-    tensor = torch.zeros(40, 30).t().requires_grad_()
+    tensor = torch.randn(40, 30).t().requires_grad_()
 
     # WHEN it is captured
     node = capture(tensor)
@@ -61,16 +61,14 @@ def test_gradient_and_strides_are_kept_only_when_not_the_default() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.uint8, torch.uint16])
 def test_integer_tensors_keep_their_range(dtype: Any) -> None:
-    # GIVEN more integers than are kept one by one
+    # GIVEN more integers than are kept individually
     ids = torch.arange(5, 105).to(dtype)
 
-    # WHEN / THEN
     assert capture(ids)["value_range"] == [5, 104]
 
 
 def test_small_tensors_keep_their_values() -> None:
-    # GIVEN what stages compute with: lengths, a timestep, a mask
-    # WHEN / THEN
+    # GIVEN values that stages compute with: lengths, a timestep, a mask
     assert capture(torch.tensor([0, 7, 19]))["values"] == [0, 7, 19]
     assert capture(torch.tensor(999.0))["values"] == [999.0]
     assert capture(torch.tensor([True, False]))["values"] == [True, False]
@@ -82,17 +80,15 @@ def test_large_masks_keep_the_part_that_is_true() -> None:
     mask = torch.zeros(4, 100, dtype=torch.bool)
     mask[:, :25] = True
 
-    # WHEN / THEN
     assert capture(mask)["true_fraction"] == 0.25
 
 
 def test_values_are_not_read_unless_asked() -> None:
-    # GIVEN / WHEN / THEN
     assert set(capture(torch.arange(100), read_values=False)) == {"shape", "dtype", "device"}
 
 
 def test_values_are_not_read_under_a_dispatch_mode() -> None:
-    # GIVEN a mode that sees every operator, such as a counter of the user's
+    # GIVEN a mode that sees every operator, such as a user's counter
     from torch.utils._python_dispatch import TorchDispatchMode
 
     seen = []
@@ -116,17 +112,15 @@ def test_values_are_not_read_under_a_dispatch_mode() -> None:
 
 
 @pytest.mark.parametrize("value", [None, True, 3, -1, 2.5, "text", "", [1, "a"], {"a": {"b": 1}}])
-def test_plain_values_stand_for_themselves(value: Any) -> None:
-    # GIVEN / WHEN / THEN
+def test_plain_values_are_kept_as_they_are(value: Any) -> None:
     assert capture(value) == value
 
 
 def test_structures_keep_their_kind() -> None:
     # GIVEN nested structures of all kinds
-    tensor = torch.zeros(20, 20)
+    tensor = torch.randn(20, 20)
     options = Options(3, tensor)
 
-    # WHEN / THEN
     kept = {"shape": [20, 20], "dtype": "float32", "device": "cpu"}
     assert capture((1, [tensor])) == {"$type": "tuple", "items": [1, [kept]]}
     assert capture(options) == {
@@ -140,15 +134,14 @@ def test_structures_keep_their_kind() -> None:
     assert capture(collections.UserDict(a=1))["$type"] == "userdict"
 
 
-def test_dictionaries_that_look_like_nodes_are_told_apart() -> None:
-    # GIVEN dictionaries of the user's with the keys that nodes have
-    # WHEN / THEN none of them is taken for a tensor or a mark
+def test_dictionaries_that_look_like_nodes_are_distinguished() -> None:
+    # GIVEN a user's dictionaries with the keys of nodes
+    # WHEN / THEN none of them is mistaken for a tensor or a mark
     for value in ({"shape": [1], "dtype": "x"}, {"$type": "tuple"}, {"unreplayable": "x"}):
         assert capture(value)["$type"] == "dict"
 
 
-def test_words_of_torch_and_python_are_kept_by_name() -> None:
-    # GIVEN / WHEN / THEN
+def test_constants_of_torch_and_python_are_kept_by_name() -> None:
     assert capture(torch.float16) == {"$type": "torch.dtype", "value": "float16"}
     assert capture(torch.device("cuda", 1)) == {"$type": "torch.device", "value": "cuda:1"}
     assert capture(torch.channels_last)["value"] == "channels_last"
@@ -160,12 +153,11 @@ def test_words_of_torch_and_python_are_kept_by_name() -> None:
     assert capture(np.zeros((2, 70), dtype=np.int16))["value_range"] == [0, 0]
 
 
-def test_what_cannot_be_replayed_is_named_with_its_type() -> None:
+def test_unreplayable_values_are_named_with_their_type() -> None:
     # GIVEN an object, a function, a sparse tensor, an array of objects
-    # WHEN / THEN
     assert capture(object()) == {"unreplayable": "object"}
     assert capture(torch.nn.Linear(1, 1)) == {"unreplayable": "torch.nn.modules.linear.Linear"}
-    assert capture(test_plain_values_stand_for_themselves) == {"unreplayable": "function"}
+    assert capture(test_plain_values_are_kept_as_they_are) == {"unreplayable": "function"}
     assert capture(np.array([object()])) == {"unreplayable": "numpy.ndarray"}
     assert capture(torch.eye(3).to_sparse())["layout"] == "sparse_coo"
 
@@ -177,13 +169,13 @@ def test_generators_and_iterators_are_not_advanced() -> None:
     # WHEN they are captured
     nodes = capture([generator, iterator])
 
-    # THEN only their types are known and nothing was taken
+    # THEN only their types are known, and they have not been advanced
     assert nodes == [{"unreplayable": "generator"}, {"unreplayable": "list_iterator"}]
     assert list(generator) == [0, 1, 2]
     assert list(iterator) == [1, 2]
 
 
-def test_own_methods_of_subclasses_are_not_called() -> None:
+def test_overridden_methods_of_subclasses_are_not_called() -> None:
     # GIVEN subclasses whose methods raise
     class Name(str):
         def __str__(self) -> str:
@@ -193,13 +185,13 @@ def test_own_methods_of_subclasses_are_not_called() -> None:
         def items(self) -> Any:
             raise AssertionError
 
-    # WHEN / THEN their content is kept all the same
+    # WHEN / THEN their content is kept nevertheless
     assert capture(Name("x")) == "x"
     assert capture(Table(a=1))["items"] == [["a", 1]]
 
 
-def test_an_object_that_raises_when_looked_at_harms_nobody() -> None:
-    # GIVEN a dataclass with a property in the way
+def test_an_object_that_raises_on_access_is_unreplayable() -> None:
+    # GIVEN a dataclass with a property that raises
     @dataclasses.dataclass
     class Broken:
         @property
@@ -212,12 +204,12 @@ def test_an_object_that_raises_when_looked_at_harms_nobody() -> None:
     # WHEN it is captured
     node = capture([Broken()])
 
-    # THEN it is named as what cannot be replayed
+    # THEN it is named as unreplayable
     assert "Broken" in node[0]["unreplayable"]
 
 
 def test_cycles_depth_and_size_are_bounded() -> None:
-    # GIVEN a list in itself, one nested a thousand deep, and long and wide values
+    # GIVEN a list that contains itself, a list nested a thousand deep, and long and wide values
     cycle: list[Any] = []
     cycle.append(cycle)
     deep: list[Any] = []
@@ -225,7 +217,8 @@ def test_cycles_depth_and_size_are_bounded() -> None:
         deep = [deep]
     wide = [[[0.5, torch.zeros(1)] for _ in range(200)] for _ in range(200)]
 
-    # WHEN they are captured, THEN the nodes are small and say what is left out
+    # WHEN they are captured
+    # THEN the nodes are small and say what is left out
     assert capture(cycle)[0]["reason"] == "refers to itself"
     assert "deeper" in json.dumps(capture(deep))
     assert len(json.dumps(capture(wide))) < 2_000_000
@@ -236,25 +229,24 @@ def test_cycles_depth_and_size_are_bounded() -> None:
     assert "unreplayable" in capture(b"x" * 1000)
 
 
-def test_shared_values_are_no_cycle() -> None:
+def test_shared_values_are_not_a_cycle() -> None:
     # GIVEN one dictionary twice in a list
     shared = {"a": 1}
 
-    # WHEN / THEN
     assert capture([shared, shared]) == [shared, shared]
 
 
 def test_no_tensor_is_kept_alive() -> None:
     # GIVEN a tensor in a structure
-    tensor = torch.zeros(100)
+    tensor = torch.randn(100)
     gone = weakref.ref(tensor)
 
-    # WHEN it was captured and its owner lets it go
+    # WHEN it was captured and its owner releases it
     node = capture({"a": [tensor]})
     del tensor
     gc.collect()
 
-    # THEN it is gone
+    # THEN it is freed
     assert gone() is None
     assert node["a"][0]["shape"] == [100]
 
@@ -263,7 +255,7 @@ def test_any_node_is_json() -> None:
     # GIVEN values of every kind
     values = [float("nan"), 1 + 2j, b"ab", range(3), slice(1, None), {1, 2}, "\ud800", Options(1)]
 
-    # WHEN / THEN they survive JSON
+    # WHEN / THEN they can be stored as JSON
     node = capture(values)
     assert json.loads(json.dumps(node, allow_nan=False)) == node
 

@@ -1,4 +1,4 @@
-"""Signatures of real debug contexts around every kind of callable."""
+"""Signatures captured by real debug contexts around every kind of callable."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import asyncio, functools, json, sys, torch
 import stagespan
 from stagespan import ProfilingContext, ProfilingContext4Debug, get_io_signatures
 
-X = torch.zeros(5, 40)
+X = torch.randn(5, 40)
 
 class Stage:
     @ProfilingContext4Debug("method")
@@ -110,7 +110,8 @@ NODE = {"shape": [5, 40], "dtype": "float32", "device": "cpu"}
 
 
 def test_no_hook_failed(seen: Any) -> None:
-    # GIVEN / WHEN every kind of callable has run, THEN
+    # GIVEN / WHEN every kind of callable has run
+    # THEN no hook has failed
     assert seen["errors"] == 0
 
 
@@ -140,8 +141,7 @@ def test_every_kind_of_callable_is_captured_by_name(
     assert entry["output_signature"] == output
 
 
-def test_generators_modules_and_blocks_tell_their_inputs(seen: Any) -> None:
-    # GIVEN / WHEN
+def test_inputs_of_generators_modules_and_blocks_are_captured(seen: Any) -> None:
     entries = {name: entry["input_signatures"] for name, entry in seen["signatures"].items()}
 
     assert entries["generator"] == {"x": NODE}
@@ -153,7 +153,6 @@ def test_generators_modules_and_blocks_tell_their_inputs(seen: Any) -> None:
 
 def test_one_signature_however_the_arguments_were_passed(seen: Any) -> None:
     # GIVEN a method called by position, then by keyword
-    # WHEN / THEN
     assert seen["signatures"]["method"]["count"] == 2
     assert seen["first"].count("method") == 1
 
@@ -163,5 +162,5 @@ def test_the_file_is_written_at_exit(seen: Any) -> None:
     # WHEN it has ended
     path = Path(seen["folder"]) / "timing_io_signature.json"
 
-    # THEN the file holds what the run had seen
+    # THEN the file contains what the run had captured
     assert json.loads(path.read_text())["stages"]["method"]["count"] == 2

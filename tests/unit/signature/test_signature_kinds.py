@@ -11,17 +11,19 @@ import enum
 import json
 import math
 import pathlib
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from stagespan.errors import SignatureError
 from stagespan.signature import SignatureFile, StageSignature, capture, describe
 from stagespan.signature.capture import capture_arguments
 from stagespan.signature.key import key_of
 from stagespan.signature.kinds import KINDS, kind_of
-from stagespan.signature.kinds.base import source_of
+from stagespan.signature.kinds.base import form_of, source_of
 from stagespan.signature.source import render
 
 torch = pytest.importorskip("torch")
@@ -91,17 +93,17 @@ EXAMPLES: dict[str | None, Any] = {
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: str(kind.name))
-def test_every_kind_is_captured_described_made_and_written_into_a_script(kind: Any) -> None:
+def test_every_kind_is_captured_described_created_and_written_into_a_script(kind: Any) -> None:
     # GIVEN an example of the kind, captured and written as JSON
     value = EXAMPLES[kind.name]
     node = json.loads(json.dumps(capture_arguments({"x": value})["x"]))
 
-    # THEN the node is of this kind, or has one within it
+    # THEN the node is of this kind, or contains a node of this kind
     assert kind.name is None or kind.name in json.dumps(node)
     assert describe(node)
     assert len(key_of({"x": node})) == 12
 
-    # WHEN it is made again, by the harness and by a script
+    # WHEN it is created again, by the harness and by a script
     made = make_inputs(StageSignature("s", {"x": node}))["x"]
     names = {name: getattr(values, name) for name in dir(values)}
     names.update(mock=values.MockInputs(), torch=torch, Path=pathlib.Path)
@@ -112,6 +114,96 @@ def test_every_kind_is_captured_described_made_and_written_into_a_script(kind: A
     assert type(made) is type(value)
     assert capture(made, read_values=False) == capture(value, read_values=False)
     assert capture(written, read_values=False) == capture(value, read_values=False)
+
+
+@pytest.mark.parametrize(
+    ("node", "text"),
+    [
+        ([1, 2, 3, 4], "[1, 2, 3, 4]"),
+        ([1, 2, 3, 4, 5], "[5 values]"),
+        ([[[1]]], "[[[1 values]]]"),
+        (dict.fromkeys("abcdef", 0), "{a: 0, b: 0, c: 0, d: 0, e: 0, f: 0}"),
+        (dict.fromkeys("abcdefg", 0), "{7 values}"),
+        ({"a": {"b": {"c": 1}}}, "{a: {b: {1 values}}}"),
+        ("x" * 58, repr("x" * 58)),
+        ("x" * 59, "'" + "x" * 56 + "..."),
+        (capture(threading.Lock()), "_thread.lock (cannot be replayed)"),
+    ],
+)
+def test_descriptions_are_short(node: Any, text: str) -> None:
+    assert describe(node) == text
+
+
+@pytest.mark.parametrize("value", [(), (1,), (1, 2), [], [1], [1, 2]])
+def test_sources_of_tuples_and_lists_are_as_python_writes_them(value: Any) -> None:
+    assert render(source_of(capture(value), "x"), 0) == repr(value)
+
+
+@pytest.mark.parametrize(
+    ("node", "form"),
+    [
+        (True, ["True"]),
+        (None, ["None"]),
+        (3, ["int"]),
+        ("text", ["str"]),
+        ([1, [2.5]], ["[2", "int", "[1", "float"]),
+        ({"class": 1, "length": 2}, ["{", "class", "int", "length", "int"]),
+        (capture((1, "a")), ["{tuple", "items", "[2", "int", "str"]),
+        (capture(torch.float32), ["{torch.dtype", "value", "float32"]),
+        (
+            {"$type": "enum", "class": "package:Mode", "name": "FAST", "value": 1, "more": 1},
+            ["{enum", "class", "package:Mode", "name", "FAST", "value", "1", "more", "int"],
+        ),
+        (capture(threading.Lock()), ["_thread.lock"]),
+        (capture(torch.ones(2, 3)), ["float32[2, 3]cpu"]),
+    ],
+)
+def test_what_distinguishes_a_value_in_a_key(node: Any, form: list[str]) -> None:
+    assert form_of(node, True) == form
+
+
+def test_keys_stay_the_same_between_versions() -> None:
+    # GIVEN two inputs, in any order
+    inputs = {"x": capture(torch.ones(2, 3)), "mode": capture(torch.float32)}
+    swapped = dict(reversed(inputs.items()))
+
+    # THEN files of earlier versions have these keys, with and without sizes
+    assert key_of(inputs) == key_of(swapped) == "17541b24effc"
+    assert key_of(inputs, sizes=False) == "c4700ccd0267"
+    assert key_of(inputs | {"x": capture(torch.ones(4, 5))}, sizes=False) == "c4700ccd0267"
+
+
+@pytest.mark.parametrize(("length", "made"), [(0, []), (3, [1, 1, 1]), (-1, None), (True, None)])
+def test_lengths_of_long_lists(length: int, made: list[int] | None) -> None:
+    signature = StageSignature("s", {"x": {"$type": "list", "length": length, "items": [1]}})
+    if made is None:
+        with pytest.raises(SignatureError, match="length"):
+            make_inputs(signature)
+    else:
+        assert make_inputs(signature) == {"x": made}
+
+
+def test_numbers_of_subclasses_are_captured_as_numbers() -> None:
+    class Count(int):
+        pass
+
+    class Rate(float):
+        pass
+
+    captured = [capture(Count(5)), capture(Rate(0.5)), capture(Count(1 << 2_000))]
+    assert captured[:2] == [5, 0.5]
+    assert [type(each) for each in captured] == [int, float, dict]
+
+
+def test_the_largest_values_that_are_captured_completely() -> None:
+    longest, largest = list(range(256)), (1 << 1_024) - 1
+
+    assert capture([longest, largest]) == [longest, largest]
+    assert capture([*longest, 256])["length"] == 257
+    assert capture(largest + 1) == {
+        "unreplayable": "int",
+        "reason": "1025 bits, more than 1024",
+    }
 
 
 def test_the_helpers_of_a_kind_are_written_into_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,11 +231,69 @@ def made_by_a_helper() -> list[int]:
     return list(range(3))
 
 
-def test_kinds_have_names_of_their_own() -> None:
+def test_kinds_have_distinct_names() -> None:
     names = [kind.name for kind in KINDS if kind.name is not None]
 
     assert len(set(names)) == len(names)
     assert all(kind_of({"$type": kind.name}) is kind for kind in KINDS if kind.name is not None)
+
+
+# --- objects with slots --------------------------------------------------------------------------
+
+
+class Sized:
+    __slots__ = ("_size", "x")
+
+    def __init__(self, size: int) -> None:
+        self._size = size  # x is not set
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+
+class Request(Sized):
+    """Has slots from its base, a private one, and other attributes."""
+
+    __slots__ = ("__dict__", "__key", "__weakref__")
+
+    def __init__(self, x: Any) -> None:
+        super().__init__(2)
+        self.x, self.mode, self.__key = x, Mode.FAST, "secret"
+
+    @property
+    def key(self) -> str:
+        return self.__key
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        assert name in ("x", "mode", "_size", "_Request__key"), "a replay runs no code of the class"
+        super().__setattr__(name, value)
+
+
+def test_objects_with_slots_are_made_again() -> None:
+    # GIVEN an object whose attributes are in slots of two classes and in a dictionary
+    node = json.loads(json.dumps(capture(Request(torch.ones(2, 3)))))
+
+    made = make_inputs(StageSignature("s", {"x": node, "y": capture(Sized(4))}))
+
+    assert made["x"].x.shape == (2, 3)
+    assert (made["x"].size, made["x"].mode, made["x"].key) == (2, Mode.FAST, "secret")
+    assert made["y"].size == 4
+    assert not hasattr(made["y"], "x")
+
+
+def test_models_of_pydantic_are_made_again() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    kind = pydantic.create_model("Settings", steps=(int, 2), size=(int, 8), __module__=__name__)
+    globals()["Settings"] = kind
+    try:
+        node = json.loads(json.dumps(capture(kind(size=16))))
+        made = make_inputs(StageSignature("s", {"x": node}))["x"]
+    finally:
+        del globals()["Settings"]
+
+    assert made == kind(size=16)
+    assert made.model_dump(exclude_unset=True) == {"size": 16}
 
 
 # --- tensors that share memory -------------------------------------------------------------------
@@ -160,10 +310,10 @@ def test_tensors_that_share_memory_share_it_in_the_replay() -> None:
     whole = torch.randn(4, 12)
     parts = (*whole.chunk(3, -1), whole.t())
 
-    # WHEN they are made again
+    # WHEN they are created again
     made = remade(*parts)
 
-    # THEN they lie in one memory, in the same places
+    # THEN they share one memory, at the same offsets
     assert [tensor.stride() for tensor in made] == [tensor.stride() for tensor in parts]
     begin = made[3].data_ptr()
     assert [tensor.data_ptr() - begin for tensor in made] == [0, 16, 32, 0]
@@ -172,12 +322,11 @@ def test_tensors_that_share_memory_share_it_in_the_replay() -> None:
     assert not bool((made[3][:4] == 7).any())
 
 
-def test_only_the_part_of_the_memory_that_is_used_is_made() -> None:
+def test_only_the_used_part_of_the_memory_is_allocated() -> None:
     # GIVEN two neighbouring slices of a large buffer, of different types
     buffer = torch.zeros(1 << 20, dtype=torch.uint8)
     first, second = buffer[4096:4224].view(torch.float32), buffer[4160:4288]
 
-    # WHEN / THEN
     made = remade(first, second)
     assert made[0].untyped_storage().nbytes() == 192
     assert made[1].data_ptr() - made[0].data_ptr() == 64
@@ -194,10 +343,9 @@ def test_integers_in_shared_memory_keep_their_values() -> None:
 
 def test_memory_that_is_shared_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # GIVEN ten views of 4 MB, and 6 MB of memory
-    whole = torch.zeros(1 << 20)
+    whole = torch.randn(1 << 20)
     monkeypatch.setattr("stagespan.signature.resources.free_host_bytes", lambda: 6 << 20)
 
-    # WHEN / THEN
     assert len(remade(*(whole[at:] for at in range(10)))) == 10
 
 
@@ -207,6 +355,46 @@ def test_tensors_of_another_type_than_captured_do_not_share_memory() -> None:
     made = remade(whole[:4], whole[4:], dtype="float16")
 
     assert [tensor.dtype for tensor in made] == [torch.float16] * 2
+
+
+# --- tensor classes ------------------------------------------------------------------------------
+
+
+class Dispatching(torch.Tensor):  # type: ignore[misc]
+    @classmethod
+    def __torch_dispatch__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class Overriding(torch.Tensor):  # type: ignore[misc]
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Named(torch.Tensor):  # type: ignore[misc]
+    pass
+
+
+@pytest.mark.parametrize("kind", [Dispatching, Overriding])
+def test_tensors_that_replace_operators_are_refused(kind: Any) -> None:
+    # GIVEN a tensor that runs other operators than a plain one
+    value = torch.ones(3).as_subclass(kind)
+
+    # THEN nothing is replayed in its place, also if it is passed twice
+    for node in capture_arguments({"x": value, "y": value}).values():
+        assert node["unreplayable"].endswith(kind.__name__)
+
+
+def test_tensors_with_the_usual_operators_are_plain_tensors() -> None:
+    plain = capture(torch.ones(3))
+
+    assert capture(torch.ones(3).as_subclass(Named))["shape"] == plain["shape"]
+    assert capture(torch.nn.Parameter(torch.ones(3)))["values"] == plain["values"]
 
 
 # --- sparse and nested tensors -------------------------------------------------------------------
@@ -221,7 +409,7 @@ def test_sparse_tensors_keep_their_layout_and_the_elements_of_each_row(layout: s
     options = {"blocksize": (4, 4)} if layout in ("bsr", "bsc") else {}
     value = getattr(dense, "to_sparse" if layout == "coo" else f"to_sparse_{layout}")(**options)
 
-    # WHEN it is made again
+    # WHEN it is created again
     (made,) = remade(value)
 
     # THEN layout, shape and number of elements are the same, and rows are filled alike
@@ -242,13 +430,13 @@ def test_full_sparse_tensors_of_many_rows_can_be_made() -> None:
 
 
 def test_wrong_offsets_of_a_sparse_tensor_are_refused() -> None:
-    # GIVEN a file that asks for more elements than the tensor has places
+    # GIVEN a file that requests more elements than the tensor has places
     from stagespan.errors import SignatureError
 
     node = capture(torch.eye(4).to_sparse_csr())
     node["shape"] = [4, 0]
 
-    # WHEN / THEN no tensor is made that would read outside of its memory
+    # WHEN / THEN no tensor is created that would read outside of its memory
     with pytest.raises(SignatureError, match=r"'torch\.sparse' is wrong"):
         make_inputs(StageSignature("s", {"x": node}))
 
@@ -266,12 +454,12 @@ def test_jagged_tensors_keep_their_lengths() -> None:
     assert [part.shape for part in made.unbind()] == [(3, 4), (5, 4)]
 
 
-def test_the_parts_of_several_tensors_are_told_apart() -> None:
+def test_the_parts_of_several_tensors_are_distinguished() -> None:
     # GIVEN tensors whose parts exist only while they are captured
     given = {f"x{at}": torch.eye(at + 2).to_sparse() for at in range(20)}
     given.update({f"y{at}": jagged() for at in range(20)})
 
-    # WHEN / THEN none of the parts is taken for another
+    # WHEN / THEN none of the parts is mistaken for another
     text = json.dumps(capture_arguments(given))
     assert "shared" not in text
     assert "storage" not in text
@@ -340,7 +528,6 @@ def test_a_value_that_refers_to_itself_is_refused_by_its_place_in_the_file(
     path = tmp_path / "signatures.json"
     SignatureFile({"s": StageSignature("s", capture_arguments({"x": make()}))}).write(path)
 
-    # WHEN / THEN
     with pytest.raises(StagespanError) as caught:
         make_inputs(SignatureFile.read(path).stage("s"))
     assert f"'{place}'" in str(caught.value)
@@ -362,7 +549,7 @@ def test_a_signature_file_with_a_cycle_of_shared_tensors_is_refused(
 ) -> None:
     from stagespan.errors import StagespanError
 
-    # GIVEN a file in which a tensor is the same as itself
+    # GIVEN a file in which a tensor refers to itself
     path = tmp_path / "signatures.json"
     SignatureFile({"s": StageSignature("s", nodes)}).write(path)
 
@@ -371,5 +558,5 @@ def test_a_signature_file_with_a_cycle_of_shared_tensors_is_refused(
         make_inputs(SignatureFile.read(path).stage("s"))
     sentence = str(caught.value)
     assert sentence.startswith("Input 'x")
-    assert "not made before it" in sentence
+    assert "not created before it" in sentence
     assert "HarnessConfig(inputs={'x': ...})" in sentence

@@ -1,4 +1,4 @@
-"""Mock inputs: valid, seeded, of the right form; wrong signatures refused in one sentence."""
+"""Mock inputs: valid, seeded, with the right form; invalid signatures are refused."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def same(a: Any, b: Any) -> bool:
 
 
 @pytest.mark.parametrize("dtype", ELEMENT_BYTES)
-def test_every_known_dtype_can_be_made(dtype: str) -> None:
+def test_every_known_dtype_can_be_created(dtype: str) -> None:
     # GIVEN a signature of each element type
     signature = stage(x=tensor([4, 6], dtype), empty=tensor([0, 3], dtype))
 
-    # WHEN inputs are made twice with one seed, and once with another
+    # WHEN inputs are created twice with one seed, and once with another
     first, second = make_inputs(signature), make_inputs(signature)
     other = make_inputs(signature, seed=1)
 
-    # THEN they have the form asked for, and the seed decides the values
+    # THEN they have the requested form, and the seed decides the values
     made = first["x"]
     assert (list(made.shape), made.dtype) == ([4, 6], getattr(torch, dtype))
     assert made.element_size() == ELEMENT_BYTES[dtype]
@@ -62,29 +62,28 @@ def test_every_known_dtype_can_be_made(dtype: str) -> None:
     assert not same(made, other["x"])
 
 
-def test_normal_values_are_neither_zero_nor_alike() -> None:
+def test_normal_values_are_neither_zero_nor_equal() -> None:
     # GIVEN a large floating-point input
     made = make_inputs(stage(x=tensor([300, 400], "bfloat16")))["x"].float()
 
-    # THEN it is spread as a normal distribution is
+    # THEN its values are normally distributed
     assert abs(made.mean()) < 0.05
     assert 0.9 < made.std() < 1.1
 
 
 def test_integers_stay_within_their_range() -> None:
-    # GIVEN token ids of a vocabulary, and integers of which nothing is known
+    # GIVEN token ids of a vocabulary, and integers without known content
     signature = stage(ids=tensor([8, 77], "int64", value_range=[3, 900]), n=tensor([99], "int32"))
 
     made = make_inputs(signature)
 
-    # THEN ids are valid, the others 0 or 1
+    # THEN the ids are valid, and the others are 0 or 1
     assert made["ids"].min() >= 3
     assert 500 < made["ids"].max() <= 900
     assert set(made["n"].tolist()) == {0, 1}
 
 
-def test_masks_are_as_true_as_the_captured() -> None:
-    # GIVEN / WHEN
+def test_masks_have_the_captured_fraction_of_true() -> None:
     made = make_inputs(
         stage(
             most=tensor([100, 100], "bool", true_fraction=0.9),
@@ -111,7 +110,7 @@ def test_masks_are_as_true_as_the_captured() -> None:
 )
 def test_strides_are_those_of_the_captured(original: Any) -> None:
     # GIVEN a tensor that is not contiguous
-    # WHEN it is captured and made again
+    # WHEN it is captured and created again
     made = make_inputs(stage(x=capture(original)))["x"]
 
     # THEN its form and strides are the same
@@ -120,7 +119,7 @@ def test_strides_are_those_of_the_captured(original: Any) -> None:
         assert made.stride() == original.stride()
 
 
-def test_kept_values_come_back_exactly() -> None:
+def test_kept_values_are_reproduced_exactly() -> None:
     # GIVEN small tensors
     small = {
         "cu_seqlens": torch.tensor([0, 7, 19], dtype=torch.int32),
@@ -137,7 +136,7 @@ def test_kept_values_come_back_exactly() -> None:
         assert made[name].tolist() == value.tolist()
 
 
-def test_structures_and_words_come_back() -> None:
+def test_structures_and_constants_are_reproduced() -> None:
     # GIVEN arguments of many kinds
     given = {
         "options": Options(torch.zeros(30), 5),
@@ -158,10 +157,10 @@ def test_structures_and_words_come_back() -> None:
         "some": {1, 2},
     }
 
-    # WHEN they are captured and made again
+    # WHEN they are captured and created again
     made = make_inputs(stage(**{name: capture(value) for name, value in given.items()}))
 
-    # THEN all but content that is too long is equal
+    # THEN everything is equal except content that is too long
     assert made["options"].latents.shape == (30,)
     assert made["options"].steps == 5
     assert type(made["tokens"]) is collections.UserDict
@@ -170,7 +169,7 @@ def test_structures_and_words_come_back() -> None:
     assert {name: made[name] for name in exact} == {name: given[name] for name in exact}
 
 
-def test_numpy_arrays_images_and_generators_come_back() -> None:
+def test_numpy_arrays_images_and_generators_are_reproduced() -> None:
     image_module = pytest.importorskip("PIL.Image")
     given = {
         "array": np.arange(200, dtype=np.uint8).reshape(2, 100),
@@ -195,22 +194,20 @@ def test_an_input_passed_in_changes_no_other() -> None:
     # WHEN one is passed in
     made = make_inputs(signature, inputs={"a": mine, "new": 1})
 
-    # THEN the other is what it would have been
+    # THEN the other is the same as before
     assert made["a"] is mine
     assert made["new"] == 1
     assert torch.equal(made["b"], make_inputs(signature)["b"])
 
 
-def test_metadata_alone_is_an_argument_too() -> None:
+def test_arguments_that_are_only_in_metadata_are_passed() -> None:
     # GIVEN a stage as in TeleFuser's page
     signature = StageSignature("denoise", {"cfg_scale": 5.0}, metadata={"num_inference_steps": 40})
 
-    # WHEN / THEN
     assert make_inputs(signature) == {"cfg_scale": 5.0, "num_inference_steps": 40}
 
 
 def test_dtype_changes_floating_point_inputs_only() -> None:
-    # GIVEN / WHEN
     made = make_inputs(stage(x=tensor([9]), n=tensor([9], "int64")), dtype="torch.bfloat16")
 
     assert made["x"].dtype == torch.bfloat16
@@ -236,7 +233,7 @@ def test_dtype_changes_floating_point_inputs_only() -> None:
         (tensor([2, 2], strides=[1 << 60, 1]), "on cpu"),
         (tensor([2], "int64", value_range=[5, 1]), "value_range"),
         (tensor([2], "int64", values=[1]), "list of the 2 values"),
-        (tensor([2], "int8", values=["a", 1]), "cannot be made"),
+        (tensor([2], "int8", values=["a", 1]), "cannot be created"),
         (tensor([2], "bool", true_fraction=2), "true_fraction"),
         (tensor([3], layout="sparse_coo"), "sparse_coo"),
         ({"$type": "enum", "class": "os:system", "name": "x"}, "not loaded"),
@@ -262,7 +259,7 @@ def test_a_wrong_entry_is_refused_in_one_sentence(node: Any, says: str) -> None:
     assert "\n" not in message
 
 
-def test_what_cannot_be_replayed_is_named_with_how_to_pass_it_in() -> None:
+def test_unreplayable_values_are_named_with_advice() -> None:
     # GIVEN an argument with an object deep inside
     node = capture({"cache": [object()]})
 
@@ -276,13 +273,13 @@ def test_what_cannot_be_replayed_is_named_with_how_to_pass_it_in() -> None:
 @pytest.mark.parametrize(
     "device", ["cuda:0", "cuda:99", "npu:0", "xpu", "meta", "nonsense", "cuda:x"]
 )
-def test_a_device_that_is_not_there_is_told_with_the_way_out(device: str) -> None:
+def test_a_missing_device_is_reported_with_advice(device: str) -> None:
     # GIVEN a signature of another machine
     if device == "cuda:0" and torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     signature = stage(latents={**tensor([2]), "device": device})
 
-    # WHEN inputs are made as captured
+    # WHEN inputs are created as captured
     with pytest.raises(HarnessError) as caught:
         make_inputs(signature)
 
@@ -291,20 +288,20 @@ def test_a_device_that_is_not_there_is_told_with_the_way_out(device: str) -> Non
     assert make_inputs(signature, device="cpu")["latents"].device.type == "cpu"
 
 
-def test_host_tensors_beside_device_tensors_stay_on_the_host() -> None:
-    # GIVEN lengths on the host beside latents on a device
+def test_host_tensors_stay_on_the_host() -> None:
+    # GIVEN lengths on the host and latents on a device
     signature = stage(
         latents={**tensor([2]), "device": "cuda:0"},
         lengths=tensor([1]),
         where=capture(torch.device("cuda:0")),
     )
 
-    # WHEN the inputs are made on another device ("meta" stands for one that every machine has)
+    # WHEN inputs are created on another device ("meta", which exists on every machine)
     from stagespan.signature.values import MockInputs
 
     mock = MockInputs(device="meta", captured_device="cuda:0")
 
-    # THEN only what was on the stage's device moves
+    # THEN only tensors that were on the stage's device move
     assert mock.place("cuda:0") == "meta"
     assert mock.place("cpu") == "cpu"
     assert make_inputs(signature, device="cpu")["where"] == torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The file of signatures: that of TeleFuser's page, TeleFuser's files, and what is no such file."""
+"""Signature files: that of TeleFuser's page, other files of TeleFuser, and other files."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def test_telefusers_file_is_read_whole(tmp_path: Path) -> None:
+def test_telefusers_file_is_read_completely(tmp_path: Path) -> None:
     # GIVEN the file that TeleFuser's page shows
     path = write(tmp_path / "timing_io_signature.json", TELEFUSER)
 
     # WHEN it is read
     file = SignatureFile.read(path)
 
-    # THEN all arguments of the stage are there, those of the metadata too
+    # THEN all arguments of the stage are there, including those of the metadata
     assert file.schema_version is None
     assert list(file.stage("denoise").arguments) == [
         "num_inference_steps",
@@ -68,7 +68,7 @@ def test_what_is_written_has_telefusers_keys_and_is_read_back(tmp_path: Path) ->
 
 
 def test_values_that_telefuser_could_not_describe_are_unreplayable(tmp_path: Path) -> None:
-    # GIVEN a file of TeleFuser, which has the names of types in their place
+    # GIVEN a file of TeleFuser, in which the names of types replace such values
     entry = {
         "stage_name": "encode",
         "input_signatures": {
@@ -85,7 +85,7 @@ def test_values_that_telefuser_could_not_describe_are_unreplayable(tmp_path: Pat
     # WHEN it is read
     inputs = SignatureFile.read(path).stage("encode").inputs
 
-    # THEN these are told apart from strings
+    # THEN these are not mistaken for strings
     assert inputs["images"] == {"unreplayable": "list[Image]"}
     assert inputs["image"] == {"unreplayable": "Image"}
     assert inputs["prompt"] == "a dog"
@@ -109,8 +109,8 @@ def test_values_that_telefuser_could_not_describe_are_unreplayable(tmp_path: Pat
         ('{"schema_version": "x", "stages": {}}', "schema_version is 'x'"),
     ],
 )
-def test_a_broken_file_is_told_in_one_sentence(tmp_path: Path, content: str, says: str) -> None:
-    # GIVEN a file that is none
+def test_a_broken_file_is_reported_in_one_sentence(tmp_path: Path, content: str, says: str) -> None:
+    # GIVEN an invalid file
     path = write(tmp_path / "broken.json", content)
 
     # WHEN it is read
@@ -123,11 +123,10 @@ def test_a_broken_file_is_told_in_one_sentence(tmp_path: Path, content: str, say
     assert "\n" not in str(caught.value)
 
 
-def test_wrong_paths_are_told_in_one_sentence(tmp_path: Path) -> None:
-    # GIVEN no file, a folder, bytes that are no text
+def test_wrong_paths_are_reported_in_one_sentence(tmp_path: Path) -> None:
+    # GIVEN a missing file, a folder, and bytes that are not text
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
 
-    # WHEN / THEN
     for name in ("nothing.json", ".", "bytes", "a\0b"):
         with pytest.raises(SignatureError, match=r"signature file"):
             SignatureFile.read(f"{tmp_path}/{name}")
@@ -137,7 +136,7 @@ def test_an_unknown_stage_gets_the_known_ones_and_the_closest() -> None:
     # GIVEN a file with two stages
     file = SignatureFile({"denoise": StageSignature("denoise"), "vae": StageSignature("vae")})
 
-    # WHEN one asks for a third
+    # WHEN a third is requested
     with pytest.raises(SignatureError) as caught:
         file.stage("denoize")
 
@@ -146,7 +145,6 @@ def test_an_unknown_stage_gets_the_known_ones_and_the_closest() -> None:
 
 
 def test_an_empty_file_says_so() -> None:
-    # GIVEN / WHEN / THEN
     with pytest.raises(SignatureError, match="has no stages"):
         SignatureFile({}).stage("x")
 
@@ -164,9 +162,8 @@ def test_an_empty_file_says_so() -> None:
     ],
 )
 def test_nodes_are_described_in_a_few_words(node: Any, text: str) -> None:
-    # GIVEN / WHEN
     described = describe(node)
 
-    # THEN it reads so, and holds nothing that a terminal would act on
+    # THEN the text is as expected, and has no characters that control a terminal
     assert described.isprintable()
     assert described == text

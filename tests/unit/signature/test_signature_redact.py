@@ -73,16 +73,16 @@ def test_content_is_left_out_and_structure_is_kept(
     redacted = capture(value)
     monkeypatch.setenv("STAGESPAN_REDACT", "none")
     whole = capture(value)
-    # THEN nothing of the content is left
+    # THEN none of the content is left
     assert "secret" not in json.dumps(redacted)
     assert SECRET.encode().hex() not in json.dumps(redacted)
     assert (contains_text(redacted), contains_text(whole)) == (False, True)
-    # and it is the same form of input
+    # and the form of the input is the same
     assert key_of({"x": redacted}) == key_of({"x": whole})
 
 
 @pytest.mark.usefixtures("redacting")
-def test_what_redacted_values_look_like() -> None:
+def test_the_form_of_redacted_values() -> None:
     assert capture(SECRET) == {"$type": "str", "length": 15}
     assert capture(b"123") == {"$type": "bytes", "length": 3}
     assert capture(pathlib.PurePosixPath("a/b")) == {"$type": "path", "length": 3}
@@ -179,11 +179,11 @@ def stages(cwd: Path) -> str:
 
 def test_a_run_that_redacts(tmp_path: Path) -> None:
     run(PROGRAM, tmp_path, STAGESPAN_REDACT="strings")
-    # THEN no file of it has the prompt, in any case
+    # THEN the prompt is in none of its files, in upper or lower case
     texts = [path.read_text().lower() for path in (tmp_path / "out").iterdir()]
     assert len(texts) == 2
     assert [text for text in texts if "secret" in text] == []
-    # and the length is that of the latest run, as other values are
+    # and the length is that of the latest run, like other values
     signatures = json.loads((tmp_path / "out" / "timing_io_signature.json").read_text())
     entry = signatures["stages"]["encode"]
     assert entry["input_signatures"]["prompt"] == {"$type": "str", "length": 30}

@@ -1,4 +1,4 @@
-"""Any structure: captured, written as JSON, read, and made again, it has the form that it had."""
+"""Any structure keeps its form if it is captured, written as JSON, read, and created again."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def test_form(tmp_path_factory: pytest.TempPathFactory) -> None:
         # GIVEN any arguments, captured
         nodes = {name: capture(value) for name, value in arguments.items()}
 
-        # WHEN they go through a file and are made again
+        # WHEN they are written to a file, read, and created again
         SignatureFile({"s": StageSignature("s", nodes)}).write(path)
         read = SignatureFile.read(path).stage("s")
         made = make_inputs(read)
         again = {name: capture(value) for name, value in made.items()}
 
-        # THEN the file holds what was captured, and what was made has the same form
+        # THEN the file contains what was captured, and the new values have the same form
         assert json.dumps(read.inputs) == json.dumps(nodes)
         assert key_of(again) == key_of(nodes)
         assert without_content(again) == without_content(nodes)
@@ -80,7 +80,7 @@ def test_form(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def without_content(node: Any) -> str:
-    """A node without what mock values may differ in."""
+    """Return a node without the parts in which mock values may differ."""
     if isinstance(node, dict):
         free = ("value_range", "true_fraction") if "dtype" in node else ()
         return str({k: without_content(v) for k, v in node.items() if k not in free})

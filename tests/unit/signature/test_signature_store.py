@@ -1,4 +1,4 @@
-"""The hook of debug contexts, the signatures of a process, their keys and times."""
+"""The hook of debug contexts: the signatures of a process, their keys and times."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FIRST = 8
 
 @dataclasses.dataclass
 class Call:
-    """What `stagespan.context` hands to a hook."""
+    """The object that `stagespan.context` passes to a hook."""
 
     stage: str = "denoise"
     function: Any = None
@@ -72,12 +72,12 @@ def run(**fields: Any) -> Call:
 
 def test_inputs_output_and_metadata_of_a_call_are_kept() -> None:
     # GIVEN a stage called by position and keyword
-    latents = torch.zeros(5, 40)
+    latents = torch.randn(5, 40)
 
     # WHEN it runs
     run(function=denoise, args=(latents,), kwargs={"scale": 5.0}, result=(latents, {"n": 1}))
 
-    # THEN all of it is there by name, scalars as metadata too
+    # THEN everything is there by name, and scalars are in the metadata too
     entry = get_io_signatures()["denoise"]
     node = {"shape": [5, 40], "dtype": "float32", "device": "cpu"}
     assert entry["input_signatures"] == {"latents": node, "steps": 8, "scale": 5.0}
@@ -86,8 +86,8 @@ def test_inputs_output_and_metadata_of_a_call_are_kept() -> None:
     assert entry["count"] == 1
 
 
-def test_a_with_block_tells_its_inputs_later() -> None:
-    # GIVEN a block with inputs and an output, and one without either
+def test_a_with_block_sets_its_inputs_later() -> None:
+    # GIVEN a block with inputs and an output, and one without
     run(stage="embedding", inputs={"ids": torch.zeros(3, 90)}, result=torch.zeros(2, 50))
     run(stage="bare")
 
@@ -98,7 +98,6 @@ def test_a_with_block_tells_its_inputs_later() -> None:
 
 
 def test_always_on_contexts_are_not_captured() -> None:
-    # GIVEN / WHEN
     run(kind="profiling", function=denoise, args=(1,))
 
     assert get_io_signatures() == {}
@@ -118,7 +117,6 @@ def test_the_first_run_of_a_shape_is_marked() -> None:
 
 
 def test_a_failed_run_has_no_output_and_no_time() -> None:
-    # GIVEN / WHEN
     run(function=denoise, args=(1,), error=ValueError("x"))
 
     assert get_io_signatures()["denoise"]["output_signature"] is None
@@ -126,7 +124,7 @@ def test_a_failed_run_has_no_output_and_no_time() -> None:
 
 
 def test_the_most_frequent_signature_is_the_main_one_and_others_are_variants() -> None:
-    # GIVEN a warm-up of one shape, two runs of another, a last chunk of a third
+    # GIVEN a warm-up of one shape, two runs of another, and a last chunk of a third
     for size in (1, 8, 8, 3):
         run(function=denoise, args=(torch.zeros(size, 30),))
 
@@ -142,7 +140,6 @@ def test_scalars_of_the_latest_run_win() -> None:
     run(function=denoise, args=(torch.zeros(2, 30), 2))
     run(function=denoise, args=(torch.zeros(2, 30), 40))
 
-    # WHEN / THEN
     entry = get_io_signatures()["denoise"]
     assert entry["input_signatures"]["steps"] == 40
     assert entry["metadata"]["steps"] == 40
@@ -150,13 +147,13 @@ def test_scalars_of_the_latest_run_win() -> None:
 
 
 def test_the_key_is_that_of_the_form() -> None:
-    # GIVEN calls with the same form and with others
+    # GIVEN calls with the same form, and with others
     def key(*args: Any, **kwargs: Any) -> str:
         return signature_key(Call(function=denoise, args=args, kwargs=kwargs))
 
     base = key(torch.zeros(2, 3), 5)
 
-    # WHEN / THEN values and the way of passing do not matter, form does
+    # WHEN / THEN only the form matters, not the values or the way of passing them
     assert key(torch.ones(2, 3), 6) == base
     assert key(latents=torch.ones(2, 3), steps=1) == base
     assert key(torch.zeros(2, 4), 5) != base
@@ -174,7 +171,6 @@ def test_times_are_kept_by_signature() -> None:
     for size, end in ((2, 1_000_000), (2, 3_000_000), (2, 2_000_000), (5, 9_000_000)):
         run(function=denoise, args=(torch.zeros(size, 30),), end_ns=end)
 
-    # WHEN / THEN
     rows = signature_stats()["denoise"]
     assert [(row["count"], row["p50_ms"]) for row in rows] == [(3, 2.0), (1, 9.0)]
 
@@ -184,18 +180,16 @@ def test_the_quartiles_of_a_signature_are_kept() -> None:
     for end in (5, 1, 9, 3, 7, 2, 8, 4, 6):
         run(function=denoise, args=(torch.zeros(2, 30),), end_ns=end * 1_000_000)
 
-    # WHEN / THEN
     (row,) = signature_stats()["denoise"]
     figures = [row[name] for name in ("p25_ms", "p50_ms", "p75_ms", "first_ms")]
     assert figures == [3.0, 5.0, 7.0, 5.0]
 
 
 def test_the_runs_behind_the_percentiles_are_counted() -> None:
-    # GIVEN more runs than times are kept of
+    # GIVEN more runs than times are kept
     for _ in range(600):
         run(function=denoise, args=(torch.zeros(2, 30),), end_ns=1_000_000)
 
-    # WHEN / THEN
     (row,) = signature_stats()["denoise"]
     assert (row["count"], row["percentile_runs"]) == (600, 512)
 
@@ -206,11 +200,10 @@ def test_a_size_that_grows_from_call_to_call_is_one_signature() -> None:
     for length in range(65, 125):
         run(function=denoise, args=(torch.zeros(1, 1), torch.ones(1, length)))
 
-    # WHEN
     rows = signature_stats()["denoise"]
     found = get_io_signatures()["denoise"]
 
-    # THEN a few lengths are kept, the prefill among them, and all others are one signature
+    # THEN a few lengths are kept, including the prefill, and all others are one signature
     assert len(rows) == MAX_LENGTHS + 1
     assert rows[0]["key"].endswith("+")
     assert (rows[0]["count"], sum(row["count"] for row in rows)) == (61 - MAX_LENGTHS, 61)
@@ -219,13 +212,12 @@ def test_a_size_that_grows_from_call_to_call_is_one_signature() -> None:
     assert [1, 64] in shapes
 
 
-def test_sizes_that_repeat_are_kept_apart() -> None:
-    # GIVEN many resolutions, each of which is asked for again
+def test_sizes_that_repeat_are_kept_separately() -> None:
+    # GIVEN many resolutions, each of which occurs again
     for size in range(20):
         for _ in range(2):
             run(function=denoise, args=(torch.zeros(1, size),))
 
-    # WHEN / THEN
     assert [row["count"] for row in signature_stats()["denoise"]] == [2] * 20
 
 
@@ -237,18 +229,17 @@ def test_signatures_of_a_stage_are_bounded() -> None:
 
     rows = {row["key"]: row["count"] for row in signature_stats()["denoise"]}
 
-    # THEN the first are kept, the rest is counted together
+    # THEN the first ones are kept, and the rest is counted together
     assert len(rows) == MAX_KEYS + 1
     assert rows[OTHER] == runs - MAX_KEYS
     assert len(get_io_signatures()["denoise"]["variants"]) == MAX_KEYS - 1
 
 
-def test_how_torch_was_set_is_kept() -> None:
+def test_settings_of_torch_are_kept() -> None:
     # GIVEN a run without gradients under autocast
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         run(function=denoise, args=(1,))
 
-    # WHEN / THEN
     context = get_io_signatures()["denoise"]["context"]
     assert {name: context[name] for name in ("grad", "inference", "autocast")} == {
         "grad": False,
@@ -261,7 +252,7 @@ def test_how_torch_was_set_is_kept() -> None:
     assert context["deterministic"] is False
 
 
-def test_the_file_is_written_whole(tmp_path: Path) -> None:
+def test_the_file_is_written_completely(tmp_path: Path) -> None:
     # GIVEN a stage that ran in a report with an id
     reset_signatures("req_1")
     run(function=denoise, args=(torch.zeros(2, 30),), result=1)
@@ -270,7 +261,7 @@ def test_the_file_is_written_whole(tmp_path: Path) -> None:
     # WHEN its signature is dumped
     written = dump_io_signatures(path)
 
-    # THEN the file reads back, knows the report, and no other is left
+    # THEN the file can be read back and contains the report, and there is no other file
     assert written == path
     assert SignatureFile.read(path).stage("denoise").output == 1
     assert json.loads(path.read_text())["request_id"] == "req_1"
@@ -294,18 +285,18 @@ def test_threads_lose_nothing() -> None:
     assert [sum(row["count"] for row in stats[name]) for name in ("s0", "s1")] == [200, 200]
 
 
-def test_what_the_store_gives_out_is_a_copy() -> None:
+def test_the_store_returns_copies() -> None:
     run(function=denoise, args=({"a": 1},))
 
-    # WHEN somebody changes what he got
+    # WHEN the caller changes what was returned
     get_io_signatures()["denoise"]["input_signatures"]["latents"]["a"] = 2
 
-    # THEN the store has its own
+    # THEN the store is unchanged
     assert get_io_signatures()["denoise"]["input_signatures"]["latents"] == capture({"a": 1})
 
 
-def test_a_file_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -> None:
-    # GIVEN a path through something that is no folder
+def test_a_file_that_cannot_be_written_is_reported_in_one_sentence(tmp_path: Path) -> None:
+    # GIVEN a path through something that is not a folder
     (tmp_path / "file").write_text("")
     target = tmp_path / "file" / "timing_io_signature.json"
 
@@ -313,5 +304,5 @@ def test_a_file_that_cannot_be_written_is_told_in_one_sentence(tmp_path: Path) -
     with pytest.raises(SignatureError, match=r"cannot be written to .*: \w+.*; choose another"):
         dump_io_signatures(target)
 
-    # THEN nothing is left behind
+    # THEN no file is left
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

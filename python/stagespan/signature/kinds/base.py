@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 from stagespan import imports
 from stagespan.errors import HarnessError, SignatureError
 from stagespan.signature.model import TYPE, UNREPLAYABLE, is_tensor
 from stagespan.signature.source import Group, Source, call, literal, quoted
-
-if TYPE_CHECKING:
-    from stagespan.signature.capture import Capture
-    from stagespan.signature.mock import Builder
 
 Node = dict[str, Any]
 
@@ -21,6 +18,53 @@ MAX_ITEMS = 256
 """The most items of a list that are captured; a longer list keeps its length and first items."""
 _MAX_INT_BITS = 1024
 _LONGEST = 1 << 24  # the greatest length of a list or text that a file may request
+
+
+class Capture(Protocol):
+    """One pass over values, as the kinds of values use it for the values inside them."""
+
+    read_values: bool
+    """Whether the content of tensors may be read."""
+    redact: bool
+    """Whether strings, bytes and paths become their lengths."""
+    in_object: bool
+    """Whether the value is an attribute of an object that is not a dataclass."""
+
+    def node(self, value: Any, path: str) -> Any:
+        """Return the node of a value of any kind."""
+
+    def items(self, values: Sequence[Any], path: str) -> list[Any]:
+        """Return the nodes of several values."""
+
+    def key(self, key: Any) -> Any:
+        """Return the node of a key. Keys are part of the structure and are never redacted."""
+
+    def first_with(self, tensor: Any, path: str) -> str | None:
+        """Return the path at which the same tensor was found before, or None."""
+
+    def keep_storage(self, tensor: Any, node: Node) -> None:
+        """Store the memory of a tensor, to find tensors that share it."""
+
+    def inside_object(self) -> AbstractContextManager[Callable[[], None]]:
+        """Capture attributes of an object. Yields a function that forgets their tensors."""
+
+
+class Builder(Protocol):
+    """Creates values from nodes, as the kinds of values use it for the values inside them."""
+
+    values: Any
+    """The `stagespan.signature.values.MockInputs` that creates tensors and texts."""
+    module: Any
+    """The module `stagespan.signature.values`, which imports torch."""
+
+    def build(self, node: Any, path: str) -> Any:
+        """Return the value of one node. Messages contain ``path``, and it seeds the content."""
+
+    def tensor(self, node: Node, path: str) -> Any:
+        """Return a tensor, or a numpy array if the node has a type."""
+
+    def check_device(self, device: str, path: str) -> None:
+        """Raise HarnessError if the device does not exist."""
 
 
 class Kind:
@@ -153,8 +197,8 @@ class _Unreplayable(Kind):
     def build(self, node: Any, path: str, mock: Builder) -> Any:
         reason = f" ({node['reason']})" if "reason" in node else ""
         raise HarnessError(
-            f"Input {path!r} is a {node[UNREPLAYABLE]}{reason}, which cannot be made from its "
-            f"signature; pass it in with HarnessConfig(inputs={{{top(path)!r}: ...}})."
+            f"Input {path!r} is a {node[UNREPLAYABLE]}{reason}, which cannot be created from its "
+            f"signature; pass it with HarnessConfig(inputs={{{top(path)!r}: ...}})."
         )
 
     def source(self, node: Any, path: str) -> Source:

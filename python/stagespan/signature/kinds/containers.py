@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagespan.signature.kinds.base import (
     MAX_ITEMS,
     PLAIN_LIST,
+    Builder,
+    Capture,
     Kind,
     Node,
     class_path,
@@ -22,10 +24,6 @@ from stagespan.signature.kinds.base import (
 )
 from stagespan.signature.model import TYPE, UNREPLAYABLE
 from stagespan.signature.source import Group, Source, call, literal, quoted
-
-if TYPE_CHECKING:
-    from stagespan.signature.capture import Capture
-    from stagespan.signature.mock import Builder
 
 KEPT_ITEMS = 16
 """First items of a list of more than `MAX_ITEMS`."""

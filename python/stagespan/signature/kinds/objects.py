@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
+import types
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagespan.signature.kinds.base import (
     PLAIN,
+    Builder,
+    Capture,
     Kind,
     Node,
     class_path,
@@ -19,12 +23,8 @@ from stagespan.signature.kinds.base import (
 from stagespan.signature.model import TYPE, UNREPLAYABLE
 from stagespan.signature.source import Source, call, quoted
 
-if TYPE_CHECKING:
-    from stagespan.signature.capture import Capture
-    from stagespan.signature.mock import Builder
-
 MAX_ATTRIBUTES = 256
-"""An object with more is not a plain holder of values."""
+"""An object with more attributes is not captured as a plain object."""
 
 
 class _Dataclass(Kind):
@@ -77,18 +77,13 @@ class _Object(_Dataclass):
 
     def matches(self, value: Any) -> bool:
         torch = torch_module()
-        attributes = getattr(value, "__dict__", None)
-        return (
-            torch is not None
-            and type(attributes) is dict
-            and 0 < len(attributes) <= MAX_ATTRIBUTES
-            and _can_be_made(type(value))
-            and not isinstance(value, (type, torch.nn.Module))
-        )
+        if torch is None or isinstance(value, (type, torch.nn.Module)):
+            return False
+        return _can_be_made(type(value)) and 0 < len(_attributes(value)) <= MAX_ATTRIBUTES
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
         with to.inside_object() as undo:
-            node = self._node(value, value.__dict__, path, to)
+            node = self._node(value, _attributes(value), path, to)
             if not _some(node["fields"], UNREPLAYABLE):
                 return node
             undo()
@@ -144,11 +139,24 @@ LAST: tuple[Kind, ...] = (_Class(), _Object())
 def _can_be_made(kind: type) -> bool:
     """Whether an object of a class can be created from its attributes without running its code."""
     return (
-        getattr(kind, "__new__", None) is object.__new__
+        getattr(kind, "__new__", None) in (object.__new__, types.SimpleNamespace.__new__)
         and not hasattr(kind, "__del__")
-        and not any(vars(base).get("__slots__") for base in kind.__mro__[:-1])
         and _has_name(kind)
     )
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots included. Runs no code of its class."""
+    attributes = getattr(value, "__dict__", None)
+    found = dict(attributes) if type(attributes) is dict else {}
+    for kind in type(value).__mro__:
+        if not vars(kind).get("__slots__"):  # members of C types are not attributes
+            continue
+        for name, slot in vars(kind).items():
+            if isinstance(slot, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # not set
+                    found.setdefault(name, slot.__get__(value))
+    return found
 
 
 def _has_name(kind: type) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagespan.signature.kinds.base import (
     SCALAR,
+    Builder,
+    Capture,
     Kind,
     float_node,
     items_of,
@@ -18,10 +20,6 @@ from stagespan.signature.kinds.base import (
 )
 from stagespan.signature.model import TYPE
 from stagespan.signature.source import Source, call, literal, quoted
-
-if TYPE_CHECKING:
-    from stagespan.signature.capture import Capture
-    from stagespan.signature.mock import Builder
 
 MAX_TEXT = 2000
 KEPT_TEXT = 200

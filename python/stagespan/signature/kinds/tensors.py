@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stagespan import imports
 from stagespan.signature.kinds.base import (
     MAX_ITEMS,
     UNKNOWN,
+    Builder,
+    Capture,
     Kind,
     Node,
     describe_node,
@@ -25,10 +27,6 @@ from stagespan.signature.model import TYPE, TensorSignature
 from stagespan.signature.source import Group, Source, call, literal, quoted
 from stagespan.signature.tensors import array_node, tensor_node
 
-if TYPE_CHECKING:
-    from stagespan.signature.capture import Capture
-    from stagespan.signature.mock import Builder
-
 
 class _Tensor(Kind):
     """A tensor of torch in one piece of memory."""
@@ -38,6 +36,8 @@ class _Tensor(Kind):
         return torch is not None and isinstance(value, torch.Tensor)
 
     def capture(self, value: Any, path: str, to: Capture) -> Any:
+        if _has_own_operators(type(value)):
+            return unreplayable(value, "a tensor class that replaces operators")
         first = to.first_with(value, path)
         if first is not None:
             return {TYPE: SHARED.name, "of": first}
@@ -76,7 +76,7 @@ class _Shared(Kind):
 
 
 class _Sparse(Kind):
-    """A sparse tensor: how many elements each row has is kept, their columns are not."""
+    """A sparse tensor. The number of elements in each row is kept, their columns are not."""
 
     name = "torch.sparse"
     exact = ("layout",)
@@ -245,7 +245,7 @@ class _TorchDevice(Kind):
 
 
 class _TorchGenerator(Kind):
-    """A random number generator; a replay gets one with a seed of its own."""
+    """A random number generator. A replay gets one with another seed."""
 
     name = "torch.Generator"
 
@@ -265,7 +265,7 @@ class _TorchGenerator(Kind):
 
 
 class _Array(Kind):
-    """A numpy array; a number of numpy becomes one of Python."""
+    """A numpy array. A numpy scalar becomes a Python number."""
 
     name = "ndarray"
 
@@ -301,7 +301,7 @@ KINDS: tuple[Kind, ...] = (
 
 
 def content_of(tensor: TensorSignature) -> dict[str, Any]:
-    """The arguments of `MockInputs.tensor` beyond name, shape, dtype and device."""
+    """Return the arguments of `MockInputs.tensor` after name, shape, dtype and device."""
     content: dict[str, Any] = {}
     if tensor.values is not None:
         content["values"] = list(tensor.values)
@@ -326,12 +326,26 @@ def _tensor_source(function: str, path: str, tensor: TensorSignature, *device: s
     return call(function, quoted(path), shape, quoted(tensor.dtype), *device, **content)
 
 
+def _has_own_operators(kind: Any) -> bool:
+    """Whether a subclass of Tensor replaces operators, such as DTensor or a quantized weight.
+
+    Torch's own fake and functional tensors, which stand for plain ones, do not count.
+    """
+    torch = torch_module()
+    if kind in (torch.Tensor, torch.nn.Parameter) or kind.__module__.startswith("torch._subclass"):
+        return False
+    function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    usual = torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl
+    dispatch = kind.__torch_dispatch__
+    return function not in usual or dispatch is not torch._C._disabled_torch_dispatch_impl
+
+
 def _layout(tensor: Any) -> str:
     return str(tensor.layout).removeprefix("torch.")
 
 
 def _identifier(node: Node) -> str:
-    """The name in torch of a node's ``value``. Raises ValueError if it is not a name."""
+    """Return the name in a node's ``value``. Raises ValueError if it is not an identifier."""
     name = node["value"]
     if not isinstance(name, str) or not name.isidentifier():
         raise ValueError(f"{name!r} is not a name")
